@@ -1,0 +1,3 @@
+//! The `walctl` command.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! The Wald daemon.
+
+fn main() {}
