@@ -1,0 +1,148 @@
+//! Settings of the engine. Names end in their unit; everything is checked once, at
+//! open, and immutable after.
+
+use std::time::Duration;
+
+use crate::journal::MIN_SEGMENT_BYTES;
+
+/// What to do when a start finds damage below the proven end of the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnDamage {
+    /// Quarantine exactly the damaged records and serve everything else. Default.
+    Quarantine,
+    /// Do not start.
+    Refuse,
+}
+
+/// Settings of one engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StorageConfig {
+    /// Size of every new segment file, zeroed when it enters the pool. Default: 64 MiB.
+    /// Minimum: 64 KiB. A request must fit half of one, so a small segment lowers
+    /// [`Limits::max_batch_bytes`]. Existing segments keep the size they have.
+    pub segment_bytes: u64,
+    /// Segments kept ready for the next roll. Default: 2. Minimum: 1.
+    pub pool_segments: usize,
+    /// How long something written may stay unflushed when nobody asks for a flush.
+    /// Default: 100 ms. Bounds what a power cut can take from WRITTEN acks.
+    pub sync_interval: Duration,
+    /// Idle time after which a marker frame is written, so that the newest records
+    /// are proven durable in the journal itself. Default: 50 ms.
+    pub marker_delay: Duration,
+    /// Bytes of appends in flight before new ones are refused with BUSY. Default:
+    /// 32 MiB. Bounds memory, and bounds the wait for an ack.
+    pub max_inflight_bytes: u64,
+    /// Largest record: data and headers, in bytes. Default: 1 MiB.
+    pub max_record_bytes: u32,
+    /// Largest request over all its logs: encoded bytes. Default: 4 MiB.
+    pub max_batch_bytes: u32,
+    /// Most records in one request. Default: 1,000.
+    pub max_batch_records: u32,
+    /// How far a record's own time may be ahead of the clock. Default: one minute.
+    pub max_future: Duration,
+    /// Whether the first append to an unknown name creates the log. Default: yes.
+    pub auto_create: bool,
+    /// What a start does about damage. Default: quarantine.
+    pub on_damage: OnDamage,
+    /// Threads for reads that may wait for the disk. Default: 4.
+    pub reader_threads: usize,
+}
+
+impl Default for StorageConfig {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 64 << 20,
+            pool_segments: 2,
+            sync_interval: Duration::from_millis(100),
+            marker_delay: Duration::from_millis(50),
+            max_inflight_bytes: 32 << 20,
+            max_record_bytes: 1 << 20,
+            max_batch_bytes: 4 << 20,
+            max_batch_records: 1000,
+            max_future: Duration::from_secs(60),
+            auto_create: true,
+            on_damage: OnDamage::Quarantine,
+            reader_threads: 4,
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Segments have to hold their own bookkeeping and half a request.
+    #[error("segment_bytes is {0}; the least is {MIN_SEGMENT_BYTES} (64 KiB)")]
+    SegmentTooSmall(u64),
+    /// File offsets in a segment are kept in 32 bits.
+    #[error("segment_bytes is {0}; the most is 4294967288 (just below 4 GiB)")]
+    SegmentTooLarge(u64),
+    /// Frames are aligned to 8 bytes, and so are segments.
+    #[error("segment_bytes is {0}; it must be a multiple of 4096")]
+    SegmentUnaligned(u64),
+    /// A setting that must not be zero is.
+    #[error("{0} must be at least 1")]
+    Zero(&'static str),
+}
+
+impl StorageConfig {
+    /// Checks bounds.
+    ///
+    /// # Errors
+    /// Names the first setting that is out of bounds, and the bound.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.segment_bytes < MIN_SEGMENT_BYTES {
+            return Err(ConfigError::SegmentTooSmall(self.segment_bytes));
+        }
+        if self.segment_bytes > u64::from(u32::MAX) - 7 {
+            return Err(ConfigError::SegmentTooLarge(self.segment_bytes));
+        }
+        if !self.segment_bytes.is_multiple_of(4096) {
+            return Err(ConfigError::SegmentUnaligned(self.segment_bytes));
+        }
+        for (name, zero) in [
+            ("pool_segments", self.pool_segments == 0),
+            ("max_inflight_bytes", self.max_inflight_bytes == 0),
+            ("max_record_bytes", self.max_record_bytes == 0),
+            ("max_batch_bytes", self.max_batch_bytes == 0),
+            ("max_batch_records", self.max_batch_records == 0),
+            ("reader_threads", self.reader_threads == 0),
+        ] {
+            if zero {
+                return Err(ConfigError::Zero(name));
+            }
+        }
+        Ok(())
+    }
+
+    /// The limits requests are held to, with what the segment size leaves of them.
+    pub fn limits(&self) -> Limits {
+        let fits =
+            u32::try_from(crate::journal::largest_unit(self.segment_bytes)).unwrap_or(u32::MAX);
+        let max_batch_bytes = self.max_batch_bytes.min(fits);
+        Limits {
+            max_record_bytes: self.max_record_bytes.min(max_batch_bytes),
+            max_batch_bytes,
+            max_batch_records: self.max_batch_records,
+            max_headers: 32,
+            max_header_bytes: 16 << 10,
+            max_inflight_bytes: self.max_inflight_bytes,
+        }
+    }
+}
+
+/// What a request may be at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Data and headers of one record, bytes.
+    pub max_record_bytes: u32,
+    /// Encoded records of one request, over all its logs, bytes.
+    pub max_batch_bytes: u32,
+    /// Records of one request, over all its logs.
+    pub max_batch_records: u32,
+    /// Headers of one record.
+    pub max_headers: u32,
+    /// Keys and values of one record's headers, bytes.
+    pub max_header_bytes: u32,
+    /// Appends in flight, bytes.
+    pub max_inflight_bytes: u64,
+}

@@ -1,0 +1,369 @@
+//! The seam above: what the service knows of an engine, and nothing else.
+//!
+//! An engine answers an append with a [`Ticket`] at once. The ticket resolves twice:
+//! *ordered* (lsns are assigned, or the request is refused) and *settled* (the level
+//! asked for is reached, or it is known that it cannot be). Refused means: provably
+//! nothing was written. Dropping a ticket cancels nothing.
+//!
+//! Methods return plain futures, tied to no runtime; the trait is object-safe; no
+//! engine's own types appear in it.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::config::Limits;
+use crate::error::{AdminError, AppendError, ReadError, SyncError};
+use crate::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch, Timestamp};
+use crate::record::{Batch, Durability, Gap, LogConfig, LogInfo, StoredBatch, Visibility};
+pub use crate::ticket::Ticket;
+
+/// A future without a runtime.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What kind of engine this is and what it promises.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    /// `local` or the like, for people.
+    pub kind: &'static str,
+    /// The strongest durability it can acknowledge.
+    pub strongest: Durability,
+    /// Whether positions of different logs compare.
+    pub ordered_across_logs: bool,
+    /// What a request may be at most.
+    pub limits: Limits,
+    /// Identity of the store, for ever.
+    pub store_id: u128,
+    /// Unclean starts so far, from 1.
+    pub recovery_epoch: RecoveryEpoch,
+}
+
+/// Lsns assigned to one log of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogAppended {
+    /// The log's identity.
+    pub log_id: LogId,
+    /// Lsn of the first record of the request.
+    pub first_lsn: Lsn,
+    /// The lsn after its last.
+    pub next_lsn: Lsn,
+    /// Stored time of the first record.
+    pub timestamp: Timestamp,
+}
+
+/// A batch that has its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ordered {
+    /// One for each of the batch's logs, in the order given.
+    pub appends: Vec<LogAppended>,
+    /// The batch's place in the journal; `None` for a batch of checks only.
+    pub position: Option<Position>,
+}
+
+/// A batch that is as safe as was asked, or safer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Appended {
+    /// One for each of the batch's logs, in the order given.
+    pub appends: Vec<LogAppended>,
+    /// For each of them, the lsn below which the log is on the device.
+    pub durable_lsns: Vec<Lsn>,
+    /// The level reached when this was answered.
+    pub durability: Durability,
+    /// The batch's place in the journal; `None` for a batch of checks only.
+    pub position: Option<Position>,
+}
+
+/// How far a [`LogEngine::sync`] goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncTarget {
+    /// Handed to the operating system.
+    Os,
+    /// Flushed to the device.
+    Device,
+}
+
+/// A log by name, and by identity if the caller knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogTarget {
+    /// The name.
+    pub name: LogName,
+    /// If given, the log must have this identity.
+    pub log_id: Option<LogId>,
+}
+
+/// Where a read of one log begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadStart {
+    /// The first record kept.
+    First,
+    /// This record.
+    Lsn(Lsn),
+    /// The first record whose stored time is not before this.
+    Time(Timestamp),
+    /// The last so many records.
+    TailOffset(u64),
+}
+
+/// A bounded read of one log.
+#[derive(Debug, Clone)]
+pub struct ReadRequest {
+    /// The log.
+    pub log: LogTarget,
+    /// Where to begin.
+    pub start: ReadStart,
+    /// Most records to return, at least 1.
+    pub max_records: u32,
+    /// Most bytes of bodies to return; one record is returned even if it is larger.
+    pub max_bytes: u32,
+    /// What to see; `None` = what the log's sync mode acknowledges.
+    pub visibility: Option<Visibility>,
+}
+
+/// What a read found.
+#[derive(Debug, Clone)]
+pub struct Page {
+    /// The log's identity.
+    pub log_id: LogId,
+    /// Consecutive stored batches; their records are dense in lsn.
+    pub batches: Vec<StoredBatch>,
+    /// Where to read on.
+    pub next_lsn: Lsn,
+    /// The tail at the visibility asked for.
+    pub tail_lsn: Lsn,
+    /// All below it are on the device.
+    pub durable_lsn: Lsn,
+    /// The first record kept.
+    pub first_lsn: Lsn,
+}
+
+/// Which logs a scan delivers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selector {
+    /// One log.
+    Log(LogTarget),
+    /// All logs whose name starts so; also those created later.
+    Prefix(String),
+    /// All logs.
+    All,
+}
+
+/// Where a scan begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ScanStart {
+    /// The first record kept.
+    First,
+    /// This record (one log only).
+    Lsn(Lsn),
+    /// The first record of each log whose stored time is not before this.
+    Time(Timestamp),
+    /// The last so many records (one log only), or with 0: from now on.
+    TailOffset(u64),
+    /// Exactly after the message that carried this cursor.
+    Cursor(Bytes),
+}
+
+/// A range of one or more logs.
+#[derive(Debug, Clone)]
+pub struct ScanRequest {
+    /// Which logs.
+    pub selector: Selector,
+    /// Where to begin.
+    pub start: ScanStart,
+    /// Stop before this lsn (one log only).
+    pub until_lsn: Option<Lsn>,
+    /// Stop after so many records; 0 = no bound.
+    pub max_records: u64,
+    /// Go on with what is appended later.
+    pub follow: bool,
+    /// What to see; `None` = what the sync mode acknowledges.
+    pub visibility: Option<Visibility>,
+    /// About how many bytes of bodies a chunk should carry.
+    pub chunk_bytes: u32,
+}
+
+/// One step of a scan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScanChunk {
+    /// Records that are missing before the batches.
+    pub gaps: Vec<Gap>,
+    /// Records, per log in lsn order, over logs in commit order.
+    pub batches: Vec<StoredBatch>,
+    /// Whether the end, as it was when this chunk was made, is reached.
+    pub caught_up: bool,
+    /// Resumes exactly after this chunk.
+    pub cursor: Bytes,
+    /// The tail at the visibility asked for (one log only).
+    pub tail_lsn: Option<Lsn>,
+    /// All below it are on the device (one log only).
+    pub durable_lsn: Option<Lsn>,
+}
+
+/// A scan in progress. Holds no file and no memory of records between steps.
+pub trait Scan: Send {
+    /// The next chunk; waits for data when following; `None` at the end. Dropping the
+    /// future before it is done loses nothing: the next call gives the same chunk.
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>>;
+
+    /// The cursor that resumes after the last chunk delivered.
+    fn cursor(&self) -> Bytes;
+}
+
+/// Tail and durability of one log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogStat {
+    /// The log.
+    pub info: LogInfo,
+    /// Where what was written in the recovery epoch asked for stopped surviving:
+    /// an ack of it survived if and only if its position is below. `None` if nothing
+    /// of that epoch was lost, because it is the current one.
+    pub survived_position: Option<Position>,
+}
+
+/// Numbers for metrics, taken at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Logs that exist.
+    pub logs: u64,
+    /// Bytes of appends in flight.
+    pub inflight_bytes: u64,
+    /// Bytes written and not flushed.
+    pub durable_lag_bytes: u64,
+    /// Age of the oldest unflushed byte.
+    pub durable_lag: Duration,
+    /// Segments of the journal that hold frames.
+    pub journal_segments: u64,
+    /// Segments ready for a roll.
+    pub ready_segments: u64,
+    /// Bytes of journal segments.
+    pub journal_bytes: u64,
+    /// Bytes of ready segments.
+    pub pool_bytes: u64,
+    /// Bytes kept in quarantine.
+    pub quarantine_bytes: u64,
+    /// Free bytes of the file system; `None` if it does not say.
+    pub free_bytes: Option<u64>,
+    /// Records that are known to be damaged.
+    pub quarantined_records: u64,
+    /// Scans that are waiting for data.
+    pub followers: u64,
+    /// Whether the journal has failed.
+    pub journal_failed: bool,
+}
+
+/// One segment file, for operators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentInfo {
+    /// Its number.
+    pub id: u64,
+    /// Position of its first byte.
+    pub base: Position,
+    /// Size of the file.
+    pub bytes: u64,
+    /// Whether it is finished.
+    pub sealed: bool,
+}
+
+/// What the device and its file system really promise, measured at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DurabilityTruth {
+    /// Name of the file system under the data directory.
+    pub file_system: String,
+    /// The call that flushes, for example `fdatasync`.
+    pub sync_primitive: &'static str,
+    /// Median of the flushes measured at start.
+    pub flush_p50: Duration,
+    /// Slowest of 100.
+    pub flush_p99: Duration,
+    /// Memory that a power cut or reboot empties, whatever is flushed.
+    pub volatile: bool,
+    /// What is not promised here, in a sentence; `None` if all is.
+    pub warning: Option<String>,
+}
+
+/// Keeps logs. See the module for the ticket's contract.
+pub trait LogEngine: Send + Sync + 'static {
+    /// What kind of engine this is and what it promises.
+    fn profile(&self) -> Profile;
+
+    /// Takes a batch in. `durability` `None` = what the logs' sync modes say.
+    fn submit(&self, batch: Batch, durability: Option<Durability>) -> Ticket;
+
+    /// Makes everything accepted before it as safe as `target` says; answers the
+    /// position below which everything is durable.
+    fn sync(
+        &self,
+        target: SyncTarget,
+        log: Option<&LogName>,
+    ) -> BoxFuture<'_, Result<Position, SyncError>>;
+
+    /// One page of one log.
+    fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>>;
+
+    /// Resolves when the log's tail at the visibility is beyond `lsn`, or at once with
+    /// the reason why that will not come.
+    fn tail_beyond(
+        &self,
+        log: LogTarget,
+        lsn: Lsn,
+        visibility: Option<Visibility>,
+    ) -> BoxFuture<'_, Result<(), ReadError>>;
+
+    /// Begins a scan.
+    ///
+    /// # Errors
+    /// If the start does not go with the selection, or names what is not there. A
+    /// following scan of an unknown log is not an error: it waits for the log.
+    fn scan(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError>;
+
+    /// Tail and durability of one log.
+    ///
+    /// # Errors
+    /// If there is no such log.
+    fn stat(
+        &self,
+        log: LogTarget,
+        visibility: Option<Visibility>,
+        of_epoch: Option<RecoveryEpoch>,
+    ) -> Result<LogStat, ReadError>;
+
+    /// Creates a log, durably.
+    fn create_log(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> BoxFuture<'_, Result<LogInfo, AdminError>>;
+
+    /// Replaces a log's settings, durably.
+    fn update_log(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> BoxFuture<'_, Result<LogInfo, AdminError>>;
+
+    /// Deletes a log and all its records, durably.
+    fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>>;
+
+    /// Up to `limit` logs whose names start with `prefix`, in name order, those after
+    /// `after` only.
+    fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo>;
+
+    /// Numbers for metrics.
+    fn statistics(&self) -> Statistics;
+
+    /// The segment files, oldest first.
+    fn segments(&self) -> Vec<SegmentInfo>;
+
+    /// What the device really promises.
+    fn durability_truth(&self) -> DurabilityTruth;
+
+    /// Resolves when the journal has failed, with the reason.
+    fn failed(&self) -> BoxFuture<'_, Arc<io::Error>>;
+
+    /// Refuses new work, finishes what was accepted, flushes, marks the shutdown as
+    /// clean. Following scans end.
+    fn drain(&self) -> BoxFuture<'_, Result<(), SyncError>>;
+}

@@ -1,0 +1,373 @@
+//! Errors, per operation. Each variant says what happened to the data and who acts.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::ConfigError;
+use crate::ids::{LogId, LogName, Lsn, Timestamp};
+
+/// Why an append was not acknowledged.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum AppendError {
+    /// The request itself is wrong; nothing was written.
+    #[error(transparent)]
+    Invalid(#[from] InvalidBatch),
+    /// Conditions did not hold, all that failed; nothing was written.
+    #[error("{}", ConditionList(.0))]
+    ConditionsFailed(Vec<FailedCondition>),
+    /// The log does not exist and is not created by appending; nothing was written.
+    #[error("log {log:?} does not exist, and auto_create is off; create it with CreateLog")]
+    LogNotFound {
+        /// The unknown log.
+        log: LogName,
+    },
+    /// Damage may have taken the newest records of this log, so the next lsn cannot
+    /// be proven; nothing was written. An operator must repair the store.
+    #[error(
+        "the tail of log {log:?} cannot be proven after damage; appends are refused from lsn {from} on until the store is repaired"
+    )]
+    TailUnproven {
+        /// The log.
+        log: LogName,
+        /// The first lsn that may be missing.
+        from: Lsn,
+    },
+    /// Too many bytes are in flight; nothing was written. Retry with backoff.
+    #[error("{inflight} bytes of appends are in flight, the limit is {limit}; retry with backoff")]
+    Busy {
+        /// Bytes in flight now.
+        inflight: u64,
+        /// The most allowed.
+        limit: u64,
+    },
+    /// No segment could be prepared; nothing was written. Appends resume by
+    /// themselves when space is back.
+    #[error("no space for another segment in the data directory")]
+    DiskFull,
+    /// The engine is shutting down; nothing was written.
+    #[error("the engine is draining; nothing was written")]
+    Draining,
+    /// The journal had failed before; nothing was written. It refuses appends until
+    /// the process restarts and recovers.
+    #[error("the journal failed earlier and refuses appends until a restart: {0}")]
+    JournalFailed(#[source] Arc<io::Error>),
+    /// The journal failed under this request: it may or may not survive a restart.
+    #[error("the journal failed while this request was in flight: {0}")]
+    Unknown(#[source] Arc<io::Error>),
+}
+
+struct ConditionList<'a>(&'a [FailedCondition]);
+
+impl std::fmt::Display for ConditionList<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, condition) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("; ")?;
+            }
+            write!(f, "log {:?}: {}", condition.log.as_str(), condition.check)?;
+        }
+        Ok(())
+    }
+}
+
+/// One condition that did not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedCondition {
+    /// The log it was about.
+    pub log: LogName,
+    /// What failed.
+    pub check: FailedCheck,
+}
+
+/// What about a log was not as the request wanted it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FailedCheck {
+    /// The tail is elsewhere.
+    #[error("expected lsn {expected}, the next is {actual}")]
+    PositionMismatch {
+        /// What the request expected.
+        expected: Lsn,
+        /// The log's tail.
+        actual: Lsn,
+    },
+    /// It does not exist.
+    #[error("it must exist and does not")]
+    LogMissing,
+    /// It exists.
+    #[error("it must not exist and does")]
+    LogExists {
+        /// The existing log's identity.
+        log_id: LogId,
+    },
+    /// The name belongs to another log now, or to none.
+    #[error("expected log id {expected}, {}", match actual {
+        Some(actual) => format!("the name now belongs to {actual}"),
+        None => "no log has this name now".to_owned(),
+    })]
+    LogReplaced {
+        /// The identity the request names.
+        expected: LogId,
+        /// The identity of the log that has the name now.
+        actual: Option<LogId>,
+    },
+}
+
+/// What is wrong with a request, whatever the state of the logs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidBatch {
+    /// Neither records nor checks, or a log without records.
+    #[error("{}", match log {
+        Some(log) => format!("no records are given for log {:?}", log.as_str()),
+        None => "the batch is empty".to_owned(),
+    })]
+    Empty {
+        /// The log without records; `None` if the batch names no log at all.
+        log: Option<LogName>,
+    },
+    /// A log appears twice.
+    #[error("log {log:?} is named twice in one batch")]
+    DuplicateLog {
+        /// The log.
+        log: LogName,
+    },
+    /// A record is over the limit.
+    #[error("record {index} of log {log:?} has {bytes} bytes; at most {limit} are allowed")]
+    RecordTooLarge {
+        /// The log.
+        log: LogName,
+        /// Index of the record among the log's records in this request.
+        index: usize,
+        /// Its data and headers.
+        bytes: u64,
+        /// The limit that applies.
+        limit: u64,
+    },
+    /// A record has too many or too large headers.
+    #[error(
+        "record {index} of log {log:?} has {headers} headers of {bytes} bytes; at most {max_headers} of {max_bytes} bytes are allowed"
+    )]
+    HeadersTooLarge {
+        /// The log.
+        log: LogName,
+        /// Index of the record.
+        index: usize,
+        /// How many headers it has.
+        headers: usize,
+        /// Bytes of their keys and values.
+        bytes: u64,
+        /// The most headers.
+        max_headers: u32,
+        /// The most bytes.
+        max_bytes: u32,
+    },
+    /// The whole request is over a limit.
+    #[error(
+        "the request has {records} records of {bytes} encoded bytes; at most {max_records} of {max_bytes} bytes are allowed"
+    )]
+    RequestTooLarge {
+        /// Records in all logs.
+        records: u64,
+        /// Their encoded size.
+        bytes: u64,
+        /// The most records.
+        max_records: u64,
+        /// The most bytes.
+        max_bytes: u64,
+    },
+    /// The producer's checksum does not match the data that arrived.
+    #[error(
+        "record {index} of log {log:?}: crc32c given is {given:#010x}, of the data that arrived {actual:#010x}"
+    )]
+    ChecksumMismatch {
+        /// The log.
+        log: LogName,
+        /// Index of the record.
+        index: usize,
+        /// The producer's checksum.
+        given: u32,
+        /// The checksum of the data.
+        actual: u32,
+    },
+    /// A record's own time is too far ahead.
+    #[error(
+        "record {index} of log {log:?} is dated {ahead_micros} us ahead of the server's clock; at most {max_micros} us are allowed"
+    )]
+    TimestampInFuture {
+        /// The log.
+        log: LogName,
+        /// Index of the record.
+        index: usize,
+        /// The record's time.
+        timestamp: Timestamp,
+        /// The server's clock.
+        now: Timestamp,
+        /// How far it is ahead, microseconds.
+        ahead_micros: i64,
+        /// How far it may be, microseconds.
+        max_micros: i64,
+    },
+}
+
+/// Why a read was not answered.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ReadError {
+    /// No such log.
+    #[error("log {log:?} does not exist")]
+    LogNotFound {
+        /// The unknown log.
+        log: LogName,
+    },
+    /// The name belongs to another log now.
+    #[error("log {log:?} has id {actual}, not {expected}: it was deleted and created again")]
+    LogReplaced {
+        /// The log.
+        log: LogName,
+        /// The identity asked for.
+        expected: LogId,
+        /// The identity of the log that has the name now.
+        actual: LogId,
+    },
+    /// The start lies below the first record kept.
+    #[error("lsn {asked} is below the first kept of log {log:?}, {first}")]
+    Trimmed {
+        /// The log.
+        log: LogName,
+        /// Where to read instead.
+        first: Lsn,
+        /// The lsn asked for.
+        asked: Lsn,
+    },
+    /// The start lies beyond the tail.
+    #[error("lsn {asked} is beyond the tail of log {log:?}, {tail}")]
+    BeyondTail {
+        /// The log.
+        log: LogName,
+        /// The tail at the visibility asked for.
+        tail: Lsn,
+        /// The lsn asked for.
+        asked: Lsn,
+    },
+    /// The records are damaged on disk.
+    #[error("records {from} to {} of log {log:?} are damaged", match to {
+        Some(to) => format!("{to} (exclusive)"),
+        None => "an unknown end".to_owned(),
+    })]
+    Quarantined {
+        /// The log.
+        log: LogName,
+        /// The first damaged lsn.
+        from: Lsn,
+        /// Read on from there; `None` if unknown.
+        to: Option<Lsn>,
+    },
+    /// The cursor was not made by this store for this selection.
+    #[error("the cursor cannot be used: {0}")]
+    BadCursor(&'static str),
+    /// The start or bound does not go with the selection.
+    #[error("{0}")]
+    InvalidScan(&'static str),
+    /// The journal failed: what lies beyond the durable lsn cannot be told now.
+    #[error(
+        "the journal failed; records beyond the durable lsn cannot be read until a restart: {0}"
+    )]
+    JournalFailed(#[source] Arc<io::Error>),
+    /// The disk did not give the bytes, without saying that they are damaged
+    /// (for example: no file descriptors). Try again.
+    #[error("reading a segment failed: {0}")]
+    Io(#[source] Arc<io::Error>),
+}
+
+/// Why an administrative call was not carried out.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum AdminError {
+    /// CreateLog of an existing name; nothing was changed.
+    #[error("log {log:?} exists already, with id {log_id}")]
+    LogExists {
+        /// The log.
+        log: LogName,
+        /// Its identity.
+        log_id: LogId,
+    },
+    /// No such log.
+    #[error("log {log:?} does not exist")]
+    LogNotFound {
+        /// The unknown log.
+        log: LogName,
+    },
+    /// The name belongs to another log now.
+    #[error("log {log:?} has id {actual}, not {expected}: it was deleted and created again")]
+    LogReplaced {
+        /// The log.
+        log: LogName,
+        /// The identity asked for.
+        expected: LogId,
+        /// The identity of the log that has the name now.
+        actual: LogId,
+    },
+    /// What stopped the change is what stops appends.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+}
+
+/// Why a flush that was asked for did not happen.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SyncError {
+    /// No such log.
+    #[error("log {log:?} does not exist")]
+    LogNotFound {
+        /// The unknown log.
+        log: LogName,
+    },
+    /// The journal failed; what was not durable before may or may not be.
+    #[error("the journal failed; it refuses to flush until a restart: {0}")]
+    JournalFailed(#[source] Arc<io::Error>),
+}
+
+/// Why a data directory cannot be opened. Nothing in it was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A setting is out of bounds.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Another process has it.
+    #[error("the data directory {directory} is in use by {holder}; stop it, or choose another with --data-dir", directory = directory.display())]
+    Locked {
+        /// The directory.
+        directory: PathBuf,
+        /// Who holds it, as written into its lock file.
+        holder: String,
+    },
+    /// The directory holds something, but not a store of ours.
+    #[error("{what}")]
+    NotAStore {
+        /// What was found, and what to do.
+        what: String,
+    },
+    /// Written by a version this one cannot read.
+    #[error("the store has format version {found}; this version reads {supported}")]
+    Version {
+        /// Version in FORMAT.
+        found: u32,
+        /// Newest version known.
+        supported: u32,
+    },
+    /// Damage was found and `on_damage = refuse`.
+    #[error("the store is damaged and on_damage is refuse: {0}")]
+    Damaged(String),
+    /// The file system said no.
+    #[error("{action}: {source}")]
+    Io {
+        /// What was being done, to what.
+        action: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
+}

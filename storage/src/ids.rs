@@ -1,0 +1,327 @@
+//! The numbers Wald counts with, each a type of its own, so that an lsn is never
+//! taken for a position and a position never for a file offset.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Number of one record in one log: 0 for the first record ever appended, then
+/// up by one with no gaps, also across trims and restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Lsn(u64);
+
+impl Lsn {
+    /// The lsn of a log's first record.
+    pub const ZERO: Self = Self(0);
+
+    /// An lsn that came from a client or from disk.
+    pub const fn new(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The plain number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The lsn `count` records later.
+    ///
+    /// # Panics
+    /// If it would pass `u64::MAX`; at a billion appends a second a log gets there
+    /// in 584 years, so this is a bug and not an operating condition. Numbers read
+    /// from disk go through [`Lsn::checked_advance`].
+    pub fn advance(self, count: u64) -> Self {
+        self.checked_advance(count).expect("lsn overflow")
+    }
+
+    /// The lsn `count` records later, or `None` past `u64::MAX`.
+    pub fn checked_advance(self, count: u64) -> Option<Self> {
+        self.0.checked_add(count).map(Self)
+    }
+
+    /// How many records lie from `earlier` (inclusive) to `self` (exclusive); 0 if
+    /// `earlier` is not earlier.
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl fmt::Display for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A place in the journal, in bytes: strictly increasing over everything ever
+/// committed, never given out twice, not even for something that a crash took back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Position(u64);
+
+impl Position {
+    /// Before everything.
+    pub const ZERO: Self = Self(0);
+
+    /// A position that came from a client or from disk.
+    pub const fn new(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The plain number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The position `bytes` further on.
+    ///
+    /// # Panics
+    /// Past `u64::MAX`, which 10 GB/s reach after 58 years.
+    pub fn advance(self, bytes: u64) -> Self {
+        Self(self.0.checked_add(bytes).expect("position overflow"))
+    }
+
+    /// Bytes from `earlier` to `self`; 0 if `earlier` is not earlier.
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Identity of a log, unique for ever: a deleted and re-created name has another.
+///
+/// Made of the recovery epoch it was given out in and a counter, so that an id which
+/// a crash took back (its log was never durable) is not given out again either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogId(u64);
+
+impl LogId {
+    const COUNTER_BITS: u32 = 40;
+
+    /// An id that came from a client or from disk.
+    pub const fn new(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The id number `counter` of a recovery epoch. The first epoch's ids are small.
+    ///
+    /// # Panics
+    /// After 2^40 logs created without an unclean start, or 2^24 unclean starts.
+    pub fn compose(epoch: RecoveryEpoch, counter: u64) -> Self {
+        assert!(counter < 1 << Self::COUNTER_BITS, "log id counter overflow");
+        let epoch = epoch.get() - RecoveryEpoch::FIRST.get();
+        assert!(
+            epoch < 1 << (64 - Self::COUNTER_BITS),
+            "recovery epoch overflow"
+        );
+        Self((epoch << Self::COUNTER_BITS) | counter)
+    }
+
+    /// The counter part of an id of `epoch`, or `None` if it is of another epoch.
+    pub fn counter_in(self, epoch: RecoveryEpoch) -> Option<u64> {
+        let own = self.0 >> Self::COUNTER_BITS;
+        (own == epoch.get() - RecoveryEpoch::FIRST.get())
+            .then_some(self.0 & ((1 << Self::COUNTER_BITS) - 1))
+    }
+
+    /// The plain number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for LogId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Counts the unclean starts of a store, from 1. Raised durably before serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RecoveryEpoch(u64);
+
+impl RecoveryEpoch {
+    /// The epoch of a new store.
+    pub const FIRST: Self = Self(1);
+
+    /// An epoch that came from a client or from disk; 0 counts as 1.
+    pub const fn new(value: u64) -> Self {
+        Self(if value == 0 { 1 } else { value })
+    }
+
+    /// The plain number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The epoch of the next unclean start.
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for RecoveryEpoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Number of one segment file, up by one from 1, never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(u64);
+
+impl SegmentId {
+    /// The first segment of a store.
+    pub const FIRST: Self = Self(1);
+
+    /// An id read from a file name or a life block.
+    pub const fn new(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The plain number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The id of the following segment.
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Microseconds since the Unix epoch, UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    /// A time in microseconds since the Unix epoch.
+    pub const fn from_micros(micros: i64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the Unix epoch.
+    pub const fn micros(self) -> i64 {
+        self.0
+    }
+
+    /// The time `micros` later, clamped to what can be said.
+    pub const fn saturating_add_micros(self, micros: i64) -> Self {
+        Self(self.0.saturating_add(micros))
+    }
+}
+
+/// The longest log name, in bytes of UTF-8.
+pub const MAX_LOG_NAME_BYTES: usize = 255;
+
+/// The name of a log: 1 to 255 bytes of UTF-8 without control characters, not
+/// starting with `$` (reserved). Names are compared byte by byte: nothing is folded,
+/// trimmed or replaced, so two names that differ are two logs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogName(Arc<str>);
+
+impl LogName {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// Says which rule the name breaks.
+    pub fn new(name: &str) -> Result<Self, InvalidLogName> {
+        if name.is_empty() {
+            return Err(InvalidLogName::Empty);
+        }
+        if name.len() > MAX_LOG_NAME_BYTES {
+            return Err(InvalidLogName::TooLong { bytes: name.len() });
+        }
+        if let Some(character) = name.chars().find(|c| c.is_control()) {
+            return Err(InvalidLogName::ControlCharacter { character });
+        }
+        if name.starts_with('$') {
+            return Err(InvalidLogName::Reserved);
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for LogName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::borrow::Borrow<str> for LogName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Which rule a log name breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidLogName {
+    /// No name was given.
+    #[error("the log name is empty; give 1 to 255 bytes of UTF-8")]
+    Empty,
+    /// Longer than 255 bytes.
+    #[error("the log name has {bytes} bytes; at most 255 are allowed")]
+    TooLong {
+        /// Bytes of the name given.
+        bytes: usize,
+    },
+    /// Contains a control character.
+    #[error("the log name contains the control character U+{:04X}", u32::from(*character))]
+    ControlCharacter {
+        /// The first such character.
+        character: char,
+    },
+    /// Starts with `$`.
+    #[error("log names starting with '$' are reserved")]
+    Reserved,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_name_accepts_255_bytes_and_not_256() {
+        assert!(LogName::new(&"n".repeat(255)).is_ok());
+        assert_eq!(
+            LogName::new(&"n".repeat(256)),
+            Err(InvalidLogName::TooLong { bytes: 256 })
+        );
+    }
+
+    #[test]
+    fn log_name_refuses_control_characters_and_the_reserved_prefix() {
+        assert!(matches!(
+            LogName::new("a\u{7f}b"),
+            Err(InvalidLogName::ControlCharacter {
+                character: '\u{7f}'
+            })
+        ));
+        assert_eq!(LogName::new("$x"), Err(InvalidLogName::Reserved));
+        assert!(LogName::new("x$").is_ok());
+    }
+
+    #[test]
+    fn log_ids_of_different_epochs_never_meet() {
+        let first = LogId::compose(RecoveryEpoch::FIRST, 7);
+        let second = LogId::compose(RecoveryEpoch::FIRST.next(), 7);
+        assert_eq!(first.get(), 7);
+        assert_ne!(first, second);
+        assert_eq!(second.counter_in(RecoveryEpoch::FIRST.next()), Some(7));
+        assert_eq!(second.counter_in(RecoveryEpoch::FIRST), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! What the engine reports while it works. The service turns it into histograms; the
+//! engine knows no metrics library.
+
+use std::time::Duration;
+
+/// A part of the way of one append through the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// From submit until the committer took it.
+    Queue,
+    /// Check, assign, encode.
+    Encode,
+    /// The write call.
+    Write,
+    /// From written until the flush that covers it returned.
+    Flush,
+}
+
+/// Where a checksum did not match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChecksumSite {
+    /// While opening the store.
+    Recovery,
+    /// While serving a read.
+    Read,
+}
+
+/// Receives what happens; called on the engine's threads, so it must be quick.
+pub trait Observer: Send + Sync + 'static {
+    /// One request spent `time` in `phase`.
+    fn phase(&self, _phase: Phase, _time: Duration) {}
+    /// One flush of the journal returned.
+    fn flush(&self, _time: Duration) {}
+    /// One group was written.
+    fn group(&self, _requests: u64, _records: u64, _bytes: u64) {}
+    /// The journal went on to the next segment.
+    fn roll(&self, _time: Duration) {}
+    /// Records were given to a reader.
+    fn read(&self, _records: u64, _bytes: u64) {}
+    /// A checksum did not match.
+    fn checksum_failure(&self, _site: ChecksumSite) {}
+    /// The oldest record just published to durable readers had arrived so long ago.
+    fn delivery_lag(&self, _time: Duration) {}
+}
+
+/// Observes nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+impl Observer for NoObserver {}

@@ -1,0 +1,175 @@
+//! Records and batches as the engine takes them in, and as it gives them back.
+//!
+//! A stored body is the protobuf encoding of `wald.v1.RecordBatch.records`, field 3:
+//! what is stored is what a reader is sent.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::ids::{LogId, LogName, Lsn, Timestamp};
+
+/// One record to append.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Record {
+    /// The payload.
+    pub data: Bytes,
+    /// Application metadata, in the order given.
+    pub headers: Vec<Header>,
+    /// The producer's time; `None` = the engine's clock.
+    pub timestamp: Option<Timestamp>,
+    /// The producer's CRC-32C of `data`; verified on arrival, stored, returned.
+    pub crc32c: Option<u32>,
+}
+
+/// One header of a record.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Header {
+    /// The key; may repeat.
+    pub key: String,
+    /// The value.
+    pub value: Bytes,
+}
+
+/// What must be true of a log for a request on it to be applied; checked together
+/// with the assignment of lsns, so nothing comes between.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Guard {
+    /// The log's tail must be exactly this. An unknown log's tail is 0.
+    pub expected_lsn: Option<Lsn>,
+    /// The log must exist.
+    pub must_exist: bool,
+    /// The log must not exist.
+    pub must_not_exist: bool,
+    /// The log must be this one, not a re-created one of the same name.
+    pub log_id: Option<LogId>,
+}
+
+/// The records of one log in a [`Batch`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogRecords {
+    /// The log; created if unknown (and `auto_create` is on).
+    pub log: LogName,
+    /// At least one record.
+    pub records: Vec<Record>,
+    /// Conditions on this log.
+    pub guard: Guard,
+}
+
+/// Conditions on a log that the batch does not write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogCheck {
+    /// The log.
+    pub log: LogName,
+    /// Conditions on it.
+    pub guard: Guard,
+}
+
+/// A request to append: all of it becomes visible and durable together, or nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// What to append; no log twice, here and in `checks` together.
+    pub logs: Vec<LogRecords>,
+    /// Conditions on other logs.
+    pub checks: Vec<LogCheck>,
+}
+
+/// Consecutive records of one log as they are stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredBatch {
+    /// The log's name.
+    pub log: LogName,
+    /// The log's identity.
+    pub log_id: LogId,
+    /// Lsn of the first record.
+    pub first_lsn: Lsn,
+    /// How many records.
+    pub count: u32,
+    /// Time of arrival; also the time of each record that has none of its own.
+    pub arrival: Timestamp,
+    /// Encoded `wald.v1.RecordBatch.records`, verified against its checksum.
+    pub body: Bytes,
+}
+
+impl StoredBatch {
+    /// The lsn after the last record.
+    pub fn next_lsn(&self) -> Lsn {
+        self.first_lsn.advance(u64::from(self.count))
+    }
+}
+
+/// Records that a reader does not get.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// The log; `None` if the damage cannot be attributed to one.
+    pub log: Option<LogName>,
+    /// First missing lsn; `None` where no lsn can be named.
+    pub from: Option<Lsn>,
+    /// First lsn after the missing ones; `None` if it cannot be known.
+    pub to: Option<Lsn>,
+    /// Why.
+    pub reason: GapReason,
+}
+
+/// Why records are missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GapReason {
+    /// Damaged on disk.
+    Quarantined,
+    /// Taken back by a crash; they had never been durable.
+    Lost,
+    /// Their log was deleted.
+    Deleted,
+}
+
+/// How safe an ack is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Durability {
+    /// In the daemon's memory.
+    Accepted,
+    /// Handed to the operating system: survives a kill, not a power cut.
+    Written,
+    /// Flushed to the device.
+    Durable,
+}
+
+/// Which records a reader sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Visibility {
+    /// Everything accepted.
+    Accepted,
+    /// What the operating system has.
+    Written,
+    /// Only what is on the device.
+    Durable,
+}
+
+/// Settings of one log. `None` = the server's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogConfig {
+    /// Largest record of this log, bytes; at most the server's limit.
+    pub max_record_bytes: Option<u32>,
+}
+
+/// A log as administration sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogInfo {
+    /// The name.
+    pub name: LogName,
+    /// The identity.
+    pub log_id: LogId,
+    /// The settings.
+    pub config: Arc<LogConfig>,
+    /// The first record kept.
+    pub first_lsn: Lsn,
+    /// The next lsn, at the visibility asked for.
+    pub tail_lsn: Lsn,
+    /// All below it are on the device.
+    pub durable_lsn: Lsn,
+    /// Bytes the log's records take in segments, headers included.
+    pub stored_bytes: u64,
+    /// When it was created.
+    pub create_time: Timestamp,
+    /// When its settings were last changed.
+    pub update_time: Timestamp,
+}

@@ -1,0 +1,129 @@
+//! Tickets: the two answers to one submitted batch.
+//!
+//! A small one-shot cell of our own rather than a channel, because both answers live
+//! in one allocation, the first is free when nobody waits for it, and the waiter may
+//! be a task of any runtime or a plain thread.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+use parking_lot::Mutex;
+
+use crate::engine::{Appended, Ordered};
+use crate::error::AppendError;
+
+#[derive(Default)]
+struct Answers {
+    ordered: Option<Result<Ordered, AppendError>>,
+    settled: Option<Result<Appended, AppendError>>,
+    waker: Option<Waker>,
+}
+
+/// The caller's side of a submitted batch. As a future it is the settled answer.
+pub struct Ticket(Arc<Mutex<Answers>>);
+
+/// The engine's side: must be settled, whatever happens.
+pub(crate) struct TicketAnswer(Arc<Mutex<Answers>>);
+
+impl Ticket {
+    pub(crate) fn new() -> (Self, TicketAnswer) {
+        let cell = Arc::new(Mutex::new(Answers::default()));
+        (Self(Arc::clone(&cell)), TicketAnswer(cell))
+    }
+
+    /// A ticket refused before it reached the engine's queue.
+    pub(crate) fn refused(error: AppendError) -> Self {
+        let (ticket, answer) = Self::new();
+        answer.settle(Err(error));
+        ticket
+    }
+
+    /// Resolves when the batch has its lsns, or is refused.
+    pub fn ordered(&mut self) -> impl Future<Output = Result<Ordered, AppendError>> + Send + '_ {
+        std::future::poll_fn(|context| {
+            let mut answers = self.0.lock();
+            if let Some(ordered) = &answers.ordered {
+                return Poll::Ready(ordered.clone());
+            }
+            answers.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    /// Blocks the calling thread until the batch is settled.
+    ///
+    /// # Errors
+    /// As the settled answer.
+    pub fn wait(self) -> Result<Appended, AppendError> {
+        block_on(self)
+    }
+}
+
+impl Future for Ticket {
+    type Output = Result<Appended, AppendError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut answers = self.0.lock();
+        if let Some(settled) = answers.settled.take() {
+            return Poll::Ready(settled);
+        }
+        match &mut answers.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+}
+
+impl TicketAnswer {
+    /// Gives the first answer: the batch has its place.
+    pub(crate) fn order(&self, ordered: Ordered) {
+        let waker = {
+            let mut answers = self.0.lock();
+            answers.ordered = Some(Ok(ordered));
+            answers.waker.clone()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Gives the last answer.
+    pub(crate) fn settle(self, settled: Result<Appended, AppendError>) {
+        let waker = {
+            let mut answers = self.0.lock();
+            if let (None, Err(error)) = (&answers.ordered, &settled) {
+                answers.ordered = Some(Err(error.clone()));
+            }
+            answers.settled = Some(settled);
+            answers.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Drives a future on the calling thread; for tools, tests and engine start.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        std::thread::park();
+    }
+}
