@@ -1,5 +1,10 @@
 //! A follow survives its connections: nothing comes twice, nothing is skipped.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails where it stands"
+)]
+
 mod fake;
 
 use std::time::Duration;

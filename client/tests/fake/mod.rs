@@ -1,5 +1,9 @@
 //! A server that does as a test tells it, behind a proxy that can cut its connections.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails where it stands"
+)]
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::{HashMap, VecDeque};
