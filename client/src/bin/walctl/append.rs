@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use tokio::sync::mpsc;
+use tonic::Code;
 use wald_client::proto::ServerLimits;
 use wald_client::{Client, Condition, Durability, Lsn, Outcome};
 
@@ -43,8 +44,7 @@ type Item = Result<(Pack, u64)>;
 pub(crate) async fn run(client: &Client, args: AppendArgs, output: Output) -> Result<Exit> {
     let plan = plan(&args)?;
     let (input, size) = open(plan.file.as_deref())?;
-    let info = client.server_info().await?;
-    let limits = Limits::of(&info.limits.unwrap_or_else(ServerLimits::default));
+    let limits = limits(client).await?;
     let mut packs = read_ahead(input, plan.format, Packer::new(limits, plan.route));
     let mut progress = Progress::begin(size);
     let ended = tokio::select! {
@@ -97,6 +97,18 @@ fn open(file: Option<&str>) -> Result<(Box<dyn Read + Send>, Option<u64>)> {
         .filter(|meta| meta.is_file())
         .map(|meta| meta.len());
     Ok((Box::new(file), size))
+}
+
+/// The limits in force; the contract's defaults if this caller may append, but not ask.
+async fn limits(client: &Client) -> Result<Limits> {
+    let limits = match client.server_info().await {
+        Ok(info) => info.limits.unwrap_or_default(),
+        Err(error) if matches!(error.code(), Code::PermissionDenied | Code::Unimplemented) => {
+            ServerLimits::default()
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Limits::of(&limits))
 }
 
 /// Reads and packs on a thread of its own: reading blocks.

@@ -61,9 +61,25 @@ pub(crate) enum Command {
     Health(HealthArgs),
 }
 
-/// Records are appended in the order of the input, in batches as large as the server takes.
+const APPEND_HELP: &str = "\
+Records are appended in the order of the input, in batches as large as the server takes, one \
+after the other. What was appended is said on stderr; with --output json or jsonl also on stdout, \
+an object with log, first_lsn and next_lsn for each log.";
+
+const BATCH_HELP: &str = "\
+Input: one JSON object per line, {\"log\": ...} with one of \"text\": \"...\", \"data\": \"base64\" and \
+\"value\": any JSON; with \"headers\": [{\"key\": ..., and \"value\" or \"data\": ...}] if wanted.";
+
+const SCAN_HELP: &str = "\
+--output jsonl prints each payload on a line of its own: JSON as it was appended, other text as a \
+JSON string, other bytes as {\"data\": \"base64\"}. --output json prints each record on a line of \
+its own, an object with log, lsn, time, headers, and one of value (JSON), text and data (base64). \
+--output raw prints payloads, each followed by a newline.
+
+Missing records are named on stderr; if they are damaged or lost, the exit code is 5.";
+
 #[derive(Debug, ClapArgs)]
-#[command(override_usage = "walctl append [OPTIONS] <LOG> [FILE]\n       \
+#[command(after_help = APPEND_HELP, override_usage = "walctl append [OPTIONS] <LOG> [FILE]\n       \
     walctl append [OPTIONS] --log-from-field <FIELD> [FILE]")]
 pub(crate) struct AppendArgs {
     /// The log, and the file to read; without a file, or with `-`, stdin. The log is left
@@ -95,9 +111,8 @@ pub(crate) struct AppendArgs {
     pub(crate) expected_lsn: Option<u64>,
 }
 
-/// Input: one JSON object per line, {"log": ..., and one of "text": "...", "data": "base64",
-/// "value": any JSON}, with "headers": [{"key": ..., "value" or "data": ...}] if wanted.
 #[derive(Debug, ClapArgs)]
+#[command(after_help = BATCH_HELP)]
 pub(crate) struct BatchArgs {
     /// The file to read; without one, or with `-`, stdin.
     pub(crate) file: Option<PathBuf>,
@@ -110,6 +125,7 @@ pub(crate) struct BatchArgs {
 }
 
 #[derive(Debug, ClapArgs)]
+#[command(after_help = "Exits with 3 if there is nothing to read.")]
 pub(crate) struct ReadArgs {
     /// The log.
     pub(crate) log: String,
@@ -133,13 +149,8 @@ pub(crate) struct ReadArgs {
     pub(crate) visibility: Option<VisibilityArg>,
 }
 
-/// `--output jsonl` prints each payload on a line of its own: JSON as it was appended, other
-/// text as a JSON string, other bytes as {"data": "base64"}. `--output json` prints each record
-/// on a line of its own, with log, lsn, time, headers. `--output raw` prints payloads, each
-/// followed by a newline. Missing records are named on stderr; if they are damaged or lost the
-/// exit code is 5.
 #[derive(Debug, ClapArgs)]
-#[command(group(clap::ArgGroup::new("selector").required(true)))]
+#[command(after_help = SCAN_HELP, group(clap::ArgGroup::new("selector").required(true)))]
 pub(crate) struct ScanArgs {
     /// The log.
     #[arg(group = "selector")]

@@ -76,6 +76,7 @@ async fn sync(client: &Client, args: SyncArgs, output: Output) -> Result<Exit> {
         (_, Some(position)) => out.line(&format!("durable position {position}"))?,
         (_, None) => out.line("synced")?,
     }
+    out.flush()?;
     Ok(Exit::Ok)
 }
 
@@ -91,5 +92,6 @@ async fn health(client: &Client, args: HealthArgs, output: Output) -> Result<Exi
         Output::Json | Output::Jsonl => out.json(&serde_json::json!({ "status": status }))?,
         Output::Text | Output::Raw => out.line(status)?,
     }
+    out.flush()?;
     Ok(exit)
 }

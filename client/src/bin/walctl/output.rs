@@ -86,21 +86,19 @@ impl Out {
                     escaped(&record.data)
                 )
             }
-            Output::Json => self.json(&JsonRecord {
-                log,
-                lsn: record.lsn.get(),
-                time: rfc3339(record.timestamp_us),
-                headers: record.headers.iter().map(json_header).collect(),
-                value: as_json(&record.data),
-                text: match as_json(&record.data) {
-                    Some(_) => None,
-                    None => std::str::from_utf8(&record.data).ok(),
-                },
-                data: match std::str::from_utf8(&record.data) {
-                    Ok(_) => None,
-                    Err(_) => Some(STANDARD.encode(&record.data)),
-                },
-            }),
+            Output::Json => {
+                let value = as_json(&record.data);
+                let text = std::str::from_utf8(&record.data).ok();
+                self.json(&JsonRecord {
+                    log,
+                    lsn: record.lsn.get(),
+                    time: rfc3339(record.timestamp_us),
+                    headers: record.headers.iter().map(json_header).collect(),
+                    text: text.filter(|_| value.is_none()),
+                    data: text.is_none().then(|| STANDARD.encode(&record.data)),
+                    value,
+                })
+            }
             Output::Jsonl => match (as_json(&record.data), std::str::from_utf8(&record.data)) {
                 (Some(value), _) => writeln!(self.stdout, "{}", value.get()),
                 (None, Ok(text)) => self.json(&text),
