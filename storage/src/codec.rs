@@ -30,7 +30,11 @@ fn header_len(header: &Header) -> usize {
 
 fn message_len(record: &Record, own_time: bool) -> usize {
     delimited_len(record.data.len())
-        + record.headers.iter().map(|h| delimited_len(header_len(h))).sum::<usize>()
+        + record
+            .headers
+            .iter()
+            .map(|h| delimited_len(header_len(h)))
+            .sum::<usize>()
         + if own_time { 9 } else { 0 }
         + if record.crc32c.is_some() { 5 } else { 0 }
 }
@@ -86,7 +90,10 @@ pub(crate) fn spans(body: &[u8]) -> impl Iterator<Item = Span> + '_ {
             }
             _ => None,
         });
-        Some(Span { end: body.len() - input.len(), own_time })
+        Some(Span {
+            end: body.len() - input.len(),
+            own_time,
+        })
     })
 }
 
@@ -109,8 +116,8 @@ pub(crate) fn slice(body: &Bytes, skip: u64, take: u64) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prost::Message;
     use proptest::prelude::*;
+    use prost::Message;
     use wald_proto::v1;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
@@ -137,7 +144,10 @@ mod tests {
             headers: record
                 .headers
                 .iter()
-                .map(|h| v1::Header { key: h.key.clone(), value: h.value.clone() })
+                .map(|h| v1::Header {
+                    key: h.key.clone(),
+                    value: h.value.clone(),
+                })
                 .collect(),
             timestamp_us: record.timestamp.map_or(0, Timestamp::micros),
             crc32c: record.crc32c,

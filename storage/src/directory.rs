@@ -25,22 +25,38 @@ pub(crate) struct Store {
 
 /// Locks the directory, then reads FORMAT, or makes a new store.
 pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
-    let holder = format!("process {} (wald {})", std::process::id(), env!("CARGO_PKG_VERSION"));
+    let holder = format!(
+        "process {} (wald {})",
+        std::process::id(),
+        env!("CARGO_PKG_VERSION")
+    );
     let lock = disk
         .lock(LOCK, &holder)
         .map_err(OpenError::io("locking the data directory"))?
-        .map_err(|holder| OpenError::Locked { directory: disk.location().into(), holder })?;
-    let names = disk.list("").map_err(OpenError::io("listing the data directory"))?;
+        .map_err(|holder| OpenError::Locked {
+            directory: disk.location().into(),
+            holder,
+        })?;
+    let names = disk
+        .list("")
+        .map_err(OpenError::io("listing the data directory"))?;
     let store = if names.iter().any(|name| name == FORMAT) {
-        Store { id: read_format(disk)?, created: false }
+        Store {
+            id: read_format(disk)?,
+            created: false,
+        }
     } else {
-        Store { id: create(disk)?, created: true }
+        Store {
+            id: create(disk)?,
+            created: true,
+        }
     };
     for directory in DIRECTORIES {
         disk.create_directory(directory)
             .map_err(OpenError::io(format!("making the directory {directory}")))?;
     }
-    disk.sync_directory("").map_err(OpenError::io("flushing the data directory"))?;
+    disk.sync_directory("")
+        .map_err(OpenError::io("flushing the data directory"))?;
     Ok((lock, store))
 }
 
@@ -57,11 +73,18 @@ fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
     let length = file.read_full_at(&mut bytes, 0).map_err(fail())?;
     let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
     let field = |name: &str| {
-        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned))
+        text.lines().find_map(|line| {
+            line.strip_prefix(name)?
+                .strip_prefix(' ')
+                .map(str::to_owned)
+        })
     };
     let version = field("version").and_then(|v| v.parse::<u32>().ok());
     if let Some(found) = version.filter(|found| *found > VERSION) {
-        return Err(OpenError::Version { found, supported: VERSION });
+        return Err(OpenError::Version {
+            found,
+            supported: VERSION,
+        });
     }
     let id = field("id").and_then(|id| u128::from_str_radix(&id, 16).ok());
     match id {
@@ -96,7 +119,8 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
         disk.remove(FORMAT_NEW).map_err(fail())?;
     }
     let file = disk.create(FORMAT_NEW).map_err(fail())?;
-    file.write_all_at(encode_format(id).as_bytes(), 0).map_err(fail())?;
+    file.write_all_at(encode_format(id).as_bytes(), 0)
+        .map_err(fail())?;
     file.sync().map_err(fail())?;
     disk.rename(FORMAT_NEW, FORMAT).map_err(fail())?;
     disk.sync_directory("").map_err(fail())?;

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-pub(crate) use self::waiting::{Answer, Outcome, Waiter};
 use self::waiting::Waiting;
+pub(crate) use self::waiting::{Answer, Outcome, Waiter};
 use crate::clock::Clock;
 use crate::ids::{Position, RecoveryEpoch};
 use crate::local::Log;
@@ -194,7 +194,9 @@ impl Journal {
         if self.failure().is_some() {
             // It failed after this group was written: nobody would come for these.
             let waiters = std::mem::take(&mut self.waiting.lock().waiters);
-            waiters.into_iter().for_each(|waiter| self.answer_failed(waiter));
+            waiters
+                .into_iter()
+                .for_each(|waiter| self.answer_failed(waiter));
         }
     }
 
@@ -226,7 +228,8 @@ impl Journal {
                     self.fail(error);
                     return;
                 }
-                self.observer.flush(self.clock.monotonic().duration_since(started));
+                self.observer
+                    .flush(self.clock.monotonic().duration_since(started));
                 self.durable.store(target.get(), Ordering::SeqCst);
             }
         }
@@ -239,7 +242,8 @@ impl Journal {
         let (waiters, groups) = self.waiting.lock().take_below(durable);
         let now = self.clock.monotonic();
         for waiter in waiters {
-            self.observer.phase(Phase::Flush, now.duration_since(waiter.since));
+            self.observer
+                .phase(Phase::Flush, now.duration_since(waiter.since));
             self.answer(waiter, Durability::Durable);
         }
         if groups.is_empty() {
@@ -254,7 +258,9 @@ impl Journal {
     /// Goes on in the next segment. Everything before was flushed.
     pub(crate) fn enter(&self, segment: Arc<Segment>) {
         debug_assert!(self.durable() >= self.written() || self.failure().is_some());
-        self.segments.write().insert(segment.base, Arc::clone(&segment));
+        self.segments
+            .write()
+            .insert(segment.base, Arc::clone(&segment));
         *self.current.write() = segment;
     }
 

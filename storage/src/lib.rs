@@ -19,6 +19,8 @@ mod quarantine;
 mod read;
 mod record;
 mod recovery;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod ticket;
 mod watch;

@@ -115,23 +115,40 @@ impl Core {
         // A request larger than the whole budget passes when it is alone.
         if inflight > limit && inflight > cost {
             self.journal.inflight.fetch_sub(cost, Ordering::SeqCst);
-            return Ticket::refused(AppendError::Busy { inflight: inflight - cost, limit });
+            return Ticket::refused(AppendError::Busy {
+                inflight: inflight - cost,
+                limit,
+            });
         }
         let (ticket, answer) = Ticket::new();
-        self.push(Operation::Append(batch), level, Answer::Ticket(answer), cost);
+        self.push(
+            Operation::Append(batch),
+            level,
+            Answer::Ticket(answer),
+            cost,
+        );
         ticket
     }
 
     fn push(&self, operation: Operation, level: Durability, answer: Answer, cost: u64) {
         let submitted = self.journal.clock.monotonic();
-        self.intake.push(Submission { operation, level, answer, cost, submitted });
+        self.intake.push(Submission {
+            operation,
+            level,
+            answer,
+            cost,
+            submitted,
+        });
     }
 
     fn refusal(&self) -> Option<AppendError> {
         if let Some(error) = self.journal.failure() {
             return Some(AppendError::JournalFailed(error));
         }
-        self.journal.stopping.is_draining().then_some(AppendError::Draining)
+        self.journal
+            .stopping
+            .is_draining()
+            .then_some(AppendError::Draining)
     }
 
     /// One turn without threads: writes all that is queued, then flushes if somebody
@@ -150,6 +167,15 @@ impl Core {
         self.journal.flush();
         self.committer.lock().mark();
         self.journal.flush();
+    }
+
+    /// Deletes a log in a later turn.
+    #[cfg(test)]
+    pub(crate) fn delete_in_turn(
+        &self,
+        target: LogTarget,
+    ) -> crate::ticket::Awaited<Result<(), AdminError>> {
+        self.administer(Operation::Delete(target))
     }
 
     /// Writes the clean seal. Whatever still queues is refused.
@@ -185,8 +211,13 @@ impl Core {
         visibility: Visibility,
     ) -> Result<Arc<Log>, ReadError> {
         let published = self.journal.published(visibility);
-        let unknown = || ReadError::LogNotFound { log: target.name.clone() };
-        let log = self.logs.by_name(target.name.as_str()).ok_or_else(unknown)?;
+        let unknown = || ReadError::LogNotFound {
+            log: target.name.clone(),
+        };
+        let log = self
+            .logs
+            .by_name(target.name.as_str())
+            .ok_or_else(unknown)?;
         if log.state.read().created_end > published {
             return Err(unknown());
         }
@@ -202,7 +233,10 @@ impl Core {
 
     /// Where what was written in an epoch stopped surviving; `None` for the current.
     pub(crate) fn survived(&self, epoch: RecoveryEpoch) -> Option<Position> {
-        self.history.iter().find(|(ended, _)| *ended >= epoch).map(|(_, end)| *end)
+        self.history
+            .iter()
+            .find(|(ended, _)| *ended >= epoch)
+            .map(|(_, end)| *end)
     }
 }
 
@@ -232,7 +266,9 @@ impl LocalEngine {
             threads: Mutex::default(),
             core,
         };
-        engine.start().map_err(OpenError::io("starting the engine's threads"))?;
+        engine
+            .start()
+            .map_err(OpenError::io("starting the engine's threads"))?;
         Ok((Arc::new(engine), report))
     }
 
@@ -241,7 +277,9 @@ impl LocalEngine {
         handles.extend(self.workers.start(self.core.config.reader_threads)?);
         for index in 0..drive::DRIVERS {
             let core = Arc::clone(&self.core);
-            handles.push(threads::start(&format!("commit-{index}"), move || drive::drive(&core))?);
+            handles.push(threads::start(&format!("commit-{index}"), move || {
+                drive::drive(&core)
+            })?);
         }
         let core = Arc::clone(&self.core);
         handles.push(threads::start("pool", move || {
@@ -282,7 +320,8 @@ impl LogEngine for LocalEngine {
     }
 
     fn submit(&self, batch: Batch, durability: Option<Durability>) -> Ticket {
-        self.core.enqueue(batch, durability.unwrap_or(Durability::Durable))
+        self.core
+            .enqueue(batch, durability.unwrap_or(Durability::Durable))
     }
 
     fn sync(
@@ -320,9 +359,10 @@ impl LogEngine for LocalEngine {
         };
         let core = Arc::clone(&self.core);
         let stopping: Arc<dyn crate::watch::Watched> = Arc::clone(&core.journal.stopping) as _;
-        Box::pin(Until::new(vec![Arc::clone(&log) as _, stopping], move || {
-            read::tail_is_beyond(&core, &log, lsn, visibility)
-        }))
+        Box::pin(Until::new(
+            vec![Arc::clone(&log) as _, stopping],
+            move || read::tail_is_beyond(&core, &log, lsn, visibility),
+        ))
     }
 
     fn scan(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError> {
@@ -340,7 +380,10 @@ impl LogEngine for LocalEngine {
         let journal = &self.core.journal;
         let info = log.info(journal.published(visibility), journal.durable());
         let survived_position = of_epoch.and_then(|epoch| self.core.survived(epoch));
-        Ok(LogStat { info, survived_position })
+        Ok(LogStat {
+            info,
+            survived_position,
+        })
     }
 
     fn create_log(

@@ -57,7 +57,11 @@ impl Damages {
 
     /// How many records that is.
     pub(crate) fn records(&self) -> u64 {
-        self.0.read().iter().map(|damage| damage.to.since(damage.from)).sum()
+        self.0
+            .read()
+            .iter()
+            .map(|damage| damage.to.since(damage.from))
+            .sum()
     }
 }
 

@@ -49,7 +49,10 @@ fn read_frames(segment: &Segment, places: &[Place]) -> (Vec<Frame>, Option<(usiz
     };
     let length = usize::try_from(last.end().since(first.position)).unwrap_or(usize::MAX);
     let mut buffer = vec![0; length];
-    match segment.file.read_full_at(&mut buffer, segment.offset(first.position)) {
+    match segment
+        .file
+        .read_full_at(&mut buffer, segment.offset(first.position))
+    {
         Ok(read) => buffer.truncate(read),
         Err(error) => return (Vec::new(), Some((0, Fault::Io(error)))),
     }
@@ -77,7 +80,10 @@ fn verified(segment: &Segment, place: &Place, buffer: &Bytes, from: usize) -> Op
     }
     frame::verified_body(bytes, &header)?;
     let body = from + header.header_len as usize;
-    Some(Frame { header, body: buffer.slice(body..body + header.body_len as usize) })
+    Some(Frame {
+        header,
+        body: buffer.slice(body..body + header.body_len as usize),
+    })
 }
 
 impl Core {
@@ -104,7 +110,10 @@ impl Core {
             to: place.next_lsn(),
         });
         if let Some(segment) = self.journal.segment_at(place.position) {
-            segment.add_hole(Hole { from: place.position, to: place.end() });
+            segment.add_hole(Hole {
+                from: place.position,
+                to: place.end(),
+            });
         }
     }
 
@@ -141,7 +150,9 @@ fn fitting(batch: StoredBatch, bytes: usize) -> StoredBatch {
     if batch.body.len() <= bytes {
         return batch;
     }
-    let fit = codec::spans(&batch.body).take_while(|span| span.end <= bytes).count();
+    let fit = codec::spans(&batch.body)
+        .take_while(|span| span.end <= bytes)
+        .count();
     let first = batch.first_lsn;
     part(batch, first, (fit as u64).max(1))
 }
@@ -167,8 +178,12 @@ struct Step {
 
 /// Reads records of `log` from `from` on, within bounds, up to the first damage.
 fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, ReadError> {
-    let mut step =
-        Step { batches: Vec::new(), next: from, damage: None, position: Position::ZERO };
+    let mut step = Step {
+        batches: Vec::new(),
+        next: from,
+        damage: None,
+        position: Position::ZERO,
+    };
     let (mut records, mut bytes) = (bounds.records, bounds.bytes);
     while step.next < bounds.until && records > 0 {
         let (places, damage) = look_up(core, log, step.next, bounds.until);
@@ -176,7 +191,9 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
             step.damage = damage;
             break;
         }
-        let Some(segment) = core.journal.segment_at(places[0].position) else { break };
+        let Some(segment) = core.journal.segment_at(places[0].position) else {
+            break;
+        };
         let (frames, fault) = read_frames(&segment, &places);
         for frame in frames {
             let room = bounds.until.since(step.next).min(records);
@@ -186,7 +203,9 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
                 return Ok(step);
             }
             let batch = fitting(batch, bytes);
-            core.journal.observer.read(u64::from(batch.count), batch.body.len() as u64);
+            core.journal
+                .observer
+                .read(u64::from(batch.count), batch.body.len() as u64);
             step.next = batch.next_lsn();
             step.position = position;
             records -= u64::from(batch.count);
@@ -206,12 +225,7 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
 }
 
 /// Places of frames from `lsn` on that are read in one go, or the damage at `lsn`.
-fn look_up(
-    core: &Core,
-    log: &Log,
-    lsn: Lsn,
-    until: Lsn,
-) -> (Vec<Place>, Option<(Lsn, Lsn)>) {
+fn look_up(core: &Core, log: &Log, lsn: Lsn, until: Lsn) -> (Vec<Place>, Option<(Lsn, Lsn)>) {
     let state = log.state.read();
     let damage = state.damage_from(lsn);
     if let Some((from, to)) = damage
@@ -248,7 +262,11 @@ fn look_up(
 
 /// The error for a range that cannot be served.
 fn quarantined(log: &Log, from: Lsn, to: Option<Lsn>) -> ReadError {
-    ReadError::Quarantined { log: log.name.clone(), from, to }
+    ReadError::Quarantined {
+        log: log.name.clone(),
+        from,
+        to,
+    }
 }
 
 /// Readers of what is not durable are told when the journal has failed: what they saw
@@ -292,17 +310,14 @@ pub(crate) fn page(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, Read
 }
 
 /// Where a read of a log begins.
-fn start_lsn(
-    core: &Core,
-    log: &Arc<Log>,
-    start: ReadStart,
-    tail: Lsn,
-) -> Result<Lsn, ReadError> {
+fn start_lsn(core: &Core, log: &Arc<Log>, start: ReadStart, tail: Lsn) -> Result<Lsn, ReadError> {
     match start {
         ReadStart::First => Ok(Lsn::ZERO),
-        ReadStart::Lsn(asked) if asked > tail => {
-            Err(ReadError::BeyondTail { log: log.name.clone(), tail, asked })
-        }
+        ReadStart::Lsn(asked) if asked > tail => Err(ReadError::BeyondTail {
+            log: log.name.clone(),
+            tail,
+            asked,
+        }),
         ReadStart::Lsn(asked) => Ok(asked),
         ReadStart::TailOffset(back) => Ok(Lsn::new(tail.get().saturating_sub(back))),
         ReadStart::Time(time) => lsn_at(core, log, time, tail),
@@ -316,7 +331,9 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
     // Invariant: every record of frames below `low` is earlier; frame `high` is not.
     while low < high {
         let middle = low + (high - low) / 2;
-        let Some(place) = log.state.read().places.get(middle).copied() else { break };
+        let Some(place) = log.state.read().places.get(middle).copied() else {
+            break;
+        };
         if place.first_lsn >= tail {
             high = middle;
             continue;
@@ -326,10 +343,16 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
             _ => high = middle,
         }
     }
-    let Some(place) = log.state.read().places.get(low).copied() else { return Ok(tail) };
-    let Some(segment) = core.journal.segment_at(place.position) else { return Ok(tail) };
+    let Some(place) = log.state.read().places.get(low).copied() else {
+        return Ok(tail);
+    };
+    let Some(segment) = core.journal.segment_at(place.position) else {
+        return Ok(tail);
+    };
     let (frames, _) = read_frames(&segment, &[place]);
-    let Some(frame) = frames.first() else { return Ok(place.first_lsn) };
+    let Some(frame) = frames.first() else {
+        return Ok(place.first_lsn);
+    };
     let before = codec::spans(&frame.body)
         .take_while(|span| span.own_time.unwrap_or(frame.header.arrival) < time)
         .count();
@@ -338,7 +361,9 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
 
 /// Stored time of a frame's last record; `None` if the frame is damaged.
 fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timestamp>, ReadError> {
-    let Some(segment) = core.journal.segment_at(place.position) else { return Ok(None) };
+    let Some(segment) = core.journal.segment_at(place.position) else {
+        return Ok(None);
+    };
     match read_frames(&segment, &[*place]) {
         (frames, None) => Ok(frames.first().and_then(|frame| {
             let last = codec::spans(&frame.body).last()?;
@@ -361,11 +386,15 @@ pub(crate) fn tail_is_beyond(
 ) -> Option<Result<(), ReadError>> {
     let state = log.state.read();
     if state.deleted {
-        return Some(Err(ReadError::LogNotFound { log: log.name.clone() }));
+        return Some(Err(ReadError::LogNotFound {
+            log: log.name.clone(),
+        }));
     }
     if state.tail(core.journal.published(visibility)) > lsn {
         return Some(Ok(()));
     }
     drop(state);
-    core.journal.failure().map(|error| Err(ReadError::JournalFailed(error)))
+    core.journal
+        .failure()
+        .map(|error| Err(ReadError::JournalFailed(error)))
 }

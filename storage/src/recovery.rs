@@ -150,18 +150,22 @@ impl Recovered {
     /// Tells files with frames from files without.
     fn sort_files(&mut self, disk: &Arc<dyn Disk>) -> Result<Vec<Used>, OpenError> {
         let list = |directory: &str| {
-            disk.list(directory).map_err(OpenError::io(format!("listing {directory}")))
+            disk.list(directory)
+                .map_err(OpenError::io(format!("listing {directory}")))
         };
         for name in list("pool")? {
             match segment::id_of(&name) {
                 Some(id) => self.note_pool_file(id),
-                None => self.findings.push(format!("pool/{name} is not one of Wald's files")),
+                None => self
+                    .findings
+                    .push(format!("pool/{name} is not one of Wald's files")),
             }
         }
         let mut used = Vec::new();
         for name in list("journal")? {
             let Some(id) = segment::id_of(&name) else {
-                self.findings.push(format!("journal/{name} is not one of Wald's files"));
+                self.findings
+                    .push(format!("journal/{name} is not one of Wald's files"));
                 continue;
             };
             self.next_id = self.next_id.max(id.next());
@@ -198,14 +202,25 @@ impl Recovered {
                 ));
                 return Ok(None);
             }
-            Err(BadLife::TooNew(found)) => return Err(OpenError::Version { found, supported: 1 }),
+            Err(BadLife::TooNew(found)) => {
+                return Err(OpenError::Version {
+                    found,
+                    supported: 1,
+                });
+            }
             Err(BadLife::Damaged) => {
                 self.lost_life(id, &bytes);
                 return Ok(None);
             }
         };
         match frames(&life, &bytes) {
-            Some((base, link)) => Ok(Some(Used { life, file, bytes, base, link })),
+            Some((base, link)) => Ok(Some(Used {
+                life,
+                file,
+                bytes,
+                base,
+                link,
+            })),
             None => {
                 self.unused.push(id);
                 self.unused_bytes += life.size;
@@ -216,13 +231,16 @@ impl Recovered {
 
     /// Without a life block nothing in the file can be verified.
     fn lost_life(&mut self, id: SegmentId, bytes: &[u8]) {
-        let frames = bytes.get(usize::try_from(LIFE_BYTES).unwrap_or(0)..).unwrap_or(&[]);
+        let frames = bytes
+            .get(usize::try_from(LIFE_BYTES).unwrap_or(0)..)
+            .unwrap_or(&[]);
         self.unused_bytes += bytes.len() as u64;
         if frames.iter().all(|byte| *byte == 0) {
             self.unused.push(id);
         } else {
             let path = journal_path(id);
-            self.findings.push(format!("{path} has no good life block; it is not used"));
+            self.findings
+                .push(format!("{path} has no good life block; it is not used"));
         }
     }
 
@@ -256,7 +274,11 @@ impl Recovered {
             };
             let closings = successor.and_then(|next| {
                 let link = next.link.as_ref()?;
-                if link.predecessor == Some(segment.life.id) { link.closings.as_deref() } else { None }
+                if link.predecessor == Some(segment.life.id) {
+                    link.closings.as_deref()
+                } else {
+                    None
+                }
             });
             let holes = self.apply_segment(segment, &walked, observer);
             if let (Some(first), Some(closings)) = (holes.first(), closings) {
@@ -270,14 +292,19 @@ impl Recovered {
             }
             self.enter(segment, &walked, told.is_none() && successor.is_none());
         }
-        let limit = used.last().map_or(Position::ZERO, |last| last.base.advance(last.life.size));
+        let limit = used
+            .last()
+            .map_or(Position::ZERO, |last| last.base.advance(last.life.size));
         self.next_base = limit.advance(self.unused_bytes);
     }
 
     /// What a segment's link says about what came before it.
     fn follow_link(&mut self, segment: &Used, before: Option<&Used>) {
         let Some(link) = &segment.link else {
-            self.findings.push(format!("the link of segment {} is damaged", segment.life.id));
+            self.findings.push(format!(
+                "the link of segment {} is damaged",
+                segment.life.id
+            ));
             return;
         };
         if link.recovery_epoch > self.epoch {
@@ -287,7 +314,9 @@ impl Recovered {
         }
         self.next_log_counter = self.next_log_counter.max(link.next_log_counter);
         let before = before.map(|before| before.life.id);
-        let Some(missing) = link.predecessor.filter(|id| Some(*id) != before) else { return };
+        let Some(missing) = link.predecessor.filter(|id| Some(*id) != before) else {
+            return;
+        };
         self.findings.push(format!(
             "segment {missing} is missing or unreadable, before segment {}",
             segment.life.id
@@ -346,15 +375,25 @@ impl Recovered {
     /// A directory explains the damaged frames of the group before it.
     fn apply_directory(&mut self, segment: &Used, header: &Header, holes: &mut Vec<Hole>) {
         let bytes = segment.as_bytes();
-        let Some(directory) = frame::directory_of(bytes.frame(header), header) else { return };
+        let Some(directory) = frame::directory_of(bytes.frame(header), header) else {
+            return;
+        };
         let mut position = directory.start;
         for entry in &directory.entries {
-            let Some(end) = position.get().checked_add(entry.frame_len).map(Position::new) else {
+            let Some(end) = position
+                .get()
+                .checked_add(entry.frame_len)
+                .map(Position::new)
+            else {
                 return;
             };
-            let in_hole = holes.iter().any(|hole| hole.from < end && position < hole.to);
+            let in_hole = holes
+                .iter()
+                .any(|hole| hole.from < end && position < hole.to);
             let bad_body = entry.kind == Kind::Created
-                && bytes.header(position).is_some_and(|header| bytes.body(&header).is_none());
+                && bytes
+                    .header(position)
+                    .is_some_and(|header| bytes.body(&header).is_none());
             if in_hole || bad_body {
                 self.count_log_id(entry.log_id, entry.kind);
                 self.drafts.apply_entry(segment.life.id, position, entry);
@@ -371,8 +410,14 @@ impl Recovered {
         for item in &walked.items {
             match *item {
                 Item::Hole { from, to } => segment.add_hole(Hole { from, to }),
-                Item::Frame { header, body_good: false } if header.kind == Kind::Batch => {
-                    segment.add_hole(Hole { from: header.position, to: header.end() });
+                Item::Frame {
+                    header,
+                    body_good: false,
+                } if header.kind == Kind::Batch => {
+                    segment.add_hole(Hole {
+                        from: header.position,
+                        to: header.end(),
+                    });
                 }
                 Item::Frame { .. } => {}
             }
@@ -405,7 +450,15 @@ impl Recovered {
         let (id, file) = (used.life.id, Arc::clone(&used.file));
         let (base, end, chain) = (used.base, walked.end, walked.chain);
         let before = used.link.as_ref().and_then(|link| link.predecessor);
-        self.tail = Some(Tail { id, before, file, base, end, chain, debris });
+        self.tail = Some(Tail {
+            id,
+            before,
+            file,
+            base,
+            end,
+            chain,
+            debris,
+        });
     }
 
     fn is_damaged(&self) -> bool {
@@ -462,8 +515,12 @@ impl Recovered {
             Arc::clone(&segment),
             base,
         ));
-        let resume =
-            Resume { segment, link, next_log_counter: self.next_log_counter, arrival };
+        let resume = Resume {
+            segment,
+            link,
+            next_log_counter: self.next_log_counter,
+            arrival,
+        };
         let mut committer = Committer::new(
             Arc::clone(&journal),
             Arc::clone(&logs),
@@ -479,13 +536,26 @@ impl Recovered {
         give_back(self.tail.as_ref()).map_err(fail())?;
         let damages = Damages::new(finished.damages);
         let history = self.history;
-        Ok(Begun { journal, logs, damages, history, pool, committer, quarantine_bytes, report })
+        Ok(Begun {
+            journal,
+            logs,
+            damages,
+            history,
+            pool,
+            committer,
+            quarantine_bytes,
+            report,
+        })
     }
 
     /// Makes durable what was found in the old tail, and keeps what was cut off it.
     fn save_tail(&self, disk: &Arc<dyn Disk>) -> Result<u64, OpenError> {
-        let Some(tail) = self.tail.as_ref().filter(|_| !self.clean) else { return Ok(0) };
-        tail.file.sync().map_err(OpenError::io("flushing the old tail"))?;
+        let Some(tail) = self.tail.as_ref().filter(|_| !self.clean) else {
+            return Ok(0);
+        };
+        tail.file
+            .sync()
+            .map_err(OpenError::io("flushing the old tail"))?;
         if tail.debris.is_empty() {
             return Ok(0);
         }
@@ -496,12 +566,16 @@ impl Recovered {
 
     fn link(&self, segment_bytes: u64) -> Link {
         let tail = self.tail.as_ref();
-        let closings = tail.filter(|_| !self.drafts.is_uncertain()).and_then(|tail| {
-            let closings = self.drafts.closings(tail.id);
-            let bytes: usize =
-                closings.iter().map(|c| 32 + c.name.as_ref().map_or(0, String::len)).sum();
-            (bytes as u64 <= segment_bytes / 8).then_some(closings)
-        });
+        let closings = tail
+            .filter(|_| !self.drafts.is_uncertain())
+            .and_then(|tail| {
+                let closings = self.drafts.closings(tail.id);
+                let bytes: usize = closings
+                    .iter()
+                    .map(|c| 32 + c.name.as_ref().map_or(0, String::len))
+                    .sum();
+                (bytes as u64 <= segment_bytes / 8).then_some(closings)
+            });
         Link {
             predecessor: tail.map(|tail| tail.id),
             second: tail.and_then(|tail| tail.before),
@@ -509,7 +583,11 @@ impl Recovered {
             predecessor_chain: tail.map_or(0, |tail| tail.chain),
             recovery_epoch: self.epoch,
             next_log_counter: self.next_log_counter,
-            closings: if tail.is_some() { closings } else { Some(Vec::new()) },
+            closings: if tail.is_some() {
+                closings
+            } else {
+                Some(Vec::new())
+            },
         }
     }
 
@@ -532,7 +610,11 @@ impl Recovered {
 
 impl Used {
     fn as_bytes(&self) -> Bytes<'_> {
-        Bytes { life: &self.life, base: self.base, bytes: &self.bytes }
+        Bytes {
+            life: &self.life,
+            base: self.base,
+            bytes: &self.bytes,
+        }
     }
 }
 
@@ -540,13 +622,15 @@ impl Used {
 /// damaged is told in part by the directory of its group.
 fn frames(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
     let first = usize::try_from(LIFE_BYTES).ok()?;
-    let header = bytes.get(first..).and_then(|bytes| frame::decode_header(bytes, life.salt));
+    let header = bytes
+        .get(first..)
+        .and_then(|bytes| frame::decode_header(bytes, life.salt));
     if let Some(header) = header.filter(|header| header.kind == Kind::Link) {
         let base = Position::new(header.position.get().checked_sub(LIFE_BYTES)?);
         let body = Bytes { life, base, bytes }.body(&header);
-        let link = body.and_then(Link::decode).or_else(|| {
-            Some(partial_link(header.log_id, header.first_lsn, header.count))
-        });
+        let link = body
+            .and_then(Link::decode)
+            .or_else(|| Some(partial_link(header.log_id, header.first_lsn, header.count)));
         return Some((base, link));
     }
     // Any frame of this life tells the base: its position less its offset.
@@ -555,9 +639,14 @@ fn frames(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
         if rest.len() < frame::HEADER_BYTES || rest[6] == 0 {
             continue;
         }
-        let Some(header) = frame::decode_header(rest, life.salt) else { continue };
+        let Some(header) = frame::decode_header(rest, life.salt) else {
+            continue;
+        };
         let base = Position::new(header.position.get().checked_sub(offset as u64)?);
-        return Some((base, link_from_directory(&Bytes { life, base, bytes }, header)));
+        return Some((
+            base,
+            link_from_directory(&Bytes { life, base, bytes }, header),
+        ));
     }
     None
 }
@@ -565,7 +654,10 @@ fn frames(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
 fn link_from_directory(bytes: &Bytes<'_>, mut header: Header) -> Option<Link> {
     loop {
         if let Some(directory) = frame::directory_of(bytes.frame(&header), &header) {
-            let entry = directory.entries.first().filter(|entry| entry.kind == Kind::Link)?;
+            let entry = directory
+                .entries
+                .first()
+                .filter(|entry| entry.kind == Kind::Link)?;
             return Some(partial_link(entry.log_id, entry.first_lsn, entry.count));
         }
         header = bytes.resynchronise(header.position.advance(8))?;
@@ -589,10 +681,16 @@ fn subtract(holes: &[Hole], from: Position, to: Position) -> Vec<Hole> {
     let mut rest = Vec::new();
     for hole in holes {
         if hole.from < from.min(hole.to) {
-            rest.push(Hole { from: hole.from, to: hole.to.min(from) });
+            rest.push(Hole {
+                from: hole.from,
+                to: hole.to.min(from),
+            });
         }
         if hole.to > to.max(hole.from) {
-            rest.push(Hole { from: hole.from.max(to), to: hole.to });
+            rest.push(Hole {
+                from: hole.from.max(to),
+                to: hole.to,
+            });
         }
     }
     rest

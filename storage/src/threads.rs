@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
@@ -18,7 +19,9 @@ pub(crate) fn start(
     name: &str,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(format!("wald-{name}")).spawn(body)
+    std::thread::Builder::new()
+        .name(format!("wald-{name}"))
+        .spawn(body)
 }
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -29,6 +32,7 @@ type Task = Box<dyn FnOnce() + Send>;
 pub(crate) struct Workers {
     queue: Mutex<Queue>,
     changed: Condvar,
+    started: AtomicBool,
 }
 
 #[derive(Default)]
@@ -40,6 +44,7 @@ struct Queue {
 impl Workers {
     /// Starts `count` threads that work until [`Workers::stop`].
     pub(crate) fn start(self: &Arc<Self>, count: usize) -> io::Result<Vec<JoinHandle<()>>> {
+        self.started.store(true, Ordering::SeqCst);
         (0..count)
             .map(|index| {
                 let workers = Arc::clone(self);
@@ -63,13 +68,21 @@ impl Workers {
         }
     }
 
-    /// Runs `task` on one of the threads.
+    /// Runs `task` on one of the threads; at once and here if none was ever started,
+    /// as in simulations.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         task: impl FnOnce() -> T + Send + 'static,
     ) -> Awaited<T> {
         let (promise, awaited) = Promise::new();
-        self.queue.lock().tasks.push_back(Box::new(move || promise.keep(task())));
+        if !self.started.load(Ordering::SeqCst) {
+            promise.keep(task());
+            return awaited;
+        }
+        self.queue
+            .lock()
+            .tasks
+            .push_back(Box::new(move || promise.keep(task())));
         self.changed.notify_one();
         awaited
     }

@@ -120,7 +120,10 @@ struct Promised<T> {
 
 impl<T> Promise<T> {
     pub(crate) fn new() -> (Self, Awaited<T>) {
-        let cell = Arc::new(Mutex::new(Promised { value: None, waker: None }));
+        let cell = Arc::new(Mutex::new(Promised {
+            value: None,
+            waker: None,
+        }));
         (Self(Arc::clone(&cell)), Awaited(cell))
     }
 

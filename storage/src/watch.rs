@@ -72,7 +72,11 @@ impl<F> Until<F> {
     where
         F: FnMut() -> Option<T>,
     {
-        Self { watched, keys: Vec::new(), check }
+        Self {
+            watched,
+            keys: Vec::new(),
+            check,
+        }
     }
 
     fn leave(&mut self) {
@@ -95,7 +99,11 @@ where
             return Poll::Ready(value);
         }
         let waker = context.waker();
-        this.keys = this.watched.iter().map(|w| w.watch().add(waker.clone())).collect();
+        this.keys = this
+            .watched
+            .iter()
+            .map(|w| w.watch().add(waker.clone()))
+            .collect();
         // A change between the first look and the registration has woken nobody.
         match (this.check)() {
             Some(value) => {

@@ -149,7 +149,11 @@ impl Inode {
 
     /// `survives` decides for each unflushed sector.
     fn crash(&mut self, keep_size: bool, mut survives: impl FnMut() -> bool) {
-        let size = if keep_size { self.bytes.len() } else { self.durable.len() };
+        let size = if keep_size {
+            self.bytes.len()
+        } else {
+            self.durable.len()
+        };
         let mut after = self.durable.clone();
         after.resize(size, 0);
         for sector in std::mem::take(&mut self.dirty) {
@@ -196,7 +200,10 @@ impl MemoryDisk {
         let kept = usize::try_from(state.random() % kept).unwrap_or(0);
         let changes = std::mem::take(&mut state.unsynced_names);
         let mut names = std::mem::take(&mut state.durable_names);
-        changes.iter().take(kept).for_each(|change| change.apply(&mut names));
+        changes
+            .iter()
+            .take(kept)
+            .for_each(|change| change.apply(&mut names));
         // One choice for all files: nothing, everything, or sector by sector.
         let manner = state.random() % 4;
         let mut inodes: Vec<u64> = state.files.keys().copied().collect();
@@ -274,7 +281,14 @@ impl MemoryDisk {
         for (inode, file) in &state.files {
             let bytes = file.bytes.clone();
             let durable = bytes.clone();
-            copy.files.insert(*inode, Inode { bytes, durable, dirty: BTreeSet::new() });
+            copy.files.insert(
+                *inode,
+                Inode {
+                    bytes,
+                    durable,
+                    dirty: BTreeSet::new(),
+                },
+            );
         }
         Self(Arc::new(Mutex::new(copy)))
     }
@@ -290,7 +304,11 @@ impl DiskLock for MemoryLock {}
 impl Drop for MemoryLock {
     fn drop(&mut self) {
         let mut state = self.disk.0.lock();
-        if state.locked.as_ref().is_some_and(|(number, _)| *number == self.number) {
+        if state
+            .locked
+            .as_ref()
+            .is_some_and(|(number, _)| *number == self.number)
+        {
             state.locked = None;
         }
     }
@@ -310,7 +328,10 @@ impl Disk for MemoryDisk {
         state.next_lock += 1;
         let number = state.next_lock;
         state.locked = Some((number, holder.to_owned()));
-        Ok(Ok(Box::new(MemoryLock { disk: self.clone(), number })))
+        Ok(Ok(Box::new(MemoryLock {
+            disk: self.clone(),
+            number,
+        })))
     }
 
     fn create_directory(&self, _path: &str) -> io::Result<()> {
@@ -340,15 +361,24 @@ impl Disk for MemoryDisk {
         state.next_inode += 1;
         let inode = state.next_inode;
         state.files.insert(inode, Inode::default());
-        state.change_name(NameChange { set: Some((path.to_owned(), inode)), removed: None })?;
-        Ok(Arc::new(MemoryFile { disk: self.clone(), inode }))
+        state.change_name(NameChange {
+            set: Some((path.to_owned(), inode)),
+            removed: None,
+        })?;
+        Ok(Arc::new(MemoryFile {
+            disk: self.clone(),
+            inode,
+        }))
     }
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let state = self.0.lock();
         state.alive()?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Arc::new(MemoryFile { disk: self.clone(), inode }))
+        Ok(Arc::new(MemoryFile {
+            disk: self.clone(),
+            inode,
+        }))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -367,7 +397,10 @@ impl Disk for MemoryDisk {
         if !state.names.contains_key(path) {
             return Err(io::ErrorKind::NotFound.into());
         }
-        state.change_name(NameChange { set: None, removed: Some(path.to_owned()) })
+        state.change_name(NameChange {
+            set: None,
+            removed: Some(path.to_owned()),
+        })
     }
 
     fn sync_directory(&self, directory: &str) -> io::Result<()> {
@@ -379,7 +412,9 @@ impl Disk for MemoryDisk {
             .into_iter()
             .partition(|change| change.touches(directory));
         state.unsynced_names = rest;
-        flushed.iter().for_each(|change| change.apply(&mut state.durable_names));
+        flushed
+            .iter()
+            .for_each(|change| change.apply(&mut state.durable_names));
         Ok(())
     }
 
@@ -412,7 +447,9 @@ impl DiskFile for MemoryFile {
         let mut state = self.disk.0.lock();
         state.alive()?;
         let bytes = &state.inode(self.inode).bytes;
-        let offset = usize::try_from(offset).map_err(io::Error::other)?.min(bytes.len());
+        let offset = usize::try_from(offset)
+            .map_err(io::Error::other)?
+            .min(bytes.len());
         let count = buffer.len().min(bytes.len() - offset);
         buffer[..count].copy_from_slice(&bytes[offset..offset + count]);
         Ok(count)

@@ -149,7 +149,11 @@ impl Disk for RealDisk {
                 true,
                 Some("it lives in memory: a reboot or power cut takes everything, flushed or not"),
             ),
-            0x8584_58F6 => ("ramfs", true, Some("it lives in memory: nothing survives a reboot")),
+            0x8584_58F6 => (
+                "ramfs",
+                true,
+                Some("it lives in memory: nothing survives a reboot"),
+            ),
             0x794C_7630 => (
                 "overlay",
                 false,
@@ -160,7 +164,11 @@ impl Disk for RealDisk {
                 false,
                 Some("what a flush means there, and whether locks hold, is up to the server"),
             ),
-            0x6573_5546 => ("fuse", false, Some("what a flush means there is up to the driver")),
+            0x6573_5546 => (
+                "fuse",
+                false,
+                Some("what a flush means there is up to the driver"),
+            ),
             _ => ("unknown", false, None),
         };
         FileSystem {

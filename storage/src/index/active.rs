@@ -64,7 +64,8 @@ impl Places {
 
     /// The first frame that is not wholly below `position`.
     pub(crate) fn first_beyond(&self, position: Position) -> Option<&Place> {
-        self.0.get(self.0.partition_point(|place| place.end() <= position))
+        self.0
+            .get(self.0.partition_point(|place| place.end() <= position))
     }
 
     /// Takes out a frame found damaged.
@@ -107,7 +108,11 @@ mod tests {
     #[test]
     fn the_first_frame_beyond_a_position_is_the_first_not_wholly_below() {
         let places = places();
-        let first = |p| places.first_beyond(Position::new(p)).map(|p| p.position.get());
+        let first = |p| {
+            places
+                .first_beyond(Position::new(p))
+                .map(|p| p.position.get())
+        };
         assert_eq!(first(0), Some(100));
         assert_eq!(first(179), Some(100));
         assert_eq!(first(180), Some(300));

@@ -68,7 +68,11 @@ impl Created {
             (4, Value::Fixed64(time)) => create_time = Timestamp::from_micros(time.cast_signed()),
             _ => {}
         })?;
-        Some(Self { name: name?, config: settings?, create_time })
+        Some(Self {
+            name: name?,
+            config: settings?,
+            create_time,
+        })
     }
 }
 
@@ -93,8 +97,12 @@ impl Closing {
     }
 
     fn decode(input: &[u8]) -> Option<Self> {
-        let mut closing =
-            Self { log_id: LogId::new(0), next_lsn: Lsn::ZERO, name: None, deleted: false };
+        let mut closing = Self {
+            log_id: LogId::new(0),
+            next_lsn: Lsn::ZERO,
+            name: None,
+            deleted: false,
+        };
         collect(input, |number, value| match (number, value) {
             (1, Value::Varint(id)) => closing.log_id = LogId::new(id),
             (2, Value::Varint(lsn)) => closing.next_lsn = Lsn::new(lsn),
@@ -206,8 +214,13 @@ impl Seal {
     }
 
     pub(crate) fn decode(input: &[u8]) -> Option<Self> {
-        let mut seal =
-            Self { frames: 0, records: 0, digest: 0, clean: false, next_log_counter: 0 };
+        let mut seal = Self {
+            frames: 0,
+            records: 0,
+            digest: 0,
+            clean: false,
+            next_log_counter: 0,
+        };
         collect(input, |number, value| match (number, value) {
             (1, Value::Varint(frames)) => seal.frames = frames,
             (2, Value::Varint(records)) => seal.records = records,
@@ -228,7 +241,9 @@ mod tests {
 
     #[test]
     fn bodies_read_back_as_they_were_written() {
-        let config = LogConfig { max_record_bytes: Some(4096) };
+        let config = LogConfig {
+            max_record_bytes: Some(4096),
+        };
         let mut out = Vec::new();
         Created::put(&mut out, "airport/ü", &config, Timestamp::from_micros(-5));
         assert!(out.len() <= Created::max_len("airport/ü"));

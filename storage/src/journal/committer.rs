@@ -40,8 +40,14 @@ const COALESCED_BYTES: usize = 256 << 10;
 /// What is asked of the committer.
 pub(crate) enum Operation {
     Append(Batch),
-    Create { name: LogName, config: LogConfig },
-    Configure { name: LogName, config: LogConfig },
+    Create {
+        name: LogName,
+        config: LogConfig,
+    },
+    Configure {
+        name: LogName,
+        config: LogConfig,
+    },
     Delete(LogTarget),
     /// Nothing but to be answered when everything before it is safe.
     Barrier,
@@ -79,7 +85,12 @@ struct About {
 impl About {
     /// A frame without records, about the log (if any) as it stands.
     fn act(kind: Kind, first_lsn: Lsn) -> Self {
-        Self { kind, flags: 0, first_lsn, count: 0 }
+        Self {
+            kind,
+            flags: 0,
+            first_lsn,
+            count: 0,
+        }
     }
 }
 
@@ -199,7 +210,9 @@ impl Committer {
             self.place(submission);
         }
         let encoded = self.journal.clock.monotonic();
-        self.journal.observer.phase(Phase::Encode, encoded.duration_since(started));
+        self.journal
+            .observer
+            .phase(Phase::Encode, encoded.duration_since(started));
         self.write_out();
     }
 
@@ -211,7 +224,10 @@ impl Committer {
     /// Writes a marker: the durable mark, and the directory of the last group. It is
     /// to be flushed like anything else.
     pub(crate) fn mark(&mut self) {
-        if !self.needs_marker() || self.secure(HEADER_BYTES, DirectoryBuilder::entry_len(None)).is_err()
+        if !self.needs_marker()
+            || self
+                .secure(HEADER_BYTES, DirectoryBuilder::entry_len(None))
+                .is_err()
         {
             return;
         }
@@ -233,10 +249,22 @@ impl Committer {
     }
 
     fn place(&mut self, submission: Submission) {
-        let Submission { operation, level, answer, cost, submitted } = submission;
+        let Submission {
+            operation,
+            level,
+            answer,
+            cost,
+            submitted,
+        } = submission;
         if self.closed || self.journal.failure().is_some() {
             let outcome = Outcome::Refused(AppendError::Draining);
-            let waiter = Waiter { need: Position::ZERO, answer, outcome, cost, since: submitted };
+            let waiter = Waiter {
+                need: Position::ZERO,
+                answer,
+                outcome,
+                cost,
+                since: submitted,
+            };
             return match self.journal.failure() {
                 Some(_) => self.journal.answer_failed(waiter),
                 None => self.journal.answer(waiter, Durability::Durable),
@@ -252,14 +280,23 @@ impl Committer {
                 (Some(self.end()), Outcome::Done)
             }
         };
-        self.pending.push(Pending { level, need, answer, outcome, cost });
+        self.pending.push(Pending {
+            level,
+            need,
+            answer,
+            outcome,
+            cost,
+        });
     }
 
     /// Checks and places one batch. Returns the position that must be safe before the
     /// answer (`None`: the end of the group), and the answer.
     fn append(&mut self, batch: &Batch, answer: &Answer) -> (Option<Position>, Outcome) {
-        let targets: Vec<Option<Arc<Log>>> =
-            batch.logs.iter().map(|l| self.logs.by_name(l.log.as_str())).collect();
+        let targets: Vec<Option<Arc<Log>>> = batch
+            .logs
+            .iter()
+            .map(|l| self.logs.by_name(l.log.as_str()))
+            .collect();
         let size = match self.unit_size(batch, &targets) {
             Ok(size) => size,
             Err(error) => return (Some(Position::ZERO), Outcome::Refused(error)),
@@ -272,8 +309,11 @@ impl Committer {
                 return (Some(reveals), Outcome::Refused(error));
             }
             Checked::Passed { reveals } if batch.logs.is_empty() => {
-                let outcome =
-                    Outcome::Appended { appends: Vec::new(), logs: Vec::new(), position: None };
+                let outcome = Outcome::Appended {
+                    appends: Vec::new(),
+                    logs: Vec::new(),
+                    position: None,
+                };
                 return (Some(reveals), outcome);
             }
             Checked::Passed { .. } => {}
@@ -286,9 +326,19 @@ impl Committer {
             _ => self.append_unit(batch, targets),
         };
         if let Answer::Ticket(ticket) = answer {
-            ticket.order(Ordered { appends: appends.clone(), position: Some(position) });
+            ticket.order(Ordered {
+                appends: appends.clone(),
+                position: Some(position),
+            });
         }
-        (None, Outcome::Appended { appends, logs, position: Some(position) })
+        (
+            None,
+            Outcome::Appended {
+                appends,
+                logs,
+                position: Some(position),
+            },
+        )
     }
 
     /// The most bytes of frames and of directory entries that a batch can take.
@@ -312,12 +362,14 @@ impl Committer {
         let limit = self.largest_unit.min(largest_in(&self.segment));
         if (frames + directory) as u64 > limit || directory > UNIT_DIRECTORY_BYTES {
             let records = batch.logs.iter().map(|l| l.records.len() as u64).sum();
-            return Err(AppendError::Invalid(crate::error::InvalidBatch::RequestTooLarge {
-                records,
-                bytes: (frames + directory) as u64,
-                max_records: records,
-                max_bytes: limit,
-            }));
+            return Err(AppendError::Invalid(
+                crate::error::InvalidBatch::RequestTooLarge {
+                    records,
+                    bytes: (frames + directory) as u64,
+                    max_records: records,
+                    max_bytes: limit,
+                },
+            ));
         }
         Ok((frames, directory))
     }
@@ -344,7 +396,13 @@ impl Committer {
         let (start, header_len) = self.begin_frame();
         let append = self.put_records(log, &records.records, start, None);
         let (log, first_lsn) = (Arc::clone(log), append.first_lsn);
-        self.open = Some(OpenFrame { start, header_len, log, first_lsn, count });
+        self.open = Some(OpenFrame {
+            start,
+            header_len,
+            log,
+            first_lsn,
+            count,
+        });
         (append, position)
     }
 
@@ -364,7 +422,10 @@ impl Committer {
         let mut first_time = None;
         for record in records {
             // Stored time never goes back within a log.
-            let time = record.timestamp.unwrap_or(self.arrival).max(state.last_time);
+            let time = record
+                .timestamp
+                .unwrap_or(self.arrival)
+                .max(state.last_time);
             let own = (time != self.arrival).then_some(time);
             codec::put_record(&mut self.buffer, record, own);
             state.last_time = time;
@@ -410,7 +471,12 @@ impl Committer {
             let append = self.put_records(&log, &records.records, start, None);
             let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
             let flags = if index == last { 0 } else { CONTINUES };
-            let about = About { kind: Kind::Batch, flags, first_lsn: append.first_lsn, count };
+            let about = About {
+                kind: Kind::Batch,
+                flags,
+                first_lsn: append.first_lsn,
+                count,
+            };
             self.end_batch(start, header_len, about, &log);
             appends.push(append);
             logs.push(log);
@@ -422,7 +488,10 @@ impl Committer {
         if let Some(log) = self.logs.by_name(name.as_str()) {
             self.finish_open();
             let reveals = log.state.read().created_end;
-            let error = AdminError::LogExists { log: name, log_id: log.id };
+            let error = AdminError::LogExists {
+                log: name,
+                log_id: log.id,
+            };
             return (Some(reveals), Outcome::AdminRefused(error));
         }
         let frames = HEADER_BYTES + Created::max_len(name.as_str()).next_multiple_of(8);
@@ -461,12 +530,17 @@ impl Committer {
     /// gone for readers too, and not before.
     fn delete(&mut self, target: &LogTarget) -> (Option<Position>, Outcome) {
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
-            let error = AdminError::LogNotFound { log: target.name.clone() };
+            let error = AdminError::LogNotFound {
+                log: target.name.clone(),
+            };
             return (Some(Position::ZERO), Outcome::AdminRefused(error));
         };
         if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
-            let error =
-                AdminError::LogReplaced { log: target.name.clone(), expected, actual: log.id };
+            let error = AdminError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.id,
+            };
             self.finish_open();
             let reveals = log.state.read().created_end;
             return (Some(reveals), Outcome::AdminRefused(error));
@@ -498,7 +572,10 @@ impl Committer {
         let id = LogId::compose(self.journal.recovery_epoch, self.next_log_counter);
         self.next_log_counter += 1;
         let time = self.arrival;
-        let about = About { flags, ..About::act(Kind::Created, Lsn::ZERO) };
+        let about = About {
+            flags,
+            ..About::act(Kind::Created, Lsn::ZERO)
+        };
         let header = self.push_frame(about, id, Some(name.as_str()), |out| {
             Created::put(out, name.as_str(), &config, time);
         });
@@ -534,8 +611,16 @@ impl Committer {
     }
 
     fn fits(&self, frames: usize, directory: usize) -> bool {
-        let first = if self.buffer.is_empty() { self.previous.extension_len() } else { 0 };
-        let told = if self.buffer.is_empty() { 0 } else { self.directory.extension_len() };
+        let first = if self.buffer.is_empty() {
+            self.previous.extension_len()
+        } else {
+            0
+        };
+        let told = if self.buffer.is_empty() {
+            0
+        } else {
+            self.directory.extension_len()
+        };
         let seal = HEADER_BYTES + Seal::MAX_LEN + 16 + told + directory + 32;
         let need = self.buffer.len().next_multiple_of(8) + first + frames + 8 + seal;
         self.offset + need as u64 <= self.segment.life.size
@@ -543,7 +628,9 @@ impl Committer {
 
     /// Goes on in the next segment: what is here is written, sealed and flushed first.
     fn roll(&mut self) {
-        let Some(ready) = self.spare.take() else { return };
+        let Some(ready) = self.spare.take() else {
+            return;
+        };
         let started = self.journal.clock.monotonic();
         self.write_out();
         self.seal(false);
@@ -572,7 +659,9 @@ impl Committer {
         self.records = 0;
         self.previous = DirectoryBuilder::default();
         self.link(&link);
-        self.journal.observer.roll(self.journal.clock.monotonic().duration_since(started));
+        self.journal
+            .observer
+            .roll(self.journal.clock.monotonic().duration_since(started));
     }
 
     /// How the logs of this segment stand now, unless they are too many to tell.
@@ -582,8 +671,7 @@ impl Committer {
         let mut closings = Vec::with_capacity(self.touched.len());
         for log in self.touched.drain(..) {
             let state = log.state.read();
-            let name =
-                (state.created_in == Some(segment)).then(|| log.name.as_str().to_owned());
+            let name = (state.created_in == Some(segment)).then(|| log.name.as_str().to_owned());
             bytes += 32 + name.as_ref().map_or(0, String::len);
             closings.push(Closing {
                 log_id: log.id,
@@ -643,7 +731,10 @@ impl Committer {
         } else {
             Vec::new()
         };
-        (frame::begin(&mut self.buffer, &extension), HEADER_BYTES + extension.len())
+        (
+            frame::begin(&mut self.buffer, &extension),
+            HEADER_BYTES + extension.len(),
+        )
     }
 
     fn end_batch(&mut self, start: usize, header_len: usize, about: About, log: &Arc<Log>) {
@@ -694,8 +785,19 @@ impl Committer {
 
     fn finish_open(&mut self) {
         if let Some(open) = self.open.take() {
-            let OpenFrame { start, header_len, log, first_lsn, count } = open;
-            let about = About { kind: Kind::Batch, flags: 0, first_lsn, count };
+            let OpenFrame {
+                start,
+                header_len,
+                log,
+                first_lsn,
+                count,
+            } = open;
+            let about = About {
+                kind: Kind::Batch,
+                flags: 0,
+                first_lsn,
+                count,
+            };
             self.end_batch(start, header_len, about, &log);
         }
     }
@@ -728,9 +830,21 @@ impl Committer {
         let failed = self.journal.failure().is_some();
         let mut handed = Vec::new();
         for pending in self.pending.drain(..) {
-            let Pending { level, need, answer, outcome, cost } = pending;
+            let Pending {
+                level,
+                need,
+                answer,
+                outcome,
+                cost,
+            } = pending;
             let need = need.unwrap_or(written);
-            let waiter = Waiter { need, answer, outcome, cost, since: now };
+            let waiter = Waiter {
+                need,
+                answer,
+                outcome,
+                cost,
+                since: now,
+            };
             if failed {
                 self.journal.answer_failed(waiter);
             } else if need <= durable {
@@ -749,7 +863,9 @@ impl Committer {
         let took = journal.clock.monotonic().duration_since(started);
         let requests = self.pending.len() as u64;
         journal.observer.phase(Phase::Write, took);
-        journal.observer.group(requests, self.group_records, self.buffer.len() as u64);
+        journal
+            .observer
+            .group(requests, self.group_records, self.buffer.len() as u64);
         self.group_records = 0;
         self.digest.update(&self.buffer);
         self.offset += self.buffer.len() as u64;

@@ -152,7 +152,10 @@ pub(crate) struct Head {
 
 /// CRC-32C.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
-    low32(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes))
+    low32(crc_fast::checksum(
+        crc_fast::CrcAlgorithm::Crc32Iscsi,
+        bytes,
+    ))
 }
 
 /// CRC-32C of `bytes`, seeded with a segment's salt.
@@ -163,8 +166,9 @@ pub(crate) fn salted_crc32c(salt: u64, bytes: &[u8]) -> u32 {
     low32(digest.finalize())
 }
 
+/// The library gives 32-bit checksums in 64 bits.
 fn low32(value: u64) -> u32 {
-    (value & u64::from(u32::MAX)) as u32
+    u32::try_from(value).expect("a 32-bit checksum")
 }
 
 /// Starts a frame at the end of `out`: room for the header, then the extensions
@@ -364,7 +368,14 @@ impl Directory {
                 .then(|| String::from_utf8(name.to_vec()))
                 .transpose()
                 .ok()?;
-            entries.push(DirectoryEntry { kind, frame_len, log_id, first_lsn, count, name });
+            entries.push(DirectoryEntry {
+                kind,
+                frame_len,
+                log_id,
+                first_lsn,
+                count,
+                name,
+            });
         }
         Some(Self { start, entries })
     }
@@ -408,7 +419,11 @@ impl DirectoryBuilder {
 
     /// Bytes of the extension as it stands.
     pub(crate) fn extension_len(&self) -> usize {
-        if self.is_empty() { 0 } else { (8 + self.payload.len()).next_multiple_of(8) }
+        if self.is_empty() {
+            0
+        } else {
+            (8 + self.payload.len()).next_multiple_of(8)
+        }
     }
 
     /// The encoded extension; nothing for an empty directory.
@@ -447,7 +462,11 @@ mod tests {
         directory.reset(Position::new(8192));
         let mut out = Vec::new();
         let start = begin(&mut out, &[]);
-        let created = Head { kind: Kind::Created, count: 0, ..head() };
+        let created = Head {
+            kind: Kind::Created,
+            count: 0,
+            ..head()
+        };
         let header = finish(&mut out, start, HEADER_BYTES, SALT, &created);
         directory.push(&header, Some("flights"));
         let extension = directory.extension();
@@ -455,7 +474,13 @@ mod tests {
         out.clear();
         let start = begin(&mut out, &extension);
         out.extend_from_slice(body);
-        let header = finish(&mut out, start, HEADER_BYTES + extension.len(), SALT, &head());
+        let header = finish(
+            &mut out,
+            start,
+            HEADER_BYTES + extension.len(),
+            SALT,
+            &head(),
+        );
         (out, header)
     }
 

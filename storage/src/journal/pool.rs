@@ -134,7 +134,12 @@ impl Pool {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(io::Error::other)?;
         let salt = u64::from_le_bytes(salt);
-        let life = Life { id, size: self.segment_bytes, salt, store_id: self.store_id };
+        let life = Life {
+            id,
+            size: self.segment_bytes,
+            salt,
+            store_id: self.store_id,
+        };
         let (path, file) = match self.reusable(free)? {
             Some(found) => found,
             None => self.create(id)?,

@@ -48,7 +48,9 @@ pub(crate) fn pool_path(id: SegmentId) -> String {
 
 /// The id in a segment's file name.
 pub(crate) fn id_of(name: &str) -> Option<SegmentId> {
-    let digits = name.strip_suffix(".seg").filter(|digits| digits.len() == 16)?;
+    let digits = name
+        .strip_suffix(".seg")
+        .filter(|digits| digits.len() == 16)?;
     u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
 }
 
@@ -148,7 +150,13 @@ pub(crate) struct Segment {
 
 impl Segment {
     pub(crate) fn new(life: Life, base: Position, file: Arc<dyn DiskFile>) -> Self {
-        Self { life, base, file, end: RwLock::new(None), holes: RwLock::default() }
+        Self {
+            life,
+            base,
+            file,
+            end: RwLock::new(None),
+            holes: RwLock::default(),
+        }
     }
 
     /// Position of the first frame.
@@ -193,7 +201,12 @@ mod tests {
 
     #[test]
     fn one_good_life_block_is_enough_and_every_flip_is_seen() {
-        let life = Life { id: SegmentId::new(5), size: 65536, salt: 77, store_id: 1 << 100 };
+        let life = Life {
+            id: SegmentId::new(5),
+            size: 65536,
+            salt: 77,
+            store_id: 1 << 100,
+        };
         let bytes = life.encode();
         assert_eq!(bytes.len() as u64, LIFE_BYTES);
         for bit in 0..LIFE_LEN * 8 {

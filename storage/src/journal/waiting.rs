@@ -22,7 +22,11 @@ pub(crate) enum Answer {
 
 /// What to tell, once it is safe to.
 pub(crate) enum Outcome {
-    Appended { appends: Vec<LogAppended>, logs: Vec<Arc<Log>>, position: Option<Position> },
+    Appended {
+        appends: Vec<LogAppended>,
+        logs: Vec<Arc<Log>>,
+        position: Option<Position>,
+    },
     /// A refusal: waits too, because it reveals state.
     Refused(AppendError),
     AdminRefused(AdminError),
@@ -80,7 +84,10 @@ impl Waiting {
     }
 
     pub(super) fn take_all(&mut self) -> (Vec<Waiter>, VecDeque<Group>) {
-        (std::mem::take(&mut self.waiters), std::mem::take(&mut self.groups))
+        (
+            std::mem::take(&mut self.waiters),
+            std::mem::take(&mut self.groups),
+        )
     }
 }
 
@@ -90,10 +97,25 @@ impl Journal {
     pub(crate) fn answer(&self, waiter: Waiter, reached: Durability) {
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
         match (waiter.answer, waiter.outcome) {
-            (Answer::Ticket(ticket), Outcome::Appended { appends, logs, position }) => {
+            (
+                Answer::Ticket(ticket),
+                Outcome::Appended {
+                    appends,
+                    logs,
+                    position,
+                },
+            ) => {
                 let durable = self.durable();
-                let durable_lsns = logs.iter().map(|log| log.state.read().tail(durable)).collect();
-                ticket.settle(Ok(Appended { appends, durable_lsns, durability: reached, position }));
+                let durable_lsns = logs
+                    .iter()
+                    .map(|log| log.state.read().tail(durable))
+                    .collect();
+                ticket.settle(Ok(Appended {
+                    appends,
+                    durable_lsns,
+                    durability: reached,
+                    position,
+                }));
             }
             (Answer::Ticket(ticket), Outcome::Refused(error)) => ticket.settle(Err(error)),
             (Answer::Ticket(ticket), Outcome::AdminRefused(_) | Outcome::Done) => {
@@ -112,7 +134,10 @@ impl Journal {
     pub(super) fn answer_failed(&self, waiter: Waiter) {
         let Some(error) = self.failure() else { return };
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
-        let refused = matches!(waiter.outcome, Outcome::Refused(_) | Outcome::AdminRefused(_));
+        let refused = matches!(
+            waiter.outcome,
+            Outcome::Refused(_) | Outcome::AdminRefused(_)
+        );
         let told = if refused {
             AppendError::JournalFailed(Arc::clone(&error))
         } else {

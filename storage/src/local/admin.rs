@@ -28,7 +28,11 @@ impl Core {
         name: LogName,
         config: LogConfig,
     ) -> Result<LogInfo, AdminError> {
-        self.administer(Operation::Create { name: name.clone(), config }).await?;
+        self.administer(Operation::Create {
+            name: name.clone(),
+            config,
+        })
+        .await?;
         self.info(name)
     }
 
@@ -37,7 +41,11 @@ impl Core {
         name: LogName,
         config: LogConfig,
     ) -> Result<LogInfo, AdminError> {
-        self.administer(Operation::Configure { name: name.clone(), config }).await?;
+        self.administer(Operation::Configure {
+            name: name.clone(),
+            config,
+        })
+        .await?;
         self.info(name)
     }
 
@@ -57,7 +65,9 @@ impl Core {
     ) -> Vec<LogInfo> {
         let durable = self.journal.published(Visibility::Durable);
         self.logs
-            .page(prefix, after, limit, |log| log.state.read().created_end <= durable)
+            .page(prefix, after, limit, |log| {
+                log.state.read().created_end <= durable
+            })
             .iter()
             .map(|log| log.info(durable, durable))
             .collect()
@@ -85,7 +95,13 @@ impl Core {
     }
 
     pub(super) fn segments(&self) -> Vec<SegmentInfo> {
-        let segments: Vec<_> = self.journal.segments.read().values().map(Arc::clone).collect();
+        let segments: Vec<_> = self
+            .journal
+            .segments
+            .read()
+            .values()
+            .map(Arc::clone)
+            .collect();
         segments
             .iter()
             .map(|segment| SegmentInfo {

@@ -95,7 +95,8 @@ impl Intake {
         state.idle += 1;
         match flush_at.into_iter().chain(mark_at).min() {
             Some(at) => {
-                self.changed.wait_for(state, at.saturating_duration_since(now));
+                self.changed
+                    .wait_for(state, at.saturating_duration_since(now));
             }
             None => self.changed.wait(state),
         }
@@ -132,7 +133,8 @@ pub(crate) fn drive(core: &Arc<Core>) {
                 let mark = committer.needs_marker();
                 drop(committer);
                 let delay = core.config.marker_delay;
-                core.intake.wrote(mark.then(|| core.journal.clock.monotonic() + delay));
+                core.intake
+                    .wrote(mark.then(|| core.journal.clock.monotonic() + delay));
             }
             Job::Mark => {
                 core.committer.lock().mark();
@@ -154,7 +156,9 @@ impl Core {
         if self.journal.failure().is_some() {
             return None;
         }
-        self.journal.unflushed_since().map(|since| since + self.config.sync_interval)
+        self.journal
+            .unflushed_since()
+            .map(|since| since + self.config.sync_interval)
     }
 
     fn flush_is_due(&self, now: Instant) -> bool {

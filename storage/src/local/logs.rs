@@ -62,7 +62,9 @@ impl LogState {
         if self.last_end <= published {
             return self.next;
         }
-        self.places.first_beyond(published).map_or(self.next, |place| place.first_lsn)
+        self.places
+            .first_beyond(published)
+            .map_or(self.next, |place| place.first_lsn)
     }
 
     /// The damaged range that holds `lsn`, or begins first after it.
@@ -134,7 +136,12 @@ impl Log {
 
     /// A log as recovery found it.
     pub(crate) fn recovered(id: LogId, name: LogName, state: LogState) -> Self {
-        Self { id, name, state: RwLock::new(state), watch: Watch::default() }
+        Self {
+            id,
+            name,
+            state: RwLock::new(state),
+            watch: Watch::default(),
+        }
     }
 
     /// The log as administration sees it.
@@ -183,7 +190,11 @@ impl Logs {
     /// Takes the name from a deleted log; its identity stays known.
     pub(crate) fn remove_name(&self, log: &Log) {
         let mut tables = self.0.write();
-        if tables.names.get(&log.name).is_some_and(|named| named.id == log.id) {
+        if tables
+            .names
+            .get(&log.name)
+            .is_some_and(|named| named.id == log.id)
+        {
             tables.names.remove(&log.name);
         }
     }

@@ -16,7 +16,11 @@ pub(crate) fn record_bytes(record: &Record) -> u64 {
 }
 
 fn header_bytes(record: &Record) -> u64 {
-    record.headers.iter().map(|h| (h.key.len() + h.value.len()) as u64).sum()
+    record
+        .headers
+        .iter()
+        .map(|h| (h.key.len() + h.value.len()) as u64)
+        .sum()
 }
 
 /// Checks a batch against the limits. Returns what it costs of the in-flight budget.
@@ -34,7 +38,9 @@ pub(crate) fn validate(
     let mut bytes = 0;
     for records in &batch.logs {
         if records.records.is_empty() {
-            return Err(InvalidBatch::Empty { log: Some(records.log.clone()) });
+            return Err(InvalidBatch::Empty {
+                log: Some(records.log.clone()),
+            });
         }
         count += records.records.len() as u64;
         for (index, record) in records.records.iter().enumerate() {
@@ -64,7 +70,11 @@ fn check_names(batch: &Batch) -> Result<(), InvalidBatch> {
     if batch.logs.len() + batch.checks.len() < 2 {
         return Ok(());
     }
-    let names = batch.logs.iter().map(|l| &l.log).chain(batch.checks.iter().map(|c| &c.log));
+    let names = batch
+        .logs
+        .iter()
+        .map(|l| &l.log)
+        .chain(batch.checks.iter().map(|c| &c.log));
     let mut seen = HashSet::new();
     for log in names {
         if !seen.insert(log) {
@@ -94,7 +104,12 @@ fn check_record(
     }
     let (bytes, limit) = (record_bytes(record), u64::from(limits.max_record_bytes));
     if bytes > limit {
-        return Err(InvalidBatch::RecordTooLarge { log: log.clone(), index, bytes, limit });
+        return Err(InvalidBatch::RecordTooLarge {
+            log: log.clone(),
+            index,
+            bytes,
+            limit,
+        });
     }
     Ok(())
 }
@@ -106,7 +121,9 @@ fn check_time(
     now: Timestamp,
     max_micros: i64,
 ) -> Result<(), InvalidBatch> {
-    let Some(timestamp) = record.timestamp else { return Ok(()) };
+    let Some(timestamp) = record.timestamp else {
+        return Ok(());
+    };
     let ahead_micros = timestamp.micros().saturating_sub(now.micros());
     if ahead_micros > max_micros {
         return Err(InvalidBatch::TimestampInFuture {
@@ -122,10 +139,17 @@ fn check_time(
 }
 
 fn check_sum(log: &LogName, index: usize, record: &Record) -> Result<(), InvalidBatch> {
-    let Some(given) = record.crc32c else { return Ok(()) };
+    let Some(given) = record.crc32c else {
+        return Ok(());
+    };
     let actual = crc32c(&record.data);
     if given != actual {
-        return Err(InvalidBatch::ChecksumMismatch { log: log.clone(), index, given, actual });
+        return Err(InvalidBatch::ChecksumMismatch {
+            log: log.clone(),
+            index,
+            given,
+            actual,
+        });
     }
     Ok(())
 }
@@ -140,24 +164,48 @@ mod tests {
 
     fn batch(record: Record) -> Batch {
         let log = LogName::new("a").unwrap();
-        let logs = vec![LogRecords { log, records: vec![record], guard: Default::default() }];
-        Batch { logs, checks: Vec::new() }
+        let logs = vec![LogRecords {
+            log,
+            records: vec![record],
+            guard: Default::default(),
+        }];
+        Batch {
+            logs,
+            checks: Vec::new(),
+        }
     }
 
     fn check(batch: &Batch) -> Result<u64, InvalidBatch> {
         let limits = StorageConfig::default().limits();
-        validate(batch, &limits, Timestamp::from_micros(1_000_000), 60_000_000)
+        validate(
+            batch,
+            &limits,
+            Timestamp::from_micros(1_000_000),
+            60_000_000,
+        )
     }
 
     #[test]
     fn a_wrong_checksum_is_told_with_the_right_one() {
         let data = Bytes::from_static(b"123456789");
-        let good = Record { data: data.clone(), crc32c: Some(0xE306_9283), ..Record::default() };
+        let good = Record {
+            data: data.clone(),
+            crc32c: Some(0xE306_9283),
+            ..Record::default()
+        };
         assert!(check(&batch(good)).is_ok());
-        let bad = Record { data, crc32c: Some(1), ..Record::default() };
+        let bad = Record {
+            data,
+            crc32c: Some(1),
+            ..Record::default()
+        };
         assert!(matches!(
             check(&batch(bad)),
-            Err(InvalidBatch::ChecksumMismatch { given: 1, actual: 0xE306_9283, .. })
+            Err(InvalidBatch::ChecksumMismatch {
+                given: 1,
+                actual: 0xE306_9283,
+                ..
+            })
         ));
     }
 
@@ -165,17 +213,29 @@ mod tests {
     fn a_time_a_minute_ahead_passes_and_a_microsecond_more_does_not() {
         let at = |micros| {
             let timestamp = Some(Timestamp::from_micros(micros));
-            batch(Record { timestamp, ..Record::default() })
+            batch(Record {
+                timestamp,
+                ..Record::default()
+            })
         };
         assert!(check(&at(61_000_000)).is_ok());
-        assert!(matches!(check(&at(61_000_001)), Err(InvalidBatch::TimestampInFuture { .. })));
+        assert!(matches!(
+            check(&at(61_000_001)),
+            Err(InvalidBatch::TimestampInFuture { .. })
+        ));
     }
 
     #[test]
     fn a_log_named_twice_is_refused_also_as_a_check() {
         let mut twice = batch(Record::default());
         let log = twice.logs[0].log.clone();
-        twice.checks.push(crate::record::LogCheck { log, guard: Default::default() });
-        assert!(matches!(check(&twice), Err(InvalidBatch::DuplicateLog { .. })));
+        twice.checks.push(crate::record::LogCheck {
+            log,
+            guard: Default::default(),
+        });
+        assert!(matches!(
+            check(&twice),
+            Err(InvalidBatch::DuplicateLog { .. })
+        ));
     }
 }

@@ -24,8 +24,17 @@ const LENGTH: usize = 2 + 5 * 8 + 4;
 /// Where a scan goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cursor {
-    OneLog { epoch: RecoveryEpoch, position: Position, log_id: LogId, next: Lsn },
-    ManyLogs { epoch: RecoveryEpoch, position: Position, skip: u64 },
+    OneLog {
+        epoch: RecoveryEpoch,
+        position: Position,
+        log_id: LogId,
+        next: Lsn,
+    },
+    ManyLogs {
+        epoch: RecoveryEpoch,
+        position: Position,
+        skip: u64,
+    },
 }
 
 /// Digest of a selection, so that a cursor is not used with another one.
@@ -43,12 +52,20 @@ pub(super) fn selection(store_id: u128, selector: &Selector) -> u64 {
 impl Cursor {
     pub(super) fn encode(&self, selection: u64) -> Bytes {
         let (kind, numbers) = match *self {
-            Self::OneLog { epoch, position, log_id, next } => {
-                (ONE_LOG, [epoch.get(), position.get(), log_id.get(), next.get()])
-            }
-            Self::ManyLogs { epoch, position, skip } => {
-                (MANY_LOGS, [epoch.get(), position.get(), skip, 0])
-            }
+            Self::OneLog {
+                epoch,
+                position,
+                log_id,
+                next,
+            } => (
+                ONE_LOG,
+                [epoch.get(), position.get(), log_id.get(), next.get()],
+            ),
+            Self::ManyLogs {
+                epoch,
+                position,
+                skip,
+            } => (MANY_LOGS, [epoch.get(), position.get(), skip, 0]),
         };
         let mut out = Vec::with_capacity(LENGTH);
         out.extend_from_slice(&[VERSION, kind]);
@@ -70,19 +87,34 @@ impl Cursor {
             || bytes[0] != VERSION
             || crc32c(&bytes[..LENGTH - 4]).to_le_bytes() != bytes[LENGTH - 4..]
         {
-            return Err(ReadError::BadCursor("it is not one of Wald's, or not whole"));
+            return Err(ReadError::BadCursor(
+                "it is not one of Wald's, or not whole",
+            ));
         }
         if number(0) != selection {
-            return Err(ReadError::BadCursor("it belongs to another selection or another store"));
+            return Err(ReadError::BadCursor(
+                "it belongs to another selection or another store",
+            ));
         }
         let (epoch, position) = (RecoveryEpoch::new(number(1)), Position::new(number(2)));
         match bytes[1] {
             ONE_LOG => {
                 let (log_id, next) = (LogId::new(number(3)), Lsn::new(number(4)));
-                Ok(Self::OneLog { epoch, position, log_id, next })
+                Ok(Self::OneLog {
+                    epoch,
+                    position,
+                    log_id,
+                    next,
+                })
             }
-            MANY_LOGS => Ok(Self::ManyLogs { epoch, position, skip: number(3) }),
-            _ => Err(ReadError::BadCursor("it is of a kind that this version does not know")),
+            MANY_LOGS => Ok(Self::ManyLogs {
+                epoch,
+                position,
+                skip: number(3),
+            }),
+            _ => Err(ReadError::BadCursor(
+                "it is of a kind that this version does not know",
+            )),
         }
     }
 }

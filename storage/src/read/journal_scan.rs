@@ -76,11 +76,17 @@ impl Work {
         if self.at >= self.published {
             return Ok(Going::CaughtUp);
         }
-        let Some(segment) = self.segment() else { return Ok(Going::CaughtUp) };
+        let Some(segment) = self.segment() else {
+            return Ok(Going::CaughtUp);
+        };
         if self.at < segment.first() {
             return Ok(self.pass(segment.first()));
         }
-        let end = segment.end.read().unwrap_or(self.published).min(self.published);
+        let end = segment
+            .end
+            .read()
+            .unwrap_or(self.published)
+            .min(self.published);
         if self.at >= end {
             let next = self.segment_after(&segment).map(|next| next.first());
             return Ok(match next {
@@ -88,7 +94,12 @@ impl Work {
                 _ => Going::CaughtUp,
             });
         }
-        let hole = segment.holes.read().iter().find(|hole| hole.to > self.at).copied();
+        let hole = segment
+            .holes
+            .read()
+            .iter()
+            .find(|hole| hole.to > self.at)
+            .copied();
         match hole {
             Some(hole) if hole.from <= self.at => Ok(self.pass(hole.to)),
             hole => {
@@ -104,12 +115,18 @@ impl Work {
             return Some(segment);
         }
         let segments = self.core.journal.segments.read();
-        segments.range(self.at..).next().map(|(_, segment)| Arc::clone(segment))
+        segments
+            .range(self.at..)
+            .next()
+            .map(|(_, segment)| Arc::clone(segment))
     }
 
     fn segment_after(&self, segment: &Segment) -> Option<Arc<Segment>> {
         let segments = self.core.journal.segments.read();
-        segments.range(segment.base.advance(1)..).next().map(|(_, next)| Arc::clone(next))
+        segments
+            .range(segment.base.advance(1)..)
+            .next()
+            .map(|(_, next)| Arc::clone(next))
     }
 
     /// Goes over a stretch that holds nothing readable, naming what is damaged in it.
@@ -167,8 +184,12 @@ impl Work {
         let start = self.at;
         while self.at < stop {
             let from = usize::try_from(self.at.since(start)).unwrap_or(usize::MAX);
-            let Some(bytes) = buffer.get(from..) else { break };
-            let Some(header) = frame::decode_header(bytes, segment.life.salt) else { break };
+            let Some(bytes) = buffer.get(from..) else {
+                break;
+            };
+            let Some(header) = frame::decode_header(bytes, segment.life.salt) else {
+                break;
+            };
             let whole = header.position == self.at && bytes.len() as u64 >= header.frame_len();
             if !whole {
                 break;
@@ -189,21 +210,26 @@ impl Work {
         Going::On
     }
 
-    fn take_batch(
-        &mut self,
-        header: &Header,
-        bytes: &[u8],
-        buffer: &Bytes,
-        from: usize,
-    ) -> Going {
-        let Some(log) = self.core.logs.by_id(header.log_id).filter(|log| self.selects(log)) else {
+    fn take_batch(&mut self, header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Going {
+        let Some(log) = self
+            .core
+            .logs
+            .by_id(header.log_id)
+            .filter(|log| self.selects(log))
+        else {
             return Going::On;
         };
         if log.state.read().deleted {
             return self.note_deleted(&log, header);
         }
         if frame::verified_body(bytes, header).is_none() || !header.is_readable() {
-            let place = log.state.read().places.within(header.position, header.end()).first().copied();
+            let place = log
+                .state
+                .read()
+                .places
+                .within(header.position, header.end())
+                .first()
+                .copied();
             if let Some(place) = place {
                 self.core.quarantine(&log, &place);
             }
@@ -220,7 +246,9 @@ impl Work {
         };
         let early = self.not_before.map_or(0, |time| {
             let spans = codec::spans(&batch.body);
-            spans.take_while(|span| span.own_time.unwrap_or(header.arrival) < time).count() as u64
+            spans
+                .take_while(|span| span.own_time.unwrap_or(header.arrival) < time)
+                .count() as u64
         });
         let skip = self.skip.max(early);
         if skip >= u64::from(header.count) {
@@ -238,7 +266,10 @@ impl Work {
             return Going::Full;
         }
         let batch = fitting(batch, self.bytes);
-        self.core.journal.observer.read(u64::from(batch.count), batch.body.len() as u64);
+        self.core
+            .journal
+            .observer
+            .read(u64::from(batch.count), batch.body.len() as u64);
         let given = u64::from(batch.count);
         self.bytes = self.bytes.saturating_sub(batch.body.len());
         if self.remaining != u64::MAX {
@@ -257,7 +288,10 @@ impl Work {
     }
 
     fn note_deleted(&mut self, log: &Log, header: &Header) -> Going {
-        let (from, to) = (header.first_lsn, header.next_lsn().unwrap_or(header.first_lsn));
+        let (from, to) = (
+            header.first_lsn,
+            header.next_lsn().unwrap_or(header.first_lsn),
+        );
         let last = self.gaps.last_mut().filter(|gap| {
             gap.reason == GapReason::Deleted
                 && gap.log.as_ref() == Some(&log.name)
@@ -281,7 +315,10 @@ impl Work {
         let mut to = self.at.advance(8);
         let mut bytes = vec![0; frame::MAX_HEADER_BYTES];
         while to < stop {
-            let read = segment.file.read_full_at(&mut bytes, segment.offset(to)).unwrap_or(0);
+            let read = segment
+                .file
+                .read_full_at(&mut bytes, segment.offset(to))
+                .unwrap_or(0);
             let found = bytes[..read]
                 .get(..)
                 .filter(|bytes| frame::claimed_position(bytes) == Some(to.get()))
@@ -320,7 +357,14 @@ impl JournalScan {
             lost: false,
         };
         match (start, cursor) {
-            (_, Some(Cursor::ManyLogs { epoch, position, skip })) => {
+            (
+                _,
+                Some(Cursor::ManyLogs {
+                    epoch,
+                    position,
+                    skip,
+                }),
+            ) => {
                 scan.at = position;
                 scan.skip = skip;
                 if let Some(end) = core.survived(epoch)
@@ -383,7 +427,12 @@ impl JournalScan {
         self.common.done = work.remaining == 0 || (caught_up && !self.common.follow);
         let mut gaps = work.gaps;
         if std::mem::take(&mut self.lost) {
-            let lost = Gap { log: None, from: None, to: None, reason: GapReason::Lost };
+            let lost = Gap {
+                log: None,
+                from: None,
+                to: None,
+                reason: GapReason::Lost,
+            };
             gaps.insert(0, lost);
         }
         let news = caught_up && !self.common.caught_up;
@@ -403,8 +452,12 @@ impl JournalScan {
 
     fn encode_cursor(&self) -> Bytes {
         let epoch = self.common.core.journal.recovery_epoch;
-        Cursor::ManyLogs { epoch, position: self.at, skip: self.skip }
-            .encode(self.common.selection)
+        Cursor::ManyLogs {
+            epoch,
+            position: self.at,
+            skip: self.skip,
+        }
+        .encode(self.common.selection)
     }
 
     /// Waits until more is published; `false` = the engine drains.
@@ -412,8 +465,10 @@ impl JournalScan {
         let _following = Following::new(&self.common.core);
         let core = Arc::clone(&self.common.core);
         let (seen, visibility) = (self.seen, self.common.visibility);
-        let watched: Vec<Arc<dyn Watched>> =
-            vec![Arc::clone(&core.journal) as _, Arc::clone(&core.journal.stopping) as _];
+        let watched: Vec<Arc<dyn Watched>> = vec![
+            Arc::clone(&core.journal) as _,
+            Arc::clone(&core.journal.stopping) as _,
+        ];
         Until::new(watched, move || {
             if core.journal.stopping.is_draining() {
                 return Some(Ok(false));
@@ -421,7 +476,9 @@ impl JournalScan {
             if core.journal.published(visibility) > seen {
                 return Some(Ok(true));
             }
-            core.journal.failure().map(|error| Err(ReadError::JournalFailed(error)))
+            core.journal
+                .failure()
+                .map(|error| Err(ReadError::JournalFailed(error)))
         })
         .await
     }
@@ -441,12 +498,23 @@ impl Scan for JournalScan {
 /// begun before any of them can have arrived.
 fn first_arriving(core: &Core, time: Timestamp) -> Position {
     let before = time.saturating_add_micros(-MAX_AHEAD_MICROS);
-    let segments: Vec<_> = core.journal.segments.read().values().map(Arc::clone).collect();
+    let segments: Vec<_> = core
+        .journal
+        .segments
+        .read()
+        .values()
+        .map(Arc::clone)
+        .collect();
     let begun = |segment: &Arc<Segment>| {
         let mut bytes = [0; frame::HEADER_BYTES];
-        let read = segment.file.read_full_at(&mut bytes, LIFE_BYTES).unwrap_or(0);
+        let read = segment
+            .file
+            .read_full_at(&mut bytes, LIFE_BYTES)
+            .unwrap_or(0);
         frame::decode_header(&bytes[..read], segment.life.salt).map(|header| header.arrival)
     };
     let index = segments.partition_point(|s| begun(s).is_none_or(|begun| begun < before));
-    index.checked_sub(1).map_or(Position::ZERO, |index| segments[index].first())
+    index
+        .checked_sub(1)
+        .map_or(Position::ZERO, |index| segments[index].first())
 }

@@ -20,9 +20,18 @@ enum At {
     /// Not begun.
     Start(ReadStart),
     /// To go on after a cursor of an earlier time.
-    Resumed { epoch: RecoveryEpoch, position: Position, log_id: LogId, next: Lsn },
+    Resumed {
+        epoch: RecoveryEpoch,
+        position: Position,
+        log_id: LogId,
+        next: Lsn,
+    },
     /// Under way in this log. Every record below `next` lies below `position`.
-    Next { log_id: LogId, next: Lsn, position: Position },
+    Next {
+        log_id: LogId,
+        next: Lsn,
+        position: Position,
+    },
 }
 
 pub(super) struct LogScan {
@@ -54,7 +63,13 @@ struct Work {
 
 impl Work {
     fn run(self) -> Result<Found, ReadError> {
-        let Self { core, log, at, published, bounds } = self;
+        let Self {
+            core,
+            log,
+            at,
+            published,
+            bounds,
+        } = self;
         let (tail, deleted, unproven) = {
             let state = log.state.read();
             (state.tail(published), state.deleted, state.unproven)
@@ -63,18 +78,44 @@ impl Work {
         let (from, lost) = match at {
             At::Start(start) => (start_lsn(&core, &log, start, tail)?, None),
             At::Next { next, .. } => (next, None),
-            At::Resumed { epoch, position, next, .. } => {
+            At::Resumed {
+                epoch,
+                position,
+                next,
+                ..
+            } => {
                 let from = survivors(&core, &log, epoch, position, next);
                 (from, (from < next).then_some((from, next)))
             }
         };
         let step = if deleted {
-            Step { batches: Vec::new(), next: from, damage: None, position: Position::ZERO }
+            Step {
+                batches: Vec::new(),
+                next: from,
+                damage: None,
+                position: Position::ZERO,
+            }
         } else {
             check_journal(&core, from, &log)?;
-            step(&core, &log, from, Bounds { until: bounds.until.min(tail), ..bounds })?
+            step(
+                &core,
+                &log,
+                from,
+                Bounds {
+                    until: bounds.until.min(tail),
+                    ..bounds
+                },
+            )?
         };
-        Ok(Found { step, tail, durable, published, lost, deleted, unproven })
+        Ok(Found {
+            step,
+            tail,
+            durable,
+            published,
+            lost,
+            deleted,
+            unproven,
+        })
     }
 }
 
@@ -83,7 +124,10 @@ fn survivors(core: &Core, log: &Log, epoch: RecoveryEpoch, seen: Position, next:
     match core.survived(epoch) {
         Some(end) if seen >= end => {
             let state = log.state.read();
-            let first = state.places.first_beyond(end).map_or(state.next, |place| place.first_lsn);
+            let first = state
+                .places
+                .first_beyond(end)
+                .map_or(state.next, |place| place.first_lsn);
             first.min(next)
         }
         _ => next,
@@ -99,9 +143,20 @@ impl LogScan {
         until: Option<Lsn>,
     ) -> Result<Self, ReadError> {
         let at = match (start, cursor) {
-            (_, Some(Cursor::OneLog { epoch, position, log_id, next })) => {
-                At::Resumed { epoch, position, log_id, next }
-            }
+            (
+                _,
+                Some(Cursor::OneLog {
+                    epoch,
+                    position,
+                    log_id,
+                    next,
+                }),
+            ) => At::Resumed {
+                epoch,
+                position,
+                log_id,
+                next,
+            },
             (_, Some(Cursor::ManyLogs { .. })) => {
                 return Err(ReadError::BadCursor("it belongs to a scan of many logs"));
             }
@@ -111,7 +166,12 @@ impl LogScan {
             (ScanStart::TailOffset(back), None) => At::Start(ReadStart::TailOffset(back)),
         };
         let until = until.unwrap_or(Lsn::new(u64::MAX));
-        let scan = Self { common, target, at, until };
+        let scan = Self {
+            common,
+            target,
+            at,
+            until,
+        };
         scan.locate()?;
         Ok(scan)
     }
@@ -124,7 +184,10 @@ impl LogScan {
             At::Resumed { log_id, .. } => Some(log_id),
             At::Start(_) => self.target.log_id,
         };
-        let target = LogTarget { name: self.target.name.clone(), log_id: known };
+        let target = LogTarget {
+            name: self.target.name.clone(),
+            log_id: known,
+        };
         match core.resolve(&target, self.common.visibility) {
             Ok(log) => Ok(Some(log)),
             Err(ReadError::LogNotFound { .. }) if self.common.follow && known.is_none() => Ok(None),
@@ -150,7 +213,13 @@ impl LogScan {
                 records: self.common.remaining,
                 bytes: self.common.chunk_bytes,
             };
-            let work = Work { core, log: Arc::clone(&log), at: self.at, published, bounds };
+            let work = Work {
+                core,
+                log: Arc::clone(&log),
+                at: self.at,
+                published,
+                bounds,
+            };
             let found = self.common.workers.run(move || work.run()).await?;
             // From here on nothing waits: a chunk that is taken is also given.
             if let Some(chunk) = self.accept(&log, found)? {
@@ -163,10 +232,23 @@ impl LogScan {
     }
 
     fn accept(&mut self, log: &Arc<Log>, found: Found) -> Result<Option<ScanChunk>, ReadError> {
-        let Found { step, tail, durable, published, lost, deleted, unproven } = found;
+        let Found {
+            step,
+            tail,
+            durable,
+            published,
+            lost,
+            deleted,
+            unproven,
+        } = found;
         let mut next = step.next;
         let mut gaps = Vec::new();
-        let gap = |from, to, reason| Gap { log: Some(log.name.clone()), from, to, reason };
+        let gap = |from, to, reason| Gap {
+            log: Some(log.name.clone()),
+            from,
+            to,
+            reason,
+        };
         if let Some((from, to)) = lost {
             gaps.push(gap(Some(from), Some(to), GapReason::Lost));
         }
@@ -176,17 +258,27 @@ impl LogScan {
         }
         if deleted {
             if self.common.caught_up && next >= tail {
-                return Err(ReadError::LogNotFound { log: log.name.clone() });
+                return Err(ReadError::LogNotFound {
+                    log: log.name.clone(),
+                });
             }
             let to = log.state.read().next;
             gaps.push(gap(Some(next), Some(to), GapReason::Deleted));
             next = to;
         }
-        let given: u64 = step.batches.iter().map(|batch| u64::from(batch.count)).sum();
+        let given: u64 = step
+            .batches
+            .iter()
+            .map(|batch| u64::from(batch.count))
+            .sum();
         if self.common.remaining != u64::MAX {
             self.common.remaining -= given;
         }
-        self.at = At::Next { log_id: log.id, next, position: published };
+        self.at = At::Next {
+            log_id: log.id,
+            next,
+            position: published,
+        };
         let at_tail = next >= tail;
         if at_tail && unproven && !self.common.caught_up {
             gaps.push(gap(Some(next), None, GapReason::Quarantined));
@@ -211,10 +303,27 @@ impl LogScan {
     fn encode_cursor(&self) -> Bytes {
         let epoch = self.common.core.journal.recovery_epoch;
         let cursor = match self.at {
-            At::Next { log_id, next, position } => Cursor::OneLog { epoch, position, log_id, next },
-            At::Resumed { epoch, position, log_id, next } => {
-                Cursor::OneLog { epoch, position, log_id, next }
-            }
+            At::Next {
+                log_id,
+                next,
+                position,
+            } => Cursor::OneLog {
+                epoch,
+                position,
+                log_id,
+                next,
+            },
+            At::Resumed {
+                epoch,
+                position,
+                log_id,
+                next,
+            } => Cursor::OneLog {
+                epoch,
+                position,
+                log_id,
+                next,
+            },
             // Nothing was given yet: there is nothing to resume after.
             At::Start(_) => return Bytes::new(),
         };
@@ -226,8 +335,10 @@ impl LogScan {
         let _following = Following::new(&self.common.core);
         let core = Arc::clone(&self.common.core);
         let (target, visibility) = (self.target.clone(), self.common.visibility);
-        let watched: Vec<Arc<dyn Watched>> =
-            vec![Arc::clone(&core.journal) as _, Arc::clone(&core.journal.stopping) as _];
+        let watched: Vec<Arc<dyn Watched>> = vec![
+            Arc::clone(&core.journal) as _,
+            Arc::clone(&core.journal.stopping) as _,
+        ];
         Until::new(watched, move || {
             if core.journal.stopping.is_draining() || core.journal.failure().is_some() {
                 return Some(false);
@@ -239,12 +350,16 @@ impl LogScan {
 
     /// Waits until the log has more; `false` = the engine drains.
     async fn wait_for_records(&self, log: &Arc<Log>) -> Result<bool, ReadError> {
-        let At::Next { next, .. } = self.at else { return Ok(true) };
+        let At::Next { next, .. } = self.at else {
+            return Ok(true);
+        };
         let _following = Following::new(&self.common.core);
         let core = Arc::clone(&self.common.core);
         let visibility = self.common.visibility;
-        let watched: Vec<Arc<dyn Watched>> =
-            vec![Arc::clone(log) as _, Arc::clone(&core.journal.stopping) as _];
+        let watched: Vec<Arc<dyn Watched>> = vec![
+            Arc::clone(log) as _,
+            Arc::clone(&core.journal.stopping) as _,
+        ];
         let log = Arc::clone(log);
         Until::new(watched, move || {
             if core.journal.stopping.is_draining() {

@@ -59,7 +59,11 @@ pub(crate) fn begin(
         workers: Arc::clone(workers),
         visibility: core.visibility(request.visibility),
         follow: request.follow,
-        remaining: if request.max_records == 0 { u64::MAX } else { request.max_records },
+        remaining: if request.max_records == 0 {
+            u64::MAX
+        } else {
+            request.max_records
+        },
         chunk_bytes: request.chunk_bytes.max(1) as usize,
         selection,
         caught_up: false,
@@ -72,11 +76,21 @@ pub(crate) fn begin(
         }
         Selector::Prefix(prefix) => {
             check_many(&request.start, request.until_lsn.is_some())?;
-            Ok(Box::new(JournalScan::begin(common, prefix, request.start, cursor)?))
+            Ok(Box::new(JournalScan::begin(
+                common,
+                prefix,
+                request.start,
+                cursor,
+            )?))
         }
         Selector::All => {
             check_many(&request.start, request.until_lsn.is_some())?;
-            Ok(Box::new(JournalScan::begin(common, String::new(), request.start, cursor)?))
+            Ok(Box::new(JournalScan::begin(
+                common,
+                String::new(),
+                request.start,
+                cursor,
+            )?))
         }
     }
 }

@@ -52,7 +52,10 @@ impl Drafts {
             let name = LogName::new("unnamed").expect("a plain name is valid");
             let zero = Timestamp::default();
             let log = Log::new(id, name, LogConfig::default(), zero, Position::ZERO);
-            Draft { name: None, state: log.state.into_inner() }
+            Draft {
+                name: None,
+                state: log.state.into_inner(),
+            }
         })
     }
 
@@ -76,7 +79,12 @@ impl Drafts {
         state.last_end = state.last_end.max(position);
         let known = |m: &Missing| m.log == id && m.from <= from && to <= m.to;
         if !self.missing.iter().any(known) {
-            self.missing.push(Missing { position, log: id, from, to });
+            self.missing.push(Missing {
+                position,
+                log: id,
+                from,
+                to,
+            });
         }
     }
 
@@ -110,7 +118,9 @@ impl Drafts {
         body: Option<&[u8]>,
         hole: Option<Position>,
     ) {
-        let Some(next) = header.next_lsn() else { return };
+        let Some(next) = header.next_lsn() else {
+            return;
+        };
         let at = hole.unwrap_or(header.position);
         let expected = self.draft(header.log_id).state.next;
         if header.first_lsn < expected {
@@ -137,7 +147,15 @@ impl Drafts {
         state.touched_in = Some(segment);
         let frame_len = u32::try_from(header.frame_len()).unwrap_or(u32::MAX);
         let (position, first_lsn) = (header.position, header.first_lsn);
-        state.set_newest(Place { position, first_lsn, count: header.count, frame_len }, false);
+        state.set_newest(
+            Place {
+                position,
+                first_lsn,
+                count: header.count,
+                frame_len,
+            },
+            false,
+        );
     }
 
     fn apply_created(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
@@ -171,7 +189,9 @@ impl Drafts {
     }
 
     fn lost_settings(&mut self, id: LogId) {
-        self.findings.push(format!("a change of settings of log {id} is damaged; older ones apply"));
+        self.findings.push(format!(
+            "a change of settings of log {id} is damaged; older ones apply"
+        ));
     }
 
     fn apply_deleted(&mut self, segment: SegmentId, id: LogId, end: Position) {
@@ -202,7 +222,10 @@ impl Drafts {
                 draft.state.created_in = Some(segment);
                 draft.state.touched_in = Some(segment);
                 if draft.name.is_none() {
-                    draft.name = entry.name.as_deref().and_then(|name| LogName::new(name).ok());
+                    draft.name = entry
+                        .name
+                        .as_deref()
+                        .and_then(|name| LogName::new(name).ok());
                 }
             }
             Kind::Deleted => self.apply_deleted(segment, id, position),
@@ -214,7 +237,12 @@ impl Drafts {
 
     /// How the logs of a segment stood when it was left, told by its successor: what
     /// of that was not seen is missing, at `position`.
-    pub(super) fn reconcile(&mut self, segment: SegmentId, closings: &[Closing], position: Position) {
+    pub(super) fn reconcile(
+        &mut self,
+        segment: SegmentId,
+        closings: &[Closing],
+        position: Position,
+    ) {
         for closing in closings {
             let state = &mut self.draft(closing.log_id).state;
             let seen = state.next;
@@ -226,7 +254,10 @@ impl Drafts {
             }
             let draft = self.draft(closing.log_id);
             if draft.name.is_none() {
-                draft.name = closing.name.as_deref().and_then(|name| LogName::new(name).ok());
+                draft.name = closing
+                    .name
+                    .as_deref()
+                    .and_then(|name| LogName::new(name).ok());
                 draft.state.created_in = closing.name.is_some().then_some(segment);
             }
         }
@@ -260,14 +291,18 @@ impl Drafts {
         let mut ids: Vec<LogId> = self.logs.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
-            let Some(mut draft) = self.logs.remove(&id) else { continue };
+            let Some(mut draft) = self.logs.remove(&id) else {
+                continue;
+            };
             if let Some(uncertain) = self.uncertain
                 && draft.state.last_end <= uncertain
             {
                 draft.state.unproven = true;
             }
             let Some(name) = draft.name else {
-                findings.push(format!("the name of log {id} is lost; its records cannot be reached"));
+                findings.push(format!(
+                    "the name of log {id} is lost; its records cannot be reached"
+                ));
                 continue;
             };
             let deleted = draft.state.deleted;
@@ -281,7 +316,11 @@ impl Drafts {
         let damages = self
             .missing
             .iter()
-            .filter(|missing| by_id.get(&missing.log).is_none_or(|log| !log.state.read().deleted))
+            .filter(|missing| {
+                by_id
+                    .get(&missing.log)
+                    .is_none_or(|log| !log.state.read().deleted)
+            })
             .map(|missing| Damage {
                 position: missing.position,
                 log: by_id.get(&missing.log).cloned(),

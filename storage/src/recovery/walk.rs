@@ -14,9 +14,15 @@ use crate::journal::segment::Life;
 /// What the walk came upon, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Item {
-    Frame { header: Header, body_good: bool },
+    Frame {
+        header: Header,
+        body_good: bool,
+    },
     /// Bytes that do not verify, from, to.
-    Hole { from: Position, to: Position },
+    Hole {
+        from: Position,
+        to: Position,
+    },
 }
 
 /// One segment, walked.
@@ -50,7 +56,8 @@ impl<'a> Bytes<'a> {
     }
 
     fn limit(&self) -> Position {
-        self.base.advance((self.bytes.len() as u64).min(self.life.size))
+        self.base
+            .advance((self.bytes.len() as u64).min(self.life.size))
     }
 
     /// The verified header at `position`, if there is one.
@@ -136,12 +143,19 @@ impl<'a> Bytes<'a> {
     /// How many bytes from `end` on are neither zeros nor plainly of an earlier life.
     fn debris(&self, end: Position) -> u64 {
         let rest = self.at(end);
-        let used = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        let used = rest
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |last| last + 1);
         // In a recycled file everything behind the end is stale: only what claims to
         // stand exactly here was meant to.
-        let ours = frame::claimed_position(rest) == Some(end.get())
-            || self.resynchronise(end).is_some();
-        if ours || self.is_fresh_before(end) { used as u64 } else { 0 }
+        let ours =
+            frame::claimed_position(rest) == Some(end.get()) || self.resynchronise(end).is_some();
+        if ours || self.is_fresh_before(end) {
+            used as u64
+        } else {
+            0
+        }
     }
 
     /// Whether the file was all zeros before this life, judged by its very end.
@@ -164,13 +178,21 @@ struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn new(bytes: Bytes<'a>) -> Self {
         let position = bytes.first();
-        Self { bytes, items: Vec::new(), position, chain: Some(0), last_chain: 0 }
+        Self {
+            bytes,
+            items: Vec::new(),
+            position,
+            chain: Some(0),
+            last_chain: 0,
+        }
     }
 
     /// The good header at the current position.
     fn frame(&self) -> Option<Header> {
         let header = self.bytes.header(self.position)?;
-        self.chain.is_none_or(|chain| chain == header.chain).then_some(header)
+        self.chain
+            .is_none_or(|chain| chain == header.chain)
+            .then_some(header)
     }
 
     fn take(&mut self, header: Header) {
@@ -184,7 +206,10 @@ impl<'a> Walk<'a> {
     /// Goes over bad bytes to the next frame, or to `end`.
     fn skip(&mut self, end: Position) {
         let from = self.position;
-        let next = self.bytes.resynchronise(from.advance(8)).map(|header| header.position);
+        let next = self
+            .bytes
+            .resynchronise(from.advance(8))
+            .map(|header| header.position);
         let to = next.filter(|next| *next < end).unwrap_or(end);
         self.items.push(Item::Hole { from, to });
         self.position = to;
@@ -204,6 +229,11 @@ impl<'a> Walk<'a> {
     }
 
     fn done(self, torn: u64) -> Walked {
-        Walked { items: self.items, end: self.position, chain: self.last_chain, torn }
+        Walked {
+            items: self.items,
+            end: self.position,
+            chain: self.last_chain,
+            torn,
+        }
     }
 }
