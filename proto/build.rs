@@ -1,0 +1,32 @@
+//! Compiles the contract, without protoc: messages and stubs for both sides, and the
+//! descriptor set that reflection serves.
+
+use std::path::PathBuf;
+
+use prost::Message;
+
+const FILES: [&str; 6] = [
+    "wald/v1/types.proto",
+    "wald/v1/record.proto",
+    "wald/v1/cursor.proto",
+    "wald/v1/log.proto",
+    "wald/v1/wal.proto",
+    "wald/v1/ops.proto",
+];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=wald");
+    // Imports are included so that reflection can answer for Duration and the like, source
+    // info so that `grpcurl describe` shows the comments.
+    let descriptors = protox::Compiler::new(["."])?
+        .include_imports(true)
+        .include_source_info(true)
+        .open_files(FILES)?
+        .file_descriptor_set();
+    let out_dir = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out_dir.join("wald.v1.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .compile_fds(descriptors)?;
+    Ok(())
+}
