@@ -1,1 +1,58 @@
-//! The Rust client.
+//! The Rust client of Wald: append records to logs, read them back, follow them.
+//!
+//! ```no_run
+//! use wald_client::{Client, Durability, ScanEvent};
+//!
+//! # async fn example() -> Result<(), wald_client::Error> {
+//! let client = Client::connect("http://127.0.0.1:6925").await?;
+//!
+//! // Answers when the record is as durable as asked.
+//! let ack = client.append("orders", "first").durability(Durability::Durable).await?;
+//! // Safe to repeat: it goes exactly after the first, or fails.
+//! client.append("orders", "second").expected_lsn(ack.lsn.next()).await?;
+//!
+//! // Resumes by itself after a lost connection; nothing comes twice, nothing is skipped.
+//! let mut orders = client.follow("orders").open();
+//! while let Some(event) = orders.next().await {
+//!     if let ScanEvent::Batch(batch) = event? {
+//!         for record in batch.records {
+//!             println!("{} {:?}", record.lsn, record.data);
+//!         }
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What is repeated by itself, and what is not, stands in [`Client`]; how errors are read,
+//! in [`Error`]. Administration speaks the messages of the contract ([`proto`]).
+
+mod append;
+mod batch;
+mod client;
+mod error;
+mod lsn;
+mod ops;
+mod read;
+mod reason;
+mod record;
+mod retry;
+mod scan;
+mod scan_stream;
+
+pub use append::{Ack, Append};
+pub use batch::{AppendBatch, BatchAck, Check, Condition, LogAck};
+pub use client::{Client, ClientBuilder, DEFAULT_ENDPOINT};
+pub use error::{Error, ErrorKind, Outcome, Retry, ServerError};
+pub use lsn::Lsn;
+pub use ops::{Health, LogPage, Tail};
+pub use read::{Page, Read};
+pub use reason::Reason;
+pub use record::{Batch, Record, StoredRecord};
+pub use retry::RetryPolicy;
+pub use scan::{Cursor, Gap, Progress, Scan, ScanEvent, Selector};
+pub use scan_stream::ScanStream;
+
+/// The messages of the contract.
+pub use wald_proto::v1 as proto;
+pub use wald_proto::v1::{Durability, GapReason, Header, SyncTarget, Visibility};

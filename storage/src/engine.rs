@@ -17,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::config::Limits;
-use crate::error::{AdminError, AppendError, ReadError, SyncError};
+use crate::error::{AdminError, ReadError, SyncError};
 use crate::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch, Timestamp};
 use crate::record::{Batch, Durability, Gap, LogConfig, LogInfo, StoredBatch, Visibility};
 pub use crate::ticket::Ticket;

@@ -1,4 +1,39 @@
 //! The journal: one write path for all logs.
+//!
+//! ```text
+//!  submissions ─▶ committer: check ─▶ assign ─▶ encode ─▶ write ─┬─▶ answer WRITTEN
+//!                                                                └─▶ flush ─▶ answer DURABLE
+//! ```
+//!
+//! Write and flush are stages of their own: while one thread flushes, another checks,
+//! encodes and writes the next group. What has passed each stage is *published* as a
+//! position; readers compare, and never ask the committer.
+
+pub(crate) mod body;
+pub(crate) mod committer;
+pub(crate) mod frame;
+pub(crate) mod pool;
+pub(crate) mod segment;
+mod waiting;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+
+use self::waiting::Waiting;
+pub(crate) use self::waiting::{Answer, Outcome, Waiter};
+use crate::clock::Clock;
+use crate::ids::{Position, RecoveryEpoch};
+use crate::local::Log;
+use crate::metrics::{Observer, Phase};
+use crate::record::{Durability, Visibility};
+use crate::watch::{Watch, Watched};
+use segment::Segment;
 
 /// Smallest segment file.
 pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
@@ -6,9 +41,242 @@ pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
 /// Bytes at the start of every segment that hold the two copies of its life block.
 pub(crate) const LIFE_BYTES: u64 = 8 << 10;
 
-/// The most one atomic unit may take in a segment of `segment_bytes`: half of what it
-/// has for frames, so that a unit, the link before it and the seal behind it always
-/// fit a fresh segment.
+/// The most one atomic unit may take in a segment of `segment_bytes`, its entries in
+/// directories included: half of what there is for frames, so that a unit, the link
+/// before it and the seal behind it always fit a fresh segment.
 pub(crate) fn largest_unit(segment_bytes: u64) -> u64 {
     (segment_bytes - LIFE_BYTES) / 2
+}
+
+/// The part of the journal that everyone shares.
+pub(crate) struct Journal {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) recovery_epoch: RecoveryEpoch,
+    /// Everything below was handed to the operating system.
+    written: AtomicU64,
+    /// Everything below is on the device.
+    durable: AtomicU64,
+    /// Segments that hold frames, by base position.
+    pub(crate) segments: RwLock<BTreeMap<Position, Arc<Segment>>>,
+    /// The segment that is being written.
+    current: RwLock<Arc<Segment>>,
+    failure: OnceLock<Arc<io::Error>>,
+    /// Held while flushing: one at a time, and whoever comes next sees a failure.
+    flush_role: Mutex<()>,
+    waiting: Mutex<Waiting>,
+    /// Bytes of appends between submit and answer.
+    pub(crate) inflight: AtomicU64,
+    /// Readers of many logs.
+    watch: Watch,
+    /// Those who must know of a failure or of the drain.
+    pub(crate) stopping: Arc<Stopping>,
+}
+
+/// Wakes when the journal fails or drains.
+#[derive(Default)]
+pub(crate) struct Stopping {
+    watch: Watch,
+    draining: std::sync::atomic::AtomicBool,
+}
+
+impl Watched for Stopping {
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+}
+
+impl Stopping {
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        self.watch.wake();
+    }
+}
+
+impl Watched for Journal {
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+}
+
+impl Journal {
+    /// A journal that goes on in `current`; everything below `end` is durable.
+    pub(crate) fn new(
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn Observer>,
+        recovery_epoch: RecoveryEpoch,
+        segments: BTreeMap<Position, Arc<Segment>>,
+        current: Arc<Segment>,
+        end: Position,
+    ) -> Self {
+        Self {
+            clock,
+            observer,
+            recovery_epoch,
+            written: AtomicU64::new(end.get()),
+            durable: AtomicU64::new(end.get()),
+            segments: RwLock::new(segments),
+            current: RwLock::new(current),
+            failure: OnceLock::new(),
+            flush_role: Mutex::new(()),
+            waiting: Mutex::default(),
+            inflight: AtomicU64::new(0),
+            watch: Watch::default(),
+            stopping: Arc::default(),
+        }
+    }
+
+    /// Everything below was handed to the operating system.
+    pub(crate) fn written(&self) -> Position {
+        Position::new(self.written.load(Ordering::SeqCst))
+    }
+
+    /// Everything below is on the device.
+    pub(crate) fn durable(&self) -> Position {
+        Position::new(self.durable.load(Ordering::SeqCst))
+    }
+
+    /// Everything below may be shown to a reader of this visibility.
+    pub(crate) fn published(&self, visibility: Visibility) -> Position {
+        match visibility {
+            Visibility::Durable => self.durable(),
+            // What is accepted is written at once: there is no buffer between.
+            Visibility::Written | Visibility::Accepted => self.written(),
+        }
+    }
+
+    /// Why the journal failed, if it has.
+    pub(crate) fn failure(&self) -> Option<Arc<io::Error>> {
+        self.failure.get().cloned()
+    }
+
+    /// The journal fails, for good: whoever was in flight is told that the outcome is
+    /// unknown, whoever comes later that nothing was done.
+    pub(crate) fn fail(&self, error: io::Error) {
+        let error = Arc::new(error);
+        if self.failure.set(Arc::clone(&error)).is_ok() {
+            tracing::error!(
+                error = %error,
+                written = self.written().get(),
+                durable = self.durable().get(),
+                "journal failed; refusing appends until restart"
+            );
+        }
+        let (waiters, groups) = self.waiting.lock().take_all();
+        for waiter in waiters {
+            self.answer_failed(waiter);
+        }
+        for log in groups.into_iter().flat_map(|(_, logs)| logs) {
+            log.watch().wake();
+        }
+        self.watch.wake();
+        self.stopping.watch.wake();
+    }
+
+    /// Publishes what the operating system has taken, up to `end`.
+    pub(crate) fn publish_written(&self, end: Position, touched: Vec<Arc<Log>>) {
+        let now = self.clock.monotonic();
+        self.written.store(end.get(), Ordering::SeqCst);
+        for log in &touched {
+            log.watch().wake();
+        }
+        self.watch.wake();
+        self.waiting.lock().written(end, touched, now);
+    }
+
+    /// Leaves a request to be answered by the flush that covers what it waits for.
+    pub(crate) fn await_flush(&self, waiters: impl IntoIterator<Item = Waiter>) {
+        self.waiting.lock().waiters.extend(waiters);
+        if self.failure().is_some() {
+            // It failed after this group was written: nobody would come for these.
+            let waiters = std::mem::take(&mut self.waiting.lock().waiters);
+            waiters
+                .into_iter()
+                .for_each(|waiter| self.answer_failed(waiter));
+        }
+    }
+
+    /// Whether somebody waits for a flush.
+    pub(crate) fn wants_flush(&self) -> bool {
+        !self.waiting.lock().waiters.is_empty()
+    }
+
+    /// Since when something written lies unflushed.
+    pub(crate) fn unflushed_since(&self) -> Option<Instant> {
+        self.waiting.lock().unflushed_since()
+    }
+
+    /// The flush stage: makes all that was written before it durable, publishes, and
+    /// answers everyone who waited for that.
+    pub(crate) fn flush(&self) {
+        {
+            let _role = self.flush_role.lock();
+            if self.failure().is_some() {
+                return;
+            }
+            // First the position, then the segment: if the journal rolls between, the
+            // roll has flushed the position's segment itself.
+            let target = self.written();
+            if target > self.durable() {
+                let segment = Arc::clone(&*self.current.read());
+                let started = self.clock.monotonic();
+                if let Err(error) = segment.file.sync() {
+                    self.fail(error);
+                    return;
+                }
+                self.observer
+                    .flush(self.clock.monotonic().duration_since(started));
+                self.durable.store(target.get(), Ordering::SeqCst);
+            }
+        }
+        self.settle();
+    }
+
+    /// Answers whoever waited for what is durable now, and wakes readers.
+    fn settle(&self) {
+        let durable = self.durable();
+        let (waiters, groups) = self.waiting.lock().take_below(durable);
+        let now = self.clock.monotonic();
+        for waiter in waiters {
+            self.observer
+                .phase(Phase::Flush, now.duration_since(waiter.since));
+            self.answer(waiter, Durability::Durable);
+        }
+        if groups.is_empty() {
+            return;
+        }
+        for log in groups.iter().flat_map(|(_, logs)| logs) {
+            log.watch().wake();
+        }
+        self.watch.wake();
+    }
+
+    /// Goes on in the next segment. Everything before was flushed.
+    pub(crate) fn enter(&self, segment: Arc<Segment>) {
+        debug_assert!(self.durable() >= self.written() || self.failure().is_some());
+        self.segments
+            .write()
+            .insert(segment.base, Arc::clone(&segment));
+        *self.current.write() = segment;
+    }
+
+    /// The segment that holds `position`.
+    pub(crate) fn segment_at(&self, position: Position) -> Option<Arc<Segment>> {
+        let segments = self.segments.read();
+        let (_, segment) = segments.range(..=position).next_back()?;
+        (position < segment.limit()).then(|| Arc::clone(segment))
+    }
+
+    /// Bytes written and not flushed, and for how long the oldest of them.
+    pub(crate) fn durable_lag(&self) -> (u64, Duration) {
+        let bytes = self.written().since(self.durable());
+        let age = self.unflushed_since().map_or(Duration::ZERO, |since| {
+            self.clock.monotonic().saturating_duration_since(since)
+        });
+        (bytes, if bytes == 0 { Duration::ZERO } else { age })
+    }
 }

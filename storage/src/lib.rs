@@ -4,17 +4,31 @@
 //! protocol, recovery, the fault model, and the decisions behind them.
 
 mod clock;
+mod codec;
 mod config;
+mod directory;
+mod disk;
 mod engine;
 mod error;
 mod ids;
+mod index;
 mod journal;
+mod local;
 mod metrics;
+mod quarantine;
+mod read;
 mod record;
+mod recovery;
+#[cfg(test)]
+mod tests;
+mod threads;
 mod ticket;
+mod watch;
+mod wire;
 
 pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, StorageConfig};
+pub use disk::{Disk, DiskFile, DiskLock, FileSystem, MemoryDisk, RealDisk};
 pub use engine::{
     Appended, BoxFuture, DurabilityTruth, LogAppended, LogEngine, LogStat, LogTarget, Ordered,
     Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest, ScanStart, SegmentInfo,
@@ -29,9 +43,11 @@ pub use ids::{
     Timestamp,
 };
 pub use journal::MIN_SEGMENT_BYTES;
+pub use local::LocalEngine;
 pub use metrics::{ChecksumSite, NoObserver, Observer, Phase};
 pub use record::{
     Batch, Durability, Gap, GapReason, Guard, Header, LogCheck, LogConfig, LogInfo, LogRecords,
     Record, StoredBatch, Visibility,
 };
+pub use recovery::RecoveryReport;
 pub use ticket::block_on;

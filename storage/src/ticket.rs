@@ -107,6 +107,53 @@ impl TicketAnswer {
     }
 }
 
+/// One answer to come, for what is not an append.
+pub(crate) struct Promise<T>(Arc<Mutex<Promised<T>>>);
+
+/// The waiting side of a [`Promise`].
+pub(crate) struct Awaited<T>(Arc<Mutex<Promised<T>>>);
+
+struct Promised<T> {
+    value: Option<T>,
+    waker: Option<Waker>,
+}
+
+impl<T> Promise<T> {
+    pub(crate) fn new() -> (Self, Awaited<T>) {
+        let cell = Arc::new(Mutex::new(Promised {
+            value: None,
+            waker: None,
+        }));
+        (Self(Arc::clone(&cell)), Awaited(cell))
+    }
+
+    pub(crate) fn keep(self, value: T) {
+        let waker = {
+            let mut promised = self.0.lock();
+            promised.value = Some(value);
+            promised.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Future for Awaited<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let mut promised = self.0.lock();
+        match promised.value.take() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                promised.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
 struct Unpark(Thread);
 
 impl Wake for Unpark {

@@ -1,3 +1,97 @@
-//! The `walctl` command.
+//! `walctl`: Wald from the command line. Data on stdout, all else on stderr.
 
-fn main() {}
+mod append;
+mod args;
+mod batch;
+mod exit;
+mod input;
+mod logs;
+mod output;
+mod pack;
+mod parse;
+mod progress;
+mod scan;
+
+use anyhow::Result;
+use clap::Parser;
+use wald_client::{Client, Health, SyncTarget};
+
+use crate::args::{Args, Command, HealthArgs, SyncArgs};
+use crate::exit::Exit;
+use crate::output::{Out, Output};
+
+fn main() {
+    let args = Args::parse();
+    let exit = match run(args) {
+        Ok(exit) => exit,
+        Err(error) => exit::report(&error),
+    };
+    // Not by return: a reader thread may still wait for a stdin that never ends.
+    std::process::exit(exit as i32);
+}
+
+#[tokio::main]
+async fn run(args: Args) -> Result<Exit> {
+    let mut builder = Client::builder(args.global.endpoint.clone());
+    if let Some(timeout) = args.global.timeout {
+        builder = builder.timeout(timeout).connect_timeout(timeout);
+    }
+    let client = builder.connect_lazy()?;
+    // An append says how far it came, so it minds interruptions itself.
+    if let Command::Append(append) = args.command {
+        return append::run(&client, append, args.global.output).await;
+    }
+    tokio::select! {
+        done = other(&client, args.command, args.global.output) => done,
+        _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
+    }
+}
+
+async fn other(client: &Client, command: Command, output: Output) -> Result<Exit> {
+    match command {
+        Command::Append(args) => append::run(client, args, output).await,
+        Command::Batch(args) => batch::run(client, args, output).await,
+        Command::Read(args) => scan::read(client, args, output).await,
+        Command::Scan(args) => scan::scan(client, args, output).await,
+        Command::Tail(args) => scan::tail(client, args, output).await,
+        Command::Logs(args) => logs::list(client, args, output).await,
+        Command::Log(command) => logs::log(client, command, output).await,
+        Command::Sync(args) => sync(client, args, output).await,
+        Command::Health(args) => health(client, args, output).await,
+    }
+}
+
+async fn sync(client: &Client, args: SyncArgs, output: Output) -> Result<Exit> {
+    let target = if args.os {
+        SyncTarget::Os
+    } else {
+        SyncTarget::Device
+    };
+    let position = client.sync(target, args.log).await?;
+    let mut out = Out::new(output);
+    match (output, position) {
+        (Output::Json | Output::Jsonl, position) => {
+            out.json(&serde_json::json!({ "durable_position": position }))?;
+        }
+        (_, Some(position)) => out.line(&format!("durable position {position}"))?,
+        (_, None) => out.line("synced")?,
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
+}
+
+async fn health(client: &Client, args: HealthArgs, output: Output) -> Result<Exit> {
+    let health = client.health(args.service).await?;
+    let (status, exit) = match health {
+        Health::Serving => ("SERVING", Exit::Ok),
+        Health::NotServing => ("NOT_SERVING", Exit::Unavailable),
+        Health::Unknown => ("UNKNOWN", Exit::Unavailable),
+    };
+    let mut out = Out::new(output);
+    match output {
+        Output::Json | Output::Jsonl => out.json(&serde_json::json!({ "status": status }))?,
+        Output::Text | Output::Raw => out.line(status)?,
+    }
+    out.flush()?;
+    Ok(exit)
+}

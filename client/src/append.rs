@@ -1,0 +1,132 @@
+//! Appending one record.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::time::Duration;
+
+use wald_proto::v1;
+use wald_proto::v1::Durability;
+
+use crate::batch::Condition;
+use crate::client::Client;
+use crate::error::Error;
+use crate::lsn::Lsn;
+use crate::record::Record;
+use crate::retry::Repeat;
+
+/// An append of one record, to be awaited.
+#[must_use = "nothing is sent until it is awaited"]
+#[derive(Debug, Clone)]
+pub struct Append {
+    client: Client,
+    log: String,
+    record: Record,
+    condition: Condition,
+    durability: Durability,
+    timeout: Duration,
+}
+
+/// The record is appended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ack {
+    /// Its number in the log.
+    pub lsn: Lsn,
+    /// Its time, in microseconds since the Unix epoch, UTC.
+    pub timestamp_us: i64,
+    /// Every lsn of the log below it is flushed to the device.
+    pub durable_lsn: Option<Lsn>,
+    /// The durability reached.
+    pub durability: Durability,
+    /// A repeat of an append that was applied before.
+    pub deduplicated: bool,
+    /// Where it lies in the journal; none while it is only accepted.
+    pub position: Option<u64>,
+    /// Rises with every unclean start of the server.
+    pub recovery_epoch: u64,
+    /// The log's number, unique for ever.
+    pub log_id: u64,
+}
+
+impl Client {
+    /// Appends one record to a log.
+    pub fn append(&self, log: impl Into<String>, record: impl Into<Record>) -> Append {
+        Append {
+            client: self.clone(),
+            log: log.into(),
+            record: record.into(),
+            condition: Condition::new(),
+            durability: Durability::Unspecified,
+            timeout: self.default_timeout(),
+        }
+    }
+}
+
+impl Append {
+    /// The lsn that the record must get, or POSITION_MISMATCH. Makes it safe to repeat the
+    /// append, which the client then does by itself.
+    pub fn expected_lsn(mut self, lsn: impl Into<Lsn>) -> Self {
+        self.condition = self.condition.expected_lsn(lsn);
+        self
+    }
+
+    /// What must hold. Replaces what was set before.
+    pub fn condition(mut self, condition: Condition) -> Self {
+        self.condition = condition;
+        self
+    }
+
+    /// How durable the record must be before the answer. Default: as the log's sync mode
+    /// says.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+
+    /// The deadline, over all attempts. Default: the client's.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+}
+
+impl IntoFuture for Append {
+    type Output = Result<Ack, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let repeat = if self.condition.guards() {
+                Repeat::Guarded
+            } else {
+                Repeat::Harmful
+            };
+            let request = v1::AppendRequest {
+                log: self.log,
+                record: Some(self.record.into_proto()),
+                condition: self.condition.into_proto(),
+                durability: self.durability.into(),
+            };
+            let wal = self.client.wal();
+            let answer = self
+                .client
+                .call(request, repeat, self.timeout, |request| {
+                    let mut wal = wal.clone();
+                    async move { wal.append(request).await }
+                })
+                .await?;
+            Ok(Ack {
+                lsn: answer
+                    .lsn
+                    .ok_or(Error::contract("AppendResponse.lsn"))?
+                    .into(),
+                timestamp_us: answer.timestamp_us,
+                durable_lsn: answer.durable_lsn.map(Lsn::new),
+                durability: answer.durability(),
+                deduplicated: answer.deduplicated,
+                position: answer.position,
+                recovery_epoch: answer.recovery_epoch,
+                log_id: answer.log_id,
+            })
+        })
+    }
+}

@@ -1,0 +1,318 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use wald_client::proto::{Compression, SyncMode};
+use wald_client::{DEFAULT_ENDPOINT, Durability, Visibility};
+
+use crate::input::Format;
+use crate::output::Output;
+use crate::parse::{self, Moment, Place};
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not found or nothing there, 4 unavailable, \
+5 data loss, 130 interrupted.";
+
+/// Append to the logs of a Wald server, and read them back.
+#[derive(Debug, Parser)]
+#[command(name = "walctl", version, after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Global {
+    /// Where the server listens.
+    #[arg(long, global = true, env = "WALD_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
+    pub(crate) endpoint: String,
+    /// Give up on a call after this long, such as 5s [default: 10s].
+    #[arg(long, global = true, value_name = "SPAN", value_parser = parse::duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Form of what is printed on stdout.
+    #[arg(long, global = true, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Append records from a file or stdin, in order.
+    Append(AppendArgs),
+    /// Append records to several logs, all or nothing.
+    Batch(BatchArgs),
+    /// Read a page of a log.
+    Read(ReadArgs),
+    /// Read a range of a log, of all logs with a prefix, or of everything.
+    Scan(ScanArgs),
+    /// Print the last records of a log, and what is appended later.
+    Tail(TailArgs),
+    /// List logs.
+    Logs(LogsArgs),
+    /// Create, show, change or delete a log.
+    #[command(subcommand)]
+    Log(LogCommand),
+    /// Wait until everything accepted before is flushed.
+    Sync(SyncArgs),
+    /// Ask whether the server is ready; exits with 4 if not.
+    Health(HealthArgs),
+}
+
+const APPEND_HELP: &str = "\
+Records are appended in the order of the input, in batches as large as the server takes, one \
+after the other. What was appended is said on stderr; with --output json or jsonl also on stdout, \
+an object with log, first_lsn and next_lsn for each log.";
+
+const BATCH_HELP: &str = "\
+Input: one JSON object per line, {\"log\": ...} with one of \"text\": \"...\", \"data\": \"base64\" and \
+\"value\": any JSON; with \"headers\": [{\"key\": ..., and \"value\" or \"data\": ...}] if wanted.";
+
+const SCAN_HELP: &str = "\
+--output jsonl prints each payload on a line of its own: JSON as it was appended, other text as a \
+JSON string, other bytes as {\"data\": \"base64\"}. --output json prints each record on a line of \
+its own, an object with log, lsn, time, headers, and one of value (JSON), text and data (base64). \
+--output raw prints payloads, each followed by a newline.
+
+Missing records are named on stderr; if they are damaged or lost, the exit code is 5.";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = APPEND_HELP, override_usage = "walctl append [OPTIONS] <LOG> [FILE]\n       \
+    walctl append [OPTIONS] --log-from-field <FIELD> [FILE]")]
+pub(crate) struct AppendArgs {
+    /// The log, and the file to read; without a file, or with `-`, stdin. The log is left
+    /// out with --log-from-field.
+    #[arg(value_name = "LOG|FILE", num_args = 0..=2)]
+    pub(crate) places: Vec<String>,
+    /// How records are told apart in the input [default: by the file's extension, else
+    /// lines].
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<Format>,
+    /// Each record is a JSON object; its field FIELD names its log.
+    #[arg(long, value_name = "FIELD")]
+    pub(crate) log_from_field: Option<String>,
+    /// What to put before the field's value.
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        requires = "log_from_field",
+        default_value = ""
+    )]
+    pub(crate) log_prefix: String,
+    /// How durable records must be before the next batch goes out [default: as the log's
+    /// sync mode says].
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<DurabilityArg>,
+    /// The first record must get this lsn, each next one the next: nobody else may append
+    /// meanwhile. Makes batches safe to repeat after a lost connection.
+    #[arg(long, value_name = "LSN", conflicts_with = "log_from_field")]
+    pub(crate) expected_lsn: Option<u64>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = BATCH_HELP)]
+pub(crate) struct BatchArgs {
+    /// The file to read; without one, or with `-`, stdin.
+    pub(crate) file: Option<PathBuf>,
+    /// The log's next lsn must be this. May be given for logs that are not written, too.
+    #[arg(long, value_name = "LOG=LSN", value_parser = parse::log_and_lsn)]
+    pub(crate) expect: Vec<(String, u64)>,
+    /// How durable the records must be before the answer.
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<DurabilityArg>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Exits with 3 if there is nothing to read.")]
+pub(crate) struct ReadArgs {
+    /// The log.
+    pub(crate) log: String,
+    /// Begin at this lsn [default: the first record kept].
+    #[arg(long, value_name = "LSN", group = "start")]
+    pub(crate) from: Option<u64>,
+    /// Begin at the first record of this time or later: RFC 3339, or so long ago (10m).
+    #[arg(long, value_name = "TIME", value_parser = parse::moment, group = "start")]
+    pub(crate) time: Option<Moment>,
+    /// Begin so many records before the tail.
+    #[arg(long, value_name = "N", group = "start")]
+    pub(crate) last: Option<u64>,
+    /// At most so many records.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) max: u32,
+    /// Wait so long for a first record if there is none.
+    #[arg(long, value_name = "SPAN", value_parser = parse::duration)]
+    pub(crate) wait: Option<Duration>,
+    /// Which records to see [default: those that the log's sync mode acks].
+    #[arg(long, value_enum)]
+    pub(crate) visibility: Option<VisibilityArg>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = SCAN_HELP, group(clap::ArgGroup::new("selector").required(true)))]
+pub(crate) struct ScanArgs {
+    /// The log.
+    #[arg(group = "selector")]
+    pub(crate) log: Option<String>,
+    /// All logs whose names start with this.
+    #[arg(long, group = "selector")]
+    pub(crate) prefix: Option<String>,
+    /// All logs.
+    #[arg(long, group = "selector")]
+    pub(crate) all: bool,
+    /// Begin at this lsn (one log only), or at this time: RFC 3339, or so long ago (10m).
+    #[arg(long, value_name = "LSN|TIME", value_parser = parse::place)]
+    pub(crate) from: Option<Place>,
+    /// End before this lsn; one log only.
+    #[arg(long, value_name = "LSN")]
+    pub(crate) until: Option<u64>,
+    /// End after so many records.
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+    /// Go on with what is appended later; reconnects by itself.
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// Which records to see [default: those that each log's sync mode acks].
+    #[arg(long, value_enum)]
+    pub(crate) visibility: Option<VisibilityArg>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TailArgs {
+    /// The log; if there is none yet, waits for it.
+    pub(crate) log: String,
+    /// Begin so many records before the tail.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    pub(crate) last: u64,
+    /// Which records to see [default: those that the log's sync mode acks].
+    #[arg(long, value_enum)]
+    pub(crate) visibility: Option<VisibilityArg>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct LogsArgs {
+    /// Only logs whose names start with this.
+    #[arg(long, default_value = "")]
+    pub(crate) prefix: String,
+    /// At most so many logs; 0 is all of them.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) limit: u32,
+    /// Go on where an earlier list ended.
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) page_token: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LogCommand {
+    /// Make a log.
+    Create(ConfigureArgs),
+    /// Show a log.
+    Get {
+        /// The log.
+        log: String,
+    },
+    /// Change what is given, leave the rest.
+    Update(ConfigureArgs),
+    /// Delete a log with all its records.
+    Delete {
+        /// The log.
+        log: String,
+        /// Only if the log has this number.
+        #[arg(long, value_name = "ID")]
+        log_id: Option<u64>,
+    },
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ConfigureArgs {
+    /// The log.
+    pub(crate) log: String,
+    /// What an append is acked with [default: the server's].
+    #[arg(long, value_enum)]
+    pub(crate) sync_mode: Option<SyncModeArg>,
+    /// Forget records older than this.
+    #[arg(long, value_name = "SPAN", value_parser = parse::duration)]
+    pub(crate) max_age: Option<Duration>,
+    /// Forget the oldest records beyond so many bytes.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_bytes: Option<u64>,
+    /// Forget the oldest records beyond so many.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_records: Option<u64>,
+    /// How batches are compressed on disk.
+    #[arg(long, value_enum)]
+    pub(crate) compression: Option<CompressionArg>,
+    /// Largest record taken.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_record_bytes: Option<u32>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct SyncArgs {
+    /// The log whose records matter [default: all].
+    pub(crate) log: Option<String>,
+    /// To the operating system only, not to the device.
+    #[arg(long)]
+    pub(crate) os: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct HealthArgs {
+    /// The service to ask for, such as wald.v1.WalService [default: the server as a whole].
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) service: String,
+}
+
+/// A flag's values and what they are in the contract.
+macro_rules! values {
+    ($(#[$doc:meta])* $name:ident for $target:ty { $($value:ident),* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+        pub(crate) enum $name { $($value),* }
+
+        impl From<$name> for $target {
+            fn from(value: $name) -> Self {
+                match value { $($name::$value => Self::$value),* }
+            }
+        }
+    };
+}
+
+values!(
+    /// How safe records are.
+    DurabilityArg for Durability { Accepted, Written, Durable, Replicated }
+);
+values!(
+    /// Which records a reader sees.
+    VisibilityArg for Visibility { Durable, Written, Accepted }
+);
+values!(
+    /// What an append is acked with.
+    SyncModeArg for SyncMode { Strict, Batch, Interval, Async, Manual }
+);
+values!(
+    /// How batches are compressed on disk.
+    CompressionArg for Compression { None, Lz4, Zstd }
+);
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn scan_needs_exactly_one_selector() {
+        let parse = |line: &str| Args::try_parse_from(line.split(' '));
+        assert!(parse("walctl scan flights --output jsonl").is_ok());
+        assert!(parse("walctl scan --prefix airport/ --follow").is_ok());
+        assert!(parse("walctl scan").is_err());
+        assert!(parse("walctl scan flights --all").is_err());
+    }
+}

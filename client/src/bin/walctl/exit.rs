@@ -1,0 +1,123 @@
+//! How walctl ends: exit codes, and errors in one line with what to do next.
+
+use std::io;
+
+use tonic::Code;
+use wald_client::{Error, ErrorKind, Outcome, Reason};
+
+/// Exit codes; scripts rely on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Ok = 0,
+    Failed = 1,
+    /// As clap has it for its own errors.
+    Usage = 2,
+    /// No such log, or nothing there to read.
+    NotFound = 3,
+    Unavailable = 4,
+    DataLoss = 5,
+    /// 128 + SIGINT.
+    Interrupted = 130,
+}
+
+/// The command line makes no sense, in a way that clap does not see.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
+
+/// Says on stderr what went wrong and what to do next.
+pub(crate) fn report(error: &anyhow::Error) -> Exit {
+    let exit = exit_of(error);
+    // Whoever closed the pipe has seen enough.
+    if exit != Exit::Ok {
+        eprintln!("walctl: {}", sentence(error));
+    }
+    exit
+}
+
+fn sentence(error: &anyhow::Error) -> String {
+    let mut text = format!("{error:#}");
+    if let Some(error) = find::<Error>(error) {
+        if let Some(advice) = advice(error) {
+            text = format!("{text}; {advice}");
+        }
+    } else if find::<Usage>(error).is_some() {
+        text.push_str("; see --help");
+    }
+    // One line, whatever the server put into its message.
+    text.replace(['\n', '\r'], " ")
+}
+
+fn find<E: std::error::Error + 'static>(error: &anyhow::Error) -> Option<&E> {
+    error.chain().find_map(|cause| cause.downcast_ref())
+}
+
+fn exit_of(error: &anyhow::Error) -> Exit {
+    if find::<Usage>(error).is_some() {
+        return Exit::Usage;
+    }
+    if find::<io::Error>(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        return Exit::Ok;
+    }
+    match find::<Error>(error).map(Error::code) {
+        Some(Code::NotFound | Code::OutOfRange) => Exit::NotFound,
+        Some(Code::Unavailable | Code::DeadlineExceeded) => Exit::Unavailable,
+        Some(Code::DataLoss) => Exit::DataLoss,
+        _ => Exit::Failed,
+    }
+}
+
+/// What to do next.
+fn advice(error: &Error) -> Option<String> {
+    let fact = |name| error.fact(name).unwrap_or("?");
+    if let Some(reason) = error.reason() {
+        return Some(match reason {
+            Reason::LogNotFound => "`walctl logs` shows what there is".to_owned(),
+            Reason::PositionMismatch => "someone else has appended; read on and decide anew".into(),
+            Reason::Trimmed => format!("read on with --from {}", fact("first_lsn")),
+            Reason::BeyondTail => format!("the next lsn will be {}", fact("tail_lsn")),
+            Reason::Quarantined => format!("read on with --from {}", fact("to_lsn")),
+            Reason::LogReplaced => "the log was deleted and created again".to_owned(),
+            Reason::DiskFull => "make space on the server's disk, then repeat".to_owned(),
+            Reason::Busy | Reason::Rate | Reason::Starting | Reason::Draining => {
+                "try again in a moment".to_owned()
+            }
+            Reason::JournalFailed if error.outcome() == Outcome::Unknown => {
+                "it may or may not be appended; read the tail once the server is back".to_owned()
+            }
+            Reason::JournalFailed => "look at the server's log; it must restart".to_owned(),
+            Reason::NotSupported => format!("this server has no `{}` yet", fact("field")),
+            Reason::RecordTooLarge | Reason::RequestTooLarge => "split it".to_owned(),
+            _ => return None,
+        });
+    }
+    match error.kind() {
+        ErrorKind::Connect { .. } => {
+            Some("is the server running? --endpoint or WALD_ENDPOINT says where".to_owned())
+        }
+        ErrorKind::Timeout(_) => Some("--timeout allows more".to_owned()),
+        ErrorKind::Foreign {
+            code: Code::Unimplemented,
+            ..
+        } => Some("is this a Wald server, and as new as this walctl?".to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closed_pipe_is_not_an_error() {
+        let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(exit_of(&error.context("writing")), Exit::Ok);
+    }
+
+    #[test]
+    fn usage_error_exits_with_2_and_points_to_help() {
+        let error = anyhow::Error::from(Usage("no log".into()));
+        assert_eq!(exit_of(&error), Exit::Usage);
+        assert_eq!(sentence(&error), "no log; see --help");
+    }
+}

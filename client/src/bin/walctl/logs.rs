@@ -1,0 +1,227 @@
+//! `walctl logs` and `walctl log`.
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use indicatif::HumanBytes;
+use jiff::Timestamp;
+use serde_json::json;
+use wald_client::Client;
+use wald_client::proto::{Compression, Log, LogConfig, Retention, SyncMode};
+
+use crate::args::{ConfigureArgs, LogCommand, LogsArgs};
+use crate::exit::{Exit, Usage};
+use crate::output::{Out, Output};
+
+/// Logs asked for at a time.
+const PAGE: u32 = 1_000;
+
+pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<Exit> {
+    let mut logs: Vec<Log> = Vec::new();
+    let mut token = args.page_token;
+    loop {
+        let page_size = match args.limit {
+            0 => PAGE,
+            limit => {
+                let have = u32::try_from(logs.len()).unwrap_or(u32::MAX);
+                limit.saturating_sub(have).min(PAGE)
+            }
+        };
+        let page = client
+            .list_logs(args.prefix.as_str(), page_size, token.take())
+            .await?;
+        logs.extend(page.logs);
+        token = page.next_page_token;
+        let enough = args.limit != 0 && logs.len() as u64 >= u64::from(args.limit);
+        if token.is_none() || enough {
+            break;
+        }
+    }
+    print(&logs, output)?;
+    if let Some(token) = token {
+        eprintln!("there are more: --page-token {token} goes on, --limit 0 shows all");
+    }
+    Ok(Exit::Ok)
+}
+
+pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) -> Result<Exit> {
+    let log = match command {
+        LogCommand::Get { log } => client.get_log(log).await?,
+        LogCommand::Create(args) => {
+            let (config, _) = configuration(&args);
+            client.create_log(args.log, config).await?
+        }
+        LogCommand::Update(args) => {
+            let (config, paths) = configuration(&args);
+            if paths.is_empty() {
+                return Err(Usage("what shall be changed?".into()).into());
+            }
+            client.update_log(args.log, config, paths).await?
+        }
+        LogCommand::Delete { log, log_id } => {
+            client.delete_log(log.as_str(), log_id).await?;
+            eprintln!("deleted {log}");
+            return Ok(Exit::Ok);
+        }
+    };
+    print(&[log], output)?;
+    Ok(Exit::Ok)
+}
+
+/// The configuration that the flags make, and the paths of what they set.
+fn configuration(args: &ConfigureArgs) -> (LogConfig, Vec<&'static str>) {
+    let mut paths = Vec::new();
+    let mut set = |path, given: bool| {
+        if given {
+            paths.push(path);
+        }
+        given
+    };
+    let mut config = LogConfig::default();
+    set("sync_mode", args.sync_mode.is_some());
+    config.set_sync_mode(args.sync_mode.map_or(SyncMode::Unspecified, SyncMode::from));
+    let bounds = [
+        set("retention.max_age", args.max_age.is_some()),
+        set("retention.max_bytes", args.max_bytes.is_some()),
+        set("retention.max_records", args.max_records.is_some()),
+    ];
+    config.retention = bounds.contains(&true).then(|| Retention {
+        max_age: args.max_age.and_then(|age| age.try_into().ok()),
+        max_bytes: args.max_bytes.unwrap_or_default(),
+        max_records: args.max_records.unwrap_or_default(),
+        respect_cursors: false,
+    });
+    set("compression", args.compression.is_some());
+    config.set_compression(
+        args.compression
+            .map_or(Compression::Unspecified, Compression::from),
+    );
+    set("max_record_bytes", args.max_record_bytes.is_some());
+    config.max_record_bytes = args.max_record_bytes.unwrap_or_default();
+    (config, paths)
+}
+
+fn print(logs: &[Log], output: Output) -> Result<()> {
+    let mut out = Out::new(output);
+    match output {
+        Output::Text => out.line(&table(logs))?,
+        Output::Json => out.json(&logs.iter().map(as_json).collect::<Vec<_>>())?,
+        Output::Jsonl => {
+            for log in logs {
+                out.json(&as_json(log))?;
+            }
+        }
+        Output::Raw => {
+            for log in logs {
+                out.line(&log.name)?;
+            }
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn table(logs: &[Log]) -> String {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header([
+            "LOG", "FIRST", "NEXT", "DURABLE", "STORED", "SYNC", "CREATED",
+        ]);
+    for log in logs {
+        let number = |lsn: Option<u64>| lsn.map_or_else(|| "-".to_owned(), |lsn| lsn.to_string());
+        table.add_row([
+            log.name.clone(),
+            number(log.first_lsn),
+            number(log.tail_lsn),
+            number(log.durable_lsn),
+            HumanBytes(log.stored_bytes).to_string(),
+            sync_mode(log).unwrap_or_else(|| "default".to_owned()),
+            time(log.create_time.as_ref()).unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1).take(4) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt()
+}
+
+fn as_json(log: &Log) -> serde_json::Value {
+    let config = log.config.unwrap_or_default();
+    let retention = config.retention.as_ref();
+    json!({
+        "name": log.name,
+        "log_id": log.log_id,
+        "first_lsn": log.first_lsn,
+        "tail_lsn": log.tail_lsn,
+        "durable_lsn": log.durable_lsn,
+        "writer_epoch": log.writer_epoch,
+        "stored_bytes": log.stored_bytes,
+        "sync_mode": sync_mode(log),
+        "compression": word(config.compression().as_str_name(), "COMPRESSION_"),
+        "max_record_bytes": config.max_record_bytes,
+        "retention": retention.map(|retention| json!({
+            "max_age": retention.max_age.as_ref().map(ToString::to_string),
+            "max_bytes": retention.max_bytes,
+            "max_records": retention.max_records,
+            "respect_cursors": retention.respect_cursors,
+        })),
+        "create_time": time(log.create_time.as_ref()),
+        "update_time": time(log.update_time.as_ref()),
+    })
+}
+
+/// The log's own sync mode, if it has one.
+fn sync_mode(log: &Log) -> Option<String> {
+    word(log.config.as_ref()?.sync_mode().as_str_name(), "SYNC_MODE_")
+}
+
+/// A value of an enumeration as people write it; none if it is unspecified.
+fn word(name: &str, prefix: &str) -> Option<String> {
+    let word = name.strip_prefix(prefix).unwrap_or(name).to_lowercase();
+    (word != "unspecified").then_some(word)
+}
+
+fn time(time: Option<&prost_types::Timestamp>) -> Option<String> {
+    let time = time?;
+    let time = Timestamp::new(time.seconds, time.nanos).ok()?;
+    Some(format!("{time:.0}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    #[test]
+    fn update_names_only_what_was_given() {
+        let line = "walctl log update orders --sync-mode batch --max-records 5";
+        let args = Args::try_parse_from(line.split(' ')).unwrap();
+        let Command::Log(LogCommand::Update(args)) = args.command else {
+            panic!("an update");
+        };
+        let (config, paths) = configuration(&args);
+        assert_eq!(paths, ["sync_mode", "retention.max_records"]);
+        assert_eq!(config.sync_mode(), SyncMode::Batch);
+        assert_eq!(config.retention.unwrap().max_records, 5);
+    }
+
+    #[test]
+    fn table_shows_a_first_lsn_of_zero() {
+        let log = Log {
+            name: "orders".into(),
+            first_lsn: Some(0),
+            tail_lsn: Some(12),
+            stored_bytes: 2_048,
+            ..Default::default()
+        };
+        let table = table(&[log]);
+        let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(
+            row,
+            ["orders", "0", "12", "-", "2.00", "KiB", "default", "-"]
+        );
+    }
+}

@@ -1,0 +1,110 @@
+//! How far a load is: a bar while it runs, a line at its end. All on stderr.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
+use wald_client::{BatchAck, LogAck};
+
+/// What was appended so far.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    began: Instant,
+    pub(crate) records: u64,
+    bytes: u64,
+    /// First and next lsn of each log.
+    pub(crate) logs: BTreeMap<String, (u64, u64)>,
+}
+
+impl Progress {
+    /// Begins. `input_bytes` is the size of the input if it is known. Nothing is drawn if
+    /// stderr is no terminal.
+    pub(crate) fn begin(input_bytes: Option<u64>) -> Self {
+        let bar = match input_bytes {
+            Some(bytes) => ProgressBar::new(bytes).with_style(style(
+                "{wide_bar} {percent:>3}%  {msg}  {binary_bytes_per_sec}  {eta} left",
+            )),
+            None => ProgressBar::no_length()
+                .with_style(style("{spinner} {msg}  {binary_bytes_per_sec}  {elapsed}")),
+        };
+        Self {
+            bar,
+            began: Instant::now(),
+            records: 0,
+            bytes: 0,
+            logs: BTreeMap::new(),
+        }
+    }
+
+    /// One request is acked; `consumed` bytes of input have been read for it and before.
+    pub(crate) fn acked(&mut self, records: u64, bytes: u64, consumed: u64, ack: &BatchAck) {
+        self.records += records;
+        self.bytes += bytes;
+        for LogAck {
+            log,
+            first_lsn,
+            next_lsn,
+            ..
+        } in &ack.appends
+        {
+            self.logs
+                .entry(log.clone())
+                .and_modify(|(_, next)| *next = next_lsn.get())
+                .or_insert((first_lsn.get(), next_lsn.get()));
+        }
+        self.bar.set_position(consumed);
+        self.bar
+            .set_message(format!("{} records", HumanCount(self.records)));
+    }
+
+    /// Takes the bar away and says what was appended.
+    pub(crate) fn end(&self) {
+        self.bar.finish_and_clear();
+        eprintln!("{}", self.summary(self.began.elapsed()));
+    }
+
+    fn summary(&self, took: Duration) -> String {
+        let place = match self.logs.iter().next() {
+            None => String::new(),
+            Some((log, (first, next))) if self.logs.len() == 1 => {
+                format!(" to {log}, lsn {first} to {}", next.saturating_sub(1))
+            }
+            Some(_) => format!(" to {} logs", self.logs.len()),
+        };
+        // A rate is for people; the precision of f64 is plenty.
+        let seconds = took.as_secs_f64();
+        let rate = self.records as f64 / seconds.max(1e-6);
+        format!(
+            "appended {} records ({}){place}, in {seconds:.2} s, {rate:.0} records/s",
+            HumanCount(self.records),
+            HumanBytes(self.bytes),
+        )
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_names_one_log_with_its_lsns_and_counts_many() {
+        let mut progress = Progress::begin(None);
+        progress.records = 2_000;
+        progress.bytes = 4_096;
+        progress.logs.insert("flights".into(), (5, 2_005));
+        assert_eq!(
+            progress.summary(Duration::from_secs(2)),
+            "appended 2,000 records (4.00 KiB) to flights, lsn 5 to 2004, in 2.00 s, 1000 records/s"
+        );
+        progress.logs.insert("other".into(), (0, 1));
+        assert!(
+            progress
+                .summary(Duration::from_secs(2))
+                .contains(" to 2 logs,")
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! The connection, and the one place where calls are repeated.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_client::HealthClient;
+use wald_proto::v1::log_service_client::LogServiceClient;
+use wald_proto::v1::ops_service_client::OpsServiceClient;
+use wald_proto::v1::wal_service_client::WalServiceClient;
+
+use crate::error::{Error, ErrorKind, Outcome, innermost_text};
+use crate::retry::{Repeat, RetryPolicy};
+
+/// Where a server listens unless configured otherwise.
+pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:6925";
+
+/// Answers stay below 1 MiB unless one record alone is larger; the server's limit on
+/// records can be raised, so leave room.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// A client of one Wald server. Cheap to clone; clones share one connection, which is made
+/// again when it breaks.
+///
+/// **What is repeated by itself**, within [`RetryPolicy`] and the deadline of the call:
+/// reads, after any passing failure; appends, when the server or the transport says that
+/// nothing was applied; appends with an expected lsn (or producer), also when the
+/// connection broke underway, because they cannot be applied twice. A plain append whose
+/// connection broke is *not* repeated: its [`Error::outcome`] is unknown.
+#[derive(Debug, Clone)]
+pub struct Client {
+    channel: Channel,
+    settings: Arc<ClientBuilder>,
+}
+
+/// Settings of a [`Client`].
+#[derive(Debug, Clone)]
+pub struct ClientBuilder {
+    endpoint: String,
+    connect_timeout: Duration,
+    keepalive_interval: Duration,
+    keepalive_timeout: Duration,
+    timeout: Duration,
+    silence_timeout: Duration,
+    retry: RetryPolicy,
+}
+
+impl ClientBuilder {
+    /// Time to make a connection. Default: 5 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Pings the server this often, also when idle, and gives the connection up if no
+    /// answer comes within `timeout`. Default: 10 s, 5 s. Without it a client would never
+    /// notice that the network is gone.
+    pub fn keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
+        self.keepalive_interval = interval;
+        self.keepalive_timeout = timeout;
+        self
+    }
+
+    /// Deadline of calls that name none, over all their attempts. Default: 10 s. Scans
+    /// have none.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long a scan may be silent before it counts as lost. Default: 60 s; the server
+    /// sends a heartbeat after 15 s.
+    pub fn silence_timeout(mut self, timeout: Duration) -> Self {
+        self.silence_timeout = timeout;
+        self
+    }
+
+    /// How calls are repeated.
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// Connects now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Connect`].
+    pub async fn connect(self) -> Result<Client, Error> {
+        let channel = self.transport()?.connect().await.map_err(|error| {
+            Error::new(ErrorKind::Connect {
+                endpoint: self.endpoint.clone(),
+                detail: innermost_text(&error),
+            })
+        })?;
+        Ok(Client {
+            channel,
+            settings: Arc::new(self),
+        })
+    }
+
+    /// Connects with the first call. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidEndpoint`].
+    pub fn connect_lazy(self) -> Result<Client, Error> {
+        let channel = self.transport()?.connect_lazy();
+        Ok(Client {
+            channel,
+            settings: Arc::new(self),
+        })
+    }
+
+    fn transport(&self) -> Result<Endpoint, Error> {
+        let invalid = || {
+            Error::new(ErrorKind::InvalidEndpoint {
+                endpoint: self.endpoint.clone(),
+            })
+        };
+        let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(|_| invalid())?;
+        let uri = endpoint.uri();
+        if uri.scheme_str() != Some("http") || uri.host().is_none() {
+            return Err(invalid());
+        }
+        endpoint
+            .connect_timeout(self.connect_timeout)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(self.keepalive_interval)
+            .keep_alive_timeout(self.keepalive_timeout)
+            .keep_alive_while_idle(true)
+            // A scan's messages are up to 1 MiB: a few must be underway for full speed,
+            // and one slow stream must not hold up the others of the connection.
+            .initial_stream_window_size(4 << 20)
+            .initial_connection_window_size(16 << 20)
+            .user_agent(concat!("wald-client/", env!("CARGO_PKG_VERSION")))
+            .map_err(|_| invalid())
+    }
+}
+
+impl Client {
+    /// Connects to a server, such as [`DEFAULT_ENDPOINT`], with default settings.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Connect`].
+    pub async fn connect(endpoint: impl Into<String>) -> Result<Self, Error> {
+        Self::builder(endpoint).connect().await
+    }
+
+    /// Settings for a connection to a server.
+    pub fn builder(endpoint: impl Into<String>) -> ClientBuilder {
+        ClientBuilder {
+            endpoint: endpoint.into(),
+            connect_timeout: Duration::from_secs(5),
+            keepalive_interval: Duration::from_secs(10),
+            keepalive_timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(10),
+            silence_timeout: Duration::from_secs(60),
+            retry: RetryPolicy::default(),
+        }
+    }
+
+    pub(crate) fn wal(&self) -> WalServiceClient<Channel> {
+        WalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+
+    pub(crate) fn log_service(&self) -> LogServiceClient<Channel> {
+        LogServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+
+    pub(crate) fn ops(&self) -> OpsServiceClient<Channel> {
+        OpsServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+
+    pub(crate) fn health_service(&self) -> HealthClient<Channel> {
+        HealthClient::new(self.channel.clone())
+    }
+
+    pub(crate) fn default_timeout(&self) -> Duration {
+        self.settings.timeout
+    }
+
+    pub(crate) fn silence_timeout(&self) -> Duration {
+        self.settings.silence_timeout
+    }
+
+    pub(crate) fn retry_policy(&self) -> &RetryPolicy {
+        &self.settings.retry
+    }
+
+    pub(crate) fn error(&self, status: &Status, deadline: Duration) -> Error {
+        Error::from_status(status, &self.settings.endpoint, deadline)
+    }
+
+    /// Makes a unary call, and repeats it as far as that is safe and `timeout` reaches.
+    pub(crate) async fn call<Q, A, F, S>(
+        &self,
+        request: Q,
+        repeat: Repeat,
+        timeout: Duration,
+        send: F,
+    ) -> Result<A, Error>
+    where
+        Q: Clone,
+        F: Fn(Request<Q>) -> S,
+        S: Future<Output = Result<Response<A>, Status>>,
+    {
+        let deadline = Instant::now() + timeout;
+        let mut failures = 0;
+        let mut unknown = false;
+        loop {
+            let mut attempt = Request::new(request.clone());
+            // The server must not write what nobody waits for any more.
+            attempt.set_timeout(deadline.saturating_duration_since(Instant::now()));
+            let error = match tokio::time::timeout_at(deadline, send(attempt)).await {
+                Ok(Ok(answer)) => return Ok(answer.into_inner()),
+                Ok(Err(status)) => self.error(&status, timeout),
+                Err(_) => Error::new(ErrorKind::Timeout(timeout)),
+            };
+            failures += 1;
+            let pause = self.settings.retry.pause(failures, &error);
+            let last = !repeat.allows(&error)
+                || failures >= self.settings.retry.max_attempts
+                || Instant::now() + pause >= deadline;
+            if last {
+                return Err(if unknown {
+                    error.after_unknown()
+                } else {
+                    error
+                });
+            }
+            unknown |= error.outcome() == Outcome::Unknown;
+            tokio::time::sleep(pause).await;
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Errors: what happened to the data, why, and whether it is safe to repeat.
+//!
+//! Three worlds meet here. An answer of Wald's carries ErrorInfo, and its facts are
+//! believed. A status without it comes from in between (a proxy, the transport), and
+//! says nothing about what the server did. And some failures never left this process.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::fmt;
+use std::time::Duration;
+
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+use crate::reason::Reason;
+
+const DOMAIN: &str = "wald.dev";
+
+/// Why a call failed. [`Error::outcome`] says what became of a write, [`Error::retry`]
+/// whether to repeat it.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    /// An earlier attempt of the same call may have been applied, so whatever the last
+    /// one says about itself, the outcome of the call is unknown.
+    earlier_unknown: bool,
+}
+
+/// Where a call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The endpoint is not a URI such as `http://127.0.0.1:6925`; nothing was sent.
+    #[error("`{endpoint}` is not an endpoint such as http://127.0.0.1:6925")]
+    InvalidEndpoint {
+        /// What was given.
+        endpoint: String,
+    },
+    /// No connection could be made; nothing was sent.
+    #[error("cannot connect to {endpoint}: {detail}")]
+    Connect {
+        /// Where to.
+        endpoint: String,
+        /// What the transport says.
+        detail: String,
+    },
+    /// The connection broke underway; a write may have been applied.
+    #[error("the connection was lost: {0}")]
+    ConnectionLost(String),
+    /// The deadline passed; a write may have been applied, or still be.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// The server answered with an error.
+    #[error(transparent)]
+    Server(ServerError),
+    /// Something between client and server answered with an error, or the server is not
+    /// Wald: there is no ErrorInfo of Wald's.
+    #[error("{code:?}: {message}")]
+    Foreign {
+        /// The status code.
+        code: Code,
+        /// The status message.
+        message: String,
+    },
+    /// The answer lacks a field that the contract promises.
+    #[error("the answer breaks the contract: {0} is missing")]
+    Contract(&'static str),
+}
+
+/// An error that the server answered with.
+#[derive(Debug, Clone)]
+pub struct ServerError {
+    code: Code,
+    message: String,
+    reason: Reason,
+    facts: BTreeMap<String, String>,
+    retry_delay: Option<Duration>,
+}
+
+/// What became of a write that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing was written, and nothing will be.
+    NotApplied,
+    /// It may or may not have been applied.
+    Unknown,
+}
+
+/// Whether the same request may be sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// Yes; with backoff.
+    Safe,
+    /// Only if it cannot be applied twice: with the same expected lsn or producer. Reads
+    /// always may.
+    SafeWithCondition,
+    /// It would fail again.
+    Never,
+}
+
+impl ServerError {
+    /// The status code.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// The reason.
+    pub fn reason(&self) -> &Reason {
+        &self.reason
+    }
+
+    /// What the server says, for people.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Every fact that the server gave, by name.
+    pub fn facts(&self) -> &BTreeMap<String, String> {
+        &self.facts
+    }
+
+    fn outcome(&self) -> Outcome {
+        match (self.facts.get("outcome").map(String::as_str), self.code) {
+            (Some("NOT_APPLIED"), _) => Outcome::NotApplied,
+            // The server's promise, whatever the facts say.
+            (None, Code::Unavailable) => Outcome::NotApplied,
+            _ => Outcome::Unknown,
+        }
+    }
+
+    fn retry(&self) -> Retry {
+        match (self.facts.get("retry").map(String::as_str), self.code) {
+            (Some("SAFE"), _) => Retry::Safe,
+            (Some("SAFE_WITH_CONDITION"), _) => Retry::SafeWithCondition,
+            // Errors of reads do not say; these two pass by themselves.
+            (None, Code::Unavailable | Code::ResourceExhausted) => Retry::Safe,
+            _ => Retry::Never,
+        }
+    }
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason, self.message)
+    }
+}
+
+impl std::error::Error for ServerError {}
+
+impl Error {
+    /// Where the call failed.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// The status code; of failures that never left this process, the one that fits.
+    pub fn code(&self) -> Code {
+        match self.kind() {
+            ErrorKind::InvalidEndpoint { .. } => Code::InvalidArgument,
+            ErrorKind::Connect { .. } | ErrorKind::ConnectionLost(_) => Code::Unavailable,
+            ErrorKind::Timeout(_) => Code::DeadlineExceeded,
+            ErrorKind::Server(error) => error.code,
+            ErrorKind::Foreign { code, .. } => *code,
+            ErrorKind::Contract(_) => Code::Internal,
+        }
+    }
+
+    /// The server's reason, if the server answered.
+    pub fn reason(&self) -> Option<&Reason> {
+        match self.kind() {
+            ErrorKind::Server(error) => Some(&error.reason),
+            _ => None,
+        }
+    }
+
+    /// One fact that the server gave, such as `first_lsn`.
+    pub fn fact(&self, name: &str) -> Option<&str> {
+        match self.kind() {
+            ErrorKind::Server(error) => error.facts.get(name).map(String::as_str),
+            _ => None,
+        }
+    }
+
+    /// One fact that is a number, such as `first_lsn`.
+    pub fn fact_number(&self, name: &str) -> Option<u64> {
+        self.fact(name)?.parse().ok()
+    }
+
+    /// What became of a write. Without meaning for reads.
+    ///
+    /// If an earlier attempt of the same call may have been applied, the outcome is unknown
+    /// even if the last attempt was refused: a POSITION_MISMATCH after a lost connection
+    /// can be the echo of one's own success.
+    pub fn outcome(&self) -> Outcome {
+        if self.0.earlier_unknown {
+            return Outcome::Unknown;
+        }
+        match self.kind() {
+            ErrorKind::InvalidEndpoint { .. } | ErrorKind::Connect { .. } => Outcome::NotApplied,
+            ErrorKind::Server(error) => error.outcome(),
+            // The method was not even found.
+            ErrorKind::Foreign {
+                code: Code::Unimplemented,
+                ..
+            } => Outcome::NotApplied,
+            ErrorKind::ConnectionLost(_)
+            | ErrorKind::Timeout(_)
+            | ErrorKind::Foreign { .. }
+            | ErrorKind::Contract(_) => Outcome::Unknown,
+        }
+    }
+
+    /// Whether the same request may be sent again. The client has done so already, as far
+    /// as its policy and deadline go.
+    pub fn retry(&self) -> Retry {
+        let retry = match self.kind() {
+            ErrorKind::Connect { .. } => Retry::Safe,
+            ErrorKind::ConnectionLost(_) | ErrorKind::Timeout(_) => Retry::SafeWithCondition,
+            ErrorKind::Foreign {
+                code: Code::Unavailable,
+                ..
+            } => Retry::SafeWithCondition,
+            ErrorKind::Server(error) => error.retry(),
+            ErrorKind::InvalidEndpoint { .. }
+            | ErrorKind::Foreign { .. }
+            | ErrorKind::Contract(_) => Retry::Never,
+        };
+        match retry {
+            Retry::Safe if self.0.earlier_unknown => Retry::SafeWithCondition,
+            retry => retry,
+        }
+    }
+
+    /// How long the server asks to wait before the next attempt.
+    pub fn retry_delay(&self) -> Option<Duration> {
+        match self.kind() {
+            ErrorKind::Server(error) => error.retry_delay,
+            _ => None,
+        }
+    }
+
+    pub(crate) fn new(kind: ErrorKind) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            earlier_unknown: false,
+        }))
+    }
+
+    pub(crate) fn contract(field: &'static str) -> Self {
+        Self::new(ErrorKind::Contract(field))
+    }
+
+    pub(crate) fn after_unknown(mut self) -> Self {
+        self.0.earlier_unknown = true;
+        self
+    }
+
+    /// Reads a status. `endpoint` and `deadline` are named in the message.
+    pub(crate) fn from_status(status: &Status, endpoint: &str, deadline: Duration) -> Self {
+        if let Some(info) = status
+            .get_details_error_info()
+            .filter(|info| info.domain == DOMAIN)
+        {
+            return Self::new(ErrorKind::Server(ServerError {
+                code: status.code(),
+                message: status.message().to_owned(),
+                reason: Reason::from(info.reason.as_str()),
+                facts: info.metadata.into_iter().collect(),
+                retry_delay: status
+                    .get_details_retry_info()
+                    .and_then(|info| info.retry_delay),
+            }));
+        }
+        Self::new(foreign(status, endpoint, deadline))
+    }
+}
+
+/// Reads a status without ErrorInfo of Wald's.
+fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
+    let mut innermost = None;
+    let mut source = status.source();
+    while let Some(error) = source {
+        if error.is::<tonic::TimeoutExpired>() {
+            return ErrorKind::Timeout(deadline);
+        }
+        if let Some(error) = error.downcast_ref::<tonic::ConnectError>() {
+            let detail = error
+                .source()
+                .map_or_else(|| error.to_string(), innermost_text);
+            return ErrorKind::Connect {
+                endpoint: endpoint.to_owned(),
+                detail,
+            };
+        }
+        innermost = Some(error.to_string());
+        source = error.source();
+    }
+    if let Some(detail) = innermost {
+        return ErrorKind::ConnectionLost(detail);
+    }
+    // The transport on the other side calls its timer's end CANCELLED.
+    let timed_out = status.code() == Code::Cancelled && status.message() == "Timeout expired";
+    if timed_out || status.code() == Code::DeadlineExceeded {
+        return ErrorKind::Timeout(deadline);
+    }
+    ErrorKind::Foreign {
+        code: status.code(),
+        message: status.message().to_owned(),
+    }
+}
+
+/// What the last error in a chain says: of "transport error: connect error: connection
+/// refused" only that tells people anything.
+pub(crate) fn innermost_text(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("kind", self.kind())
+            .field("outcome", &self.outcome())
+            .field("retry", &self.retry())
+            .finish()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind().fmt(f)?;
+        if self.0.earlier_unknown {
+            f.write_str(" (an earlier attempt of this call may have been applied)")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use tonic_types::{ErrorDetails, StatusExt};
+
+    use super::*;
+
+    fn read(status: &Status) -> Error {
+        Error::from_status(status, "http://here", Duration::from_secs(1))
+    }
+
+    #[test]
+    fn status_of_wald_gives_reason_facts_and_delay() {
+        let facts = HashMap::from([("first_lsn".to_owned(), "12".to_owned())]);
+        let mut details = ErrorDetails::with_error_info("TRIMMED", DOMAIN, facts);
+        details.set_retry_info(Some(Duration::from_millis(30)));
+        let error = read(&Status::with_error_details(
+            Code::OutOfRange,
+            "gone",
+            details,
+        ));
+        assert_eq!(error.code(), Code::OutOfRange);
+        assert_eq!(error.reason(), Some(&Reason::Trimmed));
+        assert_eq!(error.fact_number("first_lsn"), Some(12));
+        assert_eq!(error.retry_delay(), Some(Duration::from_millis(30)));
+        assert_eq!(error.to_string(), "TRIMMED: gone");
+    }
+
+    #[test]
+    fn reason_of_a_newer_server_is_kept() {
+        let details = ErrorDetails::with_error_info("MOON_PHASE", DOMAIN, HashMap::new());
+        let error = read(&Status::with_error_details(Code::Aborted, "", details));
+        assert_eq!(
+            error.reason(),
+            Some(&Reason::Unknown("MOON_PHASE".to_owned()))
+        );
+        assert_eq!(error.outcome(), Outcome::Unknown);
+    }
+
+    #[test]
+    fn error_info_of_another_domain_is_not_believed() {
+        let facts = HashMap::from([("outcome".to_owned(), "NOT_APPLIED".to_owned())]);
+        let details = ErrorDetails::with_error_info("STARTING", "mesh.example", facts);
+        let error = read(&Status::with_error_details(Code::Unavailable, "", details));
+        assert_eq!(error.reason(), None);
+        assert_eq!(error.outcome(), Outcome::Unknown);
+    }
+
+    #[test]
+    fn failed_journal_is_unknown_when_internal_and_not_applied_when_unavailable() {
+        let facts = |outcome: &str, retry: &str| {
+            HashMap::from([
+                ("outcome".to_owned(), outcome.to_owned()),
+                ("retry".to_owned(), retry.to_owned()),
+            ])
+        };
+        let status = |code, facts| {
+            let details = ErrorDetails::with_error_info("JOURNAL_FAILED", DOMAIN, facts);
+            Status::with_error_details(code, "", details)
+        };
+        let underway = read(&status(
+            Code::Internal,
+            facts("UNKNOWN", "SAFE_WITH_CONDITION"),
+        ));
+        assert_eq!(underway.outcome(), Outcome::Unknown);
+        assert_eq!(underway.retry(), Retry::SafeWithCondition);
+        let before = read(&status(Code::Unavailable, facts("NOT_APPLIED", "SAFE")));
+        assert_eq!(before.outcome(), Outcome::NotApplied);
+        assert_eq!(before.retry(), Retry::Safe);
+    }
+}

@@ -1,0 +1,236 @@
+//! Where logs stand, barriers, administration, health: the calls without a builder.
+
+use prost_types::FieldMask;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use wald_proto::v1;
+use wald_proto::v1::{SyncTarget, Visibility};
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::lsn::Lsn;
+use crate::retry::Repeat;
+
+/// Where a log stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tail {
+    /// The first lsn kept.
+    pub first_lsn: Lsn,
+    /// The next lsn, at the visibility asked for.
+    pub tail_lsn: Lsn,
+    /// Every lsn below it is flushed to the device.
+    pub durable_lsn: Option<Lsn>,
+    /// The writer epoch; 0 until the first fence.
+    pub writer_epoch: u64,
+    /// Rises with every unclean start of the server.
+    pub recovery_epoch: u64,
+    /// The log's number, unique for ever.
+    pub log_id: u64,
+}
+
+/// A page of logs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LogPage {
+    /// The logs, by name.
+    pub logs: Vec<v1::Log>,
+    /// Asks for the next page. None: this was the last.
+    pub next_page_token: Option<String>,
+}
+
+/// Whether a service can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Health {
+    /// It can.
+    Serving,
+    /// It cannot now: the server starts, drains, or its journal has failed.
+    NotServing,
+    /// The server does not say.
+    Unknown,
+}
+
+/// Makes a unary call with a stub of the client.
+macro_rules! call {
+    ($client:expr, $stub:ident . $method:ident, $repeat:expr, $request:expr) => {{
+        let stub = $client.$stub();
+        let timeout = $client.default_timeout();
+        $client
+            .call($request, $repeat, timeout, |request| {
+                let mut stub = stub.clone();
+                async move { stub.$method(request).await }
+            })
+            .await
+    }};
+}
+
+impl Client {
+    /// Where a log stands.
+    ///
+    /// # Errors
+    /// LOG_NOT_FOUND, and what any call can fail with.
+    pub async fn get_tail(
+        &self,
+        log: impl Into<String>,
+        visibility: Visibility,
+    ) -> Result<Tail, Error> {
+        let request = v1::GetTailRequest {
+            log: log.into(),
+            visibility: visibility.into(),
+            ..Default::default()
+        };
+        let answer = call!(self, wal.get_tail, Repeat::Harmless, request)?;
+        Ok(Tail {
+            first_lsn: answer
+                .first_lsn
+                .ok_or(Error::contract("GetTailResponse.first_lsn"))?
+                .into(),
+            tail_lsn: answer
+                .tail_lsn
+                .ok_or(Error::contract("GetTailResponse.tail_lsn"))?
+                .into(),
+            durable_lsn: answer.durable_lsn.map(Lsn::new),
+            writer_epoch: answer.writer_epoch(),
+            recovery_epoch: answer.recovery_epoch,
+            log_id: answer.log_id,
+        })
+    }
+
+    /// Waits until everything accepted before, of one log or of all, is where it was to
+    /// go. Returns the position below which everything is flushed to the device.
+    ///
+    /// # Errors
+    /// JOURNAL_FAILED, and what any call can fail with.
+    pub async fn sync(
+        &self,
+        target: SyncTarget,
+        log: Option<String>,
+    ) -> Result<Option<u64>, Error> {
+        let request = v1::SyncRequest {
+            target: target.into(),
+            log: log.unwrap_or_default(),
+        };
+        let answer = call!(self, wal.sync, Repeat::Harmless, request)?;
+        Ok(answer.durable_position)
+    }
+
+    /// Makes a log.
+    ///
+    /// # Errors
+    /// LOG_EXISTS, INVALID_LOG_NAME, and what any call can fail with.
+    pub async fn create_log(
+        &self,
+        log: impl Into<String>,
+        config: v1::LogConfig,
+    ) -> Result<v1::Log, Error> {
+        let request = v1::CreateLogRequest {
+            log: log.into(),
+            config: Some(config),
+        };
+        let answer = call!(self, log_service.create_log, Repeat::Harmful, request)?;
+        answer.log.ok_or(Error::contract("CreateLogResponse.log"))
+    }
+
+    /// One log: its configuration and where it stands.
+    ///
+    /// # Errors
+    /// LOG_NOT_FOUND, and what any call can fail with.
+    pub async fn get_log(&self, log: impl Into<String>) -> Result<v1::Log, Error> {
+        let request = v1::GetLogRequest { log: log.into() };
+        let answer = call!(self, log_service.get_log, Repeat::Harmless, request)?;
+        answer.log.ok_or(Error::contract("GetLogResponse.log"))
+    }
+
+    /// A page of the logs whose names start with `prefix`, by name. A `page_size` of 0 is
+    /// the server's default (100); no token begins at the start.
+    ///
+    /// # Errors
+    /// INVALID_PAGE_TOKEN, and what any call can fail with.
+    pub async fn list_logs(
+        &self,
+        prefix: impl Into<String>,
+        page_size: u32,
+        page_token: Option<String>,
+    ) -> Result<LogPage, Error> {
+        let request = v1::ListLogsRequest {
+            page_size,
+            page_token: page_token.unwrap_or_default(),
+            prefix: prefix.into(),
+        };
+        let answer = call!(self, log_service.list_logs, Repeat::Harmless, request)?;
+        Ok(LogPage {
+            logs: answer.logs,
+            next_page_token: Some(answer.next_page_token).filter(|token| !token.is_empty()),
+        })
+    }
+
+    /// Changes the configuration of a log: the fields that `paths` name, such as
+    /// `sync_mode` or `retention.max_age`.
+    ///
+    /// # Errors
+    /// LOG_NOT_FOUND, INVALID_UPDATE_MASK, and what any call can fail with.
+    pub async fn update_log<P>(
+        &self,
+        log: impl Into<String>,
+        config: v1::LogConfig,
+        paths: P,
+    ) -> Result<v1::Log, Error>
+    where
+        P: IntoIterator,
+        P::Item: Into<String>,
+    {
+        let paths = paths.into_iter().map(Into::into).collect();
+        let request = v1::UpdateLogRequest {
+            log: log.into(),
+            config: Some(config),
+            update_mask: Some(FieldMask { paths }),
+        };
+        let answer = call!(self, log_service.update_log, Repeat::Harmless, request)?;
+        answer.log.ok_or(Error::contract("UpdateLogResponse.log"))
+    }
+
+    /// Deletes a log with all its records. With a `log_id`, only if it is that one.
+    ///
+    /// # Errors
+    /// LOG_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
+    pub async fn delete_log(
+        &self,
+        log: impl Into<String>,
+        log_id: Option<u64>,
+    ) -> Result<(), Error> {
+        let request = v1::DeleteLogRequest {
+            log: log.into(),
+            log_id,
+        };
+        call!(self, log_service.delete_log, Repeat::Harmful, request)?;
+        Ok(())
+    }
+
+    /// What the server is, allows, and really promises.
+    ///
+    /// # Errors
+    /// What any call can fail with.
+    pub async fn server_info(&self) -> Result<v1::GetServerInfoResponse, Error> {
+        call!(
+            self,
+            ops.get_server_info,
+            Repeat::Harmless,
+            v1::GetServerInfoRequest {}
+        )
+    }
+
+    /// Whether a service can be used; an empty name asks for the server as a whole.
+    ///
+    /// # Errors
+    /// NOT_FOUND for a service that the server does not have, and what any call can fail
+    /// with.
+    pub async fn health(&self, service: impl Into<String>) -> Result<Health, Error> {
+        let request = HealthCheckRequest {
+            service: service.into(),
+        };
+        let answer = call!(self, health_service.check, Repeat::Harmless, request)?;
+        Ok(match answer.status() {
+            ServingStatus::Serving => Health::Serving,
+            ServingStatus::NotServing => Health::NotServing,
+            ServingStatus::Unknown | ServingStatus::ServiceUnknown => Health::Unknown,
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! When and how a call is repeated.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use crate::error::{Error, Retry};
+
+/// How often and how fast a call is repeated, within its deadline.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RetryPolicy {
+    /// Attempts in all, the first included. Default: 5. 1 repeats nothing. A follow that
+    /// was open once goes on trying without end.
+    pub max_attempts: u32,
+    /// Pause before the first repetition; doubles each time, with jitter down to half of
+    /// it. Default: 50 ms.
+    pub first_pause: Duration,
+    /// Longest pause. Default: 2 s. A pause that the server asks for is kept even if longer.
+    pub max_pause: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            max_attempts: 5,
+            first_pause: Duration::from_millis(50),
+            max_pause: Duration::from_secs(2),
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// How long to wait after the `failures`th failure in a row.
+    pub(crate) fn pause(&self, failures: u32, error: &Error) -> Duration {
+        let doubled = 2u32.saturating_pow(failures.saturating_sub(1));
+        let full = self.first_pause.saturating_mul(doubled).min(self.max_pause);
+        full.mul_f64(0.5 + jitter() / 2.0)
+            .max(error.retry_delay().unwrap_or_default())
+    }
+}
+
+/// A number in 0..1. The standard library's hash keys are random enough to keep clients
+/// from knocking in step, and cost no dependency.
+fn jitter() -> f64 {
+    let bits = RandomState::new().build_hasher().finish();
+    f64::from(u32::try_from(bits >> 32).unwrap_or_default()) / f64::from(u32::MAX)
+}
+
+/// What happens if a request is applied twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// Nothing: reads, and writes that say what shall be and not what shall change.
+    Harmless,
+    /// It cannot be: a condition holds at most once.
+    Guarded,
+    /// Records twice.
+    Harmful,
+}
+
+impl Repeat {
+    /// Whether to send the request again after this error.
+    pub(crate) fn allows(self, error: &Error) -> bool {
+        match error.retry() {
+            Retry::Safe => true,
+            Retry::SafeWithCondition => self != Self::Harmful,
+            Retry::Never => false,
+        }
+    }
+}

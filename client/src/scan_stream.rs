@@ -1,0 +1,221 @@
+//! A scan underway, which outlives its connections.
+//!
+//! ```text
+//!            open                    message                    lost
+//!   (closed) ─────▶ (open) ─────────────────────────▶ (open) ──────────▶ (closed)
+//!      ▲        begin at the start,     its events are queued,              │
+//!      │        or at the last cursor   its cursor is kept                  │
+//!      └───────────────────────── pause, longer each time ──────────────────┘
+//! ```
+//!
+//! Events are queued and the cursor is kept in one step, when a whole message has
+//! arrived: so the next connection begins exactly after what the caller gets to see.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_core::Stream;
+use futures_util::{StreamExt, stream};
+use tonic::Streaming;
+use wald_proto::v1;
+use wald_proto::v1::scan_request::{Selector, Start};
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::reason::Reason;
+use crate::retry::Repeat;
+use crate::scan::{Scan, ScanEvent, events};
+
+/// The events of a scan. Ends after the last one, or after an error.
+pub struct ScanStream(Pin<Box<dyn Stream<Item = Result<ScanEvent, Error>> + Send>>);
+
+impl ScanStream {
+    pub(crate) fn new(scan: Scan) -> Self {
+        let underway = Underway {
+            remaining: match scan.request.max_records {
+                0 => None,
+                count => Some(count),
+            },
+            client: scan.client,
+            request: scan.request,
+            connection: None,
+            queue: VecDeque::new(),
+            place: Place::Start,
+            failures: 0,
+            pause: Duration::ZERO,
+            ended: false,
+        };
+        let events = stream::unfold(underway, |mut underway| async move {
+            let event = underway.next().await?;
+            Some((event, underway))
+        });
+        Self(Box::pin(events.fuse()))
+    }
+
+    /// The next event; none after the last.
+    pub async fn next(&mut self) -> Option<Result<ScanEvent, Error>> {
+        self.0.next().await
+    }
+}
+
+impl Stream for ScanStream {
+    type Item = Result<ScanEvent, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.as_mut().poll_next(cx)
+    }
+}
+
+/// Where the next connection would begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Where the caller said.
+    Start,
+    /// After the last message: the request holds its cursor.
+    Cursor,
+    /// Not known: going on could repeat or skip records.
+    Lost,
+}
+
+struct Underway {
+    client: Client,
+    request: v1::ScanRequest,
+    /// Records still to deliver, if bounded.
+    remaining: Option<u64>,
+    connection: Option<Streaming<v1::ScanResponse>>,
+    queue: VecDeque<ScanEvent>,
+    place: Place,
+    /// Failures since the last message.
+    failures: u32,
+    pause: Duration,
+    ended: bool,
+}
+
+impl Underway {
+    async fn next(&mut self) -> Option<Result<ScanEvent, Error>> {
+        loop {
+            if let Some(event) = self.queue.pop_front() {
+                return Some(Ok(event));
+            }
+            if self.ended {
+                return None;
+            }
+            let step = match self.connection.take() {
+                None => self.open().await,
+                Some(connection) => self.receive(connection).await,
+            };
+            if let Err(error) = step
+                && let Err(error) = self.survive(error)
+            {
+                self.ended = true;
+                return Some(Err(error));
+            }
+        }
+    }
+
+    async fn open(&mut self) -> Result<(), Error> {
+        tokio::time::sleep(std::mem::take(&mut self.pause)).await;
+        self.pin_tail_offset().await?;
+        let timeout = self.client.silence_timeout();
+        let mut wal = self.client.wal();
+        let opened = tokio::time::timeout(timeout, wal.scan(self.request.clone())).await;
+        match opened {
+            Ok(Ok(answer)) => {
+                self.connection = Some(answer.into_inner());
+                // From now on "the tail" is in the past, and only a cursor can name it.
+                if self.place == Place::Start
+                    && matches!(self.request.start, Some(Start::TailOffset(_)))
+                {
+                    self.place = Place::Lost;
+                }
+                Ok(())
+            }
+            Ok(Err(status)) => Err(self.client.error(&status, timeout)),
+            Err(_) => Err(Error::new(ErrorKind::Timeout(timeout))),
+        }
+    }
+
+    /// Turns "n before the tail" of one log into an lsn, so that a connection lost before
+    /// the first message can be replaced without skipping what arrived meanwhile.
+    async fn pin_tail_offset(&mut self) -> Result<(), Error> {
+        let (Some(Selector::Log(log)), Some(Start::TailOffset(offset))) =
+            (&self.request.selector, &self.request.start)
+        else {
+            return Ok(());
+        };
+        if !self.request.follow {
+            return Ok(());
+        }
+        let offset = *offset;
+        let tail = self
+            .client
+            .get_tail(log.clone(), self.request.visibility())
+            .await;
+        self.request.start = match tail {
+            Ok(tail) => {
+                let before_tail = tail.tail_lsn.get().saturating_sub(offset);
+                Some(Start::Lsn(before_tail.max(tail.first_lsn.get())))
+            }
+            // All that will ever be in it is still to come.
+            Err(error) if error.reason() == Some(&Reason::LogNotFound) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(())
+    }
+
+    async fn receive(&mut self, mut connection: Streaming<v1::ScanResponse>) -> Result<(), Error> {
+        let timeout = self.client.silence_timeout();
+        let message = match tokio::time::timeout(timeout, connection.message()).await {
+            Ok(Ok(Some(message))) => message,
+            Ok(Ok(None)) => return self.end(),
+            Ok(Err(status)) => return Err(self.client.error(&status, timeout)),
+            Err(_) => return Err(Error::new(ErrorKind::Timeout(timeout))),
+        };
+        let cursor = message.cursor.clone();
+        let (events, count) = events(message)?;
+        self.queue.extend(events);
+        self.place = if cursor.is_empty() {
+            Place::Lost
+        } else {
+            Place::Cursor
+        };
+        self.request.start = Some(Start::Cursor(cursor));
+        if let Some(remaining) = &mut self.remaining {
+            *remaining = remaining.saturating_sub(count);
+            self.request.max_records = *remaining;
+            // Asked again it would be 0, which is: without bound.
+            self.ended = *remaining == 0;
+        }
+        self.failures = 0;
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    /// The server ended the stream in good order.
+    fn end(&mut self) -> Result<(), Error> {
+        let bounded = self.remaining.is_some() || self.request.until_lsn.is_some();
+        if self.request.follow && !bounded {
+            let detail = "the server ended the stream".to_owned();
+            return Err(Error::new(ErrorKind::ConnectionLost(detail)));
+        }
+        self.ended = true;
+        Ok(())
+    }
+
+    /// Prepares the next connection, if there can be one.
+    fn survive(&mut self, error: Error) -> Result<(), Error> {
+        self.failures += 1;
+        let policy = self.client.retry_policy();
+        // A follow that has begun has no end to its patience; the caller may have.
+        let patient = self.request.follow && self.place == Place::Cursor;
+        let tired = !patient && self.failures >= policy.max_attempts;
+        if self.place == Place::Lost || tired || !Repeat::Harmless.allows(&error) {
+            return Err(error);
+        }
+        self.pause = policy.pause(self.failures, &error);
+        self.queue.push_back(ScanEvent::Interrupted(error));
+        Ok(())
+    }
+}

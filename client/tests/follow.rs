@@ -1,0 +1,85 @@
+//! A follow survives its connections: nothing comes twice, nothing is skipped.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails where it stands"
+)]
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::Fake;
+use wald_client::proto::scan_request::Start;
+use wald_client::{ScanEvent, ScanStream};
+
+/// Records and interruptions up to the lsn before `until`, or the end.
+async fn take(stream: &mut ScanStream, until: u64) -> (Vec<u64>, usize) {
+    let mut lsns = Vec::new();
+    let mut interruptions = 0;
+    while lsns.last().is_none_or(|last| last + 1 < until) {
+        let event = tokio::time::timeout(Duration::from_secs(10), stream.next())
+            .await
+            .unwrap();
+        match event {
+            Some(Ok(ScanEvent::Batch(batch))) => {
+                for record in batch.records {
+                    assert_eq!(record.data, record.lsn.to_string());
+                    lsns.push(record.lsn.get());
+                }
+            }
+            Some(Ok(ScanEvent::Interrupted(_))) => interruptions += 1,
+            Some(Ok(_)) => {}
+            Some(Err(error)) => panic!("{error:?}"),
+            None => break,
+        }
+    }
+    (lsns, interruptions)
+}
+
+#[tokio::test]
+async fn follow_delivers_each_record_once_over_many_lost_connections() {
+    let (fake, client) = Fake::start(60, 2).await;
+    let mut stream = client.follow("log").open();
+    let (lsns, interruptions) = take(&mut stream, 60).await;
+    assert_eq!(lsns, (0..60).collect::<Vec<_>>());
+    assert!(interruptions >= 10, "{interruptions}");
+    let requests = fake.scan_requests.lock().unwrap();
+    assert!(requests[0].start.is_none());
+    assert!(matches!(
+        requests.last().unwrap().start,
+        Some(Start::Cursor(_))
+    ));
+}
+
+#[tokio::test]
+async fn follow_from_before_the_tail_is_pinned_to_an_lsn() {
+    let (fake, client) = Fake::start(20, 0).await;
+    let mut stream = client.follow("log").last(5).open();
+    assert_eq!(take(&mut stream, 20).await.0, (15..20).collect::<Vec<_>>());
+    assert_eq!(
+        fake.scan_requests.lock().unwrap()[0].start,
+        Some(Start::Lsn(15))
+    );
+}
+
+#[tokio::test]
+async fn bounded_scan_counts_what_came_over_earlier_connections() {
+    let (_fake, client) = Fake::start(60, 3).await;
+    let mut stream = client.scan("log").max_records(20).open();
+    assert_eq!(
+        take(&mut stream, u64::MAX).await.0,
+        (0..20).collect::<Vec<_>>()
+    );
+}
+
+#[tokio::test]
+async fn scan_of_everything_ends_at_the_tail() {
+    let (_fake, client) = Fake::start(10, 0).await;
+    let mut stream = client.scan("log").from_lsn(4).open();
+    assert_eq!(
+        take(&mut stream, u64::MAX).await.0,
+        (4..10).collect::<Vec<_>>()
+    );
+    assert!(stream.next().await.is_none());
+}

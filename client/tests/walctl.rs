@@ -1,0 +1,267 @@
+//! `walctl` as scripts see it: what goes in, what comes out, how it ends.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails where it stands"
+)]
+
+mod memory;
+
+use std::process::Stdio;
+use std::sync::Arc;
+
+use memory::Memory;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use wald_client::proto::{Gap, GapReason};
+
+struct Fixture {
+    memory: Arc<Memory>,
+    endpoint: String,
+}
+
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        let (memory, endpoint) = Memory::start().await;
+        Self { memory, endpoint }
+    }
+
+    fn command(&self, arguments: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_walctl"));
+        command
+            .args(arguments.split_whitespace())
+            .env("WALD_ENDPOINT", &self.endpoint)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs walctl with these arguments and this stdin.
+    async fn walctl(&self, arguments: &str, stdin: &str) -> Ran {
+        let mut child = self
+            .command(arguments)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut pipe = child.stdin.take().unwrap();
+        let stdin = stdin.to_owned();
+        // walctl may end before it has read everything.
+        tokio::spawn(async move { pipe.write_all(stdin.as_bytes()).await });
+        let ended = child.wait_with_output().await.unwrap();
+        Ran {
+            code: ended.status.code().unwrap(),
+            stdout: String::from_utf8(ended.stdout).unwrap(),
+            stderr: String::from_utf8(ended.stderr).unwrap(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn json_array_comes_back_equal_and_in_order() {
+    let fixture = Fixture::new().await;
+    let elements: Vec<String> = (0..2_500)
+        .map(|n| format!(r#"{{"n": {n}, "delay": {n}.50, "s": "é\u00e9"}}"#))
+        .collect();
+    let array = format!("[\n{}\n]", elements.join(",\n"));
+    let loaded = fixture
+        .walctl("append flights --format json-array", &array)
+        .await;
+    assert_eq!(loaded.code, 0, "{}", loaded.stderr);
+    assert!(
+        loaded.stderr.contains("appended 2,500 records"),
+        "{}",
+        loaded.stderr
+    );
+    assert!(loaded.stderr.contains("lsn 0 to 2499"), "{}", loaded.stderr);
+    assert_eq!(
+        *fixture.memory.requests.lock().unwrap(),
+        [1_000, 1_000, 500]
+    );
+    let scanned = fixture.walctl("scan flights --output jsonl", "").await;
+    assert_eq!(scanned.code, 0, "{}", scanned.stderr);
+    assert_eq!(scanned.stdout, elements.join("\n") + "\n");
+}
+
+#[tokio::test]
+async fn records_are_routed_by_a_field_and_read_back_by_prefix() {
+    let fixture = Fixture::new().await;
+    let lines = r#"{"n":1,"origin":"SEA"}
+{"n":2,"origin":"BOS"}
+{"n":3,"origin":"SEA"}
+{"n":4,"origin":"JFK"}
+"#;
+    let append = "append --format jsonl --log-from-field origin --log-prefix airport/";
+    let loaded = fixture.walctl(append, lines).await;
+    assert_eq!(loaded.code, 0, "{}", loaded.stderr);
+    let scanned = fixture
+        .walctl("scan --prefix airport/ --output json", "")
+        .await;
+    let first = r#"{"log":"airport/BOS","lsn":0,"time":"1970-01-01T00:00:01.000000Z","value":{"n":2,"origin":"BOS"}}"#;
+    assert_eq!(scanned.stdout.lines().next(), Some(first));
+    assert_eq!(scanned.stdout.lines().count(), 4);
+    let sea = fixture
+        .walctl("scan airport/SEA --from 1 --output raw", "")
+        .await;
+    assert_eq!(sea.stdout, "{\"n\":3,\"origin\":\"SEA\"}\n");
+    let listed = fixture
+        .walctl("logs --prefix airport/ --output raw", "")
+        .await;
+    assert_eq!(listed.stdout, "airport/BOS\nairport/JFK\nairport/SEA\n");
+}
+
+#[tokio::test]
+async fn list_of_logs_says_how_to_go_on() {
+    let fixture = Fixture::new().await;
+    for log in ["a", "b", "c"] {
+        fixture.walctl(&format!("append {log}"), "x\n").await;
+    }
+    let first = fixture.walctl("logs --limit 2 --output raw", "").await;
+    assert_eq!(first.stdout, "a\nb\n");
+    assert!(first.stderr.contains("--page-token b"), "{}", first.stderr);
+    let rest = fixture.walctl("logs --page-token b --output raw", "").await;
+    assert_eq!((rest.stdout.as_str(), rest.stderr.as_str()), ("c\n", ""));
+}
+
+#[tokio::test]
+async fn expected_lsn_is_chained_over_requests_and_a_mismatch_fails() {
+    let fixture = Fixture::new().await;
+    let lines = "x\n".repeat(2_001);
+    assert_eq!(
+        fixture
+            .walctl("append log --expected-lsn 0", &lines)
+            .await
+            .code,
+        0
+    );
+    let late = fixture.walctl("append log --expected-lsn 0", "y\n").await;
+    assert_eq!(late.code, 1);
+    assert!(late.stderr.contains("POSITION_MISMATCH"), "{}", late.stderr);
+}
+
+#[tokio::test]
+async fn batch_prints_what_each_log_got() {
+    let fixture = Fixture::new().await;
+    let lines = r#"{"log": "a", "text": "1"}
+{"log": "b", "data": "/w=="}
+{"log": "a", "text": "2"}
+"#;
+    let done = fixture.walctl("batch --expect a=0", lines).await;
+    assert_eq!(
+        (done.code, done.stdout.as_str()),
+        (0, "a  lsn 0 to 1\nb  lsn 0 to 0\n")
+    );
+    let scanned = fixture.walctl("scan --all --output jsonl", "").await;
+    assert_eq!(scanned.stdout, "1\n2\n{\"data\":\"/w==\"}\n");
+}
+
+#[tokio::test]
+async fn unknown_log_exits_with_3_and_says_what_to_do() {
+    let fixture = Fixture::new().await;
+    let missing = fixture.walctl("read nothing", "").await;
+    assert_eq!(missing.code, 3);
+    assert_eq!(
+        missing.stderr,
+        "walctl: LOG_NOT_FOUND: no log nothing; `walctl logs` shows what there is\n"
+    );
+}
+
+#[tokio::test]
+async fn damaged_records_are_named_and_exit_with_5() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log", "x\n").await;
+    *fixture.memory.gap.lock().unwrap() = Some(Gap {
+        log: "log".into(),
+        from_lsn: Some(3),
+        to_lsn: Some(7),
+        reason: GapReason::Quarantined.into(),
+    });
+    let scanned = fixture.walctl("scan log --output raw", "").await;
+    assert_eq!((scanned.code, scanned.stdout.as_str()), (5, "x\n"));
+    assert!(
+        scanned.stderr.contains("records 3 to 6 of log are damaged"),
+        "{}",
+        scanned.stderr
+    );
+}
+
+#[tokio::test]
+async fn closed_pipe_is_not_an_error() {
+    let fixture = Fixture::new().await;
+    let lines = format!("{}\n", "x".repeat(100)).repeat(5_000);
+    fixture.walctl("append log", &lines).await;
+    let mut child = fixture
+        .command("scan log --output raw")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Longer than what a pipe holds, and nobody reads it.
+    drop(child.stdout.take());
+    let ended = child.wait_with_output().await.unwrap();
+    assert_eq!(
+        (ended.status.code(), ended.stderr.as_slice()),
+        (Some(0), &b""[..])
+    );
+}
+
+#[tokio::test]
+async fn interrupted_append_says_how_far_it_came_and_exits_with_130() {
+    let fixture = Fixture::new().await;
+    let mut child = fixture
+        .command("append log")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // More than one request: the first goes out, and stdin stays open.
+    stdin
+        .write_all("x\n".repeat(1_500).as_bytes())
+        .await
+        .unwrap();
+    while fixture.memory.requests.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let interrupt = format!("kill -INT {}", child.id().unwrap());
+    Command::new("sh")
+        .args(["-c", &interrupt])
+        .status()
+        .await
+        .unwrap();
+    let ended = child.wait_with_output().await.unwrap();
+    assert_eq!(ended.status.code(), Some(130));
+    let stderr = String::from_utf8(ended.stderr).unwrap();
+    assert!(stderr.contains("interrupted"), "{stderr}");
+    drop(stdin);
+}
+
+#[tokio::test]
+async fn sync_and_health_answer() {
+    let fixture = Fixture::new().await;
+    assert_eq!(
+        fixture.walctl("sync", "").await.stdout,
+        "durable position 42\n"
+    );
+    assert_eq!(fixture.walctl("health", "").await.stdout, "SERVING\n");
+    assert_eq!(fixture.walctl("health unknown.Service", "").await.code, 3);
+}
+
+#[tokio::test]
+async fn absent_server_exits_with_4_and_wrong_usage_with_2() {
+    let mut fixture = Fixture::new().await;
+    assert_eq!(fixture.walctl("append", "").await.code, 2);
+    assert_eq!(fixture.walctl("scan", "").await.code, 2);
+    fixture.endpoint = "http://127.0.0.1:1".to_owned();
+    let absent = fixture.walctl("health", "").await;
+    assert_eq!(absent.code, 4);
+    assert!(
+        absent.stderr.contains("is the server running?"),
+        "{}",
+        absent.stderr
+    );
+    assert_eq!(absent.stderr.lines().count(), 1);
+}

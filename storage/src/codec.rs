@@ -1,0 +1,194 @@
+//! Records to and from their stored form, the protobuf encoding of
+//! `wald.v1.RecordBatch.records`.
+//!
+//! The engine writes the few fields by hand into the journal's buffer: one copy of
+//! the payload, no message objects. A test holds the result against prost.
+
+use bytes::Bytes;
+
+use crate::ids::Timestamp;
+use crate::record::{Header, Record};
+use crate::wire::{self, Value};
+
+/// Field of `RecordBatch` that holds records, and fields of `Record` and `Header`.
+const RECORDS: u32 = 3;
+const DATA: u32 = 1;
+const HEADERS: u32 = 2;
+const TIMESTAMP: u32 = 3;
+const CRC32C: u32 = 4;
+const KEY: u32 = 1;
+const VALUE: u32 = 2;
+
+fn delimited_len(bytes: usize) -> usize {
+    1 + wire::varint_len(bytes as u64) + bytes
+}
+
+fn header_len(header: &Header) -> usize {
+    let field = |bytes: usize| if bytes == 0 { 0 } else { delimited_len(bytes) };
+    field(header.key.len()) + field(header.value.len())
+}
+
+fn message_len(record: &Record, own_time: bool) -> usize {
+    delimited_len(record.data.len())
+        + record
+            .headers
+            .iter()
+            .map(|h| delimited_len(header_len(h)))
+            .sum::<usize>()
+        + if own_time { 9 } else { 0 }
+        + if record.crc32c.is_some() { 5 } else { 0 }
+}
+
+/// The most bytes that [`put_record`] writes for this record.
+pub(crate) fn encoded_len(record: &Record) -> usize {
+    delimited_len(message_len(record, true))
+}
+
+/// Writes one record. `own_time`: the time to store with it, where it differs from
+/// its batch's.
+pub(crate) fn put_record(out: &mut Vec<u8>, record: &Record, own_time: Option<Timestamp>) {
+    wire::put_key(out, RECORDS, 2);
+    wire::put_varint(out, message_len(record, own_time.is_some()) as u64);
+    wire::put_bytes(out, DATA, &record.data);
+    for header in &record.headers {
+        wire::put_key(out, HEADERS, 2);
+        wire::put_varint(out, header_len(header) as u64);
+        if !header.key.is_empty() {
+            wire::put_bytes(out, KEY, header.key.as_bytes());
+        }
+        if !header.value.is_empty() {
+            wire::put_bytes(out, VALUE, &header.value);
+        }
+    }
+    if let Some(time) = own_time {
+        wire::put_fixed64(out, TIMESTAMP, time.micros().cast_unsigned());
+    }
+    if let Some(crc) = record.crc32c {
+        wire::put_fixed32(out, CRC32C, crc);
+    }
+}
+
+/// One record in a stored body.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    /// Where its entry (key and length included) ends in the body.
+    pub(crate) end: usize,
+    /// Its own time, if it has one.
+    pub(crate) own_time: Option<Timestamp>,
+}
+
+/// The records of a body, one after another; ends early at a malformed one.
+pub(crate) fn spans(body: &[u8]) -> impl Iterator<Item = Span> + '_ {
+    let mut input = body;
+    std::iter::from_fn(move || {
+        let (RECORDS, Value::Bytes(message)) = wire::take_field(&mut input)? else {
+            return None;
+        };
+        let own_time = wire::fields(message).find_map(|field| match field {
+            Some((TIMESTAMP, Value::Fixed64(time))) => {
+                Some(Timestamp::from_micros(time.cast_signed()))
+            }
+            _ => None,
+        });
+        Some(Span {
+            end: body.len() - input.len(),
+            own_time,
+        })
+    })
+}
+
+/// The part of a body that holds records `skip .. skip + take`, without copying.
+pub(crate) fn slice(body: &Bytes, skip: u64, take: u64) -> Bytes {
+    let mut from = 0;
+    let mut to = 0;
+    for (index, span) in (0u64..).zip(spans(body)) {
+        if index < skip {
+            from = span.end;
+        }
+        if index >= skip.saturating_add(take) {
+            break;
+        }
+        to = span.end;
+    }
+    body.slice(from..to.max(from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use prost::Message;
+    use wald_proto::v1;
+
+    fn records() -> impl Strategy<Value = Vec<Record>> {
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from);
+        let header = (".{0,8}", bytes()).prop_map(|(key, value)| Header { key, value });
+        let record = (
+            bytes(),
+            proptest::collection::vec(header, 0..4),
+            proptest::option::of(1i64..),
+            proptest::option::of(any::<u32>()),
+        )
+            .prop_map(|(data, headers, time, crc32c)| Record {
+                data,
+                headers,
+                timestamp: time.map(Timestamp::from_micros),
+                crc32c,
+            });
+        proptest::collection::vec(record, 1..6)
+    }
+
+    fn proto(record: &Record) -> v1::Record {
+        v1::Record {
+            payload: Some(v1::record::Payload::Data(record.data.clone())),
+            headers: record
+                .headers
+                .iter()
+                .map(|h| v1::Header {
+                    key: h.key.clone(),
+                    value: h.value.clone(),
+                })
+                .collect(),
+            timestamp_us: record.timestamp.map_or(0, Timestamp::micros),
+            crc32c: record.crc32c,
+            ..v1::Record::default()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_body_is_what_prost_writes_for_the_same_records(records in records()) {
+            let mut body = Vec::new();
+            let mut most = 0;
+            for record in &records {
+                most += encoded_len(record);
+                put_record(&mut body, record, record.timestamp);
+            }
+            prop_assert!(body.len() <= most);
+            let batch = v1::RecordBatch {
+                records: records.iter().map(proto).collect(),
+                ..v1::RecordBatch::default()
+            };
+            prop_assert_eq!(&batch.encode_to_vec(), &body);
+            let times: Vec<_> = spans(&body).map(|span| span.own_time).collect();
+            let given: Vec<_> = records.iter().map(|record| record.timestamp).collect();
+            prop_assert_eq!(times, given);
+        }
+
+        #[test]
+        fn a_slice_holds_exactly_the_records_asked_for(
+            records in records(), skip in 0u64..7, take in 0u64..7,
+        ) {
+            let mut body = Vec::new();
+            for record in &records {
+                put_record(&mut body, record, record.timestamp);
+            }
+            let part = slice(&Bytes::from(body), skip, take);
+            let decoded = v1::RecordBatch::decode(part).unwrap();
+            let skip = usize::try_from(skip).unwrap();
+            let take = usize::try_from(take).unwrap();
+            let expected: Vec<_> = records.iter().skip(skip).take(take).map(proto).collect();
+            prop_assert_eq!(decoded.records, expected);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The data directory itself: its lock, its FORMAT file, what it promises.
+
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::disk::{Disk, DiskLock};
+use crate::engine::DurabilityTruth;
+use crate::error::OpenError;
+use crate::journal::frame::crc32c;
+
+/// The directories of a store.
+const DIRECTORIES: [&str; 5] = ["journal", "sorted", "checkpoint", "pool", "quarantine"];
+const FORMAT: &str = "FORMAT";
+const FORMAT_NEW: &str = "FORMAT.new";
+const LOCK: &str = "LOCK";
+const VERSION: u32 = 1;
+
+/// What FORMAT says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Store {
+    pub(crate) id: u128,
+    /// Whether it was made just now.
+    pub(crate) created: bool,
+}
+
+/// Locks the directory, then reads FORMAT, or makes a new store.
+pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
+    let holder = format!(
+        "process {} (wald {})",
+        std::process::id(),
+        env!("CARGO_PKG_VERSION")
+    );
+    let lock = disk
+        .lock(LOCK, &holder)
+        .map_err(OpenError::io("locking the data directory"))?
+        .map_err(|holder| OpenError::Locked {
+            directory: disk.location().into(),
+            holder,
+        })?;
+    let names = disk
+        .list("")
+        .map_err(OpenError::io("listing the data directory"))?;
+    let store = if names.iter().any(|name| name == FORMAT) {
+        Store {
+            id: read_format(disk)?,
+            created: false,
+        }
+    } else {
+        Store {
+            id: create(disk)?,
+            created: true,
+        }
+    };
+    for directory in DIRECTORIES {
+        disk.create_directory(directory)
+            .map_err(OpenError::io(format!("making the directory {directory}")))?;
+    }
+    disk.sync_directory("")
+        .map_err(OpenError::io("flushing the data directory"))?;
+    Ok((lock, store))
+}
+
+fn encode_format(id: u128) -> String {
+    let text = format!("wald store\nversion {VERSION}\nid {id:032x}\n");
+    let crc = crc32c(text.as_bytes());
+    format!("{text}crc {crc:08x}\n")
+}
+
+fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
+    let fail = || OpenError::io("reading FORMAT");
+    let file = disk.open(FORMAT).map_err(fail())?;
+    let mut bytes = vec![0; 4096];
+    let length = file.read_full_at(&mut bytes, 0).map_err(fail())?;
+    let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
+    let field = |name: &str| {
+        text.lines().find_map(|line| {
+            line.strip_prefix(name)?
+                .strip_prefix(' ')
+                .map(str::to_owned)
+        })
+    };
+    let version = field("version").and_then(|v| v.parse::<u32>().ok());
+    if let Some(found) = version.filter(|found| *found > VERSION) {
+        return Err(OpenError::Version {
+            found,
+            supported: VERSION,
+        });
+    }
+    let id = field("id").and_then(|id| u128::from_str_radix(&id, 16).ok());
+    match id {
+        Some(id) if encode_format(id) == text => Ok(id),
+        _ => Err(OpenError::NotAStore {
+            what: format!(
+                "{}/FORMAT is not one of Wald's, or damaged; restore it from a backup of this very store",
+                disk.location()
+            ),
+        }),
+    }
+}
+
+fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
+    // A directory that is not there yet has no segments.
+    let segments = disk.list("journal").unwrap_or_default();
+    if !segments.is_empty() {
+        return Err(OpenError::NotAStore {
+            what: format!(
+                "{} has journal segments but no FORMAT file; restore FORMAT from a backup of this very store",
+                disk.location()
+            ),
+        });
+    }
+    let mut id = [0; 16];
+    getrandom::fill(&mut id)
+        .map_err(|error| OpenError::io("drawing a store id")(std::io::Error::other(error)))?;
+    let id = u128::from_le_bytes(id);
+    let fail = || OpenError::io("writing FORMAT");
+    let names = disk.list("").map_err(fail())?;
+    if names.iter().any(|name| name == FORMAT_NEW) {
+        disk.remove(FORMAT_NEW).map_err(fail())?;
+    }
+    let file = disk.create(FORMAT_NEW).map_err(fail())?;
+    file.write_all_at(encode_format(id).as_bytes(), 0)
+        .map_err(fail())?;
+    file.sync().map_err(fail())?;
+    disk.rename(FORMAT_NEW, FORMAT).map_err(fail())?;
+    disk.sync_directory("").map_err(fail())?;
+    Ok(id)
+}
+
+const PROBE: &str = "flush-probe";
+const PROBE_BYTES: usize = 4096;
+const PROBE_FLUSHES: usize = 50;
+const PROBE_TIME: Duration = Duration::from_millis(100);
+
+/// Measures what a flush of one written block costs here. Memory is not measured.
+pub(crate) fn measure(disk: &dyn Disk, clock: &dyn Clock) -> Result<DurabilityTruth, OpenError> {
+    let file_system = disk.file_system();
+    let mut times = vec![Duration::ZERO];
+    if !file_system.volatile {
+        times = probe(disk, clock).map_err(OpenError::io("measuring a flush"))?;
+    }
+    times.sort_unstable();
+    Ok(DurabilityTruth {
+        file_system: file_system.name,
+        sync_primitive: "fdatasync",
+        flush_p50: times[times.len() / 2],
+        flush_p99: times[times.len() * 99 / 100],
+        volatile: file_system.volatile,
+        warning: file_system.warning,
+    })
+}
+
+fn probe(disk: &dyn Disk, clock: &dyn Clock) -> std::io::Result<Vec<Duration>> {
+    if disk.list("")?.iter().any(|name| name == PROBE) {
+        disk.remove(PROBE)?;
+    }
+    let file = disk.create(PROBE)?;
+    let block = [0; PROBE_BYTES];
+    file.write_all_at(&block, 0)?;
+    file.sync()?;
+    let begun = clock.monotonic();
+    let mut times = Vec::with_capacity(PROBE_FLUSHES);
+    while times.len() < PROBE_FLUSHES {
+        let started = clock.monotonic();
+        file.write_all_at(&block, 0)?;
+        file.sync()?;
+        let done = clock.monotonic();
+        times.push(done.duration_since(started));
+        if done.duration_since(begun) > PROBE_TIME {
+            break;
+        }
+    }
+    disk.remove(PROBE)?;
+    Ok(times)
+}

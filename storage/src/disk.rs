@@ -1,0 +1,138 @@
+//! The seam below: everything the engine asks of a file system, and nothing else.
+//!
+//! Two implementations stand behind it from the first day: [`RealDisk`], and
+//! [`MemoryDisk`], which forgets on [`MemoryDisk::crash`] what was not flushed. No
+//! other module touches a file. Paths are relative to the data directory, written
+//! with `/`, and made of names that the engine chose: a log's name is never part of
+//! one.
+
+mod memory;
+mod real;
+
+use std::io;
+use std::sync::Arc;
+
+pub use memory::MemoryDisk;
+pub use real::RealDisk;
+
+/// What is under the data directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSystem {
+    /// Its name, for example `ext4`.
+    pub name: String,
+    /// Whether a reboot empties it (tmpfs and the like).
+    pub volatile: bool,
+    /// What it does not promise, in a sentence; `None` if nothing is known against it.
+    pub warning: Option<String>,
+}
+
+/// An exclusive hold on a data directory, released when dropped or when the process
+/// ends, however it ends.
+pub trait DiskLock: Send + Sync {}
+
+/// A directory tree on some device.
+pub trait Disk: Send + Sync + 'static {
+    /// Where this is, for messages.
+    fn location(&self) -> String;
+
+    /// Takes the exclusive lock at `path`, and writes `holder` into it for others to
+    /// read. `Ok(Err(text))` = somebody has it, who wrote `text`.
+    fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>>;
+
+    /// Creates a directory, and its parents; no error if it is there.
+    fn create_directory(&self, path: &str) -> io::Result<()>;
+
+    /// Names of the files directly in a directory, in name order.
+    fn list(&self, directory: &str) -> io::Result<Vec<String>>;
+
+    /// Creates a file for reading and writing.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is one.
+    fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// Opens a file for reading and writing.
+    fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// Moves a file, over an existing one if need be. Durable after
+    /// [`Disk::sync_directory`] of both directories.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Removes a file. Durable after [`Disk::sync_directory`].
+    fn remove(&self, path: &str) -> io::Result<()>;
+
+    /// Returns once every name made, moved or removed in `directory` before is
+    /// durable. `""` is the data directory itself.
+    ///
+    /// # Errors
+    /// Never retry, as for [`DiskFile::sync`].
+    fn sync_directory(&self, directory: &str) -> io::Result<()>;
+
+    /// Free bytes for us; `None` if unknown.
+    fn free_bytes(&self) -> io::Result<Option<u64>>;
+
+    /// What is under the data directory.
+    fn file_system(&self) -> FileSystem;
+}
+
+/// One open file.
+pub trait DiskFile: Send + Sync {
+    /// Its size in bytes.
+    fn size(&self) -> io::Result<u64>;
+
+    /// Reads some bytes at `offset`; 0 at or beyond the end.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Writes some bytes at `offset`; may write fewer than given.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+
+    /// Cuts or extends the file; an extension reads as zeros.
+    fn set_size(&self, bytes: u64) -> io::Result<()>;
+
+    /// Returns once every earlier write to this file is durable, with the size needed
+    /// to read it back.
+    ///
+    /// # Errors
+    /// Never retry. Linux marks failed pages clean, so a second call can succeed
+    /// with the data gone (Rebello et al., "Can Applications Recover from fsync
+    /// Failures?", USENIX ATC 2020). The caller must fail the journal.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Writes all bytes, going on after short writes.
+    fn write_all_at(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.write_at(bytes, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    bytes = &bytes[written..];
+                    offset += written as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills as much of `buffer` as the file has from `offset` on; returns how much.
+    fn read_full_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.read_at(&mut buffer[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+}
+
+/// Whether an error says that there is no room, rather than that the device failed.
+pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    )
+}

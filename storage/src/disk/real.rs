@@ -1,0 +1,204 @@
+//! The real file system, through positional reads and writes and `fdatasync`.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "this is the one place that touches files"
+)]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FlockOperation, flock, fstatvfs, statfs};
+
+use super::{Disk, DiskFile, DiskLock, FileSystem};
+use crate::error::OpenError;
+
+/// A data directory on a mounted file system.
+#[derive(Debug)]
+pub struct RealDisk {
+    root: PathBuf,
+}
+
+impl RealDisk {
+    /// Opens a data directory; creates it, and makes its name durable, if it is not
+    /// there.
+    ///
+    /// # Errors
+    /// If it cannot be created or is not a directory.
+    pub fn open(root: &Path) -> Result<Arc<Self>, OpenError> {
+        let fail = |source| OpenError::Io {
+            action: format!("opening the data directory {}", root.display()),
+            source,
+        };
+        if !root.is_dir() {
+            fs::create_dir_all(root).map_err(fail)?;
+            let absolute = root.canonicalize().map_err(fail)?;
+            for ancestor in absolute.ancestors().skip(1) {
+                // Beyond the directories we may have made, lack of rights is no fault.
+                if File::open(ancestor).and_then(|d| d.sync_all()).is_err() {
+                    break;
+                }
+            }
+        }
+        let root = root.canonicalize().map_err(fail)?;
+        Ok(Arc::new(Self { root }))
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+}
+
+struct HeldLock {
+    _file: File,
+}
+
+impl DiskLock for HeldLock {}
+
+impl Disk for RealDisk {
+    fn location(&self) -> String {
+        self.root.display().to_string()
+    }
+
+    fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(self.path(path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                file.read_to_string(&mut text)?;
+                return Ok(Err(text.trim().to_owned()));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        file.set_len(0)?;
+        file.write_all(holder.as_bytes())?;
+        Ok(Ok(Box::new(HeldLock { _file: file })))
+    }
+
+    fn create_directory(&self, path: &str) -> io::Result<()> {
+        fs::create_dir_all(self.path(path))
+    }
+
+    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.path(directory))? {
+            let entry = entry?;
+            if entry.file_type()?.is_file()
+                && let Ok(name) = entry.file_name().into_string()
+            {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(self.path(path))?;
+        Ok(Arc::new(RealFile(file)))
+    }
+
+    fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path(path))?;
+        Ok(Arc::new(RealFile(file)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path(from), self.path(to))
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        fs::remove_file(self.path(path))
+    }
+
+    fn sync_directory(&self, directory: &str) -> io::Result<()> {
+        File::open(self.path(directory))?.sync_all()
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        let stat = fstatvfs(File::open(&self.root)?)?;
+        Ok(Some(stat.f_bavail.saturating_mul(stat.f_frsize)))
+    }
+
+    fn file_system(&self) -> FileSystem {
+        let magic = statfs(&self.root).map_or(0, |s| s.f_type as u64);
+        let (name, volatile, warning) = match magic {
+            0xEF53 => ("ext4", false, None),
+            0x5846_5342 => ("xfs", false, None),
+            0x9123_683E => ("btrfs", false, None),
+            0x2FC1_2FC1 => ("zfs", false, None),
+            0xF2F5_2010 => ("f2fs", false, None),
+            0x0102_1994 => (
+                "tmpfs",
+                true,
+                Some("it lives in memory: a reboot or power cut takes everything, flushed or not"),
+            ),
+            0x8584_58F6 => (
+                "ramfs",
+                true,
+                Some("it lives in memory: nothing survives a reboot"),
+            ),
+            0x794C_7630 => (
+                "overlay",
+                false,
+                Some("a container's own layer goes away with the container; mount a volume"),
+            ),
+            0x6969 | 0xFF53_4D42 | 0xFE53_4D42 | 0x517B | 0x0102_1997 | 0x00C3_6400 => (
+                "network",
+                false,
+                Some("what a flush means there, and whether locks hold, is up to the server"),
+            ),
+            0x6573_5546 => (
+                "fuse",
+                false,
+                Some("what a flush means there is up to the driver"),
+            ),
+            _ => ("unknown", false, None),
+        };
+        FileSystem {
+            name: name.to_owned(),
+            volatile,
+            warning: warning.map(|w| format!("the data directory is on {name}: {w}")),
+        }
+    }
+}
+
+struct RealFile(File);
+
+impl DiskFile for RealFile {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        self.0.write_at(bytes, offset)
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.0.set_len(bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}

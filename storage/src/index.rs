@@ -1,0 +1,5 @@
+//! Where records are.
+
+mod active;
+
+pub(crate) use active::{Place, Places};

@@ -1,0 +1,282 @@
+//! Bodies of the frames that are not records, in protobuf wire format, so that later
+//! versions can add fields.
+
+use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::record::LogConfig;
+use crate::wire::{self, Value};
+
+fn collect<'a>(input: &'a [u8], mut each: impl FnMut(u32, Value<'a>)) -> Option<()> {
+    for field in wire::fields(input) {
+        let (number, value) = field?;
+        each(number, value);
+    }
+    Some(())
+}
+
+fn text(bytes: &[u8]) -> Option<String> {
+    String::from_utf8(bytes.to_vec()).ok()
+}
+
+/// The settings of a log, as the fields of `wald.v1.LogConfig`.
+pub(crate) fn put_config(out: &mut Vec<u8>, config: &LogConfig) {
+    wire::put_uint(out, 4, u64::from(config.max_record_bytes.unwrap_or(0)));
+}
+
+/// The reverse of [`put_config`].
+pub(crate) fn config(input: &[u8]) -> Option<LogConfig> {
+    let mut config = LogConfig::default();
+    collect(input, |number, value| {
+        if let (4, Value::Varint(bytes)) = (number, value) {
+            config.max_record_bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes != 0);
+        }
+    })?;
+    Some(config)
+}
+
+/// Body of a `Created` frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Created {
+    pub(crate) name: String,
+    pub(crate) config: LogConfig,
+    pub(crate) create_time: Timestamp,
+}
+
+impl Created {
+    /// The most bytes of a body with this name.
+    pub(crate) fn max_len(name: &str) -> usize {
+        name.len() + 3 + 16 + 9
+    }
+
+    pub(crate) fn put(out: &mut Vec<u8>, name: &str, config: &LogConfig, time: Timestamp) {
+        wire::put_bytes(out, 1, name.as_bytes());
+        let mut settings = Vec::new();
+        put_config(&mut settings, config);
+        if !settings.is_empty() {
+            wire::put_bytes(out, 2, &settings);
+        }
+        // Field 3 is the tenant, once there are any.
+        wire::put_fixed64(out, 4, time.micros().cast_unsigned());
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut name = None;
+        let mut settings = Some(LogConfig::default());
+        let mut create_time = Timestamp::default();
+        collect(input, |number, value| match (number, value) {
+            (1, Value::Bytes(bytes)) => name = text(bytes),
+            (2, Value::Bytes(bytes)) => settings = config(bytes),
+            (4, Value::Fixed64(time)) => create_time = Timestamp::from_micros(time.cast_signed()),
+            _ => {}
+        })?;
+        Some(Self {
+            name: name?,
+            config: settings?,
+            create_time,
+        })
+    }
+}
+
+/// How a log stood when a segment that touched it was left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Closing {
+    pub(crate) log_id: LogId,
+    pub(crate) next_lsn: Lsn,
+    /// Its name, if it was created in that segment.
+    pub(crate) name: Option<String>,
+    pub(crate) deleted: bool,
+}
+
+impl Closing {
+    fn put(&self, out: &mut Vec<u8>) {
+        wire::put_uint(out, 1, self.log_id.get());
+        wire::put_uint(out, 2, self.next_lsn.get());
+        if let Some(name) = &self.name {
+            wire::put_bytes(out, 3, name.as_bytes());
+        }
+        wire::put_uint(out, 4, u64::from(self.deleted));
+    }
+
+    fn decode(input: &[u8]) -> Option<Self> {
+        let mut closing = Self {
+            log_id: LogId::new(0),
+            next_lsn: Lsn::ZERO,
+            name: None,
+            deleted: false,
+        };
+        collect(input, |number, value| match (number, value) {
+            (1, Value::Varint(id)) => closing.log_id = LogId::new(id),
+            (2, Value::Varint(lsn)) => closing.next_lsn = Lsn::new(lsn),
+            (3, Value::Bytes(bytes)) => closing.name = text(bytes),
+            (4, Value::Varint(flag)) => closing.deleted = flag != 0,
+            _ => {}
+        })?;
+        Some(closing)
+    }
+}
+
+/// Body of a `Link` frame, the first of each segment: what the segment before it was,
+/// told where damage to that segment does not reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// The segment before; `None` in a store's first.
+    pub(crate) predecessor: Option<SegmentId>,
+    /// The segment before that one, so that a gap of one segment is known to be one.
+    pub(crate) second: Option<SegmentId>,
+    /// Where it ends: nothing at or beyond was ever committed there.
+    pub(crate) predecessor_end: Position,
+    /// Header checksum of its last frame.
+    pub(crate) predecessor_chain: u32,
+    pub(crate) recovery_epoch: RecoveryEpoch,
+    /// Counter of the next log id of this epoch.
+    pub(crate) next_log_counter: u64,
+    /// Every log that the segment before touched; `None` if they were too many.
+    pub(crate) closings: Option<Vec<Closing>>,
+}
+
+impl Link {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        wire::put_uint(&mut out, 1, self.predecessor.map_or(0, SegmentId::get));
+        wire::put_uint(&mut out, 2, self.predecessor_end.get());
+        wire::put_fixed32(&mut out, 3, self.predecessor_chain);
+        wire::put_uint(&mut out, 4, self.recovery_epoch.get());
+        wire::put_uint(&mut out, 5, self.next_log_counter);
+        wire::put_uint(&mut out, 6, u64::from(self.closings.is_some()));
+        let mut one = Vec::new();
+        for closing in self.closings.iter().flatten() {
+            one.clear();
+            closing.put(&mut one);
+            wire::put_bytes(&mut out, 7, &one);
+        }
+        wire::put_uint(&mut out, 8, self.second.map_or(0, SegmentId::get));
+        out
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut link = Self {
+            predecessor: None,
+            second: None,
+            predecessor_end: Position::ZERO,
+            predecessor_chain: 0,
+            recovery_epoch: RecoveryEpoch::FIRST,
+            next_log_counter: 0,
+            closings: None,
+        };
+        let mut complete = false;
+        let mut closings = Vec::new();
+        let mut sound = true;
+        collect(input, |number, value| match (number, value) {
+            (1, Value::Varint(id)) => link.predecessor = Some(SegmentId::new(id)),
+            (2, Value::Varint(end)) => link.predecessor_end = Position::new(end),
+            (3, Value::Fixed32(chain)) => link.predecessor_chain = chain,
+            (4, Value::Varint(epoch)) => link.recovery_epoch = RecoveryEpoch::new(epoch),
+            (5, Value::Varint(counter)) => link.next_log_counter = counter,
+            (6, Value::Varint(flag)) => complete = flag != 0,
+            (7, Value::Bytes(bytes)) => match Closing::decode(bytes) {
+                Some(closing) => closings.push(closing),
+                None => sound = false,
+            },
+            (8, Value::Varint(id)) => link.second = Some(SegmentId::new(id)),
+            _ => {}
+        })?;
+        link.closings = complete.then_some(closings);
+        sound.then_some(link)
+    }
+}
+
+/// Body of a `Seal` frame, the last of a finished segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seal {
+    /// Frames before the seal.
+    pub(crate) frames: u64,
+    /// Records in them.
+    pub(crate) records: u64,
+    /// XXH3-128 of the bytes from the first frame up to the seal.
+    pub(crate) digest: u128,
+    /// Whether the daemon shut down here with nothing left to do.
+    pub(crate) clean: bool,
+    /// Counter of the next log id, for the start after a clean shutdown.
+    pub(crate) next_log_counter: u64,
+}
+
+impl Seal {
+    /// The most bytes of an encoded seal.
+    pub(crate) const MAX_LEN: usize = 11 + 11 + 18 + 2 + 11;
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        wire::put_uint(&mut out, 1, self.frames);
+        wire::put_uint(&mut out, 2, self.records);
+        wire::put_bytes(&mut out, 3, &self.digest.to_le_bytes());
+        wire::put_uint(&mut out, 4, u64::from(self.clean));
+        wire::put_uint(&mut out, 5, self.next_log_counter);
+        out
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut seal = Self {
+            frames: 0,
+            records: 0,
+            digest: 0,
+            clean: false,
+            next_log_counter: 0,
+        };
+        collect(input, |number, value| match (number, value) {
+            (1, Value::Varint(frames)) => seal.frames = frames,
+            (2, Value::Varint(records)) => seal.records = records,
+            (3, Value::Bytes(bytes)) => {
+                seal.digest = bytes.try_into().map_or(0, u128::from_le_bytes);
+            }
+            (4, Value::Varint(flag)) => seal.clean = flag != 0,
+            (5, Value::Varint(counter)) => seal.next_log_counter = counter,
+            _ => {}
+        })?;
+        Some(seal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_read_back_as_they_were_written() {
+        let config = LogConfig {
+            max_record_bytes: Some(4096),
+        };
+        let mut out = Vec::new();
+        Created::put(&mut out, "airport/ü", &config, Timestamp::from_micros(-5));
+        assert!(out.len() <= Created::max_len("airport/ü"));
+        let created = Created::decode(&out).unwrap();
+        assert_eq!(created.name, "airport/ü");
+        assert_eq!(created.config, config);
+        assert_eq!(created.create_time, Timestamp::from_micros(-5));
+
+        let link = Link {
+            predecessor: Some(SegmentId::new(3)),
+            second: Some(SegmentId::new(2)),
+            predecessor_end: Position::new(77),
+            predecessor_chain: 5,
+            recovery_epoch: RecoveryEpoch::new(9),
+            next_log_counter: 12,
+            closings: Some(vec![Closing {
+                log_id: LogId::new(4),
+                next_lsn: Lsn::new(17),
+                name: Some("x".to_owned()),
+                deleted: true,
+            }]),
+        };
+        assert_eq!(Link::decode(&link.encode()), Some(link));
+
+        let seal = Seal {
+            frames: u64::MAX,
+            records: u64::MAX,
+            digest: u128::MAX - 1,
+            clean: true,
+            next_log_counter: u64::MAX,
+        };
+        let encoded = seal.encode();
+        assert_eq!(encoded.len(), Seal::MAX_LEN);
+        assert_eq!(Seal::decode(&encoded), Some(seal));
+    }
+}

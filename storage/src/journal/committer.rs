@@ -1,0 +1,881 @@
+//! The committer: takes what queued up, gives it lsns and places, writes it.
+//!
+//! One struct, one writer. Who drives it (a thread, a test, a simulation) is decided
+//! elsewhere. The order is: secure space → check → assign → encode → write → publish →
+//! answer, or leave to the flush. Space is secured first, so that a full disk refuses
+//! before any state moved.
+//!
+//! A *group* is what one write carries. Its first frame tells the directory of the
+//! group before; a segment's last group is told by the seal.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::body::{Closing, Created, Link, Seal};
+use super::frame::{self, CONTINUES, DirectoryBuilder, HEADER_BYTES, Head, Header, Kind};
+use super::pool::{Pool, ReadySegment};
+use super::segment::Segment;
+use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter};
+use crate::codec;
+use crate::disk::is_out_of_space;
+use crate::engine::{LogAppended, LogTarget, Ordered};
+use crate::error::{AdminError, AppendError};
+use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::index::Place;
+use crate::local::{Checked, Log, Logs, check};
+use crate::metrics::Phase;
+use crate::record::{Batch, Durability, LogConfig, LogRecords, Record};
+
+/// A group is written when it has grown to this.
+const GROUP_BYTES: usize = 4 << 20;
+/// A group's directory is kept below this, so that it fits a frame's extensions.
+const DIRECTORY_BYTES: usize = 128 << 10;
+/// The most a unit may add to a directory.
+const UNIT_DIRECTORY_BYTES: usize = frame::MAX_HEADER_BYTES - DIRECTORY_BYTES - 4096;
+/// Appends of one log that meet in a group share a frame up to this.
+const COALESCED_BYTES: usize = 256 << 10;
+
+/// What is asked of the committer.
+pub(crate) enum Operation {
+    Append(Batch),
+    Create {
+        name: LogName,
+        config: LogConfig,
+    },
+    Configure {
+        name: LogName,
+        config: LogConfig,
+    },
+    Delete(LogTarget),
+    /// Nothing but to be answered when everything before it is safe.
+    Barrier,
+}
+
+/// One request on its way.
+pub(crate) struct Submission {
+    pub(crate) operation: Operation,
+    /// The level to answer at.
+    pub(crate) level: Durability,
+    pub(crate) answer: Answer,
+    /// Bytes taken from the budget, given back by the answer.
+    pub(crate) cost: u64,
+    pub(crate) submitted: Instant,
+}
+
+/// A frame that still takes records of its log.
+struct OpenFrame {
+    start: usize,
+    header_len: usize,
+    log: Arc<Log>,
+    first_lsn: Lsn,
+    count: u32,
+}
+
+/// What a frame is about, apart from its log and its place.
+#[derive(Clone, Copy)]
+struct About {
+    kind: Kind,
+    flags: u8,
+    first_lsn: Lsn,
+    count: u32,
+}
+
+impl About {
+    /// A frame without records, about the log (if any) as it stands.
+    fn act(kind: Kind, first_lsn: Lsn) -> Self {
+        Self {
+            kind,
+            flags: 0,
+            first_lsn,
+            count: 0,
+        }
+    }
+}
+
+/// The log id of frames that are about no log.
+const NO_LOG: LogId = LogId::new(0);
+
+/// What is to be told when the group is written.
+struct Pending {
+    level: Durability,
+    /// `None` = the end of the group.
+    need: Option<Position>,
+    answer: Answer,
+    outcome: Outcome,
+    cost: u64,
+}
+
+pub(crate) struct Committer {
+    journal: Arc<Journal>,
+    logs: Arc<Logs>,
+    pool: Arc<Pool>,
+    auto_create: bool,
+    largest_unit: u64,
+    segment: Arc<Segment>,
+    /// The segment before.
+    before: Option<SegmentId>,
+    /// Offset in the segment where the group begins.
+    offset: u64,
+    /// Frames of the group so far.
+    buffer: Vec<u8>,
+    open: Option<OpenFrame>,
+    chain: u32,
+    directory: DirectoryBuilder,
+    /// Directory of the group before, told by the first frame of this one.
+    previous: DirectoryBuilder,
+    spare: Option<ReadySegment>,
+    pending: Vec<Pending>,
+    /// Logs of the group, whose readers are woken.
+    readers: Vec<Arc<Log>>,
+    /// Logs of the segment, for the next link.
+    touched: Vec<Arc<Log>>,
+    digest: Xxh3,
+    frames: u64,
+    records: u64,
+    group_records: u64,
+    next_log_counter: u64,
+    arrival: Timestamp,
+    /// Whether something durable is not yet proven by a later frame.
+    needs_marker: bool,
+    closed: bool,
+}
+
+/// Where the committer goes on.
+pub(crate) struct Resume {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) link: Link,
+    pub(crate) next_log_counter: u64,
+    pub(crate) arrival: Timestamp,
+}
+
+impl Committer {
+    /// A committer that begins a fresh segment with its link; nothing is written yet.
+    pub(crate) fn new(
+        journal: Arc<Journal>,
+        logs: Arc<Logs>,
+        pool: Arc<Pool>,
+        auto_create: bool,
+        largest_unit: u64,
+        resume: Resume,
+    ) -> Self {
+        let mut committer = Self {
+            journal,
+            logs,
+            pool,
+            auto_create,
+            largest_unit,
+            segment: resume.segment,
+            before: resume.link.predecessor,
+            offset: LIFE_BYTES,
+            buffer: Vec::new(),
+            open: None,
+            chain: 0,
+            directory: DirectoryBuilder::default(),
+            previous: DirectoryBuilder::default(),
+            spare: None,
+            pending: Vec::new(),
+            readers: Vec::new(),
+            touched: Vec::new(),
+            digest: Xxh3::new(),
+            frames: 0,
+            records: 0,
+            group_records: 0,
+            next_log_counter: resume.next_log_counter,
+            arrival: resume.arrival,
+            needs_marker: false,
+            closed: false,
+        };
+        committer.link(&resume.link);
+        committer
+    }
+
+    /// Writes what a start begins with: the link, and a marker that tells it again.
+    pub(crate) fn begin(&mut self) {
+        self.write_out();
+        self.journal.flush();
+        self.mark();
+        self.journal.flush();
+    }
+
+    /// The write stage for one turn: places every submission, writes, answers those
+    /// that want no flush, leaves the others to [`Journal::flush`].
+    pub(crate) fn commit(&mut self, submissions: impl IntoIterator<Item = Submission>) {
+        let started = self.journal.clock.monotonic();
+        self.arrival = self.arrival.max(self.journal.clock.now());
+        for submission in submissions {
+            let queued = started.saturating_duration_since(submission.submitted);
+            self.journal.observer.phase(Phase::Queue, queued);
+            self.place(submission);
+        }
+        let encoded = self.journal.clock.monotonic();
+        self.journal
+            .observer
+            .phase(Phase::Encode, encoded.duration_since(started));
+        self.write_out();
+    }
+
+    /// Whether an idle journal should be marked.
+    pub(crate) fn needs_marker(&self) -> bool {
+        self.needs_marker && !self.closed && self.journal.failure().is_none()
+    }
+
+    /// Writes a marker: the durable mark, and the directory of the last group. It is
+    /// to be flushed like anything else.
+    pub(crate) fn mark(&mut self) {
+        if !self.needs_marker()
+            || self
+                .secure(HEADER_BYTES, DirectoryBuilder::entry_len(None))
+                .is_err()
+        {
+            return;
+        }
+        self.push_frame(About::act(Kind::Marker, Lsn::ZERO), NO_LOG, None, |_| {});
+        self.write_out();
+        self.needs_marker = false;
+    }
+
+    /// Ends the journal for this run: everything written is flushed, and the seal says
+    /// that nothing was left to do.
+    pub(crate) fn close(&mut self) {
+        self.write_out();
+        self.journal.flush();
+        if self.journal.failure().is_none() && !self.closed {
+            self.seal(true);
+            self.journal.flush();
+        }
+        self.closed = true;
+    }
+
+    fn place(&mut self, submission: Submission) {
+        let Submission {
+            operation,
+            level,
+            answer,
+            cost,
+            submitted,
+        } = submission;
+        if self.closed || self.journal.failure().is_some() {
+            let outcome = Outcome::Refused(AppendError::Draining);
+            let waiter = Waiter {
+                need: Position::ZERO,
+                answer,
+                outcome,
+                cost,
+                since: submitted,
+            };
+            return match self.journal.failure() {
+                Some(_) => self.journal.answer_failed(waiter),
+                None => self.journal.answer(waiter, Durability::Durable),
+            };
+        }
+        let (need, outcome) = match operation {
+            Operation::Append(batch) => self.append(&batch, &answer),
+            Operation::Create { name, config } => self.create(name, config),
+            Operation::Configure { name, config } => self.configure(&name, config),
+            Operation::Delete(target) => self.delete(&target),
+            Operation::Barrier => {
+                self.finish_open();
+                (Some(self.end()), Outcome::Done)
+            }
+        };
+        self.pending.push(Pending {
+            level,
+            need,
+            answer,
+            outcome,
+            cost,
+        });
+    }
+
+    /// Checks and places one batch. Returns the position that must be safe before the
+    /// answer (`None`: the end of the group), and the answer.
+    fn append(&mut self, batch: &Batch, answer: &Answer) -> (Option<Position>, Outcome) {
+        let targets: Vec<Option<Arc<Log>>> = batch
+            .logs
+            .iter()
+            .map(|l| self.logs.by_name(l.log.as_str()))
+            .collect();
+        let size = match self.unit_size(batch, &targets) {
+            Ok(size) => size,
+            Err(error) => return (Some(Position::ZERO), Outcome::Refused(error)),
+        };
+        if let Err(error) = self.secure(size.0, size.1) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        match check(&self.logs, batch, &targets, self.auto_create) {
+            Checked::Refused { error, reveals } => {
+                return (Some(reveals), Outcome::Refused(error));
+            }
+            Checked::Passed { reveals } if batch.logs.is_empty() => {
+                let outcome = Outcome::Appended {
+                    appends: Vec::new(),
+                    logs: Vec::new(),
+                    position: None,
+                };
+                return (Some(reveals), outcome);
+            }
+            Checked::Passed { .. } => {}
+        }
+        let (appends, logs, position) = match (batch.logs.as_slice(), targets.as_slice()) {
+            ([one], [Some(log)]) => {
+                let (append, position) = self.append_plain(one, log);
+                (vec![append], vec![Arc::clone(log)], position)
+            }
+            _ => self.append_unit(batch, targets),
+        };
+        if let Answer::Ticket(ticket) = answer {
+            ticket.order(Ordered {
+                appends: appends.clone(),
+                position: Some(position),
+            });
+        }
+        (
+            None,
+            Outcome::Appended {
+                appends,
+                logs,
+                position: Some(position),
+            },
+        )
+    }
+
+    /// The most bytes of frames and of directory entries that a batch can take.
+    fn unit_size(
+        &self,
+        batch: &Batch,
+        targets: &[Option<Arc<Log>>],
+    ) -> Result<(usize, usize), AppendError> {
+        let mut frames = 0;
+        let mut directory = 0;
+        for (records, target) in batch.logs.iter().zip(targets) {
+            let body: usize = records.records.iter().map(codec::encoded_len).sum();
+            frames += HEADER_BYTES + body.next_multiple_of(8);
+            directory += DirectoryBuilder::entry_len(None);
+            if target.is_none() {
+                let name = records.log.as_str();
+                frames += HEADER_BYTES + Created::max_len(name).next_multiple_of(8);
+                directory += DirectoryBuilder::entry_len(Some(name));
+            }
+        }
+        let limit = self.largest_unit.min(largest_in(&self.segment));
+        if (frames + directory) as u64 > limit || directory > UNIT_DIRECTORY_BYTES {
+            let records = batch.logs.iter().map(|l| l.records.len() as u64).sum();
+            return Err(AppendError::Invalid(
+                crate::error::InvalidBatch::RequestTooLarge {
+                    records,
+                    bytes: (frames + directory) as u64,
+                    max_records: records,
+                    max_bytes: limit,
+                },
+            ));
+        }
+        Ok((frames, directory))
+    }
+
+    /// Records for one existing log: joins the open frame if that is of the same log.
+    fn append_plain(&mut self, records: &LogRecords, log: &Arc<Log>) -> (LogAppended, Position) {
+        let size: usize = records.records.iter().map(codec::encoded_len).sum();
+        let joins = self.open.as_ref().is_some_and(|open| {
+            open.log.id == log.id && self.buffer.len() - open.start + size <= COALESCED_BYTES
+        });
+        let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
+        if joins && let Some(mut open) = self.open.take() {
+            // A later request of a frame has the place of its first record for its
+            // position: inside the frame, so it survives with it.
+            let position = self.end();
+            let before = (open.first_lsn, open.count);
+            let append = self.put_records(log, &records.records, open.start, Some(before));
+            open.count += count;
+            self.open = Some(open);
+            return (append, position);
+        }
+        self.finish_open();
+        let position = self.end();
+        let (start, header_len) = self.begin_frame();
+        let append = self.put_records(log, &records.records, start, None);
+        let (log, first_lsn) = (Arc::clone(log), append.first_lsn);
+        self.open = Some(OpenFrame {
+            start,
+            header_len,
+            log,
+            first_lsn,
+            count,
+        });
+        (append, position)
+    }
+
+    /// Writes records into the frame begun at `start` (which holds `before` already),
+    /// and moves the log's tail, time and place, all under one lock, so that no reader
+    /// sees one without the other.
+    fn put_records(
+        &mut self,
+        log: &Arc<Log>,
+        records: &[Record],
+        start: usize,
+        before: Option<(Lsn, u32)>,
+    ) -> LogAppended {
+        let position = self.position(start);
+        let mut state = log.state.write();
+        let first_lsn = state.next;
+        let mut first_time = None;
+        for record in records {
+            // Stored time never goes back within a log.
+            let time = record
+                .timestamp
+                .unwrap_or(self.arrival)
+                .max(state.last_time);
+            let own = (time != self.arrival).then_some(time);
+            codec::put_record(&mut self.buffer, record, own);
+            state.last_time = time;
+            first_time.get_or_insert(time);
+        }
+        let count = u32::try_from(records.len()).unwrap_or(u32::MAX);
+        let frame_len = (self.buffer.len() - start).next_multiple_of(8);
+        let (frame_first, frame_count) = before.unwrap_or((first_lsn, 0));
+        let place = Place {
+            position,
+            first_lsn: frame_first,
+            count: frame_count + count,
+            frame_len: u32::try_from(frame_len).unwrap_or(u32::MAX),
+        };
+        state.set_newest(place, before.is_some());
+        self.group_records += u64::from(count);
+        LogAppended {
+            log_id: log.id,
+            first_lsn,
+            next_lsn: state.next,
+            timestamp: first_time.unwrap_or(self.arrival),
+        }
+    }
+
+    /// A batch over several logs, or one that creates its log: a run of frames that
+    /// recovery keeps together.
+    fn append_unit(
+        &mut self,
+        batch: &Batch,
+        targets: Vec<Option<Arc<Log>>>,
+    ) -> (Vec<LogAppended>, Vec<Arc<Log>>, Position) {
+        self.finish_open();
+        let position = self.end();
+        let mut appends = Vec::with_capacity(targets.len());
+        let mut logs = Vec::with_capacity(targets.len());
+        let last = targets.len() - 1;
+        for (index, (records, target)) in batch.logs.iter().zip(targets).enumerate() {
+            let log = match target {
+                Some(log) => log,
+                None => self.push_created(&records.log, LogConfig::default(), CONTINUES),
+            };
+            let (start, header_len) = self.begin_frame();
+            let append = self.put_records(&log, &records.records, start, None);
+            let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
+            let flags = if index == last { 0 } else { CONTINUES };
+            let about = About {
+                kind: Kind::Batch,
+                flags,
+                first_lsn: append.first_lsn,
+                count,
+            };
+            self.end_batch(start, header_len, about, &log);
+            appends.push(append);
+            logs.push(log);
+        }
+        (appends, logs, position)
+    }
+
+    fn create(&mut self, name: LogName, config: LogConfig) -> (Option<Position>, Outcome) {
+        if let Some(log) = self.logs.by_name(name.as_str()) {
+            self.finish_open();
+            let reveals = log.state.read().created_end;
+            let error = AdminError::LogExists {
+                log: name,
+                log_id: log.id,
+            };
+            return (Some(reveals), Outcome::AdminRefused(error));
+        }
+        let frames = HEADER_BYTES + Created::max_len(name.as_str()).next_multiple_of(8);
+        if let Err(error) = self.secure(frames, DirectoryBuilder::entry_len(Some(name.as_str()))) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        self.push_created(&name, config, 0);
+        (None, Outcome::Done)
+    }
+
+    fn configure(&mut self, name: &LogName, config: LogConfig) -> (Option<Position>, Outcome) {
+        let Some(log) = self.logs.by_name(name.as_str()) else {
+            let error = AdminError::LogNotFound { log: name.clone() };
+            return (Some(Position::ZERO), Outcome::AdminRefused(error));
+        };
+        if let Err(error) = self.secure(HEADER_BYTES + 64, DirectoryBuilder::entry_len(None)) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        let next = log.state.read().next;
+        let header = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
+            super::body::put_config(out, &config);
+        });
+        {
+            let mut state = log.state.write();
+            state.config = Arc::new(config);
+            state.update_time = self.arrival;
+            state.last_end = header.end();
+        }
+        self.touch(&log);
+        (None, Outcome::Done)
+    }
+
+    /// Deletes a log. Flushed at once, so that the name is free the moment the log is
+    /// gone for readers too, and not before.
+    fn delete(&mut self, target: &LogTarget) -> (Option<Position>, Outcome) {
+        let Some(log) = self.logs.by_name(target.name.as_str()) else {
+            let error = AdminError::LogNotFound {
+                log: target.name.clone(),
+            };
+            return (Some(Position::ZERO), Outcome::AdminRefused(error));
+        };
+        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
+            let error = AdminError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.id,
+            };
+            self.finish_open();
+            let reveals = log.state.read().created_end;
+            return (Some(reveals), Outcome::AdminRefused(error));
+        }
+        if let Err(error) = self.secure(HEADER_BYTES, DirectoryBuilder::entry_len(None)) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        let next = log.state.read().next;
+        let header = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
+        self.touch(&log);
+        self.write_out();
+        self.journal.flush();
+        if self.journal.failure().is_none() {
+            {
+                let mut state = log.state.write();
+                state.deleted = true;
+                state.last_end = header.end();
+                state.places = crate::index::Places::default();
+                state.stored_bytes = 0;
+            }
+            self.logs.remove_name(&log);
+            crate::watch::Watched::watch(&*log).wake();
+        }
+        (Some(header.end()), Outcome::Done)
+    }
+
+    fn push_created(&mut self, name: &LogName, config: LogConfig, flags: u8) -> Arc<Log> {
+        let id = LogId::compose(self.journal.recovery_epoch, self.next_log_counter);
+        self.next_log_counter += 1;
+        let time = self.arrival;
+        let about = About {
+            flags,
+            ..About::act(Kind::Created, Lsn::ZERO)
+        };
+        let header = self.push_frame(about, id, Some(name.as_str()), |out| {
+            Created::put(out, name.as_str(), &config, time);
+        });
+        let log = Arc::new(Log::new(id, name.clone(), config, time, header.end()));
+        log.state.write().created_in = Some(self.segment.life.id);
+        self.touch(&log);
+        self.logs.insert(Arc::clone(&log));
+        log
+    }
+
+    /// Makes room for so many bytes of frames and directory entries, rolling if need
+    /// be.
+    fn secure(&mut self, frames: usize, directory: usize) -> Result<(), AppendError> {
+        let full = self.buffer.len() + frames > GROUP_BYTES
+            || self.directory.extension_len() + directory > DIRECTORY_BYTES;
+        if full && !self.buffer.is_empty() {
+            self.write_out();
+        }
+        if !self.fits(frames, directory) {
+            if self.spare.is_none() {
+                match self.pool.take() {
+                    Ok(ready) => self.spare = Some(ready),
+                    Err(error) if is_out_of_space(&error) => return Err(AppendError::DiskFull),
+                    Err(error) => self.journal.fail(error),
+                }
+            }
+            self.roll();
+        }
+        match self.journal.failure() {
+            Some(error) => Err(AppendError::JournalFailed(error)),
+            None => Ok(()),
+        }
+    }
+
+    fn fits(&self, frames: usize, directory: usize) -> bool {
+        let first = if self.buffer.is_empty() {
+            self.previous.extension_len()
+        } else {
+            0
+        };
+        let told = if self.buffer.is_empty() {
+            0
+        } else {
+            self.directory.extension_len()
+        };
+        let seal = HEADER_BYTES + Seal::MAX_LEN + 16 + told + directory + 32;
+        let need = self.buffer.len().next_multiple_of(8) + first + frames + 8 + seal;
+        self.offset + need as u64 <= self.segment.life.size
+    }
+
+    /// Goes on in the next segment: what is here is written, sealed and flushed first.
+    fn roll(&mut self) {
+        let Some(ready) = self.spare.take() else {
+            return;
+        };
+        let started = self.journal.clock.monotonic();
+        self.write_out();
+        self.seal(false);
+        self.journal.flush();
+        if self.journal.failure().is_some() {
+            return;
+        }
+        let closings = self.closings();
+        let link = Link {
+            predecessor: Some(self.segment.life.id),
+            second: self.before,
+            predecessor_end: self.end(),
+            predecessor_chain: self.chain,
+            recovery_epoch: self.journal.recovery_epoch,
+            next_log_counter: self.next_log_counter,
+            closings,
+        };
+        let segment = Arc::new(Segment::new(ready.life, self.segment.limit(), ready.file));
+        self.journal.enter(Arc::clone(&segment));
+        self.before = Some(self.segment.life.id);
+        self.segment = segment;
+        self.offset = LIFE_BYTES;
+        self.chain = 0;
+        self.digest = Xxh3::new();
+        self.frames = 0;
+        self.records = 0;
+        self.previous = DirectoryBuilder::default();
+        self.link(&link);
+        self.journal
+            .observer
+            .roll(self.journal.clock.monotonic().duration_since(started));
+    }
+
+    /// How the logs of this segment stand now, unless they are too many to tell.
+    fn closings(&mut self) -> Option<Vec<Closing>> {
+        let segment = self.segment.life.id;
+        let mut bytes = 0;
+        let mut closings = Vec::with_capacity(self.touched.len());
+        for log in self.touched.drain(..) {
+            let state = log.state.read();
+            let name = (state.created_in == Some(segment)).then(|| log.name.as_str().to_owned());
+            bytes += 32 + name.as_ref().map_or(0, String::len);
+            closings.push(Closing {
+                log_id: log.id,
+                next_lsn: state.next,
+                name,
+                deleted: state.deleted,
+            });
+        }
+        (bytes as u64 <= self.segment.life.size / 8).then_some(closings)
+    }
+
+    /// The link tells in its header, and so in the next group's directory, what matters
+    /// most: for log id the segment before, for first lsn its end, for count the epoch.
+    fn link(&mut self, link: &Link) {
+        let body = link.encode();
+        let about = About {
+            kind: Kind::Link,
+            flags: 0,
+            first_lsn: Lsn::new(link.predecessor_end.get()),
+            count: u32::try_from(link.recovery_epoch.get()).unwrap_or(u32::MAX),
+        };
+        let before = LogId::new(link.predecessor.map_or(0, SegmentId::get));
+        self.push_frame(about, before, None, |out| out.extend_from_slice(&body));
+    }
+
+    fn seal(&mut self, clean: bool) {
+        let seal = Seal {
+            frames: self.frames,
+            records: self.records,
+            digest: self.digest.digest128(),
+            clean,
+            next_log_counter: self.next_log_counter,
+        };
+        self.push_frame(About::act(Kind::Seal, Lsn::ZERO), NO_LOG, None, |out| {
+            out.extend_from_slice(&seal.encode());
+        });
+        self.write_out();
+        if self.journal.failure().is_none() {
+            *self.segment.end.write() = Some(self.end());
+        }
+    }
+
+    /// Position of an offset in the buffer.
+    fn position(&self, at: usize) -> Position {
+        self.segment.base.advance(self.offset + at as u64)
+    }
+
+    /// Position after the last finished frame.
+    fn end(&self) -> Position {
+        self.position(self.buffer.len())
+    }
+
+    fn begin_frame(&mut self) -> (usize, usize) {
+        let extension = if self.buffer.is_empty() {
+            self.directory.reset(self.end());
+            self.previous.extension()
+        } else {
+            Vec::new()
+        };
+        (
+            frame::begin(&mut self.buffer, &extension),
+            HEADER_BYTES + extension.len(),
+        )
+    }
+
+    fn end_batch(&mut self, start: usize, header_len: usize, about: About, log: &Arc<Log>) {
+        self.end_frame(start, header_len, about, log.id, None);
+        self.records += u64::from(about.count);
+        self.touch(log);
+    }
+
+    fn end_frame(
+        &mut self,
+        start: usize,
+        header_len: usize,
+        about: About,
+        log_id: LogId,
+        name: Option<&str>,
+    ) -> Header {
+        let head = Head {
+            kind: about.kind,
+            flags: about.flags,
+            count: about.count,
+            position: self.position(start),
+            log_id,
+            first_lsn: about.first_lsn,
+            arrival: self.arrival,
+            durable_mark: self.journal.durable(),
+            chain: self.chain,
+        };
+        let salt = self.segment.life.salt;
+        let header = frame::finish(&mut self.buffer, start, header_len, salt, &head);
+        self.chain = header.crc;
+        self.frames += 1;
+        self.directory.push(&header, name);
+        header
+    }
+
+    /// A whole frame that holds no records.
+    fn push_frame(
+        &mut self,
+        about: About,
+        log_id: LogId,
+        name: Option<&str>,
+        body: impl FnOnce(&mut Vec<u8>),
+    ) -> Header {
+        let (start, header_len) = self.begin_frame();
+        body(&mut self.buffer);
+        self.end_frame(start, header_len, about, log_id, name)
+    }
+
+    fn finish_open(&mut self) {
+        if let Some(open) = self.open.take() {
+            let OpenFrame {
+                start,
+                header_len,
+                log,
+                first_lsn,
+                count,
+            } = open;
+            let about = About {
+                kind: Kind::Batch,
+                flags: 0,
+                first_lsn,
+                count,
+            };
+            self.end_batch(start, header_len, about, &log);
+        }
+    }
+
+    /// Counts a log among those of the group and of the segment.
+    fn touch(&mut self, log: &Arc<Log>) {
+        self.readers.push(Arc::clone(log));
+        let segment = Some(self.segment.life.id);
+        let mut state = log.state.write();
+        if state.touched_in != segment {
+            state.touched_in = segment;
+            drop(state);
+            self.touched.push(Arc::clone(log));
+        }
+    }
+
+    /// Writes the group, publishes it, and answers or hands on whoever is in it.
+    fn write_out(&mut self) {
+        self.finish_open();
+        if !self.buffer.is_empty() && self.journal.failure().is_none() {
+            let started = self.journal.clock.monotonic();
+            match self.segment.file.write_all_at(&self.buffer, self.offset) {
+                Ok(()) => self.written(started),
+                Err(error) => self.journal.fail(error),
+            }
+        }
+        self.buffer.clear();
+        let (written, durable) = (self.journal.written(), self.journal.durable());
+        let now = self.journal.clock.monotonic();
+        let failed = self.journal.failure().is_some();
+        let mut handed = Vec::new();
+        for pending in self.pending.drain(..) {
+            let Pending {
+                level,
+                need,
+                answer,
+                outcome,
+                cost,
+            } = pending;
+            let need = need.unwrap_or(written);
+            let waiter = Waiter {
+                need,
+                answer,
+                outcome,
+                cost,
+                since: now,
+            };
+            if failed {
+                self.journal.answer_failed(waiter);
+            } else if need <= durable {
+                self.journal.answer(waiter, Durability::Durable);
+            } else if level < Durability::Durable {
+                self.journal.answer(waiter, Durability::Written);
+            } else {
+                handed.push(waiter);
+            }
+        }
+        self.journal.await_flush(handed);
+    }
+
+    fn written(&mut self, started: Instant) {
+        let journal = &self.journal;
+        let took = journal.clock.monotonic().duration_since(started);
+        let requests = self.pending.len() as u64;
+        journal.observer.phase(Phase::Write, took);
+        journal
+            .observer
+            .group(requests, self.group_records, self.buffer.len() as u64);
+        self.group_records = 0;
+        self.digest.update(&self.buffer);
+        self.offset += self.buffer.len() as u64;
+        std::mem::swap(&mut self.previous, &mut self.directory);
+        let end = self.segment.base.advance(self.offset);
+        journal.publish_written(end, std::mem::take(&mut self.readers));
+        self.needs_marker = true;
+    }
+}
+
+fn largest_in(segment: &Segment) -> u64 {
+    super::largest_unit(segment.life.size)
+}

@@ -1,0 +1,553 @@
+//! Frames in a segment file: encoding, decoding, nothing else.
+//!
+//! A frame is one batch of one log, or one act of administration: a fixed header,
+//! extensions, a body; padded with zeros to a multiple of 8. All numbers are little
+//! endian. The header's checksum covers header and extensions, and is verified before
+//! any length in it is believed:
+//!
+//! ```text
+//!  0             4       6    7     8             12            16            20   21       24
+//! +-------------+-------+----+-----+-------------+-------------+-------------+----+--------+
+//! | header crc  | hlen  | ver| kind| body_len    | body crc    | record count|flag| zero   |
+//! +-------------+-------+----+-----+-------------+-------------+-------------+----+--------+
+//! | position                  24..32 | log id                  32..40 | first lsn    40..48 |
+//! | arrival, us               48..56 | durable lag  56..60 | chain   60..64                 |
+//! +---------------------------------------------------------------------------------------+
+//! | extensions, each: type u16, zero u16, length u32, bytes, zeros to a multiple of 8      |
+//! | body, zeros to a multiple of 8                                                         |
+//! ```
+//!
+//! - `hlen` is header and extensions in units of 8 bytes.
+//! - The header checksum is CRC-32C seeded with the segment's salt, which is drawn anew
+//!   each time a file enters the pool: zeros and frames of an earlier life never pass.
+//! - `body crc` is plain CRC-32C of the body; the header's checksum covers it, so it is
+//!   carried along and never computed again.
+//! - `chain` is the header checksum of the frame before, 0 in a segment's first.
+//! - `durable lag`: how far behind `position` everything was flushed when this was
+//!   written, in units of 8 bytes. Saturated (32 GiB) means nothing is said.
+//!
+//! This module is pure: bytes in, bytes out. It must never panic on any input.
+
+use crate::ids::{LogId, Lsn, Position, Timestamp};
+use crate::wire;
+
+/// Bytes of the fixed header.
+pub(crate) const HEADER_BYTES: usize = 64;
+/// The version written in each header.
+const HEADER_VERSION: u8 = 1;
+/// The most bytes of header and extensions.
+pub(crate) const MAX_HEADER_BYTES: usize = u16::MAX as usize * 8;
+
+/// What a frame says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    /// Records of one log.
+    Batch = 1,
+    /// A log came into being.
+    Created = 2,
+    /// A log's settings changed.
+    Configured = 3,
+    /// A log and all its records are gone.
+    Deleted = 4,
+    /// The records below `first lsn` are forgotten.
+    Trim = 5,
+    /// The writer epoch was raised.
+    Fence = 6,
+    /// Consumers' positions.
+    Cursor = 7,
+    /// First frame of a segment: what came before.
+    Link = 8,
+    /// Written when the journal has been idle: proves what was flushed.
+    Marker = 9,
+    /// Sorted segments took the place of journal segments.
+    Swap = 10,
+    /// Last frame of a segment.
+    Seal = 11,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Batch,
+            2 => Self::Created,
+            3 => Self::Configured,
+            4 => Self::Deleted,
+            5 => Self::Trim,
+            6 => Self::Fence,
+            7 => Self::Cursor,
+            8 => Self::Link,
+            9 => Self::Marker,
+            10 => Self::Swap,
+            11 => Self::Seal,
+            _ => return None,
+        })
+    }
+}
+
+/// Bits 0 to 2 of the flags: how the body is compressed. 0 = not.
+const CODEC_MASK: u8 = 0b111;
+/// The atomic unit goes on in the next frame.
+pub(crate) const CONTINUES: u8 = 0x80;
+
+/// A verified header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    pub(crate) flags: u8,
+    /// Header and extensions, bytes.
+    pub(crate) header_len: u32,
+    pub(crate) body_len: u32,
+    pub(crate) body_crc: u32,
+    pub(crate) count: u32,
+    pub(crate) position: Position,
+    pub(crate) log_id: LogId,
+    pub(crate) first_lsn: Lsn,
+    pub(crate) arrival: Timestamp,
+    /// Everything below was flushed when this was written; 0 if nothing is said.
+    pub(crate) durable_mark: Position,
+    pub(crate) chain: u32,
+    /// This header's own checksum: the chain value of the next frame.
+    pub(crate) crc: u32,
+}
+
+impl Header {
+    /// Bytes of the whole frame, padding included.
+    pub(crate) fn frame_len(&self) -> u64 {
+        u64::from(self.header_len) + u64::from(self.body_len).next_multiple_of(8)
+    }
+
+    /// Position of the byte after the frame.
+    pub(crate) fn end(&self) -> Position {
+        self.position.advance(self.frame_len())
+    }
+
+    pub(crate) fn continues(&self) -> bool {
+        self.flags & CONTINUES != 0
+    }
+
+    /// The lsn after the last record.
+    pub(crate) fn next_lsn(&self) -> Option<Lsn> {
+        self.first_lsn.checked_advance(u64::from(self.count))
+    }
+
+    /// Whether this version knows how the body is encoded.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.flags & CODEC_MASK == 0
+    }
+}
+
+/// What the writer decides about a frame; the rest follows from where it goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    pub(crate) kind: Kind,
+    pub(crate) flags: u8,
+    pub(crate) count: u32,
+    pub(crate) position: Position,
+    pub(crate) log_id: LogId,
+    pub(crate) first_lsn: Lsn,
+    pub(crate) arrival: Timestamp,
+    pub(crate) durable_mark: Position,
+    pub(crate) chain: u32,
+}
+
+/// CRC-32C.
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+    low32(crc_fast::checksum(
+        crc_fast::CrcAlgorithm::Crc32Iscsi,
+        bytes,
+    ))
+}
+
+/// CRC-32C of `bytes`, seeded with a segment's salt.
+pub(crate) fn salted_crc32c(salt: u64, bytes: &[u8]) -> u32 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    digest.update(&salt.to_le_bytes());
+    digest.update(bytes);
+    low32(digest.finalize())
+}
+
+/// The library gives 32-bit checksums in 64 bits.
+fn low32(value: u64) -> u32 {
+    u32::try_from(value).expect("a 32-bit checksum")
+}
+
+/// Starts a frame at the end of `out`: room for the header, then the extensions
+/// (already encoded). The caller appends the body, then calls [`finish`] with the
+/// offset this returns.
+pub(crate) fn begin(out: &mut Vec<u8>, extensions: &[u8]) -> usize {
+    let start = out.len();
+    debug_assert!(start.is_multiple_of(8) && extensions.len().is_multiple_of(8));
+    out.resize(start + HEADER_BYTES, 0);
+    out.extend_from_slice(extensions);
+    start
+}
+
+/// Completes the frame begun at `start`: header, checksums, padding. `header_len` is
+/// that of header and extensions. Returns the header as a reader will see it.
+///
+/// # Panics
+/// If a length does not fit its field: callers bound bodies and extensions.
+pub(crate) fn finish(
+    out: &mut Vec<u8>,
+    start: usize,
+    header_len: usize,
+    salt: u64,
+    head: &Head,
+) -> Header {
+    let body_start = start + header_len;
+    let body_crc = crc32c(&out[body_start..]);
+    let body_len = u32::try_from(out.len() - body_start).expect("body fits 32 bits");
+    let hlen = u16::try_from(header_len / 8).expect("extensions fit their field");
+    let lag = head.position.since(head.durable_mark) / 8;
+    let lag = u32::try_from(lag).unwrap_or(u32::MAX);
+    let h = &mut out[start..start + HEADER_BYTES];
+    h[4..6].copy_from_slice(&hlen.to_le_bytes());
+    h[6] = HEADER_VERSION;
+    h[7] = head.kind as u8;
+    h[8..12].copy_from_slice(&body_len.to_le_bytes());
+    h[12..16].copy_from_slice(&body_crc.to_le_bytes());
+    h[16..20].copy_from_slice(&head.count.to_le_bytes());
+    h[20] = head.flags;
+    h[24..32].copy_from_slice(&head.position.get().to_le_bytes());
+    h[32..40].copy_from_slice(&head.log_id.get().to_le_bytes());
+    h[40..48].copy_from_slice(&head.first_lsn.get().to_le_bytes());
+    h[48..56].copy_from_slice(&head.arrival.micros().to_le_bytes());
+    h[56..60].copy_from_slice(&lag.to_le_bytes());
+    h[60..64].copy_from_slice(&head.chain.to_le_bytes());
+    let crc = salted_crc32c(salt, &out[start + 4..body_start]);
+    out[start..start + 4].copy_from_slice(&crc.to_le_bytes());
+    let padded = out.len().next_multiple_of(8);
+    out.resize(padded, 0);
+    Header {
+        kind: head.kind,
+        flags: head.flags,
+        header_len: u32::from(hlen) * 8,
+        body_len,
+        body_crc,
+        count: head.count,
+        position: head.position,
+        log_id: head.log_id,
+        first_lsn: head.first_lsn,
+        arrival: head.arrival,
+        durable_mark: mark(head.position, lag),
+        chain: head.chain,
+        crc,
+    }
+}
+
+fn mark(position: Position, lag: u32) -> Position {
+    match lag {
+        u32::MAX => Position::ZERO,
+        lag => Position::new(position.get().saturating_sub(u64::from(lag) * 8)),
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut raw = [0; 4];
+    raw.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(raw)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut raw = [0; 8];
+    raw.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(raw)
+}
+
+/// The position that the bytes of a possible header claim, for a quick look.
+pub(crate) fn claimed_position(bytes: &[u8]) -> Option<u64> {
+    (bytes.len() >= HEADER_BYTES).then(|| u64_at(bytes, 24))
+}
+
+/// Reads and verifies the header at the front of `bytes`, which may go on beyond the
+/// frame, and must reach at least to the end of the extensions. `None` if this is not
+/// a header of the segment with this salt.
+pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
+    if bytes.len() < HEADER_BYTES || bytes[6] != HEADER_VERSION {
+        return None;
+    }
+    let kind = Kind::from_byte(bytes[7])?;
+    let header_len = usize::from(u16::from_le_bytes([bytes[4], bytes[5]])) * 8;
+    if header_len < HEADER_BYTES || header_len > bytes.len() {
+        return None;
+    }
+    let crc = u32_at(bytes, 0);
+    if salted_crc32c(salt, &bytes[4..header_len]) != crc {
+        return None;
+    }
+    let position = Position::new(u64_at(bytes, 24));
+    let header = Header {
+        kind,
+        flags: bytes[20],
+        header_len: u32::try_from(header_len).ok()?,
+        body_len: u32_at(bytes, 8),
+        body_crc: u32_at(bytes, 12),
+        count: u32_at(bytes, 16),
+        position,
+        log_id: LogId::new(u64_at(bytes, 32)),
+        first_lsn: Lsn::new(u64_at(bytes, 40)),
+        arrival: Timestamp::from_micros(u64_at(bytes, 48).cast_signed()),
+        durable_mark: mark(position, u32_at(bytes, 56)),
+        chain: u32_at(bytes, 60),
+        crc,
+    };
+    position.get().checked_add(header.frame_len())?;
+    Some(header)
+}
+
+/// The body of a frame whose header is verified and whose bytes are at the front of
+/// `frame`, if it is all there and matches its checksum.
+pub(crate) fn verified_body<'a>(frame: &'a [u8], header: &Header) -> Option<&'a [u8]> {
+    let from = header.header_len as usize;
+    let body = frame.get(from..from.checked_add(header.body_len as usize)?)?;
+    (crc32c(body) == header.body_crc).then_some(body)
+}
+
+/// Kinds of extensions. Unknown ones are skipped by readers.
+const EXTENSION_DIRECTORY: u16 = 3;
+
+fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
+    let length = u32::try_from(payload.len()).expect("extensions are bounded by their caller");
+    out.extend_from_slice(&kind.to_le_bytes());
+    out.extend_from_slice(&[0, 0]);
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(payload);
+    out.resize(out.len().next_multiple_of(8), 0);
+}
+
+/// The directory in the extensions of a verified frame, if there is one.
+pub(crate) fn directory_of(frame: &[u8], header: &Header) -> Option<Directory> {
+    let mut rest = frame.get(HEADER_BYTES..header.header_len as usize)?;
+    while rest.len() >= 8 {
+        let kind = u16::from_le_bytes([rest[0], rest[1]]);
+        let length = u32_at(rest, 4) as usize;
+        let payload = rest.get(8..8usize.checked_add(length)?)?;
+        if kind == EXTENSION_DIRECTORY {
+            return Directory::decode(payload);
+        }
+        rest = rest.get((8 + length).next_multiple_of(8)..).unwrap_or(&[]);
+    }
+    None
+}
+
+/// What one frame of a group was, told again by the first frame of the next group, so
+/// that damage to the frame itself is still attributed exactly.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DirectoryEntry {
+    pub(crate) kind: Kind,
+    /// Bytes of the frame.
+    pub(crate) frame_len: u64,
+    pub(crate) log_id: LogId,
+    pub(crate) first_lsn: Lsn,
+    pub(crate) count: u32,
+    /// The name, of a log that was created.
+    pub(crate) name: Option<String>,
+}
+
+/// The frames of one group, from a position on, without holes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Directory {
+    pub(crate) start: Position,
+    pub(crate) entries: Vec<DirectoryEntry>,
+}
+
+impl Directory {
+    fn decode(mut input: &[u8]) -> Option<Self> {
+        let start = Position::new(wire::take_varint(&mut input)?);
+        let mut entries = Vec::new();
+        while let Some((&kind, rest)) = input.split_first() {
+            input = rest;
+            let kind = Kind::from_byte(kind)?;
+            let frame_len = wire::take_varint(&mut input)?.checked_mul(8)?;
+            let log_id = LogId::new(wire::take_varint(&mut input)?);
+            let first_lsn = Lsn::new(wire::take_varint(&mut input)?);
+            let count = u32::try_from(wire::take_varint(&mut input)?).ok()?;
+            let name_len = wire::take_varint(&mut input)?;
+            let name = wire::take_bytes(&mut input, name_len)?;
+            let name = (!name.is_empty())
+                .then(|| String::from_utf8(name.to_vec()))
+                .transpose()
+                .ok()?;
+            entries.push(DirectoryEntry {
+                kind,
+                frame_len,
+                log_id,
+                first_lsn,
+                count,
+                name,
+            });
+        }
+        Some(Self { start, entries })
+    }
+}
+
+/// Collects the directory of a group while the group is encoded.
+#[derive(Debug, Default)]
+pub(crate) struct DirectoryBuilder {
+    payload: Vec<u8>,
+    entries: usize,
+}
+
+impl DirectoryBuilder {
+    /// The most bytes that [`DirectoryBuilder::push`] adds.
+    pub(crate) fn entry_len(name: Option<&str>) -> usize {
+        1 + 5 + 10 + 10 + 5 + 2 + name.map_or(0, str::len)
+    }
+
+    /// Begins a new directory at `start`.
+    pub(crate) fn reset(&mut self, start: Position) {
+        self.payload.clear();
+        self.entries = 0;
+        wire::put_varint(&mut self.payload, start.get());
+    }
+
+    pub(crate) fn push(&mut self, header: &Header, name: Option<&str>) {
+        self.entries += 1;
+        self.payload.push(header.kind as u8);
+        wire::put_varint(&mut self.payload, header.frame_len() / 8);
+        wire::put_varint(&mut self.payload, header.log_id.get());
+        wire::put_varint(&mut self.payload, header.first_lsn.get());
+        wire::put_varint(&mut self.payload, u64::from(header.count));
+        let name = name.unwrap_or("");
+        wire::put_varint(&mut self.payload, name.len() as u64);
+        self.payload.extend_from_slice(name.as_bytes());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries == 0
+    }
+
+    /// Bytes of the extension as it stands.
+    pub(crate) fn extension_len(&self) -> usize {
+        if self.is_empty() {
+            0
+        } else {
+            (8 + self.payload.len()).next_multiple_of(8)
+        }
+    }
+
+    /// The encoded extension; nothing for an empty directory.
+    pub(crate) fn extension(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.extension_len());
+        if !self.is_empty() {
+            put_extension(&mut out, EXTENSION_DIRECTORY, &self.payload);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SALT: u64 = 0x5EED_5A17;
+
+    fn head() -> Head {
+        Head {
+            kind: Kind::Batch,
+            flags: CONTINUES,
+            count: 3,
+            position: Position::new(8192 + 640),
+            log_id: LogId::new(7),
+            first_lsn: Lsn::new(41),
+            arrival: Timestamp::from_micros(1_700_000_000_000_000),
+            durable_mark: Position::new(8192),
+            chain: 99,
+        }
+    }
+
+    fn frame(body: &[u8]) -> (Vec<u8>, Header) {
+        let mut directory = DirectoryBuilder::default();
+        directory.reset(Position::new(8192));
+        let mut out = Vec::new();
+        let start = begin(&mut out, &[]);
+        let created = Head {
+            kind: Kind::Created,
+            count: 0,
+            ..head()
+        };
+        let header = finish(&mut out, start, HEADER_BYTES, SALT, &created);
+        directory.push(&header, Some("flights"));
+        let extension = directory.extension();
+        assert_eq!(extension.len(), directory.extension_len());
+        out.clear();
+        let start = begin(&mut out, &extension);
+        out.extend_from_slice(body);
+        let header = finish(
+            &mut out,
+            start,
+            HEADER_BYTES + extension.len(),
+            SALT,
+            &head(),
+        );
+        (out, header)
+    }
+
+    #[test]
+    fn a_frame_reads_back_as_it_was_written() {
+        let (bytes, written) = frame(b"hello");
+        let read = decode_header(&bytes, SALT).unwrap();
+        assert_eq!(read, written);
+        assert_eq!(read.durable_mark, Position::new(8192));
+        assert_eq!(read.frame_len(), bytes.len() as u64);
+        assert_eq!(verified_body(&bytes, &read), Some(&b"hello"[..]));
+        let directory = directory_of(&bytes, &read).unwrap();
+        assert_eq!(directory.start, Position::new(8192));
+        assert_eq!(directory.entries[0].name.as_deref(), Some("flights"));
+        assert_eq!(directory.entries[0].frame_len, 64);
+    }
+
+    #[test]
+    fn every_single_bit_flip_is_seen() {
+        let (bytes, header) = frame(b"a body of some bytes");
+        let body = header.header_len as usize..header.header_len as usize + 20;
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            match decode_header(&flipped, SALT) {
+                None => assert!(bit / 8 < body.start),
+                Some(read) => {
+                    assert_eq!(read, header, "bit {bit}");
+                    let good = verified_body(&flipped, &read).is_some();
+                    assert_eq!(good, !body.contains(&(bit / 8)), "bit {bit}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_seen() {
+        let (bytes, header) = frame(b"a body of some bytes");
+        for length in 0..bytes.len() {
+            let cut = &bytes[..length];
+            let whole = decode_header(cut, SALT)
+                .is_some_and(|header| verified_body(cut, &header).is_some());
+            assert_eq!(whole, length >= header.header_len as usize + 20, "{length}");
+        }
+    }
+
+    #[test]
+    fn zeros_and_frames_of_another_life_are_no_frames() {
+        assert_eq!(decode_header(&[0; 128], 0), None);
+        let (bytes, _) = frame(b"x");
+        assert_eq!(decode_header(&bytes, SALT + 1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_without_panic(mut bytes: Vec<u8>, hlen in 8u16..40) {
+            bytes.resize(bytes.len().max(80), 0);
+            bytes[4..6].copy_from_slice(&hlen.to_le_bytes());
+            bytes[6] = HEADER_VERSION;
+            bytes[7] = 1 + bytes[7] % 11;
+            let reach = (usize::from(hlen) * 8).min(bytes.len());
+            let crc = salted_crc32c(SALT, &bytes[4..reach]);
+            bytes[..4].copy_from_slice(&crc.to_le_bytes());
+            if let Some(header) = decode_header(&bytes, SALT) {
+                let _ = verified_body(&bytes, &header);
+                let _ = directory_of(&bytes, &header);
+            }
+        }
+    }
+}

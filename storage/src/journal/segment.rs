@@ -1,0 +1,220 @@
+//! Segment files: the life block, and what is known of an open segment.
+//!
+//! ```text
+//! 0          4096        8192
+//! +----------+-----------+--------+---------+-- ... --+------+-----------------+
+//! | life     | life      | link   | frame   |         | seal | zeros or stale  |
+//! | block    | again     | frame  |         |         |      | bytes           |
+//! +----------+-----------+--------+---------+-- ... --+------+-----------------+
+//! ```
+//!
+//! The life block is written and flushed when the file enters the pool, so a roll
+//! flushes nothing extra. Each copy is its own 4 KiB; one good copy is enough:
+//!
+//! ```text
+//! 0        8         12        16         20         24       32     40     48        64
+//! +--------+---------+---------+----------+----------+--------+------+------+---------+-----+
+//! | magic  | version | compat  | ro compat| incompat | id     | size | salt | store id| crc |
+//! +--------+---------+---------+----------+----------+--------+------+------+---------+-----+
+//! ```
+//!
+//! A position is the segment's base plus the offset in its file.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::LIFE_BYTES;
+use super::frame::crc32c;
+use crate::disk::DiskFile;
+use crate::ids::{Position, SegmentId};
+
+const MAGIC: [u8; 8] = *b"WALDSEG\0";
+const LIFE_VERSION: u32 = 1;
+const COPY_BYTES: usize = 4096;
+const LIFE_LEN: usize = 68;
+/// Features a reader may ignore, a reader may not write with, a reader must know.
+const KNOWN_INCOMPATIBLE: u32 = 0;
+
+/// Name of a segment of the journal.
+pub(crate) fn journal_path(id: SegmentId) -> String {
+    format!("journal/{id}.seg")
+}
+
+/// Name of a file in the pool.
+pub(crate) fn pool_path(id: SegmentId) -> String {
+    format!("pool/{id}.seg")
+}
+
+/// The id in a segment's file name.
+pub(crate) fn id_of(name: &str) -> Option<SegmentId> {
+    let digits = name
+        .strip_suffix(".seg")
+        .filter(|digits| digits.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+}
+
+/// One life of a segment file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub(crate) id: SegmentId,
+    /// Size the file has for all of this life.
+    pub(crate) size: u64,
+    /// Seeds all checksums of this life.
+    pub(crate) salt: u64,
+    pub(crate) store_id: u128,
+}
+
+/// Why a life block cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BadLife {
+    /// Neither copy is whole.
+    Damaged,
+    /// Whole, but of a newer format.
+    TooNew(u32),
+}
+
+impl Life {
+    /// Both copies, as they stand at the start of the file.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut copy = Vec::with_capacity(COPY_BYTES);
+        copy.extend_from_slice(&MAGIC);
+        copy.extend_from_slice(&LIFE_VERSION.to_le_bytes());
+        for features in [0u32; 3] {
+            copy.extend_from_slice(&features.to_le_bytes());
+        }
+        for number in [self.id.get(), self.size, self.salt] {
+            copy.extend_from_slice(&number.to_le_bytes());
+        }
+        copy.extend_from_slice(&self.store_id.to_le_bytes());
+        copy.extend_from_slice(&crc32c(&copy).to_le_bytes());
+        debug_assert_eq!(copy.len(), LIFE_LEN);
+        copy.resize(COPY_BYTES, 0);
+        copy.repeat(2)
+    }
+
+    /// Reads the first good copy.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadLife> {
+        let mut bad = BadLife::Damaged;
+        for copy in bytes.chunks(COPY_BYTES).take(2) {
+            match Self::decode_copy(copy) {
+                Ok(life) => return Ok(life),
+                Err(BadLife::Damaged) => {}
+                Err(newer) => bad = newer,
+            }
+        }
+        Err(bad)
+    }
+
+    fn decode_copy(copy: &[u8]) -> Result<Self, BadLife> {
+        let fields = copy.get(..LIFE_LEN).ok_or(BadLife::Damaged)?;
+        let u32_at = |at: usize| {
+            let mut raw = [0; 4];
+            raw.copy_from_slice(&fields[at..at + 4]);
+            u32::from_le_bytes(raw)
+        };
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        if fields[..8] != MAGIC || crc32c(&fields[..64]) != u32_at(64) {
+            return Err(BadLife::Damaged);
+        }
+        if u32_at(8) != LIFE_VERSION || u32_at(20) & !KNOWN_INCOMPATIBLE != 0 {
+            return Err(BadLife::TooNew(u32_at(8)));
+        }
+        Ok(Self {
+            id: SegmentId::new(u64_at(24)),
+            size: u64_at(32),
+            salt: u64_at(40),
+            store_id: u128::from(u64_at(48)) | u128::from(u64_at(56)) << 64,
+        })
+    }
+}
+
+/// A stretch of a segment that does not verify although it was durable once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hole {
+    pub(crate) from: Position,
+    pub(crate) to: Position,
+}
+
+/// A segment that holds frames.
+pub(crate) struct Segment {
+    pub(crate) life: Life,
+    /// Position of the file's first byte.
+    pub(crate) base: Position,
+    pub(crate) file: Arc<dyn DiskFile>,
+    /// Where its frames end, once it is finished.
+    pub(crate) end: RwLock<Option<Position>>,
+    /// Damage found, in order, not overlapping.
+    pub(crate) holes: RwLock<Vec<Hole>>,
+}
+
+impl Segment {
+    pub(crate) fn new(life: Life, base: Position, file: Arc<dyn DiskFile>) -> Self {
+        Self {
+            life,
+            base,
+            file,
+            end: RwLock::new(None),
+            holes: RwLock::default(),
+        }
+    }
+
+    /// Position of the first frame.
+    pub(crate) fn first(&self) -> Position {
+        self.base.advance(LIFE_BYTES)
+    }
+
+    /// Position that the next segment's first byte gets: beyond any this one can have
+    /// given out.
+    pub(crate) fn limit(&self) -> Position {
+        self.base.advance(self.life.size)
+    }
+
+    pub(crate) fn offset(&self, position: Position) -> u64 {
+        position.since(self.base)
+    }
+
+    /// Bytes the file takes now.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.file.size().unwrap_or(self.life.size)
+    }
+
+    /// Notes damage; merges what overlaps or touches.
+    pub(crate) fn add_hole(&self, hole: Hole) {
+        let mut holes = self.holes.write();
+        holes.push(hole);
+        holes.sort_unstable_by_key(|hole| hole.from);
+        let mut merged: Vec<Hole> = Vec::with_capacity(holes.len());
+        for hole in holes.drain(..) {
+            match merged.last_mut() {
+                Some(last) if hole.from <= last.to => last.to = last.to.max(hole.to),
+                _ => merged.push(hole),
+            }
+        }
+        *holes = merged;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_good_life_block_is_enough_and_every_flip_is_seen() {
+        let life = Life {
+            id: SegmentId::new(5),
+            size: 65536,
+            salt: 77,
+            store_id: 1 << 100,
+        };
+        let bytes = life.encode();
+        assert_eq!(bytes.len() as u64, LIFE_BYTES);
+        for bit in 0..LIFE_LEN * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Life::decode(&flipped), Ok(life), "the second copy serves");
+            flipped[COPY_BYTES + bit / 8] ^= 1 << (bit % 8);
+            assert!(Life::decode(&flipped).is_err(), "bit {bit}");
+        }
+    }
+}

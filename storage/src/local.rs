@@ -1,0 +1,439 @@
+//! The local engine: one journal in one directory.
+//!
+//! [`Core`] is all of it without threads, so that tests and simulations drive it step
+//! by step; [`LocalEngine`] adds the threads and is what the service holds.
+
+mod admin;
+mod conditions;
+mod drive;
+mod logs;
+pub(crate) mod submit;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+
+pub(crate) use self::conditions::{Checked, check};
+use self::drive::Intake;
+pub(crate) use self::logs::{Log, LogState, Logs};
+use crate::clock::Clock;
+use crate::config::{Limits, StorageConfig};
+use crate::directory;
+use crate::disk::{Disk, DiskLock};
+use crate::engine::{
+    BoxFuture, DurabilityTruth, LogEngine, LogStat, LogTarget, Page, Profile, ReadRequest, Scan,
+    ScanRequest, SegmentInfo, Statistics, SyncTarget,
+};
+use crate::error::{AdminError, AppendError, OpenError, ReadError, SyncError};
+use crate::ids::{LogName, Lsn, Position, RecoveryEpoch};
+use crate::journal::committer::{Committer, Operation, Submission};
+use crate::journal::pool::Pool;
+use crate::journal::{Answer, Journal};
+use crate::metrics::Observer;
+use crate::quarantine::Damages;
+use crate::read;
+use crate::record::{Batch, Durability, LogConfig, LogInfo, Visibility};
+use crate::recovery::{self, RecoveryReport};
+use crate::threads::{self, Workers};
+use crate::ticket::{Promise, Ticket};
+use crate::watch::Until;
+
+/// The local engine without its threads.
+pub(crate) struct Core {
+    pub(crate) config: StorageConfig,
+    pub(crate) limits: Limits,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) logs: Arc<Logs>,
+    pub(crate) damages: Damages,
+    pub(crate) store_id: u128,
+    /// For each unclean start: the epoch that ended, and where what survived of it ends.
+    pub(crate) history: Vec<(RecoveryEpoch, Position)>,
+    pub(crate) followers: AtomicU64,
+    pub(crate) quarantine_bytes: u64,
+    committer: Mutex<Committer>,
+    intake: Intake,
+    pool: Arc<Pool>,
+    truth: DurabilityTruth,
+    _lock: Box<dyn DiskLock>,
+}
+
+impl Core {
+    /// Locks, recovers, and begins a fresh segment.
+    pub(crate) fn open(
+        disk: Arc<dyn Disk>,
+        mut config: StorageConfig,
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
+        config.check()?;
+        config.sync_interval = config.sync_interval.min(drive::MAX_DELAY);
+        config.marker_delay = config.marker_delay.min(drive::MAX_DELAY);
+        let started = clock.monotonic();
+        let (lock, store) = directory::open(&*disk)?;
+        let recovered = recovery::recover(&disk, store, &config, &*observer)?;
+        let begun = recovered.begin(&disk, &config, clock, observer)?;
+        let truth = directory::measure(&*disk, &*begun.journal.clock)?;
+        let mut report = begun.report;
+        report.duration = begun.journal.clock.monotonic().duration_since(started);
+        let core = Arc::new(Self {
+            limits: config.limits(),
+            config,
+            disk,
+            journal: begun.journal,
+            logs: begun.logs,
+            damages: begun.damages,
+            store_id: store.id,
+            history: begun.history,
+            followers: AtomicU64::new(0),
+            quarantine_bytes: begun.quarantine_bytes,
+            committer: Mutex::new(begun.committer),
+            intake: Intake::default(),
+            pool: begun.pool,
+            truth,
+            _lock: lock,
+        });
+        Ok((core, report))
+    }
+
+    /// Takes a request into the queue, unless its bytes are over the budget.
+    pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
+        let now = self.journal.clock.now();
+        let future = i64::try_from(self.config.max_future.as_micros()).unwrap_or(i64::MAX);
+        let cost = match submit::validate(&batch, &self.limits, now, future) {
+            Ok(cost) => cost,
+            Err(error) => return Ticket::refused(error.into()),
+        };
+        if let Some(error) = self.refusal() {
+            return Ticket::refused(error);
+        }
+        let inflight = self.journal.inflight.fetch_add(cost, Ordering::SeqCst) + cost;
+        let limit = self.limits.max_inflight_bytes;
+        // A request larger than the whole budget passes when it is alone.
+        if inflight > limit && inflight > cost {
+            self.journal.inflight.fetch_sub(cost, Ordering::SeqCst);
+            return Ticket::refused(AppendError::Busy {
+                inflight: inflight - cost,
+                limit,
+            });
+        }
+        let (ticket, answer) = Ticket::new();
+        self.push(
+            Operation::Append(batch),
+            level,
+            Answer::Ticket(answer),
+            cost,
+        );
+        ticket
+    }
+
+    fn push(&self, operation: Operation, level: Durability, answer: Answer, cost: u64) {
+        let submitted = self.journal.clock.monotonic();
+        self.intake.push(Submission {
+            operation,
+            level,
+            answer,
+            cost,
+            submitted,
+        });
+    }
+
+    fn refusal(&self) -> Option<AppendError> {
+        if let Some(error) = self.journal.failure() {
+            return Some(AppendError::JournalFailed(error));
+        }
+        self.journal
+            .stopping
+            .is_draining()
+            .then_some(AppendError::Draining)
+    }
+
+    /// One turn without threads: writes all that is queued, then flushes if somebody
+    /// waits for it.
+    #[cfg(test)]
+    pub(crate) fn turn(&self) {
+        self.committer.lock().commit(self.intake.take());
+        if self.journal.wants_flush() {
+            self.journal.flush();
+        }
+    }
+
+    /// What the passing of time does, without threads: flush, then mark.
+    #[cfg(test)]
+    pub(crate) fn idle(&self) {
+        self.journal.flush();
+        self.committer.lock().mark();
+        self.journal.flush();
+    }
+
+    /// Deletes a log in a later turn.
+    #[cfg(test)]
+    pub(crate) fn delete_in_turn(
+        &self,
+        target: LogTarget,
+    ) -> crate::ticket::Awaited<Result<(), AdminError>> {
+        self.administer(Operation::Delete(target))
+    }
+
+    /// Writes the clean seal. Whatever still queues is refused.
+    pub(crate) fn close(&self) -> Result<(), SyncError> {
+        let rest = self.intake.take();
+        let mut committer = self.committer.lock();
+        committer.commit(rest);
+        committer.close();
+        match self.journal.failure() {
+            Some(error) => Err(SyncError::JournalFailed(error)),
+            None => Ok(()),
+        }
+    }
+
+    fn barrier(&self, level: Durability) -> crate::ticket::Awaited<Result<Position, SyncError>> {
+        let (promise, awaited) = Promise::new();
+        match self.journal.failure() {
+            Some(error) => promise.keep(Err(SyncError::JournalFailed(error))),
+            None => self.push(Operation::Barrier, level, Answer::Sync(promise), 0),
+        }
+        awaited
+    }
+
+    /// What a reader sees who does not say: what a plain append of this log promises.
+    pub(crate) fn visibility(&self, asked: Option<Visibility>) -> Visibility {
+        asked.unwrap_or(Visibility::Durable)
+    }
+
+    /// The log, if a reader of this visibility may know of it.
+    pub(crate) fn resolve(
+        &self,
+        target: &LogTarget,
+        visibility: Visibility,
+    ) -> Result<Arc<Log>, ReadError> {
+        let published = self.journal.published(visibility);
+        let unknown = || ReadError::LogNotFound {
+            log: target.name.clone(),
+        };
+        let log = self
+            .logs
+            .by_name(target.name.as_str())
+            .ok_or_else(unknown)?;
+        if log.state.read().created_end > published {
+            return Err(unknown());
+        }
+        match target.log_id {
+            Some(expected) if expected != log.id => Err(ReadError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.id,
+            }),
+            _ => Ok(log),
+        }
+    }
+
+    /// Where what was written in an epoch stopped surviving; `None` for the current.
+    pub(crate) fn survived(&self, epoch: RecoveryEpoch) -> Option<Position> {
+        self.history
+            .iter()
+            .find(|(ended, _)| *ended >= epoch)
+            .map(|(_, end)| *end)
+    }
+}
+
+/// The local engine: one journal in one directory.
+pub struct LocalEngine {
+    core: Arc<Core>,
+    workers: Arc<Workers>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl LocalEngine {
+    /// Opens the store on `disk`, creating it if there is none, and recovers it.
+    ///
+    /// # Errors
+    /// If another process has it, if it is not a store, or not one this version can
+    /// read, or if the file system says no. Damage is no error, unless `on_damage` says
+    /// so: see the report.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        config: StorageConfig,
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
+        let (core, report) = Core::open(disk, config, clock, observer)?;
+        let engine = Self {
+            workers: Arc::default(),
+            threads: Mutex::default(),
+            core,
+        };
+        engine
+            .start()
+            .map_err(OpenError::io("starting the engine's threads"))?;
+        Ok((Arc::new(engine), report))
+    }
+
+    fn start(&self) -> io::Result<()> {
+        let mut handles = self.threads.lock();
+        handles.extend(self.workers.start(self.core.config.reader_threads)?);
+        for index in 0..drive::DRIVERS {
+            let core = Arc::clone(&self.core);
+            handles.push(threads::start(&format!("commit-{index}"), move || {
+                drive::drive(&core)
+            })?);
+        }
+        let core = Arc::clone(&self.core);
+        handles.push(threads::start("pool", move || {
+            if let Err(error) = core.pool.keep_filled() {
+                core.journal.fail(error);
+            }
+        })?);
+        Ok(())
+    }
+}
+
+impl Drop for LocalEngine {
+    /// Stops the threads. Without a [`LogEngine::drain`] before, the next start counts
+    /// as unclean, but everyone who waits is answered.
+    fn drop(&mut self) {
+        self.core.journal.stopping.drain();
+        self.core.pool.stop();
+        self.core.intake.stop();
+        self.workers.stop();
+        for handle in self.threads.lock().drain(..) {
+            if handle.join().is_err() {
+                tracing::error!("an engine thread had panicked");
+            }
+        }
+    }
+}
+
+impl LogEngine for LocalEngine {
+    fn profile(&self) -> Profile {
+        Profile {
+            kind: "local",
+            strongest: Durability::Durable,
+            ordered_across_logs: true,
+            limits: self.core.limits,
+            store_id: self.core.store_id,
+            recovery_epoch: self.core.journal.recovery_epoch,
+        }
+    }
+
+    fn submit(&self, batch: Batch, durability: Option<Durability>) -> Ticket {
+        self.core
+            .enqueue(batch, durability.unwrap_or(Durability::Durable))
+    }
+
+    fn sync(
+        &self,
+        target: SyncTarget,
+        log: Option<&LogName>,
+    ) -> BoxFuture<'_, Result<Position, SyncError>> {
+        if let Some(log) = log
+            && self.core.logs.by_name(log.as_str()).is_none()
+        {
+            let log = log.clone();
+            return Box::pin(async move { Err(SyncError::LogNotFound { log }) });
+        }
+        Box::pin(self.core.barrier(match target {
+            SyncTarget::Os => Durability::Written,
+            SyncTarget::Device => Durability::Durable,
+        }))
+    }
+
+    fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>> {
+        let core = Arc::clone(&self.core);
+        Box::pin(self.workers.run(move || read::page(&core, &request)))
+    }
+
+    fn tail_beyond(
+        &self,
+        target: LogTarget,
+        lsn: Lsn,
+        visibility: Option<Visibility>,
+    ) -> BoxFuture<'_, Result<(), ReadError>> {
+        let visibility = self.core.visibility(visibility);
+        let log = match self.core.resolve(&target, visibility) {
+            Ok(log) => log,
+            Err(error) => return Box::pin(async move { Err(error) }),
+        };
+        let core = Arc::clone(&self.core);
+        let stopping: Arc<dyn crate::watch::Watched> = Arc::clone(&core.journal.stopping) as _;
+        Box::pin(Until::new(
+            vec![Arc::clone(&log) as _, stopping],
+            move || read::tail_is_beyond(&core, &log, lsn, visibility),
+        ))
+    }
+
+    fn scan(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError> {
+        read::scan::begin(&self.core, &self.workers, request)
+    }
+
+    fn stat(
+        &self,
+        target: LogTarget,
+        visibility: Option<Visibility>,
+        of_epoch: Option<RecoveryEpoch>,
+    ) -> Result<LogStat, ReadError> {
+        let visibility = self.core.visibility(visibility);
+        let log = self.core.resolve(&target, visibility)?;
+        let journal = &self.core.journal;
+        let info = log.info(journal.published(visibility), journal.durable());
+        let survived_position = of_epoch.and_then(|epoch| self.core.survived(epoch));
+        Ok(LogStat {
+            info,
+            survived_position,
+        })
+    }
+
+    fn create_log(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> BoxFuture<'_, Result<LogInfo, AdminError>> {
+        Box::pin(self.core.create_log(name, config))
+    }
+
+    fn update_log(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> BoxFuture<'_, Result<LogInfo, AdminError>> {
+        Box::pin(self.core.update_log(name, config))
+    }
+
+    fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>> {
+        Box::pin(self.core.administer(Operation::Delete(log)))
+    }
+
+    fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo> {
+        self.core.list_logs(prefix, after, limit)
+    }
+
+    fn statistics(&self) -> Statistics {
+        self.core.statistics()
+    }
+
+    fn segments(&self) -> Vec<SegmentInfo> {
+        self.core.segments()
+    }
+
+    fn durability_truth(&self) -> DurabilityTruth {
+        self.core.truth.clone()
+    }
+
+    fn failed(&self) -> BoxFuture<'_, Arc<io::Error>> {
+        let journal = Arc::clone(&self.core.journal);
+        let stopping: Arc<dyn crate::watch::Watched> = Arc::clone(&journal.stopping) as _;
+        Box::pin(Until::new(vec![stopping], move || journal.failure()))
+    }
+
+    fn drain(&self) -> BoxFuture<'_, Result<(), SyncError>> {
+        self.core.journal.stopping.drain();
+        let core = Arc::clone(&self.core);
+        Box::pin(async move {
+            core.barrier(Durability::Durable).await?;
+            self.workers.run(move || core.close()).await
+        })
+    }
+}

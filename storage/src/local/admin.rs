@@ -1,0 +1,115 @@
+//! Administration of logs, and numbers for operators.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Core;
+use crate::engine::{SegmentInfo, Statistics};
+use crate::error::AdminError;
+use crate::ids::LogName;
+use crate::journal::Answer;
+use crate::journal::committer::Operation;
+use crate::record::{Durability, LogConfig, LogInfo, Visibility};
+use crate::ticket::{Awaited, Promise};
+
+impl Core {
+    /// Asks the committer; answered when the change is on the device.
+    pub(super) fn administer(&self, operation: Operation) -> Awaited<Result<(), AdminError>> {
+        let (promise, awaited) = Promise::new();
+        match self.refusal() {
+            Some(error) => promise.keep(Err(error.into())),
+            None => self.push(operation, Durability::Durable, Answer::Admin(promise), 0),
+        }
+        awaited
+    }
+
+    pub(super) async fn create_log(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> Result<LogInfo, AdminError> {
+        self.administer(Operation::Create {
+            name: name.clone(),
+            config,
+        })
+        .await?;
+        self.info(name)
+    }
+
+    pub(super) async fn update_log(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> Result<LogInfo, AdminError> {
+        self.administer(Operation::Configure {
+            name: name.clone(),
+            config,
+        })
+        .await?;
+        self.info(name)
+    }
+
+    fn info(&self, name: LogName) -> Result<LogInfo, AdminError> {
+        let durable = self.journal.durable();
+        match self.logs.by_name(name.as_str()) {
+            Some(log) => Ok(log.info(durable, durable)),
+            None => Err(AdminError::LogNotFound { log: name }),
+        }
+    }
+
+    pub(super) fn list_logs(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Vec<LogInfo> {
+        let durable = self.journal.published(Visibility::Durable);
+        self.logs
+            .page(prefix, after, limit, |log| {
+                log.state.read().created_end <= durable
+            })
+            .iter()
+            .map(|log| log.info(durable, durable))
+            .collect()
+    }
+
+    pub(super) fn statistics(&self) -> Statistics {
+        let (ready, free) = self.pool.counts();
+        let segments = self.journal.segments.read();
+        let (durable_lag_bytes, durable_lag) = self.journal.durable_lag();
+        Statistics {
+            logs: self.logs.len() as u64,
+            inflight_bytes: self.journal.inflight.load(Ordering::SeqCst),
+            durable_lag_bytes,
+            durable_lag,
+            journal_segments: segments.len() as u64,
+            ready_segments: ready,
+            journal_bytes: segments.values().map(|segment| segment.file_bytes()).sum(),
+            pool_bytes: (ready + free) * self.config.segment_bytes,
+            quarantine_bytes: self.quarantine_bytes,
+            free_bytes: self.disk.free_bytes().ok().flatten(),
+            quarantined_records: self.damages.records(),
+            followers: self.followers.load(Ordering::SeqCst),
+            journal_failed: self.journal.failure().is_some(),
+        }
+    }
+
+    pub(super) fn segments(&self) -> Vec<SegmentInfo> {
+        let segments: Vec<_> = self
+            .journal
+            .segments
+            .read()
+            .values()
+            .map(Arc::clone)
+            .collect();
+        segments
+            .iter()
+            .map(|segment| SegmentInfo {
+                id: segment.life.id.get(),
+                base: segment.base,
+                bytes: segment.file_bytes(),
+                sealed: segment.end.read().is_some(),
+            })
+            .collect()
+    }
+}

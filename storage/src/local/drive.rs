@@ -1,0 +1,170 @@
+//! Who drives the committer: two threads that are alike.
+//!
+//! Each takes what is to do next: a flush, if somebody waits for one and none is
+//! running; otherwise the write of what has queued. So a lone request is written and
+//! flushed by the thread it woke, one wake-up in all; and while that one flushes, the
+//! other writes what comes in meanwhile, which is the next group.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::Core;
+use crate::journal::committer::Submission;
+
+/// How many threads drive: one to flush, one to write.
+pub(crate) const DRIVERS: usize = 2;
+
+#[derive(Default)]
+pub(crate) struct Intake {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Vec<Submission>,
+    writing: bool,
+    flushing: bool,
+    idle: usize,
+    /// When an idle journal is to be marked.
+    mark_at: Option<Instant>,
+    stopped: bool,
+}
+
+enum Job {
+    Write(Vec<Submission>),
+    Mark,
+    Flush,
+    Stop,
+}
+
+impl Intake {
+    /// Queues a request and wakes a driver if one is free to take it.
+    pub(crate) fn push(&self, submission: Submission) {
+        let mut state = self.state.lock();
+        state.queue.push(submission);
+        if !state.writing && state.idle > 0 {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Takes everything queued, for whoever drives without threads.
+    pub(crate) fn take(&self) -> Vec<Submission> {
+        std::mem::take(&mut self.state.lock().queue)
+    }
+
+    /// Ends the drivers when nothing is left to do.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    fn next(&self, core: &Core) -> Job {
+        let mut state = self.state.lock();
+        loop {
+            let now = core.journal.clock.monotonic();
+            if !state.flushing && (core.journal.wants_flush() || core.flush_is_due(now)) {
+                state.flushing = true;
+                self.hand_on(&state);
+                return Job::Flush;
+            }
+            if !state.writing && !state.queue.is_empty() {
+                state.writing = true;
+                return Job::Write(std::mem::take(&mut state.queue));
+            }
+            if state.stopped {
+                return Job::Stop;
+            }
+            if !state.writing && state.mark_at.is_some_and(|at| at <= now) {
+                state.mark_at = None;
+                if core.journal.durable() >= core.journal.written() {
+                    state.writing = true;
+                    return Job::Mark;
+                }
+            }
+            self.wait(&mut state, core.flush_due_at(), now);
+        }
+    }
+
+    /// Sleeps until something is queued or due.
+    fn wait(&self, state: &mut MutexGuard<'_, State>, flush_at: Option<Instant>, now: Instant) {
+        let flush_at = flush_at.filter(|_| !state.flushing);
+        let mark_at = state.mark_at.filter(|_| !state.writing);
+        state.idle += 1;
+        match flush_at.into_iter().chain(mark_at).min() {
+            Some(at) => {
+                self.changed
+                    .wait_for(state, at.saturating_duration_since(now));
+            }
+            None => self.changed.wait(state),
+        }
+        state.idle -= 1;
+    }
+
+    /// Before one driver goes away to flush: the other takes what is queued.
+    fn hand_on(&self, state: &State) {
+        if !state.queue.is_empty() && !state.writing && state.idle > 0 {
+            self.changed.notify_one();
+        }
+    }
+
+    fn wrote(&self, mark_at: Option<Instant>) {
+        let mut state = self.state.lock();
+        state.writing = false;
+        if mark_at.is_some() {
+            state.mark_at = mark_at;
+        }
+    }
+
+    fn flushed(&self) {
+        self.state.lock().flushing = false;
+    }
+}
+
+/// Body of one driver.
+pub(crate) fn drive(core: &Arc<Core>) {
+    loop {
+        match core.intake.next(core) {
+            Job::Write(submissions) => {
+                let mut committer = core.committer.lock();
+                committer.commit(submissions);
+                let mark = committer.needs_marker();
+                drop(committer);
+                let delay = core.config.marker_delay;
+                core.intake
+                    .wrote(mark.then(|| core.journal.clock.monotonic() + delay));
+            }
+            Job::Mark => {
+                core.committer.lock().mark();
+                core.intake.wrote(None);
+                core.journal.flush();
+            }
+            Job::Flush => {
+                core.journal.flush();
+                core.intake.flushed();
+            }
+            Job::Stop => return,
+        }
+    }
+}
+
+impl Core {
+    /// When what was written and nobody waits for is to be flushed.
+    fn flush_due_at(&self) -> Option<Instant> {
+        if self.journal.failure().is_some() {
+            return None;
+        }
+        self.journal
+            .unflushed_since()
+            .map(|since| since + self.config.sync_interval)
+    }
+
+    fn flush_is_due(&self, now: Instant) -> bool {
+        self.flush_due_at().is_some_and(|at| at <= now)
+    }
+}
+
+/// Longest time added to an instant; guards against settings that mean "never".
+pub(crate) const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -1,0 +1,234 @@
+//! The table of logs, and what is known of each.
+//!
+//! The committer is the only one who changes a log; readers look at it under a short
+//! lock. What a reader may see is decided by comparing positions with the journal's
+//! published ones, so a batch over several logs appears in all of them at once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::index::{Place, Places};
+use crate::record::{LogConfig, LogInfo};
+use crate::watch::{Watch, Watched};
+
+/// One log.
+pub(crate) struct Log {
+    pub(crate) id: LogId,
+    pub(crate) name: LogName,
+    pub(crate) state: RwLock<LogState>,
+    watch: Watch,
+}
+
+impl Watched for Log {
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+}
+
+/// What changes about a log.
+#[derive(Debug, Clone)]
+pub(crate) struct LogState {
+    /// The lsn of the next record to be assigned.
+    pub(crate) next: Lsn,
+    /// Stored time of the newest record.
+    pub(crate) last_time: Timestamp,
+    /// End of the frame that created the log.
+    pub(crate) created_end: Position,
+    /// End of the newest frame about the log.
+    pub(crate) last_end: Position,
+    pub(crate) places: Places,
+    pub(crate) config: Arc<LogConfig>,
+    pub(crate) create_time: Timestamp,
+    pub(crate) update_time: Timestamp,
+    pub(crate) stored_bytes: u64,
+    /// Lsns that are lost to damage, in order: from, to (exclusive).
+    pub(crate) damage: Vec<(Lsn, Lsn)>,
+    /// Damage may have taken records at and beyond `next`.
+    pub(crate) unproven: bool,
+    pub(crate) deleted: bool,
+    /// The segment that last counted this log among those it touches.
+    pub(crate) touched_in: Option<SegmentId>,
+    /// The segment the log was created in.
+    pub(crate) created_in: Option<SegmentId>,
+}
+
+impl LogState {
+    /// The tail as it is when everything below `published` is visible.
+    pub(crate) fn tail(&self, published: Position) -> Lsn {
+        if self.last_end <= published {
+            return self.next;
+        }
+        self.places
+            .first_beyond(published)
+            .map_or(self.next, |place| place.first_lsn)
+    }
+
+    /// The damaged range that holds `lsn`, or begins first after it.
+    pub(crate) fn damage_from(&self, lsn: Lsn) -> Option<(Lsn, Lsn)> {
+        let index = self.damage.partition_point(|(_, to)| *to <= lsn);
+        self.damage.get(index).copied()
+    }
+
+    /// Notes that records are lost to damage; ranges stay sorted and apart.
+    pub(crate) fn add_damage(&mut self, from: Lsn, to: Lsn) {
+        if from >= to {
+            return;
+        }
+        self.damage.push((from, to));
+        self.damage.sort_unstable();
+        let mut merged: Vec<(Lsn, Lsn)> = Vec::with_capacity(self.damage.len());
+        for (from, to) in self.damage.drain(..) {
+            match merged.last_mut() {
+                Some(last) if from <= last.1 => last.1 = last.1.max(to),
+                _ => merged.push((from, to)),
+            }
+        }
+        self.damage = merged;
+    }
+
+    /// Enters the newest frame; `grows`: it is the newest frame there is, grown.
+    pub(crate) fn set_newest(&mut self, place: Place, grows: bool) {
+        self.next = place.next_lsn();
+        self.last_end = place.end();
+        self.stored_bytes += u64::from(place.frame_len);
+        if grows && let Some(before) = self.places.pop() {
+            self.stored_bytes -= u64::from(before.frame_len);
+        }
+        self.places.push(place);
+    }
+}
+
+impl Log {
+    /// A log just created, at `created_end`.
+    pub(crate) fn new(
+        id: LogId,
+        name: LogName,
+        config: LogConfig,
+        create_time: Timestamp,
+        created_end: Position,
+    ) -> Self {
+        Self {
+            id,
+            name,
+            state: RwLock::new(LogState {
+                next: Lsn::ZERO,
+                last_time: Timestamp::from_micros(i64::MIN),
+                created_end,
+                last_end: created_end,
+                places: Places::default(),
+                config: Arc::new(config),
+                create_time,
+                update_time: create_time,
+                stored_bytes: 0,
+                damage: Vec::new(),
+                unproven: false,
+                deleted: false,
+                touched_in: None,
+                created_in: None,
+            }),
+            watch: Watch::default(),
+        }
+    }
+
+    /// A log as recovery found it.
+    pub(crate) fn recovered(id: LogId, name: LogName, state: LogState) -> Self {
+        Self {
+            id,
+            name,
+            state: RwLock::new(state),
+            watch: Watch::default(),
+        }
+    }
+
+    /// The log as administration sees it.
+    pub(crate) fn info(&self, visible: Position, durable: Position) -> LogInfo {
+        let state = self.state.read();
+        LogInfo {
+            name: self.name.clone(),
+            log_id: self.id,
+            config: Arc::clone(&state.config),
+            first_lsn: Lsn::ZERO,
+            tail_lsn: state.tail(visible),
+            durable_lsn: state.tail(durable),
+            stored_bytes: state.stored_bytes,
+            create_time: state.create_time,
+            update_time: state.update_time,
+        }
+    }
+}
+
+/// All logs, by name and by identity. Deleted logs keep their identity here, so that
+/// a reader who comes upon their frames can say whose they were.
+#[derive(Default)]
+pub(crate) struct Logs(RwLock<Tables>);
+
+#[derive(Default)]
+struct Tables {
+    names: BTreeMap<LogName, Arc<Log>>,
+    ids: HashMap<LogId, Arc<Log>>,
+}
+
+impl Logs {
+    pub(crate) fn by_name(&self, name: &str) -> Option<Arc<Log>> {
+        self.0.read().names.get(name).cloned()
+    }
+
+    pub(crate) fn by_id(&self, id: LogId) -> Option<Arc<Log>> {
+        self.0.read().ids.get(&id).cloned()
+    }
+
+    pub(crate) fn insert(&self, log: Arc<Log>) {
+        let mut tables = self.0.write();
+        tables.ids.insert(log.id, Arc::clone(&log));
+        tables.names.insert(log.name.clone(), log);
+    }
+
+    /// Takes the name from a deleted log; its identity stays known.
+    pub(crate) fn remove_name(&self, log: &Log) {
+        let mut tables = self.0.write();
+        if tables
+            .names
+            .get(&log.name)
+            .is_some_and(|named| named.id == log.id)
+        {
+            tables.names.remove(&log.name);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.read().names.len()
+    }
+
+    /// Every log that has a name.
+    pub(crate) fn all(&self) -> Vec<Arc<Log>> {
+        self.0.read().names.values().cloned().collect()
+    }
+
+    /// Up to `limit` logs with names that start with `prefix` and come after `after`,
+    /// in name order, that `visible` lets pass.
+    pub(crate) fn page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+        visible: impl Fn(&Log) -> bool,
+    ) -> Vec<Arc<Log>> {
+        let start = match after {
+            Some(after) if after >= prefix => Bound::Excluded(after),
+            _ => Bound::Included(prefix),
+        };
+        self.0
+            .read()
+            .names
+            .range::<str, _>((start, Bound::Unbounded))
+            .take_while(|(name, _)| name.as_str().starts_with(prefix))
+            .filter(|(_, log)| visible(log))
+            .take(limit)
+            .map(|(_, log)| Arc::clone(log))
+            .collect()
+    }
+}

@@ -1,0 +1,241 @@
+//! What a batch must be before it may queue: checked on the caller's thread, so the
+//! committer never sees it if it is wrong.
+
+use std::collections::HashSet;
+
+use crate::codec;
+use crate::config::Limits;
+use crate::error::InvalidBatch;
+use crate::ids::{LogName, Timestamp};
+use crate::journal::frame::crc32c;
+use crate::record::{Batch, Record};
+
+/// Data and headers of one record, bytes.
+pub(crate) fn record_bytes(record: &Record) -> u64 {
+    record.data.len() as u64 + header_bytes(record)
+}
+
+fn header_bytes(record: &Record) -> u64 {
+    record
+        .headers
+        .iter()
+        .map(|h| (h.key.len() + h.value.len()) as u64)
+        .sum()
+}
+
+/// Checks a batch against the limits. Returns what it costs of the in-flight budget.
+pub(crate) fn validate(
+    batch: &Batch,
+    limits: &Limits,
+    now: Timestamp,
+    max_future_micros: i64,
+) -> Result<u64, InvalidBatch> {
+    if batch.logs.is_empty() && batch.checks.is_empty() {
+        return Err(InvalidBatch::Empty { log: None });
+    }
+    check_names(batch)?;
+    let mut count = 0;
+    let mut bytes = 0;
+    for records in &batch.logs {
+        if records.records.is_empty() {
+            return Err(InvalidBatch::Empty {
+                log: Some(records.log.clone()),
+            });
+        }
+        count += records.records.len() as u64;
+        for (index, record) in records.records.iter().enumerate() {
+            check_record(&records.log, index, record, limits)?;
+            check_time(&records.log, index, record, now, max_future_micros)?;
+            bytes += codec::encoded_len(record) as u64;
+        }
+    }
+    if count > u64::from(limits.max_batch_records) || bytes > u64::from(limits.max_batch_bytes) {
+        return Err(InvalidBatch::RequestTooLarge {
+            records: count,
+            bytes,
+            max_records: u64::from(limits.max_batch_records),
+            max_bytes: u64::from(limits.max_batch_bytes),
+        });
+    }
+    // Checksums last: they cost the most.
+    for records in &batch.logs {
+        for (index, record) in records.records.iter().enumerate() {
+            check_sum(&records.log, index, record)?;
+        }
+    }
+    Ok(bytes)
+}
+
+fn check_names(batch: &Batch) -> Result<(), InvalidBatch> {
+    if batch.logs.len() + batch.checks.len() < 2 {
+        return Ok(());
+    }
+    let names = batch
+        .logs
+        .iter()
+        .map(|l| &l.log)
+        .chain(batch.checks.iter().map(|c| &c.log));
+    let mut seen = HashSet::new();
+    for log in names {
+        if !seen.insert(log) {
+            return Err(InvalidBatch::DuplicateLog { log: log.clone() });
+        }
+    }
+    Ok(())
+}
+
+fn check_record(
+    log: &LogName,
+    index: usize,
+    record: &Record,
+    limits: &Limits,
+) -> Result<(), InvalidBatch> {
+    let (headers, bytes) = (record.headers.len(), header_bytes(record));
+    if headers as u64 > u64::from(limits.max_headers) || bytes > u64::from(limits.max_header_bytes)
+    {
+        return Err(InvalidBatch::HeadersTooLarge {
+            log: log.clone(),
+            index,
+            headers,
+            bytes,
+            max_headers: limits.max_headers,
+            max_bytes: limits.max_header_bytes,
+        });
+    }
+    let (bytes, limit) = (record_bytes(record), u64::from(limits.max_record_bytes));
+    if bytes > limit {
+        return Err(InvalidBatch::RecordTooLarge {
+            log: log.clone(),
+            index,
+            bytes,
+            limit,
+        });
+    }
+    Ok(())
+}
+
+fn check_time(
+    log: &LogName,
+    index: usize,
+    record: &Record,
+    now: Timestamp,
+    max_micros: i64,
+) -> Result<(), InvalidBatch> {
+    let Some(timestamp) = record.timestamp else {
+        return Ok(());
+    };
+    let ahead_micros = timestamp.micros().saturating_sub(now.micros());
+    if ahead_micros > max_micros {
+        return Err(InvalidBatch::TimestampInFuture {
+            log: log.clone(),
+            index,
+            timestamp,
+            now,
+            ahead_micros,
+            max_micros,
+        });
+    }
+    Ok(())
+}
+
+fn check_sum(log: &LogName, index: usize, record: &Record) -> Result<(), InvalidBatch> {
+    let Some(given) = record.crc32c else {
+        return Ok(());
+    };
+    let actual = crc32c(&record.data);
+    if given != actual {
+        return Err(InvalidBatch::ChecksumMismatch {
+            log: log.clone(),
+            index,
+            given,
+            actual,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::config::StorageConfig;
+    use crate::record::LogRecords;
+
+    fn batch(record: Record) -> Batch {
+        let log = LogName::new("a").unwrap();
+        let logs = vec![LogRecords {
+            log,
+            records: vec![record],
+            guard: Default::default(),
+        }];
+        Batch {
+            logs,
+            checks: Vec::new(),
+        }
+    }
+
+    fn check(batch: &Batch) -> Result<u64, InvalidBatch> {
+        let limits = StorageConfig::default().limits();
+        validate(
+            batch,
+            &limits,
+            Timestamp::from_micros(1_000_000),
+            60_000_000,
+        )
+    }
+
+    #[test]
+    fn a_wrong_checksum_is_told_with_the_right_one() {
+        let data = Bytes::from_static(b"123456789");
+        let good = Record {
+            data: data.clone(),
+            crc32c: Some(0xE306_9283),
+            ..Record::default()
+        };
+        assert!(check(&batch(good)).is_ok());
+        let bad = Record {
+            data,
+            crc32c: Some(1),
+            ..Record::default()
+        };
+        assert!(matches!(
+            check(&batch(bad)),
+            Err(InvalidBatch::ChecksumMismatch {
+                given: 1,
+                actual: 0xE306_9283,
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn a_time_a_minute_ahead_passes_and_a_microsecond_more_does_not() {
+        let at = |micros| {
+            let timestamp = Some(Timestamp::from_micros(micros));
+            batch(Record {
+                timestamp,
+                ..Record::default()
+            })
+        };
+        assert!(check(&at(61_000_000)).is_ok());
+        assert!(matches!(
+            check(&at(61_000_001)),
+            Err(InvalidBatch::TimestampInFuture { .. })
+        ));
+    }
+
+    #[test]
+    fn a_log_named_twice_is_refused_also_as_a_check() {
+        let mut twice = batch(Record::default());
+        let log = twice.logs[0].log.clone();
+        twice.checks.push(crate::record::LogCheck {
+            log,
+            guard: Default::default(),
+        });
+        assert!(matches!(
+            check(&twice),
+            Err(InvalidBatch::DuplicateLog { .. })
+        ));
+    }
+}

@@ -1,0 +1,96 @@
+//! What is known to be damaged: exactly which records, and what was cut off a torn
+//! tail.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::disk::Disk;
+use crate::ids::{Lsn, Position, SegmentId};
+use crate::local::Log;
+
+/// Debris of a torn tail is kept up to this, for people to look at.
+const DEBRIS_BYTES: usize = 1 << 20;
+
+/// Damage at one place of the journal.
+#[derive(Clone)]
+pub(crate) struct Damage {
+    pub(crate) position: Position,
+    /// Whose records, if that is known.
+    pub(crate) log: Option<Arc<Log>>,
+    pub(crate) from: Lsn,
+    pub(crate) to: Lsn,
+}
+
+/// All damage known, in journal order.
+#[derive(Default)]
+pub(crate) struct Damages(RwLock<Vec<Damage>>);
+
+impl Damages {
+    pub(crate) fn new(mut damages: Vec<Damage>) -> Self {
+        damages.sort_by_key(|damage| damage.position);
+        Self(RwLock::new(damages))
+    }
+
+    /// Notes more; what is known already is not counted twice.
+    pub(crate) fn add(&self, damage: Damage) {
+        let mut damages = self.0.write();
+        let same = |other: &Damage| {
+            other.position == damage.position
+                && other.from == damage.from
+                && other.log.as_ref().map(|log| log.id) == damage.log.as_ref().map(|log| log.id)
+        };
+        if !damages.iter().any(same) {
+            let index = damages.partition_point(|other| other.position <= damage.position);
+            damages.insert(index, damage);
+        }
+    }
+
+    /// Damage at `from` or after, before `to`.
+    pub(crate) fn between(&self, from: Position, to: Position) -> Vec<Damage> {
+        let damages = self.0.read();
+        let first = damages.partition_point(|damage| damage.position < from);
+        let last = damages.partition_point(|damage| damage.position < to);
+        damages.get(first..last).unwrap_or(&[]).to_vec()
+    }
+
+    /// How many records that is.
+    pub(crate) fn records(&self) -> u64 {
+        self.0
+            .read()
+            .iter()
+            .map(|damage| damage.to.since(damage.from))
+            .sum()
+    }
+}
+
+/// Keeps what a torn tail left behind. Returns how many bytes were kept.
+pub(crate) fn keep_debris(
+    disk: &dyn Disk,
+    segment: SegmentId,
+    offset: u64,
+    debris: &[u8],
+) -> io::Result<u64> {
+    let kept = &debris[..debris.len().min(DEBRIS_BYTES)];
+    let name = format!("{segment}-{offset:08x}.torn");
+    let path = format!("quarantine/{name}");
+    if disk.list("quarantine")?.contains(&name) {
+        // A start that was cut short had come this far.
+        disk.remove(&path)?;
+    }
+    let file = disk.create(&path)?;
+    file.write_all_at(kept, 0)?;
+    file.sync()?;
+    disk.sync_directory("quarantine")?;
+    Ok(kept.len() as u64)
+}
+
+/// Bytes in quarantine.
+pub(crate) fn bytes(disk: &dyn Disk) -> io::Result<u64> {
+    let mut bytes = 0;
+    for name in disk.list("quarantine")? {
+        bytes += disk.open(&format!("quarantine/{name}"))?.size()?;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,400 @@
+//! Reading: pages of one log, and the frames behind everything that is read.
+//!
+//! Readers never pass through the committer: they look up places under a short lock,
+//! compare them with the published positions, and read the file. Every frame is
+//! verified before its bytes leave; one that does not verify is quarantined, exactly.
+
+mod cursor;
+mod journal_scan;
+mod log_scan;
+pub(crate) mod scan;
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::codec;
+use crate::engine::{Page, ReadRequest, ReadStart};
+use crate::error::ReadError;
+use crate::ids::{Lsn, Position, Timestamp};
+use crate::index::Place;
+use crate::journal::frame::{self, Header};
+use crate::journal::segment::{Hole, Segment};
+use crate::local::{Core, Log};
+use crate::metrics::ChecksumSite;
+use crate::quarantine::Damage;
+use crate::record::{StoredBatch, Visibility};
+
+/// Frames that lie together are read together, up to this.
+const SPAN_BYTES: u64 = 256 << 10;
+
+/// One verified frame.
+struct Frame {
+    header: Header,
+    body: Bytes,
+}
+
+/// Why a frame could not be had.
+enum Fault {
+    Damaged,
+    Io(io::Error),
+}
+
+/// Reads and verifies the frames at `places`, which lie in one segment in this order,
+/// until one is bad.
+fn read_frames(segment: &Segment, places: &[Place]) -> (Vec<Frame>, Option<(usize, Fault)>) {
+    let (Some(first), Some(last)) = (places.first(), places.last()) else {
+        return (Vec::new(), None);
+    };
+    let length = usize::try_from(last.end().since(first.position)).unwrap_or(usize::MAX);
+    let mut buffer = vec![0; length];
+    match segment
+        .file
+        .read_full_at(&mut buffer, segment.offset(first.position))
+    {
+        Ok(read) => buffer.truncate(read),
+        Err(error) => return (Vec::new(), Some((0, Fault::Io(error)))),
+    }
+    let buffer = Bytes::from(buffer);
+    let mut frames = Vec::with_capacity(places.len());
+    for (index, place) in places.iter().enumerate() {
+        let from = usize::try_from(place.position.since(first.position)).unwrap_or(usize::MAX);
+        match verified(segment, place, &buffer, from) {
+            Some(frame) => frames.push(frame),
+            None => return (frames, Some((index, Fault::Damaged))),
+        }
+    }
+    (frames, None)
+}
+
+fn verified(segment: &Segment, place: &Place, buffer: &Bytes, from: usize) -> Option<Frame> {
+    let bytes = buffer.get(from..)?;
+    let header = frame::decode_header(bytes, segment.life.salt)?;
+    let expected = header.position == place.position
+        && header.first_lsn == place.first_lsn
+        && header.count == place.count
+        && header.is_readable();
+    if !expected {
+        return None;
+    }
+    frame::verified_body(bytes, &header)?;
+    let body = from + header.header_len as usize;
+    Some(Frame {
+        header,
+        body: buffer.slice(body..body + header.body_len as usize),
+    })
+}
+
+impl Core {
+    /// A frame that was good once is not any more: from now on its records are named
+    /// as damaged, and everything else is served.
+    fn quarantine(&self, log: &Arc<Log>, place: &Place) {
+        self.journal.observer.checksum_failure(ChecksumSite::Read);
+        tracing::error!(
+            log_id = log.id.get(),
+            from_lsn = place.first_lsn.get(),
+            to_lsn = place.next_lsn().get(),
+            position = place.position.get(),
+            "records do not match their checksum; they are quarantined"
+        );
+        {
+            let mut state = log.state.write();
+            state.places.remove(place.position);
+            state.add_damage(place.first_lsn, place.next_lsn());
+        }
+        self.damages.add(Damage {
+            position: place.position,
+            log: Some(Arc::clone(log)),
+            from: place.first_lsn,
+            to: place.next_lsn(),
+        });
+        if let Some(segment) = self.journal.segment_at(place.position) {
+            segment.add_hole(Hole {
+                from: place.position,
+                to: place.end(),
+            });
+        }
+    }
+
+    fn stored(&self, log: &Log, frame: Frame) -> StoredBatch {
+        StoredBatch {
+            log: log.name.clone(),
+            log_id: log.id,
+            first_lsn: frame.header.first_lsn,
+            count: frame.header.count,
+            arrival: frame.header.arrival,
+            body: frame.body,
+        }
+    }
+}
+
+/// The part of a batch from `first` on, of at most `most` records.
+pub(crate) fn part(batch: StoredBatch, first: Lsn, most: u64) -> StoredBatch {
+    let skip = first.since(batch.first_lsn);
+    let left = u64::from(batch.count).saturating_sub(skip);
+    let take = left.min(most);
+    if skip == 0 && take == u64::from(batch.count) {
+        return batch;
+    }
+    StoredBatch {
+        first_lsn: batch.first_lsn.advance(skip),
+        count: u32::try_from(take).unwrap_or(u32::MAX),
+        body: codec::slice(&batch.body, skip, take),
+        ..batch
+    }
+}
+
+/// As many whole records of a batch as fit `bytes`, but at least one.
+fn fitting(batch: StoredBatch, bytes: usize) -> StoredBatch {
+    if batch.body.len() <= bytes {
+        return batch;
+    }
+    let fit = codec::spans(&batch.body)
+        .take_while(|span| span.end <= bytes)
+        .count();
+    let first = batch.first_lsn;
+    part(batch, first, (fit as u64).max(1))
+}
+
+/// Bounds of one reading step.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Nothing at or beyond.
+    until: Lsn,
+    records: u64,
+    bytes: usize,
+}
+
+/// What one step over a log found: batches up to `next`, then perhaps damage.
+struct Step {
+    batches: Vec<StoredBatch>,
+    next: Lsn,
+    /// The damaged range that begins at `next`.
+    damage: Option<(Lsn, Lsn)>,
+    /// Position of the frame that holds the last record given.
+    position: Position,
+}
+
+/// Reads records of `log` from `from` on, within bounds, up to the first damage.
+fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, ReadError> {
+    let mut step = Step {
+        batches: Vec::new(),
+        next: from,
+        damage: None,
+        position: Position::ZERO,
+    };
+    let (mut records, mut bytes) = (bounds.records, bounds.bytes);
+    while step.next < bounds.until && records > 0 {
+        let (places, damage) = look_up(core, log, step.next, bounds.until);
+        if places.is_empty() {
+            step.damage = damage;
+            break;
+        }
+        let Some(segment) = core.journal.segment_at(places[0].position) else {
+            break;
+        };
+        let (frames, fault) = read_frames(&segment, &places);
+        for frame in frames {
+            let room = bounds.until.since(step.next).min(records);
+            let position = frame.header.position;
+            let batch = part(core.stored(log, frame), step.next, room);
+            if !step.batches.is_empty() && batch.body.len() > bytes {
+                return Ok(step);
+            }
+            let batch = fitting(batch, bytes);
+            core.journal
+                .observer
+                .read(u64::from(batch.count), batch.body.len() as u64);
+            step.next = batch.next_lsn();
+            step.position = position;
+            records -= u64::from(batch.count);
+            bytes = bytes.saturating_sub(batch.body.len());
+            step.batches.push(batch);
+            if records == 0 || bytes == 0 || step.next >= bounds.until {
+                return Ok(step);
+            }
+        }
+        match fault {
+            None => {}
+            Some((index, Fault::Damaged)) => core.quarantine(log, &places[index]),
+            Some((_, Fault::Io(error))) => return Err(ReadError::Io(Arc::new(error))),
+        }
+    }
+    Ok(step)
+}
+
+/// Places of frames from `lsn` on that are read in one go, or the damage at `lsn`.
+fn look_up(core: &Core, log: &Log, lsn: Lsn, until: Lsn) -> (Vec<Place>, Option<(Lsn, Lsn)>) {
+    let state = log.state.read();
+    let damage = state.damage_from(lsn);
+    if let Some((from, to)) = damage
+        && from <= lsn
+    {
+        return (Vec::new(), Some((lsn, to.min(until))));
+    }
+    let stop = damage.map_or(until, |(from, _)| from.min(until));
+    let candidates = state.places.from(state.places.index_of(lsn));
+    let mut places: Vec<Place> = Vec::new();
+    let mut useful = 0;
+    for place in candidates {
+        if place.first_lsn >= stop {
+            break;
+        }
+        if let Some(first) = places.first() {
+            let span = place.end().since(first.position);
+            useful += u64::from(place.frame_len);
+            let same = core
+                .journal
+                .segment_at(first.position)
+                .is_some_and(|segment| place.end() <= segment.limit());
+            // Frames of other logs between are not worth reading for long.
+            if span > SPAN_BYTES || span > useful * 4 || !same {
+                break;
+            }
+        } else {
+            useful = u64::from(place.frame_len);
+        }
+        places.push(*place);
+    }
+    (places, None)
+}
+
+/// The error for a range that cannot be served.
+fn quarantined(log: &Log, from: Lsn, to: Option<Lsn>) -> ReadError {
+    ReadError::Quarantined {
+        log: log.name.clone(),
+        from,
+        to,
+    }
+}
+
+/// Readers of what is not durable are told when the journal has failed: what they saw
+/// beyond the durable lsn may not be there after a restart.
+fn check_journal(core: &Core, lsn: Lsn, log: &Log) -> Result<(), ReadError> {
+    match core.journal.failure() {
+        Some(error) if lsn >= log.state.read().tail(core.journal.durable()) => {
+            Err(ReadError::JournalFailed(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One page of one log.
+pub(crate) fn page(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, ReadError> {
+    let visibility = core.visibility(request.visibility);
+    let log = core.resolve(&request.log, visibility)?;
+    let tail = log.state.read().tail(core.journal.published(visibility));
+    let start = start_lsn(core, &log, request.start, tail)?;
+    check_journal(core, start, &log)?;
+    let bounds = Bounds {
+        until: tail,
+        records: u64::from(request.max_records),
+        bytes: request.max_bytes as usize,
+    };
+    let found = step(core, &log, start, bounds)?;
+    if let Some((from, to)) = found.damage.filter(|_| found.batches.is_empty()) {
+        return Err(quarantined(&log, from, Some(to)));
+    }
+    if start == tail && log.state.read().unproven {
+        return Err(quarantined(&log, start, None));
+    }
+    Ok(Page {
+        log_id: log.id,
+        next_lsn: found.next,
+        batches: found.batches,
+        tail_lsn: tail,
+        durable_lsn: log.state.read().tail(core.journal.durable()),
+        first_lsn: Lsn::ZERO,
+    })
+}
+
+/// Where a read of a log begins.
+fn start_lsn(core: &Core, log: &Arc<Log>, start: ReadStart, tail: Lsn) -> Result<Lsn, ReadError> {
+    match start {
+        ReadStart::First => Ok(Lsn::ZERO),
+        ReadStart::Lsn(asked) if asked > tail => Err(ReadError::BeyondTail {
+            log: log.name.clone(),
+            tail,
+            asked,
+        }),
+        ReadStart::Lsn(asked) => Ok(asked),
+        ReadStart::TailOffset(back) => Ok(Lsn::new(tail.get().saturating_sub(back))),
+        ReadStart::Time(time) => lsn_at(core, log, time, tail),
+    }
+}
+
+/// The first lsn whose stored time is not before `time`: a binary search over frames,
+/// since stored time never goes back, then a look into one.
+fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
+    let (mut low, mut high) = (0, log.state.read().places.len());
+    // Invariant: every record of frames below `low` is earlier; frame `high` is not.
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let Some(place) = log.state.read().places.get(middle).copied() else {
+            break;
+        };
+        if place.first_lsn >= tail {
+            high = middle;
+            continue;
+        }
+        match last_time(core, log, &place)? {
+            Some(last) if last < time => low = middle + 1,
+            _ => high = middle,
+        }
+    }
+    let Some(place) = log.state.read().places.get(low).copied() else {
+        return Ok(tail);
+    };
+    let Some(segment) = core.journal.segment_at(place.position) else {
+        return Ok(tail);
+    };
+    let (frames, _) = read_frames(&segment, &[place]);
+    let Some(frame) = frames.first() else {
+        return Ok(place.first_lsn);
+    };
+    let before = codec::spans(&frame.body)
+        .take_while(|span| span.own_time.unwrap_or(frame.header.arrival) < time)
+        .count();
+    Ok(place.first_lsn.advance(before as u64).min(tail))
+}
+
+/// Stored time of a frame's last record; `None` if the frame is damaged.
+fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timestamp>, ReadError> {
+    let Some(segment) = core.journal.segment_at(place.position) else {
+        return Ok(None);
+    };
+    match read_frames(&segment, &[*place]) {
+        (frames, None) => Ok(frames.first().and_then(|frame| {
+            let last = codec::spans(&frame.body).last()?;
+            Some(last.own_time.unwrap_or(frame.header.arrival))
+        })),
+        (_, Some((_, Fault::Damaged))) => {
+            core.quarantine(log, place);
+            Ok(None)
+        }
+        (_, Some((_, Fault::Io(error)))) => Err(ReadError::Io(Arc::new(error))),
+    }
+}
+
+/// Whether the log's tail is beyond `lsn`, or cannot get there.
+pub(crate) fn tail_is_beyond(
+    core: &Core,
+    log: &Arc<Log>,
+    lsn: Lsn,
+    visibility: Visibility,
+) -> Option<Result<(), ReadError>> {
+    let state = log.state.read();
+    if state.deleted {
+        return Some(Err(ReadError::LogNotFound {
+            log: log.name.clone(),
+        }));
+    }
+    if state.tail(core.journal.published(visibility)) > lsn {
+        return Some(Ok(()));
+    }
+    drop(state);
+    core.journal
+        .failure()
+        .map(|error| Err(ReadError::JournalFailed(error)))
+}

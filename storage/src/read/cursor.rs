@@ -1,0 +1,147 @@
+//! Cursors: where a scan goes on, as bytes that mean something to this store only.
+//!
+//! ```text
+//! version u8 | kind u8 | selection u64 | epoch u64 | position u64 | a u64 | b u64 | crc u32
+//! ```
+//!
+//! Of one log: `a` = log id, `b` = next lsn, `position` = frame of the last record
+//! given. Of many: `position` = the frame to go on in, `a` = records of it given.
+//! `selection` is a digest of the store's id and of what the scan selects.
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::engine::Selector;
+use crate::error::ReadError;
+use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
+use crate::journal::frame::crc32c;
+
+const VERSION: u8 = 1;
+const ONE_LOG: u8 = 1;
+const MANY_LOGS: u8 = 2;
+const LENGTH: usize = 2 + 5 * 8 + 4;
+
+/// Where a scan goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cursor {
+    OneLog {
+        epoch: RecoveryEpoch,
+        position: Position,
+        log_id: LogId,
+        next: Lsn,
+    },
+    ManyLogs {
+        epoch: RecoveryEpoch,
+        position: Position,
+        skip: u64,
+    },
+}
+
+/// Digest of a selection, so that a cursor is not used with another one.
+pub(super) fn selection(store_id: u128, selector: &Selector) -> u64 {
+    let low = u64::from_le_bytes(store_id.to_le_bytes()[..8].try_into().unwrap_or_default());
+    match selector {
+        Selector::Log(target) => xxh3_64_with_seed(target.name.as_str().as_bytes(), low ^ 1),
+        Selector::Prefix(prefix) if !prefix.is_empty() => {
+            xxh3_64_with_seed(prefix.as_bytes(), low ^ 2)
+        }
+        Selector::Prefix(_) | Selector::All => low ^ 3,
+    }
+}
+
+impl Cursor {
+    pub(super) fn encode(&self, selection: u64) -> Bytes {
+        let (kind, numbers) = match *self {
+            Self::OneLog {
+                epoch,
+                position,
+                log_id,
+                next,
+            } => (
+                ONE_LOG,
+                [epoch.get(), position.get(), log_id.get(), next.get()],
+            ),
+            Self::ManyLogs {
+                epoch,
+                position,
+                skip,
+            } => (MANY_LOGS, [epoch.get(), position.get(), skip, 0]),
+        };
+        let mut out = Vec::with_capacity(LENGTH);
+        out.extend_from_slice(&[VERSION, kind]);
+        out.extend_from_slice(&selection.to_le_bytes());
+        for number in numbers {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.extend_from_slice(&crc32c(&out).to_le_bytes());
+        Bytes::from(out)
+    }
+
+    pub(super) fn decode(bytes: &[u8], selection: u64) -> Result<Self, ReadError> {
+        let number = |index: usize| {
+            let mut raw = [0; 8];
+            raw.copy_from_slice(&bytes[2 + index * 8..10 + index * 8]);
+            u64::from_le_bytes(raw)
+        };
+        if bytes.len() != LENGTH
+            || bytes[0] != VERSION
+            || crc32c(&bytes[..LENGTH - 4]).to_le_bytes() != bytes[LENGTH - 4..]
+        {
+            return Err(ReadError::BadCursor(
+                "it is not one of Wald's, or not whole",
+            ));
+        }
+        if number(0) != selection {
+            return Err(ReadError::BadCursor(
+                "it belongs to another selection or another store",
+            ));
+        }
+        let (epoch, position) = (RecoveryEpoch::new(number(1)), Position::new(number(2)));
+        match bytes[1] {
+            ONE_LOG => {
+                let (log_id, next) = (LogId::new(number(3)), Lsn::new(number(4)));
+                Ok(Self::OneLog {
+                    epoch,
+                    position,
+                    log_id,
+                    next,
+                })
+            }
+            MANY_LOGS => Ok(Self::ManyLogs {
+                epoch,
+                position,
+                skip: number(3),
+            }),
+            _ => Err(ReadError::BadCursor(
+                "it is of a kind that this version does not know",
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_reads_back_for_its_own_selection_only() {
+        let cursor = Cursor::OneLog {
+            epoch: RecoveryEpoch::new(3),
+            position: Position::new(9),
+            log_id: LogId::new(4),
+            next: Lsn::new(1 << 60),
+        };
+        let prefix = selection(7, &Selector::Prefix("a".to_owned()));
+        let all = selection(7, &Selector::All);
+        let bytes = cursor.encode(prefix);
+        assert_eq!(Cursor::decode(&bytes, prefix).unwrap(), cursor);
+        assert!(Cursor::decode(&bytes, all).is_err());
+        assert!(Cursor::decode(&bytes, selection(8, &Selector::Prefix("a".to_owned()))).is_err());
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.to_vec();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Cursor::decode(&flipped, prefix).is_err(), "bit {bit}");
+        }
+        assert!(Cursor::decode(&bytes[1..], prefix).is_err());
+    }
+}

@@ -1,0 +1,520 @@
+//! A scan of many logs: over the journal itself, in commit order.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::cursor::Cursor;
+use super::scan::{Common, Following};
+use super::{fitting, part};
+use crate::codec;
+use crate::engine::{BoxFuture, Scan, ScanChunk, ScanStart};
+use crate::error::ReadError;
+use crate::ids::{Position, Timestamp};
+use crate::journal::LIFE_BYTES;
+use crate::journal::frame::{self, Header, Kind};
+use crate::journal::segment::{Hole, Segment};
+use crate::local::{Core, Log};
+use crate::record::{Gap, GapReason, StoredBatch};
+use crate::watch::{Until, Watched};
+
+/// The journal is read in pieces of this; a frame that is larger is read whole.
+const PIECE_BYTES: u64 = 256 << 10;
+const LARGE_PIECE_BYTES: u64 = 16 << 20;
+
+/// Records dated ahead of their arrival are at most this much ahead.
+const MAX_AHEAD_MICROS: i64 = 24 * 3600 * 1_000_000;
+
+pub(super) struct JournalScan {
+    common: Common,
+    prefix: String,
+    /// The frame to go on in, and how many of its records were given.
+    at: Position,
+    skip: u64,
+    not_before: Option<Timestamp>,
+    /// What was published when the journal was last looked at.
+    seen: Position,
+    lost: bool,
+}
+
+/// One look at the journal, by a worker.
+struct Work {
+    core: Arc<Core>,
+    prefix: String,
+    at: Position,
+    skip: u64,
+    not_before: Option<Timestamp>,
+    published: Position,
+    remaining: u64,
+    bytes: usize,
+    batches: Vec<StoredBatch>,
+    gaps: Vec<Gap>,
+}
+
+/// Whether to look further.
+#[derive(PartialEq, Eq)]
+enum Going {
+    On,
+    /// The chunk is full, or must end before what comes next.
+    Full,
+    CaughtUp,
+}
+
+impl Work {
+    fn run(mut self) -> Result<(Self, bool), ReadError> {
+        loop {
+            match self.advance()? {
+                Going::On => {}
+                Going::Full => return Ok((self, false)),
+                Going::CaughtUp => return Ok((self, true)),
+            }
+        }
+    }
+
+    /// Goes on by one piece of a segment, one hole, or one step between segments.
+    fn advance(&mut self) -> Result<Going, ReadError> {
+        if self.at >= self.published {
+            return Ok(Going::CaughtUp);
+        }
+        let Some(segment) = self.segment() else {
+            return Ok(Going::CaughtUp);
+        };
+        if self.at < segment.first() {
+            return Ok(self.pass(segment.first()));
+        }
+        let end = segment
+            .end
+            .read()
+            .unwrap_or(self.published)
+            .min(self.published);
+        if self.at >= end {
+            let next = self.segment_after(&segment).map(|next| next.first());
+            return Ok(match next {
+                Some(first) if first < self.published => self.pass(first),
+                _ => Going::CaughtUp,
+            });
+        }
+        let hole = segment
+            .holes
+            .read()
+            .iter()
+            .find(|hole| hole.to > self.at)
+            .copied();
+        match hole {
+            Some(hole) if hole.from <= self.at => Ok(self.pass(hole.to)),
+            hole => {
+                let stop = hole.map_or(end, |hole| hole.from.min(end));
+                self.read_piece(&segment, stop)
+            }
+        }
+    }
+
+    /// The segment at the current position, or the first after it.
+    fn segment(&self) -> Option<Arc<Segment>> {
+        if let Some(segment) = self.core.journal.segment_at(self.at) {
+            return Some(segment);
+        }
+        let segments = self.core.journal.segments.read();
+        segments
+            .range(self.at..)
+            .next()
+            .map(|(_, segment)| Arc::clone(segment))
+    }
+
+    fn segment_after(&self, segment: &Segment) -> Option<Arc<Segment>> {
+        let segments = self.core.journal.segments.read();
+        segments
+            .range(segment.base.advance(1)..)
+            .next()
+            .map(|(_, next)| Arc::clone(next))
+    }
+
+    /// Goes over a stretch that holds nothing readable, naming what is damaged in it.
+    fn pass(&mut self, to: Position) -> Going {
+        let damages = self.core.damages.between(self.at, to);
+        let gaps: Vec<Gap> = damages
+            .into_iter()
+            .filter(|d| d.log.as_ref().is_none_or(|log| self.selects(log)))
+            .map(|damage| Gap {
+                from: damage.log.as_ref().map(|_| damage.from),
+                to: damage.log.as_ref().map(|_| damage.to),
+                log: damage.log.map(|log| log.name.clone()),
+                reason: GapReason::Quarantined,
+            })
+            .collect();
+        if !gaps.is_empty() && !self.batches.is_empty() {
+            // Gaps come before the batches of a message.
+            return Going::Full;
+        }
+        self.gaps.extend(gaps);
+        self.at = to;
+        self.skip = 0;
+        Going::On
+    }
+
+    fn selects(&self, log: &Log) -> bool {
+        log.name.as_str().starts_with(&self.prefix)
+    }
+
+    /// Reads a piece and takes its frames.
+    fn read_piece(&mut self, segment: &Segment, stop: Position) -> Result<Going, ReadError> {
+        let rest = stop.since(self.at);
+        for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
+            let mut buffer = vec![0; usize::try_from(size.min(rest)).unwrap_or(usize::MAX)];
+            let read = segment
+                .file
+                .read_full_at(&mut buffer, segment.offset(self.at))
+                .map_err(|error| ReadError::Io(Arc::new(error)))?;
+            buffer.truncate(read);
+            let (from, skip) = (self.at, self.skip);
+            let going = self.take_frames(segment, &Bytes::from(buffer), stop);
+            let moved = self.at > from || self.skip > skip || going != Going::On;
+            if moved {
+                return Ok(going);
+            }
+            if size >= rest {
+                break;
+            }
+        }
+        self.lose_frame(segment, stop);
+        Ok(Going::On)
+    }
+
+    fn take_frames(&mut self, segment: &Segment, buffer: &Bytes, stop: Position) -> Going {
+        let start = self.at;
+        while self.at < stop {
+            let from = usize::try_from(self.at.since(start)).unwrap_or(usize::MAX);
+            let Some(bytes) = buffer.get(from..) else {
+                break;
+            };
+            let Some(header) = frame::decode_header(bytes, segment.life.salt) else {
+                break;
+            };
+            let whole = header.position == self.at && bytes.len() as u64 >= header.frame_len();
+            if !whole {
+                break;
+            }
+            let going = if header.kind == Kind::Batch {
+                self.take_batch(&header, bytes, buffer, from)
+            } else {
+                Going::On
+            };
+            if going != Going::On {
+                return going;
+            }
+            if self.at == header.position {
+                self.at = header.end();
+                self.skip = 0;
+            }
+        }
+        Going::On
+    }
+
+    fn take_batch(&mut self, header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Going {
+        let Some(log) = self
+            .core
+            .logs
+            .by_id(header.log_id)
+            .filter(|log| self.selects(log))
+        else {
+            return Going::On;
+        };
+        if log.state.read().deleted {
+            return self.note_deleted(&log, header);
+        }
+        if frame::verified_body(bytes, header).is_none() || !header.is_readable() {
+            let place = log
+                .state
+                .read()
+                .places
+                .within(header.position, header.end())
+                .first()
+                .copied();
+            if let Some(place) = place {
+                self.core.quarantine(&log, &place);
+            }
+            return self.pass(header.end());
+        }
+        let body = from + header.header_len as usize;
+        let batch = StoredBatch {
+            log: log.name.clone(),
+            log_id: log.id,
+            first_lsn: header.first_lsn,
+            count: header.count,
+            arrival: header.arrival,
+            body: buffer.slice(body..body + header.body_len as usize),
+        };
+        let early = self.not_before.map_or(0, |time| {
+            let spans = codec::spans(&batch.body);
+            spans
+                .take_while(|span| span.own_time.unwrap_or(header.arrival) < time)
+                .count() as u64
+        });
+        let skip = self.skip.max(early);
+        if skip >= u64::from(header.count) {
+            return Going::On;
+        }
+        self.give(batch, skip)
+    }
+
+    /// Gives as much of a batch as there is room for.
+    fn give(&mut self, batch: StoredBatch, skip: u64) -> Going {
+        let count = u64::from(batch.count);
+        let first = batch.first_lsn.advance(skip);
+        let batch = part(batch, first, self.remaining);
+        if !self.batches.is_empty() && batch.body.len() > self.bytes {
+            return Going::Full;
+        }
+        let batch = fitting(batch, self.bytes);
+        self.core
+            .journal
+            .observer
+            .read(u64::from(batch.count), batch.body.len() as u64);
+        let given = u64::from(batch.count);
+        self.bytes = self.bytes.saturating_sub(batch.body.len());
+        if self.remaining != u64::MAX {
+            self.remaining -= given;
+        }
+        self.batches.push(batch);
+        if skip + given < count {
+            self.skip = skip + given;
+            return Going::Full;
+        }
+        if self.remaining == 0 || self.bytes == 0 {
+            self.skip = count;
+            return Going::Full;
+        }
+        Going::On
+    }
+
+    fn note_deleted(&mut self, log: &Log, header: &Header) -> Going {
+        let (from, to) = (
+            header.first_lsn,
+            header.next_lsn().unwrap_or(header.first_lsn),
+        );
+        let last = self.gaps.last_mut().filter(|gap| {
+            gap.reason == GapReason::Deleted
+                && gap.log.as_ref() == Some(&log.name)
+                && gap.to == Some(from)
+        });
+        match last {
+            Some(gap) => gap.to = Some(to),
+            None => self.gaps.push(Gap {
+                log: Some(log.name.clone()),
+                from: Some(from),
+                to: Some(to),
+                reason: GapReason::Deleted,
+            }),
+        }
+        Going::On
+    }
+
+    /// A header that was good once is not any more: finds the next, and names every
+    /// record between.
+    fn lose_frame(&mut self, segment: &Segment, stop: Position) {
+        let mut to = self.at.advance(8);
+        let mut bytes = vec![0; frame::MAX_HEADER_BYTES];
+        while to < stop {
+            let read = segment
+                .file
+                .read_full_at(&mut bytes, segment.offset(to))
+                .unwrap_or(0);
+            let found = bytes[..read]
+                .get(..)
+                .filter(|bytes| frame::claimed_position(bytes) == Some(to.get()))
+                .and_then(|bytes| frame::decode_header(bytes, segment.life.salt));
+            if found.is_some() {
+                break;
+            }
+            to = to.advance(8);
+        }
+        let to = to.min(stop);
+        segment.add_hole(Hole { from: self.at, to });
+        for log in self.core.logs.all() {
+            let places = log.state.read().places.within(self.at, to).to_vec();
+            for place in places {
+                self.core.quarantine(&log, &place);
+            }
+        }
+    }
+}
+
+impl JournalScan {
+    pub(super) fn begin(
+        common: Common,
+        prefix: String,
+        start: ScanStart,
+        cursor: Option<Cursor>,
+    ) -> Result<Self, ReadError> {
+        let core = Arc::clone(&common.core);
+        let mut scan = Self {
+            common,
+            prefix,
+            at: Position::ZERO,
+            skip: 0,
+            not_before: None,
+            seen: Position::ZERO,
+            lost: false,
+        };
+        match (start, cursor) {
+            (
+                _,
+                Some(Cursor::ManyLogs {
+                    epoch,
+                    position,
+                    skip,
+                }),
+            ) => {
+                scan.at = position;
+                scan.skip = skip;
+                if let Some(end) = core.survived(epoch)
+                    && (position > end || (position == end && skip > 0))
+                {
+                    scan.lost = true;
+                    scan.at = end;
+                    scan.skip = 0;
+                }
+            }
+            (_, Some(Cursor::OneLog { .. })) => {
+                return Err(ReadError::BadCursor("it belongs to a scan of one log"));
+            }
+            (ScanStart::Time(time), None) => {
+                scan.not_before = Some(time);
+                scan.at = first_arriving(&core, time);
+            }
+            (ScanStart::TailOffset(_), None) => {
+                scan.at = core.journal.published(scan.common.visibility);
+            }
+            (ScanStart::First | ScanStart::Lsn(_) | ScanStart::Cursor(_), None) => {}
+        }
+        Ok(scan)
+    }
+
+    async fn advance(&mut self) -> Result<Option<ScanChunk>, ReadError> {
+        loop {
+            if self.common.done {
+                return Ok(None);
+            }
+            let core = Arc::clone(&self.common.core);
+            let work = Work {
+                published: core.journal.published(self.common.visibility),
+                core,
+                prefix: self.prefix.clone(),
+                at: self.at,
+                skip: self.skip,
+                not_before: self.not_before,
+                remaining: self.common.remaining,
+                bytes: self.common.chunk_bytes,
+                batches: Vec::new(),
+                gaps: Vec::new(),
+            };
+            let (work, caught_up) = self.common.workers.run(move || work.run()).await?;
+            // From here on nothing waits: a chunk that is taken is also given.
+            if let Some(chunk) = self.accept(work, caught_up) {
+                return Ok(Some(chunk));
+            }
+            if !self.common.done && !self.wait().await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn accept(&mut self, work: Work, caught_up: bool) -> Option<ScanChunk> {
+        self.at = work.at;
+        self.skip = work.skip;
+        self.seen = work.published;
+        self.common.remaining = work.remaining;
+        self.common.done = work.remaining == 0 || (caught_up && !self.common.follow);
+        let mut gaps = work.gaps;
+        if std::mem::take(&mut self.lost) {
+            let lost = Gap {
+                log: None,
+                from: None,
+                to: None,
+                reason: GapReason::Lost,
+            };
+            gaps.insert(0, lost);
+        }
+        let news = caught_up && !self.common.caught_up;
+        if gaps.is_empty() && work.batches.is_empty() && !news {
+            return None;
+        }
+        self.common.caught_up = caught_up;
+        Some(ScanChunk {
+            gaps,
+            batches: work.batches,
+            caught_up,
+            cursor: self.encode_cursor(),
+            tail_lsn: None,
+            durable_lsn: None,
+        })
+    }
+
+    fn encode_cursor(&self) -> Bytes {
+        let epoch = self.common.core.journal.recovery_epoch;
+        Cursor::ManyLogs {
+            epoch,
+            position: self.at,
+            skip: self.skip,
+        }
+        .encode(self.common.selection)
+    }
+
+    /// Waits until more is published; `false` = the engine drains.
+    async fn wait(&self) -> Result<bool, ReadError> {
+        let _following = Following::new(&self.common.core);
+        let core = Arc::clone(&self.common.core);
+        let (seen, visibility) = (self.seen, self.common.visibility);
+        let watched: Vec<Arc<dyn Watched>> = vec![
+            Arc::clone(&core.journal) as _,
+            Arc::clone(&core.journal.stopping) as _,
+        ];
+        Until::new(watched, move || {
+            if core.journal.stopping.is_draining() {
+                return Some(Ok(false));
+            }
+            if core.journal.published(visibility) > seen {
+                return Some(Ok(true));
+            }
+            core.journal
+                .failure()
+                .map(|error| Err(ReadError::JournalFailed(error)))
+        })
+        .await
+    }
+}
+
+impl Scan for JournalScan {
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>> {
+        Box::pin(self.advance())
+    }
+
+    fn cursor(&self) -> Bytes {
+        self.encode_cursor()
+    }
+}
+
+/// Where to begin looking for records of `time` and later: the last segment that was
+/// begun before any of them can have arrived.
+fn first_arriving(core: &Core, time: Timestamp) -> Position {
+    let before = time.saturating_add_micros(-MAX_AHEAD_MICROS);
+    let segments: Vec<_> = core
+        .journal
+        .segments
+        .read()
+        .values()
+        .map(Arc::clone)
+        .collect();
+    let begun = |segment: &Arc<Segment>| {
+        let mut bytes = [0; frame::HEADER_BYTES];
+        let read = segment
+            .file
+            .read_full_at(&mut bytes, LIFE_BYTES)
+            .unwrap_or(0);
+        frame::decode_header(&bytes[..read], segment.life.salt).map(|header| header.arrival)
+    };
+    let index = segments.partition_point(|s| begun(s).is_none_or(|begun| begun < before));
+    index
+        .checked_sub(1)
+        .map_or(Position::ZERO, |index| segments[index].first())
+}

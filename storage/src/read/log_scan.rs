@@ -1,0 +1,385 @@
+//! A scan of one log: over places, in lsn order.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::cursor::Cursor;
+use super::scan::{Common, Following};
+use super::{Bounds, Step, check_journal, start_lsn, step};
+use crate::engine::{BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanStart};
+use crate::error::ReadError;
+use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
+use crate::local::{Core, Log};
+use crate::record::{Gap, GapReason};
+use crate::watch::{Until, Watched};
+
+/// Where the scan stands.
+#[derive(Clone, Copy)]
+enum At {
+    /// Not begun.
+    Start(ReadStart),
+    /// To go on after a cursor of an earlier time.
+    Resumed {
+        epoch: RecoveryEpoch,
+        position: Position,
+        log_id: LogId,
+        next: Lsn,
+    },
+    /// Under way in this log. Every record below `next` lies below `position`.
+    Next {
+        log_id: LogId,
+        next: Lsn,
+        position: Position,
+    },
+}
+
+pub(super) struct LogScan {
+    common: Common,
+    target: LogTarget,
+    at: At,
+    until: Lsn,
+}
+
+/// What one look at the log gave.
+struct Found {
+    step: Step,
+    tail: Lsn,
+    durable: Lsn,
+    published: Position,
+    lost: Option<(Lsn, Lsn)>,
+    deleted: bool,
+    unproven: bool,
+}
+
+/// What a worker needs to look.
+struct Work {
+    core: Arc<Core>,
+    log: Arc<Log>,
+    at: At,
+    published: Position,
+    bounds: Bounds,
+}
+
+impl Work {
+    fn run(self) -> Result<Found, ReadError> {
+        let Self {
+            core,
+            log,
+            at,
+            published,
+            bounds,
+        } = self;
+        let (tail, deleted, unproven) = {
+            let state = log.state.read();
+            (state.tail(published), state.deleted, state.unproven)
+        };
+        let durable = log.state.read().tail(core.journal.durable());
+        let (from, lost) = match at {
+            At::Start(start) => (start_lsn(&core, &log, start, tail)?, None),
+            At::Next { next, .. } => (next, None),
+            At::Resumed {
+                epoch,
+                position,
+                next,
+                ..
+            } => {
+                let from = survivors(&core, &log, epoch, position, next);
+                (from, (from < next).then_some((from, next)))
+            }
+        };
+        let step = if deleted {
+            Step {
+                batches: Vec::new(),
+                next: from,
+                damage: None,
+                position: Position::ZERO,
+            }
+        } else {
+            check_journal(&core, from, &log)?;
+            step(
+                &core,
+                &log,
+                from,
+                Bounds {
+                    until: bounds.until.min(tail),
+                    ..bounds
+                },
+            )?
+        };
+        Ok(Found {
+            step,
+            tail,
+            durable,
+            published,
+            lost,
+            deleted,
+            unproven,
+        })
+    }
+}
+
+/// The lsn up to which what an older cursor has passed is still there.
+fn survivors(core: &Core, log: &Log, epoch: RecoveryEpoch, seen: Position, next: Lsn) -> Lsn {
+    match core.survived(epoch) {
+        Some(end) if seen >= end => {
+            let state = log.state.read();
+            let first = state
+                .places
+                .first_beyond(end)
+                .map_or(state.next, |place| place.first_lsn);
+            first.min(next)
+        }
+        _ => next,
+    }
+}
+
+impl LogScan {
+    pub(super) fn begin(
+        common: Common,
+        target: LogTarget,
+        start: ScanStart,
+        cursor: Option<Cursor>,
+        until: Option<Lsn>,
+    ) -> Result<Self, ReadError> {
+        let at = match (start, cursor) {
+            (
+                _,
+                Some(Cursor::OneLog {
+                    epoch,
+                    position,
+                    log_id,
+                    next,
+                }),
+            ) => At::Resumed {
+                epoch,
+                position,
+                log_id,
+                next,
+            },
+            (_, Some(Cursor::ManyLogs { .. })) => {
+                return Err(ReadError::BadCursor("it belongs to a scan of many logs"));
+            }
+            (ScanStart::First | ScanStart::Cursor(_), None) => At::Start(ReadStart::First),
+            (ScanStart::Lsn(lsn), None) => At::Start(ReadStart::Lsn(lsn)),
+            (ScanStart::Time(time), None) => At::Start(ReadStart::Time(time)),
+            (ScanStart::TailOffset(back), None) => At::Start(ReadStart::TailOffset(back)),
+        };
+        let until = until.unwrap_or(Lsn::new(u64::MAX));
+        let scan = Self {
+            common,
+            target,
+            at,
+            until,
+        };
+        scan.locate()?;
+        Ok(scan)
+    }
+
+    /// The log, if there is one by now; `None` = a following scan waits for it.
+    fn locate(&self) -> Result<Option<Arc<Log>>, ReadError> {
+        let core = &self.common.core;
+        let known = match self.at {
+            At::Next { log_id, .. } => return Ok(core.logs.by_id(log_id)),
+            At::Resumed { log_id, .. } => Some(log_id),
+            At::Start(_) => self.target.log_id,
+        };
+        let target = LogTarget {
+            name: self.target.name.clone(),
+            log_id: known,
+        };
+        match core.resolve(&target, self.common.visibility) {
+            Ok(log) => Ok(Some(log)),
+            Err(ReadError::LogNotFound { .. }) if self.common.follow && known.is_none() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn advance(&mut self) -> Result<Option<ScanChunk>, ReadError> {
+        loop {
+            if self.common.done {
+                return Ok(None);
+            }
+            let Some(log) = self.locate()? else {
+                if self.wait_for_log().await {
+                    continue;
+                }
+                return Ok(None);
+            };
+            let core = Arc::clone(&self.common.core);
+            let published = core.journal.published(self.common.visibility);
+            let bounds = Bounds {
+                until: self.until,
+                records: self.common.remaining,
+                bytes: self.common.chunk_bytes,
+            };
+            let work = Work {
+                core,
+                log: Arc::clone(&log),
+                at: self.at,
+                published,
+                bounds,
+            };
+            let found = self.common.workers.run(move || work.run()).await?;
+            // From here on nothing waits: a chunk that is taken is also given.
+            if let Some(chunk) = self.accept(&log, found)? {
+                return Ok(Some(chunk));
+            }
+            if !self.common.done && !self.wait_for_records(&log).await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn accept(&mut self, log: &Arc<Log>, found: Found) -> Result<Option<ScanChunk>, ReadError> {
+        let Found {
+            step,
+            tail,
+            durable,
+            published,
+            lost,
+            deleted,
+            unproven,
+        } = found;
+        let mut next = step.next;
+        let mut gaps = Vec::new();
+        let gap = |from, to, reason| Gap {
+            log: Some(log.name.clone()),
+            from,
+            to,
+            reason,
+        };
+        if let Some((from, to)) = lost {
+            gaps.push(gap(Some(from), Some(to), GapReason::Lost));
+        }
+        if let Some((from, to)) = step.damage.filter(|_| step.batches.is_empty()) {
+            gaps.push(gap(Some(from), Some(to), GapReason::Quarantined));
+            next = to;
+        }
+        if deleted {
+            if self.common.caught_up && next >= tail {
+                return Err(ReadError::LogNotFound {
+                    log: log.name.clone(),
+                });
+            }
+            let to = log.state.read().next;
+            gaps.push(gap(Some(next), Some(to), GapReason::Deleted));
+            next = to;
+        }
+        let given: u64 = step
+            .batches
+            .iter()
+            .map(|batch| u64::from(batch.count))
+            .sum();
+        if self.common.remaining != u64::MAX {
+            self.common.remaining -= given;
+        }
+        self.at = At::Next {
+            log_id: log.id,
+            next,
+            position: published,
+        };
+        let at_tail = next >= tail;
+        if at_tail && unproven && !self.common.caught_up {
+            gaps.push(gap(Some(next), None, GapReason::Quarantined));
+        }
+        let ended = next >= self.until || self.common.remaining == 0;
+        self.common.done = ended || (at_tail && !self.common.follow);
+        let news = at_tail && !self.common.caught_up;
+        if step.batches.is_empty() && gaps.is_empty() && !news {
+            return Ok(None);
+        }
+        self.common.caught_up = at_tail;
+        Ok(Some(ScanChunk {
+            gaps,
+            batches: step.batches,
+            caught_up: at_tail,
+            cursor: self.encode_cursor(),
+            tail_lsn: Some(tail),
+            durable_lsn: Some(durable),
+        }))
+    }
+
+    fn encode_cursor(&self) -> Bytes {
+        let epoch = self.common.core.journal.recovery_epoch;
+        let cursor = match self.at {
+            At::Next {
+                log_id,
+                next,
+                position,
+            } => Cursor::OneLog {
+                epoch,
+                position,
+                log_id,
+                next,
+            },
+            At::Resumed {
+                epoch,
+                position,
+                log_id,
+                next,
+            } => Cursor::OneLog {
+                epoch,
+                position,
+                log_id,
+                next,
+            },
+            // Nothing was given yet: there is nothing to resume after.
+            At::Start(_) => return Bytes::new(),
+        };
+        cursor.encode(self.common.selection)
+    }
+
+    /// Waits until a log of this name can be seen; `false` = the engine drains.
+    async fn wait_for_log(&self) -> bool {
+        let _following = Following::new(&self.common.core);
+        let core = Arc::clone(&self.common.core);
+        let (target, visibility) = (self.target.clone(), self.common.visibility);
+        let watched: Vec<Arc<dyn Watched>> = vec![
+            Arc::clone(&core.journal) as _,
+            Arc::clone(&core.journal.stopping) as _,
+        ];
+        Until::new(watched, move || {
+            if core.journal.stopping.is_draining() || core.journal.failure().is_some() {
+                return Some(false);
+            }
+            core.resolve(&target, visibility).is_ok().then_some(true)
+        })
+        .await
+    }
+
+    /// Waits until the log has more; `false` = the engine drains.
+    async fn wait_for_records(&self, log: &Arc<Log>) -> Result<bool, ReadError> {
+        let At::Next { next, .. } = self.at else {
+            return Ok(true);
+        };
+        let _following = Following::new(&self.common.core);
+        let core = Arc::clone(&self.common.core);
+        let visibility = self.common.visibility;
+        let watched: Vec<Arc<dyn Watched>> = vec![
+            Arc::clone(log) as _,
+            Arc::clone(&core.journal.stopping) as _,
+        ];
+        let log = Arc::clone(log);
+        Until::new(watched, move || {
+            if core.journal.stopping.is_draining() {
+                return Some(Ok(false));
+            }
+            match super::tail_is_beyond(&core, &log, next, visibility) {
+                Some(Err(ReadError::LogNotFound { .. })) => Some(Ok(true)),
+                other => other.map(|beyond| beyond.map(|()| true)),
+            }
+        })
+        .await
+    }
+}
+
+impl Scan for LogScan {
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>> {
+        Box::pin(self.advance())
+    }
+
+    fn cursor(&self) -> Bytes {
+        self.encode_cursor()
+    }
+}

@@ -1,0 +1,109 @@
+//! Scans: beginning one, and what scans of one log and of many have in common.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::cursor::{self, Cursor};
+use super::journal_scan::JournalScan;
+use super::log_scan::LogScan;
+use crate::engine::{Scan, ScanRequest, ScanStart, Selector};
+use crate::error::ReadError;
+use crate::local::Core;
+use crate::record::Visibility;
+use crate::threads::Workers;
+
+/// What every scan has.
+pub(super) struct Common {
+    pub(super) core: Arc<Core>,
+    pub(super) workers: Arc<Workers>,
+    pub(super) visibility: Visibility,
+    pub(super) follow: bool,
+    /// Records still to be given; `u64::MAX` = no bound.
+    pub(super) remaining: u64,
+    pub(super) chunk_bytes: usize,
+    pub(super) selection: u64,
+    /// Whether the end, as it is now, has been reported.
+    pub(super) caught_up: bool,
+    pub(super) done: bool,
+}
+
+/// Counts a scan among those that wait for data.
+pub(super) struct Following(Arc<Core>);
+
+impl Following {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        core.followers.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(core))
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.0.followers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Begins a scan.
+pub(crate) fn begin(
+    core: &Arc<Core>,
+    workers: &Arc<Workers>,
+    request: ScanRequest,
+) -> Result<Box<dyn Scan>, ReadError> {
+    let selection = cursor::selection(core.store_id, &request.selector);
+    let cursor = match &request.start {
+        ScanStart::Cursor(bytes) => Some(Cursor::decode(bytes, selection)?),
+        _ => None,
+    };
+    let common = Common {
+        core: Arc::clone(core),
+        workers: Arc::clone(workers),
+        visibility: core.visibility(request.visibility),
+        follow: request.follow,
+        remaining: if request.max_records == 0 {
+            u64::MAX
+        } else {
+            request.max_records
+        },
+        chunk_bytes: request.chunk_bytes.max(1) as usize,
+        selection,
+        caught_up: false,
+        done: false,
+    };
+    match request.selector {
+        Selector::Log(target) => {
+            LogScan::begin(common, target, request.start, cursor, request.until_lsn)
+                .map(|scan| Box::new(scan) as _)
+        }
+        Selector::Prefix(prefix) => {
+            check_many(&request.start, request.until_lsn.is_some())?;
+            Ok(Box::new(JournalScan::begin(
+                common,
+                prefix,
+                request.start,
+                cursor,
+            )?))
+        }
+        Selector::All => {
+            check_many(&request.start, request.until_lsn.is_some())?;
+            Ok(Box::new(JournalScan::begin(
+                common,
+                String::new(),
+                request.start,
+                cursor,
+            )?))
+        }
+    }
+}
+
+/// An lsn means something in one log only.
+fn check_many(start: &ScanStart, has_until: bool) -> Result<(), ReadError> {
+    let wrong = match start {
+        ScanStart::Lsn(_) => "start lsn needs a scan of one log; use cursor or timestamp_us",
+        ScanStart::TailOffset(1..) => {
+            "tail_offset above 0 needs a scan of one log; 0 means from now on"
+        }
+        _ if has_until => "until_lsn needs a scan of one log",
+        _ => return Ok(()),
+    };
+    Err(ReadError::InvalidScan(wrong))
+}

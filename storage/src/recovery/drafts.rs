@@ -1,0 +1,334 @@
+//! The logs while they are being recovered: frames, directories and closing states are
+//! applied in journal order, and what one of them cannot tell because it is damaged,
+//! another does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::codec;
+use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::index::Place;
+use crate::journal::body::{self, Closing, Created};
+use crate::journal::frame::{DirectoryEntry, Header, Kind};
+use crate::local::{Log, LogState, Logs};
+use crate::quarantine::Damage;
+use crate::record::LogConfig;
+
+struct Draft {
+    name: Option<LogName>,
+    state: LogState,
+}
+
+/// Records found missing: of which log, and where in the journal that shows.
+struct Missing {
+    position: Position,
+    log: LogId,
+    from: Lsn,
+    to: Lsn,
+}
+
+/// Logs in the making.
+#[derive(Default)]
+pub(super) struct Drafts {
+    logs: HashMap<LogId, Draft>,
+    missing: Vec<Missing>,
+    pub(super) records: u64,
+    pub(super) arrival: Timestamp,
+    /// Damage somewhere from here on that nothing attributes: every log without a later
+    /// frame may have lost its newest records.
+    uncertain: Option<Position>,
+    pub(super) findings: Vec<String>,
+}
+
+/// What comes of the drafts.
+pub(super) struct Finished {
+    pub(super) logs: Logs,
+    pub(super) damages: Vec<Damage>,
+}
+
+impl Drafts {
+    fn draft(&mut self, id: LogId) -> &mut Draft {
+        self.logs.entry(id).or_insert_with(|| {
+            let name = LogName::new("unnamed").expect("a plain name is valid");
+            let zero = Timestamp::default();
+            let log = Log::new(id, name, LogConfig::default(), zero, Position::ZERO);
+            Draft {
+                name: None,
+                state: log.state.into_inner(),
+            }
+        })
+    }
+
+    /// The journal passes a hole that nothing after it attributes.
+    pub(super) fn mark_uncertain(&mut self, position: Position) {
+        self.uncertain = Some(self.uncertain.map_or(position, |p| p.max(position)));
+    }
+
+    pub(super) fn is_uncertain(&self) -> bool {
+        self.uncertain.is_some()
+    }
+
+    /// Records of a log are missing up to `to`; what of that was not known is noted.
+    fn lose(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
+        if from >= to {
+            return;
+        }
+        let state = &mut self.draft(id).state;
+        state.add_damage(from, to);
+        state.next = state.next.max(to);
+        state.last_end = state.last_end.max(position);
+        let known = |m: &Missing| m.log == id && m.from <= from && to <= m.to;
+        if !self.missing.iter().any(known) {
+            self.missing.push(Missing {
+                position,
+                log: id,
+                from,
+                to,
+            });
+        }
+    }
+
+    /// Applies one frame. `body` is `None` if it is damaged. `hole` is the last hole
+    /// before it, where a jump of lsns must come from.
+    pub(super) fn apply(
+        &mut self,
+        segment: SegmentId,
+        header: &Header,
+        body: Option<&[u8]>,
+        hole: Option<Position>,
+    ) {
+        self.arrival = self.arrival.max(header.arrival);
+        match header.kind {
+            Kind::Batch => self.apply_batch(segment, header, body, hole),
+            Kind::Created => self.apply_created(segment, header, body),
+            Kind::Configured => self.apply_configured(segment, header, body),
+            Kind::Deleted => self.apply_deleted(segment, header.log_id, header.end()),
+            Kind::Link | Kind::Marker | Kind::Seal => {}
+            Kind::Trim | Kind::Fence | Kind::Cursor | Kind::Swap => self.findings.push(format!(
+                "a frame at position {} is of kind {:?}, which this version does not know how to apply",
+                header.position, header.kind
+            )),
+        }
+    }
+
+    fn apply_batch(
+        &mut self,
+        segment: SegmentId,
+        header: &Header,
+        body: Option<&[u8]>,
+        hole: Option<Position>,
+    ) {
+        let Some(next) = header.next_lsn() else {
+            return;
+        };
+        let at = hole.unwrap_or(header.position);
+        let expected = self.draft(header.log_id).state.next;
+        if header.first_lsn < expected {
+            self.findings.push(format!(
+                "the frame at position {} repeats lsn {} of log {}; it is ignored",
+                header.position, header.first_lsn, header.log_id
+            ));
+            return;
+        }
+        self.lose(at, header.log_id, expected, header.first_lsn);
+        let readable = body.filter(|_| header.is_readable());
+        let Some(body) = readable else {
+            self.lose(header.position, header.log_id, header.first_lsn, next);
+            self.draft(header.log_id).state.last_end = header.end();
+            return;
+        };
+        let mut time = self.draft(header.log_id).state.last_time;
+        for span in codec::spans(body) {
+            time = time.max(span.own_time.unwrap_or(header.arrival));
+        }
+        self.records += u64::from(header.count);
+        let state = &mut self.draft(header.log_id).state;
+        state.last_time = time;
+        state.touched_in = Some(segment);
+        let frame_len = u32::try_from(header.frame_len()).unwrap_or(u32::MAX);
+        let (position, first_lsn) = (header.position, header.first_lsn);
+        state.set_newest(
+            Place {
+                position,
+                first_lsn,
+                count: header.count,
+                frame_len,
+            },
+            false,
+        );
+    }
+
+    fn apply_created(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
+        let created = body.and_then(Created::decode);
+        let draft = self.draft(header.log_id);
+        draft.state.created_end = header.end();
+        draft.state.last_end = draft.state.last_end.max(header.end());
+        draft.state.touched_in = Some(segment);
+        draft.state.created_in = Some(segment);
+        draft.state.create_time = header.arrival;
+        draft.state.update_time = header.arrival;
+        if let Some(created) = created {
+            draft.name = LogName::new(&created.name).ok();
+            draft.state.config = Arc::new(created.config);
+            draft.state.create_time = created.create_time;
+            draft.state.update_time = created.create_time;
+        }
+    }
+
+    fn apply_configured(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
+        match body.and_then(body::config) {
+            Some(config) => {
+                let state = &mut self.draft(header.log_id).state;
+                state.config = Arc::new(config);
+                state.update_time = header.arrival;
+                state.touched_in = Some(segment);
+                state.last_end = header.end();
+            }
+            None => self.lost_settings(header.log_id),
+        }
+    }
+
+    fn lost_settings(&mut self, id: LogId) {
+        self.findings.push(format!(
+            "a change of settings of log {id} is damaged; older ones apply"
+        ));
+    }
+
+    fn apply_deleted(&mut self, segment: SegmentId, id: LogId, end: Position) {
+        let state = &mut self.draft(id).state;
+        state.deleted = true;
+        state.places = crate::index::Places::default();
+        state.stored_bytes = 0;
+        state.last_end = state.last_end.max(end);
+        state.touched_in = Some(segment);
+    }
+
+    /// What a directory tells of a frame that is damaged itself.
+    pub(super) fn apply_entry(
+        &mut self,
+        segment: SegmentId,
+        position: Position,
+        entry: &DirectoryEntry,
+    ) {
+        let id = entry.log_id;
+        match entry.kind {
+            Kind::Batch => {
+                let to = entry.first_lsn.checked_advance(u64::from(entry.count));
+                self.lose(position, id, entry.first_lsn, to.unwrap_or(entry.first_lsn));
+                self.draft(id).state.touched_in = Some(segment);
+            }
+            Kind::Created => {
+                let draft = self.draft(id);
+                draft.state.created_in = Some(segment);
+                draft.state.touched_in = Some(segment);
+                if draft.name.is_none() {
+                    draft.name = entry
+                        .name
+                        .as_deref()
+                        .and_then(|name| LogName::new(name).ok());
+                }
+            }
+            Kind::Deleted => self.apply_deleted(segment, id, position),
+            Kind::Configured => self.lost_settings(id),
+            Kind::Link | Kind::Marker | Kind::Seal => {}
+            Kind::Trim | Kind::Fence | Kind::Cursor | Kind::Swap => {}
+        }
+    }
+
+    /// How the logs of a segment stood when it was left, told by its successor: what
+    /// of that was not seen is missing, at `position`.
+    pub(super) fn reconcile(
+        &mut self,
+        segment: SegmentId,
+        closings: &[Closing],
+        position: Position,
+    ) {
+        for closing in closings {
+            let state = &mut self.draft(closing.log_id).state;
+            let seen = state.next;
+            state.touched_in = Some(segment);
+            if closing.deleted {
+                self.apply_deleted(segment, closing.log_id, position);
+            } else {
+                self.lose(position, closing.log_id, seen, closing.next_lsn);
+            }
+            let draft = self.draft(closing.log_id);
+            if draft.name.is_none() {
+                draft.name = closing
+                    .name
+                    .as_deref()
+                    .and_then(|name| LogName::new(name).ok());
+                draft.state.created_in = closing.name.is_some().then_some(segment);
+            }
+        }
+    }
+
+    /// How the logs of `segment` stand now, for the link of its successor.
+    pub(super) fn closings(&self, segment: SegmentId) -> Vec<Closing> {
+        let mut closings: Vec<Closing> = self
+            .logs
+            .iter()
+            .filter(|(_, draft)| draft.state.touched_in == Some(segment))
+            .map(|(id, draft)| Closing {
+                log_id: *id,
+                next_lsn: draft.state.next,
+                name: draft
+                    .name
+                    .as_ref()
+                    .filter(|_| draft.state.created_in == Some(segment))
+                    .map(|name| name.as_str().to_owned()),
+                deleted: draft.state.deleted,
+            })
+            .collect();
+        closings.sort_unstable_by_key(|closing| closing.log_id);
+        closings
+    }
+
+    /// Everything is applied: logs as they are served.
+    pub(super) fn finish(mut self, findings: &mut Vec<String>) -> Finished {
+        let logs = Logs::default();
+        let mut by_id = HashMap::new();
+        let mut ids: Vec<LogId> = self.logs.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let Some(mut draft) = self.logs.remove(&id) else {
+                continue;
+            };
+            if let Some(uncertain) = self.uncertain
+                && draft.state.last_end <= uncertain
+            {
+                draft.state.unproven = true;
+            }
+            let Some(name) = draft.name else {
+                findings.push(format!(
+                    "the name of log {id} is lost; its records cannot be reached"
+                ));
+                continue;
+            };
+            let deleted = draft.state.deleted;
+            let log = Arc::new(Log::recovered(id, name, draft.state));
+            by_id.insert(id, Arc::clone(&log));
+            logs.insert(Arc::clone(&log));
+            if deleted {
+                logs.remove_name(&log);
+            }
+        }
+        let damages = self
+            .missing
+            .iter()
+            .filter(|missing| {
+                by_id
+                    .get(&missing.log)
+                    .is_none_or(|log| !log.state.read().deleted)
+            })
+            .map(|missing| Damage {
+                position: missing.position,
+                log: by_id.get(&missing.log).cloned(),
+                from: missing.from,
+                to: missing.to,
+            })
+            .collect();
+        findings.append(&mut self.findings);
+        Finished { logs, damages }
+    }
+}

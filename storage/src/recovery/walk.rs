@@ -1,0 +1,239 @@
+//! Walking the frames of one segment, over damage too.
+//!
+//! Pure: bytes in, items out. Where the walk of a finished segment ends is known from
+//! its successor. Where that of the last one ends is decided by D, the highest position
+//! that any verified header says was flushed: bad bytes below D are damage, bad bytes at
+//! or beyond D are a torn tail, and whatever follows them proves nothing, since a power
+//! cut may keep later sectors and lose earlier ones.
+
+use crate::ids::Position;
+use crate::journal::LIFE_BYTES;
+use crate::journal::frame::{self, Header, Kind};
+use crate::journal::segment::Life;
+
+/// What the walk came upon, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Item {
+    Frame {
+        header: Header,
+        body_good: bool,
+    },
+    /// Bytes that do not verify, from, to.
+    Hole {
+        from: Position,
+        to: Position,
+    },
+}
+
+/// One segment, walked.
+#[derive(Debug)]
+pub(crate) struct Walked {
+    pub(crate) items: Vec<Item>,
+    /// Where its frames end.
+    pub(crate) end: Position,
+    /// Header checksum of the last frame.
+    pub(crate) chain: u32,
+    /// What was cut off: from `end`, so many bytes that are not zeros of a fresh file.
+    pub(crate) torn: u64,
+}
+
+/// One segment's bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes<'a> {
+    pub(crate) life: &'a Life,
+    pub(crate) base: Position,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> Bytes<'a> {
+    fn at(&self, position: Position) -> &'a [u8] {
+        let offset = usize::try_from(position.since(self.base)).unwrap_or(usize::MAX);
+        self.bytes.get(offset..).unwrap_or(&[])
+    }
+
+    fn first(&self) -> Position {
+        self.base.advance(LIFE_BYTES)
+    }
+
+    fn limit(&self) -> Position {
+        self.base
+            .advance((self.bytes.len() as u64).min(self.life.size))
+    }
+
+    /// The verified header at `position`, if there is one.
+    pub(crate) fn header(&self, position: Position) -> Option<Header> {
+        let bytes = self.at(position);
+        if frame::claimed_position(bytes) != Some(position.get()) {
+            return None;
+        }
+        frame::decode_header(bytes, self.life.salt)
+    }
+
+    /// The verified body of the frame.
+    pub(crate) fn body(&self, header: &Header) -> Option<&'a [u8]> {
+        frame::verified_body(self.at(header.position), header)
+    }
+
+    /// The bytes from the frame's first on.
+    pub(crate) fn frame(&self, header: &Header) -> &'a [u8] {
+        self.at(header.position)
+    }
+
+    /// The next position at or after `from` where a header verifies.
+    pub(crate) fn resynchronise(&self, mut from: Position) -> Option<Header> {
+        let limit = self.limit();
+        while from < limit {
+            if let Some(header) = self.header(from) {
+                return Some(header);
+            }
+            from = from.advance(8);
+        }
+        None
+    }
+
+    /// D: the highest position that any header in this segment says was flushed.
+    fn proven(&self) -> Position {
+        let mut proven = Position::ZERO;
+        let mut from = self.first();
+        while let Some(header) = self.resynchronise(from) {
+            proven = proven.max(header.durable_mark);
+            from = header.position.advance(8);
+        }
+        proven
+    }
+
+    /// Walks up to `end`, which a successor tells; whatever is bad below is damage.
+    pub(crate) fn walk_finished(&self, end: Position) -> Walked {
+        let mut walk = Walk::new(*self);
+        while walk.position < end {
+            match walk.frame().filter(|header| header.end() <= end) {
+                Some(header) => walk.take(header),
+                None => walk.skip(end),
+            }
+        }
+        walk.done(0)
+    }
+
+    /// Walks the last segment: the journal ends at its seal, or where its bytes end to
+    /// verify and were never proven flushed.
+    pub(crate) fn walk_last(&self) -> Walked {
+        let proven = self.proven();
+        let mut walk = Walk::new(*self);
+        loop {
+            let good = walk.frame().filter(|header| {
+                // A frame that was never proven must be whole to count.
+                header.end() <= proven || self.body(header).is_some()
+            });
+            match good {
+                Some(header) => {
+                    walk.take(header);
+                    if header.kind == Kind::Seal {
+                        return walk.done(0);
+                    }
+                }
+                None if walk.position < proven => walk.skip(self.limit()),
+                None => break,
+            }
+        }
+        walk.cut_open_unit();
+        let torn = self.debris(walk.position);
+        walk.done(torn)
+    }
+
+    /// How many bytes from `end` on are neither zeros nor plainly of an earlier life.
+    fn debris(&self, end: Position) -> u64 {
+        let rest = self.at(end);
+        let used = rest
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |last| last + 1);
+        // In a recycled file everything behind the end is stale: only what claims to
+        // stand exactly here was meant to.
+        let ours =
+            frame::claimed_position(rest) == Some(end.get()) || self.resynchronise(end).is_some();
+        if ours || self.is_fresh_before(end) {
+            used as u64
+        } else {
+            0
+        }
+    }
+
+    /// Whether the file was all zeros before this life, judged by its very end.
+    fn is_fresh_before(&self, end: Position) -> bool {
+        let rest = self.at(end);
+        let tail = &rest[rest.len().saturating_sub(4096)..];
+        tail.iter().all(|byte| *byte == 0)
+    }
+}
+
+struct Walk<'a> {
+    bytes: Bytes<'a>,
+    items: Vec<Item>,
+    position: Position,
+    /// Chain value the next header must carry; `None` after a hole.
+    chain: Option<u32>,
+    last_chain: u32,
+}
+
+impl<'a> Walk<'a> {
+    fn new(bytes: Bytes<'a>) -> Self {
+        let position = bytes.first();
+        Self {
+            bytes,
+            items: Vec::new(),
+            position,
+            chain: Some(0),
+            last_chain: 0,
+        }
+    }
+
+    /// The good header at the current position.
+    fn frame(&self) -> Option<Header> {
+        let header = self.bytes.header(self.position)?;
+        self.chain
+            .is_none_or(|chain| chain == header.chain)
+            .then_some(header)
+    }
+
+    fn take(&mut self, header: Header) {
+        let body_good = self.bytes.body(&header).is_some();
+        self.items.push(Item::Frame { header, body_good });
+        self.position = header.end();
+        self.chain = Some(header.crc);
+        self.last_chain = header.crc;
+    }
+
+    /// Goes over bad bytes to the next frame, or to `end`.
+    fn skip(&mut self, end: Position) {
+        let from = self.position;
+        let next = self
+            .bytes
+            .resynchronise(from.advance(8))
+            .map(|header| header.position);
+        let to = next.filter(|next| *next < end).unwrap_or(end);
+        self.items.push(Item::Hole { from, to });
+        self.position = to;
+        self.chain = None;
+    }
+
+    /// Takes back the frames of an atomic unit whose last frame is not there.
+    fn cut_open_unit(&mut self) {
+        while let Some(Item::Frame { header, .. }) = self.items.last()
+            && header.continues()
+        {
+            self.position = header.position;
+            self.chain = Some(header.chain);
+            self.last_chain = header.chain;
+            self.items.pop();
+        }
+    }
+
+    fn done(self, torn: u64) -> Walked {
+        Walked {
+            items: self.items,
+            end: self.position,
+            chain: self.last_chain,
+            torn,
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Tests of the whole engine, driven step by step without threads on a disk in memory.
+
+mod appending;
+mod damage;
+mod power_cut;
+mod scanning;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use prost::Message;
+use wald_proto::v1;
+
+use crate::clock::Clock;
+use crate::config::StorageConfig;
+use crate::disk::MemoryDisk;
+use crate::engine::{Appended, LogTarget, Page, ReadRequest, ReadStart, Scan, ScanChunk};
+use crate::engine::{ScanRequest, ScanStart, Selector};
+use crate::error::{AppendError, OpenError, ReadError};
+use crate::ids::{LogName, Lsn, Timestamp};
+use crate::local::Core;
+use crate::metrics::NoObserver;
+use crate::read;
+use crate::record::{Batch, Durability, Guard, LogRecords, Record, StoredBatch, Visibility};
+use crate::recovery::RecoveryReport;
+use crate::ticket::Ticket;
+
+/// A clock that moves when told to.
+pub(crate) struct TestClock(Mutex<(Instant, i64)>);
+
+impl TestClock {
+    fn new() -> Arc<Self> {
+        #[allow(clippy::disallowed_methods, reason = "an arbitrary beginning")]
+        let beginning = Instant::now();
+        Arc::new(Self(Mutex::new((beginning, 1_700_000_000_000_000))))
+    }
+
+    fn advance(&self, micros: i64) {
+        let mut now = self.0.lock();
+        now.0 += Duration::from_micros(micros.unsigned_abs());
+        now.1 += micros;
+    }
+}
+
+impl Clock for TestClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.0.lock().1)
+    }
+
+    fn monotonic(&self) -> Instant {
+        self.0.lock().0
+    }
+}
+
+/// One engine without threads.
+struct Fixture {
+    disk: MemoryDisk,
+    clock: Arc<TestClock>,
+    config: StorageConfig,
+    core: Arc<Core>,
+    report: RecoveryReport,
+}
+
+fn small_config() -> StorageConfig {
+    StorageConfig {
+        segment_bytes: 64 << 10,
+        pool_segments: 1,
+        ..StorageConfig::default()
+    }
+}
+
+fn open(
+    disk: &MemoryDisk,
+    config: &StorageConfig,
+    clock: &Arc<TestClock>,
+) -> Result<(Arc<Core>, RecoveryReport), OpenError> {
+    let clock = Arc::clone(clock) as Arc<dyn Clock>;
+    Core::open(
+        Arc::new(disk.clone()),
+        config.clone(),
+        clock,
+        Arc::new(NoObserver),
+    )
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self::on(MemoryDisk::new())
+    }
+
+    fn on(disk: MemoryDisk) -> Self {
+        Self::with(disk, small_config())
+    }
+
+    fn with(disk: MemoryDisk, config: StorageConfig) -> Self {
+        let clock = TestClock::new();
+        let (core, report) = open(&disk, &config, &clock).unwrap();
+        Self {
+            disk,
+            clock,
+            config,
+            core,
+            report,
+        }
+    }
+
+    /// Ends the process without a word, then starts again.
+    fn restart(self) -> Self {
+        let Self {
+            disk,
+            clock,
+            config,
+            core,
+            ..
+        } = self;
+        drop(core);
+        let (core, report) = open(&disk, &config, &clock).unwrap();
+        Self {
+            disk,
+            clock,
+            config,
+            core,
+            report,
+        }
+    }
+
+    /// Shuts down as it should be, then starts again.
+    fn restart_cleanly(self) -> Self {
+        self.core.close().unwrap();
+        self.restart()
+    }
+
+    fn submit(&self, batch: Batch) -> Ticket {
+        self.core.enqueue(batch, Durability::Durable)
+    }
+
+    /// Appends at once, to the device.
+    fn append(&self, log: &str, data: &[u8]) -> Result<Appended, AppendError> {
+        self.append_batch(batch(&[(log, &[data])]))
+    }
+
+    fn append_batch(&self, batch: Batch) -> Result<Appended, AppendError> {
+        let mut ticket = self.submit(batch);
+        self.core.turn();
+        settled(&mut ticket).expect("a turn settles what wants the device")
+    }
+
+    fn read(&self, log: &str, from: u64) -> Result<Page, ReadError> {
+        self.read_from(log, ReadStart::Lsn(Lsn::new(from)))
+    }
+
+    fn read_from(&self, log: &str, start: ReadStart) -> Result<Page, ReadError> {
+        read::page(&self.core, &read_request(log, start))
+    }
+
+    /// Every record of a log, read page by page.
+    fn contents(&self, log: &str) -> Vec<Vec<u8>> {
+        contents(&self.core, log, Visibility::Durable).unwrap()
+    }
+
+    fn scan(&self, selector: Selector, start: ScanStart, follow: bool) -> Box<dyn Scan> {
+        self.try_scan(selector, start, follow).unwrap()
+    }
+
+    fn try_scan(
+        &self,
+        selector: Selector,
+        start: ScanStart,
+        follow: bool,
+    ) -> Result<Box<dyn Scan>, ReadError> {
+        let request = ScanRequest {
+            selector,
+            start,
+            until_lsn: None,
+            max_records: 0,
+            follow,
+            visibility: None,
+            chunk_bytes: 64 << 10,
+        };
+        self.begin(request)
+    }
+
+    fn begin(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError> {
+        read::scan::begin(&self.core, &Arc::default(), request)
+    }
+}
+
+fn read_request(log: &str, start: ReadStart) -> ReadRequest {
+    ReadRequest {
+        log: target(log),
+        start,
+        max_records: 1000,
+        max_bytes: 1 << 20,
+        visibility: None,
+    }
+}
+
+fn target(log: &str) -> LogTarget {
+    LogTarget {
+        name: LogName::new(log).unwrap(),
+        log_id: None,
+    }
+}
+
+fn one(log: &str) -> Selector {
+    Selector::Log(target(log))
+}
+
+fn record(data: &[u8]) -> Record {
+    Record {
+        data: Bytes::copy_from_slice(data),
+        ..Record::default()
+    }
+}
+
+fn batch(logs: &[(&str, &[&[u8]])]) -> Batch {
+    let logs = logs
+        .iter()
+        .map(|(log, data)| LogRecords {
+            log: LogName::new(log).unwrap(),
+            records: data.iter().map(|data| record(data)).collect(),
+            guard: Guard::default(),
+        })
+        .collect();
+    Batch {
+        logs,
+        checks: Vec::new(),
+    }
+}
+
+/// The payloads of a stored batch.
+fn payloads(batch: &StoredBatch) -> Vec<Vec<u8>> {
+    let decoded = v1::RecordBatch::decode(batch.body.clone()).unwrap();
+    assert_eq!(decoded.records.len(), batch.count as usize);
+    decoded
+        .records
+        .into_iter()
+        .map(|record| match record.payload {
+            Some(v1::record::Payload::Data(data)) => data.to_vec(),
+            other => panic!("stored payload {other:?}"),
+        })
+        .collect()
+}
+
+fn contents(
+    core: &Arc<Core>,
+    log: &str,
+    visibility: Visibility,
+) -> Result<Vec<Vec<u8>>, ReadError> {
+    let mut found = Vec::new();
+    let mut next = Lsn::ZERO;
+    loop {
+        let mut request = read_request(log, ReadStart::Lsn(next));
+        request.visibility = Some(visibility);
+        let page = read::page(core, &request)?;
+        for batch in &page.batches {
+            assert_eq!(batch.first_lsn, next, "lsns are dense");
+            next = batch.next_lsn();
+            found.extend(payloads(batch));
+        }
+        assert_eq!(page.next_lsn, next);
+        if next == page.tail_lsn {
+            return Ok(found);
+        }
+        assert!(
+            !page.batches.is_empty(),
+            "a page below the tail has something"
+        );
+    }
+}
+
+/// The ticket's last answer, if it is there.
+fn settled(ticket: &mut Ticket) -> Option<Result<Appended, AppendError>> {
+    let mut context = Context::from_waker(Waker::noop());
+    match Future::poll(Pin::new(ticket), &mut context) {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => None,
+    }
+}
+
+/// The scan's next chunk, if it is there. Fixture engines have no reader threads: what
+/// a scan hands to them is done here.
+fn next_chunk(scan: &mut Box<dyn Scan>) -> Option<Result<Option<ScanChunk>, ReadError>> {
+    let mut next = scan.next();
+    let mut context = Context::from_waker(Waker::noop());
+    match next.as_mut().poll(&mut context) {
+        Poll::Ready(chunk) => Some(chunk),
+        Poll::Pending => None,
+    }
+}

@@ -1,0 +1,95 @@
+//! The only place where the engine starts threads.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::ticket::{Awaited, Promise};
+
+/// Starts a named thread.
+///
+/// # Errors
+/// If the system has no room for another.
+#[allow(clippy::disallowed_methods, reason = "this is the one place")]
+pub(crate) fn start(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(format!("wald-{name}"))
+        .spawn(body)
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// A bounded number of threads for work that may wait for the disk, so that event
+/// loops never do.
+#[derive(Default)]
+pub(crate) struct Workers {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    started: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    stopped: bool,
+}
+
+impl Workers {
+    /// Starts `count` threads that work until [`Workers::stop`].
+    pub(crate) fn start(self: &Arc<Self>, count: usize) -> io::Result<Vec<JoinHandle<()>>> {
+        self.started.store(true, Ordering::SeqCst);
+        (0..count)
+            .map(|index| {
+                let workers = Arc::clone(self);
+                start(&format!("reader-{index}"), move || workers.work())
+            })
+            .collect()
+    }
+
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(task) = queue.tasks.pop_front() {
+                drop(queue);
+                task();
+                queue = self.queue.lock();
+            } else if queue.stopped {
+                return;
+            } else {
+                self.changed.wait(&mut queue);
+            }
+        }
+    }
+
+    /// Runs `task` on one of the threads; at once and here if none was ever started,
+    /// as in simulations.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> T + Send + 'static,
+    ) -> Awaited<T> {
+        let (promise, awaited) = Promise::new();
+        if !self.started.load(Ordering::SeqCst) {
+            promise.keep(task());
+            return awaited;
+        }
+        self.queue
+            .lock()
+            .tasks
+            .push_back(Box::new(move || promise.keep(task())));
+        self.changed.notify_one();
+        awaited
+    }
+
+    /// Ends the threads when what is queued is done.
+    pub(crate) fn stop(&self) {
+        self.queue.lock().stopped = true;
+        self.changed.notify_all();
+    }
+}
