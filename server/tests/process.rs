@@ -2,10 +2,8 @@
 
 mod support;
 
-use std::process::Stdio;
-
 use rustix::process::Signal;
-use support::{Daemon, append, records, wald};
+use support::{Daemon, append, output, records, wald};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -68,24 +66,37 @@ async fn kill_loses_nothing_acked_and_raises_the_epoch() {
     assert_eq!(records(&[page.batch.unwrap()])[0].2, "kept");
 }
 
-#[tokio::test]
-async fn appends_in_flight_are_answered_before_it_stops() {
-    let daemon = Daemon::start(&[]);
-    let wal = daemon.wal().await;
-    let writers: Vec<_> = (0..200)
-        .map(|writer| {
-            let mut wal = wal.clone();
-            tokio::spawn(async move { wal.append(append("a", &writer.to_string())).await })
-        })
-        .collect();
-    daemon.signal(Signal::TERM);
-    for writer in writers {
-        // Answered, or told that it was not applied; never left alone with the question.
-        if let Err(status) = writer.await.unwrap() {
-            assert_eq!(status.code(), tonic::Code::Unavailable, "{status:?}");
+/// Appends until the server does not answer any more; how many were acked.
+async fn append_until_refused(daemon: &Daemon, log: String) -> tokio::task::JoinHandle<usize> {
+    let mut wal = daemon.wal().await;
+    wal.append(append(&log, "first")).await.unwrap();
+    tokio::spawn(async move {
+        let mut acked = 1;
+        while wal.append(append(&log, "more")).await.is_ok() {
+            acked += 1;
         }
+        acked
+    })
+}
+
+#[tokio::test]
+async fn stopping_under_load_answers_every_append_that_it_applies() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    let mut writers = Vec::new();
+    for writer in 0..16 {
+        writers.push(append_until_refused(&daemon, writer.to_string()).await);
     }
+    daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().code(), Some(0));
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    assert_eq!(daemon.start["recovery"], "clean");
+    let mut wal = daemon.wal().await;
+    for (log, writer) in writers.into_iter().enumerate() {
+        let page = wal.read(read(&log.to_string())).await.unwrap().into_inner();
+        let acked = u64::try_from(writer.await.unwrap()).unwrap();
+        assert_eq!(page.tail_lsn, Some(acked), "log {log}");
+    }
 }
 
 #[tokio::test]
@@ -119,13 +130,13 @@ fn second_daemon_on_a_directory_names_the_holder() {
     let taken = daemon.start["grpc"].as_str().unwrap();
     // Whether it has ports of its own or finds them taken too.
     for listen in [":0", taken] {
-        let second = wald()
+        let mut second = wald();
+        second
             .arg("--data-dir")
             .arg(directory.path())
             .args(["--listen", listen, "--http-listen", ":0"])
-            .args(["--log-format", "text"])
-            .output()
-            .unwrap();
+            .args(["--log-format", "text"]);
+        let second = output(&mut second);
         let said = String::from_utf8(second.stderr).unwrap();
         assert_eq!(second.status.code(), Some(75), "{said}");
         assert!(said.contains("in use by"), "{said}");
@@ -137,13 +148,13 @@ fn second_daemon_on_a_directory_names_the_holder() {
 fn taken_port_is_one_line_and_an_exit_code() {
     let daemon = Daemon::start(&[]);
     let other = tempfile::tempdir().unwrap();
-    let second = wald()
+    let mut second = wald();
+    second
         .arg("--data-dir")
         .arg(other.path())
         .args(["--listen", daemon.start["grpc"].as_str().unwrap()])
-        .args(["--log-format", "text"])
-        .output()
-        .unwrap();
+        .args(["--log-format", "text"]);
+    let second = output(&mut second);
     let said = String::from_utf8(second.stderr).unwrap();
     assert_eq!(second.status.code(), Some(69), "{said}");
     assert!(said.contains("--listen"), "{said}");
@@ -159,7 +170,7 @@ fn configuration_is_shown_with_origins_and_checked() {
         wald.args(["config", command, "--config"]).arg(&file);
         wald.env("WALD_POOL_SEGMENTS", "5");
         wald.args(["--max-batch-records", "9"]);
-        wald.output().unwrap()
+        output(&mut wald)
     };
     let shown = String::from_utf8(config("show").stdout).unwrap();
     let line = |name: &str| {
@@ -186,11 +197,7 @@ fn configuration_is_shown_with_origins_and_checked() {
 
 #[test]
 fn plaintext_for_everyone_has_to_be_asked_for() {
-    let refused = wald()
-        .args(["--listen", "0.0.0.0:0"])
-        .stdout(Stdio::null())
-        .output()
-        .unwrap();
+    let refused = output(wald().args(["--listen", "0.0.0.0:0"]));
     assert_eq!(refused.status.code(), Some(78));
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(said.contains("--insecure-listen"), "{said}");
