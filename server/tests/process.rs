@@ -28,7 +28,7 @@ async fn stopping_ends_clean_and_keeps_everything() {
         .await
         .unwrap();
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().code(), Some(0));
+    assert_eq!(daemon.ended().await.code(), Some(0));
     let daemon = Daemon::start_in(directory.path(), &[]);
     assert_eq!(daemon.start["recovery"], "clean");
     assert_eq!(daemon.start["recovery_epoch"], 1);
@@ -88,7 +88,7 @@ async fn stopping_under_load_answers_every_append_that_it_applies() {
         writers.push(append_until_refused(&daemon, writer.to_string()).await);
     }
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().code(), Some(0));
+    assert_eq!(daemon.ended().await.code(), Some(0));
     let daemon = Daemon::start_in(directory.path(), &[]);
     assert_eq!(daemon.start["recovery"], "clean");
     let mut wal = daemon.wal().await;
@@ -120,7 +120,7 @@ async fn before_it_stops_it_says_not_ready_and_goes_on_accepting() {
     wal.append(append("a", "1")).await.unwrap();
     // The second signal does not wait for the hour to pass.
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().code(), Some(1));
+    assert_eq!(daemon.ended().await.code(), Some(1));
 }
 
 #[test]

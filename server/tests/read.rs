@@ -407,5 +407,5 @@ async fn following_scan_ends_with_draining_when_the_server_stops() {
         (told.code, told.reason.as_str()),
         (Code::Unavailable, "DRAINING")
     );
-    assert!(daemon.ended().success());
+    assert!(daemon.ended().await.success());
 }
