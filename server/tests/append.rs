@@ -1,5 +1,7 @@
 //! Appends over the wire: acks, conditions, refusals.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod support;
 
 use support::{Daemon, Told, append, part, payload, records, text};

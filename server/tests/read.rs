@@ -1,5 +1,7 @@
 //! Reads and scans over the wire.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod support;
 
 use std::time::Duration;
