@@ -1,3 +1,185 @@
-//! The Wald daemon.
+//! The Wald daemon: `wald` serves, `wald config` shows and checks settings.
 
-fn main() {}
+mod config;
+mod convert;
+mod drain;
+mod http;
+mod logging;
+mod metrics;
+mod rpc;
+mod serve;
+mod status;
+mod transport;
+
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+
+use config::{ConfigProblem, Effective, Layers, SETTINGS, env_name, flag_name};
+use serve::Exit;
+
+fn main() -> ExitCode {
+    let matches = command().get_matches();
+    let source = Source::new(&matches);
+    let result = match matches.subcommand() {
+        Some(("config", matches)) => configure(&source, matches),
+        _ => serve(&source),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(exit) => {
+            for line in exit.message.lines() {
+                eprintln!("wald: {line}");
+            }
+            ExitCode::from(exit.code)
+        }
+    }
+}
+
+fn command() -> Command {
+    let mut command = Command::new("wald")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Write-ahead logs as a service: appends that are on the device when acked.")
+        .after_help(
+            "Every setting is also a variable (WALD_SEGMENT_BYTES) and a key of the file given \
+             with --config (segment_bytes); flags win, then variables, then the file.",
+        )
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .env("WALD_CONFIG")
+                .value_name("FILE")
+                .help("TOML file with settings")
+                .value_parser(value_parser!(PathBuf))
+                .global(true),
+        )
+        .subcommand(Command::new("serve").about("Serve (what wald does without a command)"))
+        .subcommand(
+            Command::new("config")
+                .about("Look at the configuration")
+                .subcommand_required(true)
+                .subcommand(
+                    Command::new("show").about("Print every setting in force and its origin"),
+                )
+                .subcommand(
+                    Command::new("check")
+                        .about("Exit with 0 if the configuration is usable, else 78"),
+                )
+                .subcommand(
+                    Command::new("reference").about("Print every setting with its documentation"),
+                ),
+        );
+    for setting in SETTINGS {
+        let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();
+        let mut arg = Arg::new(setting.name)
+            // clap keeps names for ever; there are a few dozen, made once.
+            .long(&*flag_name(setting.name).leak())
+            .env(&*env_name(setting.name).leak())
+            .value_name("VALUE")
+            .help(format!("{} [default: {}]", doc.join(" "), setting.default))
+            .hide_env(true)
+            .action(ArgAction::Set)
+            .global(true);
+        if setting.switch {
+            arg = arg
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("true");
+        }
+        command = command.arg(arg);
+    }
+    command
+}
+
+/// Where the configuration of this process comes from; asked again on SIGHUP.
+struct Source {
+    flags: HashMap<&'static str, String>,
+    env: HashMap<&'static str, String>,
+    file: Option<PathBuf>,
+}
+
+impl Source {
+    fn new(matches: &ArgMatches) -> Self {
+        // Global arguments are in the innermost matches, wherever they were given.
+        let mut innermost = matches;
+        while let Some((_, inner)) = innermost.subcommand() {
+            innermost = inner;
+        }
+        let mut source = Self {
+            flags: HashMap::new(),
+            env: HashMap::new(),
+            file: innermost.get_one::<PathBuf>("config").cloned(),
+        };
+        for setting in SETTINGS {
+            let Some(value) = innermost.get_one::<String>(setting.name) else {
+                continue;
+            };
+            match innermost.value_source(setting.name) {
+                Some(ValueSource::EnvVariable) => source.env.insert(setting.name, value.clone()),
+                _ => source.flags.insert(setting.name, value.clone()),
+            };
+        }
+        source
+    }
+
+    fn resolve(&self) -> Result<Effective, ConfigProblem> {
+        let file = match &self.file {
+            None => None,
+            Some(path) => match std::fs::read_to_string(path) {
+                Ok(text) => Some((path.clone(), text)),
+                Err(error) => {
+                    return Err(ConfigProblem(vec![format!("{}: {error}", path.display())]));
+                }
+            },
+        };
+        Layers {
+            flags: self.flags.clone(),
+            env: self.env.clone(),
+            file,
+        }
+        .resolve()
+    }
+
+    fn effective(&self) -> Result<Effective, Exit> {
+        self.resolve()
+            .map_err(|problem| Exit::new(Exit::CONFIG, problem.to_string()))
+    }
+}
+
+fn configure(source: &Source, matches: &ArgMatches) -> Result<(), Exit> {
+    let text = match matches.subcommand_name() {
+        Some("reference") => config::reference(),
+        Some("check") => source.effective().map(|_| String::new())?,
+        _ => source.effective()?.show(),
+    };
+    // Whoever closed the pipe has read enough.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn serve(source: &Source) -> Result<(), Exit> {
+    let config = source.effective()?.config;
+    let json = match config.log_format {
+        config::LogFormat::Auto => !std::io::stderr().is_terminal(),
+        config::LogFormat::Text => false,
+        config::LogFormat::Json => true,
+    };
+    let log = logging::start(json, &config.log_filter)
+        .map_err(|why| Exit::new(Exit::CONFIG, format!("log_filter: {why}")))?;
+    let reload = || match source.resolve() {
+        Ok(effective) => log.set_filter(&effective.config.log_filter),
+        Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
+    };
+    let result = serve::run(&config, &reload, !json);
+    if let Err(exit) = &result
+        && json
+    {
+        // Those who read the log as JSON get the reason there too, not only as a line.
+        tracing::error!(code = exit.code, reason = exit.message.as_str(), "exiting");
+    }
+    result
+}

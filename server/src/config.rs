@@ -1,0 +1,239 @@
+//! Settings: one table for names, documentation and defaults, from which come the
+//! flags, the environment variables, the keys of the file, `wald config show` and
+//! `wald config reference`.
+//!
+//! ```text
+//! flag --segment-bytes  >  WALD_SEGMENT_BYTES  >  segment_bytes in --config FILE  >  default
+//! ```
+//!
+//! Every value is text until it is parsed by the type of its setting, whichever way it
+//! came, so that a size is written the same in all of them.
+
+mod layers;
+mod value;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use wald_storage::StorageConfig;
+
+pub(crate) use layers::{ConfigProblem, Effective, Layers, env_name, flag_name, reference};
+pub(crate) use value::{DamagePolicy, FlushFailurePolicy, LogFormat, Size, SyncMode, Value};
+
+/// One row of the table of settings.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    /// Its key in a file; flag and variable are derived from it.
+    pub(crate) name: &'static str,
+    /// What it does, its bounds, and what follows from it.
+    pub(crate) doc: &'static str,
+    /// The default, as one would write it.
+    pub(crate) default: &'static str,
+    /// Whether it may be given as a flag without a value.
+    pub(crate) switch: bool,
+}
+
+macro_rules! settings {
+    ($( $(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:literal; )+) => {
+        /// Every setting, parsed and checked.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub(crate) struct Config {
+            $( $(#[doc = $doc])+ pub(crate) $name: $type, )+
+        }
+
+        /// The table: everything that can be set.
+        pub(crate) const SETTINGS: &[Setting] = &[
+            $( Setting {
+                name: stringify!($name),
+                doc: concat!($($doc, "\n"),+),
+                default: $default,
+                switch: <$type as Value>::SWITCH,
+            }, )+
+        ];
+
+        impl Config {
+            /// Parses the text found for each setting; collects every problem, so that
+            /// a user mends a file once. Gives back the values as Wald writes them.
+            fn parse(
+                mut text_of: impl FnMut(&'static str) -> String,
+                mut problem: impl FnMut(&'static str, String),
+            ) -> Option<(Self, Vec<String>)> {
+                $( let $name = match <$type as Value>::parse(&text_of(stringify!($name))) {
+                    Ok(value) => Some(value),
+                    Err(why) => {
+                        problem(stringify!($name), why);
+                        None
+                    }
+                }; )+
+                let config = Self { $( $name: $name?, )+ };
+                let shown = vec![ $( config.$name.show(), )+ ];
+                Some((config, shown))
+            }
+        }
+    };
+}
+
+settings! {
+    /// Address and port of the gRPC service. Port 0 takes a free one, which the start
+    /// line prints; an address left out (":6925") is 127.0.0.1.
+    listen: SocketAddr = "127.0.0.1:6925";
+    /// Address and port of /metrics, /livez and /readyz.
+    http_listen: SocketAddr = "127.0.0.1:6926";
+    /// Allows to serve gRPC without TLS on an address that other machines can reach.
+    /// Whoever reaches the port can then read and append everything.
+    insecure_listen: bool = "false";
+    /// The directory that holds everything. Made if it is missing; locked while in use.
+    data_dir: PathBuf = "./wald-data";
+    /// What an append without a durability of its own is acknowledged with. strict:
+    /// flushed to the device.
+    sync_mode: SyncMode = "strict";
+    /// How long something written may stay unflushed when nobody asks for a flush:
+    /// bounds what a power cut can take from acks weaker than DURABLE.
+    sync_interval: Duration = "100ms";
+    /// Idle time after which the journal proves its newest records durable by a marker.
+    marker_delay: Duration = "50ms";
+    /// Size of every new segment file: a multiple of 4KiB, at least 64KiB. A request
+    /// must fit into half of one, so that small segments lower max_batch_bytes.
+    segment_bytes: Size = "64MiB";
+    /// Segments kept ready for the next roll; at least 1. Each takes segment_bytes.
+    pool_segments: usize = "2";
+    /// Largest record, data and headers together.
+    max_record_bytes: Size = "1MiB";
+    /// Largest request over all its logs, in encoded bytes. The transport accepts twice
+    /// as much, so that the answer to more is REQUEST_TOO_LARGE with the facts.
+    max_batch_bytes: Size = "4MiB";
+    /// Most records in one request, over all its logs.
+    max_batch_records: u32 = "1000";
+    /// Bytes of appends in flight before new ones are answered BUSY: bounds memory, and
+    /// the wait for an ack.
+    max_inflight_bytes: Size = "32MiB";
+    /// How far a record's own time may be ahead of the server's clock.
+    max_timestamp_ahead: Duration = "1m";
+    /// Whether the first append to an unknown name creates the log.
+    auto_create: bool = "true";
+    /// What a start does about damage below the proven end of the journal. quarantine:
+    /// names the damaged records and serves everything else; refuse: does not start.
+    on_damage: DamagePolicy = "quarantine";
+    /// What to do when a flush or write of the journal fails. exit: answer what is in
+    /// flight and exit with code 70, so that the supervisor restarts and recovery finds
+    /// the truth; read_only: stay, not ready, and serve reads.
+    on_flush_failure: FlushFailurePolicy = "exit";
+    /// Threads for reads that may wait for the disk; at least 1.
+    reader_threads: usize = "4";
+    /// Event loops that serve gRPC, each a thread with its own share of the connections.
+    /// 0: one for every core.
+    worker_threads: usize = "0";
+    /// Most gRPC connections at a time; more wait to be accepted. 0: no bound.
+    max_connections: usize = "10000";
+    /// Most concurrent calls on one connection; more wait at the client.
+    max_concurrent_streams: u32 = "4096";
+    /// Streams that the server may have reset on one connection before it ends the
+    /// connection: bounds what a misbehaving client can cost.
+    max_local_resets: usize = "1024";
+    /// Largest header list of one call.
+    max_header_bytes: Size = "16KiB";
+    /// HTTP/2 flow-control window of one call: what a client may send ahead.
+    stream_window_bytes: Size = "1MiB";
+    /// HTTP/2 flow-control window of one connection.
+    connection_window_bytes: Size = "8MiB";
+    /// Idle time after which the server asks whether the client still lives, by HTTP/2
+    /// ping and by TCP keepalive. 0: never.
+    keepalive_interval: Duration = "20s";
+    /// How long the answer to such a ping may take before the connection is closed.
+    keepalive_timeout: Duration = "20s";
+    /// Age at which a connection is told to make a new one (GOAWAY; what runs on it goes
+    /// on), so that load spreads over servers that came later. 0: never.
+    max_connection_age: Duration = "0s";
+    /// How long after max_connection_age what still runs on the connection may go on.
+    /// 0: for ever.
+    max_connection_age_grace: Duration = "0s";
+    /// Longest time of one unary call, whatever deadline the client gives. 0: no bound.
+    request_timeout: Duration = "5m";
+    /// Silence after which a scan sends a message without records.
+    heartbeat_interval: Duration = "15s";
+    /// Whether to answer reflection (grpcurl without proto files).
+    reflection: bool = "true";
+    /// After SIGTERM: how long to go on accepting while health says NOT_SERVING, so that
+    /// load balancers notice first.
+    drain_delay: Duration = "0s";
+    /// After drain_delay: how long what was accepted may take to finish before the
+    /// process exits anyway.
+    shutdown_timeout: Duration = "30s";
+    /// Form of the log on stderr. auto: text on a terminal, otherwise json.
+    log_format: LogFormat = "auto";
+    /// What to log: a level (error, warn, info, debug, trace), or directives such as
+    /// "info,wald=debug". SIGHUP reads it anew.
+    log_filter: String = "info";
+}
+
+impl Config {
+    /// The engine's share of the settings.
+    pub(crate) fn storage(&self) -> Result<StorageConfig, String> {
+        let narrow = |name: &str, size: Size| {
+            u32::try_from(size.0).map_err(|_| format!("{name} is {size}; the most is 4GiB"))
+        };
+        Ok(StorageConfig {
+            segment_bytes: self.segment_bytes.0,
+            pool_segments: self.pool_segments,
+            sync_interval: self.sync_interval,
+            marker_delay: self.marker_delay,
+            max_inflight_bytes: self.max_inflight_bytes.0,
+            max_record_bytes: narrow("max_record_bytes", self.max_record_bytes)?,
+            max_batch_bytes: narrow("max_batch_bytes", self.max_batch_bytes)?,
+            max_batch_records: self.max_batch_records,
+            max_future: self.max_timestamp_ahead,
+            auto_create: self.auto_create,
+            on_damage: self.on_damage.into(),
+            reader_threads: self.reader_threads,
+        })
+    }
+
+    /// Rules that take more than one setting, or more than a type.
+    fn check(&self) -> Result<(), String> {
+        self.storage()?.check().map_err(|error| error.to_string())?;
+        if !self.listen.ip().is_loopback() && !self.insecure_listen {
+            return Err(format!(
+                "listen is {}: whoever reaches that port could read and append everything, because \
+                 the service speaks plaintext; listen on 127.0.0.1, or say --insecure-listen if \
+                 something else protects the port",
+                self.listen
+            ));
+        }
+        for (name, size) in [
+            ("max_header_bytes", self.max_header_bytes),
+            ("stream_window_bytes", self.stream_window_bytes),
+            ("connection_window_bytes", self.connection_window_bytes),
+        ] {
+            // HTTP/2 keeps windows in 31 bits; below 1 KiB no call gets through.
+            if size.0 < 1 << 10 || size.0 > (1 << 31) - 1 {
+                return Err(format!(
+                    "{name} is {size}; it must be from 1KiB to just below 2GiB"
+                ));
+            }
+        }
+        for (name, zero) in [
+            ("max_concurrent_streams", self.max_concurrent_streams == 0),
+            ("heartbeat_interval", self.heartbeat_interval.is_zero()),
+            ("keepalive_timeout", self.keepalive_timeout.is_zero()),
+        ] {
+            if zero {
+                return Err(format!("{name} is 0; it must be more"));
+            }
+        }
+        tracing_subscriber::EnvFilter::try_new(&self.log_filter)
+            .map(|_| ())
+            .map_err(|error| format!("log_filter is {:?}: {error}", self.log_filter))
+    }
+
+    /// The event loops to start.
+    pub(crate) fn workers(&self) -> usize {
+        match self.worker_threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            given => given,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

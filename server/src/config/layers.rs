@@ -1,0 +1,248 @@
+//! Where values come from, in which order, and what is wrong with them.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::{Config, SETTINGS};
+
+/// The flag of a setting, without the dashes.
+pub(crate) fn flag_name(setting: &str) -> String {
+    setting.replace('_', "-")
+}
+
+/// The environment variable of a setting.
+pub(crate) fn env_name(setting: &str) -> String {
+    format!("WALD_{}", setting.to_uppercase())
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Nobody set it.
+    Default,
+    /// The configuration file.
+    File(PathBuf),
+    /// The environment.
+    Env,
+    /// The command line.
+    Flag,
+}
+
+/// Everything that is wrong with a configuration, one sentence each.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ConfigProblem(pub(crate) Vec<String>);
+
+impl fmt::Display for ConfigProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for ConfigProblem {}
+
+/// What was said, before anything is believed.
+#[derive(Debug, Default)]
+pub(crate) struct Layers {
+    /// Values of flags, by setting.
+    pub(crate) flags: HashMap<&'static str, String>,
+    /// Values of environment variables, by setting.
+    pub(crate) env: HashMap<&'static str, String>,
+    /// The file's path and text.
+    pub(crate) file: Option<(PathBuf, String)>,
+}
+
+/// A setting as it is in force.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// The setting.
+    pub(crate) name: &'static str,
+    /// Its value as Wald writes it.
+    pub(crate) value: String,
+    /// Where it came from.
+    pub(crate) origin: Origin,
+}
+
+/// A configuration that can be used.
+#[derive(Debug)]
+pub(crate) struct Effective {
+    /// The parsed settings.
+    pub(crate) config: Config,
+    /// The same for people, in the order of the table.
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl Layers {
+    /// Picks each setting's value and checks all of them.
+    ///
+    /// # Errors
+    /// Names every unknown key with the nearest known one, and every value that cannot be.
+    pub(crate) fn resolve(&self) -> Result<Effective, ConfigProblem> {
+        let mut problems = Vec::new();
+        let file = match &self.file {
+            Some((path, text)) => read_file_keys(path, text, &mut problems),
+            None => HashMap::new(),
+        };
+        let pick = |name: &'static str| -> (String, Origin) {
+            if let Some(value) = self.flags.get(name) {
+                return (value.clone(), Origin::Flag);
+            }
+            if let Some(value) = self.env.get(name) {
+                return (value.clone(), Origin::Env);
+            }
+            if let (Some(value), Some((path, _))) = (file.get(name), &self.file) {
+                return (value.clone(), Origin::File(path.clone()));
+            }
+            let default = SETTINGS
+                .iter()
+                .find(|setting| setting.name == name)
+                .map_or("", |setting| setting.default);
+            (default.to_owned(), Origin::Default)
+        };
+        let parsed = Config::parse(
+            |name| pick(name).0,
+            |name, why| {
+                let (value, origin) = pick(name);
+                problems.push(format!(
+                    "{name} is {value:?} ({}): {why}",
+                    describe(name, &origin)
+                ));
+            },
+        );
+        if let Some((config, _)) = &parsed
+            && let Err(why) = config.check()
+        {
+            problems.push(why);
+        }
+        match parsed {
+            Some((config, shown)) if problems.is_empty() => Ok(Effective {
+                config,
+                entries: SETTINGS
+                    .iter()
+                    .zip(shown)
+                    .map(|(setting, value)| Entry {
+                        name: setting.name,
+                        value,
+                        origin: pick(setting.name).1,
+                    })
+                    .collect(),
+            }),
+            _ => Err(ConfigProblem(problems)),
+        }
+    }
+}
+
+impl Effective {
+    /// The settings in force as a file that sets them, each with its origin.
+    pub(crate) fn show(&self) -> String {
+        let lines: Vec<(String, String)> = self
+            .entries
+            .iter()
+            .map(|entry| {
+                (
+                    format!("{} = {}", entry.name, toml_value(&entry.value)),
+                    describe(entry.name, &entry.origin),
+                )
+            })
+            .collect();
+        let width = lines.iter().map(|(left, _)| left.len()).max().unwrap_or(0);
+        let mut out = String::new();
+        for (left, origin) in lines {
+            let _ = writeln!(out, "{left:width$}  # {origin}");
+        }
+        out
+    }
+}
+
+/// Every setting with its documentation and default, as a file.
+pub(crate) fn reference() -> String {
+    let mut out = String::from(
+        "# Every setting of wald with its default. A flag (--segment-bytes) wins over the\n\
+         # environment (WALD_SEGMENT_BYTES), that over the file (--config), that over this.\n",
+    );
+    for setting in SETTINGS {
+        out.push('\n');
+        for line in setting.doc.lines() {
+            let _ = writeln!(out, "#{line}");
+        }
+        let _ = writeln!(out, "# {} = {}", setting.name, toml_value(setting.default));
+    }
+    out
+}
+
+fn toml_value(text: &str) -> String {
+    if text.parse::<bool>().is_ok() || text.parse::<u64>().is_ok() {
+        return text.to_owned();
+    }
+    let mut quoted = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control.is_control() => {
+                let _ = write!(quoted, "\\u{:04X}", u32::from(control));
+            }
+            plain => quoted.push(plain),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn describe(name: &str, origin: &Origin) -> String {
+    match origin {
+        Origin::Default => "default".to_owned(),
+        Origin::File(path) => format!("file {}", path.display()),
+        Origin::Env => format!("environment {}", env_name(name)),
+        Origin::Flag => format!("flag --{}", flag_name(name)),
+    }
+}
+
+fn read_file_keys(
+    path: &Path,
+    text: &str,
+    problems: &mut Vec<String>,
+) -> HashMap<&'static str, String> {
+    let table: toml::Table = match text.parse() {
+        Ok(table) => table,
+        Err(error) => {
+            problems.push(format!("{}: {error}", path.display()));
+            return HashMap::new();
+        }
+    };
+    let mut values = HashMap::new();
+    for (key, value) in &table {
+        let Some(setting) = SETTINGS.iter().find(|setting| setting.name == key) else {
+            problems.push(format!(
+                "{}: there is no setting {key:?}{}",
+                path.display(),
+                nearest(key).map_or_else(String::new, |name| format!("; did you mean {name:?}?"))
+            ));
+            continue;
+        };
+        match value {
+            toml::Value::String(text) => values.insert(setting.name, text.clone()),
+            toml::Value::Integer(number) => values.insert(setting.name, number.to_string()),
+            toml::Value::Boolean(truth) => values.insert(setting.name, truth.to_string()),
+            other => {
+                problems.push(format!(
+                    "{}: {key} is a {}; expected a text, a number, true or false",
+                    path.display(),
+                    other.type_str()
+                ));
+                None
+            }
+        };
+    }
+    values
+}
+
+/// The known key that `key` was probably meant to be.
+pub(crate) fn nearest(key: &str) -> Option<&'static str> {
+    let key = key.to_lowercase().replace('-', "_");
+    SETTINGS
+        .iter()
+        .map(|setting| (strsim::jaro_winkler(&key, setting.name), setting.name))
+        .filter(|(likeness, _)| *likeness > 0.7)
+        .max_by(|left, right| left.0.total_cmp(&right.0))
+        .map(|(_, name)| name)
+}

@@ -1,0 +1,151 @@
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::layers::{Origin, nearest};
+use super::{Config, Layers, SETTINGS, Size, Value, reference};
+
+fn file(text: &str) -> Layers {
+    Layers {
+        file: Some((PathBuf::from("wald.toml"), text.to_owned())),
+        ..Layers::default()
+    }
+}
+
+fn resolved(layers: &Layers) -> Config {
+    layers.resolve().unwrap().config
+}
+
+fn problems(layers: &Layers) -> Vec<String> {
+    layers.resolve().unwrap_err().0
+}
+
+#[test]
+fn defaults_are_a_usable_configuration() {
+    let effective = Layers::default().resolve().unwrap();
+    assert_eq!(effective.config.segment_bytes, Size(64 << 20));
+    assert_eq!(
+        effective.config.storage().unwrap(),
+        wald_storage::StorageConfig::default()
+    );
+    assert!(
+        effective
+            .entries
+            .iter()
+            .all(|entry| entry.origin == Origin::Default)
+    );
+}
+
+#[test]
+fn defaults_are_written_as_they_are_shown() {
+    let effective = Layers::default().resolve().unwrap();
+    for (setting, entry) in SETTINGS.iter().zip(&effective.entries) {
+        assert_eq!(setting.default, entry.value, "{}", setting.name);
+    }
+}
+
+#[test]
+fn flag_wins_over_environment_over_file_over_default() {
+    let mut layers = file("segment_bytes = \"1MiB\"\npool_segments = 3\ndrain_delay = \"1s\"");
+    layers.env = HashMap::from([
+        ("segment_bytes", "2MiB".to_owned()),
+        ("pool_segments", "4".to_owned()),
+    ]);
+    layers.flags = HashMap::from([("segment_bytes", "4MiB".to_owned())]);
+    let effective = layers.resolve().unwrap();
+    assert_eq!(effective.config.segment_bytes, Size(4 << 20));
+    assert_eq!(effective.config.pool_segments, 4);
+    assert_eq!(effective.config.drain_delay, Duration::from_secs(1));
+    let origin = |name: &str| {
+        let entry = effective.entries.iter().find(|entry| entry.name == name);
+        entry.unwrap().origin.clone()
+    };
+    assert_eq!(origin("segment_bytes"), Origin::Flag);
+    assert_eq!(origin("pool_segments"), Origin::Env);
+    assert_eq!(origin("drain_delay"), Origin::File("wald.toml".into()));
+    assert_eq!(origin("listen"), Origin::Default);
+}
+
+#[test]
+fn shown_configuration_is_a_file_that_gives_the_same() {
+    let layers = Layers {
+        flags: HashMap::from([
+            ("segment_bytes", "128KiB".to_owned()),
+            ("auto_create", "false".to_owned()),
+            ("data_dir", "a \"quoted\" place".to_owned()),
+        ]),
+        ..Layers::default()
+    };
+    let effective = layers.resolve().unwrap();
+    let shown = effective.show();
+    assert!(shown.contains("# flag --segment-bytes"), "{shown}");
+    assert_eq!(resolved(&file(&shown)), effective.config);
+}
+
+#[test]
+fn reference_documents_every_setting_and_sets_nothing() {
+    let text = reference();
+    for setting in SETTINGS {
+        assert!(setting.doc.trim().len() > 20, "{}", setting.name);
+        assert!(text.contains(&format!("\n# {} = ", setting.name)));
+    }
+    assert_eq!(resolved(&file(&text)), resolved(&Layers::default()));
+}
+
+#[test]
+fn typo_in_a_file_names_the_nearest_key() {
+    let found = problems(&file("segmnt_bytes = \"1MiB\"\nlistn = \":0\""));
+    assert_eq!(found.len(), 2);
+    assert!(found.iter().any(|p| p.contains("\"segment_bytes\"")));
+    assert!(found.iter().any(|p| p.contains("\"listen\"")));
+    assert_eq!(nearest("zzzz"), None);
+}
+
+#[test]
+fn every_bad_value_is_named_with_its_origin() {
+    let found = problems(&file("segment_bytes = \"64MB\"\ndrain_delay = \"5\""));
+    assert_eq!(found.len(), 2);
+    assert!(found[0].contains("segment_bytes") && found[0].contains("file wald.toml"));
+    assert!(found[1].contains("drain_delay") && found[1].contains("5ms"));
+}
+
+#[test]
+fn sync_modes_that_are_not_built_are_refused_as_such() {
+    let found = problems(&file("sync_mode = \"interval\""));
+    assert!(found[0].contains("not built yet"), "{found:?}");
+}
+
+#[test]
+fn plaintext_off_loopback_needs_a_word() {
+    let mut layers = file("listen = \"0.0.0.0:6925\"");
+    assert!(problems(&layers)[0].contains("--insecure-listen"));
+    layers.flags = HashMap::from([("insecure_listen", "true".to_owned())]);
+    assert!(resolved(&layers).insecure_listen);
+}
+
+#[test]
+fn bounds_of_the_engine_are_checked_too() {
+    assert!(problems(&file("segment_bytes = \"4KiB\""))[0].contains("segment_bytes"));
+}
+
+#[test]
+fn sizes_and_times_are_read_as_they_are_shown() {
+    for (text, bytes) in [
+        ("0B", 0),
+        ("1536B", 1536),
+        ("3KiB", 3072),
+        ("2GiB", 2 << 30),
+    ] {
+        assert_eq!(Size::parse(text), Ok(Size(bytes)));
+        assert_eq!(Size(bytes).show(), text);
+    }
+    assert_eq!(Size::parse("4096"), Ok(Size(4096)));
+    for bad in ["", "MiB", "-1", "1 TB", "99999999999GiB"] {
+        assert!(Size::parse(bad).is_err(), "{bad}");
+    }
+    for (text, nanos) in [("0s", 0), ("5ms", 5_000_000), ("90s", 90_000_000_000)] {
+        assert_eq!(Duration::parse(text), Ok(Duration::from_nanos(nanos)));
+        assert_eq!(Duration::from_nanos(nanos).show(), text);
+    }
+    assert!(Duration::parse("5").is_err());
+}

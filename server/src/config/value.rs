@@ -1,0 +1,273 @@
+//! How values are written: sizes as `64MiB`, times as `5ms`, choices by name.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use wald_storage::OnDamage;
+
+/// A type that settings can have.
+pub(crate) trait Value: Sized {
+    /// Whether its flag may stand without a value.
+    const SWITCH: bool = false;
+
+    /// Reads a value.
+    ///
+    /// # Errors
+    /// Says what was expected.
+    fn parse(text: &str) -> Result<Self, String>;
+
+    /// Writes it so that [`Value::parse`] gives the same.
+    fn show(&self) -> String;
+}
+
+impl Value for bool {
+    const SWITCH: bool = true;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+            .map_err(|_| "expected true or false".to_owned())
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+macro_rules! number {
+    ($($type:ty),+) => { $(
+        impl Value for $type {
+            fn parse(text: &str) -> Result<Self, String> {
+                text.parse().map_err(|_| format!("expected a number from 0 to {}", Self::MAX))
+            }
+
+            fn show(&self) -> String {
+                self.to_string()
+            }
+        }
+    )+ };
+}
+
+number!(u32, usize);
+
+impl Value for String {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+
+    fn show(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Value for PathBuf {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err("expected a path".to_owned());
+        }
+        Ok(text.into())
+    }
+
+    fn show(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+impl Value for SocketAddr {
+    fn parse(text: &str) -> Result<Self, String> {
+        let full = match text.strip_prefix(':') {
+            Some(port) => format!("127.0.0.1:{port}"),
+            None => text.to_owned(),
+        };
+        full.parse().map_err(|_| {
+            "expected an address and a port, such as 127.0.0.1:6925 or [::1]:0".to_owned()
+        })
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+const SIZE_UNITS: [(&str, u64); 4] = [
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+];
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, bytes) = SIZE_UNITS
+            .into_iter()
+            .find(|(_, bytes)| self.0 >= *bytes && self.0.is_multiple_of(*bytes))
+            .unwrap_or(("B", 1));
+        write!(f, "{}{unit}", self.0 / bytes)
+    }
+}
+
+impl Value for Size {
+    fn parse(text: &str) -> Result<Self, String> {
+        with_unit(text, &SIZE_UNITS, Some(1))
+            .map(Self)
+            .ok_or_else(|| "expected a size such as 512B, 64KiB, 1MiB or 2GiB".to_owned())
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// Longest first, so that a time is shown in the largest unit that divides it.
+const TIME_UNITS: [(&str, u64); 6] = [
+    ("h", 3_600_000_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1_000),
+    ("ns", 1),
+];
+
+impl Value for Duration {
+    fn parse(text: &str) -> Result<Self, String> {
+        with_unit(text, &TIME_UNITS, None)
+            .map(Self::from_nanos)
+            .ok_or_else(|| "expected a time such as 500us, 5ms, 30s, 5m or 1h".to_owned())
+    }
+
+    fn show(&self) -> String {
+        let nanos = self.as_nanos();
+        if nanos == 0 {
+            return "0s".to_owned();
+        }
+        let (unit, length) = TIME_UNITS
+            .into_iter()
+            .find(|(_, length)| nanos.is_multiple_of(u128::from(*length)))
+            .unwrap_or(("ns", 1));
+        format!("{}{unit}", nanos / u128::from(length))
+    }
+}
+
+/// A whole number and a unit; without one it counts `bare`, and zero needs none.
+fn with_unit(text: &str, units: &[(&str, u64)], bare: Option<u64>) -> Option<u64> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let number: u64 = text[..digits].parse().ok()?;
+    let unit = text[digits..].trim();
+    if unit.is_empty() && number == 0 {
+        return Some(0);
+    }
+    let factor = if unit.is_empty() {
+        bare?
+    } else {
+        units.iter().find(|(name, _)| *name == unit)?.1
+    };
+    number.checked_mul(factor)
+}
+
+macro_rules! choice {
+    ($(#[doc = $doc:literal])+ $type:ident { $( $(#[doc = $variant_doc:literal])+ $variant:ident = $text:literal, )+ }) => {
+        $(#[doc = $doc])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum $type { $( $(#[doc = $variant_doc])+ $variant, )+ }
+
+        impl $type {
+            const NAMES: &[&str] = &[$($text),+];
+
+            fn by_name(text: &str) -> Option<Self> {
+                match text { $( $text => Some(Self::$variant), )+ _ => None }
+            }
+
+            fn name(self) -> &'static str {
+                match self { $( Self::$variant => $text, )+ }
+            }
+        }
+    };
+}
+
+macro_rules! choice_value {
+    ($($type:ident),+) => { $(
+        impl Value for $type {
+            fn parse(text: &str) -> Result<Self, String> {
+                Self::by_name(text).ok_or_else(|| format!("expected {}", Self::NAMES.join(", ")))
+            }
+
+            fn show(&self) -> String {
+                self.name().to_owned()
+            }
+        }
+    )+ };
+}
+
+choice! {
+    /// What a plain append is acknowledged with.
+    SyncMode {
+        /// Flushed to the device.
+        Strict = "strict",
+    }
+}
+
+impl Value for SyncMode {
+    fn parse(text: &str) -> Result<Self, String> {
+        // The other modes have their names already, so that a user of a later version's
+        // documentation learns that it is the version and not the spelling.
+        match text {
+            "batch" | "interval" | "async" | "manual" => Err(format!(
+                "the sync mode {text} is not built yet; this version has {}",
+                Self::NAMES.join(", ")
+            )),
+            _ => Self::by_name(text).ok_or_else(|| format!("expected {}", Self::NAMES.join(", "))),
+        }
+    }
+
+    fn show(&self) -> String {
+        self.name().to_owned()
+    }
+}
+
+choice! {
+    /// What a start does about damage.
+    DamagePolicy {
+        /// Serve everything else.
+        Quarantine = "quarantine",
+        /// Do not start.
+        Refuse = "refuse",
+    }
+}
+
+impl From<DamagePolicy> for OnDamage {
+    fn from(policy: DamagePolicy) -> Self {
+        match policy {
+            DamagePolicy::Quarantine => Self::Quarantine,
+            DamagePolicy::Refuse => Self::Refuse,
+        }
+    }
+}
+
+choice! {
+    /// What to do when the journal has failed.
+    FlushFailurePolicy {
+        /// End the process, for its supervisor to start it again.
+        Exit = "exit",
+        /// Go on serving what is on the device.
+        ReadOnly = "read_only",
+    }
+}
+
+choice! {
+    /// Form of the log.
+    LogFormat {
+        /// Text on a terminal, otherwise JSON.
+        Auto = "auto",
+        /// Lines for people.
+        Text = "text",
+        /// One JSON object a line.
+        Json = "json",
+    }
+}
+
+choice_value!(DamagePolicy, FlushFailurePolicy, LogFormat);

@@ -1,0 +1,406 @@
+//! proto <-> domain: the one place where the two vocabularies meet.
+//!
+//! Payloads are never copied here: prost decodes them to slices of the request's buffer,
+//! and stored bodies are decoded to slices of the engine's. Only the TEXT view copies,
+//! because text has to be checked and owned.
+//!
+//! What the contract has and this version has not is refused by name
+//! ([`status::not_supported`]), never ignored. Fields that are output only are ignored
+//! in requests, so that what a scan printed can be appended again.
+
+mod answer;
+
+use std::time::Duration;
+
+use wald_proto::v1;
+use wald_storage::{
+    Batch, Durability, Guard, Header, Limits, LogCheck, LogConfig, LogId, LogName, LogRecords,
+    LogTarget, Lsn, ReadRequest, ReadStart, Record, ScanRequest, ScanStart, Selector, SyncTarget,
+    Timestamp, Visibility,
+};
+
+use tonic::Status;
+
+use crate::status::{self, Access};
+
+pub(crate) use answer::{
+    MAX_RESPONSE_BYTES, append_batch_response, append_response, log, proto_duration,
+    proto_timestamp, read_response, scan_response, segments, server_limits, tail_response, uuid,
+};
+
+/// Records of a page when the request does not say.
+const DEFAULT_READ_RECORDS: u32 = 100;
+/// Entries of a list when the request does not say, and at most.
+const DEFAULT_PAGE: usize = 100;
+const MAX_PAGE: usize = 1000;
+/// Bytes of bodies asked of the engine for one message of a scan. Large enough that the
+/// cost of a message does not count (performance.md: 64 to 256 KiB).
+const SCAN_CHUNK_BYTES: u32 = 256 << 10;
+/// The same for the TEXT view, where each record grows by its lsn and its time: even
+/// empty records stay below the limit of a response.
+const TEXT_CHUNK_BYTES: u32 = 32 << 10;
+
+/// A log's name in the field `field`.
+pub(crate) fn log_name(field: &str, name: &str, access: Access) -> Result<LogName, Status> {
+    LogName::new(name).map_err(|error| status::invalid_log_name(field, error, access))
+}
+
+/// A log by name, and by identity if it was given.
+pub(crate) fn target(name: &str, log_id: Option<u64>, access: Access) -> Result<LogTarget, Status> {
+    Ok(LogTarget {
+        name: log_name("log", name, access)?,
+        log_id: log_id.map(LogId::new),
+    })
+}
+
+/// One record to append, as a batch of one.
+pub(crate) fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
+    let durability = durability(request.durability)?;
+    let guard = guard("condition", request.condition)?;
+    let batch = Batch {
+        logs: vec![LogRecords {
+            log: log_name("log", &request.log, Access::Write)?,
+            records: vec![record(request.record.unwrap_or_default())],
+            guard,
+        }],
+        checks: Vec::new(),
+    };
+    Ok((batch, durability))
+}
+
+/// Records of several logs, with conditions.
+pub(crate) fn append_batch(
+    request: v1::AppendBatchRequest,
+) -> Result<(Batch, Option<Durability>), Status> {
+    if !request.cursors.is_empty() {
+        return Err(status::not_supported("cursors", Access::Write));
+    }
+    let durability = durability(request.durability)?;
+    let mut batch = Batch {
+        logs: Vec::with_capacity(request.batches.len()),
+        checks: Vec::with_capacity(request.checks.len()),
+    };
+    for (index, part) in request.batches.into_iter().enumerate() {
+        batch.logs.push(LogRecords {
+            log: log_name(&format!("batches[{index}].log"), &part.log, Access::Write)?,
+            guard: guard(&format!("batches[{index}].condition"), part.condition)?,
+            records: part.records.into_iter().map(record).collect(),
+        });
+    }
+    for (index, check) in request.checks.into_iter().enumerate() {
+        batch.checks.push(LogCheck {
+            log: log_name(&format!("checks[{index}].log"), &check.log, Access::Write)?,
+            guard: Guard {
+                expected_lsn: check.expected_lsn.map(Lsn::new),
+                must_exist: check.must_exist,
+                must_not_exist: check.must_not_exist,
+                log_id: check.log_id.map(LogId::new),
+            },
+        });
+    }
+    Ok((batch, durability))
+}
+
+fn record(record: v1::Record) -> Record {
+    let v1::Record {
+        payload,
+        headers,
+        timestamp_us,
+        crc32c,
+        lsn: _,
+        time: _,
+    } = record;
+    Record {
+        data: match payload {
+            Some(v1::record::Payload::Data(data)) => data,
+            Some(v1::record::Payload::Text(text)) => text.into(),
+            None => bytes::Bytes::new(),
+        },
+        headers: headers
+            .into_iter()
+            .map(|header| Header {
+                key: header.key,
+                value: header.value,
+            })
+            .collect(),
+        timestamp: (timestamp_us != 0).then(|| Timestamp::from_micros(timestamp_us)),
+        crc32c,
+    }
+}
+
+fn guard(field: &str, condition: Option<v1::AppendCondition>) -> Result<Guard, Status> {
+    let v1::AppendCondition {
+        expected_lsn,
+        must_exist,
+        must_not_exist,
+        writer_epoch,
+        producer,
+        log_id,
+    } = condition.unwrap_or_default();
+    let unbuilt = |name: &str| status::not_supported(&format!("{field}.{name}"), Access::Write);
+    if writer_epoch.is_some() {
+        return Err(unbuilt("writer_epoch"));
+    }
+    if producer.is_some() {
+        return Err(unbuilt("producer"));
+    }
+    Ok(Guard {
+        expected_lsn: expected_lsn.map(Lsn::new),
+        must_exist,
+        must_not_exist,
+        log_id: log_id.map(LogId::new),
+    })
+}
+
+/// An enum number that this version does not know is a newer client's: refused by name.
+fn durability(number: i32) -> Result<Option<Durability>, Status> {
+    match v1::Durability::try_from(number) {
+        Ok(v1::Durability::Unspecified) => Ok(None),
+        Ok(v1::Durability::Accepted) => Ok(Some(Durability::Accepted)),
+        Ok(v1::Durability::Written) => Ok(Some(Durability::Written)),
+        Ok(v1::Durability::Durable) => Ok(Some(Durability::Durable)),
+        Ok(v1::Durability::Replicated) | Err(_) => {
+            Err(status::not_supported("durability", Access::Write))
+        }
+    }
+}
+
+/// Which records to see.
+pub(crate) fn visibility(number: i32) -> Result<Option<Visibility>, Status> {
+    match v1::Visibility::try_from(number) {
+        Ok(v1::Visibility::Unspecified) => Ok(None),
+        Ok(v1::Visibility::Durable) => Ok(Some(Visibility::Durable)),
+        Ok(v1::Visibility::Written) => Ok(Some(Visibility::Written)),
+        Ok(v1::Visibility::Accepted) => Ok(Some(Visibility::Accepted)),
+        Err(_) => Err(status::not_supported("visibility", Access::Read)),
+    }
+}
+
+/// In which form to answer.
+pub(crate) fn view(number: i32) -> Result<v1::RecordView, Status> {
+    v1::RecordView::try_from(number).map_err(|_| status::not_supported("view", Access::Read))
+}
+
+/// How far a barrier goes.
+pub(crate) fn sync_target(number: i32) -> Result<SyncTarget, Status> {
+    match v1::SyncTarget::try_from(number) {
+        Ok(v1::SyncTarget::Unspecified | v1::SyncTarget::Device) => Ok(SyncTarget::Device),
+        Ok(v1::SyncTarget::Os) => Ok(SyncTarget::Os),
+        Err(_) => Err(status::not_supported("target", Access::Write)),
+    }
+}
+
+/// A page, the form of its records, and how long to wait for a first one.
+pub(crate) fn read(
+    request: &v1::ReadRequest,
+) -> Result<(ReadRequest, v1::RecordView, Duration), Status> {
+    use v1::read_request::Start;
+    let start = match request.start {
+        None => ReadStart::First,
+        Some(Start::Lsn(lsn)) => ReadStart::Lsn(Lsn::new(lsn)),
+        Some(Start::TimestampUs(micros)) => ReadStart::Time(Timestamp::from_micros(micros)),
+        Some(Start::TailOffset(count)) => ReadStart::TailOffset(count),
+    };
+    let most = u32::try_from(MAX_RESPONSE_BYTES).unwrap_or(u32::MAX);
+    let domain = ReadRequest {
+        log: target(&request.log, request.log_id, Access::Read)?,
+        start,
+        max_records: match request.max_records {
+            0 => DEFAULT_READ_RECORDS,
+            given => given,
+        },
+        max_bytes: match request.max_bytes {
+            0 => most,
+            given => given.min(most),
+        },
+        visibility: visibility(request.visibility)?,
+    };
+    // A negative wait is no wait.
+    let wait = request
+        .wait
+        .and_then(|wait| Duration::try_from(wait).ok())
+        .unwrap_or_default();
+    Ok((domain, view(request.view)?, wait))
+}
+
+/// A scan and the form of its records.
+pub(crate) fn scan(request: v1::ScanRequest) -> Result<(ScanRequest, v1::RecordView), Status> {
+    use v1::scan_request::{Selector as Selected, Start};
+    let view = view(request.view)?;
+    let invalid =
+        |field: &str, why: &str| status::invalid_field("INVALID_SCAN", field, why, Access::Read);
+    let selector = match request.selector {
+        Some(Selected::Log(name)) => Selector::Log(target(&name, request.log_id, Access::Read)?),
+        Some(Selected::Prefix(_) | Selected::All(_)) if request.log_id.is_some() => {
+            return Err(invalid("log_id", "goes with one log only"));
+        }
+        Some(Selected::Prefix(prefix)) => Selector::Prefix(prefix),
+        Some(Selected::All(v1::AllLogs {})) => Selector::All,
+        None => return Err(invalid("selector", "give log, prefix or all")),
+    };
+    let start = match request.start {
+        None => ScanStart::First,
+        Some(Start::Lsn(lsn)) => ScanStart::Lsn(Lsn::new(lsn)),
+        Some(Start::TimestampUs(micros)) => ScanStart::Time(Timestamp::from_micros(micros)),
+        Some(Start::TailOffset(count)) => ScanStart::TailOffset(count),
+        Some(Start::Cursor(cursor)) => ScanStart::Cursor(cursor),
+    };
+    let domain = ScanRequest {
+        selector,
+        start,
+        until_lsn: request.until_lsn.map(Lsn::new),
+        max_records: request.max_records,
+        follow: request.follow,
+        visibility: visibility(request.visibility)?,
+        chunk_bytes: match view {
+            v1::RecordView::Unspecified => SCAN_CHUNK_BYTES,
+            v1::RecordView::Text => TEXT_CHUNK_BYTES,
+        },
+    };
+    Ok((domain, view))
+}
+
+/// The settings of a new log.
+pub(crate) fn log_config(
+    config: Option<v1::LogConfig>,
+    limits: &Limits,
+) -> Result<LogConfig, Status> {
+    let config = config.unwrap_or_default();
+    refuse_unbuilt(&config)?;
+    Ok(LogConfig {
+        max_record_bytes: max_record_bytes(&config, limits)?,
+    })
+}
+
+/// The settings of a log after an update of `current`: the fields that the mask names, or
+/// without a mask those that are set.
+pub(crate) fn updated_log_config(
+    request: &v1::UpdateLogRequest,
+    current: &LogConfig,
+    limits: &Limits,
+) -> Result<LogConfig, Status> {
+    let config = request.config.unwrap_or_default();
+    let paths = request.update_mask.as_ref().map_or(&[][..], |m| &m.paths);
+    let mut updated = current.clone();
+    if paths.is_empty() {
+        refuse_unbuilt(&config)?;
+        if config.max_record_bytes != 0 {
+            updated.max_record_bytes = max_record_bytes(&config, limits)?;
+        }
+        return Ok(updated);
+    }
+    for path in paths {
+        match path.as_str() {
+            "max_record_bytes" => {
+                updated.max_record_bytes = max_record_bytes(&config, limits)?;
+            }
+            // Only the defaults of these are built: that is what they can be set to.
+            "sync_mode"
+            | "compression"
+            | "retention"
+            | "retention.max_age"
+            | "retention.max_bytes"
+            | "retention.max_records"
+            | "retention.respect_cursors" => {
+                refuse_unbuilt(&config)?;
+            }
+            unknown => {
+                return Err(status::invalid_field(
+                    "INVALID_UPDATE_MASK",
+                    "update_mask",
+                    &format!("LogConfig has no field {unknown:?}"),
+                    Access::Write,
+                ));
+            }
+        }
+    }
+    Ok(updated)
+}
+
+fn refuse_unbuilt(config: &v1::LogConfig) -> Result<(), Status> {
+    let unbuilt = |field: &str| Err(status::not_supported(field, Access::Write));
+    match v1::SyncMode::try_from(config.sync_mode) {
+        Ok(v1::SyncMode::Unspecified | v1::SyncMode::Strict) => {}
+        Ok(
+            v1::SyncMode::Batch
+            | v1::SyncMode::Interval
+            | v1::SyncMode::Async
+            | v1::SyncMode::Manual,
+        )
+        | Err(_) => return unbuilt("config.sync_mode"),
+    }
+    match v1::Compression::try_from(config.compression) {
+        Ok(v1::Compression::Unspecified | v1::Compression::None) => {}
+        Ok(v1::Compression::Lz4 | v1::Compression::Zstd) | Err(_) => {
+            return unbuilt("config.compression");
+        }
+    }
+    if config
+        .retention
+        .is_some_and(|retention| retention != v1::Retention::default())
+    {
+        return unbuilt("config.retention");
+    }
+    Ok(())
+}
+
+fn max_record_bytes(config: &v1::LogConfig, limits: &Limits) -> Result<Option<u32>, Status> {
+    if config.max_record_bytes > limits.max_record_bytes {
+        return Err(status::invalid_field(
+            "INVALID_LOG_CONFIG",
+            "config.max_record_bytes",
+            &format!(
+                "{} is above the server's limit of {}, which a log can only lower",
+                config.max_record_bytes, limits.max_record_bytes
+            ),
+            Access::Write,
+        ));
+    }
+    Ok((config.max_record_bytes != 0).then_some(config.max_record_bytes))
+}
+
+/// How many entries a page of a list has.
+pub(crate) fn page_size(asked: u32) -> usize {
+    match usize::try_from(asked) {
+        Ok(0) => DEFAULT_PAGE,
+        Ok(asked) => asked.min(MAX_PAGE),
+        Err(_) => MAX_PAGE,
+    }
+}
+
+/// The token that continues a list after `last`. Opaque on purpose: hexadecimal, so that
+/// nobody is tempted to build one.
+pub(crate) fn page_token(last: &str) -> String {
+    last.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a token was made from; `None` for the first page.
+pub(crate) fn parse_page_token(token: &str) -> Result<Option<String>, Status> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    let bytes: Option<Vec<u8>> = token
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| {
+            let digits = std::str::from_utf8(pair).ok()?;
+            (pair.len() == 2)
+                .then(|| u8::from_str_radix(digits, 16).ok())
+                .flatten()
+        })
+        .collect();
+    bytes
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .map(Some)
+        .ok_or_else(|| {
+            status::invalid_field(
+                "INVALID_PAGE_TOKEN",
+                "page_token",
+                "use next_page_token of the page before, unchanged",
+                Access::Read,
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+//! Domain -> proto: answers.
+
+use prost::Message;
+use tonic::Status;
+use wald_proto::v1;
+use wald_storage::{
+    Appended, Durability, Gap, GapReason, Limits, LogInfo, LogName, LogStat, Lsn, Page, Position,
+    RecoveryEpoch, ScanChunk, SegmentInfo, StoredBatch, Timestamp,
+};
+
+use crate::status;
+
+/// A response stays below this, unless one record alone is larger.
+pub(crate) const MAX_RESPONSE_BYTES: usize = 1 << 20;
+
+/// What a response has beside its records: names, lsns, cursor.
+const RESPONSE_OVERHEAD_BYTES: usize = 1 << 10;
+
+/// The answer to an append of one record.
+pub(crate) fn append_response(appended: &Appended, epoch: RecoveryEpoch) -> v1::AppendResponse {
+    let log = appended.appends.first();
+    v1::AppendResponse {
+        lsn: log.map(|log| log.first_lsn.get()),
+        timestamp_us: log.map_or(0, |log| log.timestamp.micros()),
+        durable_lsn: appended.durable_lsns.first().map(|lsn| lsn.get()),
+        durability: durability(appended.durability).into(),
+        deduplicated: false,
+        position: appended.position.map(Position::get),
+        recovery_epoch: epoch.get(),
+        log_id: log.map_or(0, |log| log.log_id.get()),
+    }
+}
+
+/// The answer to a batch over `names`, in the order of the request.
+pub(crate) fn append_batch_response(
+    names: &[LogName],
+    appended: &Appended,
+    epoch: RecoveryEpoch,
+) -> v1::AppendBatchResponse {
+    let appends = names
+        .iter()
+        .zip(&appended.appends)
+        .zip(&appended.durable_lsns)
+        .map(|((name, log), durable)| v1::LogAppend {
+            log: name.as_str().to_owned(),
+            first_lsn: Some(log.first_lsn.get()),
+            next_lsn: Some(log.next_lsn.get()),
+            timestamp_us: log.timestamp.micros(),
+            durable_lsn: Some(durable.get()),
+            deduplicated: false,
+            log_id: log.log_id.get(),
+        })
+        .collect();
+    v1::AppendBatchResponse {
+        appends,
+        durability: durability(appended.durability).into(),
+        position: appended.position.map(Position::get),
+        recovery_epoch: epoch.get(),
+    }
+}
+
+fn durability(level: Durability) -> v1::Durability {
+    match level {
+        Durability::Accepted => v1::Durability::Accepted,
+        Durability::Written => v1::Durability::Written,
+        Durability::Durable => v1::Durability::Durable,
+    }
+}
+
+/// The answer to a read: the page's batches as one, cut below the limit of a response.
+pub(crate) fn read_response(
+    page: &Page,
+    view: v1::RecordView,
+    epoch: RecoveryEpoch,
+) -> Result<v1::ReadResponse, Status> {
+    let mut merged = merge(&page.batches, view)?;
+    // The page is one log without a hole, so it merges into one batch, or none.
+    let mut batch = (!merged.is_empty()).then(|| merged.swap_remove(0));
+    let mut next_lsn = page.next_lsn;
+    if let Some(batch) = &mut batch {
+        let fitting = fitting_records(&batch.records);
+        if fitting < batch.records.len() {
+            batch.records.truncate(fitting);
+            next_lsn =
+                Lsn::new(batch.first_lsn.unwrap_or_default()).advance(count(batch.records.len()));
+        }
+    }
+    Ok(v1::ReadResponse {
+        batch,
+        next_lsn: Some(next_lsn.get()),
+        tail_lsn: Some(page.tail_lsn.get()),
+        durable_lsn: Some(page.durable_lsn.get()),
+        first_lsn: Some(page.first_lsn.get()),
+        recovery_epoch: epoch.get(),
+    })
+}
+
+/// How many of the records fit into one response; at least one.
+fn fitting_records(records: &[v1::Record]) -> usize {
+    let mut bytes = RESPONSE_OVERHEAD_BYTES;
+    for (index, record) in records.iter().enumerate() {
+        // Tag and length take at most six bytes.
+        bytes += record.encoded_len() + 6;
+        if bytes > MAX_RESPONSE_BYTES && index > 0 {
+            return index;
+        }
+    }
+    records.len()
+}
+
+/// One message of a scan.
+pub(crate) fn scan_response(
+    chunk: ScanChunk,
+    view: v1::RecordView,
+    epoch: RecoveryEpoch,
+) -> Result<v1::ScanResponse, Status> {
+    Ok(v1::ScanResponse {
+        batches: merge(&chunk.batches, view)?,
+        gaps: chunk.gaps.into_iter().map(gap).collect(),
+        caught_up: chunk.caught_up,
+        cursor: chunk.cursor,
+        tail_lsn: chunk.tail_lsn.map(Lsn::get),
+        durable_lsn: chunk.durable_lsn.map(Lsn::get),
+        recovery_epoch: epoch.get(),
+    })
+}
+
+fn gap(gap: Gap) -> v1::Gap {
+    let reason = match gap.reason {
+        GapReason::Quarantined => v1::GapReason::Quarantined,
+        GapReason::Lost => v1::GapReason::Lost,
+        GapReason::Deleted => v1::GapReason::Deleted,
+    };
+    v1::Gap {
+        log: gap.log.map(|log| log.to_string()).unwrap_or_default(),
+        from_lsn: gap.from.map(Lsn::get),
+        to_lsn: gap.to.map(Lsn::get),
+        reason: reason.into(),
+    }
+}
+
+/// Stored batches as they are sent: those of one log that follow each other become one.
+///
+/// A record without a time of its own has its batch's. Where batches with different
+/// arrivals become one, the later ones' records get their time written down.
+fn merge(stored: &[StoredBatch], view: v1::RecordView) -> Result<Vec<v1::RecordBatch>, Status> {
+    let mut merged: Vec<v1::RecordBatch> = Vec::new();
+    for batch in stored {
+        let mut records = decode(batch)?;
+        if view == v1::RecordView::Text {
+            show_as_text(&mut records, batch);
+        }
+        match merged.last_mut() {
+            Some(last) if continues(last, batch) => {
+                if last.timestamp_us != batch.arrival.micros() {
+                    for record in records.iter_mut().filter(|r| r.timestamp_us == 0) {
+                        record.timestamp_us = batch.arrival.micros();
+                    }
+                }
+                last.records.append(&mut records);
+            }
+            _ => merged.push(v1::RecordBatch {
+                log: batch.log.as_str().to_owned(),
+                first_lsn: Some(batch.first_lsn.get()),
+                records,
+                timestamp_us: batch.arrival.micros(),
+                log_id: batch.log_id.get(),
+            }),
+        }
+    }
+    Ok(merged)
+}
+
+fn continues(last: &v1::RecordBatch, batch: &StoredBatch) -> bool {
+    last.log_id == batch.log_id.get()
+        && last.first_lsn.unwrap_or_default() + count(last.records.len()) == batch.first_lsn.get()
+}
+
+fn count(records: usize) -> u64 {
+    u64::try_from(records).unwrap_or(u64::MAX)
+}
+
+/// The body is `RecordBatch.records` as it was encoded when it was appended; its checksum
+/// held, so that one which does not decode means damage that the checksum missed.
+fn decode(batch: &StoredBatch) -> Result<Vec<v1::Record>, Status> {
+    v1::RecordBatch::decode(batch.body.clone())
+        .ok()
+        .map(|decoded| decoded.records)
+        .filter(|records| count(records.len()) == u64::from(batch.count))
+        .ok_or_else(|| {
+            status::read(&wald_storage::ReadError::Quarantined {
+                log: batch.log.clone(),
+                from: batch.first_lsn,
+                to: Some(batch.next_lsn()),
+            })
+        })
+}
+
+fn show_as_text(records: &mut [v1::Record], batch: &StoredBatch) {
+    for (index, record) in records.iter_mut().enumerate() {
+        record.lsn = Some(batch.first_lsn.advance(count(index)).get());
+        let time = match record.timestamp_us {
+            0 => batch.arrival,
+            own => Timestamp::from_micros(own),
+        };
+        record.time = rfc3339(time);
+        if let Some(v1::record::Payload::Data(data)) = &record.payload
+            && let Ok(text) = std::str::from_utf8(data)
+        {
+            record.payload = Some(v1::record::Payload::Text(text.to_owned()));
+        }
+    }
+}
+
+/// RFC 3339 in UTC with microseconds; empty for a time outside the years it can say.
+fn rfc3339(time: Timestamp) -> String {
+    jiff::Timestamp::from_microsecond(time.micros())
+        .map(|time| time.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string())
+        .unwrap_or_default()
+}
+
+/// Where a log stands.
+pub(crate) fn tail_response(stat: &LogStat, epoch: RecoveryEpoch) -> v1::GetTailResponse {
+    v1::GetTailResponse {
+        first_lsn: Some(stat.info.first_lsn.get()),
+        tail_lsn: Some(stat.info.tail_lsn.get()),
+        durable_lsn: Some(stat.info.durable_lsn.get()),
+        // No log can be fenced yet, and 0 is what an unfenced log has.
+        writer_epoch: Some(0),
+        recovery_epoch: epoch.get(),
+        log_id: stat.info.log_id.get(),
+        survived_position: stat.survived_position.map(Position::get),
+    }
+}
+
+/// A log as administration shows it.
+pub(crate) fn log(info: &LogInfo) -> v1::Log {
+    v1::Log {
+        name: info.name.as_str().to_owned(),
+        log_id: info.log_id.get(),
+        config: Some(v1::LogConfig {
+            max_record_bytes: info.config.max_record_bytes.unwrap_or(0),
+            ..v1::LogConfig::default()
+        }),
+        first_lsn: Some(info.first_lsn.get()),
+        tail_lsn: Some(info.tail_lsn.get()),
+        durable_lsn: Some(info.durable_lsn.get()),
+        writer_epoch: Some(0),
+        stored_bytes: info.stored_bytes,
+        create_time: Some(proto_timestamp(info.create_time)),
+        update_time: Some(proto_timestamp(info.update_time)),
+    }
+}
+
+/// What a request may hold.
+pub(crate) fn server_limits(limits: &Limits, max_future: std::time::Duration) -> v1::ServerLimits {
+    v1::ServerLimits {
+        max_record_bytes: limits.max_record_bytes.into(),
+        max_request_records: limits.max_batch_records,
+        max_request_bytes: limits.max_batch_bytes.into(),
+        max_log_name_bytes: u32::try_from(wald_storage::MAX_LOG_NAME_BYTES).unwrap_or(u32::MAX),
+        max_headers: limits.max_headers,
+        max_headers_bytes: limits.max_header_bytes,
+        max_response_bytes: count(MAX_RESPONSE_BYTES),
+        max_timestamp_ahead: Some(proto_duration(max_future)),
+        // Producers are not built: none of their repeats is recognised.
+        producer_window: 0,
+    }
+}
+
+/// Segment files from `first` on, at most `limit`; the end of a sealed one is where the
+/// next begins.
+pub(crate) fn segments(all: &[SegmentInfo], after: Option<u64>, limit: usize) -> Vec<v1::Segment> {
+    all.iter()
+        .enumerate()
+        .filter(|(_, segment)| after.is_none_or(|after| segment.id > after))
+        .take(limit)
+        .map(|(index, segment)| v1::Segment {
+            segment_id: segment.id,
+            kind: v1::SegmentKind::Journal.into(),
+            state: if segment.sealed {
+                v1::SegmentState::Sealed
+            } else {
+                v1::SegmentState::Active
+            }
+            .into(),
+            base_position: Some(segment.base.get()),
+            end_position: all
+                .get(index + 1)
+                .filter(|_| segment.sealed)
+                .map(|next| next.base.get()),
+            file_bytes: segment.bytes,
+            ..v1::Segment::default()
+        })
+        .collect()
+}
+
+/// A time for administrative fields.
+pub(crate) fn proto_timestamp(time: Timestamp) -> prost_types::Timestamp {
+    let micros = time.micros();
+    prost_types::Timestamp {
+        seconds: micros.div_euclid(1_000_000),
+        nanos: i32::try_from(micros.rem_euclid(1_000_000) * 1000).unwrap_or(0),
+    }
+}
+
+/// A span; one that is too long for the wire is the longest.
+pub(crate) fn proto_duration(span: std::time::Duration) -> prost_types::Duration {
+    span.try_into().unwrap_or(prost_types::Duration {
+        seconds: i64::MAX,
+        nanos: 0,
+    })
+}
+
+/// A store's identity in the form that people know.
+pub(crate) fn uuid(id: u128) -> String {
+    let hex = format!("{id:032x}");
+    [
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..],
+    ]
+    .join("-")
+}

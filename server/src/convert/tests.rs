@@ -1,0 +1,379 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message;
+use tonic_types::StatusExt;
+use wald_proto::v1;
+use wald_storage::{
+    Limits, LogConfig, LogId, LogName, Lsn, Page, RecoveryEpoch, ScanStart, Selector,
+    StorageConfig, StoredBatch, Timestamp,
+};
+
+use super::*;
+
+fn unsupported(status: &Status) -> String {
+    assert_eq!(status.code(), tonic::Code::Unimplemented);
+    let details = status.get_error_details();
+    let info = details.error_info().unwrap();
+    assert_eq!(info.reason, "NOT_SUPPORTED");
+    info.metadata["field"].clone()
+}
+
+fn reason(status: &Status) -> String {
+    let details = status.get_error_details();
+    details.error_info().unwrap().reason.clone()
+}
+
+fn limits() -> Limits {
+    StorageConfig::default().limits()
+}
+
+fn data(bytes: &'static [u8]) -> v1::Record {
+    v1::Record {
+        payload: Some(v1::record::Payload::Data(Bytes::from_static(bytes))),
+        ..v1::Record::default()
+    }
+}
+
+fn stored(first_lsn: u64, arrival: i64, records: Vec<v1::Record>) -> StoredBatch {
+    let body = v1::RecordBatch {
+        records: records.clone(),
+        ..v1::RecordBatch::default()
+    };
+    StoredBatch {
+        log: LogName::new("a").unwrap(),
+        log_id: LogId::new(7),
+        first_lsn: Lsn::new(first_lsn),
+        count: u32::try_from(records.len()).unwrap(),
+        arrival: Timestamp::from_micros(arrival),
+        body: body.encode_to_vec().into(),
+    }
+}
+
+fn page(batches: Vec<StoredBatch>) -> Page {
+    let next_lsn = batches.last().map_or(Lsn::ZERO, StoredBatch::next_lsn);
+    Page {
+        log_id: LogId::new(7),
+        batches,
+        next_lsn,
+        tail_lsn: next_lsn,
+        durable_lsn: next_lsn,
+        first_lsn: Lsn::ZERO,
+    }
+}
+
+fn answer(batches: Vec<StoredBatch>, view: v1::RecordView) -> v1::ReadResponse {
+    read_response(&page(batches), view, RecoveryEpoch::FIRST).unwrap()
+}
+
+#[test]
+fn payload_of_an_append_is_not_copied() {
+    let payload = Bytes::from(vec![7; 4096]);
+    let request = v1::AppendRequest {
+        log: "a".to_owned(),
+        record: Some(v1::Record {
+            payload: Some(v1::record::Payload::Data(payload.clone())),
+            ..v1::Record::default()
+        }),
+        ..v1::AppendRequest::default()
+    };
+    let (batch, durability) = append(request).unwrap();
+    assert_eq!(batch.logs[0].records[0].data.as_ptr(), payload.as_ptr());
+    assert_eq!(durability, None);
+}
+
+#[test]
+fn text_is_data_and_an_absent_record_is_empty() {
+    let request = v1::AppendRequest {
+        log: "a".to_owned(),
+        record: Some(v1::Record {
+            payload: Some(v1::record::Payload::Text("hällo".to_owned())),
+            timestamp_us: 5,
+            ..v1::Record::default()
+        }),
+        ..v1::AppendRequest::default()
+    };
+    let (batch, _) = append(request.clone()).unwrap();
+    let record = &batch.logs[0].records[0];
+    assert_eq!(record.data, "hällo".as_bytes());
+    assert_eq!(record.timestamp, Some(Timestamp::from_micros(5)));
+    let (batch, _) = append(v1::AppendRequest {
+        record: None,
+        ..request
+    })
+    .unwrap();
+    assert_eq!(batch.logs[0].records, [Record::default()]);
+}
+
+#[test]
+fn fields_that_are_not_built_are_refused_by_name() {
+    let append_with = |condition, durability| {
+        unsupported(
+            &append(v1::AppendRequest {
+                log: "a".to_owned(),
+                condition: Some(condition),
+                durability,
+                ..v1::AppendRequest::default()
+            })
+            .unwrap_err(),
+        )
+    };
+    let fenced = v1::AppendCondition {
+        writer_epoch: Some(0),
+        ..v1::AppendCondition::default()
+    };
+    let produced = v1::AppendCondition {
+        producer: Some(v1::Producer::default()),
+        ..v1::AppendCondition::default()
+    };
+    assert_eq!(append_with(fenced.clone(), 0), "condition.writer_epoch");
+    assert_eq!(append_with(produced, 0), "condition.producer");
+    let replicated = v1::Durability::Replicated.into();
+    let plain = v1::AppendCondition::default();
+    assert_eq!(append_with(plain.clone(), replicated), "durability");
+    assert_eq!(append_with(plain, 99), "durability");
+    let batch = v1::AppendBatchRequest {
+        batches: vec![v1::LogBatch {
+            log: "a".to_owned(),
+            condition: Some(fenced),
+            ..v1::LogBatch::default()
+        }],
+        ..v1::AppendBatchRequest::default()
+    };
+    assert_eq!(
+        unsupported(&append_batch(batch.clone()).unwrap_err()),
+        "batches[0].condition.writer_epoch"
+    );
+    let cursors = v1::AppendBatchRequest {
+        cursors: vec![v1::CursorCommit::default()],
+        ..batch
+    };
+    assert_eq!(unsupported(&append_batch(cursors).unwrap_err()), "cursors");
+}
+
+#[test]
+fn log_settings_that_are_not_built_are_refused_by_name() {
+    let refused = |config| unsupported(&log_config(Some(config), &limits()).unwrap_err());
+    let plain = v1::LogConfig::default;
+    assert_eq!(
+        refused(v1::LogConfig {
+            sync_mode: v1::SyncMode::Manual.into(),
+            ..plain()
+        }),
+        "config.sync_mode"
+    );
+    assert_eq!(
+        refused(v1::LogConfig {
+            compression: v1::Compression::Lz4.into(),
+            ..plain()
+        }),
+        "config.compression"
+    );
+    assert_eq!(
+        refused(v1::LogConfig {
+            retention: Some(v1::Retention {
+                max_bytes: 1,
+                ..v1::Retention::default()
+            }),
+            ..plain()
+        }),
+        "config.retention"
+    );
+    let strict = v1::LogConfig {
+        sync_mode: v1::SyncMode::Strict.into(),
+        max_record_bytes: 9,
+        ..plain()
+    };
+    assert_eq!(
+        log_config(Some(strict), &limits()).unwrap(),
+        LogConfig {
+            max_record_bytes: Some(9)
+        }
+    );
+}
+
+#[test]
+fn update_changes_the_fields_of_the_mask_only() {
+    let current = LogConfig {
+        max_record_bytes: Some(9),
+    };
+    let update = |paths: &[&str], max_record_bytes| {
+        updated_log_config(
+            &v1::UpdateLogRequest {
+                log: "a".to_owned(),
+                config: Some(v1::LogConfig {
+                    max_record_bytes,
+                    ..v1::LogConfig::default()
+                }),
+                update_mask: Some(prost_types::FieldMask {
+                    paths: paths.iter().map(|&path| path.to_owned()).collect(),
+                }),
+            },
+            &current,
+            &limits(),
+        )
+    };
+    assert_eq!(update(&[], 0).unwrap(), current);
+    assert_eq!(update(&[], 5).unwrap().max_record_bytes, Some(5));
+    assert_eq!(
+        update(&["max_record_bytes"], 0).unwrap().max_record_bytes,
+        None
+    );
+    assert_eq!(update(&["sync_mode"], 5).unwrap(), current);
+    assert_eq!(
+        reason(&update(&["colour"], 5).unwrap_err()),
+        "INVALID_UPDATE_MASK"
+    );
+    assert_eq!(
+        reason(&update(&[], u32::MAX).unwrap_err()),
+        "INVALID_LOG_CONFIG"
+    );
+}
+
+#[test]
+fn scan_needs_a_selector_and_one_log_for_a_log_id() {
+    let refused = |request| reason(&scan(request).unwrap_err());
+    assert_eq!(refused(v1::ScanRequest::default()), "INVALID_SCAN");
+    assert_eq!(
+        refused(v1::ScanRequest {
+            selector: Some(v1::scan_request::Selector::Prefix("a/".to_owned())),
+            log_id: Some(1),
+            ..v1::ScanRequest::default()
+        }),
+        "INVALID_SCAN"
+    );
+    let (request, _) = scan(v1::ScanRequest {
+        selector: Some(v1::scan_request::Selector::All(v1::AllLogs {})),
+        start: Some(v1::scan_request::Start::TailOffset(0)),
+        follow: true,
+        ..v1::ScanRequest::default()
+    })
+    .unwrap();
+    assert_eq!(
+        (request.selector, request.start, request.follow),
+        (Selector::All, ScanStart::TailOffset(0), true)
+    );
+}
+
+#[test]
+fn merged_records_keep_the_time_of_their_batch() {
+    let own = v1::Record {
+        timestamp_us: 5,
+        ..data(b"own")
+    };
+    let response = answer(
+        vec![
+            stored(3, 100, vec![data(b"a")]),
+            stored(4, 100, vec![data(b"b")]),
+            stored(5, 200, vec![data(b"c"), own]),
+        ],
+        v1::RecordView::Unspecified,
+    );
+    let batch = response.batch.unwrap();
+    assert_eq!((batch.first_lsn, batch.timestamp_us), (Some(3), 100));
+    let times: Vec<i64> = batch.records.iter().map(|r| r.timestamp_us).collect();
+    assert_eq!(times, [0, 0, 200, 5]);
+    assert_eq!(response.next_lsn, Some(7));
+}
+
+#[test]
+fn stored_payloads_are_slices_of_the_stored_body() {
+    let batch = stored(0, 1, vec![data(&[7; 4096])]);
+    let body = batch.body.clone();
+    let response = answer(vec![batch], v1::RecordView::Unspecified);
+    let Some(v1::record::Payload::Data(payload)) = &response.batch.unwrap().records[0].payload
+    else {
+        panic!("the payload is bytes");
+    };
+    assert!(body.as_ptr_range().contains(&payload.as_ptr()));
+}
+
+#[test]
+fn text_view_has_text_lsn_and_time_and_leaves_other_bytes_alone() {
+    let response = answer(
+        vec![stored(0, 1_500_000, vec![data(b"text"), data(b"\xff")])],
+        v1::RecordView::Text,
+    );
+    let records = response.batch.unwrap().records;
+    assert_eq!(
+        records[0].payload,
+        Some(v1::record::Payload::Text("text".to_owned()))
+    );
+    assert_eq!(records[0].lsn, Some(0));
+    assert_eq!(records[0].time, "1970-01-01T00:00:01.500000Z");
+    assert_eq!(records[1].lsn, Some(1));
+    assert_eq!(records[1].payload, data(b"\xff").payload);
+}
+
+#[test]
+fn response_stays_below_its_limit_unless_one_record_is_larger() {
+    static LARGE: [u8; 700 << 10] = [0; 700 << 10];
+    static HUGE: [u8; 2 << 20] = [0; 2 << 20];
+    let two = stored(0, 1, vec![data(&LARGE), data(&LARGE)]);
+    let response = answer(vec![two], v1::RecordView::Unspecified);
+    assert!(response.encoded_len() < MAX_RESPONSE_BYTES);
+    assert_eq!(response.next_lsn, Some(1));
+    let response = answer(
+        vec![stored(0, 1, vec![data(&HUGE)])],
+        v1::RecordView::Unspecified,
+    );
+    assert_eq!(response.batch.unwrap().records.len(), 1);
+    let tiny: Vec<v1::Record> = (0..50_000).map(|_| data(b"")).collect();
+    let response = answer(vec![stored(0, 1, tiny)], v1::RecordView::Text);
+    assert!(response.encoded_len() < MAX_RESPONSE_BYTES);
+    assert_eq!(
+        response.next_lsn,
+        Some(u64::try_from(response.batch.unwrap().records.len()).unwrap())
+    );
+}
+
+#[test]
+fn body_that_does_not_decode_is_damage() {
+    let mut batch = stored(4, 1, vec![data(b"a")]);
+    batch.body = Bytes::from_static(&[0x1a, 0xff]);
+    let status = read_response(
+        &page(vec![batch]),
+        v1::RecordView::Unspecified,
+        RecoveryEpoch::FIRST,
+    )
+    .unwrap_err();
+    assert_eq!(status.code(), tonic::Code::DataLoss);
+}
+
+#[test]
+fn page_tokens_give_back_the_name_they_were_made_from() {
+    for name in ["a", "ü/é", "x y"] {
+        let token = page_token(name);
+        assert_eq!(parse_page_token(&token).unwrap().as_deref(), Some(name));
+    }
+    assert_eq!(parse_page_token("").unwrap(), None);
+    for bad in ["x", "0", "zz", "ff"] {
+        assert_eq!(
+            reason(&parse_page_token(bad).unwrap_err()),
+            "INVALID_PAGE_TOKEN"
+        );
+    }
+}
+
+#[test]
+fn log_shows_lsn_zero_and_its_settings() {
+    let info = wald_storage::LogInfo {
+        name: LogName::new("a").unwrap(),
+        log_id: LogId::new(0),
+        config: Arc::new(LogConfig {
+            max_record_bytes: Some(9),
+        }),
+        first_lsn: Lsn::ZERO,
+        tail_lsn: Lsn::ZERO,
+        durable_lsn: Lsn::ZERO,
+        stored_bytes: 0,
+        create_time: Timestamp::from_micros(-1),
+        update_time: Timestamp::from_micros(0),
+    };
+    let shown = log(&info);
+    assert_eq!(shown.first_lsn, Some(0));
+    assert_eq!(shown.config.unwrap().max_record_bytes, 9);
+    let created = shown.create_time.unwrap();
+    assert_eq!((created.seconds, created.nanos), (-1, 999_999_000));
+    assert_eq!(uuid(1), "00000000-0000-0000-0000-000000000001");
+}

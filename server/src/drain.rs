@@ -1,0 +1,127 @@
+//! The life of the server as everyone in it sees it, and the way out.
+//!
+//! ```text
+//! Starting --> Serving --> Leaving --> Draining --> (process ends)
+//!                 |  not ready,      ^  GOAWAY, following scans end,
+//!                 |  still accepting |  what was accepted is finished
+//!                 +--> ReadOnly -----+
+//!                      the journal failed and on_flush_failure = read_only
+//! ```
+
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+/// Where the server is in its life. Only ever goes forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// The store is being recovered.
+    Starting,
+    /// Everything works.
+    Serving,
+    /// The journal failed; reads go on.
+    ReadOnly,
+    /// Told to stop; load balancers are given time to notice.
+    Leaving,
+    /// Finishing what was accepted.
+    Draining,
+}
+
+impl Phase {
+    /// Why the server is not ready, for people; `None` if it is.
+    pub(crate) fn not_ready(self) -> Option<&'static str> {
+        match self {
+            Self::Serving => None,
+            Self::Starting => Some("starting: the store is being recovered"),
+            Self::ReadOnly => Some("the journal failed: read only until a restart"),
+            Self::Leaving | Self::Draining => Some("shutting down"),
+        }
+    }
+}
+
+/// Resolves when draining begins; never, if whoever would say so is gone, because then
+/// the process is ending anyway.
+pub(crate) async fn draining(phase: &mut watch::Receiver<Phase>) {
+    if phase
+        .wait_for(|phase| *phase == Phase::Draining)
+        .await
+        .is_err()
+    {
+        std::future::pending().await
+    }
+}
+
+/// The signals that the daemon reacts to.
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+/// What was asked by a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// SIGTERM or SIGINT.
+    Stop,
+    /// SIGHUP.
+    Reload,
+}
+
+impl Signals {
+    /// Takes over the signals of the process.
+    ///
+    /// # Errors
+    /// If the system does not allow it.
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The next signal.
+    pub(crate) async fn next(&mut self) -> Request {
+        tokio::select! {
+            _ = self.terminate.recv() => Request::Stop,
+            _ = self.interrupt.recv() => Request::Stop,
+            _ = self.hangup.recv() => Request::Reload,
+        }
+    }
+
+    /// Resolves at a signal to stop; others pass unseen.
+    pub(crate) async fn stop(&mut self) {
+        while self.next().await != Request::Stop {}
+    }
+}
+
+/// A duration as a time to wait at most, where zero means no bound.
+pub(crate) fn bound(duration: Duration) -> Option<Duration> {
+    (!duration.is_zero()).then_some(duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_serving_is_ready() {
+        assert_eq!(Phase::Serving.not_ready(), None);
+        for phase in [
+            Phase::Starting,
+            Phase::ReadOnly,
+            Phase::Leaving,
+            Phase::Draining,
+        ] {
+            assert!(phase.not_ready().is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn draining_is_seen_by_those_who_come_late() {
+        let (sender, mut receiver) = watch::channel(Phase::Serving);
+        sender.send_replace(Phase::Draining);
+        draining(&mut receiver).await;
+    }
+}

@@ -1,0 +1,382 @@
+//! Every metric of Wald, in one place. Names are API: dashboards and alerts hold on to
+//! them. Help texts are the questions that the metrics answer.
+//!
+//! Children are looked up once, here, and kept: on the hot path a metric is one or two
+//! atomic additions. Every combination of labels starts at 0, so that a rate over the
+//! first event of a kind is seen; labels are bounded, and never the name of a log.
+
+mod calls;
+mod observer;
+
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::process_collector::ProcessCollector;
+use prometheus::{
+    Encoder, Error, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+use wald_storage::{AppendError, Durability, RecoveryEpoch, Statistics};
+
+use crate::status;
+
+pub(crate) use calls::{CallLayer, Deadline};
+
+/// 10 ms times a power of two: from 20 us (a flush of battery-backed memory) to 10 s (a
+/// disk in trouble), with 10 ms, the usual objective, exactly on a bound.
+fn latency_buckets() -> Vec<f64> {
+    (-9..=10).map(|power| 0.01 * 2f64.powi(power)).collect()
+}
+
+/// Powers of two from 1: groups are small numbers that grow with the load.
+fn count_buckets() -> Vec<f64> {
+    (0..=14).map(|power| 2f64.powi(power)).collect()
+}
+
+/// Powers of four from 64 bytes (one small frame) to 64 MiB.
+fn byte_buckets() -> Vec<f64> {
+    (3..=13).map(|power| 4f64.powi(power)).collect()
+}
+
+/// Reasons for which an append is turned away, whatever it asks for.
+const REJECTIONS: [&str; 6] = [
+    "BUSY",
+    "DISK_FULL",
+    "DRAINING",
+    "JOURNAL_FAILED",
+    "STARTING",
+    "QUARANTINED",
+];
+/// Reasons for which a condition fails.
+const CONDITIONS: [&str; 4] = [
+    "POSITION_MISMATCH",
+    "LOG_MISSING",
+    "LOG_EXISTS",
+    "LOG_REPLACED",
+];
+
+/// Registers what it makes, and remembers the first failure.
+struct Maker<'a>(&'a Registry);
+
+impl Maker<'_> {
+    fn register<C: Collector + Clone + 'static>(&self, collector: C) -> Result<C, Error> {
+        self.0.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    fn histogram(&self, name: &str, help: &str, buckets: Vec<f64>) -> Result<Histogram, Error> {
+        self.register(Histogram::with_opts(
+            HistogramOpts::new(name, help).buckets(buckets),
+        )?)
+    }
+
+    fn latencies(&self, name: &str, help: &str, labels: &[&str]) -> Result<HistogramVec, Error> {
+        let options = HistogramOpts::new(name, help).buckets(latency_buckets());
+        self.register(HistogramVec::new(options, labels)?)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, Error> {
+        self.register(IntCounter::new(name, help)?)
+    }
+
+    fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[&str],
+    ) -> Result<IntCounterVec, Error> {
+        let counters = self.register(IntCounterVec::new(Opts::new(name, help), &[label])?)?;
+        for value in values {
+            counters.get_metric_with_label_values(&[value])?;
+        }
+        Ok(counters)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, Error> {
+        self.register(IntGauge::new(name, help)?)
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, Error> {
+        self.register(IntGaugeVec::new(Opts::new(name, help), labels)?)
+    }
+
+    fn float_gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
+        self.register(Gauge::new(name, help)?)
+    }
+}
+
+/// What an operation on a log was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadOp {
+    /// One page.
+    Read,
+    /// One step of a scan.
+    Scan,
+}
+
+/// All metrics, with their children at hand.
+pub(crate) struct Metrics {
+    registry: Registry,
+    calls: calls::Calls,
+    engine: observer::EngineMetrics,
+    append_accepted: Histogram,
+    append_written: Histogram,
+    append_durable: Histogram,
+    read_page: Histogram,
+    read_scan: Histogram,
+    appended_records: IntCounter,
+    appended_bytes: IntCounter,
+    rejected: IntCounterVec,
+    condition_failures: IntCounterVec,
+    state: StateGauges,
+    recovery_seconds: Gauge,
+    recovery_epoch: IntGauge,
+}
+
+/// Gauges that are read from the engine when someone scrapes.
+struct StateGauges {
+    logs: IntGauge,
+    inflight_bytes: IntGauge,
+    durable_lag_bytes: IntGauge,
+    durable_lag_seconds: Gauge,
+    segments: IntGaugeVec,
+    disk_bytes: IntGaugeVec,
+    disk_free_bytes: Gauge,
+    quarantined_records: IntGauge,
+    followers: IntGauge,
+    journal_failed: IntGauge,
+}
+
+impl StateGauges {
+    fn new(make: &Maker<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            logs: make.gauge("wald_logs", "How many logs are there?")?,
+            inflight_bytes: make.gauge(
+                "wald_inflight_bytes",
+                "How many bytes of appends wait for their ack? Near max_inflight_bytes new ones are refused.",
+            )?,
+            durable_lag_bytes: make.gauge(
+                "wald_durable_lag_bytes",
+                "How many bytes are written and not flushed: what would a power cut take now?",
+            )?,
+            durable_lag_seconds: make.float_gauge(
+                "wald_durable_lag_seconds",
+                "How old is the oldest unflushed byte?",
+            )?,
+            segments: make.gauges(
+                "wald_segments",
+                "How many segment files are there, by what they are doing? None ready: the next roll waits.",
+                &["state"],
+            )?,
+            disk_bytes: make.gauges(
+                "wald_disk_bytes",
+                "How many bytes does the data directory take, by what for?",
+                &["kind"],
+            )?,
+            disk_free_bytes: make.float_gauge(
+                "wald_disk_free_bytes",
+                "How many bytes are free in the file system? NaN if it does not say.",
+            )?,
+            quarantined_records: make.gauge(
+                "wald_quarantined_records",
+                "How many records are known to be damaged? Alert above 0.",
+            )?,
+            followers: make.gauge("wald_followers", "How many scans wait for new records?")?,
+            journal_failed: make.gauge(
+                "wald_journal_failed",
+                "Has the journal failed (1), so that only a restart lets appends go on? Alert above 0.",
+            )?,
+        })
+    }
+
+    fn set(&self, now: &Statistics) {
+        let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        self.logs.set(signed(now.logs));
+        self.inflight_bytes.set(signed(now.inflight_bytes));
+        self.durable_lag_bytes.set(signed(now.durable_lag_bytes));
+        self.durable_lag_seconds.set(now.durable_lag.as_secs_f64());
+        let active = now.journal_segments.min(1);
+        for (state, number) in [
+            ("active", active),
+            ("sealed", now.journal_segments - active),
+            ("ready", now.ready_segments),
+        ] {
+            self.segments
+                .with_label_values(&[state])
+                .set(signed(number));
+        }
+        for (kind, bytes) in [
+            ("journal", now.journal_bytes),
+            ("pool", now.pool_bytes),
+            ("quarantine", now.quarantine_bytes),
+        ] {
+            self.disk_bytes
+                .with_label_values(&[kind])
+                .set(signed(bytes));
+        }
+        // Up to 2^53 bytes exactly, which is more than a file system holds.
+        #[allow(clippy::cast_precision_loss, reason = "see above")]
+        self.disk_free_bytes
+            .set(now.free_bytes.map_or(f64::NAN, |bytes| bytes as f64));
+        self.quarantined_records
+            .set(signed(now.quarantined_records));
+        self.followers.set(signed(now.followers));
+        self.journal_failed.set(now.journal_failed.into());
+    }
+}
+
+impl Metrics {
+    /// Makes and registers everything; only a name used twice fails.
+    ///
+    /// # Errors
+    /// If two metrics have one name, which is a bug that the first test finds.
+    pub(crate) fn new() -> Result<Self, Error> {
+        let registry = Registry::new();
+        registry.register(Box::new(ProcessCollector::for_self()))?;
+        let make = Maker(&registry);
+        let append = make.latencies(
+            "wald_append_duration_seconds",
+            "How long does an append take in the server, from decoded request to answer, by the durability it reached?",
+            &["durability"],
+        )?;
+        let read = make.latencies(
+            "wald_read_duration_seconds",
+            "How long does the engine take for a page or a step of a scan? Waiting for new records is not in it.",
+            &["op"],
+        )?;
+        let build = make.gauges(
+            "wald_build_info",
+            "Which version runs? Always 1.",
+            &["version"],
+        )?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let recovery = make.register(prometheus::GaugeVec::new(
+            Opts::new(
+                "wald_recovery_duration_seconds",
+                "How long did the last start take to recover the store?",
+            ),
+            &["phase"],
+        )?)?;
+        let state = StateGauges::new(&make)?;
+        state.set(&Statistics::default());
+        Ok(Self {
+            calls: calls::Calls::new(&make)?,
+            engine: observer::EngineMetrics::new(&make)?,
+            append_accepted: append.with_label_values(&["accepted"]),
+            append_written: append.with_label_values(&["written"]),
+            append_durable: append.with_label_values(&["durable"]),
+            read_page: read.with_label_values(&["read"]),
+            read_scan: read.with_label_values(&["scan"]),
+            appended_records: make.counter(
+                "wald_appended_records_total",
+                "How many records were appended and acked?",
+            )?,
+            appended_bytes: make.counter(
+                "wald_appended_bytes_total",
+                "How many bytes of data and headers were appended and acked?",
+            )?,
+            rejected: make.counters(
+                "wald_rejected_total",
+                "How many appends were turned away because of the server's state, by reason?",
+                "reason",
+                &REJECTIONS,
+            )?,
+            condition_failures: make.counters(
+                "wald_condition_failures_total",
+                "How many conditions of appends did not hold, by reason?",
+                "reason",
+                &CONDITIONS,
+            )?,
+            state,
+            recovery_seconds: recovery.with_label_values(&["total"]),
+            recovery_epoch: make.gauge(
+                "wald_recovery_epoch",
+                "How many unclean starts has the store seen, this one included?",
+            )?,
+            registry,
+        })
+    }
+
+    /// An append was acked.
+    pub(crate) fn appended(&self, level: Durability, time: Duration, records: u64, bytes: u64) {
+        match level {
+            Durability::Accepted => &self.append_accepted,
+            Durability::Written => &self.append_written,
+            Durability::Durable => &self.append_durable,
+        }
+        .observe(time.as_secs_f64());
+        self.appended_records.inc_by(records);
+        self.appended_bytes.inc_by(bytes);
+    }
+
+    /// From the engine's answer to the finished response.
+    pub(crate) fn replied(&self, time: Duration) {
+        self.engine.replied(time);
+    }
+
+    /// An append was not acked.
+    pub(crate) fn append_failed(&self, error: &AppendError) {
+        let rejected = |reason: &str| self.rejected.with_label_values(&[reason]).inc();
+        match error {
+            AppendError::ConditionsFailed(failed) => {
+                for condition in failed {
+                    self.condition_failures
+                        .with_label_values(&[status::condition_reason(&condition.check)])
+                        .inc();
+                }
+            }
+            AppendError::TailUnproven { .. } => rejected("QUARANTINED"),
+            AppendError::Busy { .. } => rejected("BUSY"),
+            AppendError::DiskFull => rejected("DISK_FULL"),
+            AppendError::Draining => rejected("DRAINING"),
+            AppendError::JournalFailed(_) => rejected("JOURNAL_FAILED"),
+            // The first two are the caller's; the last was not turned away, and shows
+            // in wald_journal_failed and as grpc_code Internal.
+            AppendError::Invalid(_) | AppendError::LogNotFound { .. } | AppendError::Unknown(_) => {
+            }
+        }
+    }
+
+    /// An append came before the store was open.
+    pub(crate) fn append_came_early(&self) {
+        self.rejected.with_label_values(&["STARTING"]).inc();
+    }
+
+    /// The engine served a reader.
+    pub(crate) fn read(&self, op: ReadOp, time: Duration) {
+        match op {
+            ReadOp::Read => &self.read_page,
+            ReadOp::Scan => &self.read_scan,
+        }
+        .observe(time.as_secs_f64());
+    }
+
+    /// The store is open.
+    pub(crate) fn recovered(&self, time: Duration, epoch: RecoveryEpoch) {
+        self.recovery_seconds.set(time.as_secs_f64());
+        self.recovery_epoch
+            .set(i64::try_from(epoch.get()).unwrap_or(i64::MAX));
+    }
+
+    /// Everything in the text format, with the engine's state as it is now.
+    ///
+    /// # Errors
+    /// If a metric has no value, which is a bug.
+    pub(crate) fn encode(&self, now: Option<&Statistics>) -> Result<Vec<u8>, Error> {
+        if let Some(now) = now {
+            self.state.set(now);
+        }
+        let mut text = Vec::with_capacity(64 << 10);
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(text)
+    }
+
+    /// The layer that counts calls.
+    pub(crate) fn call_layer(&self, ceiling: Option<Duration>) -> CallLayer {
+        self.calls.layer(ceiling)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,417 @@
+//! The tower layer around every gRPC call: counts it under the names that dashboards for
+//! gRPC servers query, and holds it to its deadline.
+//!
+//! The deadline is kept here and not by tonic because tonic answers CANCELLED without a
+//! detail, and a writer has to be told that the outcome is unknown.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use prometheus::{Error, Histogram, IntCounter, IntCounterVec, Opts};
+use prost::Message;
+use prost_types::FileDescriptorSet;
+use tokio::time::Sleep;
+use tower::{Layer, Service};
+
+use super::Maker;
+use crate::status::{self, Access};
+
+/// The codes in the order of their numbers, as other servers spell them in metrics.
+const CODES: [&str; 17] = [
+    "OK",
+    "Canceled",
+    "Unknown",
+    "InvalidArgument",
+    "DeadlineExceeded",
+    "NotFound",
+    "AlreadyExists",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "FailedPrecondition",
+    "Aborted",
+    "OutOfRange",
+    "Unimplemented",
+    "Internal",
+    "Unavailable",
+    "DataLoss",
+    "Unauthenticated",
+];
+const CANCELED: usize = 1;
+const UNKNOWN: usize = 2;
+
+/// RPCs whose errors tell an outcome.
+const WRITES: [&str; 12] = [
+    "Append",
+    "AppendBatch",
+    "AppendSession",
+    "Sync",
+    "Trim",
+    "Fence",
+    "CreateLog",
+    "UpdateLog",
+    "DeleteLog",
+    "CommitCursor",
+    "DeleteCursor",
+    "Drain",
+];
+
+/// When the caller stops waiting; in the extensions of a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(pub(crate) Instant);
+
+/// Metrics of one RPC.
+#[derive(Debug)]
+struct Method {
+    access: Access,
+    unary: bool,
+    started: IntCounter,
+    handled: Vec<IntCounter>,
+    seconds: Histogram,
+}
+
+/// Metrics of all RPCs, by path.
+pub(super) struct Calls {
+    methods: Arc<HashMap<String, Arc<Method>>>,
+    unknown: Arc<Method>,
+}
+
+impl Calls {
+    pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
+        let labels = ["grpc_type", "grpc_service", "grpc_method"];
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            make.register(IntCounterVec::new(Opts::new(name, help), labels)?)
+        };
+        let started = counters(
+            "grpc_server_started_total",
+            "How many calls began?",
+            &labels,
+        )?;
+        let handled = counters(
+            "grpc_server_handled_total",
+            "How many calls ended, by code?",
+            &["grpc_type", "grpc_service", "grpc_method", "grpc_code"],
+        )?;
+        let seconds = make.latencies(
+            "grpc_server_handling_seconds",
+            "How long do calls take, from head to trailers?",
+            &labels,
+        )?;
+        let method = |kind: &str, service: &str, name: &str| {
+            Arc::new(Method {
+                access: if WRITES.contains(&name) {
+                    Access::Write
+                } else {
+                    Access::Read
+                },
+                unary: kind == "unary",
+                started: started.with_label_values(&[kind, service, name]),
+                handled: CODES
+                    .iter()
+                    .map(|code| handled.with_label_values(&[kind, service, name, code]))
+                    .collect(),
+                seconds: seconds.with_label_values(&[kind, service, name]),
+            })
+        };
+        let mut methods = HashMap::new();
+        for descriptors in [
+            wald_proto::FILE_DESCRIPTOR_SET,
+            tonic_health::pb::FILE_DESCRIPTOR_SET,
+            tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
+            tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+        ] {
+            for (kind, service, name) in rpcs(descriptors) {
+                methods.insert(format!("/{service}/{name}"), method(kind, &service, &name));
+            }
+        }
+        Ok(Self {
+            methods: Arc::new(methods),
+            unknown: method("unary", "unknown", "unknown"),
+        })
+    }
+
+    pub(super) fn layer(&self, ceiling: Option<Duration>) -> CallLayer {
+        CallLayer {
+            methods: Arc::clone(&self.methods),
+            unknown: Arc::clone(&self.unknown),
+            ceiling,
+        }
+    }
+}
+
+/// Kind, service and name of every RPC in an encoded descriptor set. The sets are part of
+/// the binary; one that does not decode would have failed the tests of its crate.
+fn rpcs(descriptors: &[u8]) -> Vec<(&'static str, String, String)> {
+    let set = FileDescriptorSet::decode(descriptors).unwrap_or_default();
+    let mut found = Vec::new();
+    for file in &set.file {
+        for service in &file.service {
+            for method in &service.method {
+                let kind = match (method.client_streaming(), method.server_streaming()) {
+                    (false, false) => "unary",
+                    (true, false) => "client_stream",
+                    (false, true) => "server_stream",
+                    (true, true) => "bidi_stream",
+                };
+                let service = format!("{}.{}", file.package(), service.name());
+                found.push((kind, service, method.name().to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// Wraps the services of a server.
+#[derive(Debug, Clone)]
+pub(crate) struct CallLayer {
+    methods: Arc<HashMap<String, Arc<Method>>>,
+    unknown: Arc<Method>,
+    /// Longest time of a unary call.
+    ceiling: Option<Duration>,
+}
+
+impl<S> Layer<S> for CallLayer {
+    type Service = CallService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        CallService {
+            inner,
+            layer: self.clone(),
+        }
+    }
+}
+
+/// A service whose calls are counted and end at their deadline.
+#[derive(Debug, Clone)]
+pub(crate) struct CallService<S> {
+    inner: S,
+    layer: CallLayer,
+}
+
+impl<S, B, R> Service<Request<B>> for CallService<S>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: Default,
+{
+    type Response = Response<CallBody<R>>;
+    type Error = S::Error;
+    type Future = CallFuture<S::Future>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let method = self
+            .layer
+            .methods
+            .get(request.uri().path())
+            .unwrap_or(&self.layer.unknown);
+        method.started.inc();
+        let started = Instant::now();
+        let ceiling = self.layer.ceiling.filter(|_| method.unary);
+        let timeout = match (grpc_timeout(request.headers()), ceiling) {
+            (Some(asked), Some(ceiling)) => Some(asked.min(ceiling)),
+            (asked, ceiling) => asked.or(ceiling),
+        };
+        // A time too far off to be represented is no deadline.
+        let deadline = timeout.and_then(|timeout| started.checked_add(timeout));
+        if let Some(deadline) = deadline {
+            request.extensions_mut().insert(Deadline(deadline));
+        }
+        CallFuture {
+            call: Some(Call {
+                method: Arc::clone(method),
+                started,
+                counted: false,
+            }),
+            inner: self.inner.call(request),
+            sleep: deadline.map(|at| tokio::time::sleep_until(at.into())),
+        }
+    }
+}
+
+/// The `grpc-timeout` header: up to eight digits and a unit.
+fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 {
+        return None;
+    }
+    let number: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+/// One call: counted once, also if it is dropped on the way because the client left.
+#[derive(Debug)]
+struct Call {
+    method: Arc<Method>,
+    started: Instant,
+    counted: bool,
+}
+
+impl Call {
+    fn count(&mut self, code: usize) {
+        if !std::mem::replace(&mut self.counted, true) {
+            let handled = &self.method.handled;
+            if let Some(counter) = handled.get(code).or_else(|| handled.get(UNKNOWN)) {
+                counter.inc();
+            }
+            let seconds = self.started.elapsed().as_secs_f64();
+            self.method.seconds.observe(seconds);
+        }
+    }
+
+    /// Takes the code from a head (a call that failed at once) or from trailers.
+    fn count_if_told(&mut self, headers: &HeaderMap) {
+        if let Some(code) = headers.get("grpc-status") {
+            let code = code.to_str().ok().and_then(|code| code.parse().ok());
+            self.count(code.unwrap_or(UNKNOWN));
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.count(CANCELED);
+    }
+}
+
+pin_project! {
+    /// A call until its head is sent.
+    pub(crate) struct CallFuture<F> {
+        call: Option<Call>,
+        #[pin]
+        inner: F,
+        #[pin]
+        sleep: Option<Sleep>,
+    }
+}
+
+impl<F, R, E> Future for CallFuture<F>
+where
+    F: Future<Output = Result<Response<R>, E>>,
+    R: Default,
+{
+    type Output = Result<Response<CallBody<R>>, E>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let response = match this.inner.poll(context) {
+            Poll::Ready(response) => response?,
+            Poll::Pending => {
+                let Some(sleep) = this.sleep.as_pin_mut() else {
+                    return Poll::Pending;
+                };
+                ready!(sleep.poll(context));
+                let access = this
+                    .call
+                    .as_ref()
+                    .map_or(Access::Read, |call| call.method.access);
+                status::deadline_under_way(access).into_http()
+            }
+        };
+        let (head, body) = response.into_parts();
+        let mut call = this.call.take();
+        if let Some(call) = &mut call {
+            call.count_if_told(&head.headers);
+        }
+        Poll::Ready(Ok(Response::from_parts(
+            head,
+            CallBody { inner: body, call },
+        )))
+    }
+}
+
+pin_project! {
+    /// The rest of a call: messages and trailers.
+    pub(crate) struct CallBody<R> {
+        #[pin]
+        inner: R,
+        call: Option<Call>,
+    }
+}
+
+impl<R: Body<Data = Bytes>> Body for CallBody<R> {
+    type Data = Bytes;
+    type Error = R::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
+        let this = self.project();
+        let frame = ready!(this.inner.poll_frame(context));
+        if let (Some(Ok(frame)), Some(call)) = (&frame, this.call)
+            && let Some(trailers) = frame.trailers_ref()
+        {
+            call.count_if_told(trailers);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_timeout_is_read_in_every_unit() {
+        let timeout = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", text.parse().unwrap());
+            grpc_timeout(&headers)
+        };
+        assert_eq!(timeout("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(timeout("3M"), Some(Duration::from_secs(180)));
+        assert_eq!(timeout("10S"), Some(Duration::from_secs(10)));
+        assert_eq!(timeout("5m"), Some(Duration::from_millis(5)));
+        assert_eq!(timeout("5u"), Some(Duration::from_micros(5)));
+        assert_eq!(timeout("0n"), Some(Duration::ZERO));
+        for bad in ["", "m", "5", "123456789S", "-1S", "5x"] {
+            assert_eq!(timeout(bad), None, "{bad}");
+        }
+        assert_eq!(grpc_timeout(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn every_rpc_of_the_contract_is_known_with_its_kind() {
+        let found = rpcs(wald_proto::FILE_DESCRIPTOR_SET);
+        let kind = |service: &str, method: &str| {
+            let rpc = found
+                .iter()
+                .find(|(_, s, m)| s == service && m == method)
+                .unwrap();
+            rpc.0
+        };
+        assert_eq!(kind("wald.v1.WalService", "Append"), "unary");
+        assert_eq!(kind("wald.v1.WalService", "Scan"), "server_stream");
+        assert_eq!(kind("wald.v1.WalService", "AppendSession"), "bidi_stream");
+        for write in WRITES {
+            assert!(found.iter().any(|(_, _, m)| m == write), "{write}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What the engine reports while it works, as histograms.
+
+use std::time::Duration;
+
+use prometheus::{Error, Histogram, IntCounter};
+use wald_storage::{ChecksumSite, Observer, Phase};
+
+use super::{Maker, Metrics, byte_buckets, count_buckets, latency_buckets};
+
+/// The engine's histograms and counters.
+pub(super) struct EngineMetrics {
+    queue: Histogram,
+    encode: Histogram,
+    write: Histogram,
+    flush_phase: Histogram,
+    reply: Histogram,
+    flush: Histogram,
+    group_requests: Histogram,
+    group_records: Histogram,
+    group_bytes: Histogram,
+    roll: Histogram,
+    delivery_lag: Histogram,
+    read_records: IntCounter,
+    read_bytes: IntCounter,
+    checksums_in_recovery: IntCounter,
+    checksums_in_reads: IntCounter,
+}
+
+impl EngineMetrics {
+    pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
+        let phases = make.latencies(
+            "wald_append_phase_seconds",
+            "Where does the time of appends go: queue, encode, write, flush, or reply (from the engine's answer to the finished response)?",
+            &["phase"],
+        )?;
+        let checksums = make.counters(
+            "wald_checksum_failures_total",
+            "How often did stored bytes not match their checksum, by where it was noticed? Alert above 0.",
+            "where",
+            &["recovery", "read"],
+        )?;
+        Ok(Self {
+            queue: phases.with_label_values(&["queue"]),
+            encode: phases.with_label_values(&["encode"]),
+            write: phases.with_label_values(&["write"]),
+            flush_phase: phases.with_label_values(&["flush"]),
+            reply: phases.with_label_values(&["reply"]),
+            flush: make.histogram(
+                "wald_flush_duration_seconds",
+                "Is the disk slow? Time of one flush of the journal; alert when p99 exceeds 100 ms.",
+                latency_buckets(),
+            )?,
+            group_requests: make.histogram(
+                "wald_group_requests",
+                "Does group commit work: how many requests share one write?",
+                count_buckets(),
+            )?,
+            group_records: make.histogram(
+                "wald_group_records",
+                "How many records share one write?",
+                count_buckets(),
+            )?,
+            group_bytes: make.histogram(
+                "wald_group_bytes",
+                "How many bytes does one write of the journal carry?",
+                byte_buckets(),
+            )?,
+            roll: make.histogram(
+                "wald_segment_roll_duration_seconds",
+                "How long does the journal take to go on to the next segment? High: the pool ran dry.",
+                latency_buckets(),
+            )?,
+            delivery_lag: make.histogram(
+                "wald_scan_delivery_lag_seconds",
+                "How long after its arrival is a record shown to followers?",
+                latency_buckets(),
+            )?,
+            read_records: make.counter(
+                "wald_read_records_total",
+                "How many records were given to readers?",
+            )?,
+            read_bytes: make.counter(
+                "wald_read_bytes_total",
+                "How many bytes of stored bodies were given to readers?",
+            )?,
+            checksums_in_recovery: checksums.with_label_values(&["recovery"]),
+            checksums_in_reads: checksums.with_label_values(&["read"]),
+        })
+    }
+
+    pub(super) fn replied(&self, time: Duration) {
+        self.reply.observe(time.as_secs_f64());
+    }
+}
+
+/// Group sizes are far below 2^53, up to which this is exact.
+#[allow(clippy::cast_precision_loss, reason = "see above")]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+impl Observer for Metrics {
+    fn phase(&self, phase: Phase, time: Duration) {
+        match phase {
+            Phase::Queue => &self.engine.queue,
+            Phase::Encode => &self.engine.encode,
+            Phase::Write => &self.engine.write,
+            Phase::Flush => &self.engine.flush_phase,
+        }
+        .observe(time.as_secs_f64());
+    }
+
+    fn flush(&self, time: Duration) {
+        self.engine.flush.observe(time.as_secs_f64());
+    }
+
+    fn group(&self, requests: u64, records: u64, bytes: u64) {
+        self.engine.group_requests.observe(float(requests));
+        self.engine.group_records.observe(float(records));
+        self.engine.group_bytes.observe(float(bytes));
+    }
+
+    fn roll(&self, time: Duration) {
+        self.engine.roll.observe(time.as_secs_f64());
+    }
+
+    fn read(&self, records: u64, bytes: u64) {
+        self.engine.read_records.inc_by(records);
+        self.engine.read_bytes.inc_by(bytes);
+    }
+
+    fn checksum_failure(&self, site: ChecksumSite) {
+        match site {
+            ChecksumSite::Recovery => &self.engine.checksums_in_recovery,
+            ChecksumSite::Read => &self.engine.checksums_in_reads,
+        }
+        .inc();
+    }
+
+    fn delivery_lag(&self, time: Duration) {
+        self.engine.delivery_lag.observe(time.as_secs_f64());
+    }
+}

@@ -1,0 +1,120 @@
+use std::collections::HashSet;
+use std::time::Duration;
+
+use wald_storage::{
+    AppendError, FailedCheck, FailedCondition, LogName, Observer, Phase, Statistics,
+};
+
+use super::{Durability, Metrics, ReadOp, latency_buckets};
+
+fn text(metrics: &Metrics) -> String {
+    String::from_utf8(metrics.encode(None).unwrap()).unwrap()
+}
+
+#[test]
+fn every_promised_metric_is_there_before_anything_happened() {
+    let text = text(&Metrics::new().unwrap());
+    let names: HashSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
+    for name in [
+        "grpc_server_started_total",
+        "grpc_server_handled_total",
+        "grpc_server_handling_seconds",
+        "wald_append_duration_seconds",
+        "wald_append_phase_seconds",
+        "wald_flush_duration_seconds",
+        "wald_group_records",
+        "wald_group_bytes",
+        "wald_group_requests",
+        "wald_read_duration_seconds",
+        "wald_scan_delivery_lag_seconds",
+        "wald_appended_records_total",
+        "wald_appended_bytes_total",
+        "wald_read_records_total",
+        "wald_read_bytes_total",
+        "wald_durable_lag_bytes",
+        "wald_durable_lag_seconds",
+        "wald_inflight_bytes",
+        "wald_rejected_total",
+        "wald_condition_failures_total",
+        "wald_logs",
+        "wald_followers",
+        "wald_segments",
+        "wald_segment_roll_duration_seconds",
+        "wald_disk_bytes",
+        "wald_disk_free_bytes",
+        "wald_checksum_failures_total",
+        "wald_quarantined_records",
+        "wald_recovery_duration_seconds",
+        "wald_recovery_epoch",
+        "wald_journal_failed",
+        "wald_build_info",
+        "process_resident_memory_bytes",
+    ] {
+        assert!(names.contains(name), "{name} is missing");
+    }
+}
+
+#[test]
+fn every_combination_of_labels_starts_at_zero() {
+    let text = text(&Metrics::new().unwrap());
+    for line in [
+        r#"wald_rejected_total{reason="BUSY"} 0"#,
+        r#"wald_condition_failures_total{reason="POSITION_MISMATCH"} 0"#,
+        r#"wald_checksum_failures_total{where="read"} 0"#,
+        r#"wald_append_phase_seconds_count{phase="reply"} 0"#,
+        r#"wald_append_duration_seconds_count{durability="durable"} 0"#,
+        r#"wald_segments{state="ready"} 0"#,
+        r#"grpc_server_handled_total{grpc_code="DataLoss",grpc_method="Read",grpc_service="wald.v1.WalService",grpc_type="unary"} 0"#,
+        r#"grpc_server_started_total{grpc_method="Scan",grpc_service="wald.v1.WalService",grpc_type="server_stream"} 0"#,
+        r#"grpc_server_started_total{grpc_method="Check",grpc_service="grpc.health.v1.Health",grpc_type="unary"} 0"#,
+    ] {
+        assert!(text.lines().any(|found| found == line), "no line {line}");
+    }
+}
+
+#[test]
+fn latency_buckets_double_and_have_ten_milliseconds_on_a_bound() {
+    let buckets = latency_buckets();
+    assert!(buckets.contains(&0.01));
+    assert!(buckets[0] <= 20e-6 && buckets.iter().any(|bound| *bound > 1.3));
+    assert!(buckets.windows(2).all(|pair| pair[1] == 2.0 * pair[0]));
+}
+
+#[test]
+fn what_happens_is_counted_where_it_belongs() {
+    let metrics = Metrics::new().unwrap();
+    metrics.appended(Durability::Durable, Duration::from_millis(1), 3, 30);
+    metrics.read(ReadOp::Scan, Duration::from_millis(1));
+    metrics.phase(Phase::Queue, Duration::from_millis(1));
+    Observer::read(&metrics, 5, 50);
+    metrics.append_failed(&AppendError::DiskFull);
+    metrics.append_failed(&AppendError::ConditionsFailed(vec![FailedCondition {
+        log: LogName::new("a").unwrap(),
+        check: FailedCheck::LogMissing,
+    }]));
+    let now = Statistics {
+        journal_segments: 3,
+        journal_failed: true,
+        free_bytes: Some(7),
+        ..Statistics::default()
+    };
+    let text = String::from_utf8(metrics.encode(Some(&now)).unwrap()).unwrap();
+    for line in [
+        "wald_appended_records_total 3",
+        "wald_appended_bytes_total 30",
+        "wald_read_records_total 5",
+        r#"wald_append_duration_seconds_count{durability="durable"} 1"#,
+        r#"wald_append_phase_seconds_count{phase="queue"} 1"#,
+        r#"wald_read_duration_seconds_count{op="scan"} 1"#,
+        r#"wald_rejected_total{reason="DISK_FULL"} 1"#,
+        r#"wald_condition_failures_total{reason="LOG_MISSING"} 1"#,
+        r#"wald_segments{state="sealed"} 2"#,
+        "wald_journal_failed 1",
+        "wald_disk_free_bytes 7",
+    ] {
+        assert!(text.lines().any(|found| found == line), "no line {line}");
+    }
+}

@@ -1,0 +1,137 @@
+//! The RPCs: each checks, converts, asks the engine, converts back. What they share is
+//! the [`Node`]; what they do is in the modules by topic.
+
+mod append;
+mod cursor;
+mod log;
+mod ops;
+mod read;
+mod scan;
+
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use futures_core::Stream;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+use wald_proto::v1;
+use wald_storage::{LogEngine, RecoveryEpoch, Timestamp};
+
+use crate::drain::Phase;
+use crate::metrics::{Deadline, Metrics};
+use crate::status::{self, Access};
+
+/// A stream of answers.
+pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The engine and what of it never changes while it is open.
+pub(crate) struct Store {
+    /// The engine.
+    pub(crate) engine: Arc<dyn LogEngine>,
+    /// In every answer.
+    pub(crate) epoch: RecoveryEpoch,
+}
+
+/// What the RPCs share.
+pub(crate) struct Node {
+    /// Empty until the store is recovered.
+    pub(crate) store: OnceLock<Store>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) heartbeat_interval: Duration,
+    pub(crate) sync_interval: Duration,
+    pub(crate) max_timestamp_ahead: Duration,
+    pub(crate) auto_create: bool,
+    pub(crate) start_time: Timestamp,
+}
+
+impl Node {
+    fn store(&self, access: Access) -> Result<&Store, Status> {
+        self.store.get().ok_or_else(|| status::starting(access))
+    }
+}
+
+/// Refuses a request that nobody waits for any more, before it costs a flush.
+fn refuse_late<T>(request: &Request<T>) -> Result<(), Status> {
+    match request.extensions().get::<Deadline>() {
+        Some(Deadline(at)) if *at <= Instant::now() => Err(status::deadline_before_start()),
+        _ => Ok(()),
+    }
+}
+
+/// The services, all views of one node.
+#[derive(Clone)]
+pub(crate) struct Services(pub(crate) Arc<Node>);
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl v1::wal_service_server::WalService for Services {
+    type AppendSessionStream = Answers<v1::AppendSessionResponse>;
+    type ScanStream = Answers<v1::ScanResponse>;
+
+    async fn append(&self, request: Request<v1::AppendRequest>) -> Answer<v1::AppendResponse> {
+        append::append(&self.0, request).await
+    }
+
+    async fn append_batch(
+        &self,
+        request: Request<v1::AppendBatchRequest>,
+    ) -> Answer<v1::AppendBatchResponse> {
+        append::append_batch(&self.0, request).await
+    }
+
+    async fn append_session(
+        &self,
+        _request: Request<tonic::Streaming<v1::AppendSessionRequest>>,
+    ) -> Answer<Self::AppendSessionStream> {
+        Err(unbuilt("wald.v1.WalService.AppendSession", Access::Write))
+    }
+
+    async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<v1::ReadResponse> {
+        read::read(&self.0, request).await
+    }
+
+    async fn scan(&self, request: Request<v1::ScanRequest>) -> Answer<Self::ScanStream> {
+        scan::scan(&self.0, request.into_inner()).map(Response::new)
+    }
+
+    async fn sync(&self, request: Request<v1::SyncRequest>) -> Answer<v1::SyncResponse> {
+        append::sync(&self.0, request).await
+    }
+
+    async fn get_tail(&self, request: Request<v1::GetTailRequest>) -> Answer<v1::GetTailResponse> {
+        read::get_tail(&self.0, request.get_ref()).map(Response::new)
+    }
+
+    async fn trim(&self, _request: Request<v1::TrimRequest>) -> Answer<v1::TrimResponse> {
+        Err(unbuilt("wald.v1.WalService.Trim", Access::Write))
+    }
+
+    async fn fence(&self, _request: Request<v1::FenceRequest>) -> Answer<v1::FenceResponse> {
+        Err(unbuilt("wald.v1.WalService.Fence", Access::Write))
+    }
+}
+
+/// An RPC of the contract that this version does not have.
+fn unbuilt(name: &str, access: Access) -> Status {
+    status::not_supported(name, access)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_whose_deadline_has_passed_is_refused_before_it_is_queued() {
+        let mut request = Request::new(());
+        assert!(refuse_late(&request).is_ok());
+        let later = Instant::now() + Duration::from_secs(3600);
+        request.extensions_mut().insert(Deadline(later));
+        assert!(refuse_late(&request).is_ok());
+        request.extensions_mut().insert(Deadline(Instant::now()));
+        let refused = refuse_late(&request).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::DeadlineExceeded);
+    }
+}

@@ -1,0 +1,109 @@
+//! LogService: making, listing, configuring, deleting logs.
+
+use tonic::{Request, Response};
+use wald_proto::v1;
+use wald_storage::{AdminError, LogInfo, LogTarget, ReadError};
+
+use super::{Answer, Services, Store, refuse_late};
+use crate::convert;
+use crate::status::{self, Access};
+
+#[tonic::async_trait]
+impl v1::log_service_server::LogService for Services {
+    async fn create_log(
+        &self,
+        request: Request<v1::CreateLogRequest>,
+    ) -> Answer<v1::CreateLogResponse> {
+        let store = self.0.store(Access::Write)?;
+        refuse_late(&request)?;
+        let request = request.into_inner();
+        let name = convert::log_name("log", &request.log, Access::Write)?;
+        let config = convert::log_config(request.config, &store.engine.profile().limits)?;
+        let info = store
+            .engine
+            .create_log(name, config)
+            .await
+            .map_err(|error| status::admin(&error))?;
+        Ok(Response::new(v1::CreateLogResponse {
+            log: Some(convert::log(&info)),
+        }))
+    }
+
+    async fn get_log(&self, request: Request<v1::GetLogRequest>) -> Answer<v1::GetLogResponse> {
+        let store = self.0.store(Access::Read)?;
+        let target = convert::target(&request.get_ref().log, None, Access::Read)?;
+        let info = info(store, target).map_err(|error| status::read(&error))?;
+        Ok(Response::new(v1::GetLogResponse {
+            log: Some(convert::log(&info)),
+        }))
+    }
+
+    async fn list_logs(
+        &self,
+        request: Request<v1::ListLogsRequest>,
+    ) -> Answer<v1::ListLogsResponse> {
+        let store = self.0.store(Access::Read)?;
+        let request = request.into_inner();
+        let size = convert::page_size(request.page_size);
+        let after = convert::parse_page_token(&request.page_token)?;
+        // One more than asked tells whether there is a next page.
+        let mut found = store
+            .engine
+            .list_logs(&request.prefix, after.as_deref(), size + 1);
+        let more = found.len() > size;
+        found.truncate(size);
+        let next_page_token = match found.last() {
+            Some(last) if more => convert::page_token(last.name.as_str()),
+            _ => String::new(),
+        };
+        Ok(Response::new(v1::ListLogsResponse {
+            logs: found.iter().map(convert::log).collect(),
+            next_page_token,
+        }))
+    }
+
+    async fn update_log(
+        &self,
+        request: Request<v1::UpdateLogRequest>,
+    ) -> Answer<v1::UpdateLogResponse> {
+        let store = self.0.store(Access::Write)?;
+        refuse_late(&request)?;
+        let request = request.into_inner();
+        let target = convert::target(&request.log, None, Access::Write)?;
+        let name = target.name.clone();
+        let current = info(store, target).map_err(|error| match error {
+            ReadError::LogNotFound { log } => status::admin(&AdminError::LogNotFound { log }),
+            other => status::read(&other),
+        })?;
+        let limits = store.engine.profile().limits;
+        let config = convert::updated_log_config(&request, &current.config, &limits)?;
+        let info = store
+            .engine
+            .update_log(name, config)
+            .await
+            .map_err(|error| status::admin(&error))?;
+        Ok(Response::new(v1::UpdateLogResponse {
+            log: Some(convert::log(&info)),
+        }))
+    }
+
+    async fn delete_log(
+        &self,
+        request: Request<v1::DeleteLogRequest>,
+    ) -> Answer<v1::DeleteLogResponse> {
+        let store = self.0.store(Access::Write)?;
+        refuse_late(&request)?;
+        let request = request.into_inner();
+        let target = convert::target(&request.log, request.log_id, Access::Write)?;
+        store
+            .engine
+            .delete_log(target)
+            .await
+            .map_err(|error| status::admin(&error))?;
+        Ok(Response::new(v1::DeleteLogResponse {}))
+    }
+}
+
+fn info(store: &Store, target: LogTarget) -> Result<LogInfo, ReadError> {
+    store.engine.stat(target, None, None).map(|stat| stat.info)
+}

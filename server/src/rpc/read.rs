@@ -1,0 +1,103 @@
+//! Read and GetTail.
+
+use std::time::{Duration, Instant};
+
+use tonic::{Request, Response, Status};
+use wald_proto::v1;
+use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch};
+
+use super::{Answer, Node, Store};
+use crate::convert;
+use crate::drain::draining;
+use crate::metrics::{Deadline, ReadOp};
+use crate::status::{self, Access};
+
+pub(super) async fn read(
+    node: &Node,
+    request: Request<v1::ReadRequest>,
+) -> Answer<v1::ReadResponse> {
+    let store = node.store(Access::Read)?;
+    let (mut domain, view, wait) = convert::read(request.get_ref())?;
+    let until = wait_until(&request, wait);
+    let page = loop {
+        let page = page(node, store, &domain).await?;
+        if !page.batches.is_empty()
+            || !wait_for_more(node, store, &mut domain, &page, until).await?
+        {
+            break page;
+        }
+    };
+    convert::read_response(&page, view, store.epoch).map(Response::new)
+}
+
+/// How long to wait for a first record: as asked, but so that the empty page still
+/// reaches the caller within its deadline.
+fn wait_until(request: &Request<v1::ReadRequest>, wait: Duration) -> Option<Instant> {
+    if wait.is_zero() {
+        return None;
+    }
+    let now = Instant::now();
+    let wait = match request.extensions().get::<Deadline>() {
+        Some(Deadline(at)) => wait.min(at.saturating_duration_since(now) * 9 / 10),
+        None => wait,
+    };
+    now.checked_add(wait)
+}
+
+async fn page(node: &Node, store: &Store, request: &ReadRequest) -> Result<Page, Status> {
+    let asked = Instant::now();
+    let page = store.engine.read(request.clone()).await;
+    node.metrics.read(ReadOp::Read, asked.elapsed());
+    page.map_err(|error| status::read(&error))
+}
+
+/// Waits behind an empty page. Answers whether another try is worth it: not when the
+/// time is over, or the server is leaving.
+async fn wait_for_more(
+    node: &Node,
+    store: &Store,
+    request: &mut ReadRequest,
+    page: &Page,
+    until: Option<Instant>,
+) -> Result<bool, Status> {
+    let Some(until) = until else {
+        return Ok(false);
+    };
+    // From now on it is this log: not one made anew under its name. And a place that was
+    // found once is kept, so that nothing appended meanwhile is jumped over; only a start
+    // by time has not been found yet, because all records were older.
+    request.log.log_id = Some(page.log_id);
+    match request.start {
+        ReadStart::Time(_) => {}
+        ReadStart::First | ReadStart::Lsn(_) | ReadStart::TailOffset(_) => {
+            request.start = ReadStart::Lsn(page.next_lsn);
+        }
+    }
+    let mut phase = node.phase.clone();
+    tokio::select! {
+        beyond = store.engine.tail_beyond(
+            request.log.clone(),
+            page.tail_lsn,
+            request.visibility,
+        ) => beyond.map(|()| true).map_err(|error| status::read(&error)),
+        () = tokio::time::sleep_until(until.into()) => Ok(false),
+        () = draining(&mut phase) => Ok(false),
+    }
+}
+
+pub(super) fn get_tail(
+    node: &Node,
+    request: &v1::GetTailRequest,
+) -> Result<v1::GetTailResponse, Status> {
+    let store = node.store(Access::Read)?;
+    let target: LogTarget = convert::target(&request.log, request.log_id, Access::Read)?;
+    let stat = store
+        .engine
+        .stat(
+            target,
+            convert::visibility(request.visibility)?,
+            request.recovery_epoch.map(RecoveryEpoch::new),
+        )
+        .map_err(|error| status::read(&error))?;
+    Ok(convert::tail_response(&stat, store.epoch))
+}

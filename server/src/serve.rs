@@ -1,0 +1,420 @@
+//! The daemon from start to end: open the store, serve, leave.
+//!
+//! The main thread's runtime runs the life cycle, the acceptor and the HTTP port; gRPC
+//! has event loops of its own (`transport.rs`), and the store is opened by a thread of
+//! its own, so that health answers while a long recovery runs.
+
+mod open;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use tonic::service::Routes;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+use wald_proto::v1;
+use wald_storage::{Clock, LogEngine, SystemClock};
+
+use crate::config::{Config, FlushFailurePolicy, Value};
+use crate::drain::{Phase, Request, Signals, bound};
+use crate::http;
+use crate::metrics::Metrics;
+use crate::rpc::{Node, Services, Store};
+use crate::transport::{Listener, Transport};
+use open::Opened;
+
+/// Why the process ends otherwise than by order: its exit code, from sysexits.h, and a
+/// sentence for the one who started it.
+#[derive(Debug)]
+pub(crate) struct Exit {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+}
+
+impl Exit {
+    /// A second signal, or what was accepted did not finish in time.
+    const CUT_SHORT: u8 = 1;
+    /// The data directory holds what this version must not touch.
+    const BAD_DATA: u8 = 65;
+    /// A port is taken.
+    const UNAVAILABLE: u8 = 69;
+    /// The journal failed: the next start recovers.
+    const JOURNAL_FAILED: u8 = 70;
+    /// The system refused something.
+    const SYSTEM: u8 = 71;
+    /// The file system said no.
+    const IO: u8 = 74;
+    /// Another process has the data directory; later it may not.
+    const LOCKED: u8 = 75;
+    /// A setting is wrong.
+    pub(crate) const CONFIG: u8 = 78;
+
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+}
+
+/// Names of the health services: the whole server, readiness, and being alive at all.
+const READINESS: [&str; 2] = ["", "wald.v1.WalService"];
+const LIVENESS: &str = "liveness";
+
+/// Runs the daemon until it is told to stop. `reload` is called on SIGHUP; `try_line`
+/// prints how to try it out.
+///
+/// # Errors
+/// With the exit code and why.
+pub(crate) fn run(config: &Config, reload: &dyn Fn(), try_line: bool) -> Result<(), Exit> {
+    let system = |error: std::io::Error| Exit::new(Exit::SYSTEM, format!("cannot start: {error}"));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(system)?;
+    let result = runtime.block_on(async {
+        let mut signals = Signals::new().map_err(system)?;
+        let server = Server::start(config)?;
+        Box::pin(server.live(config, &mut signals, reload, try_line)).await
+    });
+    // Not waiting for tasks: all that matters has ended, or was given up on.
+    runtime.shutdown_background();
+    result
+}
+
+/// The daemon with its ports bound.
+struct Server {
+    node: Arc<Node>,
+    phase: watch::Sender<Phase>,
+    health: HealthReporter,
+    opening: open::Opening,
+    listener: Listener,
+    http: tokio::net::TcpListener,
+}
+
+/// How the serving came to an end.
+enum End {
+    Asked,
+    JournalFailed,
+}
+
+impl Server {
+    fn start(config: &Config) -> Result<Self, Exit> {
+        let metrics = Metrics::new().map_err(|error| {
+            Exit::new(
+                Exit::SYSTEM,
+                format!("metrics cannot be registered: {error}"),
+            )
+        })?;
+        let metrics = Arc::new(metrics);
+        let opening = open::start(config, Arc::clone(&metrics))?;
+        let (listener, http) = match bind(config) {
+            Ok(ports) => ports,
+            // A second daemon usually finds the ports taken as well as the directory;
+            // who holds the directory is the more useful thing to say.
+            Err(exit) => return Err(opening.give_up().unwrap_or(exit)),
+        };
+        let (phase, receiver) = watch::channel(Phase::Starting);
+        let node = Arc::new(Node {
+            store: OnceLock::new(),
+            metrics,
+            phase: receiver,
+            heartbeat_interval: config.heartbeat_interval,
+            sync_interval: config.sync_interval,
+            max_timestamp_ahead: config.max_timestamp_ahead,
+            auto_create: config.auto_create,
+            start_time: SystemClock.now(),
+        });
+        Ok(Self {
+            node,
+            phase,
+            health: HealthReporter::new(),
+            opening,
+            listener,
+            http,
+        })
+    }
+
+    async fn live(
+        self,
+        config: &Config,
+        signals: &mut Signals,
+        reload: &dyn Fn(),
+        try_line: bool,
+    ) -> Result<(), Exit> {
+        let Self {
+            node,
+            phase,
+            health,
+            opening,
+            listener,
+            http,
+        } = self;
+        let life = Life { phase, health };
+        life.enter(Phase::Starting).await;
+        life.health
+            .set_service_status(LIVENESS, ServingStatus::Serving)
+            .await;
+        let addresses = (listener.address(), http.local_addr().ok());
+        let routes = routes(&node, &life.health, config)?;
+        let layer = node.metrics.call_layer(bound(config.request_timeout));
+        let mut transport = Transport::start(listener, &routes, &layer, config, &node.phase)
+            .map_err(|error| {
+                Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
+            })?;
+        let router = http::router(Arc::clone(&node));
+        tokio::spawn(async move { axum::serve(http, router).await });
+
+        let opened = tokio::select! {
+            opened = opening.opened() => opened?,
+            // Nothing was accepted yet, and recovery can be cut off anywhere.
+            () = signals.stop() => return Ok(()),
+        };
+        let engine = Arc::clone(&opened.engine);
+        node.metrics
+            .recovered(opened.report.duration, opened.report.recovery_epoch);
+        let _ = node.store.set(Store {
+            engine: Arc::clone(&engine),
+            epoch: opened.report.recovery_epoch,
+        });
+        life.enter(Phase::Serving).await;
+        announce(config, &opened, addresses, try_line);
+
+        let end = life.serve(config, &*engine, signals, reload).await;
+        life.leave(config, end, &*engine, &mut transport, signals)
+            .await
+    }
+}
+
+fn bind(config: &Config) -> Result<(Listener, tokio::net::TcpListener), Exit> {
+    let taken = |what: &str, address: SocketAddr, error: std::io::Error| {
+        Exit::new(
+            Exit::UNAVAILABLE,
+            format!("cannot listen on {address}: {error}; choose another with --{what}"),
+        )
+    };
+    let listener = Listener::bind(config).map_err(|e| taken("listen", config.listen, e))?;
+    let http = std::net::TcpListener::bind(config.http_listen)
+        .and_then(|http| {
+            http.set_nonblocking(true)?;
+            tokio::net::TcpListener::from_std(http)
+        })
+        .map_err(|e| taken("http-listen", config.http_listen, e))?;
+    Ok((listener, http))
+}
+
+fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<Routes, Exit> {
+    let services = || Services(Arc::clone(node));
+    // Twice what a request may hold, so that the answer to too much is REQUEST_TOO_LARGE
+    // with its facts; and room for names and conditions beside the records.
+    let limits = config
+        .storage()
+        .map_err(|why| Exit::new(Exit::CONFIG, why))?
+        .limits();
+    let decode = usize::try_from(limits.max_batch_bytes)
+        .unwrap_or(usize::MAX)
+        .saturating_mul(2)
+        .saturating_add(64 << 10);
+    let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
+    let mut routes = Routes::new(
+        v1::wal_service_server::WalServiceServer::new(services()).max_decoding_message_size(decode),
+    )
+    .add_service(v1::log_service_server::LogServiceServer::new(services()))
+    .add_service(v1::cursor_service_server::CursorServiceServer::new(
+        services(),
+    ))
+    .add_service(v1::ops_service_server::OpsServiceServer::new(services()))
+    .add_service(tonic_health::pb::health_server::HealthServer::new(health));
+    if config.reflection {
+        let builder = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(wald_proto::FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+                // Without it grpcurl prints error details as base64.
+                .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+        };
+        let broken = |error| Exit::new(Exit::SYSTEM, format!("reflection: {error}"));
+        routes = routes
+            .add_service(builder().build_v1().map_err(broken)?)
+            .add_service(builder().build_v1alpha().map_err(broken)?);
+    }
+    Ok(routes.prepare())
+}
+
+/// What changes while the server lives, and who is told.
+struct Life {
+    phase: watch::Sender<Phase>,
+    health: HealthReporter,
+}
+
+impl Life {
+    async fn enter(&self, phase: Phase) {
+        let status = match phase.not_ready() {
+            None => ServingStatus::Serving,
+            Some(_) => ServingStatus::NotServing,
+        };
+        for service in READINESS {
+            self.health.set_service_status(service, status).await;
+        }
+        self.phase.send_replace(phase);
+    }
+
+    /// Serves until someone or something ends it.
+    async fn serve(
+        &self,
+        config: &Config,
+        engine: &dyn LogEngine,
+        signals: &mut Signals,
+        reload: &dyn Fn(),
+    ) -> End {
+        let mut failed = engine.failed();
+        let mut read_only = false;
+        loop {
+            tokio::select! {
+                request = signals.next() => match request {
+                    Request::Stop => return End::Asked,
+                    Request::Reload => reload(),
+                },
+                _ = &mut failed, if !read_only => match config.on_flush_failure {
+                    FlushFailurePolicy::Exit => return End::JournalFailed,
+                    FlushFailurePolicy::ReadOnly => {
+                        read_only = true;
+                        self.enter(Phase::ReadOnly).await;
+                        tracing::error!("read only because the journal failed; restart to recover");
+                    }
+                },
+            }
+        }
+    }
+
+    /// The way out; a second signal cuts it short anywhere.
+    async fn leave(
+        mut self,
+        config: &Config,
+        end: End,
+        engine: &dyn LogEngine,
+        transport: &mut Transport,
+        signals: &mut Signals,
+    ) -> Result<(), Exit> {
+        tokio::select! {
+            result = self.finish(config, end, engine, transport) => result,
+            () = signals.stop() => Err(Exit::new(
+                Exit::CUT_SHORT,
+                "a second signal: exiting at once, the next start recovers",
+            )),
+        }
+    }
+
+    async fn finish(
+        &mut self,
+        config: &Config,
+        end: End,
+        engine: &dyn LogEngine,
+        transport: &mut Transport,
+    ) -> Result<(), Exit> {
+        self.enter(Phase::Leaving).await;
+        if matches!(end, End::Asked) {
+            tracing::info!(drain_delay = ?config.drain_delay, "stopping: not ready any more");
+            tokio::time::sleep(config.drain_delay).await;
+        }
+        self.enter(Phase::Draining).await;
+        // Ends the streams of those who watch health, which would keep their
+        // connections open.
+        for service in READINESS.into_iter().chain([LIVENESS]) {
+            self.health.clear_service_status(service).await;
+        }
+        let now = Instant::now();
+        let until = now + config.shutdown_timeout;
+        // A fifth of the time is the engine's, to flush and mark the end as clean.
+        let connections_until = now + config.shutdown_timeout * 4 / 5;
+        if timeout_at(connections_until, transport.ended())
+            .await
+            .is_err()
+        {
+            tracing::warn!("calls did not end within shutdown_timeout; they are cut off");
+        }
+        match end {
+            End::JournalFailed => Err(Exit::new(
+                Exit::JOURNAL_FAILED,
+                "the journal failed; exiting so that a restart recovers (on_flush_failure = exit)",
+            )),
+            End::Asked => match timeout_at(until, engine.drain()).await {
+                Ok(Ok(())) => {
+                    tracing::info!("stopped: everything accepted is on the device");
+                    Ok(())
+                }
+                Ok(Err(error)) => Err(Exit::new(Exit::JOURNAL_FAILED, error.to_string())),
+                Err(_) => Err(Exit::new(
+                    Exit::CUT_SHORT,
+                    "the engine did not finish within shutdown_timeout; the next start recovers",
+                )),
+            },
+        }
+    }
+}
+
+/// The start line, what the start found, and how to try it.
+fn announce(
+    config: &Config,
+    opened: &Opened,
+    (grpc, http): (SocketAddr, Option<SocketAddr>),
+    try_line: bool,
+) {
+    let report = &opened.report;
+    let recovery = if report.created {
+        "new store"
+    } else if report.clean {
+        "clean"
+    } else {
+        "recovered after an unclean end"
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        data_dir = %config.data_dir.display(),
+        sync_mode = config.sync_mode.show(),
+        grpc = %grpc,
+        http = %http.map(|http| http.to_string()).unwrap_or_default(),
+        recovery,
+        recovery_epoch = report.recovery_epoch.get(),
+        logs = report.logs,
+        records = report.records,
+        recovery_ms = millis(report.duration),
+        "wald is serving"
+    );
+    if try_line {
+        eprintln!(
+            "try: grpcurl -plaintext -d '{{\"log\":\"greetings\",\"record\":{{\"text\":\"hello\"}}}}' \
+             {grpc} wald.v1.WalService/Append"
+        );
+    }
+    if report.torn_bytes > 0 {
+        tracing::info!(
+            bytes = report.torn_bytes,
+            "cut off a torn tail: it had never been acked as durable"
+        );
+    }
+    for gap in &report.damage {
+        tracing::error!(
+            log = gap.log.as_ref().map(|log| log.as_str()),
+            from_lsn = gap.from.map(|lsn| lsn.get()),
+            to_lsn = gap.to.map(|lsn| lsn.get()),
+            "records are damaged; everything else is served"
+        );
+    }
+    for finding in &report.findings {
+        tracing::warn!(finding = finding.as_str(), "found while opening the store");
+    }
+    if let Some(warning) = opened.engine.durability_truth().warning {
+        tracing::warn!(warning, "durability is limited here");
+    }
+    if !config.listen.ip().is_loopback() {
+        tracing::warn!(%grpc, "plaintext on an address that other machines can reach");
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,509 @@
+//! Errors -> `tonic::Status`: the one place where a code is chosen.
+//!
+//! Every match is exhaustive and without wildcard, so that a new variant of the engine
+//! does not compile until its code, reason, outcome and retry are decided here. The
+//! table that this file is, is in the contract (`proto/README.md`, design `api.md`).
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, PreconditionViolation, StatusExt};
+use wald_storage::{
+    AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, InvalidLogName,
+    MAX_LOG_NAME_BYTES, ReadError, SyncError,
+};
+
+/// The `domain` of every ErrorInfo.
+const DOMAIN: &str = "wald.dev";
+
+/// When to come back after BUSY: long enough for a few commits, short enough to be unseen.
+const RETRY_SOON: Duration = Duration::from_millis(50);
+/// When to come back after what takes a restart or an operator.
+const RETRY_LATER: Duration = Duration::from_secs(1);
+
+/// What became of a request that writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// Provably nothing was written.
+    NotApplied,
+    /// It may or may not survive.
+    Unknown,
+}
+
+/// Whether the same request may be sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Retry {
+    /// As it is.
+    Safe,
+    /// Only with the same producer or expected_lsn.
+    SafeWithCondition,
+    /// It would fail the same way.
+    Never,
+}
+
+/// Whether the RPC writes: only then `outcome` and `retry` are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Append, Sync, administration.
+    Write,
+    /// Everything else.
+    Read,
+}
+
+/// An error on its way to the wire.
+struct Failure {
+    code: Code,
+    reason: &'static str,
+    message: String,
+    facts: Vec<(&'static str, String)>,
+    effect: Option<(Outcome, Retry)>,
+    retry_after: Option<Duration>,
+    field: Option<String>,
+    preconditions: Vec<PreconditionViolation>,
+}
+
+impl Failure {
+    fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            facts: Vec::new(),
+            effect: None,
+            retry_after: None,
+            field: None,
+            preconditions: Vec::new(),
+        }
+    }
+
+    fn fact(mut self, key: &'static str, value: impl ToString) -> Self {
+        self.facts.push((key, value.to_string()));
+        self
+    }
+
+    fn fact_if(self, key: &'static str, value: Option<impl ToString>) -> Self {
+        match value {
+            Some(value) => self.fact(key, value),
+            None => self,
+        }
+    }
+
+    fn refused(mut self, retry: Retry) -> Self {
+        self.effect = Some((Outcome::NotApplied, retry));
+        self
+    }
+
+    fn unknown(mut self) -> Self {
+        self.effect = Some((Outcome::Unknown, Retry::SafeWithCondition));
+        self
+    }
+
+    fn refused_if_write(self, access: Access, retry: Retry) -> Self {
+        match access {
+            Access::Write => self.refused(retry),
+            Access::Read => self,
+        }
+    }
+
+    fn retry_after(mut self, delay: Duration) -> Self {
+        self.retry_after = Some(delay);
+        self
+    }
+
+    fn field(mut self, field: impl Into<String>) -> Self {
+        self.field = Some(field.into());
+        self
+    }
+
+    fn status(self) -> Status {
+        let mut metadata: std::collections::HashMap<String, String> = self
+            .facts
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect();
+        if let Some((outcome, retry)) = self.effect {
+            let outcome = match outcome {
+                Outcome::NotApplied => "NOT_APPLIED",
+                Outcome::Unknown => "UNKNOWN",
+            };
+            let retry = match retry {
+                Retry::Safe => "SAFE",
+                Retry::SafeWithCondition => "SAFE_WITH_CONDITION",
+                Retry::Never => "NEVER",
+            };
+            metadata.insert("outcome".to_owned(), outcome.to_owned());
+            metadata.insert("retry".to_owned(), retry.to_owned());
+        }
+        let mut details = ErrorDetails::with_error_info(self.reason, DOMAIN, metadata);
+        if let Some(field) = self.field {
+            details.add_bad_request_violation(field, self.message.clone());
+        }
+        if !self.preconditions.is_empty() {
+            details.set_precondition_failure(self.preconditions);
+        }
+        if self.retry_after.is_some() {
+            details.set_retry_info(self.retry_after);
+        }
+        Status::with_error_details(self.code, self.message, details)
+    }
+}
+
+/// Answers an append that was not acknowledged.
+pub(crate) fn append(error: &AppendError) -> Status {
+    append_failure(error).status()
+}
+
+fn append_failure(error: &AppendError) -> Failure {
+    let message = error.to_string();
+    match error {
+        AppendError::Invalid(invalid) => invalid_batch(invalid, message),
+        AppendError::ConditionsFailed(failed) => conditions(failed, message),
+        AppendError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
+            .fact("log", log)
+            .refused(Retry::Never),
+        AppendError::TailUnproven { log, from } => {
+            Failure::new(Code::DataLoss, "QUARANTINED", message)
+                .fact("log", log)
+                .fact("from_lsn", from)
+                .refused(Retry::Never)
+        }
+        AppendError::Busy { inflight, limit } => {
+            Failure::new(Code::ResourceExhausted, "BUSY", message)
+                .fact("inflight_bytes", inflight)
+                .fact("limit_bytes", limit)
+                .refused(Retry::Safe)
+                .retry_after(RETRY_SOON)
+        }
+        AppendError::DiskFull => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
+        AppendError::Draining => Failure::new(Code::Unavailable, "DRAINING", message)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
+        AppendError::JournalFailed(_) => Failure::new(Code::Unavailable, "JOURNAL_FAILED", message)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
+        AppendError::Unknown(_) => {
+            Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
+        }
+    }
+}
+
+fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
+    let failure = |reason| Failure::new(Code::InvalidArgument, reason, message.clone());
+    let failure = match invalid {
+        InvalidBatch::Empty { log } => failure("EMPTY_BATCH")
+            .fact_if("log", log.as_ref())
+            .field("batches"),
+        InvalidBatch::DuplicateLog { log } => {
+            failure("DUPLICATE_LOG").fact("log", log).field("batches")
+        }
+        InvalidBatch::RecordTooLarge {
+            log,
+            index,
+            bytes,
+            limit,
+        } => failure("RECORD_TOO_LARGE")
+            .fact("log", log)
+            .fact("index", index)
+            .fact("bytes", bytes)
+            .fact("limit_bytes", limit)
+            .field(format!("records[{index}]")),
+        InvalidBatch::HeadersTooLarge {
+            log,
+            index,
+            headers,
+            bytes,
+            max_headers,
+            max_bytes,
+        } => failure("RECORD_TOO_LARGE")
+            .fact("log", log)
+            .fact("index", index)
+            .fact("headers", headers)
+            .fact("bytes", bytes)
+            .fact("limit_headers", max_headers)
+            .fact("limit_bytes", max_bytes)
+            .field(format!("records[{index}].headers")),
+        InvalidBatch::RequestTooLarge {
+            records,
+            bytes,
+            max_records,
+            max_bytes,
+        } => failure("REQUEST_TOO_LARGE")
+            .fact("records", records)
+            .fact("bytes", bytes)
+            .fact("limit_records", max_records)
+            .fact("limit_bytes", max_bytes)
+            .field("batches"),
+        InvalidBatch::ChecksumMismatch {
+            log,
+            index,
+            given,
+            actual,
+        } => failure("CHECKSUM_MISMATCH")
+            .fact("log", log)
+            .fact("index", index)
+            .fact("given_crc32c", given)
+            .fact("actual_crc32c", actual)
+            .field(format!("records[{index}].crc32c")),
+        InvalidBatch::TimestampInFuture {
+            log,
+            index,
+            timestamp,
+            now,
+            ahead_micros,
+            max_micros,
+        } => failure("TIMESTAMP_IN_FUTURE")
+            .fact("log", log)
+            .fact("index", index)
+            .fact("timestamp_us", timestamp.micros())
+            .fact("now_us", now.micros())
+            .fact("ahead_us", ahead_micros)
+            .fact("limit_us", max_micros)
+            .field(format!("records[{index}].timestamp_us")),
+    };
+    failure.refused(Retry::Never)
+}
+
+/// The reason of one failed condition; also a label of `wald_condition_failures_total`.
+pub(crate) fn condition_reason(check: &FailedCheck) -> &'static str {
+    match check {
+        FailedCheck::PositionMismatch { .. } => "POSITION_MISMATCH",
+        FailedCheck::LogMissing => "LOG_MISSING",
+        FailedCheck::LogExists { .. } => "LOG_EXISTS",
+        FailedCheck::LogReplaced { .. } => "LOG_REPLACED",
+    }
+}
+
+/// The first failed condition gives reason and facts; all of them are violations.
+fn conditions(failed: &[FailedCondition], message: String) -> Failure {
+    let reason = failed
+        .first()
+        .map_or("POSITION_MISMATCH", |first| condition_reason(&first.check));
+    let mut failure = Failure::new(Code::FailedPrecondition, reason, message).refused(Retry::Never);
+    if let Some(first) = failed.first() {
+        failure = failure
+            .fact("log", &first.log)
+            .fact("failed_checks", failed.len());
+        failure = match first.check {
+            FailedCheck::PositionMismatch { expected, actual } => failure
+                .fact("expected_lsn", expected)
+                .fact("actual_lsn", actual),
+            FailedCheck::LogMissing => failure,
+            FailedCheck::LogExists { log_id } => failure.fact("log_id", log_id),
+            FailedCheck::LogReplaced { expected, actual } => failure
+                .fact("expected_log_id", expected)
+                .fact_if("actual_log_id", actual),
+        };
+    }
+    failure.preconditions = failed
+        .iter()
+        .map(|condition| {
+            PreconditionViolation::new(
+                condition_reason(&condition.check),
+                condition.log.as_str(),
+                condition.check.to_string(),
+            )
+        })
+        .collect();
+    failure
+}
+
+/// Answers a read, a scan or a question about a log that cannot be served.
+pub(crate) fn read(error: &ReadError) -> Status {
+    let message = error.to_string();
+    match error {
+        ReadError::LogNotFound { log } => {
+            Failure::new(Code::NotFound, "LOG_NOT_FOUND", message).fact("log", log)
+        }
+        ReadError::LogReplaced {
+            log,
+            expected,
+            actual,
+        } => log_replaced(message, log.as_str(), *expected, *actual),
+        ReadError::Trimmed { log, first, asked } => {
+            Failure::new(Code::OutOfRange, "TRIMMED", message)
+                .fact("log", log)
+                .fact("first_lsn", first)
+                .fact("lsn", asked)
+        }
+        ReadError::BeyondTail { log, tail, asked } => {
+            Failure::new(Code::OutOfRange, "BEYOND_TAIL", message)
+                .fact("log", log)
+                .fact("tail_lsn", tail)
+                .fact("lsn", asked)
+        }
+        ReadError::Quarantined { log, from, to } => {
+            Failure::new(Code::DataLoss, "QUARANTINED", message)
+                .fact("log", log)
+                .fact("from_lsn", from)
+                .fact_if("to_lsn", *to)
+        }
+        ReadError::BadCursor(_) => {
+            Failure::new(Code::InvalidArgument, "INVALID_SCAN", message).field("cursor")
+        }
+        ReadError::InvalidScan(_) => {
+            Failure::new(Code::InvalidArgument, "INVALID_SCAN", message).field("start")
+        }
+        ReadError::JournalFailed(_) => {
+            Failure::new(Code::Unavailable, "JOURNAL_FAILED", message).retry_after(RETRY_LATER)
+        }
+        ReadError::Io(_) => {
+            Failure::new(Code::Unavailable, "READ_FAILED", message).retry_after(RETRY_SOON)
+        }
+    }
+    .status()
+}
+
+fn log_replaced(
+    message: String,
+    log: &str,
+    expected: wald_storage::LogId,
+    actual: wald_storage::LogId,
+) -> Failure {
+    let mut failure = Failure::new(Code::FailedPrecondition, "LOG_REPLACED", message)
+        .fact("log", log)
+        .fact("expected_log_id", expected)
+        .fact("actual_log_id", actual);
+    failure.preconditions = vec![PreconditionViolation::new(
+        "LOG_REPLACED",
+        log,
+        failure.message.clone(),
+    )];
+    failure
+}
+
+/// Answers an administrative call that was not carried out.
+pub(crate) fn admin(error: &AdminError) -> Status {
+    let message = error.to_string();
+    match error {
+        AdminError::LogExists { log, log_id } => {
+            Failure::new(Code::AlreadyExists, "LOG_EXISTS", message)
+                .fact("log", log)
+                .fact("log_id", log_id)
+                .refused(Retry::Never)
+        }
+        AdminError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
+            .fact("log", log)
+            .refused(Retry::Never),
+        AdminError::LogReplaced {
+            log,
+            expected,
+            actual,
+        } => log_replaced(message, log.as_str(), *expected, *actual).refused(Retry::Never),
+        AdminError::Append(error) => append_failure(error),
+    }
+    .status()
+}
+
+/// Answers a barrier that was not reached.
+pub(crate) fn sync(error: &SyncError) -> Status {
+    let message = error.to_string();
+    match error {
+        SyncError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
+            .fact("log", log)
+            .refused(Retry::Never),
+        SyncError::JournalFailed(_) => {
+            Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
+        }
+    }
+    .status()
+}
+
+/// A log name that breaks a rule, in the request field `field`.
+pub(crate) fn invalid_log_name(field: &str, error: InvalidLogName, access: Access) -> Status {
+    let failure = Failure::new(
+        Code::InvalidArgument,
+        "INVALID_LOG_NAME",
+        format!("{field}: {error}"),
+    )
+    .field(field);
+    match error {
+        InvalidLogName::Empty | InvalidLogName::Reserved => failure,
+        InvalidLogName::TooLong { bytes } => failure
+            .fact("bytes", bytes)
+            .fact("limit_bytes", MAX_LOG_NAME_BYTES),
+        InvalidLogName::ControlCharacter { character } => {
+            failure.fact("character", format!("U+{:04X}", u32::from(character)))
+        }
+    }
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
+/// A field with a value that no state of the server would make right.
+pub(crate) fn invalid_field(
+    reason: &'static str,
+    field: &str,
+    why: &str,
+    access: Access,
+) -> Status {
+    Failure::new(Code::InvalidArgument, reason, format!("{field}: {why}"))
+        .fact("field", field)
+        .field(field)
+        .refused_if_write(access, Retry::Never)
+        .status()
+}
+
+/// A field (or a whole RPC) of the contract that this version has not built.
+pub(crate) fn not_supported(field: &str, access: Access) -> Status {
+    Failure::new(
+        Code::Unimplemented,
+        "NOT_SUPPORTED",
+        format!("{field} is not supported by this version"),
+    )
+    .fact("field", field)
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
+/// The store is still being recovered.
+pub(crate) fn starting(access: Access) -> Status {
+    Failure::new(
+        Code::Unavailable,
+        "STARTING",
+        "the server is starting: the store is being recovered",
+    )
+    .refused_if_write(access, Retry::Safe)
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
+/// The server is on its way out.
+pub(crate) fn draining() -> Status {
+    Failure::new(
+        Code::Unavailable,
+        "DRAINING",
+        "the server is shutting down; go on with another, or after the restart",
+    )
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
+/// The deadline was over before anything was done.
+pub(crate) fn deadline_before_start() -> Status {
+    Failure::new(
+        Code::DeadlineExceeded,
+        "DEADLINE_EXCEEDED",
+        "the deadline had passed before the request was queued; nothing was written",
+    )
+    .refused(Retry::Safe)
+    .status()
+}
+
+/// The deadline came while the request was under way.
+pub(crate) fn deadline_under_way(access: Access) -> Status {
+    let failure = Failure::new(
+        Code::DeadlineExceeded,
+        "DEADLINE_EXCEEDED",
+        "the deadline passed before the answer",
+    );
+    match access {
+        Access::Write => failure.unknown(),
+        Access::Read => failure,
+    }
+    .status()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,359 @@
+use std::io;
+use std::sync::Arc;
+
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+use wald_storage::{
+    AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, InvalidLogName, LogId,
+    LogName, Lsn, ReadError, SyncError, Timestamp,
+};
+
+use super::{Access, admin, append, invalid_log_name, not_supported, read, starting, sync};
+
+fn log() -> LogName {
+    LogName::new("flights").unwrap()
+}
+
+fn eio() -> Arc<io::Error> {
+    Arc::new(io::Error::other("EIO"))
+}
+
+struct Seen {
+    code: Code,
+    reason: String,
+    effect: Option<(String, String)>,
+    details: ErrorDetails,
+}
+
+impl Seen {
+    fn fact(&self, key: &str) -> Option<&str> {
+        let info = self.details.error_info().unwrap();
+        info.metadata.get(key).map(String::as_str)
+    }
+}
+
+fn seen(status: &Status) -> Seen {
+    let details = status.get_error_details();
+    let info = details.error_info().unwrap();
+    assert_eq!(info.domain, "wald.dev");
+    let fact = |key: &str| info.metadata.get(key).cloned();
+    assert!(!status.message().is_empty());
+    Seen {
+        code: status.code(),
+        reason: info.reason.clone(),
+        effect: fact("outcome").zip(fact("retry")),
+        details: details.clone(),
+    }
+}
+
+fn effect(outcome: &str, retry: &str) -> Option<(String, String)> {
+    Some((outcome.to_owned(), retry.to_owned()))
+}
+
+#[test]
+fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
+    let never = || effect("NOT_APPLIED", "NEVER");
+    let safe = || effect("NOT_APPLIED", "SAFE");
+    let cases = [
+        (
+            AppendError::LogNotFound { log: log() },
+            (Code::NotFound, "LOG_NOT_FOUND", never()),
+        ),
+        (
+            AppendError::TailUnproven {
+                log: log(),
+                from: Lsn::new(7),
+            },
+            (Code::DataLoss, "QUARANTINED", never()),
+        ),
+        (
+            AppendError::Busy {
+                inflight: 2,
+                limit: 1,
+            },
+            (Code::ResourceExhausted, "BUSY", safe()),
+        ),
+        (
+            AppendError::DiskFull,
+            (Code::ResourceExhausted, "DISK_FULL", safe()),
+        ),
+        (
+            AppendError::Draining,
+            (Code::Unavailable, "DRAINING", safe()),
+        ),
+        (
+            AppendError::JournalFailed(eio()),
+            (Code::Unavailable, "JOURNAL_FAILED", safe()),
+        ),
+        (
+            AppendError::Unknown(eio()),
+            (
+                Code::Internal,
+                "JOURNAL_FAILED",
+                effect("UNKNOWN", "SAFE_WITH_CONDITION"),
+            ),
+        ),
+    ];
+    for (error, (code, reason, effect)) in cases {
+        let got = seen(&append(&error));
+        assert_eq!(
+            (got.code, got.reason.as_str(), &got.effect),
+            (code, reason, &effect)
+        );
+        let retryable = matches!(code, Code::ResourceExhausted | Code::Unavailable);
+        assert_eq!(got.details.retry_info().is_some(), retryable, "{reason}");
+    }
+}
+
+#[test]
+fn invalid_batches_name_the_field_and_every_fact() {
+    let cases = [
+        (
+            InvalidBatch::Empty { log: Some(log()) },
+            "EMPTY_BATCH",
+            "log",
+        ),
+        (
+            InvalidBatch::DuplicateLog { log: log() },
+            "DUPLICATE_LOG",
+            "log",
+        ),
+        (
+            InvalidBatch::RecordTooLarge {
+                log: log(),
+                index: 3,
+                bytes: 2,
+                limit: 1,
+            },
+            "RECORD_TOO_LARGE",
+            "limit_bytes",
+        ),
+        (
+            InvalidBatch::HeadersTooLarge {
+                log: log(),
+                index: 0,
+                headers: 33,
+                bytes: 1,
+                max_headers: 32,
+                max_bytes: 9,
+            },
+            "RECORD_TOO_LARGE",
+            "limit_headers",
+        ),
+        (
+            InvalidBatch::RequestTooLarge {
+                records: 1,
+                bytes: 1,
+                max_records: 1,
+                max_bytes: 1,
+            },
+            "REQUEST_TOO_LARGE",
+            "limit_records",
+        ),
+        (
+            InvalidBatch::ChecksumMismatch {
+                log: log(),
+                index: 0,
+                given: 1,
+                actual: 2,
+            },
+            "CHECKSUM_MISMATCH",
+            "actual_crc32c",
+        ),
+        (
+            InvalidBatch::TimestampInFuture {
+                log: log(),
+                index: 0,
+                timestamp: Timestamp::from_micros(9),
+                now: Timestamp::from_micros(1),
+                ahead_micros: 8,
+                max_micros: 2,
+            },
+            "TIMESTAMP_IN_FUTURE",
+            "ahead_us",
+        ),
+    ];
+    for (invalid, reason, fact) in cases {
+        let got = seen(&append(&AppendError::Invalid(invalid)));
+        assert_eq!(
+            (got.code, got.reason.as_str()),
+            (Code::InvalidArgument, reason)
+        );
+        assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+        assert!(got.fact(fact).is_some(), "{reason} lacks {fact}");
+        assert!(got.details.has_bad_request_violations(), "{reason}");
+    }
+}
+
+#[test]
+fn all_failed_conditions_are_violations_with_actual_values() {
+    let condition = |check| FailedCondition { log: log(), check };
+    let checks = [
+        FailedCheck::PositionMismatch {
+            expected: Lsn::new(4),
+            actual: Lsn::new(5),
+        },
+        FailedCheck::LogMissing,
+        FailedCheck::LogExists {
+            log_id: LogId::new(9),
+        },
+        FailedCheck::LogReplaced {
+            expected: LogId::new(1),
+            actual: None,
+        },
+    ];
+    let reasons = [
+        "POSITION_MISMATCH",
+        "LOG_MISSING",
+        "LOG_EXISTS",
+        "LOG_REPLACED",
+    ];
+    for (check, reason) in checks.into_iter().zip(reasons) {
+        let got = seen(&append(&AppendError::ConditionsFailed(vec![condition(
+            check,
+        )])));
+        assert_eq!(
+            (got.code, got.reason.as_str()),
+            (Code::FailedPrecondition, reason)
+        );
+        assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    }
+    let got = seen(&append(&AppendError::ConditionsFailed(
+        checks.map(condition).to_vec(),
+    )));
+    let violations = &got.details.precondition_failure().unwrap().violations;
+    let types: Vec<&str> = violations.iter().map(|v| v.r#type.as_str()).collect();
+    assert_eq!(types, reasons);
+    assert!(violations[0].description.contains("next is 5"));
+    assert_eq!(got.fact("actual_lsn"), Some("5"));
+}
+
+#[test]
+fn read_errors_have_code_and_reason_of_the_table_and_no_outcome() {
+    let cases = [
+        (
+            ReadError::LogNotFound { log: log() },
+            (Code::NotFound, "LOG_NOT_FOUND", "log"),
+        ),
+        (
+            ReadError::LogReplaced {
+                log: log(),
+                expected: LogId::new(1),
+                actual: LogId::new(2),
+            },
+            (Code::FailedPrecondition, "LOG_REPLACED", "actual_log_id"),
+        ),
+        (
+            ReadError::Trimmed {
+                log: log(),
+                first: Lsn::new(5),
+                asked: Lsn::new(1),
+            },
+            (Code::OutOfRange, "TRIMMED", "first_lsn"),
+        ),
+        (
+            ReadError::BeyondTail {
+                log: log(),
+                tail: Lsn::new(5),
+                asked: Lsn::new(9),
+            },
+            (Code::OutOfRange, "BEYOND_TAIL", "tail_lsn"),
+        ),
+        (
+            ReadError::Quarantined {
+                log: log(),
+                from: Lsn::new(5),
+                to: Some(Lsn::new(6)),
+            },
+            (Code::DataLoss, "QUARANTINED", "to_lsn"),
+        ),
+    ];
+    for (error, (code, reason, fact)) in cases {
+        let got = seen(&read(&error));
+        assert_eq!((got.code, got.reason.as_str()), (code, reason));
+        assert_eq!(got.effect, None);
+        assert!(got.fact(fact).is_some(), "{reason} lacks {fact}");
+    }
+    for (error, code, reason) in [
+        (
+            ReadError::BadCursor("it is cut short"),
+            Code::InvalidArgument,
+            "INVALID_SCAN",
+        ),
+        (
+            ReadError::InvalidScan("lsn needs one log"),
+            Code::InvalidArgument,
+            "INVALID_SCAN",
+        ),
+        (
+            ReadError::JournalFailed(eio()),
+            Code::Unavailable,
+            "JOURNAL_FAILED",
+        ),
+        (ReadError::Io(eio()), Code::Unavailable, "READ_FAILED"),
+    ] {
+        let got = seen(&read(&error));
+        assert_eq!((got.code, got.reason.as_str()), (code, reason));
+        assert_eq!(
+            got.details.retry_info().is_some(),
+            code == Code::Unavailable
+        );
+    }
+}
+
+#[test]
+fn administrative_errors_tell_outcome_and_retry() {
+    let got = seen(&admin(&AdminError::LogExists {
+        log: log(),
+        log_id: LogId::new(1),
+    }));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::AlreadyExists, "LOG_EXISTS")
+    );
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    let got = seen(&admin(&AdminError::LogNotFound { log: log() }));
+    assert_eq!(got.code, Code::NotFound);
+    let got = seen(&admin(&AdminError::LogReplaced {
+        log: log(),
+        expected: LogId::new(1),
+        actual: LogId::new(2),
+    }));
+    assert_eq!(got.code, Code::FailedPrecondition);
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    let got = seen(&admin(&AdminError::Append(AppendError::Unknown(eio()))));
+    assert_eq!(got.code, Code::Internal);
+    assert_eq!(got.effect, effect("UNKNOWN", "SAFE_WITH_CONDITION"));
+}
+
+#[test]
+fn a_failed_barrier_is_internal_and_unknown() {
+    let got = seen(&sync(&SyncError::JournalFailed(eio())));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::Internal, "JOURNAL_FAILED")
+    );
+    assert_eq!(got.effect, effect("UNKNOWN", "SAFE_WITH_CONDITION"));
+    let got = seen(&sync(&SyncError::LogNotFound { log: log() }));
+    assert_eq!(got.code, Code::NotFound);
+}
+
+#[test]
+fn refusals_of_the_server_itself_tell_an_outcome_only_for_writes() {
+    let name = |access| seen(&invalid_log_name("log", InvalidLogName::Empty, access));
+    assert_eq!(name(Access::Write).effect, effect("NOT_APPLIED", "NEVER"));
+    assert_eq!(name(Access::Read).effect, None);
+    assert_eq!(name(Access::Read).reason, "INVALID_LOG_NAME");
+    let got = seen(&not_supported("condition.producer", Access::Write));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::Unimplemented, "NOT_SUPPORTED")
+    );
+    assert_eq!(got.fact("field"), Some("condition.producer"));
+    let got = seen(&starting(Access::Write));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::Unavailable, "STARTING")
+    );
+    assert_eq!(got.effect, effect("NOT_APPLIED", "SAFE"));
+}

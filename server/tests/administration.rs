@@ -1,0 +1,239 @@
+//! LogService, OpsService, reflection, health, the HTTP port.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use prost::Message;
+use support::{Daemon, Told, append};
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use wald_proto::v1;
+
+#[tokio::test]
+async fn log_is_made_shown_changed_and_deleted() {
+    let daemon = Daemon::start(&[]);
+    let mut logs = daemon.logs().await;
+    let create = v1::CreateLogRequest {
+        log: "a".to_owned(),
+        config: Some(v1::LogConfig {
+            max_record_bytes: 4,
+            ..v1::LogConfig::default()
+        }),
+    };
+    let made = logs.create_log(create.clone()).await.unwrap().into_inner();
+    let made = made.log.unwrap();
+    assert_eq!((made.first_lsn, made.tail_lsn), (Some(0), Some(0)));
+    assert_eq!(made.config.unwrap().max_record_bytes, 4);
+    let told = Told::of(&logs.create_log(create).await.unwrap_err());
+    assert_eq!(
+        (told.code, told.reason.as_str()),
+        (Code::AlreadyExists, "LOG_EXISTS")
+    );
+    let mut wal = daemon.wal().await;
+    let told = Told::of(&wal.append(append("a", "large")).await.unwrap_err());
+    assert_eq!(told.reason, "RECORD_TOO_LARGE");
+    let update = v1::UpdateLogRequest {
+        log: "a".to_owned(),
+        config: None,
+        update_mask: Some(prost_types::FieldMask {
+            paths: vec!["max_record_bytes".to_owned()],
+        }),
+    };
+    logs.update_log(update).await.unwrap();
+    wal.append(append("a", "large")).await.unwrap();
+    let get = v1::GetLogRequest {
+        log: "a".to_owned(),
+    };
+    let shown = logs.get_log(get.clone()).await.unwrap().into_inner();
+    let shown = shown.log.unwrap();
+    assert_eq!(shown.tail_lsn, Some(1));
+    assert_eq!(shown.config.unwrap().max_record_bytes, 0);
+    let delete = v1::DeleteLogRequest {
+        log: "a".to_owned(),
+        log_id: Some(shown.log_id),
+    };
+    logs.delete_log(delete.clone()).await.unwrap();
+    let told = Told::of(&logs.get_log(get).await.unwrap_err());
+    assert_eq!(told.reason, "LOG_NOT_FOUND");
+    let again = wal.append(append("a", "new")).await.unwrap().into_inner();
+    assert_eq!(again.lsn, Some(0));
+    assert_ne!(again.log_id, shown.log_id);
+    let told = Told::of(&logs.delete_log(delete).await.unwrap_err());
+    assert_eq!(
+        (told.code, told.reason.as_str()),
+        (Code::FailedPrecondition, "LOG_REPLACED")
+    );
+}
+
+#[tokio::test]
+async fn logs_are_listed_in_pages_by_prefix() {
+    let daemon = Daemon::start(&[]);
+    let mut wal = daemon.wal().await;
+    for name in ["b", "x/1", "x/2", "x/3", "a"] {
+        wal.append(append(name, "")).await.unwrap();
+    }
+    let mut logs = daemon.logs().await;
+    let mut token = String::new();
+    let mut pages: Vec<Vec<String>> = Vec::new();
+    loop {
+        let page = logs
+            .list_logs(v1::ListLogsRequest {
+                page_size: 2,
+                page_token: token,
+                prefix: "x/".to_owned(),
+            })
+            .await
+            .unwrap()
+            .into_inner();
+        pages.push(page.logs.into_iter().map(|log| log.name).collect());
+        token = page.next_page_token;
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(pages, [vec!["x/1", "x/2"], vec!["x/3"]]);
+    let refused = logs
+        .list_logs(v1::ListLogsRequest {
+            page_token: "?".to_owned(),
+            ..v1::ListLogsRequest::default()
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(Told::of(&refused).reason, "INVALID_PAGE_TOKEN");
+}
+
+#[tokio::test]
+async fn server_tells_its_limits_and_what_a_flush_really_is() {
+    let daemon = Daemon::start(&["--max-batch-records", "7"]);
+    let mut ops = daemon.ops().await;
+    let info = ops
+        .get_server_info(v1::GetServerInfoRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(info.limits.unwrap().max_request_records, 7);
+    assert_eq!(info.default_sync_mode(), v1::SyncMode::Strict);
+    assert_eq!(info.store_id.len(), 36);
+    let truth = info.durability.unwrap();
+    assert!(!truth.file_system.is_empty() && !truth.sync_primitive.is_empty());
+    let segments = ops
+        .list_segments(v1::ListSegmentsRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .segments;
+    assert_eq!(segments.last().unwrap().state(), v1::SegmentState::Active);
+    let told = Told::of(&ops.drain(v1::DrainRequest::default()).await.unwrap_err());
+    assert_eq!(told.fact("field"), "wald.v1.OpsService.Drain");
+}
+
+async fn reflect(daemon: &Daemon, request: MessageRequest) -> MessageResponse {
+    let mut client = ServerReflectionClient::new(daemon.channel().await);
+    let request = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(request),
+    };
+    let mut answers = client
+        .server_reflection_info(tokio_stream::once(request))
+        .await
+        .unwrap()
+        .into_inner();
+    let answer = answers.message().await.unwrap().unwrap();
+    answer.message_response.unwrap()
+}
+
+#[tokio::test]
+async fn reflection_lists_the_services_and_carries_comments() {
+    let daemon = Daemon::start(&[]);
+    let MessageResponse::ListServicesResponse(list) =
+        reflect(&daemon, MessageRequest::ListServices(String::new())).await
+    else {
+        panic!("expected a list");
+    };
+    let names: Vec<&str> = list.service.iter().map(|s| s.name.as_str()).collect();
+    for name in [
+        "wald.v1.WalService",
+        "wald.v1.LogService",
+        "wald.v1.CursorService",
+        "wald.v1.OpsService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+    ] {
+        assert!(names.contains(&name), "{name} is missing in {names:?}");
+    }
+    let symbol = MessageRequest::FileContainingSymbol("wald.v1.WalService".to_owned());
+    let MessageResponse::FileDescriptorResponse(file) = reflect(&daemon, symbol).await else {
+        panic!("expected a file");
+    };
+    let file = prost_types::FileDescriptorProto::decode(&*file.file_descriptor_proto[0]).unwrap();
+    let comments = file.source_code_info.unwrap().location;
+    assert!(
+        comments
+            .iter()
+            .any(|c| c.leading_comments().contains("Appends one record"))
+    );
+    let details = MessageRequest::FileContainingSymbol("google.rpc.ErrorInfo".to_owned());
+    assert!(matches!(
+        reflect(&daemon, details).await,
+        MessageResponse::FileDescriptorResponse(_)
+    ));
+}
+
+#[tokio::test]
+async fn health_and_http_say_ready_once_it_serves() {
+    let daemon = Daemon::start(&[]);
+    let mut health = HealthClient::new(daemon.channel().await);
+    for service in ["", "wald.v1.WalService", "liveness"] {
+        let answer = health
+            .check(HealthCheckRequest {
+                service: service.to_owned(),
+            })
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(answer.status(), ServingStatus::Serving, "{service:?}");
+    }
+    assert_eq!(daemon.http("/livez"), (200, "live\n".to_owned()));
+    assert_eq!(daemon.http("/readyz"), (200, "ready\n".to_owned()));
+    assert_eq!(daemon.http("/nothing").0, 404);
+}
+
+#[tokio::test]
+async fn metrics_count_what_was_done() {
+    let daemon = Daemon::start(&[]);
+    let mut wal = daemon.wal().await;
+    wal.append(append("a", "12345")).await.unwrap();
+    wal.read(v1::ReadRequest {
+        log: "a".to_owned(),
+        ..v1::ReadRequest::default()
+    })
+    .await
+    .unwrap();
+    wal.read(v1::ReadRequest::default()).await.unwrap_err();
+    let call = |method: &str, code: &str| {
+        daemon.metric(&format!(
+            "grpc_server_handled_total{{grpc_code=\"{code}\",grpc_method=\"{method}\",\
+             grpc_service=\"wald.v1.WalService\",grpc_type=\"unary\"}}"
+        ))
+    };
+    assert_eq!(call("Append", "OK"), 1.0);
+    assert_eq!(call("Read", "OK"), 1.0);
+    assert_eq!(call("Read", "InvalidArgument"), 1.0);
+    assert_eq!(daemon.metric("wald_logs"), 1.0);
+    assert_eq!(daemon.metric("wald_appended_bytes_total"), 5.0);
+    assert_eq!(daemon.metric("wald_read_records_total"), 1.0);
+    assert_eq!(daemon.metric("wald_recovery_epoch"), 1.0);
+    for phase in ["queue", "encode", "write", "flush", "reply"] {
+        let name = format!("wald_append_phase_seconds_count{{phase=\"{phase}\"}}");
+        assert!(daemon.metric(&name) >= 1.0, "{phase}");
+    }
+    assert!(daemon.metric("wald_flush_duration_seconds_count") >= 1.0);
+    assert!(daemon.metric(r#"wald_append_duration_seconds_count{durability="durable"}"#) >= 1.0);
+}

@@ -1,0 +1,271 @@
+//! A daemon of its own for every test: the built binary on free ports and a directory
+//! that goes away with it.
+
+// Each test binary uses its own part of this; what fails here fails the test that asked.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+use wald_proto::v1;
+use wald_proto::v1::log_service_client::LogServiceClient;
+use wald_proto::v1::ops_service_client::OpsServiceClient;
+use wald_proto::v1::wal_service_client::WalServiceClient;
+
+/// A running daemon; killed when it is dropped.
+pub(crate) struct Daemon {
+    child: Child,
+    directory: Option<TempDir>,
+    /// What the start line said.
+    pub(crate) start: serde_json::Value,
+    log: mpsc::Receiver<String>,
+}
+
+/// The command without a subcommand, with nothing taken from the environment.
+pub(crate) fn wald() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wald"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("WALD_") {
+            command.env_remove(name);
+        }
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs a command that must end by itself; one that serves instead is killed, and its
+/// exit status then fails the test.
+pub(crate) fn output(command: &mut Command) -> Output {
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_child(&child);
+    let (ended, watched) = mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if watched.recv_timeout(Duration::from_secs(30)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    drop(ended);
+    watchdog.join().unwrap();
+    output
+}
+
+impl Daemon {
+    /// Starts a daemon with further arguments on a new directory.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut daemon = Self::start_in(directory.path(), arguments);
+        daemon.directory = Some(directory);
+        daemon
+    }
+
+    /// Starts a daemon on a directory that the caller keeps.
+    pub(crate) fn start_in(directory: &Path, arguments: &[&str]) -> Self {
+        let mut child = wald()
+            .arg("--data-dir")
+            .arg(directory)
+            .args(["--listen", ":0", "--http-listen", ":0"])
+            .args(["--log-format", "json", "--segment-bytes", "1MiB"])
+            .args(arguments)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut seen = Vec::new();
+        let start = loop {
+            let Some(line) = lines.next() else {
+                panic!("the daemon ended before it served: {seen:#?}");
+            };
+            let line = line.unwrap();
+            if let Ok(event) = serde_json::from_str::<serde_json::Value>(&line)
+                && event["message"] == "wald is serving"
+            {
+                break event;
+            }
+            seen.push(line);
+        };
+        // Goes on reading, so that the daemon never waits for a full pipe.
+        let (sender, log) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Self {
+            child,
+            directory: None,
+            start,
+            log,
+        }
+    }
+
+    pub(crate) async fn channel(&self) -> Channel {
+        let address = self.start["grpc"].as_str().unwrap();
+        Channel::from_shared(format!("http://{address}"))
+            .unwrap()
+            .connect()
+            .await
+            .unwrap()
+    }
+
+    pub(crate) async fn wal(&self) -> WalServiceClient<Channel> {
+        WalServiceClient::new(self.channel().await).max_decoding_message_size(16 << 20)
+    }
+
+    pub(crate) async fn logs(&self) -> LogServiceClient<Channel> {
+        LogServiceClient::new(self.channel().await)
+    }
+
+    pub(crate) async fn ops(&self) -> OpsServiceClient<Channel> {
+        OpsServiceClient::new(self.channel().await)
+    }
+
+    /// Status and body of one page of the HTTP port.
+    pub(crate) fn http(&self, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.start["http"].as_str().unwrap()).unwrap();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: wald\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, body.to_owned())
+    }
+
+    /// Value of one line of /metrics, named with its labels.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.http("/metrics");
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no metric {name}"))
+            .parse()
+            .unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for the end, while clients of this test go on: a connection whose client
+    /// is blocked does not close.
+    pub(crate) async fn ended(mut self) -> ExitStatus {
+        tokio::task::spawn_blocking(move || self.child.wait().unwrap())
+            .await
+            .unwrap()
+    }
+
+    /// Blocks until the log says `message`.
+    pub(crate) fn wait_for_log(&self, message: &str) -> String {
+        loop {
+            let line = self
+                .log
+                .recv()
+                .unwrap_or_else(|_| panic!("the log ended without {message:?}"));
+            if line.contains(message) {
+                return line;
+            }
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A record with text.
+pub(crate) fn text(text: &str) -> v1::Record {
+    v1::Record {
+        payload: Some(v1::record::Payload::Text(text.to_owned())),
+        ..v1::Record::default()
+    }
+}
+
+/// An append of one text.
+pub(crate) fn append(log: &str, payload: &str) -> v1::AppendRequest {
+    v1::AppendRequest {
+        log: log.to_owned(),
+        record: Some(text(payload)),
+        ..v1::AppendRequest::default()
+    }
+}
+
+/// A batch of texts for one log.
+pub(crate) fn part(log: &str, payloads: &[&str]) -> v1::LogBatch {
+    v1::LogBatch {
+        log: log.to_owned(),
+        records: payloads.iter().map(|payload| text(payload)).collect(),
+        ..v1::LogBatch::default()
+    }
+}
+
+/// The payload as a person would see it.
+pub(crate) fn payload(record: &v1::Record) -> String {
+    match &record.payload {
+        Some(v1::record::Payload::Data(data)) => String::from_utf8(data.to_vec()).unwrap(),
+        Some(v1::record::Payload::Text(text)) => text.clone(),
+        None => String::new(),
+    }
+}
+
+/// Log, lsn and payload of every record, in order.
+pub(crate) fn records(batches: &[v1::RecordBatch]) -> Vec<(String, u64, String)> {
+    let mut found = Vec::new();
+    for batch in batches {
+        for (lsn, record) in (batch.first_lsn.unwrap()..).zip(&batch.records) {
+            found.push((batch.log.clone(), lsn, payload(record)));
+        }
+    }
+    found
+}
+
+/// What an error says of itself.
+pub(crate) struct Told {
+    pub(crate) code: Code,
+    pub(crate) reason: String,
+    facts: std::collections::HashMap<String, String>,
+    pub(crate) violations: usize,
+}
+
+impl Told {
+    pub(crate) fn of(status: &Status) -> Self {
+        let details = status.get_error_details();
+        let info = details
+            .error_info()
+            .unwrap_or_else(|| panic!("no ErrorInfo in {status:?}"));
+        assert_eq!(info.domain, "wald.dev");
+        Self {
+            code: status.code(),
+            reason: info.reason.clone(),
+            facts: info.metadata.clone(),
+            violations: details
+                .precondition_failure()
+                .map_or(0, |failure| failure.violations.len()),
+        }
+    }
+
+    pub(crate) fn fact(&self, key: &str) -> &str {
+        self.facts
+            .get(key)
+            .unwrap_or_else(|| panic!("no {key} in {:?}", self.facts))
+    }
+}
