@@ -246,7 +246,10 @@ impl Journal {
             if target > self.durable() {
                 let segment = Arc::clone(&*self.current.read());
                 let started = self.clock.monotonic();
-                if let Err(error) = segment.file.sync() {
+                // A segment that is closed was flushed when the journal left it.
+                if let Some(file) = segment.writer()
+                    && let Err(error) = file.sync()
+                {
                     self.fail(error);
                     return;
                 }

@@ -27,7 +27,7 @@ mod watch;
 mod wire;
 
 pub use clock::{Clock, SystemClock};
-pub use config::{ConfigError, Limits, OnDamage, StorageConfig};
+pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use disk::{Disk, DiskFile, DiskLock, FileSystem, MemoryDisk, RealDisk};
 pub use engine::{
     Appended, BoxFuture, DurabilityTruth, LogAppended, LogEngine, LogStat, LogTarget, Ordered,

@@ -19,7 +19,7 @@ use super::pool::{Pool, ReadySegment};
 use super::segment::Segment;
 use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter};
 use crate::codec;
-use crate::disk::is_out_of_space;
+use crate::disk::{DiskFile, is_out_of_space};
 use crate::engine::{LogAppended, LogTarget, Ordered};
 use crate::error::{AdminError, AppendError, TrimError};
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
@@ -132,6 +132,7 @@ pub(crate) struct Committer {
     buffered: Vec<Arc<Log>>,
     buffered_bytes: u64,
     segment: Arc<Segment>,
+    file: Arc<dyn DiskFile>,
     /// The segment before.
     before: Option<SegmentId>,
     /// Offset in the segment where the group begins.
@@ -180,6 +181,7 @@ pub(crate) struct Settings {
 /// Where the committer goes on.
 pub(crate) struct Resume {
     pub(crate) segment: Arc<Segment>,
+    pub(crate) file: Arc<dyn DiskFile>,
     pub(crate) link: Link,
     pub(crate) next_log_counter: u64,
     pub(crate) arrival: Timestamp,
@@ -202,6 +204,7 @@ impl Committer {
             buffered: Vec::new(),
             buffered_bytes: 0,
             segment: resume.segment,
+            file: resume.file,
             before: resume.link.predecessor,
             offset: LIFE_BYTES,
             buffer: Vec::new(),
@@ -909,10 +912,16 @@ impl Committer {
             next_log_counter: self.next_log_counter,
             closings,
         };
-        let segment = Arc::new(Segment::new(ready.life, self.segment.limit(), ready.file));
+        let segment = Arc::new(Segment::begun(
+            ready.life,
+            self.segment.limit(),
+            Arc::clone(&ready.file),
+        ));
+        self.segment.close();
         self.journal.enter(Arc::clone(&segment));
         self.before = Some(self.segment.life.id);
         self.segment = segment;
+        self.file = ready.file;
         self.offset = LIFE_BYTES;
         self.chain = 0;
         self.digest = Xxh3::new();
@@ -1084,7 +1093,7 @@ impl Committer {
         self.finish_open();
         if !self.buffer.is_empty() && self.journal.failure().is_none() {
             let started = self.journal.clock.monotonic();
-            match self.segment.file.write_all_at(&self.buffer, self.offset) {
+            match self.file.write_all_at(&self.buffer, self.offset) {
                 Ok(()) => self.written(started),
                 Err(error) => self.journal.fail(error),
             }
