@@ -11,6 +11,7 @@
 
 pub(crate) mod body;
 pub(crate) mod committer;
+pub(crate) mod compress;
 pub(crate) mod frame;
 pub(crate) mod pool;
 pub(crate) mod segment;

@@ -46,8 +46,8 @@ pub use journal::MIN_SEGMENT_BYTES;
 pub use local::LocalEngine;
 pub use metrics::{ChecksumSite, NoObserver, Observer, Phase};
 pub use record::{
-    Batch, Durability, Gap, GapReason, Guard, Header, LogCheck, LogConfig, LogInfo, LogRecords,
-    Record, StoredBatch, SyncMode, Visibility,
+    Batch, Compression, Durability, Gap, GapReason, Guard, Header, LogCheck, LogConfig, LogInfo,
+    LogRecords, Record, StoredBatch, SyncMode, Visibility,
 };
 pub use recovery::RecoveryReport;
 pub use ticket::block_on;

@@ -12,6 +12,7 @@ pub(crate) mod scan;
 
 pub(crate) use self::open_segments::OpenSegments;
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use crate::engine::{Page, ReadRequest, ReadStart};
 use crate::error::ReadError;
 use crate::ids::{Lsn, Timestamp};
 use crate::index::Place;
+use crate::journal::compress;
 use crate::journal::frame::{self, Header};
 use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
@@ -75,16 +77,24 @@ fn verified(segment: &Segment, place: &Place, buffer: &Bytes, from: usize) -> Op
     let header = frame::decode_header(bytes, segment.life.salt)?;
     let expected = header.position == place.position
         && header.first_lsn == place.first_lsn
-        && header.count == place.count
-        && header.is_readable();
+        && header.count == place.count;
     if !expected {
         return None;
     }
-    frame::verified_body(bytes, &header)?;
-    let body = from + header.header_len as usize;
-    Some(Frame {
-        header,
-        body: buffer.slice(body..body + header.body_len as usize),
+    let body = plain_body(&header, bytes, buffer, from)?;
+    Some(Frame { header, body })
+}
+
+/// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
+/// `bytes`; not copied if it is stored plain.
+fn plain_body(header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Option<Bytes> {
+    let stored = frame::verified_body(bytes, header)?;
+    Some(match compress::decompress(header.codec(), stored)? {
+        Cow::Owned(plain) => Bytes::from(plain),
+        Cow::Borrowed(_) => {
+            let body = from + header.header_len as usize;
+            buffer.slice(body..body + header.body_len as usize)
+        }
     })
 }
 

@@ -249,7 +249,7 @@ impl Work {
             }
             self.skip = kept.since(header.first_lsn);
         }
-        if frame::verified_body(bytes, header).is_none() || !header.is_readable() {
+        let Some(body) = super::plain_body(header, bytes, buffer, from) else {
             let place = log
                 .state
                 .read()
@@ -261,15 +261,14 @@ impl Work {
                 self.core.quarantine(&log, &place);
             }
             return self.pass(header.end());
-        }
-        let body = from + header.header_len as usize;
+        };
         let batch = StoredBatch {
             log: log.name.clone(),
             log_id: log.id,
             first_lsn: header.first_lsn,
             count: header.count,
             arrival: header.arrival,
-            body: buffer.slice(body..body + header.body_len as usize),
+            body,
         };
         let early = self.not_before.map_or(0, |time| {
             let spans = codec::spans(&batch.body);
