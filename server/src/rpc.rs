@@ -16,7 +16,7 @@ use futures_core::Stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{LogEngine, RecoveryEpoch, Timestamp};
+use wald_storage::{LogEngine, RecoveryEpoch, SyncMode, Timestamp};
 
 use crate::drain::Phase;
 use crate::metrics::{Deadline, Metrics};
@@ -40,6 +40,7 @@ pub(crate) struct Node {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) heartbeat_interval: Duration,
+    pub(crate) sync_mode: SyncMode,
     pub(crate) sync_interval: Duration,
     pub(crate) max_timestamp_ahead: Duration,
     pub(crate) auto_create: bool,
@@ -105,8 +106,8 @@ impl v1::wal_service_server::WalService for Services {
         read::get_tail(&self.0, request.get_ref()).map(Response::new)
     }
 
-    async fn trim(&self, _request: Request<v1::TrimRequest>) -> Answer<v1::TrimResponse> {
-        Err(unbuilt("wald.v1.WalService.Trim", Access::Write))
+    async fn trim(&self, request: Request<v1::TrimRequest>) -> Answer<v1::TrimResponse> {
+        append::trim(&self.0, request).await
     }
 
     async fn fence(&self, _request: Request<v1::FenceRequest>) -> Answer<v1::FenceResponse> {

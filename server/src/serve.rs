@@ -123,6 +123,7 @@ impl Server {
             metrics,
             phase: receiver,
             heartbeat_interval: config.heartbeat_interval,
+            sync_mode: config.sync_mode.into(),
             sync_interval: config.sync_interval,
             max_timestamp_ahead: config.max_timestamp_ahead,
             auto_create: config.auto_create,
@@ -406,6 +407,14 @@ fn announce(
     }
     for finding in &report.findings {
         tracing::warn!(finding = finding.as_str(), "found while opening the store");
+    }
+    if let Some(warning) = config.can_be_lost() {
+        let sync_mode = config.sync_mode.show();
+        tracing::warn!(
+            sync_mode,
+            warning,
+            "acks are weaker than durable by default"
+        );
     }
     if let Some(warning) = opened.engine.durability_truth().warning {
         tracing::warn!(warning, "durability is limited here");

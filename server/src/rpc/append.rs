@@ -1,4 +1,4 @@
-//! Append, AppendBatch, Sync.
+//! Append, AppendBatch, Sync, Trim.
 //!
 //! Once submitted, an append is finished whoever still listens: a client that goes away
 //! drops the future here and with it the ticket, which cancels nothing.
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{Appended, Batch, Durability, LogName};
+use wald_storage::{Appended, Batch, Durability, LogName, Lsn};
 
 use super::{Answer, Node, Store, refuse_late};
 use crate::convert;
@@ -105,5 +105,23 @@ pub(super) async fn sync(
         .map_err(|error| status::sync(&error))?;
     Ok(Response::new(v1::SyncResponse {
         durable_position: Some(position.get()),
+    }))
+}
+
+pub(super) async fn trim(
+    node: &Node,
+    request: Request<v1::TrimRequest>,
+) -> Answer<v1::TrimResponse> {
+    let store = node.store(Access::Write)?;
+    refuse_late(&request)?;
+    let request = request.into_inner();
+    let target = convert::target(&request.log, request.log_id, Access::Write)?;
+    let first = store
+        .engine
+        .trim(target, Lsn::new(request.before_lsn))
+        .await
+        .map_err(|error| status::trim(&error))?;
+    Ok(Response::new(v1::TrimResponse {
+        first_lsn: Some(first.get()),
     }))
 }
