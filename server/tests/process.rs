@@ -81,23 +81,31 @@ async fn append_until_refused(daemon: &Daemon, log: String) -> tokio::task::Join
     })
 }
 
-#[tokio::test]
-async fn stopping_under_load_answers_every_append_that_it_applies() {
+async fn stop_under_load(sync_mode: &str) {
     let directory = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start_in(directory.path(), &[]);
+    let arguments = ["--sync-mode", sync_mode];
+    let daemon = Daemon::start_in(directory.path(), &arguments);
     let mut writers = Vec::new();
     for writer in 0..16 {
         writers.push(append_until_refused(&daemon, writer.to_string()).await);
     }
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().await.code(), Some(0));
-    let daemon = Daemon::start_in(directory.path(), &[]);
-    assert_eq!(daemon.start["recovery"], "clean");
+    assert_eq!(daemon.ended().await.code(), Some(0), "{sync_mode}");
+    let daemon = Daemon::start_in(directory.path(), &arguments);
+    assert_eq!(daemon.start["recovery"], "clean", "{sync_mode}");
+    assert_eq!(daemon.start["recovery_epoch"], 1, "{sync_mode}");
     let mut wal = daemon.wal().await;
     for (log, writer) in writers.into_iter().enumerate() {
         let page = wal.read(read(&log.to_string())).await.unwrap().into_inner();
         let acked = u64::try_from(writer.await.unwrap()).unwrap();
-        assert_eq!(page.tail_lsn, Some(acked), "log {log}");
+        assert_eq!(page.tail_lsn, Some(acked), "{sync_mode}, log {log}");
+    }
+}
+
+#[tokio::test]
+async fn stopping_under_load_answers_every_append_that_it_applies_in_every_mode() {
+    for sync_mode in ["strict", "batch", "interval", "async", "manual"] {
+        stop_under_load(sync_mode).await;
     }
 }
 
