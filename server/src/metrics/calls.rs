@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use prometheus::{Error, Histogram, IntCounter, IntCounterVec, Opts};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use tokio::time::Sleep;
+use tonic::Status;
 use tower::{Layer, Service};
 
 use super::Maker;
@@ -64,8 +66,39 @@ const WRITES: [&str; 12] = [
 ];
 
 /// When the caller stops waiting; in the extensions of a request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline(pub(crate) Instant);
+#[derive(Debug, Clone)]
+pub(crate) struct Deadline {
+    /// The moment.
+    pub(crate) at: Instant,
+    /// Whether the request has reached the engine: from then on its outcome is unknown
+    /// until it is answered, before it nothing was written.
+    begun: Arc<AtomicBool>,
+}
+
+impl Deadline {
+    pub(crate) fn new(at: Instant) -> Self {
+        Self {
+            at,
+            begun: Arc::default(),
+        }
+    }
+
+    /// Says that the request is about to reach the engine; false if it is too late.
+    pub(crate) fn begin(&self) -> bool {
+        let in_time = Instant::now() < self.at;
+        if in_time {
+            self.begun.store(true, Ordering::Relaxed);
+        }
+        in_time
+    }
+
+    fn passed(&self, access: Access) -> Status {
+        if access == Access::Write && !self.begun.load(Ordering::Relaxed) {
+            return status::deadline_before_start();
+        }
+        status::deadline_under_way(access)
+    }
+}
 
 /// Metrics of one RPC.
 #[derive(Debug)]
@@ -222,9 +255,11 @@ where
             (asked, ceiling) => asked.or(ceiling),
         };
         // A time too far off to be represented is no deadline.
-        let deadline = timeout.and_then(|timeout| started.checked_add(timeout));
-        if let Some(deadline) = deadline {
-            request.extensions_mut().insert(Deadline(deadline));
+        let deadline = timeout
+            .and_then(|timeout| started.checked_add(timeout))
+            .map(Deadline::new);
+        if let Some(deadline) = &deadline {
+            request.extensions_mut().insert(deadline.clone());
         }
         CallFuture {
             call: Some(Call {
@@ -233,7 +268,10 @@ where
                 counted: false,
             }),
             inner: self.inner.call(request),
-            sleep: deadline.map(|at| tokio::time::sleep_until(at.into())),
+            sleep: deadline
+                .as_ref()
+                .map(|deadline| tokio::time::sleep_until(deadline.at.into())),
+            deadline,
         }
     }
 }
@@ -300,6 +338,7 @@ pin_project! {
         inner: F,
         #[pin]
         sleep: Option<Sleep>,
+        deadline: Option<Deadline>,
     }
 }
 
@@ -315,7 +354,7 @@ where
         let response = match this.inner.poll(context) {
             Poll::Ready(response) => response?,
             Poll::Pending => {
-                let Some(sleep) = this.sleep.as_pin_mut() else {
+                let (Some(sleep), Some(deadline)) = (this.sleep.as_pin_mut(), this.deadline) else {
                     return Poll::Pending;
                 };
                 ready!(sleep.poll(context));
@@ -323,7 +362,7 @@ where
                     .call
                     .as_ref()
                     .map_or(Access::Read, |call| call.method.access);
-                status::deadline_under_way(access).into_http()
+                deadline.passed(access).into_http()
             }
         };
         let (head, body) = response.into_parts();
