@@ -18,6 +18,7 @@ use std::process::ExitCode;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
 
 use config::{ConfigProblem, Effective, Layers, SETTINGS, env_name, flag_name};
 use serve::Exit;
@@ -27,6 +28,8 @@ fn main() -> ExitCode {
     let source = Source::new(&matches);
     let result = match matches.subcommand() {
         Some(("config", matches)) => configure(&source, matches),
+        Some(("completion", matches)) => completion(matches),
+        Some(("man", _)) => man(),
         _ => serve(&source),
     };
     match result {
@@ -72,7 +75,18 @@ fn command() -> Command {
                 .subcommand(
                     Command::new("reference").about("Print every setting with its documentation"),
                 ),
-        );
+        )
+        .subcommand(
+            Command::new("completion")
+                .about("Print the completions for a shell, to be put where it looks for them")
+                .arg(
+                    Arg::new("shell")
+                        .required(true)
+                        .help("The shell")
+                        .value_parser(value_parser!(Shell)),
+                ),
+        )
+        .subcommand(Command::new("man").about("Print the man page, with every setting"));
     for setting in SETTINGS {
         let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();
         let mut arg = Arg::new(setting.name)
@@ -156,9 +170,31 @@ fn configure(source: &Source, matches: &ArgMatches) -> Result<(), Exit> {
         Some("check") => source.effective().map(|_| String::new())?,
         _ => source.effective()?.show(),
     };
-    // Whoever closed the pipe has read enough.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print(text.as_bytes());
     Ok(())
+}
+
+fn completion(matches: &ArgMatches) -> Result<(), Exit> {
+    let mut text = Vec::new();
+    if let Some(shell) = matches.get_one::<Shell>("shell") {
+        clap_complete::generate(*shell, &mut command(), "wald", &mut text);
+    }
+    print(&text);
+    Ok(())
+}
+
+fn man() -> Result<(), Exit> {
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command())
+        .render(&mut text)
+        .map_err(|error| Exit::new(Exit::IO, error.to_string()))?;
+    print(&text);
+    Ok(())
+}
+
+fn print(text: &[u8]) {
+    // Whoever closed the pipe has read enough.
+    let _ = std::io::stdout().write_all(text);
 }
 
 fn serve(source: &Source) -> Result<(), Exit> {

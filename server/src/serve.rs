@@ -46,7 +46,7 @@ impl Exit {
     /// The system refused something.
     const SYSTEM: u8 = 71;
     /// The file system said no.
-    const IO: u8 = 74;
+    pub(crate) const IO: u8 = 74;
     /// Another process has the data directory; later it may not.
     const LOCKED: u8 = 75;
     /// A setting is wrong.

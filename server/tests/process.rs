@@ -226,6 +226,17 @@ fn configuration_is_shown_with_origins_and_checked() {
 }
 
 #[test]
+fn completions_and_man_page_have_every_setting() {
+    let completions = output(wald().args(["completion", "bash"]));
+    let page = output(wald().arg("man"));
+    for (output, flag) in [(completions, "--sync-mode"), (page, "\\-\\-sync\\-mode")] {
+        assert_eq!(output.status.code(), Some(0));
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains(flag), "no {flag} in {text}");
+    }
+}
+
+#[test]
 fn plaintext_for_everyone_has_to_be_asked_for() {
     let refused = output(wald().args(["--listen", "0.0.0.0:0"]));
     assert_eq!(refused.status.code(), Some(78));
