@@ -125,7 +125,9 @@ impl Status<'_> {
             .iter()
             .filter(|segment| segment.state() == SegmentState::Damaged)
             .count();
-        let mut text = format!("{} segments, {}", self.segments.len(), HumanBytes(bytes));
+        let count = self.segments.len();
+        let plural = if count == 1 { "" } else { "s" };
+        let mut text = format!("{count} segment{plural}, {}", HumanBytes(bytes));
         if let (Some(first), Some(last)) = (first, last) {
             text.push_str(&format!(", positions {first} to {last}"));
         }
