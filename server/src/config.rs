@@ -173,6 +173,17 @@ settings! {
     /// What to log: a level (error, warn, info, debug, trace), or directives such as
     /// "info,wald=debug". SIGHUP reads it anew.
     log_filter: String = "info";
+    /// Collector that traces are sent to by OTLP over gRPC, such as http://127.0.0.1:4317;
+    /// empty: no traces. Needs a wald that is built with the feature otlp. In a file this
+    /// may also be endpoint in the table [otlp], as with every otlp_ setting.
+    otlp_endpoint: String = "";
+    /// Name of this service in traces.
+    otlp_service_name: String = "wald";
+    /// How many of 100 calls are traced that come without a trace; for the others the
+    /// caller has decided. Each traced call costs some microseconds: lower it under load.
+    otlp_sample_percent: u32 = "100";
+    /// How long the collector may take for one batch of spans.
+    otlp_timeout: Duration = "10s";
 }
 
 impl Config {
@@ -222,6 +233,19 @@ impl Config {
                     "{name} is {size}; it must be from 1KiB to just below 2GiB"
                 ));
             }
+        }
+        if !self.otlp_endpoint.is_empty() && !cfg!(feature = "otlp") {
+            return Err(
+                "otlp_endpoint is set, but this wald cannot send traces; build it with \
+                 --features otlp"
+                    .to_owned(),
+            );
+        }
+        if self.otlp_sample_percent > 100 {
+            return Err(format!(
+                "otlp_sample_percent is {}; it must be at most 100",
+                self.otlp_sample_percent
+            ));
         }
         for (name, zero) in [
             ("max_concurrent_streams", self.max_concurrent_streams == 0),

@@ -9,6 +9,7 @@ mod metrics;
 mod rpc;
 mod serve;
 mod status;
+mod trace;
 mod transport;
 
 use std::collections::HashMap;
@@ -204,13 +205,23 @@ fn serve(source: &Source) -> Result<(), Exit> {
         config::LogFormat::Text => false,
         config::LogFormat::Json => true,
     };
-    let log = logging::start(json, &config.log_filter)
+    #[cfg(feature = "otlp")]
+    let exporter = trace::Exporter::start(&config).map_err(|why| Exit::new(Exit::CONFIG, why))?;
+    #[cfg(feature = "otlp")]
+    let traces = exporter.as_ref().map(trace::Exporter::layer);
+    #[cfg(not(feature = "otlp"))]
+    let traces = None;
+    let log = logging::start(json, &config.log_filter, traces)
         .map_err(|why| Exit::new(Exit::CONFIG, format!("log_filter: {why}")))?;
     let reload = || match source.resolve() {
         Ok(effective) => log.set_filter(&effective.config.log_filter),
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
     };
     let result = serve::run(&config, &reload, !json);
+    #[cfg(feature = "otlp")]
+    if let Some(exporter) = exporter {
+        exporter.finish();
+    }
     if let Err(exit) = &result
         && json
     {

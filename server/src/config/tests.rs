@@ -145,6 +145,26 @@ fn every_sync_mode_reaches_the_engine_and_all_but_strict_say_what_can_be_lost() 
 }
 
 #[test]
+fn table_in_a_file_is_the_beginning_of_its_keys() {
+    let layers = file("[otlp]\nservice_name = \"here\"\nsample_percent = 5");
+    let config = resolved(&layers);
+    assert_eq!(config.otlp_service_name, "here");
+    assert_eq!(config.otlp_sample_percent, 5);
+    let found = problems(&file("[otlp]\nsample_percnt = 5"));
+    assert!(found[0].contains("\"otlp_sample_percent\""), "{found:?}");
+    let found = problems(&file("otlp_timeout = \"1s\"\n[otlp]\ntimeout = \"2s\""));
+    assert!(found[0].contains("twice"), "{found:?}");
+    assert!(problems(&file("[otlp]\nsample_percent = 101"))[0].contains("at most 100"));
+}
+
+#[cfg(not(feature = "otlp"))]
+#[test]
+fn traces_need_a_build_that_can_send_them() {
+    let found = problems(&file("otlp_endpoint = \"http://127.0.0.1:4317\""));
+    assert!(found[0].contains("--features otlp"), "{found:?}");
+}
+
+#[test]
 fn plaintext_off_loopback_needs_a_word() {
     let mut layers = file("listen = \"0.0.0.0:6925\"");
     assert!(problems(&layers)[0].contains("--insecure-listen"));

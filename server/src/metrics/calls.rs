@@ -22,9 +22,11 @@ use prost_types::FileDescriptorSet;
 use tokio::time::Sleep;
 use tonic::Status;
 use tower::{Layer, Service};
+use tracing::Span;
 
 use super::Maker;
 use crate::status::{self, Access};
+use crate::trace;
 
 /// The codes in the order of their numbers, as other servers spell them in metrics.
 const CODES: [&str; 17] = [
@@ -261,8 +263,10 @@ where
         if let Some(deadline) = &deadline {
             request.extensions_mut().insert(deadline.clone());
         }
+        let span = trace::call(request.uri().path(), request.headers());
         CallFuture {
             call: Some(Call {
+                span,
                 method: Arc::clone(method),
                 started,
                 counted: false,
@@ -298,6 +302,7 @@ fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
 /// One call: counted once, also if it is dropped on the way because the client left.
 #[derive(Debug)]
 struct Call {
+    span: Span,
     method: Arc<Method>,
     started: Instant,
     counted: bool,
@@ -310,6 +315,7 @@ impl Call {
             if let Some(counter) = handled.get(code).or_else(|| handled.get(UNKNOWN)) {
                 counter.inc();
             }
+            trace::ended(&self.span, code);
             let seconds = self.started.elapsed().as_secs_f64();
             self.method.seconds.observe(seconds);
         }
@@ -351,7 +357,11 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let response = match this.inner.poll(context) {
+        let polled = {
+            let _entered = this.call.as_ref().map(|call| call.span.enter());
+            this.inner.poll(context)
+        };
+        let response = match polled {
             Poll::Ready(response) => response?,
             Poll::Pending => {
                 let (Some(sleep), Some(deadline)) = (this.sleep.as_pin_mut(), this.deadline) else {
