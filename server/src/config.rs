@@ -19,7 +19,9 @@ use std::time::Duration;
 use wald_storage::StorageConfig;
 
 pub(crate) use layers::{ConfigProblem, Effective, Layers, env_name, flag_name, reference};
-pub(crate) use value::{DamagePolicy, FlushFailurePolicy, LogFormat, Size, SyncMode, Value};
+pub(crate) use value::{
+    DamagePolicy, FlushFailurePolicy, LogFormat, ReadStrategy, Size, SyncMode, Value,
+};
 
 /// One row of the table of settings.
 #[derive(Debug)]
@@ -127,6 +129,13 @@ settings! {
     /// flight and exit with code 70, so that the supervisor restarts and recovery finds
     /// the truth; read_only: stay, not ready, and serve reads.
     on_flush_failure: FlushFailurePolicy = "exit";
+    /// How finished segments are read. pread: by positional reads. mmap: by maps, which saves
+    /// system calls; but if the device fails under a page that the kernel had dropped, the
+    /// process dies of SIGBUS.
+    read_strategy: ReadStrategy = "pread";
+    /// Finished segments open at a time, scans included; at least 1. Each is a file
+    /// descriptor, and a map with mmap.
+    max_open_segments: usize = "256";
     /// Threads for reads that may wait for the disk; at least 1.
     reader_threads: usize = "4";
     /// Event loops that serve gRPC, each a thread with its own share of the connections.
@@ -207,6 +216,8 @@ impl Config {
             max_future: self.max_timestamp_ahead,
             auto_create: self.auto_create,
             on_damage: self.on_damage.into(),
+            read_strategy: self.read_strategy.into(),
+            max_open_segments: self.max_open_segments,
             reader_threads: self.reader_threads,
         })
     }

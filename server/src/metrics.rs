@@ -6,6 +6,7 @@
 //! first event of a kind is seen; labels are bounded, and never the name of a log.
 
 mod calls;
+mod deadline;
 mod observer;
 
 use std::time::Duration;
@@ -20,7 +21,8 @@ use wald_storage::{AppendError, Durability, RecoveryEpoch, Statistics};
 
 use crate::status;
 
-pub(crate) use calls::{CallLayer, Deadline};
+pub(crate) use calls::CallLayer;
+pub(crate) use deadline::Deadline;
 
 /// 10 ms times a power of two: from 20 us (a flush of battery-backed memory) to 10 s (a
 /// disk in trouble), with 10 ms, the usual objective, exactly on a bound.
@@ -142,6 +144,8 @@ struct StateGauges {
     durable_lag_bytes: IntGauge,
     durable_lag_seconds: Gauge,
     segments: IntGaugeVec,
+    open_segments: IntGauge,
+    evictions: IntCounter,
     disk_bytes: IntGaugeVec,
     disk_free_bytes: Gauge,
     quarantined_records: IntGauge,
@@ -169,6 +173,14 @@ impl StateGauges {
                 "wald_segments",
                 "How many segment files are there, by what they are doing? None ready: the next roll waits.",
                 &["state"],
+            )?,
+            open_segments: make.gauge(
+                "wald_open_segments",
+                "How many finished segments are open for reading? At most max_open_segments.",
+            )?,
+            evictions: make.counter(
+                "wald_segment_cache_evictions_total",
+                "How many open segments were closed to make room? A high rate: more are read than max_open_segments.",
             )?,
             disk_bytes: make.gauges(
                 "wald_disk_bytes",
@@ -207,6 +219,10 @@ impl StateGauges {
                 .with_label_values(&[state])
                 .set(signed(number));
         }
+        self.open_segments.set(signed(now.open_segments));
+        // The engine counts; one thread at a time scrapes, so nothing is counted twice.
+        self.evictions
+            .inc_by(now.segment_evictions.saturating_sub(self.evictions.get()));
         for (kind, bytes) in [
             ("journal", now.journal_bytes),
             ("pool", now.pool_bytes),

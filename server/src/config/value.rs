@@ -232,6 +232,25 @@ impl From<SyncMode> for wald_storage::SyncMode {
 }
 
 choice! {
+    /// How finished segments are read.
+    ReadStrategy {
+        /// By positional reads.
+        Pread = "pread",
+        /// By maps.
+        Mmap = "mmap",
+    }
+}
+
+impl From<ReadStrategy> for wald_storage::ReadStrategy {
+    fn from(strategy: ReadStrategy) -> Self {
+        match strategy {
+            ReadStrategy::Pread => Self::Pread,
+            ReadStrategy::Mmap => Self::Mmap,
+        }
+    }
+}
+
+choice! {
     /// What a start does about damage.
     DamagePolicy {
         /// Serve everything else.
@@ -272,4 +291,10 @@ choice! {
     }
 }
 
-choice_value!(SyncMode, DamagePolicy, FlushFailurePolicy, LogFormat);
+choice_value!(
+    SyncMode,
+    ReadStrategy,
+    DamagePolicy,
+    FlushFailurePolicy,
+    LogFormat
+);

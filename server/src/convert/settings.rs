@@ -2,7 +2,7 @@
 
 use tonic::Status;
 use wald_proto::v1;
-use wald_storage::{Limits, LogConfig, SyncMode};
+use wald_storage::{Compression, Limits, LogConfig, SyncMode};
 
 use crate::status::{self, Access};
 
@@ -15,6 +15,7 @@ pub(crate) fn log_config(
     refuse_unbuilt(&config)?;
     Ok(LogConfig {
         sync_mode: sync_mode(config.sync_mode)?,
+        compression: compression(config.compression)?,
         max_record_bytes: max_record_bytes(&config, limits)?,
     })
 }
@@ -34,6 +35,9 @@ pub(crate) fn updated_log_config(
         if let Some(mode) = sync_mode(config.sync_mode)? {
             updated.sync_mode = Some(mode);
         }
+        if let Some(compression) = compression(config.compression)? {
+            updated.compression = Some(compression);
+        }
         if config.max_record_bytes != 0 {
             updated.max_record_bytes = max_record_bytes(&config, limits)?;
         }
@@ -45,9 +49,9 @@ pub(crate) fn updated_log_config(
                 updated.max_record_bytes = max_record_bytes(&config, limits)?;
             }
             "sync_mode" => updated.sync_mode = sync_mode(config.sync_mode)?,
-            // Only the defaults of these are built: that is what they can be set to.
-            "compression"
-            | "retention"
+            "compression" => updated.compression = compression(config.compression)?,
+            // Only the default is built: that is what it can be set to.
+            "retention"
             | "retention.max_age"
             | "retention.max_bytes"
             | "retention.max_records"
@@ -68,18 +72,11 @@ pub(crate) fn updated_log_config(
 }
 
 fn refuse_unbuilt(config: &v1::LogConfig) -> Result<(), Status> {
-    let unbuilt = |field: &str| Err(status::not_supported(field, Access::Write));
-    match v1::Compression::try_from(config.compression) {
-        Ok(v1::Compression::Unspecified | v1::Compression::None) => {}
-        Ok(v1::Compression::Lz4 | v1::Compression::Zstd) | Err(_) => {
-            return unbuilt("config.compression");
-        }
-    }
     if config
         .retention
         .is_some_and(|retention| retention != v1::Retention::default())
     {
-        return unbuilt("config.retention");
+        return Err(status::not_supported("config.retention", Access::Write));
     }
     Ok(())
 }
@@ -94,6 +91,21 @@ fn sync_mode(number: i32) -> Result<Option<SyncMode>, Status> {
         Ok(v1::SyncMode::Async) => Ok(Some(SyncMode::Async)),
         Ok(v1::SyncMode::Manual) => Ok(Some(SyncMode::Manual)),
         Err(_) => Err(status::not_supported("config.sync_mode", Access::Write)),
+    }
+}
+
+/// A log's own compression, if this build has it; `None` = the server's.
+fn compression(number: i32) -> Result<Option<Compression>, Status> {
+    let compression = match v1::Compression::try_from(number) {
+        Ok(v1::Compression::Unspecified) => return Ok(None),
+        Ok(v1::Compression::None) => Some(Compression::None),
+        Ok(v1::Compression::Lz4) => Some(Compression::Lz4),
+        Ok(v1::Compression::Zstd) => Some(Compression::Zstd),
+        Err(_) => None,
+    };
+    match compression {
+        Some(compression) if compression.is_built() => Ok(Some(compression)),
+        _ => Err(status::not_supported("config.compression", Access::Write)),
     }
 }
 
@@ -117,8 +129,15 @@ pub(super) fn proto_log_config(config: &LogConfig) -> v1::LogConfig {
     let sync_mode = config
         .sync_mode
         .map_or(v1::SyncMode::Unspecified, proto_sync_mode);
+    let compression = match config.compression {
+        None => v1::Compression::Unspecified,
+        Some(Compression::None) => v1::Compression::None,
+        Some(Compression::Lz4) => v1::Compression::Lz4,
+        Some(Compression::Zstd) => v1::Compression::Zstd,
+    };
     v1::LogConfig {
         sync_mode: sync_mode.into(),
+        compression: compression.into(),
         max_record_bytes: config.max_record_bytes.unwrap_or(0),
         ..v1::LogConfig::default()
     }

@@ -5,8 +5,9 @@ use prost::Message;
 use tonic_types::StatusExt;
 use wald_proto::v1;
 use wald_storage::{
-    Limits, LogAppended, LogConfig, LogId, LogName, Lsn, Page, Position, RecoveryEpoch, ScanStart,
-    SegmentInfo, Selector, StorageConfig, StoredBatch, SyncMode, Timestamp,
+    Compression, Limits, LogAppended, LogConfig, LogId, LogName, Lsn, Page, Position,
+    RecoveryEpoch, ScanStart, SegmentInfo, Selector, StorageConfig, StoredBatch, SyncMode,
+    Timestamp,
 };
 
 use super::*;
@@ -164,7 +165,7 @@ fn log_settings_that_are_not_built_are_refused_by_name() {
     );
     assert_eq!(
         refused(v1::LogConfig {
-            compression: v1::Compression::Lz4.into(),
+            compression: 99,
             ..plain()
         }),
         "config.compression"
@@ -197,12 +198,28 @@ fn log_settings_come_back_as_they_were_given() {
         );
         assert_eq!(settings::proto_log_config(&config), given);
     }
+    for (number, built) in [(0, true), (1, true), (2, true), (3, cfg!(feature = "zstd"))] {
+        let given = v1::LogConfig {
+            compression: number,
+            ..v1::LogConfig::default()
+        };
+        match log_config(Some(given), &limits()) {
+            Ok(config) => assert_eq!(settings::proto_log_config(&config), given),
+            Err(status) => assert_eq!(unsupported(&status), "config.compression"),
+        }
+        assert_eq!(
+            log_config(Some(given), &limits()).is_ok(),
+            built,
+            "{number}"
+        );
+    }
 }
 
 #[test]
 fn update_changes_the_fields_of_the_mask_only() {
     let current = LogConfig {
         sync_mode: Some(SyncMode::Async),
+        compression: Some(Compression::Lz4),
         max_record_bytes: Some(9),
     };
     let update = |paths: &[&str], max_record_bytes| {
@@ -229,6 +246,12 @@ fn update_changes_the_fields_of_the_mask_only() {
     );
     let reset = update(&["sync_mode"], 5).unwrap();
     assert_eq!((reset.sync_mode, reset.max_record_bytes), (None, Some(9)));
+    assert_eq!(reset.compression, Some(Compression::Lz4));
+    let reset = update(&["compression"], 5).unwrap();
+    assert_eq!(
+        (reset.compression, reset.sync_mode),
+        (None, current.sync_mode)
+    );
     assert_eq!(
         reason(&update(&["colour"], 5).unwrap_err()),
         "INVALID_UPDATE_MASK"
@@ -413,8 +436,8 @@ fn log_shows_lsn_zero_and_its_settings() {
         name: LogName::new("a").unwrap(),
         log_id: LogId::new(0),
         config: Arc::new(LogConfig {
-            sync_mode: None,
             max_record_bytes: Some(9),
+            ..LogConfig::default()
         }),
         first_lsn: Lsn::ZERO,
         tail_lsn: Lsn::ZERO,
