@@ -129,12 +129,11 @@ settings! {
     /// flight and exit with code 70, so that the supervisor restarts and recovery finds
     /// the truth; read_only: stay, not ready, and serve reads.
     on_flush_failure: FlushFailurePolicy = "exit";
-    /// How finished segments are read. pread: by positional reads. mmap: by maps, which saves
-    /// system calls; but if the device fails under a page that the kernel had dropped, the
-    /// process dies of SIGBUS.
+    /// How finished segments are read. pread: by positional reads. mmap: by maps, which
+    /// saves system calls; but if the device fails under a page that the kernel had
+    /// dropped, the process gets SIGBUS.
     read_strategy: ReadStrategy = "pread";
-    /// Finished segments open at a time, scans included; at least 1. Each is a file
-    /// descriptor, and a map with mmap.
+    /// Finished segments open at a time, scans included; at least 1.
     max_open_segments: usize = "256";
     /// Threads for reads that may wait for the disk; at least 1.
     reader_threads: usize = "4";

@@ -145,7 +145,7 @@ struct StateGauges {
     durable_lag_seconds: Gauge,
     segments: IntGaugeVec,
     open_segments: IntGauge,
-    evictions: IntCounter,
+    segment_cache_evictions: IntCounter,
     disk_bytes: IntGaugeVec,
     disk_free_bytes: Gauge,
     quarantined_records: IntGauge,
@@ -178,9 +178,9 @@ impl StateGauges {
                 "wald_open_segments",
                 "How many finished segments are open for reading? At most max_open_segments.",
             )?,
-            evictions: make.counter(
+            segment_cache_evictions: make.counter(
                 "wald_segment_cache_evictions_total",
-                "How many open segments were closed to make room? A high rate: more are read than max_open_segments.",
+                "How often was a segment closed to open another? Often: raise max_open_segments.",
             )?,
             disk_bytes: make.gauges(
                 "wald_disk_bytes",
@@ -221,8 +221,9 @@ impl StateGauges {
         }
         self.open_segments.set(signed(now.open_segments));
         // The engine counts; one thread at a time scrapes, so nothing is counted twice.
-        self.evictions
-            .inc_by(now.segment_evictions.saturating_sub(self.evictions.get()));
+        let counted = self.segment_cache_evictions.get();
+        self.segment_cache_evictions
+            .inc_by(now.segment_evictions.saturating_sub(counted));
         for (kind, bytes) in [
             ("journal", now.journal_bytes),
             ("pool", now.pool_bytes),

@@ -232,25 +232,6 @@ impl From<SyncMode> for wald_storage::SyncMode {
 }
 
 choice! {
-    /// How finished segments are read.
-    ReadStrategy {
-        /// By positional reads.
-        Pread = "pread",
-        /// By maps.
-        Mmap = "mmap",
-    }
-}
-
-impl From<ReadStrategy> for wald_storage::ReadStrategy {
-    fn from(strategy: ReadStrategy) -> Self {
-        match strategy {
-            ReadStrategy::Pread => Self::Pread,
-            ReadStrategy::Mmap => Self::Mmap,
-        }
-    }
-}
-
-choice! {
     /// What a start does about damage.
     DamagePolicy {
         /// Serve everything else.
@@ -265,6 +246,25 @@ impl From<DamagePolicy> for OnDamage {
         match policy {
             DamagePolicy::Quarantine => Self::Quarantine,
             DamagePolicy::Refuse => Self::Refuse,
+        }
+    }
+}
+
+choice! {
+    /// How finished segments are read.
+    ReadStrategy {
+        /// By positional reads.
+        Pread = "pread",
+        /// By maps.
+        Mmap = "mmap",
+    }
+}
+
+impl From<ReadStrategy> for wald_storage::ReadStrategy {
+    fn from(strategy: ReadStrategy) -> Self {
+        match strategy {
+            ReadStrategy::Pread => Self::Pread,
+            ReadStrategy::Mmap => Self::Mmap,
         }
     }
 }

@@ -35,8 +35,8 @@ pub(crate) fn updated_log_config(
         if let Some(mode) = sync_mode(config.sync_mode)? {
             updated.sync_mode = Some(mode);
         }
-        if let Some(compression) = compression(config.compression)? {
-            updated.compression = Some(compression);
+        if let Some(codec) = compression(config.compression)? {
+            updated.compression = Some(codec);
         }
         if config.max_record_bytes != 0 {
             updated.max_record_bytes = max_record_bytes(&config, limits)?;
@@ -50,7 +50,7 @@ pub(crate) fn updated_log_config(
             }
             "sync_mode" => updated.sync_mode = sync_mode(config.sync_mode)?,
             "compression" => updated.compression = compression(config.compression)?,
-            // Only the default is built: that is what it can be set to.
+            // Only the defaults of these are built: that is what they can be set to.
             "retention"
             | "retention.max_age"
             | "retention.max_bytes"
@@ -94,19 +94,19 @@ fn sync_mode(number: i32) -> Result<Option<SyncMode>, Status> {
     }
 }
 
-/// A log's own compression, if this build has it; `None` = the server's.
+/// A log's compression; `None` = the server's, which is none. One that this build does
+/// not have is not supported.
 fn compression(number: i32) -> Result<Option<Compression>, Status> {
-    let compression = match v1::Compression::try_from(number) {
+    let codec = match v1::Compression::try_from(number) {
         Ok(v1::Compression::Unspecified) => return Ok(None),
-        Ok(v1::Compression::None) => Some(Compression::None),
-        Ok(v1::Compression::Lz4) => Some(Compression::Lz4),
-        Ok(v1::Compression::Zstd) => Some(Compression::Zstd),
-        Err(_) => None,
+        Ok(v1::Compression::None) => Compression::None,
+        Ok(v1::Compression::Lz4) => Compression::Lz4,
+        Ok(v1::Compression::Zstd) if Compression::Zstd.is_built() => Compression::Zstd,
+        Ok(v1::Compression::Zstd) | Err(_) => {
+            return Err(status::not_supported("config.compression", Access::Write));
+        }
     };
-    match compression {
-        Some(compression) if compression.is_built() => Ok(Some(compression)),
-        _ => Err(status::not_supported("config.compression", Access::Write)),
-    }
+    Ok(Some(codec))
 }
 
 fn max_record_bytes(config: &v1::LogConfig, limits: &Limits) -> Result<Option<u32>, Status> {
@@ -129,7 +129,7 @@ pub(super) fn proto_log_config(config: &LogConfig) -> v1::LogConfig {
     let sync_mode = config
         .sync_mode
         .map_or(v1::SyncMode::Unspecified, proto_sync_mode);
-    let compression = match config.compression {
+    let codec = match config.compression {
         None => v1::Compression::Unspecified,
         Some(Compression::None) => v1::Compression::None,
         Some(Compression::Lz4) => v1::Compression::Lz4,
@@ -137,7 +137,7 @@ pub(super) fn proto_log_config(config: &LogConfig) -> v1::LogConfig {
     };
     v1::LogConfig {
         sync_mode: sync_mode.into(),
-        compression: compression.into(),
+        compression: codec.into(),
         max_record_bytes: config.max_record_bytes.unwrap_or(0),
         ..v1::LogConfig::default()
     }

@@ -436,8 +436,9 @@ fn log_shows_lsn_zero_and_its_settings() {
         name: LogName::new("a").unwrap(),
         log_id: LogId::new(0),
         config: Arc::new(LogConfig {
+            sync_mode: None,
+            compression: Some(Compression::Lz4),
             max_record_bytes: Some(9),
-            ..LogConfig::default()
         }),
         first_lsn: Lsn::ZERO,
         tail_lsn: Lsn::ZERO,
