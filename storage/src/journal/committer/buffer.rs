@@ -1,6 +1,7 @@
 //! Sync mode `manual`: records that are accepted and not written yet.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::{About, COALESCED_BYTES, Committer, NEVER, Placed};
 use crate::codec;
@@ -82,6 +83,9 @@ impl Committer {
         }
         buffered.count += u32::try_from(records.len()).unwrap_or(u32::MAX);
         self.buffered_bytes += (buffered.body.len() - before) as u64;
+        self.journal
+            .buffered
+            .store(self.buffered_bytes, Ordering::Relaxed);
         state.buffered = Some(buffered);
         state.next = first_lsn.advance(records.len() as u64);
         LogAppended {
@@ -117,6 +121,9 @@ impl Committer {
             };
             state.set_newest(place, false);
             self.buffered_bytes -= buffered.body.len() as u64;
+            self.journal
+                .buffered
+                .store(self.buffered_bytes, Ordering::Relaxed);
             let (first_lsn, count) = (buffered.first_lsn, buffered.count);
             About {
                 kind: Kind::Batch,
