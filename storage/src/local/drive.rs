@@ -2,8 +2,9 @@
 //!
 //! Each takes what is to do next: a flush, if somebody waits for one and none is
 //! running; otherwise the write of what has queued. So a lone request is written and
-//! flushed by the thread it woke, one wake-up in all; and while that one flushes, the
-//! other writes what comes in meanwhile, which is the next group.
+//! flushed by the thread it woke, one wake-up in all. What comes in while that one
+//! flushes gathers and becomes the next group; the other thread writes at once what does
+//! not wait for a flush, or is much.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +13,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Core;
 use crate::journal::committer::Submission;
+use crate::record::Durability;
+
+/// So much is worth writing while a flush still runs.
+const GATHER_BYTES: u64 = 256 << 10;
 
 /// How many threads drive: one to flush, one to write.
 pub(crate) const DRIVERS: usize = 2;
@@ -25,6 +30,9 @@ pub(crate) struct Intake {
 #[derive(Default)]
 struct State {
     queue: Vec<Submission>,
+    /// Whether something in it does not wait for a flush.
+    urgent: bool,
+    queued_bytes: u64,
     writing: bool,
     flushing: bool,
     idle: usize,
@@ -33,6 +41,21 @@ struct State {
     /// A marker was written and is to be flushed.
     marked: bool,
     stopped: bool,
+}
+
+impl State {
+    /// Whether to write what is queued now. While a flush runs, what waits for the next
+    /// one anyway is left to gather: it becomes one group, for one wake-up and one write.
+    fn wants_write(&self) -> bool {
+        let gathers = self.flushing && !self.urgent && self.queued_bytes < GATHER_BYTES;
+        !self.writing && !self.queue.is_empty() && !gathers
+    }
+
+    fn take_queue(&mut self) -> Vec<Submission> {
+        self.urgent = false;
+        self.queued_bytes = 0;
+        std::mem::take(&mut self.queue)
+    }
 }
 
 enum Job {
@@ -46,15 +69,17 @@ impl Intake {
     /// Queues a request and wakes a driver if one is free to take it.
     pub(crate) fn push(&self, submission: Submission) {
         let mut state = self.state.lock();
+        state.urgent |= submission.level < Durability::Durable;
+        state.queued_bytes += submission.cost;
         state.queue.push(submission);
-        if !state.writing && state.idle > 0 {
+        if state.wants_write() && state.idle > 0 {
             self.changed.notify_one();
         }
     }
 
     /// Takes everything queued, for whoever drives without threads.
     pub(crate) fn take(&self) -> Vec<Submission> {
-        std::mem::take(&mut self.state.lock().queue)
+        self.state.lock().take_queue()
     }
 
     /// Ends the drivers when nothing is left to do.
@@ -82,11 +107,11 @@ impl Intake {
                 self.hand_on(&state);
                 return Job::Flush;
             }
-            if !state.writing && !state.queue.is_empty() {
+            if state.wants_write() {
                 state.writing = true;
-                return Job::Write(std::mem::take(&mut state.queue));
+                return Job::Write(state.take_queue());
             }
-            if state.stopped {
+            if state.stopped && state.queue.is_empty() {
                 return Job::Stop;
             }
             let flushed = core.journal.durable() >= core.journal.written();
@@ -123,7 +148,7 @@ impl Intake {
 
     /// Before one driver goes away to flush: the other takes what is queued.
     fn hand_on(&self, state: &State) {
-        if !state.queue.is_empty() && !state.writing && state.idle > 0 {
+        if state.wants_write() && state.idle > 0 {
             self.changed.notify_one();
         }
     }
