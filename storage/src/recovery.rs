@@ -173,6 +173,14 @@ impl Recovered {
                 used.push(segment);
             }
         }
+        used.sort_by_key(|segment| segment.life.id);
+        used.dedup_by(|second, first| {
+            let twice = second.life.id == first.life.id;
+            if twice {
+                self.findings.push(format!("segment {} is there twice", first.life.id));
+            }
+            twice
+        });
         Ok(used)
     }
 
@@ -194,11 +202,11 @@ impl Recovered {
         let length = file.read_full_at(&mut bytes, 0).map_err(fail())?;
         bytes.truncate(length);
         let life = match Life::decode(&bytes) {
-            Ok(life) if life.id == id && life.store_id == self.store.id => life,
+            Ok(life) if life.store_id == self.store.id => life,
             Ok(life) => {
                 self.findings.push(format!(
-                    "{path} is segment {} of store {:032x}, not what its name says; it is not used",
-                    life.id, life.store_id
+                    "{path} belongs to store {:032x}, not to this one; it is not used",
+                    life.store_id
                 ));
                 return Ok(None);
             }
@@ -213,7 +221,13 @@ impl Recovered {
                 return Ok(None);
             }
         };
+        if life.id != id {
+            // What the file says of itself is checksummed; its name is not.
+            self.findings.push(format!("{path} holds segment {}; it is used as that", life.id));
+            self.next_id = self.next_id.max(life.id.next());
+        }
         match frames(&life, &bytes) {
+            None if life.id != id => Ok(None),
             Some((base, link)) => Ok(Some(Used {
                 life,
                 file,
@@ -491,9 +505,7 @@ impl Recovered {
             self.next_id,
             std::mem::take(&mut self.free),
         ));
-        for id in &self.unused {
-            pool.recycle(*id).map_err(fail())?;
-        }
+        pool.recycle(&self.unused).map_err(fail())?;
         let ready = pool.take().map_err(fail())?;
         let segment = Arc::new(Segment::new(ready.life, self.next_base, ready.file));
         let link = self.link(ready.life.size);

@@ -294,6 +294,27 @@ impl MemoryDisk {
     }
 }
 
+#[cfg(test)]
+impl MemoryDisk {
+    /// A disk of its own in the very same state, unflushed writes included.
+    pub(crate) fn copy_with_unflushed(&self) -> Self {
+        let state = self.0.lock();
+        let mut copy = State {
+            next_inode: state.next_inode,
+            names: state.names.clone(),
+            durable_names: state.durable_names.clone(),
+            unsynced_names: state.unsynced_names.clone(),
+            ..State::default()
+        };
+        for (inode, file) in &state.files {
+            let Inode { bytes, durable, dirty } = file;
+            let (bytes, durable, dirty) = (bytes.clone(), durable.clone(), dirty.clone());
+            copy.files.insert(*inode, Inode { bytes, durable, dirty });
+        }
+        Self(Arc::new(Mutex::new(copy)))
+    }
+}
+
 struct MemoryLock {
     disk: MemoryDisk,
     number: u64,
@@ -408,13 +429,10 @@ impl Disk for MemoryDisk {
         if state.call()? {
             return Err(io::Error::other("the power went during a directory flush"));
         }
-        let (flushed, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut state.unsynced_names)
-            .into_iter()
-            .partition(|change| change.touches(directory));
-        state.unsynced_names = rest;
-        flushed
-            .iter()
-            .for_each(|change| change.apply(&mut state.durable_names));
+        // As in a journaling file system, a change comes with all that came before it.
+        let last = state.unsynced_names.iter().rposition(|change| change.touches(directory));
+        let flushed: Vec<_> = state.unsynced_names.drain(..last.map_or(0, |l| l + 1)).collect();
+        flushed.iter().for_each(|change| change.apply(&mut state.durable_names));
         Ok(())
     }
 

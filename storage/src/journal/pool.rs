@@ -184,10 +184,19 @@ impl Pool {
         Ok((path, file))
     }
 
-    /// Gives a segment file of the journal that holds nothing a new life.
-    pub(crate) fn recycle(&self, id: SegmentId) -> io::Result<()> {
-        self.disk.rename(&journal_path(id), &pool_path(id))?;
-        self.state.lock().free.push(id);
+    /// Takes segment files of the journal that hold nothing, for a new life. Their old
+    /// names are gone durably before the first of them gets it: a file must not come
+    /// back under its old name with a new life inside.
+    pub(crate) fn recycle(&self, ids: &[SegmentId]) -> io::Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        for id in ids {
+            self.disk.rename(&journal_path(*id), &pool_path(*id))?;
+        }
+        self.disk.sync_directory("pool")?;
+        self.disk.sync_directory("journal")?;
+        self.state.lock().free.extend(ids);
         Ok(())
     }
 

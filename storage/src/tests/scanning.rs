@@ -1,1 +1,220 @@
+//! Scans: ranges, prefixes, everything; following, resuming, gaps.
 
+use super::*;
+use crate::record::GapReason;
+
+/// Every record of a chunk: log, lsn, payload.
+fn records(chunk: &ScanChunk) -> Vec<(String, u64, Vec<u8>)> {
+    let mut records = Vec::new();
+    for batch in &chunk.batches {
+        for (lsn, data) in (batch.first_lsn.get()..).zip(payloads(batch)) {
+            records.push((batch.log.as_str().to_owned(), lsn, data));
+        }
+    }
+    records
+}
+
+/// All that a scan gives up to its end, or up to where it waits.
+fn drain(scan: &mut Box<dyn Scan>) -> (Vec<(String, u64, Vec<u8>)>, Vec<ScanChunk>) {
+    let (mut found, mut chunks) = (Vec::new(), Vec::new());
+    while let Some(chunk) = next_chunk(scan) {
+        let Some(chunk) = chunk.unwrap() else { break };
+        found.extend(records(&chunk));
+        chunks.push(chunk);
+    }
+    (found, chunks)
+}
+
+fn lsns(found: &[(String, u64, Vec<u8>)]) -> Vec<u64> {
+    found.iter().map(|(_, lsn, _)| *lsn).collect()
+}
+
+fn mixed() -> Fixture {
+    let fixture = Fixture::new();
+    for index in 0..40u8 {
+        let log = ["p/1", "p/2", "q"][usize::from(index) % 3];
+        fixture.append_batch(batch(&[(log, &[&[index], &[index, index]])])).unwrap();
+    }
+    fixture
+}
+
+#[test]
+fn a_scan_of_everything_is_in_commit_order_and_each_log_in_lsn_order() {
+    let fixture = mixed().restart();
+    let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+    let (found, chunks) = drain(&mut scan);
+    let order: Vec<u8> = found.iter().map(|(_, _, data)| data[0]).collect();
+    assert!(order.is_sorted() && order.len() == 80);
+    assert!(chunks.last().unwrap().caught_up);
+    let mut scan = fixture.scan(Selector::Prefix("p/".to_owned()), ScanStart::First, false);
+    let (found, _) = drain(&mut scan);
+    assert!(found.iter().all(|(log, _, _)| log.starts_with("p/")));
+    assert_eq!(found.len(), 54);
+}
+
+#[test]
+fn a_cursor_resumes_between_any_two_records() {
+    let fixture = mixed();
+    for selector in [Selector::All, Selector::Prefix("p/".to_owned()), one("p/1")] {
+        let mut whole = fixture.scan(selector.clone(), ScanStart::First, false);
+        let (expected, _) = drain(&mut whole);
+        for size in 1..5 {
+            let mut found = Vec::new();
+            let mut start = ScanStart::First;
+            while found.len() < expected.len() {
+                let request = ScanRequest {
+                    selector: selector.clone(),
+                    start: start.clone(),
+                    until_lsn: None,
+                    max_records: size,
+                    follow: false,
+                    visibility: None,
+                    chunk_bytes: 1,
+                };
+                let mut scan = fixture.begin(request).unwrap();
+                let (part, chunks) = drain(&mut scan);
+                assert!(!part.is_empty() && part.len() as u64 <= size);
+                found.extend(part);
+                start = ScanStart::Cursor(chunks.last().unwrap().cursor.clone());
+            }
+            assert_eq!(found, expected, "{selector:?} in steps of {size}");
+        }
+    }
+}
+
+#[test]
+fn a_following_scan_sees_a_later_append_and_says_when_it_caught_up() {
+    let fixture = mixed();
+    for selector in [Selector::All, one("q")] {
+        let start = ScanStart::TailOffset(0);
+        let mut scan = fixture.scan(selector, start, true);
+        let (found, chunks) = drain(&mut scan);
+        assert!(found.is_empty() && chunks.len() == 1 && chunks[0].caught_up);
+        fixture.append("q", b"new").unwrap();
+        let (found, _) = drain(&mut scan);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].2, b"new");
+    }
+}
+
+#[test]
+fn a_following_scan_of_an_unknown_log_waits_for_it_and_a_plain_one_is_refused() {
+    let fixture = Fixture::new();
+    let refused = fixture.try_scan(one("later"), ScanStart::First, false);
+    assert!(matches!(refused, Err(ReadError::LogNotFound { .. })));
+    let mut scan = fixture.scan(one("later"), ScanStart::First, true);
+    assert!(next_chunk(&mut scan).is_none());
+    fixture.append("later", b"1").unwrap();
+    assert_eq!(drain(&mut scan).0.len(), 1);
+}
+
+#[test]
+fn a_dropped_wait_leaves_no_waiter_behind() {
+    let fixture = mixed();
+    let mut scan = fixture.scan(one("q"), ScanStart::TailOffset(0), true);
+    drain(&mut scan);
+    for _ in 0..1000 {
+        assert!(next_chunk(&mut scan).is_none());
+    }
+    drop(scan);
+    assert_eq!(fixture.core.followers.load(std::sync::atomic::Ordering::SeqCst), 0);
+}
+
+#[test]
+fn reads_begin_by_time_and_from_the_tail() {
+    let fixture = Fixture::new();
+    let start = fixture.clock.now();
+    for index in 0..50u8 {
+        fixture.clock.advance(1000);
+        fixture.append("a", &[index]).unwrap();
+    }
+    let at = |micros| ReadStart::Time(start.saturating_add_micros(micros));
+    let first = |start| fixture.read_from("a", start).unwrap().batches.first().map(|b| b.first_lsn);
+    assert_eq!(first(at(0)), Some(Lsn::ZERO));
+    assert_eq!(first(at(10_000)), Some(Lsn::new(9)));
+    assert_eq!(first(at(10_001)), Some(Lsn::new(10)));
+    assert_eq!(first(at(50_001)), None);
+    assert_eq!(first(ReadStart::TailOffset(3)), Some(Lsn::new(47)));
+    assert_eq!(first(ReadStart::TailOffset(1000)), Some(Lsn::ZERO));
+    let time = start.saturating_add_micros(30_000);
+    let mut scan = fixture.scan(Selector::All, ScanStart::Time(time), false);
+    assert_eq!(lsns(&drain(&mut scan).0), (29..50).collect::<Vec<u64>>());
+}
+
+#[test]
+fn a_cursor_beyond_what_survived_names_what_is_lost_and_goes_on_with_what_came_after() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"kept").unwrap();
+    let mut ticket = fixture.core.enqueue(batch(&[("a", &[b"lost"])]), Durability::Written);
+    fixture.core.turn();
+    assert!(settled(&mut ticket).unwrap().is_ok());
+    let cursor = |selector: Selector| {
+        let request = ScanRequest {
+            selector,
+            start: ScanStart::First,
+            until_lsn: None,
+            max_records: 0,
+            follow: false,
+            visibility: Some(Visibility::Written),
+            chunk_bytes: 1 << 20,
+        };
+        let mut scan = fixture.begin(request).unwrap();
+        let (found, chunks) = drain(&mut scan);
+        assert_eq!(found.len(), 2);
+        ScanStart::Cursor(chunks.last().unwrap().cursor.clone())
+    };
+    let (of_one, of_all) = (cursor(one("a")), cursor(Selector::All));
+    let Fixture { disk, core, .. } = fixture;
+    drop(core);
+    // Some seed loses all that was not flushed.
+    let seed = (0..100)
+        .find(|seed| {
+            let disk = disk.copy_with_unflushed();
+            disk.crash(*seed);
+            Fixture::on(disk).contents("a").len() == 1
+        })
+        .unwrap();
+    disk.crash(seed);
+    let fixture = Fixture::on(disk);
+    fixture.append("a", b"after").unwrap();
+    let mut scan = fixture.scan(one("a"), of_one, false);
+    let (found, chunks) = drain(&mut scan);
+    let gap = &chunks[0].gaps[0];
+    assert_eq!((gap.from, gap.to), (Some(Lsn::new(1)), Some(Lsn::new(2))));
+    assert_eq!(gap.reason, GapReason::Lost);
+    assert_eq!(found, [("a".to_owned(), 1, b"after".to_vec())]);
+    let mut scan = fixture.scan(Selector::All, of_all, false);
+    let (found, chunks) = drain(&mut scan);
+    assert_eq!(chunks[0].gaps[0].reason, GapReason::Lost);
+    assert_eq!(found, [("a".to_owned(), 1, b"after".to_vec())]);
+}
+
+#[test]
+fn records_of_a_deleted_log_are_a_gap_in_a_scan_of_all() {
+    let fixture = mixed();
+    let mut following = fixture.scan(one("q"), ScanStart::First, true);
+    drain(&mut following);
+    let awaited = fixture.core.delete_in_turn(target("q"));
+    fixture.core.turn();
+    crate::ticket::block_on(awaited).unwrap();
+    let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+    let (found, chunks) = drain(&mut scan);
+    assert!(found.iter().all(|(log, _, _)| log != "q"));
+    let gap = &chunks[0].gaps[0];
+    assert_eq!((gap.from, gap.to), (Some(Lsn::ZERO), Some(Lsn::new(26))));
+    assert_eq!(gap.reason, GapReason::Deleted);
+    let ended = next_chunk(&mut following).unwrap();
+    assert!(matches!(ended, Err(ReadError::LogNotFound { .. })), "{ended:?}");
+}
+
+#[test]
+fn a_start_that_means_nothing_over_many_logs_is_refused() {
+    let fixture = mixed();
+    for start in [ScanStart::Lsn(Lsn::ZERO), ScanStart::TailOffset(1)] {
+        let refused = fixture.try_scan(Selector::All, start, false);
+        assert!(matches!(refused, Err(ReadError::InvalidScan(_))));
+    }
+    let beyond = fixture.scan(one("q"), ScanStart::Lsn(Lsn::new(99)), true);
+    let mut beyond = beyond;
+    assert!(matches!(next_chunk(&mut beyond), Some(Err(ReadError::BeyondTail { .. }))));
+}
