@@ -177,7 +177,8 @@ impl Recovered {
         used.dedup_by(|second, first| {
             let twice = second.life.id == first.life.id;
             if twice {
-                self.findings.push(format!("segment {} is there twice", first.life.id));
+                self.findings
+                    .push(format!("segment {} is there twice", first.life.id));
             }
             twice
         });
@@ -223,7 +224,10 @@ impl Recovered {
         };
         if life.id != id {
             // What the file says of itself is checksummed; its name is not.
-            self.findings.push(format!("{path} holds segment {}; it is used as that", life.id));
+            self.findings.push(format!(
+                "{path} holds segment {}; it is used as that",
+                life.id
+            ));
             self.next_id = self.next_id.max(life.id.next());
         }
         match frames(&life, &bytes) {

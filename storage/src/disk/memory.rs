@@ -307,9 +307,20 @@ impl MemoryDisk {
             ..State::default()
         };
         for (inode, file) in &state.files {
-            let Inode { bytes, durable, dirty } = file;
+            let Inode {
+                bytes,
+                durable,
+                dirty,
+            } = file;
             let (bytes, durable, dirty) = (bytes.clone(), durable.clone(), dirty.clone());
-            copy.files.insert(*inode, Inode { bytes, durable, dirty });
+            copy.files.insert(
+                *inode,
+                Inode {
+                    bytes,
+                    durable,
+                    dirty,
+                },
+            );
         }
         Self(Arc::new(Mutex::new(copy)))
     }
@@ -430,9 +441,17 @@ impl Disk for MemoryDisk {
             return Err(io::Error::other("the power went during a directory flush"));
         }
         // As in a journaling file system, a change comes with all that came before it.
-        let last = state.unsynced_names.iter().rposition(|change| change.touches(directory));
-        let flushed: Vec<_> = state.unsynced_names.drain(..last.map_or(0, |l| l + 1)).collect();
-        flushed.iter().for_each(|change| change.apply(&mut state.durable_names));
+        let last = state
+            .unsynced_names
+            .iter()
+            .rposition(|change| change.touches(directory));
+        let flushed: Vec<_> = state
+            .unsynced_names
+            .drain(..last.map_or(0, |l| l + 1))
+            .collect();
+        flushed
+            .iter()
+            .for_each(|change| change.apply(&mut state.durable_names));
         Ok(())
     }
 

@@ -45,17 +45,25 @@ impl Sample {
             for step in 0..6u8 {
                 let first = LOGS[usize::from(step) % LOGS.len()];
                 // The last log comes into being in the second segment.
-                let first = if round == 0 && first == "d" { "a" } else { first };
+                let first = if round == 0 && first == "d" {
+                    "a"
+                } else {
+                    first
+                };
                 let second = LOGS[usize::from(step + 1) % 3];
                 let data = |part: u8| vec![round * 16 + step * 2 + part; 5 + usize::from(step)];
                 let mut parts: Vec<(&str, Vec<u8>)> = vec![(first, data(0))];
                 if step % 3 == 0 && second != first {
                     parts.push((second, data(1)));
                 }
-                let logs: Vec<(&str, Vec<&[u8]>)> =
-                    parts.iter().map(|(log, data)| (*log, vec![data.as_slice()])).collect();
-                let logs: Vec<(&str, &[&[u8]])> =
-                    logs.iter().map(|(log, data)| (*log, data.as_slice())).collect();
+                let logs: Vec<(&str, Vec<&[u8]>)> = parts
+                    .iter()
+                    .map(|(log, data)| (*log, vec![data.as_slice()]))
+                    .collect();
+                let logs: Vec<(&str, &[&[u8]])> = logs
+                    .iter()
+                    .map(|(log, data)| (*log, data.as_slice()))
+                    .collect();
                 fixture.append_batch(batch(&logs)).unwrap();
                 for (log, data) in parts {
                     let log = LOGS.into_iter().find(|known| *known == log).unwrap();
@@ -71,11 +79,17 @@ impl Sample {
         let disk = fixture.disk;
         let names = disk.list("journal").unwrap();
         let all = names.iter().map(|name| format!("journal/{name}"));
-        let paths: Vec<String> =
-            all.filter(|path| disk.contents(path).unwrap()[FIRST_FRAME] != 0).collect();
+        let paths: Vec<String> = all
+            .filter(|path| disk.contents(path).unwrap()[FIRST_FRAME] != 0)
+            .collect();
         assert_eq!(paths.len(), 3);
         let frames = Self::frames(&disk, &paths);
-        Self { disk, paths, records, frames }
+        Self {
+            disk,
+            paths,
+            records,
+            frames,
+        }
     }
 
     fn frames(disk: &MemoryDisk, paths: &[String]) -> Vec<Known> {
@@ -85,7 +99,9 @@ impl Sample {
             let bytes = disk.contents(path).unwrap();
             let life = Life::decode(&bytes).unwrap();
             let mut from = FIRST_FRAME;
-            while let Some(header) = bytes.get(from..).and_then(|b| frame::decode_header(b, life.salt))
+            while let Some(header) = bytes
+                .get(from..)
+                .and_then(|b| frame::decode_header(b, life.salt))
             {
                 if header.kind == Kind::Created {
                     let body = frame::verified_body(&bytes[from..], &header).unwrap();
@@ -104,8 +120,16 @@ impl Sample {
                     to,
                     header_end,
                     kind: header.kind,
-                    log: if batch { ids.get(&header.log_id).copied() } else { None },
-                    lsns: if batch { first..first + u64::from(header.count) } else { 0..0 },
+                    log: if batch {
+                        ids.get(&header.log_id).copied()
+                    } else {
+                        None
+                    },
+                    lsns: if batch {
+                        first..first + u64::from(header.count)
+                    } else {
+                        0..0
+                    },
                 });
                 from = to;
             }
@@ -114,7 +138,12 @@ impl Sample {
     }
 
     fn end_of(&self, segment: usize) -> usize {
-        self.frames.iter().filter(|f| f.segment == segment).map(|f| f.to).max().unwrap()
+        self.frames
+            .iter()
+            .filter(|f| f.segment == segment)
+            .map(|f| f.to)
+            .max()
+            .unwrap()
     }
 
     fn bytes(&self, segment: usize) -> Vec<u8> {
@@ -140,14 +169,26 @@ impl Sample {
             let (found, named) = read_around(&fixture, log);
             for (lsn, data) in &found {
                 let index = usize::try_from(*lsn).unwrap();
-                assert_eq!(records.get(index), Some(data), "{what}: wrong record {log} {lsn}");
+                assert_eq!(
+                    records.get(index),
+                    Some(data),
+                    "{what}: wrong record {log} {lsn}"
+                );
             }
             let empty = BTreeSet::new();
             let expected = missing.get(log).unwrap_or(&empty);
             assert_eq!(&named, expected, "{what}: named as missing of {log}");
-            assert_eq!(found.len() + named.len(), records.len(), "{what}: all of {log}");
+            assert_eq!(
+                found.len() + named.len(),
+                records.len(),
+                "{what}: all of {log}"
+            );
             let appended = fixture.append(log, b"after").unwrap();
-            assert_eq!(appended.appends[0].first_lsn.get(), records.len() as u64, "{what}: {log}");
+            assert_eq!(
+                appended.appends[0].first_lsn.get(),
+                records.len() as u64,
+                "{what}: {log}"
+            );
         }
         self.check_scan_of_all(&fixture, missing, what);
     }
@@ -166,11 +207,17 @@ impl Sample {
             for gap in chunk.gaps {
                 assert_eq!(gap.reason, GapReason::Quarantined);
                 let range = gap.from.unwrap().get()..gap.to.unwrap().get();
-                named.entry(gap.log.unwrap().as_str().to_owned()).or_default().extend(range);
+                named
+                    .entry(gap.log.unwrap().as_str().to_owned())
+                    .or_default()
+                    .extend(range);
             }
             for batch in chunk.batches {
                 let range = batch.first_lsn.get()..batch.next_lsn().get();
-                found.entry(batch.log.as_str().to_owned()).or_default().extend(range);
+                found
+                    .entry(batch.log.as_str().to_owned())
+                    .or_default()
+                    .extend(range);
             }
         }
         for (log, records) in &self.records {
@@ -179,7 +226,11 @@ impl Sample {
             assert_eq!(got, expected, "{what}: gaps of {log} in a scan of all");
             let whole: BTreeSet<u64> = (0..=records.len() as u64).collect();
             let rest: BTreeSet<u64> = whole.difference(&expected).copied().collect();
-            assert_eq!(found.remove(*log).unwrap_or_default(), rest, "{what}: scan of {log}");
+            assert_eq!(
+                found.remove(*log).unwrap_or_default(),
+                rest,
+                "{what}: scan of {log}"
+            );
         }
     }
 }
@@ -229,10 +280,13 @@ fn every_flipped_byte_is_noticed_and_its_records_are_named_exactly() {
             flipped[at] ^= 0x40;
             let disk = sample.disk.copy();
             disk.replace(&sample.paths[segment], flipped);
-            let hit = |known: &Known| {
-                known.segment == segment && known.from <= at && at < known.covered
-            };
-            sample.check(disk, &sample.lsns(hit), &format!("segment {segment}, byte {at}"));
+            let hit =
+                |known: &Known| known.segment == segment && known.from <= at && at < known.covered;
+            sample.check(
+                disk,
+                &sample.lsns(hit),
+                &format!("segment {segment}, byte {at}"),
+            );
             tried += 1;
         }
     }
@@ -254,7 +308,11 @@ fn a_file_cut_at_any_offset_loses_exactly_what_was_cut() {
                 let hit = |known: &Known| known.segment == segment && known.covered > at;
                 // Without a life block nothing in the file can be verified.
                 let hit_all = |known: &Known| known.segment == segment;
-                let missing = if at < 68 { sample.lsns(hit_all) } else { sample.lsns(hit) };
+                let missing = if at < 68 {
+                    sample.lsns(hit_all)
+                } else {
+                    sample.lsns(hit)
+                };
                 sample.check(disk, &missing, &what);
             } else {
                 check_prefix(&sample, disk, &what);
@@ -272,7 +330,11 @@ fn check_prefix(sample: &Sample, disk: MemoryDisk, what: &str) {
         let found = fixture.contents(log);
         assert!(records.starts_with(&found), "{what}: {log}");
         let appended = fixture.append(log, b"after").unwrap();
-        assert_eq!(appended.appends[0].first_lsn.get(), found.len() as u64, "{what}: {log}");
+        assert_eq!(
+            appended.appends[0].first_lsn.get(),
+            found.len() as u64,
+            "{what}: {log}"
+        );
     }
 }
 
@@ -333,7 +395,11 @@ fn damage_found_while_serving_is_named_from_then_on_and_after_a_restart() {
             .find(|known| known.segment == 0 && known.kind == Kind::Batch && known.log == Some("a"))
             .unwrap();
         let mut bytes = sample.bytes(0);
-        bytes[if in_header { known.from + 40 } else { known.header_end + 2 }] ^= 1;
+        bytes[if in_header {
+            known.from + 40
+        } else {
+            known.header_end + 2
+        }] ^= 1;
         fixture.disk.replace(&sample.paths[0], bytes);
         let missing = sample.lsns(|other| other.segment == 0 && other.from == known.from);
         sample.check_scan_of_all_before_appends(&fixture, &missing);

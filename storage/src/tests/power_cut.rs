@@ -67,7 +67,11 @@ impl Run {
     }
 
     fn batch(&mut self) -> (Batch, Vec<(&'static str, Vec<Vec<u8>>)>) {
-        let count = if self.random.random_bool(0.3) { self.random.random_range(2..4) } else { 1 };
+        let count = if self.random.random_bool(0.3) {
+            self.random.random_range(2..4)
+        } else {
+            1
+        };
         let mut parts: Vec<(&'static str, Vec<Vec<u8>>)> = Vec::new();
         while parts.len() < count {
             let log = LOGS[self.random.random_range(0..LOGS.len())];
@@ -92,8 +96,10 @@ impl Run {
             .iter()
             .map(|(log, records)| (*log, records.iter().map(Vec::as_slice).collect()))
             .collect();
-        let borrowed: Vec<(&str, &[&[u8]])> =
-            logs.iter().map(|(log, records)| (*log, records.as_slice())).collect();
+        let borrowed: Vec<(&str, &[&[u8]])> = logs
+            .iter()
+            .map(|(log, records)| (*log, records.as_slice()))
+            .collect();
         (batch(&borrowed), parts)
     }
 
@@ -161,7 +167,11 @@ impl Run {
                     _ => Durability::Durable,
                 };
                 let ticket = core.enqueue(batch, level);
-                pending.push(Pending { ticket, parts, level });
+                pending.push(Pending {
+                    ticket,
+                    parts,
+                    level,
+                });
             }
             core.turn();
             self.settle(&mut pending);
@@ -177,7 +187,12 @@ impl Run {
 
     /// Enters into the ledger what came of the requests, in the order they were made.
     fn settle(&mut self, pending: &mut Vec<Pending>) {
-        for Pending { mut ticket, parts, level } in pending.drain(..) {
+        for Pending {
+            mut ticket,
+            parts,
+            level,
+        } in pending.drain(..)
+        {
             let ordered = ordered(&mut ticket);
             let outcome = settled(&mut ticket).expect("a turn settles everything");
             let durable = match (&outcome, level) {
@@ -191,14 +206,21 @@ impl Run {
             };
             let ordered = ordered.expect("what may be there has its place");
             let position = ordered.position.unwrap();
-            assert!(position > self.highest, "positions only go up and are never reused");
+            assert!(
+                position > self.highest,
+                "positions only go up and are never reused"
+            );
             self.highest = position;
             let parts = parts
                 .into_iter()
                 .zip(&ordered.appends)
                 .map(|((log, records), append)| (log, append.first_lsn.get(), records))
                 .collect();
-            self.units.push(Unit { parts, position, durable });
+            self.units.push(Unit {
+                parts,
+                position,
+                durable,
+            });
         }
     }
 
@@ -231,9 +253,16 @@ impl Run {
             kept += 1;
         }
         let lost = self.units.iter().skip(kept).find(|unit| unit.durable);
-        assert!(lost.is_none(), "a durable unit is lost, at {:?}", lost.map(|u| u.position));
+        assert!(
+            lost.is_none(),
+            "a durable unit is lost, at {:?}",
+            lost.map(|u| u.position)
+        );
         found.retain(|_, records| !records.is_empty());
-        assert_eq!(found, expected, "nothing but whole units, nothing out of order");
+        assert_eq!(
+            found, expected,
+            "nothing but whole units, nothing out of order"
+        );
         self.units.truncate(kept);
         for unit in &mut self.units {
             // What a start has shown is durable from then on.
@@ -252,7 +281,9 @@ fn ordered(ticket: &mut Ticket) -> Option<crate::engine::Ordered> {
 }
 
 fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|value| value.parse().ok())
+    std::env::var(name)
+        .ok()
+        .and_then(|value| value.parse().ok())
 }
 
 #[test]

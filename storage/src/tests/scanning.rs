@@ -33,7 +33,9 @@ fn mixed() -> Fixture {
     let fixture = Fixture::new();
     for index in 0..40u8 {
         let log = ["p/1", "p/2", "q"][usize::from(index) % 3];
-        fixture.append_batch(batch(&[(log, &[&[index], &[index, index]])])).unwrap();
+        fixture
+            .append_batch(batch(&[(log, &[&[index], &[index, index]])]))
+            .unwrap();
     }
     fixture
 }
@@ -117,7 +119,13 @@ fn a_dropped_wait_leaves_no_waiter_behind() {
         assert!(next_chunk(&mut scan).is_none());
     }
     drop(scan);
-    assert_eq!(fixture.core.followers.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(
+        fixture
+            .core
+            .followers
+            .load(std::sync::atomic::Ordering::SeqCst),
+        0
+    );
 }
 
 #[test]
@@ -129,7 +137,14 @@ fn reads_begin_by_time_and_from_the_tail() {
         fixture.append("a", &[index]).unwrap();
     }
     let at = |micros| ReadStart::Time(start.saturating_add_micros(micros));
-    let first = |start| fixture.read_from("a", start).unwrap().batches.first().map(|b| b.first_lsn);
+    let first = |start| {
+        fixture
+            .read_from("a", start)
+            .unwrap()
+            .batches
+            .first()
+            .map(|b| b.first_lsn)
+    };
     assert_eq!(first(at(0)), Some(Lsn::ZERO));
     assert_eq!(first(at(10_000)), Some(Lsn::new(9)));
     assert_eq!(first(at(10_001)), Some(Lsn::new(10)));
@@ -145,7 +160,9 @@ fn reads_begin_by_time_and_from_the_tail() {
 fn a_cursor_beyond_what_survived_names_what_is_lost_and_goes_on_with_what_came_after() {
     let fixture = Fixture::new();
     fixture.append("a", b"kept").unwrap();
-    let mut ticket = fixture.core.enqueue(batch(&[("a", &[b"lost"])]), Durability::Written);
+    let mut ticket = fixture
+        .core
+        .enqueue(batch(&[("a", &[b"lost"])]), Durability::Written);
     fixture.core.turn();
     assert!(settled(&mut ticket).unwrap().is_ok());
     let cursor = |selector: Selector| {
@@ -204,7 +221,10 @@ fn records_of_a_deleted_log_are_a_gap_in_a_scan_of_all() {
     assert_eq!((gap.from, gap.to), (Some(Lsn::ZERO), Some(Lsn::new(26))));
     assert_eq!(gap.reason, GapReason::Deleted);
     let ended = next_chunk(&mut following).unwrap();
-    assert!(matches!(ended, Err(ReadError::LogNotFound { .. })), "{ended:?}");
+    assert!(
+        matches!(ended, Err(ReadError::LogNotFound { .. })),
+        "{ended:?}"
+    );
 }
 
 #[test]
@@ -216,5 +236,8 @@ fn a_start_that_means_nothing_over_many_logs_is_refused() {
     }
     let beyond = fixture.scan(one("q"), ScanStart::Lsn(Lsn::new(99)), true);
     let mut beyond = beyond;
-    assert!(matches!(next_chunk(&mut beyond), Some(Err(ReadError::BeyondTail { .. }))));
+    assert!(matches!(
+        next_chunk(&mut beyond),
+        Some(Err(ReadError::BeyondTail { .. }))
+    ));
 }

@@ -1,0 +1,188 @@
+//! The engine as the service uses it: with its threads, on a real directory.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use wald_storage::{
+    Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, LogTarget, Lsn,
+    NoObserver, OpenError, ReadRequest, ReadStart, RealDisk, Record, ScanRequest, ScanStart,
+    Selector, StorageConfig, SyncTarget, SystemClock, Visibility, block_on,
+};
+
+fn open(directory: &Path) -> Arc<LocalEngine> {
+    let config = StorageConfig {
+        segment_bytes: 1 << 20,
+        ..StorageConfig::default()
+    };
+    let disk = RealDisk::open(directory).unwrap();
+    LocalEngine::open(disk, config, Arc::new(SystemClock), Arc::new(NoObserver))
+        .unwrap()
+        .0
+}
+
+fn batch(log: &str, data: impl Into<Bytes>) -> Batch {
+    let records = vec![Record {
+        data: data.into(),
+        ..Record::default()
+    }];
+    let log = LogName::new(log).unwrap();
+    Batch {
+        logs: vec![LogRecords {
+            log,
+            records,
+            guard: Guard::default(),
+        }],
+        checks: vec![],
+    }
+}
+
+fn target(log: &str) -> LogTarget {
+    LogTarget {
+        name: LogName::new(log).unwrap(),
+        log_id: None,
+    }
+}
+
+fn count(engine: &LocalEngine, log: &str) -> u64 {
+    let mut next = Lsn::ZERO;
+    loop {
+        let request = ReadRequest {
+            log: target(log),
+            start: ReadStart::Lsn(next),
+            max_records: 1000,
+            max_bytes: 1 << 20,
+            visibility: None,
+        };
+        let page = block_on(engine.read(request)).unwrap();
+        next = page.next_lsn;
+        if next == page.tail_lsn {
+            return next.get();
+        }
+    }
+}
+
+#[test]
+fn many_writers_and_a_follower_agree_on_what_was_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = open(directory.path());
+    let writers = 8;
+    let each = 500u64;
+    let total = writers * each;
+    let following = {
+        let engine = Arc::clone(&engine);
+        std::thread::spawn(move || {
+            let mut scan = engine
+                .scan(ScanRequest {
+                    selector: Selector::All,
+                    start: ScanStart::First,
+                    until_lsn: None,
+                    max_records: total,
+                    follow: true,
+                    visibility: None,
+                    chunk_bytes: 64 << 10,
+                })
+                .unwrap();
+            let mut seen = 0;
+            while let Some(chunk) = block_on(scan.next()).unwrap() {
+                assert!(chunk.gaps.is_empty());
+                seen += chunk
+                    .batches
+                    .iter()
+                    .map(|b| u64::from(b.count))
+                    .sum::<u64>();
+            }
+            seen
+        })
+    };
+    let highest = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for writer in 0..writers {
+            let (engine, highest) = (&engine, &highest);
+            scope.spawn(move || {
+                let log = format!("log/{}", writer % 3);
+                for index in 0..each {
+                    let level = if index % 4 == 0 {
+                        Durability::Durable
+                    } else {
+                        Durability::Written
+                    };
+                    let answer =
+                        engine.submit(batch(&log, index.to_le_bytes().to_vec()), Some(level));
+                    let answer = answer.wait().unwrap();
+                    assert!(answer.durability >= level);
+                    highest.fetch_max(answer.position.unwrap().get(), Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    let durable = block_on(engine.sync(SyncTarget::Device, None)).unwrap();
+    assert!(durable.get() > highest.load(Ordering::SeqCst));
+    assert_eq!(following.join().unwrap(), total);
+    assert_eq!(engine.statistics().inflight_bytes, 0);
+    let counts: u64 = (0..3)
+        .map(|log| count(&engine, &format!("log/{log}")))
+        .sum();
+    assert_eq!(counts, total);
+    block_on(engine.drain()).unwrap();
+    drop(engine);
+    let engine = open(directory.path());
+    let counts: u64 = (0..3)
+        .map(|log| count(&engine, &format!("log/{log}")))
+        .sum();
+    assert_eq!(counts, total);
+}
+
+#[test]
+fn what_nobody_asked_to_flush_is_durable_within_the_interval() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = open(directory.path());
+    let answer = engine
+        .submit(batch("a", "x"), Some(Durability::Written))
+        .wait()
+        .unwrap();
+    assert_eq!(answer.durability, Durability::Written);
+    // Resolves only if a flush comes by itself: nobody else asks for one.
+    block_on(engine.tail_beyond(target("a"), Lsn::ZERO, Some(Visibility::Written))).unwrap();
+    while engine.stat(target("a"), None, None).is_err() {
+        std::thread::yield_now();
+    }
+    block_on(engine.tail_beyond(target("a"), Lsn::ZERO, Some(Visibility::Durable))).unwrap();
+}
+
+#[test]
+fn a_second_process_on_the_directory_would_be_told_who_holds_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = open(directory.path());
+    let disk = RealDisk::open(directory.path()).unwrap();
+    let second = LocalEngine::open(
+        disk,
+        StorageConfig::default(),
+        Arc::new(SystemClock),
+        Arc::new(NoObserver),
+    );
+    match second {
+        Err(OpenError::Locked { holder, .. }) => {
+            assert!(holder.contains(&std::process::id().to_string()));
+        }
+        _ => panic!("locked"),
+    }
+    drop(engine);
+    open(directory.path());
+}
+
+#[test]
+fn everyone_who_waits_is_answered_when_the_engine_goes_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = open(directory.path());
+    let tickets: Vec<_> = (0..1000)
+        .map(|_| engine.submit(batch("a", "x"), None))
+        .collect();
+    drop(engine);
+    let answered = tickets
+        .into_iter()
+        .filter_map(|ticket| ticket.wait().ok())
+        .count();
+    assert_eq!(count(&open(directory.path()), "a"), answered as u64);
+}
