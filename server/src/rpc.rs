@@ -118,3 +118,20 @@ impl v1::wal_service_server::WalService for Services {
 fn unbuilt(name: &str, access: Access) -> Status {
     status::not_supported(name, access)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_whose_deadline_has_passed_is_refused_before_it_is_queued() {
+        let mut request = Request::new(());
+        assert!(refuse_late(&request).is_ok());
+        let later = Instant::now() + Duration::from_secs(3600);
+        request.extensions_mut().insert(Deadline(later));
+        assert!(refuse_late(&request).is_ok());
+        request.extensions_mut().insert(Deadline(Instant::now()));
+        let refused = refuse_late(&request).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::DeadlineExceeded);
+    }
+}

@@ -1,5 +1,7 @@
 //! LogService, OpsService, reflection, health, the HTTP port.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod support;
 
 use prost::Message;

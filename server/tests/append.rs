@@ -1,5 +1,7 @@
 //! Appends over the wire: acks, conditions, refusals.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod support;
 
 use support::{Daemon, Told, append, part, payload, records, text};
@@ -53,7 +55,7 @@ async fn record_comes_back_with_its_headers_time_and_checksum() {
     };
     wal.append(request.clone()).await.unwrap();
     let page = wal.read(read("a")).await.unwrap().into_inner();
-    assert_eq!(page.batch.unwrap().records, [record.clone()]);
+    assert_eq!(page.batch.unwrap().records, std::slice::from_ref(&record));
     let refused = wal
         .append(v1::AppendRequest {
             record: Some(v1::Record {

@@ -1,5 +1,7 @@
 //! The binary as a process: starting, stopping, and what it says when it cannot.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod support;
 
 use rustix::process::Signal;
@@ -28,7 +30,7 @@ async fn stopping_ends_clean_and_keeps_everything() {
         .await
         .unwrap();
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().code(), Some(0));
+    assert_eq!(daemon.ended().await.code(), Some(0));
     let daemon = Daemon::start_in(directory.path(), &[]);
     assert_eq!(daemon.start["recovery"], "clean");
     assert_eq!(daemon.start["recovery_epoch"], 1);
@@ -88,7 +90,7 @@ async fn stopping_under_load_answers_every_append_that_it_applies() {
         writers.push(append_until_refused(&daemon, writer.to_string()).await);
     }
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().code(), Some(0));
+    assert_eq!(daemon.ended().await.code(), Some(0));
     let daemon = Daemon::start_in(directory.path(), &[]);
     assert_eq!(daemon.start["recovery"], "clean");
     let mut wal = daemon.wal().await;
@@ -120,7 +122,27 @@ async fn before_it_stops_it_says_not_ready_and_goes_on_accepting() {
     wal.append(append("a", "1")).await.unwrap();
     // The second signal does not wait for the hour to pass.
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().code(), Some(1));
+    assert_eq!(daemon.ended().await.code(), Some(1));
+}
+
+#[tokio::test]
+async fn watcher_of_health_is_told_and_does_not_hold_up_the_end() {
+    let daemon = Daemon::start(&[]);
+    let mut health = HealthClient::new(daemon.channel().await);
+    let mut watch = health
+        .watch(HealthCheckRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let first = watch.message().await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::Serving);
+    daemon.signal(Signal::TERM);
+    let mut last = first.status();
+    while let Some(message) = watch.message().await.unwrap() {
+        last = message.status();
+    }
+    assert_eq!(last, ServingStatus::NotServing);
+    assert_eq!(daemon.ended().await.code(), Some(0));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Reads and scans over the wire.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod support;
 
 use std::time::Duration;
@@ -407,5 +409,5 @@ async fn following_scan_ends_with_draining_when_the_server_stops() {
         (told.code, told.reason.as_str()),
         (Code::Unavailable, "DRAINING")
     );
-    assert!(daemon.ended().success());
+    assert!(daemon.ended().await.success());
 }

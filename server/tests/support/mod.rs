@@ -1,8 +1,8 @@
 //! A daemon of its own for every test: the built binary on free ports and a directory
 //! that goes away with it.
 
-// Each test binary uses its own part of this.
-#![allow(dead_code)]
+// Each test binary uses its own part of this; what fails here fails the test that asked.
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -166,9 +166,12 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for the end.
-    pub(crate) fn ended(mut self) -> ExitStatus {
-        self.child.wait().unwrap()
+    /// Waits for the end, while clients of this test go on: a connection whose client
+    /// is blocked does not close.
+    pub(crate) async fn ended(mut self) -> ExitStatus {
+        tokio::task::spawn_blocking(move || self.child.wait().unwrap())
+            .await
+            .unwrap()
     }
 
     /// Blocks until the log says `message`.
