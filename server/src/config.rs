@@ -186,6 +186,7 @@ impl Config {
             auto_create: self.auto_create,
             on_damage: self.on_damage.into(),
             reader_threads: self.reader_threads,
+            ..StorageConfig::default()
         })
     }
 

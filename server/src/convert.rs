@@ -64,6 +64,7 @@ pub(crate) fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durabi
             guard,
         }],
         checks: Vec::new(),
+        single: true,
     };
     Ok((batch, durability))
 }
@@ -79,6 +80,7 @@ pub(crate) fn append_batch(
     let mut batch = Batch {
         logs: Vec::with_capacity(request.batches.len()),
         checks: Vec::with_capacity(request.checks.len()),
+        single: false,
     };
     for (index, part) in request.batches.into_iter().enumerate() {
         batch.logs.push(LogRecords {
@@ -268,6 +270,7 @@ pub(crate) fn log_config(
     let config = config.unwrap_or_default();
     refuse_unbuilt(&config)?;
     Ok(LogConfig {
+        sync_mode: None,
         max_record_bytes: max_record_bytes(&config, limits)?,
     })
 }

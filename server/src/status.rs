@@ -403,6 +403,9 @@ pub(crate) fn sync(error: &SyncError) -> Status {
         SyncError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
             .fact("log", log)
             .refused(Retry::Never),
+        SyncError::DiskFull => {
+            Failure::new(Code::ResourceExhausted, "DISK_FULL", message).refused(Retry::Safe)
+        }
         SyncError::JournalFailed(_) => {
             Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
         }

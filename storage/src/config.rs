@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::journal::MIN_SEGMENT_BYTES;
+use crate::record::SyncMode;
 
 /// What to do when a start finds damage below the proven end of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,9 +24,17 @@ pub struct StorageConfig {
     pub segment_bytes: u64,
     /// Segments kept ready for the next roll. Default: 2. Minimum: 1.
     pub pool_segments: usize,
-    /// How long something written may stay unflushed when nobody asks for a flush.
-    /// Default: 100 ms. Bounds what a power cut can take from WRITTEN acks.
+    /// The sync mode of logs that have none of their own. Default: strict.
+    pub sync_mode: SyncMode,
+    /// How long something written may stay unflushed when nobody asks for a flush,
+    /// outside `async` and `manual`. Default: 100 ms. Bounds what a power cut can take
+    /// from WRITTEN acks.
     pub sync_interval: Duration,
+    /// How many bytes may stay so, likewise. Default: 16 MiB.
+    pub sync_bytes: u64,
+    /// Bytes that logs in sync mode `manual` may hold in memory, all together. Default:
+    /// 8 MiB. When it is full, everything in it is written.
+    pub buffer_bytes: u64,
     /// Idle time after which a marker frame is written, so that the newest records
     /// are proven durable in the journal itself. Default: 50 ms.
     pub marker_delay: Duration,
@@ -53,7 +62,10 @@ impl Default for StorageConfig {
         Self {
             segment_bytes: 64 << 20,
             pool_segments: 2,
+            sync_mode: SyncMode::Strict,
             sync_interval: Duration::from_millis(100),
+            sync_bytes: 16 << 20,
+            buffer_bytes: 8 << 20,
             marker_delay: Duration::from_millis(50),
             max_inflight_bytes: 32 << 20,
             max_record_bytes: 1 << 20,

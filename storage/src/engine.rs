@@ -17,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::config::Limits;
-use crate::error::{AdminError, ReadError, SyncError};
+use crate::error::{AdminError, ReadError, SyncError, TrimError};
 use crate::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch, Timestamp};
 use crate::record::{Batch, Durability, Gap, LogConfig, LogInfo, StoredBatch, Visibility};
 pub use crate::ticket::Ticket;
@@ -53,6 +53,9 @@ pub struct LogAppended {
     pub next_lsn: Lsn,
     /// Stored time of the first record.
     pub timestamp: Timestamp,
+    /// Time of arrival: what records without a time of their own get, unless the log's
+    /// newest record is later.
+    pub arrival: Timestamp,
 }
 
 /// A batch that has its place.
@@ -263,6 +266,8 @@ pub struct SegmentInfo {
     pub base: Position,
     /// Size of the file.
     pub bytes: u64,
+    /// Where its frames end so far.
+    pub end: Position,
     /// Whether it is finished.
     pub sealed: bool,
 }
@@ -346,6 +351,10 @@ pub trait LogEngine: Send + Sync + 'static {
 
     /// Deletes a log and all its records, durably.
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>>;
+
+    /// Forgets the records below `before`, durably; answers the first lsn kept. Below
+    /// what is forgotten already it changes nothing.
+    fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>>;
 
     /// Up to `limit` logs whose names start with `prefix`, in name order, those after
     /// `after` only.

@@ -310,6 +310,40 @@ pub enum AdminError {
     Append(#[from] AppendError),
 }
 
+/// Why a trim was not carried out; nothing was forgotten.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum TrimError {
+    /// No such log.
+    #[error("log {log:?} does not exist")]
+    LogNotFound {
+        /// The unknown log.
+        log: LogName,
+    },
+    /// The name belongs to another log now.
+    #[error("log {log:?} has id {actual}, not {expected}: it was deleted and created again")]
+    LogReplaced {
+        /// The log.
+        log: LogName,
+        /// The identity asked for.
+        expected: LogId,
+        /// The identity of the log that has the name now.
+        actual: LogId,
+    },
+    /// Records that do not exist yet cannot be forgotten.
+    #[error("lsn {asked} is beyond the tail of log {log:?}, {tail}")]
+    BeyondTail {
+        /// The log.
+        log: LogName,
+        /// Its tail.
+        tail: Lsn,
+        /// The lsn asked for.
+        asked: Lsn,
+    },
+    /// What stopped the trim is what stops appends.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+}
+
 /// Why a flush that was asked for did not happen.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SyncError {
@@ -319,6 +353,10 @@ pub enum SyncError {
         /// The unknown log.
         log: LogName,
     },
+    /// Buffered records of `manual` logs could not be written: there is no space. They
+    /// stay buffered.
+    #[error("no space to write what is buffered")]
+    DiskFull,
     /// The journal failed; what was not durable before may or may not be.
     #[error("the journal failed; it refuses to flush until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),

@@ -177,15 +177,29 @@ impl Journal {
         self.stopping.watch.wake();
     }
 
-    /// Publishes what the operating system has taken, up to `end`.
-    pub(crate) fn publish_written(&self, end: Position, touched: Vec<Arc<Log>>) {
+    /// Publishes what the operating system has taken, up to `end`: `bytes` of it new.
+    /// `scheduled`: to be flushed within the sync interval, asked for or not.
+    pub(crate) fn publish_written(
+        &self,
+        end: Position,
+        bytes: u64,
+        touched: Vec<Arc<Log>>,
+        scheduled: bool,
+    ) {
         let now = self.clock.monotonic();
         self.written.store(end.get(), Ordering::SeqCst);
         for log in &touched {
             log.watch().wake();
         }
         self.watch.wake();
-        self.waiting.lock().written(end, touched, now);
+        self.waiting
+            .lock()
+            .written((end, touched), bytes, scheduled, now);
+    }
+
+    /// A trim takes effect when its frame, which ends at `end`, is on the device.
+    pub(crate) fn trimming(&self, end: Position, log: Arc<Log>) {
+        self.waiting.lock().trimming(end, log);
     }
 
     /// Leaves a request to be answered by the flush that covers what it waits for.
@@ -203,6 +217,12 @@ impl Journal {
     /// Whether somebody waits for a flush.
     pub(crate) fn wants_flush(&self) -> bool {
         !self.waiting.lock().waiters.is_empty()
+    }
+
+    /// Since when something lies unflushed that is to be flushed unasked, and how many
+    /// bytes of that there are.
+    pub(crate) fn scheduled(&self) -> Option<(Instant, u64)> {
+        self.waiting.lock().scheduled()
     }
 
     /// Since when something written lies unflushed.
@@ -239,7 +259,11 @@ impl Journal {
     /// Answers whoever waited for what is durable now, and wakes readers.
     fn settle(&self) {
         let durable = self.durable();
-        let (waiters, groups) = self.waiting.lock().take_below(durable);
+        let (waiters, groups) = {
+            let mut waiting = self.waiting.lock();
+            waiting.apply_trims(durable);
+            waiting.take_below(durable)
+        };
         let now = self.clock.monotonic();
         for waiter in waiters {
             self.observer

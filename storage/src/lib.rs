@@ -36,7 +36,7 @@ pub use engine::{
 };
 pub use error::{
     AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, OpenError, ReadError,
-    SyncError,
+    SyncError, TrimError,
 };
 pub use ids::{
     InvalidLogName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Position, RecoveryEpoch, SegmentId,
@@ -47,7 +47,7 @@ pub use local::LocalEngine;
 pub use metrics::{ChecksumSite, NoObserver, Observer, Phase};
 pub use record::{
     Batch, Durability, Gap, GapReason, Guard, Header, LogCheck, LogConfig, LogInfo, LogRecords,
-    Record, StoredBatch, Visibility,
+    Record, StoredBatch, SyncMode, Visibility,
 };
 pub use recovery::RecoveryReport;
 pub use ticket::block_on;

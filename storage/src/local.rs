@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 pub(crate) use self::conditions::{Checked, check};
 use self::drive::Intake;
-pub(crate) use self::logs::{Log, LogState, Logs};
+pub(crate) use self::logs::{Buffered, Log, LogState, Logs};
 use crate::clock::Clock;
 use crate::config::{Limits, StorageConfig};
 use crate::directory;
@@ -27,7 +27,7 @@ use crate::engine::{
     BoxFuture, DurabilityTruth, LogEngine, LogStat, LogTarget, Page, Profile, ReadRequest, Scan,
     ScanRequest, SegmentInfo, Statistics, SyncTarget,
 };
-use crate::error::{AdminError, AppendError, OpenError, ReadError, SyncError};
+use crate::error::{AdminError, AppendError, OpenError, ReadError, SyncError, TrimError};
 use crate::ids::{LogName, Lsn, Position, RecoveryEpoch};
 use crate::journal::committer::{Committer, Operation, Submission};
 use crate::journal::pool::Pool;
@@ -35,7 +35,7 @@ use crate::journal::{Answer, Journal};
 use crate::metrics::Observer;
 use crate::quarantine::Damages;
 use crate::read;
-use crate::record::{Batch, Durability, LogConfig, LogInfo, Visibility};
+use crate::record::{Batch, Durability, LogConfig, LogInfo, SyncMode, Visibility};
 use crate::recovery::{self, RecoveryReport};
 use crate::threads::{self, Workers};
 use crate::ticket::{Promise, Ticket};
@@ -97,6 +97,12 @@ impl Core {
             _lock: lock,
         });
         Ok((core, report))
+    }
+
+    /// Takes in a request that is to be answered as its logs' sync modes say.
+    pub(crate) fn enqueue_by_mode(&self, batch: Batch) -> Ticket {
+        let level = self.level(&batch);
+        self.enqueue(batch, level)
     }
 
     /// Takes a request into the queue, unless its bytes are over the budget.
@@ -169,6 +175,35 @@ impl Core {
         self.journal.flush();
     }
 
+    /// Trims a log in a later turn.
+    #[cfg(test)]
+    pub(crate) fn trim_in_turn(
+        &self,
+        target: LogTarget,
+        before: Lsn,
+    ) -> crate::ticket::Awaited<Result<Lsn, TrimError>> {
+        self.trim(target, before)
+    }
+
+    /// Creates a log in a later turn.
+    #[cfg(test)]
+    pub(crate) fn create_in_turn(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> crate::ticket::Awaited<Result<(), AdminError>> {
+        self.administer(Operation::Create { name, config })
+    }
+
+    /// Waits, in a later turn, for everything before to be as safe.
+    #[cfg(test)]
+    pub(crate) fn sync_in_turn(
+        &self,
+        level: Durability,
+    ) -> crate::ticket::Awaited<Result<Position, SyncError>> {
+        self.barrier(level)
+    }
+
     /// Deletes a log in a later turn.
     #[cfg(test)]
     pub(crate) fn delete_in_turn(
@@ -199,9 +234,47 @@ impl Core {
         awaited
     }
 
+    /// The sync mode that holds for a log.
+    fn mode(&self, log: Option<&Log>) -> SyncMode {
+        log.and_then(|log| log.state.read().config.sync_mode)
+            .unwrap_or(self.config.sync_mode)
+    }
+
+    /// What an append is answered after that does not say: the strongest that one of
+    /// its logs asks for.
+    fn level(&self, batch: &Batch) -> Durability {
+        let named = batch
+            .logs
+            .iter()
+            .map(|l| &l.log)
+            .chain(batch.checks.iter().map(|c| &c.log));
+        named
+            .map(|name| self.mode(self.logs.by_name(name.as_str()).as_deref()))
+            .map(|mode| mode.durability(batch.single))
+            .max()
+            .unwrap_or(Durability::Durable)
+    }
+
     /// What a reader sees who does not say: what a plain append of this log promises.
-    pub(crate) fn visibility(&self, asked: Option<Visibility>) -> Visibility {
-        asked.unwrap_or(Visibility::Durable)
+    pub(crate) fn visibility(
+        &self,
+        asked: Option<Visibility>,
+        name: Option<&LogName>,
+    ) -> Visibility {
+        asked.unwrap_or_else(|| {
+            let log = name.and_then(|name| self.logs.by_name(name.as_str()));
+            self.mode(log.as_deref()).visibility()
+        })
+    }
+
+    /// The tail of a log for a reader of this visibility.
+    pub(crate) fn tail(&self, log: &Log, visibility: Visibility) -> Lsn {
+        let state = log.state.read();
+        match visibility {
+            Visibility::Accepted => state.accepted_tail(self.journal.written()),
+            Visibility::Written => state.tail(self.journal.written()),
+            Visibility::Durable => state.tail(self.journal.durable()),
+        }
     }
 
     /// The log, if a reader of this visibility may know of it.
@@ -320,8 +393,10 @@ impl LogEngine for LocalEngine {
     }
 
     fn submit(&self, batch: Batch, durability: Option<Durability>) -> Ticket {
-        self.core
-            .enqueue(batch, durability.unwrap_or(Durability::Durable))
+        match durability {
+            Some(level) => self.core.enqueue(batch, level),
+            None => self.core.enqueue_by_mode(batch),
+        }
     }
 
     fn sync(
@@ -352,7 +427,7 @@ impl LogEngine for LocalEngine {
         lsn: Lsn,
         visibility: Option<Visibility>,
     ) -> BoxFuture<'_, Result<(), ReadError>> {
-        let visibility = self.core.visibility(visibility);
+        let visibility = self.core.visibility(visibility, Some(&target.name));
         let log = match self.core.resolve(&target, visibility) {
             Ok(log) => log,
             Err(error) => return Box::pin(async move { Err(error) }),
@@ -375,10 +450,12 @@ impl LogEngine for LocalEngine {
         visibility: Option<Visibility>,
         of_epoch: Option<RecoveryEpoch>,
     ) -> Result<LogStat, ReadError> {
-        let visibility = self.core.visibility(visibility);
+        let visibility = self.core.visibility(visibility, Some(&target.name));
         let log = self.core.resolve(&target, visibility)?;
-        let journal = &self.core.journal;
-        let info = log.info(journal.published(visibility), journal.durable());
+        let info = log.info(
+            self.core.tail(&log, visibility),
+            self.core.journal.durable(),
+        );
         let survived_position = of_epoch.and_then(|epoch| self.core.survived(epoch));
         Ok(LogStat {
             info,
@@ -404,6 +481,10 @@ impl LogEngine for LocalEngine {
 
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>> {
         Box::pin(self.core.administer(Operation::Delete(log)))
+    }
+
+    fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>> {
+        Box::pin(self.core.trim(log, before))
     }
 
     fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo> {

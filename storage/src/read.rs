@@ -189,6 +189,17 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         let (places, damage) = look_up(core, log, step.next, bounds.until);
         if places.is_empty() {
             step.damage = damage;
+            if damage.is_none()
+                && let Some(batch) = buffered(log, step.next)
+            {
+                let room = bounds.until.since(step.next).min(records);
+                let batch = part(batch, step.next, room);
+                if step.batches.is_empty() || batch.body.len() <= bytes {
+                    let batch = fitting(batch, bytes);
+                    step.next = batch.next_lsn();
+                    step.batches.push(batch);
+                }
+            }
             break;
         }
         let Some(segment) = core.journal.segment_at(places[0].position) else {
@@ -222,6 +233,23 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         }
     }
     Ok(step)
+}
+
+/// The records a log has in memory only, if `lsn` is among them.
+fn buffered(log: &Log, lsn: Lsn) -> Option<StoredBatch> {
+    let state = log.state.read();
+    let buffered = state
+        .buffered
+        .as_ref()
+        .filter(|buffered| buffered.first_lsn <= lsn)?;
+    Some(StoredBatch {
+        log: log.name.clone(),
+        log_id: log.id,
+        first_lsn: buffered.first_lsn,
+        count: buffered.count,
+        arrival: buffered.arrival,
+        body: Bytes::copy_from_slice(&buffered.body),
+    })
 }
 
 /// Places of frames from `lsn` on that are read in one go, or the damage at `lsn`.
@@ -282,10 +310,18 @@ fn check_journal(core: &Core, lsn: Lsn, log: &Log) -> Result<(), ReadError> {
 
 /// One page of one log.
 pub(crate) fn page(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, ReadError> {
-    let visibility = core.visibility(request.visibility);
+    let visibility = core.visibility(request.visibility, Some(&request.log.name));
     let log = core.resolve(&request.log, visibility)?;
-    let tail = log.state.read().tail(core.journal.published(visibility));
+    let tail = core.tail(&log, visibility);
+    let first = log.state.read().first(core.journal.durable());
     let start = start_lsn(core, &log, request.start, tail)?;
+    if start < first {
+        return Err(ReadError::Trimmed {
+            log: log.name.clone(),
+            first,
+            asked: start,
+        });
+    }
     check_journal(core, start, &log)?;
     let bounds = Bounds {
         until: tail,
@@ -305,22 +341,23 @@ pub(crate) fn page(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, Read
         batches: found.batches,
         tail_lsn: tail,
         durable_lsn: log.state.read().tail(core.journal.durable()),
-        first_lsn: Lsn::ZERO,
+        first_lsn: first,
     })
 }
 
 /// Where a read of a log begins.
 fn start_lsn(core: &Core, log: &Arc<Log>, start: ReadStart, tail: Lsn) -> Result<Lsn, ReadError> {
+    let first = log.state.read().first(core.journal.durable());
     match start {
-        ReadStart::First => Ok(Lsn::ZERO),
+        ReadStart::First => Ok(first),
         ReadStart::Lsn(asked) if asked > tail => Err(ReadError::BeyondTail {
             log: log.name.clone(),
             tail,
             asked,
         }),
         ReadStart::Lsn(asked) => Ok(asked),
-        ReadStart::TailOffset(back) => Ok(Lsn::new(tail.get().saturating_sub(back))),
-        ReadStart::Time(time) => lsn_at(core, log, time, tail),
+        ReadStart::TailOffset(back) => Ok(Lsn::new(tail.get().saturating_sub(back)).max(first)),
+        ReadStart::Time(time) => Ok(lsn_at(core, log, time, tail)?.max(first)),
     }
 }
 
@@ -390,10 +427,10 @@ pub(crate) fn tail_is_beyond(
             log: log.name.clone(),
         }));
     }
-    if state.tail(core.journal.published(visibility)) > lsn {
+    drop(state);
+    if core.tail(log, visibility) > lsn {
         return Some(Ok(()));
     }
-    drop(state);
     core.journal
         .failure()
         .map(|error| Err(ReadError::JournalFailed(error)))

@@ -68,6 +68,9 @@ pub struct LogCheck {
 /// A request to append: all of it becomes visible and durable together, or nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
+    /// Whether this is one plain append: sync mode `batch` answers those WRITTEN, and
+    /// everything else DURABLE.
+    pub single: bool,
     /// What to append; no log twice, here and in `checks` together.
     pub logs: Vec<LogRecords>,
     /// Conditions on other logs.
@@ -114,6 +117,8 @@ pub struct Gap {
 /// Why records are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GapReason {
+    /// Forgotten by a trim.
+    Trimmed,
     /// Damaged on disk.
     Quarantined,
     /// Taken back by a crash; they had never been durable.
@@ -144,9 +149,54 @@ pub enum Visibility {
     Durable,
 }
 
+/// What an append that does not say otherwise is answered after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SyncMode {
+    /// A flush. Nothing acknowledged is lost by a power cut.
+    Strict,
+    /// A flush for batches, a write for single appends; these are flushed with the next
+    /// batch of any log, or within the sync interval.
+    Batch,
+    /// A write; flushed within the sync interval.
+    Interval,
+    /// A write; flushed when the kernel likes, at a roll, at shutdown, on Sync.
+    Async,
+    /// Taking it in; written on Sync, when the buffer is full, or when something
+    /// stronger touches the log. A process crash takes what was not written.
+    Manual,
+}
+
+impl SyncMode {
+    /// What an append is answered after.
+    pub fn durability(self, single: bool) -> Durability {
+        match self {
+            Self::Strict => Durability::Durable,
+            Self::Batch if !single => Durability::Durable,
+            Self::Batch | Self::Interval | Self::Async => Durability::Written,
+            Self::Manual => Durability::Accepted,
+        }
+    }
+
+    /// What a reader sees who does not say: everything a plain append was answered for.
+    pub fn visibility(self) -> Visibility {
+        match self {
+            Self::Strict => Visibility::Durable,
+            Self::Batch | Self::Interval | Self::Async => Visibility::Written,
+            Self::Manual => Visibility::Accepted,
+        }
+    }
+
+    /// Whether what was written is flushed within the sync interval unasked.
+    pub fn flushes_by_itself(self) -> bool {
+        matches!(self, Self::Strict | Self::Batch | Self::Interval)
+    }
+}
+
 /// Settings of one log. `None` = the server's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogConfig {
+    /// What an append that does not say otherwise is answered after.
+    pub sync_mode: Option<SyncMode>,
     /// Largest record of this log, bytes; at most the server's limit.
     pub max_record_bytes: Option<u32>,
 }

@@ -21,7 +21,7 @@ use crate::disk::{Disk, DiskFile};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
 use crate::journal::body::{Link, Seal};
-use crate::journal::committer::{Committer, Resume};
+use crate::journal::committer::{Committer, Resume, Settings};
 use crate::journal::frame::{self, Header, Kind};
 use crate::journal::pool::Pool;
 use crate::journal::segment::{self, BadLife, Hole, Life, Segment, journal_path};
@@ -541,8 +541,12 @@ impl Recovered {
             Arc::clone(&journal),
             Arc::clone(&logs),
             Arc::clone(&pool),
-            config.auto_create,
-            largest_unit(config.segment_bytes),
+            Settings {
+                auto_create: config.auto_create,
+                largest_unit: largest_unit(config.segment_bytes),
+                sync_mode: config.sync_mode,
+                buffer_bytes: config.buffer_bytes,
+            },
             resume,
         );
         committer.begin();

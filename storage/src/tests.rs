@@ -4,6 +4,8 @@ mod appending;
 mod damage;
 mod power_cut;
 mod scanning;
+mod sync_modes;
+mod trimming;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -228,7 +230,7 @@ fn batch(logs: &[(&str, &[&[u8]])]) -> Batch {
         .collect();
     Batch {
         logs,
-        checks: Vec::new(),
+        ..Batch::default()
     }
 }
 

@@ -1,5 +1,11 @@
 //! The engine as the service uses it: with its threads, on a real directory.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test, helpers included"
+)]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +40,7 @@ fn batch(log: &str, data: impl Into<Bytes>) -> Batch {
             records,
             guard: Guard::default(),
         }],
-        checks: vec![],
+        ..Batch::default()
     }
 }
 

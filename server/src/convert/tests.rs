@@ -187,7 +187,8 @@ fn log_settings_that_are_not_built_are_refused_by_name() {
     assert_eq!(
         log_config(Some(strict), &limits()).unwrap(),
         LogConfig {
-            max_record_bytes: Some(9)
+            sync_mode: None,
+            max_record_bytes: Some(9),
         }
     );
 }
@@ -195,6 +196,7 @@ fn log_settings_that_are_not_built_are_refused_by_name() {
 #[test]
 fn update_changes_the_fields_of_the_mask_only() {
     let current = LogConfig {
+        sync_mode: None,
         max_record_bytes: Some(9),
     };
     let update = |paths: &[&str], max_record_bytes| {
@@ -361,6 +363,7 @@ fn log_shows_lsn_zero_and_its_settings() {
         name: LogName::new("a").unwrap(),
         log_id: LogId::new(0),
         config: Arc::new(LogConfig {
+            sync_mode: None,
             max_record_bytes: Some(9),
         }),
         first_lsn: Lsn::ZERO,

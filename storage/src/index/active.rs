@@ -68,6 +68,15 @@ impl Places {
             .get(self.0.partition_point(|place| place.end() <= position))
     }
 
+    /// Drops frames that hold nothing at or beyond `first`; tells their bytes.
+    pub(crate) fn drop_below(&mut self, first: Lsn) -> u64 {
+        let count = self.index_of(first);
+        self.0
+            .drain(..count)
+            .map(|place| u64::from(place.frame_len))
+            .sum()
+    }
+
     /// Takes out a frame found damaged.
     pub(crate) fn remove(&mut self, position: Position) {
         self.0.retain(|place| place.position != position);

@@ -2,7 +2,7 @@
 //! versions can add fields.
 
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId, Timestamp};
-use crate::record::LogConfig;
+use crate::record::{LogConfig, SyncMode};
 use crate::wire::{self, Value};
 
 fn collect<'a>(input: &'a [u8], mut each: impl FnMut(u32, Value<'a>)) -> Option<()> {
@@ -19,16 +19,37 @@ fn text(bytes: &[u8]) -> Option<String> {
 
 /// The settings of a log, as the fields of `wald.v1.LogConfig`.
 pub(crate) fn put_config(out: &mut Vec<u8>, config: &LogConfig) {
+    wire::put_uint(out, 1, config.sync_mode.map_or(0, number_of));
     wire::put_uint(out, 4, u64::from(config.max_record_bytes.unwrap_or(0)));
+}
+
+/// The numbers of `wald.v1.SyncMode`.
+fn number_of(mode: SyncMode) -> u64 {
+    match mode {
+        SyncMode::Strict => 1,
+        SyncMode::Batch => 2,
+        SyncMode::Interval => 3,
+        SyncMode::Async => 4,
+        SyncMode::Manual => 5,
+    }
+}
+
+fn sync_mode(number: u64) -> Option<SyncMode> {
+    use SyncMode::{Async, Batch, Interval, Manual, Strict};
+    [Strict, Batch, Interval, Async, Manual]
+        .into_iter()
+        .find(|mode| number_of(*mode) == number)
 }
 
 /// The reverse of [`put_config`].
 pub(crate) fn config(input: &[u8]) -> Option<LogConfig> {
     let mut config = LogConfig::default();
-    collect(input, |number, value| {
-        if let (4, Value::Varint(bytes)) = (number, value) {
+    collect(input, |number, value| match (number, value) {
+        (1, Value::Varint(mode)) => config.sync_mode = sync_mode(mode),
+        (4, Value::Varint(bytes)) => {
             config.max_record_bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes != 0);
         }
+        _ => {}
     })?;
     Some(config)
 }
@@ -84,6 +105,8 @@ pub(crate) struct Closing {
     /// Its name, if it was created in that segment.
     pub(crate) name: Option<String>,
     pub(crate) deleted: bool,
+    /// The first record kept.
+    pub(crate) first_lsn: Lsn,
 }
 
 impl Closing {
@@ -94,6 +117,7 @@ impl Closing {
             wire::put_bytes(out, 3, name.as_bytes());
         }
         wire::put_uint(out, 4, u64::from(self.deleted));
+        wire::put_uint(out, 5, self.first_lsn.get());
     }
 
     fn decode(input: &[u8]) -> Option<Self> {
@@ -102,12 +126,14 @@ impl Closing {
             next_lsn: Lsn::ZERO,
             name: None,
             deleted: false,
+            first_lsn: Lsn::ZERO,
         };
         collect(input, |number, value| match (number, value) {
             (1, Value::Varint(id)) => closing.log_id = LogId::new(id),
             (2, Value::Varint(lsn)) => closing.next_lsn = Lsn::new(lsn),
             (3, Value::Bytes(bytes)) => closing.name = text(bytes),
             (4, Value::Varint(flag)) => closing.deleted = flag != 0,
+            (5, Value::Varint(lsn)) => closing.first_lsn = Lsn::new(lsn),
             _ => {}
         })?;
         Some(closing)
@@ -243,6 +269,7 @@ mod tests {
     fn bodies_read_back_as_they_were_written() {
         let config = LogConfig {
             max_record_bytes: Some(4096),
+            sync_mode: Some(SyncMode::Manual),
         };
         let mut out = Vec::new();
         Created::put(&mut out, "airport/ü", &config, Timestamp::from_micros(-5));
@@ -264,6 +291,7 @@ mod tests {
                 next_lsn: Lsn::new(17),
                 name: Some("x".to_owned()),
                 deleted: true,
+                first_lsn: Lsn::new(2),
             }]),
         };
         assert_eq!(Link::decode(&link.encode()), Some(link));

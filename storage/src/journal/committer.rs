@@ -21,12 +21,12 @@ use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter};
 use crate::codec;
 use crate::disk::is_out_of_space;
 use crate::engine::{LogAppended, LogTarget, Ordered};
-use crate::error::{AdminError, AppendError};
+use crate::error::{AdminError, AppendError, TrimError};
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::Place;
-use crate::local::{Checked, Log, Logs, check};
+use crate::local::{Buffered, Checked, Log, Logs, check};
 use crate::metrics::Phase;
-use crate::record::{Batch, Durability, LogConfig, LogRecords, Record};
+use crate::record::{Batch, Durability, LogConfig, LogRecords, Record, SyncMode};
 
 /// A group is written when it has grown to this.
 const GROUP_BYTES: usize = 4 << 20;
@@ -49,6 +49,10 @@ pub(crate) enum Operation {
         config: LogConfig,
     },
     Delete(LogTarget),
+    Trim {
+        target: LogTarget,
+        before: Lsn,
+    },
     /// Nothing but to be answered when everything before it is safe.
     Barrier,
 }
@@ -80,7 +84,12 @@ struct About {
     flags: u8,
     first_lsn: Lsn,
     count: u32,
+    /// `None` = that of the turn.
+    arrival: Option<Timestamp>,
 }
+
+/// Beyond every position: what waits for it is answered with its group.
+const NEVER: Position = Position::new(u64::MAX);
 
 impl About {
     /// A frame without records, about the log (if any) as it stands.
@@ -90,6 +99,7 @@ impl About {
             flags: 0,
             first_lsn,
             count: 0,
+            arrival: None,
         }
     }
 }
@@ -105,14 +115,22 @@ struct Pending {
     answer: Answer,
     outcome: Outcome,
     cost: u64,
+    /// In memory only: answered as accepted.
+    buffered: bool,
 }
+
+/// What came of placing one request: the position that must be safe before the answer
+/// (`None` = the end of the group), and the answer.
+type Placed = (Option<Position>, Outcome);
 
 pub(crate) struct Committer {
     journal: Arc<Journal>,
     logs: Arc<Logs>,
     pool: Arc<Pool>,
-    auto_create: bool,
-    largest_unit: u64,
+    settings: Settings,
+    /// Logs with records in memory only, and how many bytes those take.
+    buffered: Vec<Arc<Log>>,
+    buffered_bytes: u64,
     segment: Arc<Segment>,
     /// The segment before.
     before: Option<SegmentId>,
@@ -135,11 +153,25 @@ pub(crate) struct Committer {
     frames: u64,
     records: u64,
     group_records: u64,
+    /// Whether something in the group is to be flushed unasked.
+    group_scheduled: bool,
     next_log_counter: u64,
     arrival: Timestamp,
     /// Whether something durable is not yet proven by a later frame.
     needs_marker: bool,
     closed: bool,
+}
+
+/// What the committer needs of the configuration.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    pub(crate) auto_create: bool,
+    /// The most bytes of one unit.
+    pub(crate) largest_unit: u64,
+    /// Of logs that have none of their own.
+    pub(crate) sync_mode: SyncMode,
+    /// Bytes of records in memory only, at most.
+    pub(crate) buffer_bytes: u64,
 }
 
 /// Where the committer goes on.
@@ -156,16 +188,16 @@ impl Committer {
         journal: Arc<Journal>,
         logs: Arc<Logs>,
         pool: Arc<Pool>,
-        auto_create: bool,
-        largest_unit: u64,
+        settings: Settings,
         resume: Resume,
     ) -> Self {
         let mut committer = Self {
             journal,
             logs,
             pool,
-            auto_create,
-            largest_unit,
+            settings,
+            buffered: Vec::new(),
+            buffered_bytes: 0,
             segment: resume.segment,
             before: resume.link.predecessor,
             offset: LIFE_BYTES,
@@ -182,6 +214,7 @@ impl Committer {
             frames: 0,
             records: 0,
             group_records: 0,
+            group_scheduled: false,
             next_log_counter: resume.next_log_counter,
             arrival: resume.arrival,
             needs_marker: false,
@@ -239,6 +272,8 @@ impl Committer {
     /// Ends the journal for this run: everything written is flushed, and the seal says
     /// that nothing was left to do.
     pub(crate) fn close(&mut self) {
+        // What cannot be written for want of space was never promised to survive.
+        let _unwritten = self.write_all_buffered();
         self.write_out();
         self.journal.flush();
         if self.journal.failure().is_none() && !self.closed {
@@ -270,15 +305,20 @@ impl Committer {
                 None => self.journal.answer(waiter, Durability::Durable),
             };
         }
+        let mut buffered = false;
         let (need, outcome) = match operation {
-            Operation::Append(batch) => self.append(&batch, &answer),
+            Operation::Append(batch) => match self.buffer(&batch, level) {
+                Some(placed) => {
+                    buffered = true;
+                    placed
+                }
+                None => self.append(&batch, &answer),
+            },
             Operation::Create { name, config } => self.create(name, config),
             Operation::Configure { name, config } => self.configure(&name, config),
             Operation::Delete(target) => self.delete(&target),
-            Operation::Barrier => {
-                self.finish_open();
-                (Some(self.end()), Outcome::Done)
-            }
+            Operation::Trim { target, before } => self.trim(&target, before),
+            Operation::Barrier => self.barrier(),
         };
         self.pending.push(Pending {
             level,
@@ -286,17 +326,167 @@ impl Committer {
             answer,
             outcome,
             cost,
+            buffered,
         });
     }
 
-    /// Checks and places one batch. Returns the position that must be safe before the
-    /// answer (`None`: the end of the group), and the answer.
-    fn append(&mut self, batch: &Batch, answer: &Answer) -> (Option<Position>, Outcome) {
+    fn barrier(&mut self) -> Placed {
+        let outcome = match self.write_all_buffered() {
+            Ok(()) => Outcome::Done,
+            Err(AppendError::DiskFull) => Outcome::SyncRefused,
+            Err(error) => Outcome::Refused(error),
+        };
+        self.finish_open();
+        (Some(self.end()), outcome)
+    }
+
+    fn mode(&self, log: &Log) -> SyncMode {
+        log.state
+            .read()
+            .config
+            .sync_mode
+            .unwrap_or(self.settings.sync_mode)
+    }
+
+    /// Takes a plain append to a log of sync mode `manual` into memory, if that is all
+    /// it asks for.
+    fn buffer(&mut self, batch: &Batch, level: Durability) -> Option<Placed> {
+        let [records] = batch.logs.as_slice() else {
+            return None;
+        };
+        if level != Durability::Accepted || !batch.checks.is_empty() {
+            return None;
+        }
+        let log = self.logs.by_name(records.log.as_str())?;
+        if self.mode(&log) != SyncMode::Manual {
+            return None;
+        }
+        let size: usize = records.records.iter().map(codec::encoded_len).sum();
+        let held = log
+            .state
+            .read()
+            .buffered
+            .as_ref()
+            .map_or(0, |b| b.body.len());
+        let mut room = Ok(());
+        if self.buffered_bytes + size as u64 > self.settings.buffer_bytes {
+            room = self.write_all_buffered();
+        } else if held + size > COALESCED_BYTES {
+            room = self.write_buffered(&log);
+        }
+        if let Err(error) = room {
+            return Some((Some(Position::ZERO), Outcome::Refused(error)));
+        }
+        let targets = [Some(Arc::clone(&log))];
+        if let Checked::Refused { error, .. } =
+            check(&self.logs, batch, &targets, self.settings.auto_create)
+        {
+            return Some((Some(Position::ZERO), Outcome::Refused(error)));
+        }
+        let append = self.buffer_records(&log, &records.records);
+        crate::watch::Watched::watch(&*log).wake();
+        let outcome = Outcome::Appended {
+            appends: vec![append],
+            logs: vec![log],
+            position: None,
+        };
+        Some((Some(NEVER), outcome))
+    }
+
+    fn buffer_records(&mut self, log: &Arc<Log>, records: &[Record]) -> LogAppended {
+        let arrival = self.arrival;
+        let mut state = log.state.write();
+        let first_lsn = state.next;
+        let mut buffered = state.buffered.take().unwrap_or_else(|| {
+            self.buffered.push(Arc::clone(log));
+            Box::new(Buffered {
+                first_lsn,
+                count: 0,
+                arrival,
+                body: Vec::new(),
+            })
+        });
+        let before = buffered.body.len();
+        let mut first_time = None;
+        for record in records {
+            let time = record.timestamp.unwrap_or(arrival).max(state.last_time);
+            let own = (time != buffered.arrival).then_some(time);
+            codec::put_record(&mut buffered.body, record, own);
+            state.last_time = time;
+            first_time.get_or_insert(time);
+        }
+        buffered.count += u32::try_from(records.len()).unwrap_or(u32::MAX);
+        self.buffered_bytes += (buffered.body.len() - before) as u64;
+        state.buffered = Some(buffered);
+        state.next = first_lsn.advance(records.len() as u64);
+        LogAppended {
+            log_id: log.id,
+            first_lsn,
+            next_lsn: state.next,
+            timestamp: first_time.unwrap_or(arrival),
+            arrival,
+        }
+    }
+
+    /// Writes what a log has in memory only into the group.
+    fn write_buffered(&mut self, log: &Arc<Log>) -> Result<(), AppendError> {
+        let Some(length) = log.state.read().buffered.as_ref().map(|b| b.body.len()) else {
+            return Ok(());
+        };
+        let frames = HEADER_BYTES + length.next_multiple_of(8);
+        self.secure(frames, DirectoryBuilder::entry_len(None))?;
+        self.finish_open();
+        let (start, header_len) = self.begin_frame();
+        let about = {
+            let mut state = log.state.write();
+            let Some(buffered) = state.buffered.take() else {
+                return Ok(());
+            };
+            self.buffer.extend_from_slice(&buffered.body);
+            let frame_len = (self.buffer.len() - start).next_multiple_of(8);
+            let place = Place {
+                position: self.position(start),
+                first_lsn: buffered.first_lsn,
+                count: buffered.count,
+                frame_len: u32::try_from(frame_len).unwrap_or(u32::MAX),
+            };
+            state.set_newest(place, false);
+            self.buffered_bytes -= buffered.body.len() as u64;
+            let (first_lsn, count) = (buffered.first_lsn, buffered.count);
+            About {
+                kind: Kind::Batch,
+                flags: 0,
+                first_lsn,
+                count,
+                arrival: Some(buffered.arrival),
+            }
+        };
+        self.group_records += u64::from(about.count);
+        self.buffered.retain(|other| other.id != log.id);
+        self.end_batch(start, header_len, about, log);
+        Ok(())
+    }
+
+    fn write_all_buffered(&mut self) -> Result<(), AppendError> {
+        while let Some(log) = self.buffered.first().map(Arc::clone) {
+            self.write_buffered(&log)?;
+        }
+        Ok(())
+    }
+
+    /// Checks and places one batch.
+    fn append(&mut self, batch: &Batch, answer: &Answer) -> Placed {
         let targets: Vec<Option<Arc<Log>>> = batch
             .logs
             .iter()
             .map(|l| self.logs.by_name(l.log.as_str()))
             .collect();
+        // What a log has in memory goes before anything stronger.
+        for log in targets.iter().flatten() {
+            if let Err(error) = self.write_buffered(log) {
+                return (Some(Position::ZERO), Outcome::Refused(error));
+            }
+        }
         let size = match self.unit_size(batch, &targets) {
             Ok(size) => size,
             Err(error) => return (Some(Position::ZERO), Outcome::Refused(error)),
@@ -304,7 +494,7 @@ impl Committer {
         if let Err(error) = self.secure(size.0, size.1) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
-        match check(&self.logs, batch, &targets, self.auto_create) {
+        match check(&self.logs, batch, &targets, self.settings.auto_create) {
             Checked::Refused { error, reveals } => {
                 return (Some(reveals), Outcome::Refused(error));
             }
@@ -359,7 +549,7 @@ impl Committer {
                 directory += DirectoryBuilder::entry_len(Some(name));
             }
         }
-        let limit = self.largest_unit.min(largest_in(&self.segment));
+        let limit = self.settings.largest_unit.min(largest_in(&self.segment));
         if (frames + directory) as u64 > limit || directory > UNIT_DIRECTORY_BYTES {
             let records = batch.logs.iter().map(|l| l.records.len() as u64).sum();
             return Err(AppendError::Invalid(
@@ -447,6 +637,7 @@ impl Committer {
             first_lsn,
             next_lsn: state.next,
             timestamp: first_time.unwrap_or(self.arrival),
+            arrival: self.arrival,
         }
     }
 
@@ -476,6 +667,7 @@ impl Committer {
                 flags,
                 first_lsn: append.first_lsn,
                 count,
+                arrival: None,
             };
             self.end_batch(start, header_len, about, &log);
             appends.push(append);
@@ -484,7 +676,7 @@ impl Committer {
         (appends, logs, position)
     }
 
-    fn create(&mut self, name: LogName, config: LogConfig) -> (Option<Position>, Outcome) {
+    fn create(&mut self, name: LogName, config: LogConfig) -> Placed {
         if let Some(log) = self.logs.by_name(name.as_str()) {
             self.finish_open();
             let reveals = log.state.read().created_end;
@@ -503,7 +695,7 @@ impl Committer {
         (None, Outcome::Done)
     }
 
-    fn configure(&mut self, name: &LogName, config: LogConfig) -> (Option<Position>, Outcome) {
+    fn configure(&mut self, name: &LogName, config: LogConfig) -> Placed {
         let Some(log) = self.logs.by_name(name.as_str()) else {
             let error = AdminError::LogNotFound { log: name.clone() };
             return (Some(Position::ZERO), Outcome::AdminRefused(error));
@@ -528,7 +720,7 @@ impl Committer {
 
     /// Deletes a log. Flushed at once, so that the name is free the moment the log is
     /// gone for readers too, and not before.
-    fn delete(&mut self, target: &LogTarget) -> (Option<Position>, Outcome) {
+    fn delete(&mut self, target: &LogTarget) -> Placed {
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
             let error = AdminError::LogNotFound {
                 log: target.name.clone(),
@@ -566,6 +758,54 @@ impl Committer {
             crate::watch::Watched::watch(&*log).wake();
         }
         (Some(header.end()), Outcome::Done)
+    }
+
+    fn trim(&mut self, target: &LogTarget, before: Lsn) -> Placed {
+        let unknown = TrimError::LogNotFound {
+            log: target.name.clone(),
+        };
+        let Some(log) = self.logs.by_name(target.name.as_str()) else {
+            return (Some(Position::ZERO), Outcome::TrimRefused(unknown));
+        };
+        self.finish_open();
+        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
+            let error = TrimError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.id,
+            };
+            return (
+                Some(log.state.read().created_end),
+                Outcome::TrimRefused(error),
+            );
+        }
+        let room = self
+            .write_buffered(&log)
+            .and_then(|()| self.secure(HEADER_BYTES, DirectoryBuilder::entry_len(None)));
+        if let Err(error) = room {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        let (tail, first, last_end) = {
+            let state = log.state.read();
+            (state.next, state.coming_first(), state.last_end)
+        };
+        if before > tail {
+            let error = TrimError::BeyondTail {
+                log: target.name.clone(),
+                tail,
+                asked: before,
+            };
+            return (Some(last_end), Outcome::TrimRefused(error));
+        }
+        if before <= first {
+            return (Some(last_end), Outcome::Trimmed(first));
+        }
+        let header = self.push_frame(About::act(Kind::Trim, before), log.id, None, |_| {});
+        log.state.write().add_trim(header.end(), before);
+        self.touch(&log);
+        self.journal.trimming(header.end(), Arc::clone(&log));
+        (None, Outcome::Trimmed(before))
     }
 
     fn push_created(&mut self, name: &LogName, config: LogConfig, flags: u8) -> Arc<Log> {
@@ -678,6 +918,7 @@ impl Committer {
                 next_lsn: state.next,
                 name,
                 deleted: state.deleted,
+                first_lsn: state.coming_first(),
             });
         }
         (bytes as u64 <= self.segment.life.size / 8).then_some(closings)
@@ -692,6 +933,7 @@ impl Committer {
             flags: 0,
             first_lsn: Lsn::new(link.predecessor_end.get()),
             count: u32::try_from(link.recovery_epoch.get()).unwrap_or(u32::MAX),
+            arrival: None,
         };
         let before = LogId::new(link.predecessor.map_or(0, SegmentId::get));
         self.push_frame(about, before, None, |out| out.extend_from_slice(&body));
@@ -758,7 +1000,7 @@ impl Committer {
             position: self.position(start),
             log_id,
             first_lsn: about.first_lsn,
-            arrival: self.arrival,
+            arrival: about.arrival.unwrap_or(self.arrival),
             durable_mark: self.journal.durable(),
             chain: self.chain,
         };
@@ -797,6 +1039,7 @@ impl Committer {
                 flags: 0,
                 first_lsn,
                 count,
+                arrival: None,
             };
             self.end_batch(start, header_len, about, &log);
         }
@@ -805,6 +1048,7 @@ impl Committer {
     /// Counts a log among those of the group and of the segment.
     fn touch(&mut self, log: &Arc<Log>) {
         self.readers.push(Arc::clone(log));
+        self.group_scheduled |= self.mode(log).flushes_by_itself();
         let segment = Some(self.segment.life.id);
         let mut state = log.state.write();
         if state.touched_in != segment {
@@ -836,6 +1080,7 @@ impl Committer {
                 answer,
                 outcome,
                 cost,
+                buffered,
             } = pending;
             let need = need.unwrap_or(written);
             let waiter = Waiter {
@@ -849,6 +1094,8 @@ impl Committer {
                 self.journal.answer_failed(waiter);
             } else if need <= durable {
                 self.journal.answer(waiter, Durability::Durable);
+            } else if buffered {
+                self.journal.answer(waiter, Durability::Accepted);
             } else if level < Durability::Durable {
                 self.journal.answer(waiter, Durability::Written);
             } else {
@@ -871,7 +1118,9 @@ impl Committer {
         self.offset += self.buffer.len() as u64;
         std::mem::swap(&mut self.previous, &mut self.directory);
         let end = self.segment.base.advance(self.offset);
-        journal.publish_written(end, std::mem::take(&mut self.readers));
+        let readers = std::mem::take(&mut self.readers);
+        journal.publish_written(end, self.buffer.len() as u64, readers, self.group_scheduled);
+        self.group_scheduled = false;
         self.needs_marker = true;
     }
 }

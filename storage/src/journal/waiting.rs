@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use super::Journal;
 use crate::engine::{Appended, LogAppended};
-use crate::error::{AdminError, AppendError, SyncError};
-use crate::ids::Position;
+use crate::error::{AdminError, AppendError, SyncError, TrimError};
+use crate::ids::{Lsn, Position};
 use crate::local::Log;
 use crate::record::Durability;
 use crate::ticket::{Promise, TicketAnswer};
@@ -17,6 +17,7 @@ use crate::ticket::{Promise, TicketAnswer};
 pub(crate) enum Answer {
     Ticket(TicketAnswer),
     Admin(Promise<Result<(), AdminError>>),
+    Trim(Promise<Result<Lsn, TrimError>>),
     Sync(Promise<Result<Position, SyncError>>),
 }
 
@@ -30,6 +31,10 @@ pub(crate) enum Outcome {
     /// A refusal: waits too, because it reveals state.
     Refused(AppendError),
     AdminRefused(AdminError),
+    Trimmed(Lsn),
+    TrimRefused(TrimError),
+    /// Buffered records could not be written for want of space.
+    SyncRefused,
     Done,
 }
 
@@ -48,21 +53,70 @@ pub(crate) struct Waiter {
 /// A written and not yet flushed group: where it ends, and whose readers to wake.
 type Group = (Position, Vec<Arc<Log>>);
 
+/// When a group was written.
+struct Written {
+    end: Position,
+    bytes: u64,
+    at: Instant,
+    /// Whether it is to be flushed within the sync interval, asked for or not.
+    scheduled: bool,
+}
+
 #[derive(Default)]
 pub(super) struct Waiting {
     pub(super) waiters: Vec<Waiter>,
     groups: VecDeque<Group>,
-    times: VecDeque<(Position, Instant)>,
+    times: VecDeque<Written>,
+    /// Logs with trims that take effect when what is below is durable.
+    trims: Vec<(Position, Arc<Log>)>,
 }
 
 impl Waiting {
-    pub(super) fn written(&mut self, end: Position, touched: Vec<Arc<Log>>, now: Instant) {
-        self.groups.push_back((end, touched));
-        self.times.push_back((end, now));
+    pub(super) fn written(&mut self, group: Group, bytes: u64, scheduled: bool, at: Instant) {
+        match self.times.back_mut() {
+            // Where nothing is flushed for long, old groups are counted together.
+            Some(last) if last.scheduled == scheduled && self.groups.len() > 64 => {
+                last.end = group.0;
+                last.bytes += bytes;
+            }
+            _ => self.times.push_back(Written {
+                end: group.0,
+                bytes,
+                at,
+                scheduled,
+            }),
+        }
+        self.groups.push_back(group);
     }
 
+    /// Since when something lies unflushed.
     pub(super) fn unflushed_since(&self) -> Option<Instant> {
-        self.times.front().map(|(_, at)| *at)
+        self.times.front().map(|written| written.at)
+    }
+
+    /// Since when something lies unflushed that is to be flushed unasked, and how much.
+    pub(super) fn scheduled(&self) -> Option<(Instant, u64)> {
+        let mut scheduled = self.times.iter().filter(|written| written.scheduled);
+        let first = scheduled.next()?;
+        Some((
+            first.at,
+            scheduled.fold(first.bytes, |sum, written| sum + written.bytes),
+        ))
+    }
+
+    pub(super) fn trimming(&mut self, end: Position, log: Arc<Log>) {
+        self.trims.push((end, log));
+    }
+
+    /// Lets trims take effect that are on the device.
+    pub(super) fn apply_trims(&mut self, durable: Position) {
+        self.trims.retain(|(end, log)| {
+            let through = *end <= durable;
+            if through {
+                log.state.write().apply_trims(durable);
+            }
+            !through
+        });
     }
 
     pub(super) fn take_below(&mut self, durable: Position) -> (Vec<Waiter>, Vec<Group>) {
@@ -78,7 +132,7 @@ impl Waiting {
         self.waiters = rest;
         let count = self.groups.partition_point(|(end, _)| *end <= durable);
         let groups = self.groups.drain(..count).collect();
-        let count = self.times.partition_point(|(end, _)| *end <= durable);
+        let count = self.times.partition_point(|written| written.end <= durable);
         self.times.drain(..count);
         (ready, groups)
     }
@@ -118,13 +172,21 @@ impl Journal {
                 }));
             }
             (Answer::Ticket(ticket), Outcome::Refused(error)) => ticket.settle(Err(error)),
-            (Answer::Ticket(ticket), Outcome::AdminRefused(_) | Outcome::Done) => {
+            (Answer::Ticket(ticket), _) => {
                 debug_assert!(false, "an append has an append's outcome");
                 ticket.settle(Err(AppendError::Draining));
+            }
+            (Answer::Trim(promise), Outcome::Trimmed(first)) => promise.keep(Ok(first)),
+            (Answer::Trim(promise), Outcome::TrimRefused(error)) => promise.keep(Err(error)),
+            (Answer::Trim(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
+            (Answer::Trim(promise), _) => {
+                debug_assert!(false, "a trim has a trim's outcome");
+                promise.keep(Err(AppendError::Draining.into()));
             }
             (Answer::Admin(promise), Outcome::AdminRefused(error)) => promise.keep(Err(error)),
             (Answer::Admin(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
             (Answer::Admin(promise), _) => promise.keep(Ok(())),
+            (Answer::Sync(promise), Outcome::SyncRefused) => promise.keep(Err(SyncError::DiskFull)),
             (Answer::Sync(promise), _) => promise.keep(Ok(self.durable())),
         }
     }
@@ -136,7 +198,7 @@ impl Journal {
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
         let refused = matches!(
             waiter.outcome,
-            Outcome::Refused(_) | Outcome::AdminRefused(_)
+            Outcome::Refused(_) | Outcome::AdminRefused(_) | Outcome::TrimRefused(_)
         );
         let told = if refused {
             AppendError::JournalFailed(Arc::clone(&error))
@@ -146,6 +208,7 @@ impl Journal {
         match waiter.answer {
             Answer::Ticket(ticket) => ticket.settle(Err(told)),
             Answer::Admin(promise) => promise.keep(Err(told.into())),
+            Answer::Trim(promise) => promise.keep(Err(told.into())),
             Answer::Sync(promise) => promise.keep(Err(SyncError::JournalFailed(error))),
         }
     }

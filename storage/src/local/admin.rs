@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Core;
-use crate::engine::{SegmentInfo, Statistics};
-use crate::error::AdminError;
-use crate::ids::LogName;
+use crate::engine::{LogTarget, SegmentInfo, Statistics};
+use crate::error::{AdminError, TrimError};
+use crate::ids::{LogName, Lsn};
 use crate::journal::Answer;
 use crate::journal::committer::Operation;
 use crate::record::{Durability, LogConfig, LogInfo, Visibility};
@@ -52,9 +52,30 @@ impl Core {
     fn info(&self, name: LogName) -> Result<LogInfo, AdminError> {
         let durable = self.journal.durable();
         match self.logs.by_name(name.as_str()) {
-            Some(log) => Ok(log.info(durable, durable)),
+            Some(log) => {
+                let tail = log.state.read().tail(durable);
+                Ok(log.info(tail, durable))
+            }
             None => Err(AdminError::LogNotFound { log: name }),
         }
+    }
+
+    pub(super) fn trim(&self, target: LogTarget, before: Lsn) -> Awaited<Result<Lsn, TrimError>> {
+        let (promise, awaited) = Promise::new();
+        let answer = match self.refusal() {
+            Some(error) => {
+                promise.keep(Err(error.into()));
+                return awaited;
+            }
+            None => Answer::Trim(promise),
+        };
+        self.push(
+            Operation::Trim { target, before },
+            Durability::Durable,
+            answer,
+            0,
+        );
+        awaited
     }
 
     pub(super) fn list_logs(
@@ -69,7 +90,10 @@ impl Core {
                 log.state.read().created_end <= durable
             })
             .iter()
-            .map(|log| log.info(durable, durable))
+            .map(|log| {
+                let tail = log.state.read().tail(durable);
+                log.info(tail, durable)
+            })
             .collect()
     }
 
@@ -108,6 +132,7 @@ impl Core {
                 id: segment.life.id.get(),
                 base: segment.base,
                 bytes: segment.file_bytes(),
+                end: segment.end.read().unwrap_or_else(|| self.journal.written()),
                 sealed: segment.end.read().is_some(),
             })
             .collect()

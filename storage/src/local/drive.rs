@@ -156,9 +156,13 @@ impl Core {
         if self.journal.failure().is_some() {
             return None;
         }
-        self.journal
-            .unflushed_since()
-            .map(|since| since + self.config.sync_interval)
+        let (since, bytes) = self.journal.scheduled()?;
+        let full = bytes >= self.config.sync_bytes;
+        Some(if full {
+            since
+        } else {
+            since + self.config.sync_interval
+        })
     }
 
     fn flush_is_due(&self, now: Instant) -> bool {

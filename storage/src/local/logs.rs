@@ -41,6 +41,12 @@ pub(crate) struct LogState {
     /// End of the newest frame about the log.
     pub(crate) last_end: Position,
     pub(crate) places: Places,
+    /// The first record kept, as far as trims are on the device.
+    first: Lsn,
+    /// Trims on their way there: end of the frame, first record kept after it.
+    trims: Vec<(Position, Lsn)>,
+    /// Records in memory only (sync mode `manual`).
+    pub(crate) buffered: Option<Box<Buffered>>,
     pub(crate) config: Arc<LogConfig>,
     pub(crate) create_time: Timestamp,
     pub(crate) update_time: Timestamp,
@@ -56,15 +62,63 @@ pub(crate) struct LogState {
     pub(crate) created_in: Option<SegmentId>,
 }
 
+/// Records of one log that are accepted and not written.
+#[derive(Debug, Clone)]
+pub(crate) struct Buffered {
+    pub(crate) first_lsn: Lsn,
+    pub(crate) count: u32,
+    pub(crate) arrival: Timestamp,
+    pub(crate) body: Vec<u8>,
+}
+
 impl LogState {
     /// The tail as it is when everything below `published` is visible.
     pub(crate) fn tail(&self, published: Position) -> Lsn {
-        if self.last_end <= published {
-            return self.next;
-        }
-        self.places
+        let place = self
+            .places
             .first_beyond(published)
-            .map_or(self.next, |place| place.first_lsn)
+            .filter(|_| self.last_end > published);
+        match (place, &self.buffered) {
+            (Some(place), _) => place.first_lsn,
+            (None, Some(buffered)) => buffered.first_lsn,
+            (None, None) => self.next,
+        }
+    }
+
+    /// The tail with what is in memory only.
+    pub(crate) fn accepted_tail(&self, written: Position) -> Lsn {
+        if self.last_end <= written {
+            self.next
+        } else {
+            self.tail(written)
+        }
+    }
+
+    /// The first record kept, when everything below `durable` is on the device: a trim
+    /// that a power cut could take back is not shown.
+    pub(crate) fn first(&self, durable: Position) -> Lsn {
+        let visible = self.trims.iter().filter(|(end, _)| *end <= durable);
+        visible.map(|(_, first)| *first).fold(self.first, Lsn::max)
+    }
+
+    /// The first record kept when all trims so far are through.
+    pub(crate) fn coming_first(&self) -> Lsn {
+        self.trims.last().map_or(self.first, |(_, first)| *first)
+    }
+
+    /// A trim was committed in the frame that ends at `end`.
+    pub(crate) fn add_trim(&mut self, end: Position, first: Lsn) {
+        self.last_end = end;
+        self.trims.push((end, first));
+    }
+
+    /// Forgets what trims on the device allow to.
+    pub(crate) fn apply_trims(&mut self, durable: Position) {
+        self.first = self.first(durable);
+        self.trims.retain(|(end, _)| *end > durable);
+        self.stored_bytes -= self.places.drop_below(self.first).min(self.stored_bytes);
+        let first = self.first;
+        self.damage.retain(|(_, to)| *to > first);
     }
 
     /// The damaged range that holds `lsn`, or begins first after it.
@@ -120,6 +174,9 @@ impl Log {
                 created_end,
                 last_end: created_end,
                 places: Places::default(),
+                first: Lsn::ZERO,
+                trims: Vec::new(),
+                buffered: None,
                 config: Arc::new(config),
                 create_time,
                 update_time: create_time,
@@ -145,14 +202,14 @@ impl Log {
     }
 
     /// The log as administration sees it.
-    pub(crate) fn info(&self, visible: Position, durable: Position) -> LogInfo {
+    pub(crate) fn info(&self, tail_lsn: Lsn, durable: Position) -> LogInfo {
         let state = self.state.read();
         LogInfo {
             name: self.name.clone(),
             log_id: self.id,
             config: Arc::clone(&state.config),
-            first_lsn: Lsn::ZERO,
-            tail_lsn: state.tail(visible),
+            first_lsn: state.first(durable),
+            tail_lsn,
             durable_lsn: state.tail(durable),
             stored_bytes: state.stored_bytes,
             create_time: state.create_time,

@@ -171,7 +171,7 @@ mod tests {
         }];
         Batch {
             logs,
-            checks: Vec::new(),
+            ..Batch::default()
         }
     }
 

@@ -10,7 +10,7 @@ use super::{fitting, part};
 use crate::codec;
 use crate::engine::{BoxFuture, Scan, ScanChunk, ScanStart};
 use crate::error::ReadError;
-use crate::ids::{Position, Timestamp};
+use crate::ids::{Lsn, Position, Timestamp};
 use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, Header, Kind};
 use crate::journal::segment::{Hole, Segment};
@@ -21,6 +21,9 @@ use crate::watch::{Until, Watched};
 /// The journal is read in pieces of this; a frame that is larger is read whole.
 const PIECE_BYTES: u64 = 256 << 10;
 const LARGE_PIECE_BYTES: u64 = 16 << 20;
+
+/// What a batch or a gap takes in a message apart from names and bodies, about.
+const BATCH_OVERHEAD: usize = 48;
 
 /// Records dated ahead of their arrival are at most this much ahead.
 const MAX_AHEAD_MICROS: i64 = 24 * 3600 * 1_000_000;
@@ -219,8 +222,24 @@ impl Work {
         else {
             return Going::On;
         };
-        if log.state.read().deleted {
-            return self.note_deleted(&log, header);
+        let (deleted, kept) = {
+            let state = log.state.read();
+            (state.deleted, state.first(self.core.journal.durable()))
+        };
+        let first = header
+            .first_lsn
+            .checked_advance(self.skip)
+            .unwrap_or(header.first_lsn);
+        let to = header.next_lsn().unwrap_or(header.first_lsn);
+        if deleted {
+            return self.note_gap(&log, first, to, GapReason::Deleted);
+        }
+        if first < kept {
+            let going = self.note_gap(&log, first, to.min(kept), GapReason::Trimmed);
+            if going != Going::On || to <= kept {
+                return going;
+            }
+            self.skip = kept.since(header.first_lsn);
         }
         if frame::verified_body(bytes, header).is_none() || !header.is_readable() {
             let place = log
@@ -271,7 +290,8 @@ impl Work {
             .observer
             .read(u64::from(batch.count), batch.body.len() as u64);
         let given = u64::from(batch.count);
-        self.bytes = self.bytes.saturating_sub(batch.body.len());
+        let cost = batch.body.len() + BATCH_OVERHEAD + batch.log.as_str().len();
+        self.bytes = self.bytes.saturating_sub(cost);
         if self.remaining != u64::MAX {
             self.remaining -= given;
         }
@@ -287,26 +307,40 @@ impl Work {
         Going::On
     }
 
-    fn note_deleted(&mut self, log: &Log, header: &Header) -> Going {
-        let (from, to) = (
-            header.first_lsn,
-            header.next_lsn().unwrap_or(header.first_lsn),
-        );
-        let last = self.gaps.last_mut().filter(|gap| {
-            gap.reason == GapReason::Deleted
-                && gap.log.as_ref() == Some(&log.name)
-                && gap.to == Some(from)
-        });
+    /// Names records that the reader is moved over, together with those named just
+    /// before. Gaps come before the batches of a message, so one that follows batches
+    /// of its log has to wait for the next.
+    fn note_gap(&mut self, log: &Log, from: Lsn, to: Lsn, reason: GapReason) -> Going {
+        if self.batches.iter().any(|batch| batch.log_id == log.id) {
+            return Going::Full;
+        }
+        let same = |gap: &&mut Gap| gap.reason == reason && gap.log.as_ref() == Some(&log.name);
+        let last = self
+            .gaps
+            .iter_mut()
+            .rev()
+            .find(same)
+            .filter(|gap| gap.to == Some(from));
         match last {
             Some(gap) => gap.to = Some(to),
-            None => self.gaps.push(Gap {
-                log: Some(log.name.clone()),
-                from: Some(from),
-                to: Some(to),
-                reason: GapReason::Deleted,
-            }),
+            None => {
+                self.bytes = self
+                    .bytes
+                    .saturating_sub(BATCH_OVERHEAD + log.name.as_str().len());
+                let log = Some(log.name.clone());
+                self.gaps.push(Gap {
+                    log,
+                    from: Some(from),
+                    to: Some(to),
+                    reason,
+                });
+            }
         }
-        Going::On
+        if self.bytes == 0 {
+            Going::Full
+        } else {
+            Going::On
+        }
     }
 
     /// A header that was good once is not any more: finds the next, and names every

@@ -11,7 +11,7 @@ use crate::engine::{BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanStart}
 use crate::error::ReadError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
 use crate::local::{Core, Log};
-use crate::record::{Gap, GapReason};
+use crate::record::{Gap, GapReason, Visibility};
 use crate::watch::{Until, Watched};
 
 /// Where the scan stands.
@@ -48,6 +48,7 @@ struct Found {
     durable: Lsn,
     published: Position,
     lost: Option<(Lsn, Lsn)>,
+    trimmed: Option<(Lsn, Lsn)>,
     deleted: bool,
     unproven: bool,
 }
@@ -57,6 +58,7 @@ struct Work {
     core: Arc<Core>,
     log: Arc<Log>,
     at: At,
+    visibility: Visibility,
     published: Position,
     bounds: Bounds,
 }
@@ -67,12 +69,18 @@ impl Work {
             core,
             log,
             at,
+            visibility,
             published,
             bounds,
         } = self;
-        let (tail, deleted, unproven) = {
+        let tail = core.tail(&log, visibility);
+        let (deleted, unproven, first) = {
             let state = log.state.read();
-            (state.tail(published), state.deleted, state.unproven)
+            (
+                state.deleted,
+                state.unproven,
+                state.first(core.journal.durable()),
+            )
         };
         let durable = log.state.read().tail(core.journal.durable());
         let (from, lost) = match at {
@@ -88,6 +96,8 @@ impl Work {
                 (from, (from < next).then_some((from, next)))
             }
         };
+        let trimmed = (from < first && !deleted).then_some((from, first));
+        let from = trimmed.map_or(from, |(_, first)| first);
         let step = if deleted {
             Step {
                 batches: Vec::new(),
@@ -113,6 +123,7 @@ impl Work {
             durable,
             published,
             lost,
+            trimmed,
             deleted,
             unproven,
         })
@@ -217,6 +228,7 @@ impl LogScan {
                 core,
                 log: Arc::clone(&log),
                 at: self.at,
+                visibility: self.common.visibility,
                 published,
                 bounds,
             };
@@ -238,6 +250,7 @@ impl LogScan {
             durable,
             published,
             lost,
+            trimmed,
             deleted,
             unproven,
         } = found;
@@ -251,6 +264,9 @@ impl LogScan {
         };
         if let Some((from, to)) = lost {
             gaps.push(gap(Some(from), Some(to), GapReason::Lost));
+        }
+        if let Some((from, to)) = trimmed {
+            gaps.push(gap(Some(from), Some(to), GapReason::Trimmed));
         }
         if let Some((from, to)) = step.damage.filter(|_| step.batches.is_empty()) {
             gaps.push(gap(Some(from), Some(to), GapReason::Quarantined));

@@ -54,10 +54,14 @@ pub(crate) fn begin(
         ScanStart::Cursor(bytes) => Some(Cursor::decode(bytes, selection)?),
         _ => None,
     };
+    let name = match &request.selector {
+        Selector::Log(target) => Some(&target.name),
+        Selector::Prefix(_) | Selector::All => None,
+    };
     let common = Common {
         core: Arc::clone(core),
         workers: Arc::clone(workers),
-        visibility: core.visibility(request.visibility),
+        visibility: core.visibility(request.visibility, name),
         follow: request.follow,
         remaining: if request.max_records == 0 {
             u64::MAX

@@ -104,7 +104,8 @@ impl Drafts {
             Kind::Configured => self.apply_configured(segment, header, body),
             Kind::Deleted => self.apply_deleted(segment, header.log_id, header.end()),
             Kind::Link | Kind::Marker | Kind::Seal => {}
-            Kind::Trim | Kind::Fence | Kind::Cursor | Kind::Swap => self.findings.push(format!(
+            Kind::Trim => self.apply_trim(segment, header.log_id, header.first_lsn, header.end()),
+            Kind::Fence | Kind::Cursor | Kind::Swap => self.findings.push(format!(
                 "a frame at position {} is of kind {:?}, which this version does not know how to apply",
                 header.position, header.kind
             )),
@@ -194,6 +195,16 @@ impl Drafts {
         ));
     }
 
+    fn apply_trim(&mut self, segment: SegmentId, id: LogId, first: Lsn, end: Position) {
+        let state = &mut self.draft(id).state;
+        state.touched_in = Some(segment);
+        state.last_end = state.last_end.max(end);
+        let end = state.last_end;
+        if first > state.coming_first() {
+            state.add_trim(end, first);
+        }
+    }
+
     fn apply_deleted(&mut self, segment: SegmentId, id: LogId, end: Position) {
         let state = &mut self.draft(id).state;
         state.deleted = true;
@@ -230,8 +241,9 @@ impl Drafts {
             }
             Kind::Deleted => self.apply_deleted(segment, id, position),
             Kind::Configured => self.lost_settings(id),
+            Kind::Trim => self.apply_trim(segment, id, entry.first_lsn, position),
             Kind::Link | Kind::Marker | Kind::Seal => {}
-            Kind::Trim | Kind::Fence | Kind::Cursor | Kind::Swap => {}
+            Kind::Fence | Kind::Cursor | Kind::Swap => {}
         }
     }
 
@@ -251,6 +263,7 @@ impl Drafts {
                 self.apply_deleted(segment, closing.log_id, position);
             } else {
                 self.lose(position, closing.log_id, seen, closing.next_lsn);
+                self.apply_trim(segment, closing.log_id, closing.first_lsn, position);
             }
             let draft = self.draft(closing.log_id);
             if draft.name.is_none() {
@@ -278,6 +291,7 @@ impl Drafts {
                     .filter(|_| draft.state.created_in == Some(segment))
                     .map(|name| name.as_str().to_owned()),
                 deleted: draft.state.deleted,
+                first_lsn: draft.state.coming_first(),
             })
             .collect();
         closings.sort_unstable_by_key(|closing| closing.log_id);
@@ -305,6 +319,8 @@ impl Drafts {
                 ));
                 continue;
             };
+            // Everything found is on the device by now.
+            draft.state.apply_trims(Position::new(u64::MAX));
             let deleted = draft.state.deleted;
             let log = Arc::new(Log::recovered(id, name, draft.state));
             by_id.insert(id, Arc::clone(&log));

@@ -17,6 +17,9 @@ use crate::ids::Position;
 
 const LOGS: [&str; 5] = ["a", "b", "c/1", "c/2", "d"];
 
+/// What a request appends to one log.
+type Part = (&'static str, Vec<Vec<u8>>);
+
 /// One unit of the journal: what it appended to which logs.
 struct Unit {
     parts: Vec<(&'static str, u64, Vec<Vec<u8>>)>,
@@ -40,7 +43,7 @@ struct Run {
 
 struct Pending {
     ticket: Ticket,
-    parts: Vec<(&'static str, Vec<Vec<u8>>)>,
+    parts: Vec<Part>,
     level: Durability,
 }
 
@@ -66,13 +69,13 @@ impl Run {
         }
     }
 
-    fn batch(&mut self) -> (Batch, Vec<(&'static str, Vec<Vec<u8>>)>) {
+    fn batch(&mut self) -> (Batch, Vec<Part>) {
         let count = if self.random.random_bool(0.3) {
             self.random.random_range(2..4)
         } else {
             1
         };
-        let mut parts: Vec<(&'static str, Vec<Vec<u8>>)> = Vec::new();
+        let mut parts: Vec<Part> = Vec::new();
         while parts.len() < count {
             let log = LOGS[self.random.random_range(0..LOGS.len())];
             if parts.iter().any(|(other, _)| *other == log) {

@@ -3,8 +3,11 @@
 use super::*;
 use crate::record::GapReason;
 
-/// Every record of a chunk: log, lsn, payload.
-fn records(chunk: &ScanChunk) -> Vec<(String, u64, Vec<u8>)> {
+/// A record as a scan gave it: log, lsn, payload.
+type Seen = (String, u64, Vec<u8>);
+
+/// Every record of a chunk.
+fn records(chunk: &ScanChunk) -> Vec<Seen> {
     let mut records = Vec::new();
     for batch in &chunk.batches {
         for (lsn, data) in (batch.first_lsn.get()..).zip(payloads(batch)) {
@@ -15,7 +18,7 @@ fn records(chunk: &ScanChunk) -> Vec<(String, u64, Vec<u8>)> {
 }
 
 /// All that a scan gives up to its end, or up to where it waits.
-fn drain(scan: &mut Box<dyn Scan>) -> (Vec<(String, u64, Vec<u8>)>, Vec<ScanChunk>) {
+fn drain(scan: &mut Box<dyn Scan>) -> (Vec<Seen>, Vec<ScanChunk>) {
     let (mut found, mut chunks) = (Vec::new(), Vec::new());
     while let Some(chunk) = next_chunk(scan) {
         let Some(chunk) = chunk.unwrap() else { break };
@@ -25,7 +28,7 @@ fn drain(scan: &mut Box<dyn Scan>) -> (Vec<(String, u64, Vec<u8>)>, Vec<ScanChun
     (found, chunks)
 }
 
-fn lsns(found: &[(String, u64, Vec<u8>)]) -> Vec<u64> {
+fn lsns(found: &[Seen]) -> Vec<u64> {
     found.iter().map(|(_, lsn, _)| *lsn).collect()
 }
 

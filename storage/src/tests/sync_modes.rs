@@ -1,0 +1,184 @@
+//! Sync modes: what an ack means in each, and what a crash takes.
+
+use super::*;
+use crate::record::{LogConfig, SyncMode};
+use crate::ticket::block_on;
+
+fn with_mode(mode: SyncMode) -> Fixture {
+    let config = StorageConfig {
+        sync_mode: mode,
+        ..small_config()
+    };
+    let fixture = Fixture::with(MemoryDisk::new(), config);
+    // The log's creation is durable in every mode.
+    let created = fixture
+        .core
+        .create_in_turn(LogName::new("a").unwrap(), LogConfig::default());
+    fixture.core.turn();
+    block_on(created).unwrap();
+    fixture
+}
+
+impl Fixture {
+    /// Appends as the log's mode says.
+    fn append_by_mode(&self, data: &[u8], single: bool) -> Appended {
+        let batch = Batch {
+            single,
+            ..batch(&[("a", &[data])])
+        };
+        let mut ticket = self.core.enqueue_by_mode(batch);
+        self.core.turn();
+        settled(&mut ticket).unwrap().unwrap()
+    }
+
+    fn tail(&self, visibility: Visibility) -> u64 {
+        let log = self.core.logs.by_name("a").unwrap();
+        self.core.tail(&log, visibility).get()
+    }
+}
+
+#[test]
+fn each_mode_answers_at_its_level_and_a_plain_read_sees_every_plain_ack() {
+    use Durability::{Accepted, Durable, Written};
+    for (mode, single, grouped) in [
+        (SyncMode::Strict, Durable, Durable),
+        (SyncMode::Batch, Written, Durable),
+        (SyncMode::Interval, Written, Written),
+        (SyncMode::Async, Written, Written),
+        (SyncMode::Manual, Accepted, Accepted),
+    ] {
+        let fixture = with_mode(mode);
+        assert_eq!(
+            fixture.append_by_mode(b"1", true).durability,
+            single,
+            "{mode:?}"
+        );
+        let page = fixture.read("a", 0).unwrap();
+        assert_eq!(payloads(&page.batches[0]), [b"1"], "{mode:?}");
+        assert_eq!(
+            fixture.append_by_mode(b"2", false).durability,
+            grouped,
+            "{mode:?}"
+        );
+        assert_eq!(
+            fixture.read("a", 0).unwrap().tail_lsn,
+            Lsn::new(2),
+            "{mode:?}"
+        );
+    }
+}
+
+#[test]
+fn only_modes_that_promise_it_are_flushed_unasked() {
+    for mode in [SyncMode::Batch, SyncMode::Interval, SyncMode::Async] {
+        let fixture = with_mode(mode);
+        fixture.append_by_mode(b"1", true);
+        assert_eq!(
+            fixture.core.journal.scheduled().is_some(),
+            mode.flushes_by_itself()
+        );
+        assert!(fixture.core.journal.unflushed_since().is_some());
+    }
+}
+
+#[test]
+fn a_batch_in_batch_mode_makes_every_earlier_append_durable() {
+    let fixture = with_mode(SyncMode::Batch);
+    fixture.append_by_mode(b"1", true);
+    assert_eq!(fixture.tail(Visibility::Durable), 0);
+    fixture.append_by_mode(b"2", false);
+    assert_eq!(fixture.tail(Visibility::Durable), 2);
+}
+
+#[test]
+fn a_request_may_ask_for_more_than_the_mode_and_flushes_what_came_before() {
+    for mode in [SyncMode::Async, SyncMode::Manual] {
+        let fixture = with_mode(mode);
+        fixture.append_by_mode(b"1", true);
+        let answer = fixture.append("a", b"2").unwrap();
+        assert_eq!(answer.durability, Durability::Durable);
+        assert_eq!(answer.appends[0].first_lsn, Lsn::new(1));
+        assert_eq!(fixture.contents("a"), [b"1", b"2"]);
+    }
+}
+
+#[test]
+fn manual_loses_on_a_kill_exactly_what_was_not_synced_and_says_so() {
+    let fixture = with_mode(SyncMode::Manual);
+    let epoch = fixture.core.journal.recovery_epoch;
+    for index in 0..10u8 {
+        let answer = fixture.append_by_mode(&[index], true);
+        assert_eq!(answer.durability, Durability::Accepted);
+        assert_eq!(
+            answer.position, None,
+            "what is in memory only has no place yet"
+        );
+    }
+    let synced = fixture.core.sync_in_turn(Durability::Durable);
+    fixture.core.turn();
+    let position = block_on(synced).unwrap();
+    for index in 10..15u8 {
+        fixture.append_by_mode(&[index], true);
+    }
+    assert_eq!(fixture.tail(Visibility::Accepted), 15);
+    assert_eq!(fixture.tail(Visibility::Durable), 10);
+    let fixture = fixture.restart();
+    assert_eq!(fixture.contents("a").len(), 10);
+    let survived = fixture.core.survived(epoch).unwrap();
+    assert!(survived >= position);
+}
+
+#[test]
+fn a_full_buffer_is_written_and_other_logs_do_not_touch_it() {
+    let config = StorageConfig {
+        sync_mode: SyncMode::Manual,
+        buffer_bytes: 4000,
+        ..small_config()
+    };
+    let fixture = Fixture::with(MemoryDisk::new(), config);
+    fixture.append("a", b"first").unwrap();
+    fixture.append_by_mode(&[1; 1000], true);
+    fixture.append("other", b"x").unwrap();
+    assert_eq!(
+        fixture.tail(Visibility::Written),
+        1,
+        "another log's request leaves it alone"
+    );
+    for _ in 0..4 {
+        fixture.append_by_mode(&[1; 1000], true);
+    }
+    assert!(fixture.tail(Visibility::Written) >= 4);
+    assert_eq!(
+        contents(&fixture.core, "a", Visibility::Accepted)
+            .unwrap()
+            .len(),
+        6
+    );
+    fixture.core.close().unwrap();
+    assert_eq!(
+        fixture.restart().contents("a").len(),
+        6,
+        "shutdown writes what is left"
+    );
+}
+
+#[test]
+fn buffered_records_keep_their_times_and_are_read_part_by_part() {
+    let fixture = with_mode(SyncMode::Manual);
+    for index in 0..5u8 {
+        fixture.clock.advance(1000);
+        fixture.append_by_mode(&[index], true);
+    }
+    let mut request = read_request("a", ReadStart::Lsn(Lsn::new(2)));
+    request.max_records = 2;
+    let page = read::page(&fixture.core, &request).unwrap();
+    assert_eq!(payloads(&page.batches[0]), [[2], [3]]);
+    let before = read::page(&fixture.core, &read_request("a", ReadStart::First)).unwrap();
+    fixture.append("a", b"x").unwrap();
+    let after = fixture.read("a", 0).unwrap();
+    assert_eq!(
+        before.batches[0].body, after.batches[0].body,
+        "the same bytes once written"
+    );
+    assert_eq!(before.batches[0].arrival, after.batches[0].arrival);
+}
