@@ -150,8 +150,7 @@ with scratch() as directory, Daemon(Path(directory) / "data") as daemon:
             ("WalService/Append", {"log": "a", "record": {"text": "x"}, "condition": {"producer": {"id": "p"}}},
              "NOT_SUPPORTED"),
             ("WalService/Append", {"log": "a", "record": {"text": "x", "crc32c": 1}}, "CHECKSUM_MISMATCH"),
-            ("WalService/Fence", {"log": "greetings"}, "NOT_SUPPORTED"),
-            ("WalService/Trim", {"log": "greetings", "before_lsn": 1}, "NOT_SUPPORTED")):
+            ("CursorService/GetCursor", {"log": "greetings", "cursor": "c"}, "NOT_SUPPORTED")):
         code, _, text = daemon.call(f"wald.v1.{method}", request)
         check(f"{reason} is said to {method}", code != 0 and f'"reason": "{reason}"' in text,
               "" if f'"{reason}"' in text else text[:300])
