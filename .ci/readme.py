@@ -8,6 +8,7 @@ except into answers with such a line.
 """
 
 import re
+import shlex
 
 from common import *
 
@@ -17,9 +18,20 @@ README = ROOT / "README.md"
 VOLATILE = [
     (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
+    # A marker lies between two appends, or not: it depends on how fast they were typed.
+    (r'"position": "\d+"', '"position": "P"'),
     (r'"cursor": "[^"]+"', '"cursor": "C"'),
     (r"in [\d.]+ \w+, \d+ records/s", "in T, N records/s"),
 ]
+
+
+def goes_on(command):
+    """Whether a command does not end with this line."""
+    try:
+        shlex.split(command)
+    except ValueError:
+        return True
+    return command.endswith("\\")
 
 
 def blocks(text):
@@ -29,7 +41,7 @@ def blocks(text):
         for line in found[1].splitlines():
             if line.startswith("$ "):
                 steps.append((line[2:], []))
-            elif steps[-1][0].endswith("\\") and not steps[-1][1]:
+            elif not steps[-1][1] and goes_on(steps[-1][0]):
                 steps[-1] = (f"{steps[-1][0]}\n{line}", [])
             else:
                 steps[-1][1].append(line)
