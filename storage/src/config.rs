@@ -128,8 +128,9 @@ impl StorageConfig {
 
     /// The limits requests are held to, with what the segment size leaves of them.
     pub fn limits(&self) -> Limits {
-        let fits =
-            u32::try_from(crate::journal::largest_unit(self.segment_bytes)).unwrap_or(u32::MAX);
+        // Frames take something too.
+        let fits = crate::journal::largest_unit(self.segment_bytes) - 4096;
+        let fits = u32::try_from(fits).unwrap_or(u32::MAX);
         let max_batch_bytes = self.max_batch_bytes.min(fits);
         Limits {
             max_record_bytes: self.max_record_bytes.min(max_batch_bytes),

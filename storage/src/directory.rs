@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::disk::{Disk, DiskLock};
+use crate::disk::{Disk, DiskLock, is_out_of_space};
 use crate::engine::DurabilityTruth;
 use crate::error::OpenError;
+use crate::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::journal::frame::crc32c;
 
 /// The directories of a store.
@@ -67,26 +68,15 @@ fn encode_format(id: u128) -> String {
 }
 
 fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
-    let fail = || OpenError::io("reading FORMAT");
-    let file = disk.open(FORMAT).map_err(fail())?;
-    let mut bytes = vec![0; 4096];
-    let length = file.read_full_at(&mut bytes, 0).map_err(fail())?;
-    let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
-    let field = |name: &str| {
-        text.lines().find_map(|line| {
-            line.strip_prefix(name)?
-                .strip_prefix(' ')
-                .map(str::to_owned)
-        })
-    };
-    let version = field("version").and_then(|v| v.parse::<u32>().ok());
+    let text = read_text(disk, FORMAT).map_err(OpenError::io("reading FORMAT"))?;
+    let version = field(&text, "version").and_then(|v| v.parse::<u32>().ok());
     if let Some(found) = version.filter(|found| *found > VERSION) {
         return Err(OpenError::Version {
             found,
             supported: VERSION,
         });
     }
-    let id = field("id").and_then(|id| u128::from_str_radix(&id, 16).ok());
+    let id = field(&text, "id").and_then(|id| u128::from_str_radix(id, 16).ok());
     match id {
         Some(id) if encode_format(id) == text => Ok(id),
         _ => Err(OpenError::NotAStore {
@@ -113,31 +103,94 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
     getrandom::fill(&mut id)
         .map_err(|error| OpenError::io("drawing a store id")(std::io::Error::other(error)))?;
     let id = u128::from_le_bytes(id);
-    let fail = || OpenError::io("writing FORMAT");
-    let names = disk.list("").map_err(fail())?;
-    if names.iter().any(|name| name == FORMAT_NEW) {
-        disk.remove(FORMAT_NEW).map_err(fail())?;
-    }
-    let file = disk.create(FORMAT_NEW).map_err(fail())?;
-    file.write_all_at(encode_format(id).as_bytes(), 0)
-        .map_err(fail())?;
-    file.sync().map_err(fail())?;
-    disk.rename(FORMAT_NEW, FORMAT).map_err(fail())?;
-    disk.sync_directory("").map_err(fail())?;
+    replace(disk, FORMAT, FORMAT_NEW, &encode_format(id))
+        .map_err(OpenError::io("writing FORMAT"))?;
     Ok(id)
+}
+
+const BEGUN: &str = "BEGUN";
+const BEGUN_NEW: &str = "BEGUN.new";
+
+/// What the last start began: kept beside the journal, so that a loss of the journal's
+/// end is noticed, and no epoch is given out twice even then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LastBegun {
+    pub(crate) epoch: RecoveryEpoch,
+    pub(crate) segment: SegmentId,
+    pub(crate) base: Position,
+}
+
+impl LastBegun {
+    fn encode(&self) -> String {
+        let (epoch, segment, base) = (self.epoch, self.segment, self.base);
+        let text = format!("wald begun\nepoch {epoch}\nsegment {segment}\nbase {base}\n");
+        let crc = crc32c(text.as_bytes());
+        format!("{text}crc {crc:08x}\n")
+    }
+
+    /// Reads it; `None` if there is none that is whole.
+    pub(crate) fn read(disk: &dyn Disk) -> std::io::Result<Option<Self>> {
+        if !disk.list("")?.iter().any(|name| name == BEGUN) {
+            return Ok(None);
+        }
+        let text = read_text(disk, BEGUN)?;
+        let parse = || {
+            Some(Self {
+                epoch: RecoveryEpoch::new(field(&text, "epoch")?.parse().ok()?),
+                segment: SegmentId::new(u64::from_str_radix(field(&text, "segment")?, 16).ok()?),
+                base: Position::new(field(&text, "base")?.parse().ok()?),
+            })
+        };
+        Ok(parse().filter(|begun| begun.encode() == text))
+    }
+
+    /// Replaces it, durably.
+    pub(crate) fn write(&self, disk: &dyn Disk) -> std::io::Result<()> {
+        replace(disk, BEGUN, BEGUN_NEW, &self.encode())
+    }
+}
+
+fn read_text(disk: &dyn Disk, path: &str) -> std::io::Result<String> {
+    let mut bytes = vec![0; 4096];
+    let length = disk.open(path)?.read_full_at(&mut bytes, 0)?;
+    Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
+}
+
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+}
+
+/// Puts a small text file in place of another: whole before or whole after.
+fn replace(disk: &dyn Disk, path: &str, new: &str, text: &str) -> std::io::Result<()> {
+    if disk.list("")?.iter().any(|name| name == new) {
+        disk.remove(new)?;
+    }
+    let file = disk.create(new)?;
+    file.write_all_at(text.as_bytes(), 0)?;
+    file.sync()?;
+    disk.rename(new, path)?;
+    disk.sync_directory("")
 }
 
 const PROBE: &str = "flush-probe";
 const PROBE_BYTES: usize = 4096;
 const PROBE_FLUSHES: usize = 50;
-const PROBE_TIME: Duration = Duration::from_millis(100);
+const PROBE_TIME: Duration = Duration::from_millis(30);
 
 /// Measures what a flush of one written block costs here. Memory is not measured.
 pub(crate) fn measure(disk: &dyn Disk, clock: &dyn Clock) -> Result<DurabilityTruth, OpenError> {
-    let file_system = disk.file_system();
+    let mut file_system = disk.file_system();
     let mut times = vec![Duration::ZERO];
     if !file_system.volatile {
-        times = probe(disk, clock).map_err(OpenError::io("measuring a flush"))?;
+        match probe(disk, clock) {
+            Ok(measured) => times = measured,
+            // A full disk can still be read.
+            Err(error) if is_out_of_space(&error) => {
+                file_system.warning = Some("no space to measure a flush".to_owned());
+            }
+            Err(error) => return Err(OpenError::io("measuring a flush")(error)),
+        }
     }
     times.sort_unstable();
     Ok(DurabilityTruth {

@@ -126,6 +126,11 @@ impl LogId {
             .then_some(self.0 & ((1 << Self::COUNTER_BITS) - 1))
     }
 
+    /// The recovery epoch it was given out in.
+    pub fn epoch(self) -> RecoveryEpoch {
+        RecoveryEpoch((self.0 >> Self::COUNTER_BITS) + RecoveryEpoch::FIRST.get())
+    }
+
     /// The plain number.
     pub const fn get(self) -> u64 {
         self.0
@@ -154,6 +159,11 @@ impl RecoveryEpoch {
     /// The plain number.
     pub const fn get(self) -> u64 {
         self.0
+    }
+
+    /// The epoch after `starts` more unclean starts.
+    pub(crate) fn plus(self, starts: u64) -> Self {
+        Self(self.0 + starts)
     }
 
     /// The epoch of the next unclean start.

@@ -143,6 +143,8 @@ impl Journal {
     /// Everything below may be shown to a reader of this visibility.
     pub(crate) fn published(&self, visibility: Visibility) -> Position {
         match visibility {
+            // What lies beyond may not be there after a restart.
+            _ if self.failure.get().is_some() => self.durable(),
             Visibility::Durable => self.durable(),
             // What is accepted is written at once: there is no buffer between.
             Visibility::Written | Visibility::Accepted => self.written(),
@@ -187,14 +189,14 @@ impl Journal {
         scheduled: bool,
     ) {
         let now = self.clock.monotonic();
+        // Entered before it is published: a flush that covers it must find whom to wake.
+        let group = (end, touched.clone());
+        self.waiting.lock().written(group, bytes, scheduled, now);
         self.written.store(end.get(), Ordering::SeqCst);
         for log in &touched {
             log.watch().wake();
         }
         self.watch.wake();
-        self.waiting
-            .lock()
-            .written((end, touched), bytes, scheduled, now);
     }
 
     /// A trim takes effect when its frame, which ends at `end`, is on the device.

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-pub(crate) use self::conditions::{Checked, check};
+pub(crate) use self::conditions::{Checked, Creation, check};
 use self::drive::Intake;
 pub(crate) use self::logs::{Buffered, Log, LogState, Logs};
 use crate::clock::Clock;
@@ -213,7 +213,7 @@ impl Core {
         self.administer(Operation::Delete(target))
     }
 
-    /// Writes the clean seal. Whatever still queues is refused.
+    /// Commits what still queues, then writes the clean seal.
     pub(crate) fn close(&self) -> Result<(), SyncError> {
         let rest = self.intake.take();
         let mut committer = self.committer.lock();
@@ -271,9 +271,10 @@ impl Core {
     pub(crate) fn tail(&self, log: &Log, visibility: Visibility) -> Lsn {
         let state = log.state.read();
         match visibility {
-            Visibility::Accepted => state.accepted_tail(self.journal.written()),
-            Visibility::Written => state.tail(self.journal.written()),
-            Visibility::Durable => state.tail(self.journal.durable()),
+            Visibility::Accepted => state.accepted_tail(self.journal.published(visibility)),
+            Visibility::Written | Visibility::Durable => {
+                state.tail(self.journal.published(visibility))
+            }
         }
     }
 
@@ -452,6 +453,14 @@ impl LogEngine for LocalEngine {
     ) -> Result<LogStat, ReadError> {
         let visibility = self.core.visibility(visibility, Some(&target.name));
         let log = self.core.resolve(&target, visibility)?;
+        if let Some(error) = self
+            .core
+            .journal
+            .failure()
+            .filter(|_| visibility != Visibility::Durable)
+        {
+            return Err(ReadError::JournalFailed(error));
+        }
         let info = log.info(
             self.core.tail(&log, visibility),
             self.core.journal.durable(),

@@ -13,6 +13,9 @@ use crate::local::Log;
 /// Debris of a torn tail is kept up to this, for people to look at.
 const DEBRIS_BYTES: usize = 1 << 20;
 
+/// All debris together is kept up to this; the oldest goes first.
+const QUARANTINE_BYTES: u64 = 64 << 20;
+
 /// Damage at one place of the journal.
 #[derive(Clone)]
 pub(crate) struct Damage {
@@ -73,6 +76,11 @@ pub(crate) fn keep_debris(
     debris: &[u8],
 ) -> io::Result<u64> {
     let kept = &debris[..debris.len().min(DEBRIS_BYTES)];
+    let mut names = disk.list("quarantine")?;
+    // Names begin with the segment's number: the oldest goes first.
+    while bytes(disk)? + kept.len() as u64 > QUARANTINE_BYTES && !names.is_empty() {
+        disk.remove(&format!("quarantine/{}", names.remove(0)))?;
+    }
     let name = format!("{segment}-{offset:08x}.torn");
     let path = format!("quarantine/{name}");
     if disk.list("quarantine")?.contains(&name) {

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use crate::codec;
 use crate::engine::{Page, ReadRequest, ReadStart};
 use crate::error::ReadError;
-use crate::ids::{Lsn, Position, Timestamp};
+use crate::ids::{Lsn, Timestamp};
 use crate::index::Place;
 use crate::journal::frame::{self, Header};
 use crate::journal::segment::{Hole, Segment};
@@ -172,8 +172,6 @@ struct Step {
     next: Lsn,
     /// The damaged range that begins at `next`.
     damage: Option<(Lsn, Lsn)>,
-    /// Position of the frame that holds the last record given.
-    position: Position,
 }
 
 /// Reads records of `log` from `from` on, within bounds, up to the first damage.
@@ -182,7 +180,6 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         batches: Vec::new(),
         next: from,
         damage: None,
-        position: Position::ZERO,
     };
     let (mut records, mut bytes) = (bounds.records, bounds.bytes);
     while step.next < bounds.until && records > 0 {
@@ -208,7 +205,6 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         let (frames, fault) = read_frames(&segment, &places);
         for frame in frames {
             let room = bounds.until.since(step.next).min(records);
-            let position = frame.header.position;
             let batch = part(core.stored(log, frame), step.next, room);
             if !step.batches.is_empty() && batch.body.len() > bytes {
                 return Ok(step);
@@ -218,7 +214,6 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
                 .observer
                 .read(u64::from(batch.count), batch.body.len() as u64);
             step.next = batch.next_lsn();
-            step.position = position;
             records -= u64::from(batch.count);
             bytes = bytes.saturating_sub(batch.body.len());
             step.batches.push(batch);
@@ -263,6 +258,13 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, until: Lsn) -> (Vec<Place>, Option<
     }
     let stop = damage.map_or(until, |(from, _)| from.min(until));
     let candidates = state.places.from(state.places.index_of(lsn));
+    let buffered = state.buffered.as_ref().map(|buffered| buffered.first_lsn);
+    let known = candidates.first().map(|place| place.first_lsn).or(buffered);
+    if known.is_none_or(|known| known > lsn) {
+        // Below the tail, yet nowhere: whatever the reason, it is named and not skipped.
+        let to = known.unwrap_or(until).min(stop);
+        return (Vec::new(), Some((lsn, to)));
+    }
     let mut places: Vec<Place> = Vec::new();
     let mut useful = 0;
     for place in candidates {

@@ -16,11 +16,11 @@ use self::drafts::Drafts;
 use self::walk::{Bytes, Item, Walked};
 use crate::clock::Clock;
 use crate::config::{OnDamage, StorageConfig};
-use crate::directory::Store;
-use crate::disk::{Disk, DiskFile};
+use crate::directory::{LastBegun, Store};
+use crate::disk::{Disk, DiskFile, is_out_of_space};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
-use crate::journal::body::{Link, Seal};
+use crate::journal::body::{Closing, Link, Seal};
 use crate::journal::committer::{Committer, Resume, Settings};
 use crate::journal::frame::{self, Header, Kind};
 use crate::journal::pool::Pool;
@@ -30,6 +30,9 @@ use crate::local::Logs;
 use crate::metrics::{ChecksumSite, Observer};
 use crate::quarantine::{self, Damage, Damages};
 use crate::record::{Gap, GapReason};
+
+/// No segment is larger: offsets in one are kept in 32 bits.
+const LARGEST_SEGMENT: u64 = 1 << 32;
 
 /// What a start found.
 #[derive(Debug, Clone)]
@@ -58,11 +61,12 @@ pub struct RecoveryReport {
     pub findings: Vec<String>,
 }
 
-/// A segment file with frames in it.
+/// A segment file with frames in it. Its bytes are loaded when it is walked: one
+/// segment at a time is in memory.
 struct Used {
     life: Life,
+    path: String,
     file: Arc<dyn DiskFile>,
-    bytes: Vec<u8>,
     base: Position,
     /// Its link, if that is good, or as much as the next group tells of it.
     link: Option<Link>,
@@ -73,11 +77,15 @@ struct Tail {
     id: SegmentId,
     /// The segment before it.
     before: Option<SegmentId>,
+    path: String,
     file: Arc<dyn DiskFile>,
     base: Position,
     end: Position,
     chain: u32,
     debris: Vec<u8>,
+    /// Its bytes, where the device cannot be read around the cache: they are written to
+    /// a new file then, since nothing else makes sure that the device has them.
+    copy: Option<Vec<u8>>,
 }
 
 /// What the files say.
@@ -92,11 +100,17 @@ pub(crate) struct Recovered {
     history: Vec<(RecoveryEpoch, Position)>,
     /// Files in `journal/` without frames, to be used again.
     unused: Vec<SegmentId>,
+    /// Files in `journal/` that hold something which cannot be used.
+    unreadable: Vec<SegmentId>,
     /// Files in `pool/`.
     free: Vec<SegmentId>,
     next_id: SegmentId,
-    /// Sizes of files that may have given out positions and hold nothing.
-    unused_bytes: u64,
+    /// The highest epoch that any log id tells of.
+    highest_epoch: RecoveryEpoch,
+    /// What the start before says it began.
+    last_begun: Option<LastBegun>,
+    /// Starts that may have raised the epoch without a trace that is left.
+    lost_starts: u64,
     /// Beyond any position given out so far.
     next_base: Position,
     findings: Vec<String>,
@@ -131,15 +145,19 @@ pub(crate) fn recover(
         tail: None,
         history: Vec::new(),
         unused: Vec::new(),
+        unreadable: Vec::new(),
         free: Vec::new(),
         next_id: SegmentId::FIRST,
-        unused_bytes: 0,
+        highest_epoch: RecoveryEpoch::FIRST,
+        last_begun: None,
+        lost_starts: 0,
         next_base: Position::ZERO,
         findings: Vec::new(),
     };
     let mut used = recovered.sort_files(disk)?;
-    recovered.drop_unwritten(&mut used);
-    recovered.read(&used, observer);
+    recovered.drop_unwritten(&**disk, &mut used)?;
+    recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
+    recovered.read(&**disk, &used, observer)?;
     if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
         return Err(OpenError::Damaged(recovered.findings.join("; ")));
     }
@@ -198,17 +216,15 @@ impl Recovered {
         let path = journal_path(id);
         let fail = || OpenError::io(format!("reading {path}"));
         let file = disk.open(&path).map_err(fail())?;
-        let size = usize::try_from(file.size().map_err(fail())?).unwrap_or(usize::MAX);
-        let mut bytes = vec![0; size];
-        let length = file.read_full_at(&mut bytes, 0).map_err(fail())?;
-        bytes.truncate(length);
-        let life = match Life::decode(&bytes) {
+        let head = read_some(&*file, 0, LIFE_BYTES).map_err(fail())?;
+        let life = match Life::decode(&head) {
             Ok(life) if life.store_id == self.store.id => life,
             Ok(life) => {
-                self.findings.push(format!(
-                    "{path} belongs to store {:032x}, not to this one; it is not used",
+                let what = format!(
+                    "belongs to store {:032x}, not to this one; it is not used",
                     life.store_id
-                ));
+                );
+                self.unreadable(id, &what);
                 return Ok(None);
             }
             Err(BadLife::TooNew(found)) => {
@@ -218,7 +234,7 @@ impl Recovered {
                 });
             }
             Err(BadLife::Damaged) => {
-                self.lost_life(id, &bytes);
+                self.lost_life(id, &*file).map_err(fail())?;
                 return Ok(None);
             }
         };
@@ -230,90 +246,158 @@ impl Recovered {
             ));
             self.next_id = self.next_id.max(life.id.next());
         }
-        match frames(&life, &bytes) {
+        match frames(&life, &*file).map_err(fail())? {
             None if life.id != id => Ok(None),
             Some((base, link)) => Ok(Some(Used {
                 life,
+                path,
                 file,
-                bytes,
                 base,
                 link,
             })),
             None => {
                 self.unused.push(id);
-                self.unused_bytes += life.size;
                 Ok(None)
             }
         }
     }
 
     /// Without a life block nothing in the file can be verified.
-    fn lost_life(&mut self, id: SegmentId, bytes: &[u8]) {
+    fn lost_life(&mut self, id: SegmentId, file: &dyn DiskFile) -> std::io::Result<()> {
+        let bytes = read_some(file, 0, file.size()?)?;
         let frames = bytes
             .get(usize::try_from(LIFE_BYTES).unwrap_or(0)..)
             .unwrap_or(&[]);
-        self.unused_bytes += bytes.len() as u64;
         if frames.iter().all(|byte| *byte == 0) {
             self.unused.push(id);
         } else {
-            let path = journal_path(id);
-            self.findings
-                .push(format!("{path} has no good life block; it is not used"));
+            self.unreadable(id, "has no good life block; it is not used");
         }
+        Ok(())
+    }
+
+    /// A file that holds something, but nothing that can be used.
+    fn unreadable(&mut self, id: SegmentId, what: &str) {
+        self.findings.push(format!("{} {what}", journal_path(id)));
+        self.unreadable.push(id);
     }
 
     /// A last segment whose first frame never became whole holds nothing: the journal
     /// had not rolled.
-    fn drop_unwritten(&mut self, used: &mut Vec<Used>) {
+    fn drop_unwritten(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
         while let Some(last) = used.last() {
-            let walked = last.as_bytes().walk_last();
+            let (bytes, _) = last.load_tail(disk)?;
+            let walked = last.as_bytes(&bytes).walk_last();
             if walked.end > last.base.advance(LIFE_BYTES) {
-                return;
+                return Ok(());
             }
-            self.unused_bytes += last.life.size;
-            self.unused.push(last.life.id);
+            if last.path == journal_path(last.life.id) {
+                self.unused.push(last.life.id);
+            }
             used.pop();
         }
+        Ok(())
     }
 
     /// Walks all segments in order and applies what they say.
-    fn read(&mut self, used: &[Used], observer: &dyn Observer) {
+    fn read(
+        &mut self,
+        disk: &dyn Disk,
+        used: &[Used],
+        observer: &dyn Observer,
+    ) -> Result<(), OpenError> {
         for (index, segment) in used.iter().enumerate() {
             let before = index.checked_sub(1).map(|before| &used[before]);
             self.follow_link(segment, before);
             let successor = used.get(index + 1);
-            let told = successor.and_then(|next| {
-                let link = next.link.as_ref()?;
-                (link.predecessor == Some(segment.life.id)).then_some(link.predecessor_end)
-            });
-            let walked = match told {
-                Some(end) => segment.as_bytes().walk_finished(end),
-                None => segment.as_bytes().walk_last(),
+            let link = successor
+                .and_then(|next| next.link.as_ref())
+                .filter(|link| link.predecessor == Some(segment.life.id));
+            let is_last = successor.is_none();
+            let (bytes, cached) = if is_last {
+                segment.load_tail(disk)?
+            } else {
+                (segment.load()?, false)
             };
-            let closings = successor.and_then(|next| {
-                let link = next.link.as_ref()?;
-                if link.predecessor == Some(segment.life.id) {
-                    link.closings.as_deref()
-                } else {
-                    None
-                }
-            });
-            let holes = self.apply_segment(segment, &walked, observer);
-            if let (Some(first), Some(closings)) = (holes.first(), closings) {
-                self.drafts.reconcile(segment.life.id, closings, first.from);
-            } else if let Some(first) = holes.first() {
-                self.drafts.mark_uncertain(first.from);
+            let walked = match link {
+                Some(link) => segment.as_bytes(&bytes).walk_finished(link.predecessor_end),
+                None => segment.as_bytes(&bytes).walk_last(),
+            };
+            let closings = link.and_then(|link| link.closings.as_deref());
+            let holes = self.apply_segment(segment.as_bytes(&bytes), &walked, observer);
+            self.explain(segment.life.id, &holes, closings);
+            if link.is_none() && !is_last && !walked.is_sealed() && walked.torn > 0 {
+                // Its successor does not tell where it ended.
+                self.drafts.mark_uncertain(walked.end);
                 self.findings.push(format!(
-                    "damage at position {} of segment {} cannot be attributed to logs",
-                    first.from, segment.life.id
+                    "where segment {} ended is not known",
+                    segment.life.id
                 ));
             }
-            self.enter(segment, &walked, told.is_none() && successor.is_none());
+            self.enter(segment, &bytes, &walked, is_last);
+            if let Some(tail) = self.tail.as_mut().filter(|_| cached) {
+                tail.copy = Some(bytes);
+            }
         }
         let limit = used
             .last()
             .map_or(Position::ZERO, |last| last.base.advance(last.life.size));
-        self.next_base = limit.advance(self.unused_bytes);
+        self.look_behind(used.last().map(|last| last.life.id), limit);
+        // One segment more may have given out positions and left nothing; none is larger.
+        let nothing_given_out = self.clean || (used.is_empty() && self.last_begun.is_none());
+        let beyond = if nothing_given_out {
+            0
+        } else {
+            LARGEST_SEGMENT
+        };
+        self.next_base = limit.max(self.begun_base()).advance(beyond);
+        Ok(())
+    }
+
+    /// Files behind the last good segment that cannot be used may have held the newest
+    /// records of any log.
+    fn look_behind(&mut self, last: Option<SegmentId>, limit: Position) {
+        let behind = self
+            .unreadable
+            .iter()
+            .filter(|id| last.is_none_or(|last| **id > last));
+        let count = behind.count() as u64;
+        if count > 0 {
+            self.drafts.mark_uncertain(limit);
+            self.lost_starts += count;
+            self.clean = false;
+        }
+        let Some(begun) = self.last_begun else { return };
+        self.highest_epoch = self.highest_epoch.max(begun.epoch);
+        if last.is_none_or(|last| last < begun.segment) {
+            self.drafts.mark_uncertain(limit);
+            self.findings.push(format!(
+                "segment {}, which the last start began, is missing; records in it and after it are gone",
+                begun.segment
+            ));
+            self.clean = false;
+        }
+    }
+
+    /// Positions that the last start gave out begin here.
+    fn begun_base(&self) -> Position {
+        self.last_begun.map_or(Position::ZERO, |begun| begun.base)
+    }
+
+    /// Holes that no directory explains are explained by how the segment was left, or
+    /// not at all.
+    fn explain(&mut self, segment: SegmentId, holes: &[Hole], closings: Option<&[Closing]>) {
+        let Some(first) = holes.first() else { return };
+        match closings {
+            Some(closings) => self.drafts.reconcile(segment, closings, first.from),
+            None => {
+                self.drafts.mark_uncertain(first.from);
+                self.findings.push(format!(
+                    "damage at position {} of segment {segment} cannot be attributed to logs",
+                    first.from
+                ));
+            }
+        }
     }
 
     /// What a segment's link says about what came before it.
@@ -323,6 +407,8 @@ impl Recovered {
                 "the link of segment {} is damaged",
                 segment.life.id
             ));
+            // It may have been the first of a new epoch.
+            self.lost_starts += 1;
             return;
         };
         if link.recovery_epoch > self.epoch {
@@ -353,21 +439,26 @@ impl Recovered {
     /// Applies one walked segment. Returns the holes that no directory explains.
     fn apply_segment(
         &mut self,
-        segment: &Used,
+        bytes: Bytes<'_>,
         walked: &Walked,
         observer: &dyn Observer,
     ) -> Vec<Hole> {
-        let bytes = segment.as_bytes();
-        let id = segment.life.id;
+        let id = bytes.life.id;
         let mut holes: Vec<Hole> = Vec::new();
-        let mut last_hole = None;
+        let mut last_hole = self
+            .segments
+            .values()
+            .next_back()
+            .map_or(Position::ZERO, |before| {
+                before.end.read().unwrap_or(before.base)
+            });
         for item in &walked.items {
             let (header, body_good) = match *item {
                 Item::Frame { header, body_good } => (header, body_good),
                 Item::Hole { from, to } => {
                     observer.checksum_failure(ChecksumSite::Recovery);
                     holes.push(Hole { from, to });
-                    last_hole = Some(from);
+                    last_hole = from;
                     continue;
                 }
             };
@@ -376,8 +467,11 @@ impl Recovered {
                 observer.checksum_failure(ChecksumSite::Recovery);
             }
             self.count_log_id(header.log_id, header.kind);
+            if header.kind != Kind::Link {
+                self.highest_epoch = self.highest_epoch.max(header.log_id.epoch());
+            }
             self.drafts.apply(id, &header, body, last_hole);
-            self.apply_directory(segment, &header, &mut holes);
+            self.apply_directory(bytes, &header, &mut holes);
         }
         holes
     }
@@ -391,8 +485,7 @@ impl Recovered {
     }
 
     /// A directory explains the damaged frames of the group before it.
-    fn apply_directory(&mut self, segment: &Used, header: &Header, holes: &mut Vec<Hole>) {
-        let bytes = segment.as_bytes();
+    fn apply_directory(&mut self, bytes: Bytes<'_>, header: &Header, holes: &mut Vec<Hole>) {
         let Some(directory) = frame::directory_of(bytes.frame(header), header) else {
             return;
         };
@@ -414,7 +507,7 @@ impl Recovered {
                     .is_some_and(|header| bytes.body(&header).is_none());
             if in_hole || bad_body {
                 self.count_log_id(entry.log_id, entry.kind);
-                self.drafts.apply_entry(segment.life.id, position, entry);
+                self.drafts.apply_entry(bytes.life.id, position, entry);
             }
             position = end;
         }
@@ -422,7 +515,7 @@ impl Recovered {
     }
 
     /// Enters a segment among those that are served.
-    fn enter(&mut self, used: &Used, walked: &Walked, is_last: bool) {
+    fn enter(&mut self, used: &Used, bytes: &[u8], walked: &Walked, is_last: bool) {
         let segment = Segment::new(used.life, used.base, Arc::clone(&used.file));
         *segment.end.write() = Some(walked.end);
         for item in &walked.items {
@@ -446,7 +539,7 @@ impl Recovered {
         }
         let seal = walked.items.last().and_then(|item| match item {
             Item::Frame { header, .. } if header.kind == Kind::Seal => {
-                Seal::decode(used.as_bytes().body(header)?)
+                Seal::decode(used.as_bytes(bytes).body(header)?)
             }
             _ => None,
         });
@@ -454,28 +547,31 @@ impl Recovered {
         if let Some(seal) = seal {
             self.next_log_counter = self.next_log_counter.max(seal.next_log_counter);
         }
-        if (used.bytes.len() as u64) < used.life.size {
+        if (bytes.len() as u64) < used.life.size {
             self.findings.push(format!(
                 "segment {} has {} bytes instead of {}; records there, if any, are gone",
                 used.life.id,
-                used.bytes.len(),
+                bytes.len(),
                 used.life.size
             ));
         }
         let end = usize::try_from(walked.end.since(used.base)).unwrap_or(usize::MAX);
         let torn = usize::try_from(walked.torn).unwrap_or(0);
-        let debris = used.bytes.get(end..end + torn).unwrap_or(&[]).to_vec();
+        let debris = bytes.get(end..end + torn).unwrap_or(&[]).to_vec();
         let (id, file) = (used.life.id, Arc::clone(&used.file));
         let (base, end, chain) = (used.base, walked.end, walked.chain);
         let before = used.link.as_ref().and_then(|link| link.predecessor);
+        let (path, copy) = (used.path.clone(), None);
         self.tail = Some(Tail {
             id,
             before,
+            path,
             file,
             base,
             end,
             chain,
             debris,
+            copy,
         });
     }
 
@@ -494,10 +590,12 @@ impl Recovered {
         let fail = || OpenError::io("beginning the journal");
         let torn_bytes = self.save_tail(disk)?;
         let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
-        if !self.clean && self.tail.is_some() {
+        self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
+        if !self.clean && !self.store.created {
             let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
-            self.history.push((self.epoch, end));
-            self.epoch = self.epoch.next();
+            let ended = self.epoch.max(self.highest_epoch).plus(self.lost_starts);
+            self.history.push((ended, end));
+            self.epoch = ended.next();
             self.next_log_counter = 1;
         }
         let pool = Arc::new(Pool::new(
@@ -522,7 +620,7 @@ impl Recovered {
         report.logs = logs.len() as u64;
         let mut segments = self.segments;
         segments.insert(segment.base, Arc::clone(&segment));
-        let base = segment.base;
+        let (base, segment_id) = (segment.base, segment.life.id);
         let journal = Arc::new(Journal::new(
             clock,
             observer,
@@ -546,6 +644,7 @@ impl Recovered {
                 largest_unit: largest_unit(config.segment_bytes),
                 sync_mode: config.sync_mode,
                 buffer_bytes: config.buffer_bytes,
+                uncertain: finished.uncertain,
             },
             resume,
         );
@@ -553,6 +652,13 @@ impl Recovered {
         if let Some(error) = journal.failure() {
             return Err(fail()(std::io::Error::new(error.kind(), error.to_string())));
         }
+        LastBegun {
+            epoch: self.epoch,
+            segment: segment_id,
+            base,
+        }
+        .write(&**disk)
+        .map_err(fail())?;
         give_back(self.tail.as_ref()).map_err(fail())?;
         let damages = Damages::new(finished.damages);
         let history = self.history;
@@ -568,19 +674,40 @@ impl Recovered {
         })
     }
 
-    /// Makes durable what was found in the old tail, and keeps what was cut off it.
-    fn save_tail(&self, disk: &Arc<dyn Disk>) -> Result<u64, OpenError> {
-        let Some(tail) = self.tail.as_ref().filter(|_| !self.clean) else {
+    /// Makes durable what was found in the old tail, and keeps what was cut off it. A
+    /// clean seal is flushed too: it may be in the cache only.
+    fn save_tail(&mut self, disk: &Arc<dyn Disk>) -> Result<u64, OpenError> {
+        let Some(tail) = self.tail.as_mut() else {
             return Ok(0);
         };
+        if let Some(bytes) = tail.copy.take() {
+            let file = rewrite(&**disk, tail.id, &tail.path, &bytes)
+                .map_err(OpenError::io("writing the old tail anew"))?;
+            tail.file = Arc::clone(&file);
+            if let Some(old) = self.segments.get(&tail.base) {
+                let segment = Segment::new(old.life, old.base, file);
+                *segment.end.write() = *old.end.read();
+                segment.holes.write().clone_from(&old.holes.read());
+                self.segments.insert(tail.base, Arc::new(segment));
+            }
+        }
         tail.file
             .sync()
             .map_err(OpenError::io("flushing the old tail"))?;
         if tail.debris.is_empty() {
             return Ok(0);
         }
-        quarantine::keep_debris(&**disk, tail.id, tail.end.since(tail.base), &tail.debris)
-            .map_err(OpenError::io("keeping what was cut off the tail"))?;
+        let kept =
+            quarantine::keep_debris(&**disk, tail.id, tail.end.since(tail.base), &tail.debris);
+        match kept {
+            Ok(_) => {}
+            // Starting matters more than keeping what was never promised.
+            Err(error) if is_out_of_space(&error) => {
+                self.findings
+                    .push("no space to keep what was cut off the tail".to_owned());
+            }
+            Err(error) => return Err(OpenError::io("keeping what was cut off the tail")(error)),
+        }
         Ok(tail.debris.len() as u64)
     }
 
@@ -629,44 +756,84 @@ impl Recovered {
 }
 
 impl Used {
-    fn as_bytes(&self) -> Bytes<'_> {
+    fn as_bytes<'a>(&'a self, bytes: &'a [u8]) -> Bytes<'a> {
         Bytes {
             life: &self.life,
             base: self.base,
-            bytes: &self.bytes,
+            bytes,
+        }
+    }
+
+    fn load(&self) -> Result<Vec<u8>, OpenError> {
+        let all = || read_some(&*self.file, 0, self.file.size()?);
+        all().map_err(OpenError::io(format!("reading {}", self.path)))
+    }
+
+    /// Loads the segment whose end may never have been flushed: from the device, since
+    /// the cache is not to be believed after a flush that failed.
+    /// The second value tells whether the cache had to be believed all the same.
+    fn load_tail(&self, disk: &dyn Disk) -> Result<(Vec<u8>, bool), OpenError> {
+        let fail = || OpenError::io(format!("reading {} from the device", self.path));
+        let size = self.file.size().map_err(fail())?;
+        match disk.read_from_device(&self.path, size).map_err(fail())? {
+            Some(bytes) => Ok((bytes, false)),
+            None => Ok((self.load()?, true)),
         }
     }
 }
 
+fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let mut found = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+    let length = file.read_full_at(&mut found, from)?;
+    found.truncate(length);
+    Ok(found)
+}
+
 /// Whether a segment has frames, and if so its base and its link. A link that is
 /// damaged is told in part by the directory of its group.
-fn frames(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
-    let first = usize::try_from(LIFE_BYTES).ok()?;
-    let header = bytes
-        .get(first..)
-        .and_then(|bytes| frame::decode_header(bytes, life.salt));
-    if let Some(header) = header.filter(|header| header.kind == Kind::Link) {
-        let base = Position::new(header.position.get().checked_sub(LIFE_BYTES)?);
-        let body = Bytes { life, base, bytes }.body(&header);
-        let link = body
+fn frames(life: &Life, file: &dyn DiskFile) -> std::io::Result<Option<(Position, Option<Link>)>> {
+    let head = read_some(file, LIFE_BYTES, frame::HEADER_BYTES as u64)?;
+    if let Some(header) =
+        frame::decode_header(&head, life.salt).filter(|header| header.kind == Kind::Link)
+        && let Some(base) = header.position.get().checked_sub(LIFE_BYTES)
+    {
+        let frame = read_some(file, LIFE_BYTES, header.frame_len())?;
+        let link = frame::verified_body(&frame, &header)
             .and_then(Link::decode)
             .or_else(|| Some(partial_link(header.log_id, header.first_lsn, header.count)));
-        return Some((base, link));
+        return Ok(Some((Position::new(base), link)));
     }
-    // Any frame of this life tells the base: its position less its offset.
-    for offset in (first..bytes.len()).step_by(8) {
-        let rest = &bytes[offset..];
-        if rest.len() < frame::HEADER_BYTES || rest[6] == 0 {
+    let bytes = read_some(file, 0, file.size()?)?;
+    Ok(any_frame(life, &bytes))
+}
+
+/// Looks for any frame of this life: it tells the base, its position less its offset.
+fn any_frame(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
+    let first = usize::try_from(LIFE_BYTES).ok()?;
+    for (index, page) in bytes.get(first..)?.chunks(4096).enumerate() {
+        if page.iter().all(|byte| *byte == 0) {
             continue;
         }
-        let Some(header) = frame::decode_header(rest, life.salt) else {
-            continue;
-        };
-        let base = Position::new(header.position.get().checked_sub(offset as u64)?);
-        return Some((
-            base,
-            link_from_directory(&Bytes { life, base, bytes }, header),
-        ));
+        for step in (0..page.len()).step_by(8) {
+            let offset = first + index * 4096 + step;
+            let rest = &bytes[offset..];
+            // Bases are sums of sizes: a cheap look before a checksum is computed.
+            let claimed = frame::claimed_position(rest);
+            if claimed.is_none_or(|claimed| claimed.wrapping_sub(offset as u64) % 4096 != 0) {
+                continue;
+            }
+            let Some(header) = frame::decode_header(rest, life.salt) else {
+                continue;
+            };
+            let Some(base) = header.position.get().checked_sub(offset as u64) else {
+                continue;
+            };
+            let base = Position::new(base);
+            return Some((
+                base,
+                link_from_directory(&Bytes { life, base, bytes }, header),
+            ));
+        }
     }
     None
 }
@@ -714,6 +881,30 @@ fn subtract(holes: &[Hole], from: Position, to: Position) -> Vec<Hole> {
         }
     }
     rest
+}
+
+/// Writes a segment anew, byte for byte, over its old name.
+fn rewrite(
+    disk: &dyn Disk,
+    id: SegmentId,
+    path: &str,
+    bytes: &[u8],
+) -> std::io::Result<Arc<dyn DiskFile>> {
+    let new = segment::pool_path(id);
+    if disk
+        .list("pool")?
+        .iter()
+        .any(|name| new.ends_with(name.as_str()))
+    {
+        disk.remove(&new)?;
+    }
+    let file = disk.create(&new)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync()?;
+    disk.rename(&new, path)?;
+    disk.sync_directory("journal")?;
+    disk.sync_directory("pool")?;
+    Ok(file)
 }
 
 /// Gives the unused end of the old tail back to the file system.

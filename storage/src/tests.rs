@@ -2,6 +2,7 @@
 
 mod appending;
 mod damage;
+mod faults;
 mod power_cut;
 mod scanning;
 mod sync_modes;

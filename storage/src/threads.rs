@@ -58,7 +58,10 @@ impl Workers {
         loop {
             if let Some(task) = queue.tasks.pop_front() {
                 drop(queue);
-                task();
+                // A task that panics drops its promise, which tells whoever waits.
+                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(task)).is_err() {
+                    tracing::error!("a read panicked; this is a bug");
+                }
                 queue = self.queue.lock();
             } else if queue.stopped {
                 return;
@@ -68,21 +71,23 @@ impl Workers {
         }
     }
 
-    /// Runs `task` on one of the threads; at once and here if none was ever started,
-    /// as in simulations.
+    /// Runs `task` on one of the threads; at once and here if there are none, as in
+    /// simulations and after the engine is gone.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         task: impl FnOnce() -> T + Send + 'static,
     ) -> Awaited<T> {
         let (promise, awaited) = Promise::new();
-        if !self.started.load(Ordering::SeqCst) {
+        let mut queue = self.queue.lock();
+        if queue.stopped || !self.started.load(Ordering::SeqCst) {
+            drop(queue);
             promise.keep(task());
             return awaited;
         }
-        self.queue
-            .lock()
+        queue
             .tasks
             .push_back(Box::new(move || promise.keep(task())));
+        drop(queue);
         self.changed.notify_one();
         awaited
     }

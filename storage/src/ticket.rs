@@ -95,8 +95,13 @@ impl TicketAnswer {
     pub(crate) fn settle(self, settled: Result<Appended, AppendError>) {
         let waker = {
             let mut answers = self.0.lock();
-            if let (None, Err(error)) = (&answers.ordered, &settled) {
-                answers.ordered = Some(Err(error.clone()));
+            if answers.ordered.is_none() {
+                // A refusal has no place, nor has a batch of checks only.
+                let placeless = |appended: &Appended| Ordered {
+                    appends: appended.appends.clone(),
+                    position: appended.position,
+                };
+                answers.ordered = Some(settled.as_ref().map(placeless).map_err(Clone::clone));
             }
             answers.settled = Some(settled);
             answers.waker.take()
@@ -115,27 +120,37 @@ pub(crate) struct Awaited<T>(Arc<Mutex<Promised<T>>>);
 
 struct Promised<T> {
     value: Option<T>,
+    abandoned: bool,
     waker: Option<Waker>,
+}
+
+impl<T> Drop for Promise<T> {
+    /// Whoever was to keep it is gone, by a panic: the waiter must not wait for ever.
+    fn drop(&mut self) {
+        let waker = {
+            let mut promised = self.0.lock();
+            promised.abandoned = true;
+            promised.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
 }
 
 impl<T> Promise<T> {
     pub(crate) fn new() -> (Self, Awaited<T>) {
         let cell = Arc::new(Mutex::new(Promised {
             value: None,
+            abandoned: false,
             waker: None,
         }));
         (Self(Arc::clone(&cell)), Awaited(cell))
     }
 
+    /// Answers. Dropping the promise right after wakes whoever waits.
     pub(crate) fn keep(self, value: T) {
-        let waker = {
-            let mut promised = self.0.lock();
-            promised.value = Some(value);
-            promised.waker.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.0.lock().value = Some(value);
     }
 }
 
@@ -146,6 +161,7 @@ impl<T> Future for Awaited<T> {
         let mut promised = self.0.lock();
         match promised.value.take() {
             Some(value) => Poll::Ready(value),
+            None if promised.abandoned => panic!("the engine's thread that was to answer panicked"),
             None => {
                 promised.waker = Some(context.waker().clone());
                 Poll::Pending

@@ -1,5 +1,6 @@
 //! Waiting for something published to change, in any runtime or none.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ pub(crate) struct Watch {
 #[derive(Default)]
 struct Waiting {
     next: u64,
-    wakers: Vec<(u64, Waker)>,
+    wakers: BTreeMap<u64, Waker>,
 }
 
 impl Watch {
@@ -32,24 +33,21 @@ impl Watch {
             self.count.store(0, Ordering::SeqCst);
             std::mem::take(&mut waiting.wakers)
         };
-        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        wakers.into_values().for_each(Waker::wake);
     }
 
     fn add(&self, waker: Waker) -> u64 {
         let mut waiting = self.waiting.lock();
         let key = waiting.next;
         waiting.next += 1;
-        waiting.wakers.push((key, waker));
+        waiting.wakers.insert(key, waker);
         self.count.store(waiting.wakers.len(), Ordering::SeqCst);
         key
     }
 
     fn remove(&self, key: u64) {
         let mut waiting = self.waiting.lock();
-        waiting.wakers.retain(|(other, _)| *other != key);
-        if waiting.wakers.is_empty() {
-            waiting.wakers = Vec::new();
-        }
+        waiting.wakers.remove(&key);
         self.count.store(waiting.wakers.len(), Ordering::SeqCst);
     }
 }

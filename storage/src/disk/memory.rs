@@ -413,6 +413,24 @@ impl Disk for MemoryDisk {
         }))
     }
 
+    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Vec<u8>>> {
+        let mut state = self.0.lock();
+        state.alive()?;
+        let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
+        let inode = state.inode(inode);
+        // As on Linux, what is dirty is written back first; what is clean is what the
+        // device has, whatever the cache says.
+        let mut found = inode.durable.clone();
+        found.resize(inode.bytes.len(), 0);
+        for sector in &inode.dirty {
+            let to = (sector * SECTOR + SECTOR).min(found.len());
+            let range = (sector * SECTOR).min(to)..to;
+            found[range.clone()].copy_from_slice(&inode.bytes[range]);
+        }
+        found.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+        Ok(Some(found))
+    }
+
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.0.lock();
         state.alive()?;

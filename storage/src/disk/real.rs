@@ -7,14 +7,18 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FlockOperation, flock, fstatvfs, statfs};
+use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs, statfs};
 
 use super::{Disk, DiskFile, DiskLock, FileSystem};
 use crate::error::OpenError;
+
+/// Enough for every block device in use.
+const DIRECT_ALIGN: usize = 4096;
+const DIRECT_BYTES: usize = 1 << 20;
 
 /// A data directory on a mounted file system.
 #[derive(Debug)]
@@ -117,6 +121,40 @@ impl Disk for RealDisk {
             .write(true)
             .open(self.path(path))?;
         Ok(Arc::new(RealFile(file)))
+    }
+
+    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Vec<u8>>> {
+        let direct = i32::try_from(OFlags::DIRECT.bits()).map_err(io::Error::other)?;
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(direct)
+            .open(self.path(path));
+        let file = match opened {
+            Ok(file) => file,
+            // What file systems say that do not have it.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut found = Vec::new();
+        // Address, offset and length must be multiples of the device's block.
+        let mut buffer = vec![0; DIRECT_BYTES + DIRECT_ALIGN];
+        let start = buffer.as_ptr().align_offset(DIRECT_ALIGN);
+        let aligned = &mut buffer[start..start + DIRECT_BYTES];
+        while (found.len() as u64) < bytes {
+            match file.read_at(aligned, found.len() as u64) {
+                Ok(0) => break,
+                Ok(read) => found.extend_from_slice(&aligned[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
+                Err(error) => return Err(error),
+            }
+            if !found.len().is_multiple_of(DIRECT_ALIGN) {
+                // The end of the file: nothing aligned is left.
+                break;
+            }
+        }
+        found.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+        Ok(Some(found))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

@@ -24,7 +24,7 @@ use crate::engine::{LogAppended, LogTarget, Ordered};
 use crate::error::{AdminError, AppendError, TrimError};
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::Place;
-use crate::local::{Buffered, Checked, Log, Logs, check};
+use crate::local::{Buffered, Checked, Creation, Log, Logs, check};
 use crate::metrics::Phase;
 use crate::record::{Batch, Durability, LogConfig, LogRecords, Record, SyncMode};
 
@@ -172,6 +172,9 @@ pub(crate) struct Settings {
     pub(crate) sync_mode: SyncMode,
     /// Bytes of records in memory only, at most.
     pub(crate) buffer_bytes: u64,
+    /// After damage logs may be missing of which nothing is left: none is created then,
+    /// lest one of them begins again at lsn 0.
+    pub(crate) uncertain: bool,
 }
 
 /// Where the committer goes on.
@@ -236,7 +239,7 @@ impl Committer {
     /// that want no flush, leaves the others to [`Journal::flush`].
     pub(crate) fn commit(&mut self, submissions: impl IntoIterator<Item = Submission>) {
         let started = self.journal.clock.monotonic();
-        self.arrival = self.arrival.max(self.journal.clock.now());
+        self.arrival = self.journal.clock.now();
         for submission in submissions {
             let queued = started.saturating_duration_since(submission.submitted);
             self.journal.observer.phase(Phase::Queue, queued);
@@ -340,6 +343,14 @@ impl Committer {
         (Some(self.end()), outcome)
     }
 
+    fn creation(&self) -> Creation {
+        match (self.settings.uncertain, self.settings.auto_create) {
+            (true, _) => Creation::Unproven,
+            (false, true) => Creation::ByAppend,
+            (false, false) => Creation::ByRequest,
+        }
+    }
+
     fn mode(&self, log: &Log) -> SyncMode {
         log.state
             .read()
@@ -378,8 +389,7 @@ impl Committer {
             return Some((Some(Position::ZERO), Outcome::Refused(error)));
         }
         let targets = [Some(Arc::clone(&log))];
-        if let Checked::Refused { error, .. } =
-            check(&self.logs, batch, &targets, self.settings.auto_create)
+        if let Checked::Refused { error, .. } = check(&self.logs, batch, &targets, self.creation())
         {
             return Some((Some(Position::ZERO), Outcome::Refused(error)));
         }
@@ -494,7 +504,7 @@ impl Committer {
         if let Err(error) = self.secure(size.0, size.1) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
-        match check(&self.logs, batch, &targets, self.settings.auto_create) {
+        match check(&self.logs, batch, &targets, self.creation()) {
             Checked::Refused { error, reveals } => {
                 return (Some(reveals), Outcome::Refused(error));
             }
@@ -686,6 +696,13 @@ impl Committer {
             };
             return (Some(reveals), Outcome::AdminRefused(error));
         }
+        if self.settings.uncertain {
+            let error = AppendError::TailUnproven {
+                log: name,
+                from: Lsn::ZERO,
+            };
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
         let frames = HEADER_BYTES + Created::max_len(name.as_str()).next_multiple_of(8);
         if let Err(error) = self.secure(frames, DirectoryBuilder::entry_len(Some(name.as_str()))) {
             return (Some(Position::ZERO), Outcome::Refused(error));
@@ -856,10 +873,14 @@ impl Committer {
         } else {
             0
         };
-        let told = if self.buffer.is_empty() {
-            0
-        } else {
-            self.directory.extension_len()
+        // An open frame's entry is not in the directory yet.
+        let open = self
+            .open
+            .as_ref()
+            .map_or(0, |_| DirectoryBuilder::entry_len(None));
+        let told = match self.buffer.is_empty() {
+            true => 0,
+            false => self.directory.extension_len() + open,
         };
         let seal = HEADER_BYTES + Seal::MAX_LEN + 16 + told + directory + 32;
         let need = self.buffer.len().next_multiple_of(8) + first + frames + 8 + seal;
@@ -915,7 +936,7 @@ impl Committer {
             bytes += 32 + name.as_ref().map_or(0, String::len);
             closings.push(Closing {
                 log_id: log.id,
-                next_lsn: state.next,
+                next_lsn: state.journaled_next(),
                 name,
                 deleted: state.deleted,
                 first_lsn: state.coming_first(),

@@ -123,6 +123,8 @@ impl Pool {
                 Ok(state)
             }
             Err(error) => {
+                // The file, if there is one, can still have a life.
+                state.free.extend(free);
                 let at = self.clock.monotonic();
                 state.failed = Some((at, error.kind(), error.to_string()));
                 Err(error)
@@ -144,8 +146,15 @@ impl Pool {
             Some(found) => found,
             None => self.create(id)?,
         };
-        file.write_all_at(&life.encode(), 0)?;
-        file.sync()?;
+        let written = file
+            .write_all_at(&life.encode(), 0)
+            .and_then(|()| file.sync());
+        if let Err(error) = written {
+            if is_out_of_space(&error) && free.is_none() {
+                self.disk.remove(&path)?;
+            }
+            return Err(error);
+        }
         self.disk.rename(&path, &journal_path(id))?;
         self.disk.sync_directory("journal")?;
         self.disk.sync_directory("pool")?;
@@ -157,7 +166,11 @@ impl Pool {
     fn reusable(&self, free: Option<SegmentId>) -> io::Result<Option<(String, Arc<dyn DiskFile>)>> {
         let Some(free) = free else { return Ok(None) };
         let path = pool_path(free);
-        let file = self.disk.open(&path)?;
+        let file = match self.disk.open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
         if file.size()? == self.segment_bytes {
             return Ok(Some((path, file)));
         }

@@ -19,13 +19,24 @@ pub(crate) enum Checked {
     },
 }
 
+/// What happens to an append to a log that does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Creation {
+    /// It creates the log.
+    ByAppend,
+    /// It is refused: logs are created by request only.
+    ByRequest,
+    /// It is refused: the log may have existed, and be lost to damage.
+    Unproven,
+}
+
 /// Checks every condition of a batch. `targets[i]` is the log of `batch.logs[i]`, if
 /// it exists. All conditions that fail are told, not only the first.
 pub(crate) fn check(
     logs: &Logs,
     batch: &Batch,
     targets: &[Option<Arc<Log>>],
-    auto_create: bool,
+    creation: Creation,
 ) -> Checked {
     let mut reveals = Position::ZERO;
     let mut failed = Vec::new();
@@ -39,7 +50,7 @@ pub(crate) fn check(
             &mut failed,
         );
         if refused.is_none() {
-            refused = refuse(records, target.as_deref(), auto_create);
+            refused = refuse(records, target.as_deref(), creation);
         }
     }
     for other in &batch.checks {
@@ -107,11 +118,17 @@ fn check_guard(
 }
 
 /// What the state of a log forbids, apart from conditions.
-fn refuse(records: &LogRecords, log: Option<&Log>, auto_create: bool) -> Option<AppendError> {
+fn refuse(records: &LogRecords, log: Option<&Log>, creation: Creation) -> Option<AppendError> {
     let Some(log) = log else {
-        return (!auto_create).then(|| AppendError::LogNotFound {
-            log: records.log.clone(),
-        });
+        let log = records.log.clone();
+        return match creation {
+            Creation::ByAppend => None,
+            Creation::ByRequest => Some(AppendError::LogNotFound { log }),
+            Creation::Unproven => Some(AppendError::TailUnproven {
+                log,
+                from: Lsn::ZERO,
+            }),
+        };
     };
     let state = log.state.read();
     if state.unproven {

@@ -30,6 +30,8 @@ struct State {
     idle: usize,
     /// When an idle journal is to be marked.
     mark_at: Option<Instant>,
+    /// A marker was written and is to be flushed.
+    marked: bool,
     stopped: bool,
 }
 
@@ -61,12 +63,22 @@ impl Intake {
         self.changed.notify_all();
     }
 
+    /// One driver is gone: the other must be able to answer everyone.
+    fn give_up(&self) {
+        let mut state = self.state.lock();
+        state.writing = false;
+        state.flushing = false;
+        self.changed.notify_all();
+    }
+
     fn next(&self, core: &Core) -> Job {
         let mut state = self.state.lock();
         loop {
             let now = core.journal.clock.monotonic();
-            if !state.flushing && (core.journal.wants_flush() || core.flush_is_due(now)) {
+            let wanted = state.marked || core.journal.wants_flush() || core.flush_is_due(now);
+            if !state.flushing && wanted {
                 state.flushing = true;
+                state.marked = false;
                 self.hand_on(&state);
                 return Job::Flush;
             }
@@ -77,21 +89,27 @@ impl Intake {
             if state.stopped {
                 return Job::Stop;
             }
-            if !state.writing && state.mark_at.is_some_and(|at| at <= now) {
+            let flushed = core.journal.durable() >= core.journal.written();
+            if !state.writing && flushed && state.mark_at.is_some_and(|at| at <= now) {
                 state.mark_at = None;
-                if core.journal.durable() >= core.journal.written() {
-                    state.writing = true;
-                    return Job::Mark;
-                }
+                state.writing = true;
+                return Job::Mark;
             }
-            self.wait(&mut state, core.flush_due_at(), now);
+            // What is not flushed yet cannot be marked: the flush wakes us again.
+            let mark_at = state.mark_at.filter(|_| flushed && !state.writing);
+            self.wait(&mut state, core.flush_due_at(), mark_at, now);
         }
     }
 
     /// Sleeps until something is queued or due.
-    fn wait(&self, state: &mut MutexGuard<'_, State>, flush_at: Option<Instant>, now: Instant) {
+    fn wait(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        flush_at: Option<Instant>,
+        mark_at: Option<Instant>,
+        now: Instant,
+    ) {
         let flush_at = flush_at.filter(|_| !state.flushing);
-        let mark_at = state.mark_at.filter(|_| !state.writing);
         state.idle += 1;
         match flush_at.into_iter().chain(mark_at).min() {
             Some(at) => {
@@ -118,13 +136,31 @@ impl Intake {
         }
     }
 
+    fn marked(&self) {
+        let mut state = self.state.lock();
+        state.writing = false;
+        state.marked = true;
+    }
+
     fn flushed(&self) {
         self.state.lock().flushing = false;
     }
 }
 
-/// Body of one driver.
+/// Body of one driver. If it panics, which would be a bug, the journal fails: nobody is
+/// left waiting for an answer that does not come.
 pub(crate) fn drive(core: &Arc<Core>) {
+    let run = std::panic::AssertUnwindSafe(|| run(core));
+    if std::panic::catch_unwind(run).is_err() {
+        core.journal
+            .fail(std::io::Error::other("a committing thread panicked"));
+        // Answers what was under way: the journal has failed.
+        core.committer.lock().commit(core.intake.take());
+        core.intake.give_up();
+    }
+}
+
+fn run(core: &Arc<Core>) {
     loop {
         match core.intake.next(core) {
             Job::Write(submissions) => {
@@ -138,8 +174,7 @@ pub(crate) fn drive(core: &Arc<Core>) {
             }
             Job::Mark => {
                 core.committer.lock().mark();
-                core.intake.wrote(None);
-                core.journal.flush();
+                core.intake.marked();
             }
             Job::Flush => {
                 core.journal.flush();

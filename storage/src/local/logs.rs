@@ -85,6 +85,13 @@ impl LogState {
         }
     }
 
+    /// The tail with everything that has a place in the journal.
+    pub(crate) fn journaled_next(&self) -> Lsn {
+        self.buffered
+            .as_ref()
+            .map_or(self.next, |buffered| buffered.first_lsn)
+    }
+
     /// The tail with what is in memory only.
     pub(crate) fn accepted_tail(&self, written: Position) -> Lsn {
         if self.last_end <= written {

@@ -10,6 +10,9 @@ use crate::ids::{LogName, Timestamp};
 use crate::journal::frame::crc32c;
 use crate::record::{Batch, Record};
 
+/// What a log's part of a request takes in memory besides its records, about.
+const REQUEST_OVERHEAD: u64 = 256;
+
 /// Data and headers of one record, bytes.
 pub(crate) fn record_bytes(record: &Record) -> u64 {
     record.data.len() as u64 + header_bytes(record)
@@ -63,7 +66,8 @@ pub(crate) fn validate(
             check_sum(&records.log, index, record)?;
         }
     }
-    Ok(bytes)
+    // Names and conditions take memory too.
+    Ok(bytes + (batch.logs.len() + batch.checks.len()) as u64 * REQUEST_OVERHEAD)
 }
 
 fn check_names(batch: &Batch) -> Result<(), InvalidBatch> {

@@ -4,8 +4,8 @@
 //! version u8 | kind u8 | selection u64 | epoch u64 | position u64 | a u64 | b u64 | crc u32
 //! ```
 //!
-//! Of one log: `a` = log id, `b` = next lsn, `position` = frame of the last record
-//! given. Of many: `position` = the frame to go on in, `a` = records of it given.
+//! Of one log: `a` = log id, `b` = next lsn, `position` = what was published when it
+//! was made, so that every record below `b` lies below it. Of many: `position` = the frame to go on in, `a` = records of it given.
 //! `selection` is a digest of the store's id and of what the scan selects.
 
 use bytes::Bytes;

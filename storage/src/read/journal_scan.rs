@@ -22,6 +22,9 @@ use crate::watch::{Until, Watched};
 const PIECE_BYTES: u64 = 256 << 10;
 const LARGE_PIECE_BYTES: u64 = 16 << 20;
 
+/// Bytes of the journal that one step looks at, at most, give or take a frame.
+const LOOK_BYTES: u64 = 16 << 20;
+
 /// What a batch or a gap takes in a message apart from names and bodies, about.
 const BATCH_OVERHEAD: usize = 48;
 
@@ -50,6 +53,8 @@ struct Work {
     published: Position,
     remaining: u64,
     bytes: usize,
+    /// Bytes of the journal looked at.
+    looked: u64,
     batches: Vec<StoredBatch>,
     gaps: Vec<Gap>,
 }
@@ -67,6 +72,8 @@ impl Work {
     fn run(mut self) -> Result<(Self, bool), ReadError> {
         loop {
             match self.advance()? {
+                // A scan that finds nothing must not keep a reader thread for itself.
+                Going::On if self.looked >= LOOK_BYTES => return Ok((self, false)),
                 Going::On => {}
                 Going::Full => return Ok((self, false)),
                 Going::CaughtUp => return Ok((self, true)),
@@ -169,6 +176,7 @@ impl Work {
                 .read_full_at(&mut buffer, segment.offset(self.at))
                 .map_err(|error| ReadError::Io(Arc::new(error)))?;
             buffer.truncate(read);
+            self.looked += read as u64;
             let (from, skip) = (self.at, self.skip);
             let going = self.take_frames(segment, &Bytes::from(buffer), stop);
             let moved = self.at > from || self.skip > skip || going != Going::On;
@@ -179,7 +187,7 @@ impl Work {
                 break;
             }
         }
-        self.lose_frame(segment, stop);
+        self.lose_frame(segment, stop)?;
         Ok(Going::On)
     }
 
@@ -193,7 +201,9 @@ impl Work {
             let Some(header) = frame::decode_header(bytes, segment.life.salt) else {
                 break;
             };
-            let whole = header.position == self.at && bytes.len() as u64 >= header.frame_len();
+            // Padding may be cut off: no checksum covers it.
+            let covered = u64::from(header.header_len) + u64::from(header.body_len);
+            let whole = header.position == self.at && bytes.len() as u64 >= covered;
             if !whole {
                 break;
             }
@@ -345,24 +355,10 @@ impl Work {
 
     /// A header that was good once is not any more: finds the next, and names every
     /// record between.
-    fn lose_frame(&mut self, segment: &Segment, stop: Position) {
-        let mut to = self.at.advance(8);
-        let mut bytes = vec![0; frame::MAX_HEADER_BYTES];
-        while to < stop {
-            let read = segment
-                .file
-                .read_full_at(&mut bytes, segment.offset(to))
-                .unwrap_or(0);
-            let found = bytes[..read]
-                .get(..)
-                .filter(|bytes| frame::claimed_position(bytes) == Some(to.get()))
-                .and_then(|bytes| frame::decode_header(bytes, segment.life.salt));
-            if found.is_some() {
-                break;
-            }
-            to = to.advance(8);
-        }
-        let to = to.min(stop);
+    fn lose_frame(&mut self, segment: &Segment, stop: Position) -> Result<(), ReadError> {
+        let to = self
+            .resynchronise(segment, stop)
+            .map_err(|e| ReadError::Io(Arc::new(e)))?;
         segment.add_hole(Hole { from: self.at, to });
         for log in self.core.logs.all() {
             let places = log.state.read().places.within(self.at, to).to_vec();
@@ -370,6 +366,34 @@ impl Work {
                 self.core.quarantine(&log, &place);
             }
         }
+        Ok(())
+    }
+
+    /// The next position where a header verifies, or `stop`.
+    fn resynchronise(&self, segment: &Segment, stop: Position) -> std::io::Result<Position> {
+        let mut from = self.at.advance(8);
+        while from < stop {
+            let size = LARGE_PIECE_BYTES.min(stop.since(from));
+            let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
+            let read = segment
+                .file
+                .read_full_at(&mut bytes, segment.offset(from))?;
+            for offset in (0..read).step_by(8) {
+                let position = from.advance(offset as u64);
+                let rest = &bytes[offset..read];
+                if frame::claimed_position(rest) == Some(position.get())
+                    && frame::decode_header(rest, segment.life.salt).is_some()
+                {
+                    return Ok(position);
+                }
+            }
+            if read < frame::MAX_HEADER_BYTES || size == stop.since(from) {
+                break;
+            }
+            // A header at the very end of the piece may go on in the next.
+            from = from.advance((read - frame::MAX_HEADER_BYTES) as u64);
+        }
+        Ok(stop)
     }
 }
 
@@ -432,7 +456,8 @@ impl JournalScan {
             let core = Arc::clone(&self.common.core);
             let work = Work {
                 published: core.journal.published(self.common.visibility),
-                core,
+                core: Arc::clone(&core),
+                looked: 0,
                 prefix: self.prefix.clone(),
                 at: self.at,
                 skip: self.skip,
@@ -447,7 +472,15 @@ impl JournalScan {
             if let Some(chunk) = self.accept(work, caught_up) {
                 return Ok(Some(chunk));
             }
-            if !self.common.done && !self.wait().await? {
+            if let Some(error) = core
+                .journal
+                .failure()
+                .filter(|_| self.common.in_doubt() && caught_up)
+            {
+                return Err(ReadError::JournalFailed(error));
+            }
+            // Not at the end: there was nothing to give in what was looked at.
+            if caught_up && !self.common.done && !self.wait().await? {
                 return Ok(None);
             }
         }
@@ -458,7 +491,8 @@ impl JournalScan {
         self.skip = work.skip;
         self.seen = work.published;
         self.common.remaining = work.remaining;
-        self.common.done = work.remaining == 0 || (caught_up && !self.common.follow);
+        let in_doubt = self.common.in_doubt();
+        self.common.done = work.remaining == 0 || (caught_up && !self.common.follow && !in_doubt);
         let mut gaps = work.gaps;
         if std::mem::take(&mut self.lost) {
             let lost = Gap {
@@ -528,10 +562,12 @@ impl Scan for JournalScan {
     }
 }
 
-/// Where to begin looking for records of `time` and later: the last segment that was
-/// begun before any of them can have arrived.
+/// Where to begin looking for records of `time` and later: before the first segment that
+/// was begun after any of them can have arrived. The clock may have jumped, so segments
+/// are not sorted by time.
 fn first_arriving(core: &Core, time: Timestamp) -> Position {
-    let before = time.saturating_add_micros(-MAX_AHEAD_MICROS);
+    let ahead = i64::try_from(core.config.max_future.as_micros()).unwrap_or(i64::MAX);
+    let before = time.saturating_add_micros(ahead.max(MAX_AHEAD_MICROS).saturating_neg());
     let segments: Vec<_> = core
         .journal
         .segments
@@ -547,7 +583,8 @@ fn first_arriving(core: &Core, time: Timestamp) -> Position {
             .unwrap_or(0);
         frame::decode_header(&bytes[..read], segment.life.salt).map(|header| header.arrival)
     };
-    let index = segments.partition_point(|s| begun(s).is_none_or(|begun| begun < before));
+    let late = |segment: &Arc<Segment>| begun(segment).is_none_or(|begun| begun >= before);
+    let index = segments.iter().position(late).unwrap_or(segments.len());
     index
         .checked_sub(1)
         .map_or(Position::ZERO, |index| segments[index].first())

@@ -103,7 +103,6 @@ impl Work {
                 batches: Vec::new(),
                 next: from,
                 damage: None,
-                position: Position::ZERO,
             }
         } else {
             check_journal(&core, from, &log)?;
@@ -300,7 +299,7 @@ impl LogScan {
             gaps.push(gap(Some(next), None, GapReason::Quarantined));
         }
         let ended = next >= self.until || self.common.remaining == 0;
-        self.common.done = ended || (at_tail && !self.common.follow);
+        self.common.done = ended || (at_tail && !self.common.follow && !self.common.in_doubt());
         let news = at_tail && !self.common.caught_up;
         if step.batches.is_empty() && gaps.is_empty() && !news {
             return Ok(None);

@@ -27,6 +27,14 @@ pub(super) struct Common {
     pub(super) done: bool,
 }
 
+impl Common {
+    /// Whether the journal has failed under a reader of what is not durable: what lies
+    /// beyond the durable lsn cannot be told, so the end that is seen is not the end.
+    pub(super) fn in_doubt(&self) -> bool {
+        self.visibility != Visibility::Durable && self.core.journal.failure().is_some()
+    }
+}
+
 /// Counts a scan among those that wait for data.
 pub(super) struct Following(Arc<Core>);
 

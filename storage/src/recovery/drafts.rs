@@ -37,6 +37,8 @@ pub(super) struct Drafts {
     /// Damage somewhere from here on that nothing attributes: every log without a later
     /// frame may have lost its newest records.
     uncertain: Option<Position>,
+    /// Where such damage is.
+    unattributed: Vec<Position>,
     pub(super) findings: Vec<String>,
 }
 
@@ -44,6 +46,8 @@ pub(super) struct Drafts {
 pub(super) struct Finished {
     pub(super) logs: Logs,
     pub(super) damages: Vec<Damage>,
+    /// Whether logs may have existed of which nothing is left.
+    pub(super) uncertain: bool,
 }
 
 impl Drafts {
@@ -61,6 +65,7 @@ impl Drafts {
 
     /// The journal passes a hole that nothing after it attributes.
     pub(super) fn mark_uncertain(&mut self, position: Position) {
+        self.unattributed.push(position);
         self.uncertain = Some(self.uncertain.map_or(position, |p| p.max(position)));
     }
 
@@ -88,14 +93,14 @@ impl Drafts {
         }
     }
 
-    /// Applies one frame. `body` is `None` if it is damaged. `hole` is the last hole
-    /// before it, where a jump of lsns must come from.
+    /// Applies one frame. `body` is `None` if it is damaged. `hole` is where a jump of
+    /// lsns must come from: the last hole before it, or the end of the segment before.
     pub(super) fn apply(
         &mut self,
         segment: SegmentId,
         header: &Header,
         body: Option<&[u8]>,
-        hole: Option<Position>,
+        hole: Position,
     ) {
         self.arrival = self.arrival.max(header.arrival);
         match header.kind {
@@ -117,12 +122,11 @@ impl Drafts {
         segment: SegmentId,
         header: &Header,
         body: Option<&[u8]>,
-        hole: Option<Position>,
+        hole: Position,
     ) {
         let Some(next) = header.next_lsn() else {
             return;
         };
-        let at = hole.unwrap_or(header.position);
         let expected = self.draft(header.log_id).state.next;
         if header.first_lsn < expected {
             self.findings.push(format!(
@@ -131,7 +135,8 @@ impl Drafts {
             ));
             return;
         }
-        self.lose(at, header.log_id, expected, header.first_lsn);
+        self.lose(hole, header.log_id, expected, header.first_lsn);
+        self.draft(header.log_id).state.touched_in = Some(segment);
         let readable = body.filter(|_| header.is_readable());
         let Some(body) = readable else {
             self.lose(header.position, header.log_id, header.first_lsn, next);
@@ -225,6 +230,9 @@ impl Drafts {
         match entry.kind {
             Kind::Batch => {
                 let to = entry.first_lsn.checked_advance(u64::from(entry.count));
+                // What lies between is missing too: of other groups in the same hole.
+                let seen = self.draft(id).state.next;
+                self.lose(position, id, seen, entry.first_lsn);
                 self.lose(position, id, entry.first_lsn, to.unwrap_or(entry.first_lsn));
                 self.draft(id).state.touched_in = Some(segment);
             }
@@ -329,7 +337,7 @@ impl Drafts {
                 logs.remove_name(&log);
             }
         }
-        let damages = self
+        let mut damages: Vec<Damage> = self
             .missing
             .iter()
             .filter(|missing| {
@@ -344,7 +352,18 @@ impl Drafts {
                 to: missing.to,
             })
             .collect();
+        let nobody = |position: &Position| Damage {
+            position: *position,
+            log: None,
+            from: Lsn::ZERO,
+            to: Lsn::ZERO,
+        };
+        damages.extend(self.unattributed.iter().map(nobody));
         findings.append(&mut self.findings);
-        Finished { logs, damages }
+        Finished {
+            logs,
+            damages,
+            uncertain: self.uncertain.is_some(),
+        }
     }
 }

@@ -37,6 +37,13 @@ pub(crate) struct Walked {
     pub(crate) torn: u64,
 }
 
+impl Walked {
+    /// Whether the walk ended at the segment's seal.
+    pub(crate) fn is_sealed(&self) -> bool {
+        matches!(self.items.last(), Some(Item::Frame { header, .. }) if header.kind == Kind::Seal)
+    }
+}
+
 /// One segment's bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes<'a> {

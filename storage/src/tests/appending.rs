@@ -234,7 +234,7 @@ fn a_full_disk_refuses_before_anything_moved_and_resumes_by_itself() {
 #[test]
 fn a_batch_that_does_not_fit_half_a_segment_is_refused_by_its_size() {
     let fixture = Fixture::new();
-    let data = vec![1; 28_000];
+    let data = vec![1; 24_000];
     assert!(matches!(
         fixture.append_batch(batch(&[("a", &[&data, &data])])),
         Err(AppendError::Invalid(InvalidBatch::RequestTooLarge { .. }))

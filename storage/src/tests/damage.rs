@@ -80,7 +80,7 @@ impl Sample {
         let names = disk.list("journal").unwrap();
         let all = names.iter().map(|name| format!("journal/{name}"));
         let paths: Vec<String> = all
-            .filter(|path| disk.contents(path).unwrap()[FIRST_FRAME] != 0)
+            .filter(|path| disk.contents(path).unwrap()[FIRST_FRAME + 7] != 0)
             .collect();
         assert_eq!(paths.len(), 3);
         let frames = Self::frames(&disk, &paths);
@@ -235,6 +235,18 @@ impl Sample {
     }
 }
 
+/// What can be read of a log up to where its tail cannot be proven, and where that is.
+fn read_up_to_doubt(fixture: &Fixture, log: &str) -> (Vec<Vec<u8>>, u64) {
+    let mut found = Vec::new();
+    loop {
+        match fixture.read(log, found.len() as u64) {
+            Ok(page) => found.extend(page.batches.iter().flat_map(payloads)),
+            Err(ReadError::Quarantined { from, to: None, .. }) => return (found, from.get()),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 /// What can be read of a log, and the lsns that are named as damaged.
 fn read_around(fixture: &Fixture, log: &str) -> (BTreeMap<u64, Vec<u8>>, BTreeSet<u64>) {
     let mut found = BTreeMap::new();
@@ -315,7 +327,7 @@ fn a_file_cut_at_any_offset_loses_exactly_what_was_cut() {
                 };
                 sample.check(disk, &missing, &what);
             } else {
-                check_prefix(&sample, disk, &what);
+                check_prefix(&sample, disk, at, &what);
             }
             tried += 1;
         }
@@ -323,10 +335,21 @@ fn a_file_cut_at_any_offset_loses_exactly_what_was_cut() {
     println!("{tried} cuts, one at a time");
 }
 
-/// A cut last segment: what is left is a prefix, in whole units, and is served.
-fn check_prefix(sample: &Sample, disk: MemoryDisk, what: &str) {
+/// A last segment cut at an offset: what is left is a prefix, in whole units, and is
+/// served. Without its link the segment counts as gone, and no tail can be proven.
+fn check_prefix(sample: &Sample, disk: MemoryDisk, at: usize, what: &str) {
+    let link = sample
+        .frames
+        .iter()
+        .find(|f| f.segment == 2 && f.kind == Kind::Link)
+        .unwrap();
     let fixture = Fixture::on(disk);
     for (log, records) in &sample.records {
+        if at < link.covered {
+            let (found, _) = read_up_to_doubt(&fixture, log);
+            assert!(records.starts_with(&found), "{what}: {log}");
+            continue;
+        }
         let found = fixture.contents(log);
         assert!(records.starts_with(&found), "{what}: {log}");
         let appended = fixture.append(log, b"after").unwrap();
@@ -349,7 +372,18 @@ fn a_segment_removed_loses_exactly_its_records() {
     }
     let disk = sample.disk.copy();
     disk.remove(&sample.paths[2]).unwrap();
-    check_prefix(&sample, disk, "the last segment removed");
+    let fixture = Fixture::on(disk);
+    assert!(!fixture.report.findings.is_empty());
+    for (log, records) in &sample.records {
+        // The newest records of any log may have been there: none goes on.
+        let (found, _) = read_up_to_doubt(&fixture, log);
+        assert!(records.starts_with(&found), "{log}");
+        let refused = fixture.append(log, b"after");
+        assert!(
+            matches!(refused, Err(AppendError::TailUnproven { .. })),
+            "{log}"
+        );
+    }
 }
 
 #[test]
