@@ -45,7 +45,7 @@ pub use batch::{AppendBatch, BatchAck, Check, Condition, LogAck};
 pub use client::{Client, ClientBuilder, DEFAULT_ENDPOINT};
 pub use error::{Error, ErrorKind, Outcome, Retry, ServerError};
 pub use lsn::Lsn;
-pub use ops::{Health, LogPage, Tail};
+pub use ops::{Health, LogPage, SegmentPage, Tail};
 pub use read::{Page, Read};
 pub use reason::Reason;
 pub use record::{Batch, Record, StoredRecord};

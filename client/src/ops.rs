@@ -37,6 +37,15 @@ pub struct LogPage {
     pub next_page_token: Option<String>,
 }
 
+/// A page of the journal's segments.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SegmentPage {
+    /// The segments, oldest position first.
+    pub segments: Vec<v1::Segment>,
+    /// Asks for the next page. None: this was the last.
+    pub next_page_token: Option<String>,
+}
+
 /// Whether a service can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
@@ -92,6 +101,57 @@ impl Client {
             recovery_epoch: answer.recovery_epoch,
             log_id: answer.log_id,
         })
+    }
+
+    /// Where what was acked in an older recovery epoch stops surviving: an append of that
+    /// epoch survived if and only if its position is below. None if that epoch is the
+    /// current one, in which nothing is lost so far.
+    ///
+    /// An ack without a position was in the server's memory only; it survived if a
+    /// [`sync`](Self::sync) answered after it.
+    ///
+    /// # Errors
+    /// LOG_NOT_FOUND, and what any call can fail with.
+    pub async fn survived_position(
+        &self,
+        log: impl Into<String>,
+        recovery_epoch: u64,
+    ) -> Result<Option<u64>, Error> {
+        let request = v1::GetTailRequest {
+            log: log.into(),
+            recovery_epoch: Some(recovery_epoch),
+            ..Default::default()
+        };
+        let answer = call!(self, wal.get_tail, Repeat::Harmless, request)?;
+        Ok(answer.survived_position)
+    }
+
+    /// Forgets the records below `before`, durably; returns the first lsn kept. Trimming
+    /// what is trimmed already changes nothing. With a `log_id`, only if it is that log.
+    ///
+    /// # Errors
+    /// LOG_NOT_FOUND, BEYOND_TAIL, LOG_REPLACED, and what any call can fail with.
+    pub async fn trim(
+        &self,
+        log: impl Into<String>,
+        before: Lsn,
+        log_id: Option<u64>,
+    ) -> Result<Lsn, Error> {
+        let request = v1::TrimRequest {
+            log: log.into(),
+            before_lsn: before.get(),
+            log_id,
+        };
+        // Twice does what once does, but to a log made anew under the name.
+        let repeat = match log_id {
+            Some(_) => Repeat::Harmless,
+            None => Repeat::Harmful,
+        };
+        let answer = call!(self, wal.trim, repeat, request)?;
+        answer
+            .first_lsn
+            .map(Lsn::new)
+            .ok_or(Error::contract("TrimResponse.first_lsn"))
     }
 
     /// Waits until everything accepted before, of one log or of all, is where it was to
@@ -215,6 +275,27 @@ impl Client {
             Repeat::Harmless,
             v1::GetServerInfoRequest {}
         )
+    }
+
+    /// A page of the journal's segments, oldest position first. A `page_size` of 0 is the
+    /// server's default (100); no token begins at the start.
+    ///
+    /// # Errors
+    /// INVALID_PAGE_TOKEN, and what any call can fail with.
+    pub async fn list_segments(
+        &self,
+        page_size: u32,
+        page_token: Option<String>,
+    ) -> Result<SegmentPage, Error> {
+        let request = v1::ListSegmentsRequest {
+            page_size,
+            page_token: page_token.unwrap_or_default(),
+        };
+        let answer = call!(self, ops.list_segments, Repeat::Harmless, request)?;
+        Ok(SegmentPage {
+            segments: answer.segments,
+            next_page_token: Some(answer.next_page_token).filter(|token| !token.is_empty()),
+        })
     }
 
     /// Whether a service can be used; an empty name asks for the server as a whole.

@@ -251,6 +251,59 @@ async fn sync_and_health_answer() {
 }
 
 #[tokio::test]
+async fn trim_prints_the_first_lsn_kept_and_refuses_past_the_tail() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log", "x\ny\nz\n").await;
+    let done = fixture.walctl("trim log --before 2", "").await;
+    assert_eq!((done.code, done.stdout.as_str()), (0, "first lsn 2\n"));
+    let done = fixture
+        .walctl("trim log --before 2 --output json", "")
+        .await;
+    assert_eq!(done.stdout, "{\"log\":\"log\",\"first_lsn\":2}\n");
+    let beyond = fixture.walctl("trim log --before 9", "").await;
+    assert_eq!(beyond.code, 3);
+    assert!(beyond.stderr.contains("BEYOND_TAIL"), "{}", beyond.stderr);
+    assert_eq!(fixture.walctl("trim log", "").await.code, 2);
+}
+
+#[tokio::test]
+async fn status_shows_server_and_journal_as_a_table_or_json() {
+    let fixture = Fixture::new().await;
+    let shown = fixture.walctl("status", "").await;
+    assert_eq!(shown.code, 0, "{}", shown.stderr);
+    for words in ["wald 9.9.9", "SERVING", "batch", "3 segments, 3.00 KiB"] {
+        assert!(
+            shown.stdout.contains(words),
+            "no {words} in {}",
+            shown.stdout
+        );
+    }
+    assert!(!shown.stdout.contains("0000000000000002"));
+    let shown = fixture.walctl("status --segments", "").await;
+    assert!(shown.stdout.contains("0000000000000002"));
+    let json = fixture.walctl("status --output json", "").await.stdout;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["health"], "SERVING");
+    assert_eq!(json["segments"].as_array().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn completions_and_man_pages_are_printed_without_a_server() {
+    let mut fixture = Fixture::new().await;
+    fixture.endpoint = "http://127.0.0.1:1".to_owned();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let printed = fixture.walctl(&format!("completion {shell}"), "").await;
+        assert_eq!(printed.code, 0, "{}", printed.stderr);
+        assert!(printed.stdout.contains("trim"), "{shell}");
+    }
+    let page = fixture.walctl("man", "").await.stdout;
+    assert!(page.contains(".TH walctl 1") && page.contains("walctl\\-append(1)"));
+    let page = fixture.walctl("man log create", "").await.stdout;
+    assert!(page.contains(".TH walctl-log-create 1") && page.contains("sync\\-mode"));
+    assert_eq!(fixture.walctl("man nothing", "").await.code, 2);
+}
+
+#[tokio::test]
 async fn absent_server_exits_with_4_and_wrong_usage_with_2() {
     let mut fixture = Fixture::new().await;
     assert_eq!(fixture.walctl("append", "").await.code, 2);

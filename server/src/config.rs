@@ -19,7 +19,9 @@ use std::time::Duration;
 use wald_storage::StorageConfig;
 
 pub(crate) use layers::{ConfigProblem, Effective, Layers, env_name, flag_name, reference};
-pub(crate) use value::{DamagePolicy, FlushFailurePolicy, LogFormat, Size, SyncMode, Value};
+pub(crate) use value::{
+    DamagePolicy, FlushFailurePolicy, LogFormat, ReadStrategy, Size, SyncMode, Value,
+};
 
 /// One row of the table of settings.
 #[derive(Debug)]
@@ -85,12 +87,20 @@ settings! {
     insecure_listen: bool = "false";
     /// The directory that holds everything. Made if it is missing; locked while in use.
     data_dir: PathBuf = "./wald-data";
-    /// What an append without a durability of its own is acknowledged with. strict:
-    /// flushed to the device.
+    /// What an append that names no durability is acknowledged with, in logs that have no
+    /// mode of their own. strict: a flush, a power cut takes nothing. batch: a flush for
+    /// AppendBatch, a write for Append. interval: a write, flushed within sync_interval.
+    /// async: a write, flushed when the kernel likes. manual: taking it into memory, so
+    /// that a crash of the process, too, takes what was appended since the last Sync.
     sync_mode: SyncMode = "strict";
-    /// How long something written may stay unflushed when nobody asks for a flush:
-    /// bounds what a power cut can take from acks weaker than DURABLE.
+    /// How long something written may stay unflushed when nobody asks for a flush, in all
+    /// modes but async and manual: bounds what a power cut can take.
     sync_interval: Duration = "100ms";
+    /// How many bytes may stay so, likewise; at least 1.
+    sync_bytes: Size = "16MiB";
+    /// Bytes that logs in mode manual may hold in memory, all together. When it is full,
+    /// all of it is written.
+    buffer_bytes: Size = "8MiB";
     /// Idle time after which the journal proves its newest records durable by a marker.
     marker_delay: Duration = "50ms";
     /// Size of every new segment file: a multiple of 4KiB, at least 64KiB. A request
@@ -119,6 +129,12 @@ settings! {
     /// flight and exit with code 70, so that the supervisor restarts and recovery finds
     /// the truth; read_only: stay, not ready, and serve reads.
     on_flush_failure: FlushFailurePolicy = "exit";
+    /// How finished segments are read. pread: by positional reads. mmap: by maps, which
+    /// saves system calls; but if the device fails under a page that the kernel had
+    /// dropped, the process gets SIGBUS.
+    read_strategy: ReadStrategy = "pread";
+    /// Finished segments open at a time, scans included; at least 1.
+    max_open_segments: usize = "256";
     /// Threads for reads that may wait for the disk; at least 1.
     reader_threads: usize = "4";
     /// Event loops that serve gRPC, each a thread with its own share of the connections.
@@ -165,6 +181,17 @@ settings! {
     /// What to log: a level (error, warn, info, debug, trace), or directives such as
     /// "info,wald=debug". SIGHUP reads it anew.
     log_filter: String = "info";
+    /// Collector that traces are sent to by OTLP over gRPC, such as http://127.0.0.1:4317;
+    /// empty: no traces. Needs a wald that is built with the feature otlp. In a file this
+    /// may also be endpoint in the table [otlp], as with every otlp_ setting.
+    otlp_endpoint: String = "";
+    /// Name of this service in traces.
+    otlp_service_name: String = "wald";
+    /// How many of 100 calls are traced that come without a trace; for the others the
+    /// caller has decided. Each traced call costs some microseconds: lower it under load.
+    otlp_sample_percent: u32 = "100";
+    /// How long the collector may take for one batch of spans.
+    otlp_timeout: Duration = "10s";
 }
 
 impl Config {
@@ -176,7 +203,10 @@ impl Config {
         Ok(StorageConfig {
             segment_bytes: self.segment_bytes.0,
             pool_segments: self.pool_segments,
+            sync_mode: self.sync_mode.into(),
             sync_interval: self.sync_interval,
+            sync_bytes: self.sync_bytes.0,
+            buffer_bytes: self.buffer_bytes.0,
             marker_delay: self.marker_delay,
             max_inflight_bytes: self.max_inflight_bytes.0,
             max_record_bytes: narrow("max_record_bytes", self.max_record_bytes)?,
@@ -185,8 +215,9 @@ impl Config {
             max_future: self.max_timestamp_ahead,
             auto_create: self.auto_create,
             on_damage: self.on_damage.into(),
+            read_strategy: self.read_strategy.into(),
+            max_open_segments: self.max_open_segments,
             reader_threads: self.reader_threads,
-            ..StorageConfig::default()
         })
     }
 
@@ -213,10 +244,25 @@ impl Config {
                 ));
             }
         }
+        if !self.otlp_endpoint.is_empty() && !cfg!(feature = "otlp") {
+            return Err(
+                "otlp_endpoint is set, but this wald cannot send traces; build it with \
+                 --features otlp"
+                    .to_owned(),
+            );
+        }
+        if self.otlp_sample_percent > 100 {
+            return Err(format!(
+                "otlp_sample_percent is {}; it must be at most 100",
+                self.otlp_sample_percent
+            ));
+        }
         for (name, zero) in [
             ("max_concurrent_streams", self.max_concurrent_streams == 0),
             ("heartbeat_interval", self.heartbeat_interval.is_zero()),
             ("keepalive_timeout", self.keepalive_timeout.is_zero()),
+            ("sync_interval", self.sync_interval.is_zero()),
+            ("sync_bytes", self.sync_bytes.0 == 0),
         ] {
             if zero {
                 return Err(format!("{name} is 0; it must be more"));
@@ -225,6 +271,32 @@ impl Config {
         tracing_subscriber::EnvFilter::try_new(&self.log_filter)
             .map(|_| ())
             .map_err(|error| format!("log_filter is {:?}: {error}", self.log_filter))
+    }
+
+    /// What a power cut or a crash can take of what is acknowledged by default; `None` in
+    /// the mode that loses nothing.
+    pub(crate) fn can_be_lost(&self) -> Option<String> {
+        let interval = self.sync_interval.show();
+        match self.sync_mode {
+            SyncMode::Strict => None,
+            SyncMode::Batch => Some(format!(
+                "a power cut can take single appends of the last {interval} and one flush; \
+                 batches are flushed before their ack"
+            )),
+            SyncMode::Interval => Some(format!(
+                "a power cut can take what was acked within the last {interval} and one flush"
+            )),
+            SyncMode::Async => Some(
+                "a power cut can take everything acked that the kernel has not written back; \
+                 wald_durable_lag_bytes tells how much that is"
+                    .to_owned(),
+            ),
+            SyncMode::Manual => Some(format!(
+                "a crash of the process or a power cut can take everything acked since the last \
+                 Sync; of that at most {} are in memory only",
+                self.buffer_bytes
+            )),
+        }
     }
 
     /// The event loops to start.

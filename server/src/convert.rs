@@ -9,14 +9,15 @@
 //! in requests, so that what a scan printed can be appended again.
 
 mod answer;
+mod settings;
 
 use std::time::Duration;
 
 use wald_proto::v1;
 use wald_storage::{
-    Batch, Durability, Guard, Header, Limits, LogCheck, LogConfig, LogId, LogName, LogRecords,
-    LogTarget, Lsn, ReadRequest, ReadStart, Record, ScanRequest, ScanStart, Selector, SyncTarget,
-    Timestamp, Visibility,
+    Batch, Durability, Guard, Header, LogCheck, LogId, LogName, LogRecords, LogTarget, Lsn,
+    ReadRequest, ReadStart, Record, ScanRequest, ScanStart, Selector, SyncTarget, Timestamp,
+    Visibility,
 };
 
 use tonic::Status;
@@ -27,6 +28,7 @@ pub(crate) use answer::{
     MAX_RESPONSE_BYTES, append_batch_response, append_response, log, proto_duration,
     proto_timestamp, read_response, scan_response, segments, server_limits, tail_response, uuid,
 };
+pub(crate) use settings::{log_config, proto_sync_mode, sync_modes, updated_log_config};
 
 /// Records of a page when the request does not say.
 const DEFAULT_READ_RECORDS: u32 = 100;
@@ -260,106 +262,6 @@ pub(crate) fn scan(request: v1::ScanRequest) -> Result<(ScanRequest, v1::RecordV
         },
     };
     Ok((domain, view))
-}
-
-/// The settings of a new log.
-pub(crate) fn log_config(
-    config: Option<v1::LogConfig>,
-    limits: &Limits,
-) -> Result<LogConfig, Status> {
-    let config = config.unwrap_or_default();
-    refuse_unbuilt(&config)?;
-    Ok(LogConfig {
-        sync_mode: None,
-        max_record_bytes: max_record_bytes(&config, limits)?,
-    })
-}
-
-/// The settings of a log after an update of `current`: the fields that the mask names, or
-/// without a mask those that are set.
-pub(crate) fn updated_log_config(
-    request: &v1::UpdateLogRequest,
-    current: &LogConfig,
-    limits: &Limits,
-) -> Result<LogConfig, Status> {
-    let config = request.config.unwrap_or_default();
-    let paths = request.update_mask.as_ref().map_or(&[][..], |m| &m.paths);
-    let mut updated = current.clone();
-    if paths.is_empty() {
-        refuse_unbuilt(&config)?;
-        if config.max_record_bytes != 0 {
-            updated.max_record_bytes = max_record_bytes(&config, limits)?;
-        }
-        return Ok(updated);
-    }
-    for path in paths {
-        match path.as_str() {
-            "max_record_bytes" => {
-                updated.max_record_bytes = max_record_bytes(&config, limits)?;
-            }
-            // Only the defaults of these are built: that is what they can be set to.
-            "sync_mode"
-            | "compression"
-            | "retention"
-            | "retention.max_age"
-            | "retention.max_bytes"
-            | "retention.max_records"
-            | "retention.respect_cursors" => {
-                refuse_unbuilt(&config)?;
-            }
-            unknown => {
-                return Err(status::invalid_field(
-                    "INVALID_UPDATE_MASK",
-                    "update_mask",
-                    &format!("LogConfig has no field {unknown:?}"),
-                    Access::Write,
-                ));
-            }
-        }
-    }
-    Ok(updated)
-}
-
-fn refuse_unbuilt(config: &v1::LogConfig) -> Result<(), Status> {
-    let unbuilt = |field: &str| Err(status::not_supported(field, Access::Write));
-    match v1::SyncMode::try_from(config.sync_mode) {
-        Ok(v1::SyncMode::Unspecified | v1::SyncMode::Strict) => {}
-        Ok(
-            v1::SyncMode::Batch
-            | v1::SyncMode::Interval
-            | v1::SyncMode::Async
-            | v1::SyncMode::Manual,
-        )
-        | Err(_) => return unbuilt("config.sync_mode"),
-    }
-    match v1::Compression::try_from(config.compression) {
-        Ok(v1::Compression::Unspecified | v1::Compression::None) => {}
-        Ok(v1::Compression::Lz4 | v1::Compression::Zstd) | Err(_) => {
-            return unbuilt("config.compression");
-        }
-    }
-    if config
-        .retention
-        .is_some_and(|retention| retention != v1::Retention::default())
-    {
-        return unbuilt("config.retention");
-    }
-    Ok(())
-}
-
-fn max_record_bytes(config: &v1::LogConfig, limits: &Limits) -> Result<Option<u32>, Status> {
-    if config.max_record_bytes > limits.max_record_bytes {
-        return Err(status::invalid_field(
-            "INVALID_LOG_CONFIG",
-            "config.max_record_bytes",
-            &format!(
-                "{} is above the server's limit of {}, which a log can only lower",
-                config.max_record_bytes, limits.max_record_bytes
-            ),
-            Access::Write,
-        ));
-    }
-    Ok((config.max_record_bytes != 0).then_some(config.max_record_bytes))
 }
 
 /// How many entries a page of a list has.

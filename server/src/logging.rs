@@ -2,35 +2,46 @@
 
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 /// The running log.
 pub(crate) struct Log {
     filter: reload::Handle<EnvFilter, Registry>,
 }
 
-/// Starts the log of the process.
+/// Starts the log of the process, and beside it what sends traces. The filter is the
+/// log's alone.
 ///
 /// # Errors
 /// If the filter cannot be understood, or the process has a log already.
-pub(crate) fn start(json: bool, filter: &str) -> Result<Log, String> {
+pub(crate) fn start(
+    json: bool,
+    filter: &str,
+    traces: Option<Box<dyn Layer<Registry> + Send + Sync>>,
+) -> Result<Log, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
     let (filter, handle) = reload::Layer::new(filter);
-    let registry = tracing_subscriber::registry().with(filter);
-    let started = if json {
-        let lines = fmt::layer()
+    let lines = if json {
+        fmt::layer()
             .json()
             .flatten_event(true)
-            .with_writer(std::io::stderr);
-        registry.with(lines).try_init()
+            .with_writer(std::io::stderr)
+            .with_filter(filter)
+            .boxed()
     } else {
-        let lines = fmt::layer()
+        fmt::layer()
             .with_target(false)
             .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-            .with_writer(std::io::stderr);
-        registry.with(lines).try_init()
+            .with_writer(std::io::stderr)
+            .with_filter(filter)
+            .boxed()
     };
-    started.map_err(|error| error.to_string())?;
+    let mut layers = vec![lines];
+    layers.extend(traces);
+    tracing_subscriber::registry()
+        .with(layers)
+        .try_init()
+        .map_err(|error| error.to_string())?;
     Ok(Log { filter: handle })
 }
 

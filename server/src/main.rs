@@ -9,6 +9,7 @@ mod metrics;
 mod rpc;
 mod serve;
 mod status;
+mod trace;
 mod transport;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use std::process::ExitCode;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
 
 use config::{ConfigProblem, Effective, Layers, SETTINGS, env_name, flag_name};
 use serve::Exit;
@@ -27,6 +29,8 @@ fn main() -> ExitCode {
     let source = Source::new(&matches);
     let result = match matches.subcommand() {
         Some(("config", matches)) => configure(&source, matches),
+        Some(("completion", matches)) => completion(matches),
+        Some(("man", _)) => man(),
         _ => serve(&source),
     };
     match result {
@@ -72,7 +76,18 @@ fn command() -> Command {
                 .subcommand(
                     Command::new("reference").about("Print every setting with its documentation"),
                 ),
-        );
+        )
+        .subcommand(
+            Command::new("completion")
+                .about("Print the completions for a shell, to be put where it looks for them")
+                .arg(
+                    Arg::new("shell")
+                        .required(true)
+                        .help("The shell")
+                        .value_parser(value_parser!(Shell)),
+                ),
+        )
+        .subcommand(Command::new("man").about("Print the man page, with every setting"));
     for setting in SETTINGS {
         let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();
         let mut arg = Arg::new(setting.name)
@@ -156,9 +171,31 @@ fn configure(source: &Source, matches: &ArgMatches) -> Result<(), Exit> {
         Some("check") => source.effective().map(|_| String::new())?,
         _ => source.effective()?.show(),
     };
-    // Whoever closed the pipe has read enough.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print(text.as_bytes());
     Ok(())
+}
+
+fn completion(matches: &ArgMatches) -> Result<(), Exit> {
+    let mut text = Vec::new();
+    if let Some(shell) = matches.get_one::<Shell>("shell") {
+        clap_complete::generate(*shell, &mut command(), "wald", &mut text);
+    }
+    print(&text);
+    Ok(())
+}
+
+fn man() -> Result<(), Exit> {
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command())
+        .render(&mut text)
+        .map_err(|error| Exit::new(Exit::IO, error.to_string()))?;
+    print(&text);
+    Ok(())
+}
+
+fn print(text: &[u8]) {
+    // Whoever closed the pipe has read enough.
+    let _ = std::io::stdout().write_all(text);
 }
 
 fn serve(source: &Source) -> Result<(), Exit> {
@@ -168,13 +205,23 @@ fn serve(source: &Source) -> Result<(), Exit> {
         config::LogFormat::Text => false,
         config::LogFormat::Json => true,
     };
-    let log = logging::start(json, &config.log_filter)
+    #[cfg(feature = "otlp")]
+    let exporter = trace::Exporter::start(&config).map_err(|why| Exit::new(Exit::CONFIG, why))?;
+    #[cfg(feature = "otlp")]
+    let traces = exporter.as_ref().map(trace::Exporter::layer);
+    #[cfg(not(feature = "otlp"))]
+    let traces = None;
+    let log = logging::start(json, &config.log_filter, traces)
         .map_err(|why| Exit::new(Exit::CONFIG, format!("log_filter: {why}")))?;
     let reload = || match source.resolve() {
         Ok(effective) => log.set_filter(&effective.config.log_filter),
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
     };
     let result = serve::run(&config, &reload, !json);
+    #[cfg(feature = "otlp")]
+    if let Some(exporter) = exporter {
+        exporter.finish();
+    }
     if let Err(exit) = &result
         && json
     {

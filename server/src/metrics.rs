@@ -38,7 +38,7 @@ fn byte_buckets() -> Vec<f64> {
     (3..=13).map(|power| 4f64.powi(power)).collect()
 }
 
-/// Reasons for which an append is turned away, whatever it asks for.
+/// Reasons for which a write is turned away, whatever it asks for.
 const REJECTIONS: [&str; 6] = [
     "BUSY",
     "DISK_FULL",
@@ -125,6 +125,7 @@ pub(crate) struct Metrics {
     append_durable: Histogram,
     read_page: Histogram,
     read_scan: Histogram,
+    delivery_lag: Histogram,
     appended_records: IntCounter,
     appended_bytes: IntCounter,
     rejected: IntCounterVec,
@@ -141,6 +142,8 @@ struct StateGauges {
     durable_lag_bytes: IntGauge,
     durable_lag_seconds: Gauge,
     segments: IntGaugeVec,
+    open_segments: IntGauge,
+    segment_cache_evictions: IntCounter,
     disk_bytes: IntGaugeVec,
     disk_free_bytes: Gauge,
     quarantined_records: IntGauge,
@@ -168,6 +171,14 @@ impl StateGauges {
                 "wald_segments",
                 "How many segment files are there, by what they are doing? None ready: the next roll waits.",
                 &["state"],
+            )?,
+            open_segments: make.gauge(
+                "wald_open_segments",
+                "How many finished segments are open for reading? At most max_open_segments.",
+            )?,
+            segment_cache_evictions: make.counter(
+                "wald_segment_cache_evictions_total",
+                "How often was a segment closed to open another? Often: raise max_open_segments.",
             )?,
             disk_bytes: make.gauges(
                 "wald_disk_bytes",
@@ -206,6 +217,10 @@ impl StateGauges {
                 .with_label_values(&[state])
                 .set(signed(number));
         }
+        self.open_segments.set(signed(now.open_segments));
+        let counted = self.segment_cache_evictions.get();
+        self.segment_cache_evictions
+            .inc_by(now.segment_evictions.saturating_sub(counted));
         for (kind, bytes) in [
             ("journal", now.journal_bytes),
             ("pool", now.pool_bytes),
@@ -268,6 +283,11 @@ impl Metrics {
             append_durable: append.with_label_values(&["durable"]),
             read_page: read.with_label_values(&["read"]),
             read_scan: read.with_label_values(&["scan"]),
+            delivery_lag: make.histogram(
+                "wald_scan_delivery_lag_seconds",
+                "How long after its arrival is a record sent to those who wait for it?",
+                latency_buckets(),
+            )?,
             appended_records: make.counter(
                 "wald_appended_records_total",
                 "How many records were appended and acked?",
@@ -278,7 +298,7 @@ impl Metrics {
             )?,
             rejected: make.counters(
                 "wald_rejected_total",
-                "How many appends were turned away because of the server's state, by reason?",
+                "How many writes were turned away because of the server's state, by reason?",
                 "reason",
                 &REJECTIONS,
             )?,
@@ -315,8 +335,8 @@ impl Metrics {
         self.engine.replied(time);
     }
 
-    /// An append was not acked.
-    pub(crate) fn append_failed(&self, error: &AppendError) {
+    /// An append, or a trim or change of a log, was not acked.
+    pub(crate) fn write_failed(&self, error: &AppendError) {
         let rejected = |reason: &str| self.rejected.with_label_values(&[reason]).inc();
         match error {
             AppendError::ConditionsFailed(failed) => {
@@ -338,8 +358,8 @@ impl Metrics {
         }
     }
 
-    /// An append came before the store was open.
-    pub(crate) fn append_came_early(&self) {
+    /// A write came before the store was open.
+    pub(crate) fn write_came_early(&self) {
         self.rejected.with_label_values(&["STARTING"]).inc();
     }
 
@@ -350,6 +370,11 @@ impl Metrics {
             ReadOp::Scan => &self.read_scan,
         }
         .observe(time.as_secs_f64());
+    }
+
+    /// A follower was sent what it waited for, so long after it arrived.
+    pub(crate) fn delivered(&self, lag: Duration) {
+        self.delivery_lag.observe(lag.as_secs_f64());
     }
 
     /// The store is open.

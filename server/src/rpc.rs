@@ -10,13 +10,13 @@ mod scan;
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_core::Stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{LogEngine, RecoveryEpoch, Timestamp};
+use wald_storage::{AdminError, LogEngine, RecoveryEpoch, SyncMode, Timestamp};
 
 use crate::drain::Phase;
 use crate::metrics::{Deadline, Metrics};
@@ -40,6 +40,7 @@ pub(crate) struct Node {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) heartbeat_interval: Duration,
+    pub(crate) sync_mode: SyncMode,
     pub(crate) sync_interval: Duration,
     pub(crate) max_timestamp_ahead: Duration,
     pub(crate) auto_create: bool,
@@ -47,15 +48,32 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    fn store_to_write(&self) -> Result<&Store, Status> {
+        let store = self.store(Access::Write);
+        if store.is_err() {
+            self.metrics.write_came_early();
+        }
+        store
+    }
+
+    /// Answers a change of a log that was not carried out.
+    fn admin_failed(&self, error: &AdminError) -> Status {
+        if let AdminError::Append(error) = error {
+            self.metrics.write_failed(error);
+        }
+        status::admin(error)
+    }
+
     fn store(&self, access: Access) -> Result<&Store, Status> {
         self.store.get().ok_or_else(|| status::starting(access))
     }
 }
 
-/// Refuses a request that nobody waits for any more, before it costs a flush.
+/// Refuses a request that nobody waits for any more, before it costs a flush; otherwise
+/// it goes to the engine now.
 fn refuse_late<T>(request: &Request<T>) -> Result<(), Status> {
     match request.extensions().get::<Deadline>() {
-        Some(Deadline(at)) if *at <= Instant::now() => Err(status::deadline_before_start()),
+        Some(deadline) if !deadline.begin() => Err(status::deadline_before_start()),
         _ => Ok(()),
     }
 }
@@ -105,8 +123,8 @@ impl v1::wal_service_server::WalService for Services {
         read::get_tail(&self.0, request.get_ref()).map(Response::new)
     }
 
-    async fn trim(&self, _request: Request<v1::TrimRequest>) -> Answer<v1::TrimResponse> {
-        Err(unbuilt("wald.v1.WalService.Trim", Access::Write))
+    async fn trim(&self, request: Request<v1::TrimRequest>) -> Answer<v1::TrimResponse> {
+        append::trim(&self.0, request).await
     }
 
     async fn fence(&self, _request: Request<v1::FenceRequest>) -> Answer<v1::FenceResponse> {
@@ -121,16 +139,19 @@ fn unbuilt(name: &str, access: Access) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
     fn request_whose_deadline_has_passed_is_refused_before_it_is_queued() {
         let mut request = Request::new(());
         assert!(refuse_late(&request).is_ok());
-        let later = Instant::now() + Duration::from_secs(3600);
-        request.extensions_mut().insert(Deadline(later));
+        let now = Instant::now();
+        let later = Deadline::new(now + Duration::from_secs(3600));
+        request.extensions_mut().insert(later);
         assert!(refuse_late(&request).is_ok());
-        request.extensions_mut().insert(Deadline(Instant::now()));
+        request.extensions_mut().insert(Deadline::new(now));
         let refused = refuse_late(&request).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::DeadlineExceeded);
     }

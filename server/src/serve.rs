@@ -46,7 +46,7 @@ impl Exit {
     /// The system refused something.
     const SYSTEM: u8 = 71;
     /// The file system said no.
-    const IO: u8 = 74;
+    pub(crate) const IO: u8 = 74;
     /// Another process has the data directory; later it may not.
     const LOCKED: u8 = 75;
     /// A setting is wrong.
@@ -123,6 +123,7 @@ impl Server {
             metrics,
             phase: receiver,
             heartbeat_interval: config.heartbeat_interval,
+            sync_mode: config.sync_mode.into(),
             sync_interval: config.sync_interval,
             max_timestamp_ahead: config.max_timestamp_ahead,
             auto_create: config.auto_create,
@@ -406,6 +407,14 @@ fn announce(
     }
     for finding in &report.findings {
         tracing::warn!(finding = finding.as_str(), "found while opening the store");
+    }
+    if let Some(warning) = config.can_be_lost() {
+        let sync_mode = config.sync_mode.show();
+        tracing::warn!(
+            sync_mode,
+            warning,
+            "acks are weaker than durable by default"
+        );
     }
     if let Some(warning) = opened.engine.durability_truth().warning {
         tracing::warn!(warning, "durability is limited here");

@@ -4,149 +4,24 @@
 //! does not compile until its code, reason, outcome and retry are decided here. The
 //! table that this file is, is in the contract (`proto/README.md`, design `api.md`).
 
+mod failure;
+
 use std::time::Duration;
 
 use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, PreconditionViolation, StatusExt};
+use tonic_types::PreconditionViolation;
 use wald_storage::{
     AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, InvalidLogName,
-    MAX_LOG_NAME_BYTES, ReadError, SyncError,
+    MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError,
 };
 
-/// The `domain` of every ErrorInfo.
-const DOMAIN: &str = "wald.dev";
+pub(crate) use failure::Access;
+use failure::{Failure, Retry};
 
 /// When to come back after BUSY: long enough for a few commits, short enough to be unseen.
 const RETRY_SOON: Duration = Duration::from_millis(50);
 /// When to come back after what takes a restart or an operator.
 const RETRY_LATER: Duration = Duration::from_secs(1);
-
-/// What became of a request that writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    /// Provably nothing was written.
-    NotApplied,
-    /// It may or may not survive.
-    Unknown,
-}
-
-/// Whether the same request may be sent again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Retry {
-    /// As it is.
-    Safe,
-    /// Only with the same producer or expected_lsn.
-    SafeWithCondition,
-    /// It would fail the same way.
-    Never,
-}
-
-/// Whether the RPC writes: only then `outcome` and `retry` are told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// Append, Sync, administration.
-    Write,
-    /// Everything else.
-    Read,
-}
-
-/// An error on its way to the wire.
-struct Failure {
-    code: Code,
-    reason: &'static str,
-    message: String,
-    facts: Vec<(&'static str, String)>,
-    effect: Option<(Outcome, Retry)>,
-    retry_after: Option<Duration>,
-    field: Option<String>,
-    preconditions: Vec<PreconditionViolation>,
-}
-
-impl Failure {
-    fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            reason,
-            message: message.into(),
-            facts: Vec::new(),
-            effect: None,
-            retry_after: None,
-            field: None,
-            preconditions: Vec::new(),
-        }
-    }
-
-    fn fact(mut self, key: &'static str, value: impl ToString) -> Self {
-        self.facts.push((key, value.to_string()));
-        self
-    }
-
-    fn fact_if(self, key: &'static str, value: Option<impl ToString>) -> Self {
-        match value {
-            Some(value) => self.fact(key, value),
-            None => self,
-        }
-    }
-
-    fn refused(mut self, retry: Retry) -> Self {
-        self.effect = Some((Outcome::NotApplied, retry));
-        self
-    }
-
-    fn unknown(mut self) -> Self {
-        self.effect = Some((Outcome::Unknown, Retry::SafeWithCondition));
-        self
-    }
-
-    fn refused_if_write(self, access: Access, retry: Retry) -> Self {
-        match access {
-            Access::Write => self.refused(retry),
-            Access::Read => self,
-        }
-    }
-
-    fn retry_after(mut self, delay: Duration) -> Self {
-        self.retry_after = Some(delay);
-        self
-    }
-
-    fn field(mut self, field: impl Into<String>) -> Self {
-        self.field = Some(field.into());
-        self
-    }
-
-    fn status(self) -> Status {
-        let mut metadata: std::collections::HashMap<String, String> = self
-            .facts
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value))
-            .collect();
-        if let Some((outcome, retry)) = self.effect {
-            let outcome = match outcome {
-                Outcome::NotApplied => "NOT_APPLIED",
-                Outcome::Unknown => "UNKNOWN",
-            };
-            let retry = match retry {
-                Retry::Safe => "SAFE",
-                Retry::SafeWithCondition => "SAFE_WITH_CONDITION",
-                Retry::Never => "NEVER",
-            };
-            metadata.insert("outcome".to_owned(), outcome.to_owned());
-            metadata.insert("retry".to_owned(), retry.to_owned());
-        }
-        let mut details = ErrorDetails::with_error_info(self.reason, DOMAIN, metadata);
-        if let Some(field) = self.field {
-            details.add_bad_request_violation(field, self.message.clone());
-        }
-        if !self.preconditions.is_empty() {
-            details.set_precondition_failure(self.preconditions);
-        }
-        if self.retry_after.is_some() {
-            details.set_retry_info(self.retry_after);
-        }
-        Status::with_error_details(self.code, self.message, details)
-    }
-}
 
 /// Answers an append that was not acknowledged.
 pub(crate) fn append(error: &AppendError) -> Status {
@@ -396,6 +271,30 @@ pub(crate) fn admin(error: &AdminError) -> Status {
     .status()
 }
 
+/// Answers a trim that was not carried out.
+pub(crate) fn trim(error: &TrimError) -> Status {
+    let message = error.to_string();
+    match error {
+        TrimError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
+            .fact("log", log)
+            .refused(Retry::Never),
+        TrimError::LogReplaced {
+            log,
+            expected,
+            actual,
+        } => log_replaced(message, log.as_str(), *expected, *actual).refused(Retry::Never),
+        TrimError::BeyondTail { log, tail, asked } => {
+            Failure::new(Code::OutOfRange, "BEYOND_TAIL", message)
+                .fact("log", log)
+                .fact("tail_lsn", tail)
+                .fact("lsn", asked)
+                .refused(Retry::Never)
+        }
+        TrimError::Append(error) => append_failure(error),
+    }
+    .status()
+}
+
 /// Answers a barrier that was not reached.
 pub(crate) fn sync(error: &SyncError) -> Status {
     let message = error.to_string();
@@ -403,9 +302,9 @@ pub(crate) fn sync(error: &SyncError) -> Status {
         SyncError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
             .fact("log", log)
             .refused(Retry::Never),
-        SyncError::DiskFull => {
-            Failure::new(Code::ResourceExhausted, "DISK_FULL", message).refused(Retry::Safe)
-        }
+        SyncError::DiskFull => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
         SyncError::JournalFailed(_) => {
             Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
         }

@@ -226,8 +226,8 @@ async fn what_is_not_built_is_named_and_never_ignored() {
         (Code::Unimplemented, "NOT_SUPPORTED")
     );
     assert_eq!(told.fact("field"), "condition.writer_epoch");
-    let told = Told::of(&wal.trim(v1::TrimRequest::default()).await.unwrap_err());
-    assert_eq!(told.fact("field"), "wald.v1.WalService.Trim");
+    let told = Told::of(&wal.fence(v1::FenceRequest::default()).await.unwrap_err());
+    assert_eq!(told.fact("field"), "wald.v1.WalService.Fence");
     assert_eq!(told.fact("outcome"), "NOT_APPLIED");
     let missing = wal.read(read("a")).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);

@@ -81,23 +81,31 @@ async fn append_until_refused(daemon: &Daemon, log: String) -> tokio::task::Join
     })
 }
 
-#[tokio::test]
-async fn stopping_under_load_answers_every_append_that_it_applies() {
+async fn stop_under_load(sync_mode: &str) {
     let directory = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start_in(directory.path(), &[]);
+    let arguments = ["--sync-mode", sync_mode];
+    let daemon = Daemon::start_in(directory.path(), &arguments);
     let mut writers = Vec::new();
     for writer in 0..16 {
         writers.push(append_until_refused(&daemon, writer.to_string()).await);
     }
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().await.code(), Some(0));
-    let daemon = Daemon::start_in(directory.path(), &[]);
-    assert_eq!(daemon.start["recovery"], "clean");
+    assert_eq!(daemon.ended().await.code(), Some(0), "{sync_mode}");
+    let daemon = Daemon::start_in(directory.path(), &arguments);
+    assert_eq!(daemon.start["recovery"], "clean", "{sync_mode}");
+    assert_eq!(daemon.start["recovery_epoch"], 1, "{sync_mode}");
     let mut wal = daemon.wal().await;
     for (log, writer) in writers.into_iter().enumerate() {
         let page = wal.read(read(&log.to_string())).await.unwrap().into_inner();
         let acked = u64::try_from(writer.await.unwrap()).unwrap();
-        assert_eq!(page.tail_lsn, Some(acked), "log {log}");
+        assert_eq!(page.tail_lsn, Some(acked), "{sync_mode}, log {log}");
+    }
+}
+
+#[tokio::test]
+async fn stopping_under_load_answers_every_append_that_it_applies_in_every_mode() {
+    for sync_mode in ["strict", "batch", "interval", "async", "manual"] {
+        stop_under_load(sync_mode).await;
     }
 }
 
@@ -215,6 +223,17 @@ fn configuration_is_shown_with_origins_and_checked() {
     assert_eq!(refused.status.code(), Some(78));
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(said.contains("did you mean \"segment_bytes\""), "{said}");
+}
+
+#[test]
+fn completions_and_man_page_have_every_setting() {
+    let completions = output(wald().args(["completion", "bash"]));
+    let page = output(wald().arg("man"));
+    for (output, flag) in [(completions, "--sync-mode"), (page, "\\-\\-sync\\-mode")] {
+        assert_eq!(output.status.code(), Some(0));
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains(flag), "no {flag} in {text}");
+    }
 }
 
 #[test]

@@ -15,6 +15,16 @@ pub enum OnDamage {
     Refuse,
 }
 
+/// How finished segments are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadStrategy {
+    /// By positional reads. Default.
+    Pread,
+    /// By maps, populated when a segment is opened. Saves system calls; but if the
+    /// device fails under a page that the kernel had dropped, the process gets SIGBUS.
+    Mmap,
+}
+
 /// Settings of one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StorageConfig {
@@ -53,6 +63,10 @@ pub struct StorageConfig {
     pub auto_create: bool,
     /// What a start does about damage. Default: quarantine.
     pub on_damage: OnDamage,
+    /// How finished segments are read. Default: pread.
+    pub read_strategy: ReadStrategy,
+    /// Finished segments open at a time, scans included. Default: 256. Minimum: 1.
+    pub max_open_segments: usize,
     /// Threads for reads that may wait for the disk. Default: 4.
     pub reader_threads: usize,
 }
@@ -74,6 +88,8 @@ impl Default for StorageConfig {
             max_future: Duration::from_secs(60),
             auto_create: true,
             on_damage: OnDamage::Quarantine,
+            read_strategy: ReadStrategy::Pread,
+            max_open_segments: 256,
             reader_threads: 4,
         }
     }
@@ -117,6 +133,7 @@ impl StorageConfig {
             ("max_record_bytes", self.max_record_bytes == 0),
             ("max_batch_bytes", self.max_batch_bytes == 0),
             ("max_batch_records", self.max_batch_records == 0),
+            ("max_open_segments", self.max_open_segments == 0),
             ("reader_threads", self.reader_threads == 0),
         ] {
             if zero {

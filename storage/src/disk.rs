@@ -6,11 +6,14 @@
 //! with `/`, and made of names that the engine chose: a log's name is never part of
 //! one.
 
+mod map;
 mod memory;
 mod real;
 
 use std::io;
 use std::sync::Arc;
+
+use bytes::Bytes;
 
 pub use memory::MemoryDisk;
 pub use real::RealDisk;
@@ -93,6 +96,11 @@ pub trait DiskFile: Send + Sync {
 
     /// Cuts or extends the file; an extension reads as zeros.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
+
+    /// Maps all of it for reading; `None` if this disk has no maps.
+    fn map(&self) -> io::Result<Option<Bytes>> {
+        Ok(None)
+    }
 
     /// Returns once every earlier write to this file is durable, with the size needed
     /// to read it back.

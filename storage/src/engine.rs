@@ -241,6 +241,10 @@ pub struct Statistics {
     pub journal_segments: u64,
     /// Segments ready for a roll.
     pub ready_segments: u64,
+    /// Finished segments that are open for reading.
+    pub open_segments: u64,
+    /// How many of these were closed to make room for others.
+    pub segment_evictions: u64,
     /// Bytes of journal segments.
     pub journal_bytes: u64,
     /// Bytes of ready segments.

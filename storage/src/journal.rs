@@ -11,6 +11,7 @@
 
 pub(crate) mod body;
 pub(crate) mod committer;
+pub(crate) mod compress;
 pub(crate) mod frame;
 pub(crate) mod pool;
 pub(crate) mod segment;
@@ -246,7 +247,10 @@ impl Journal {
             if target > self.durable() {
                 let segment = Arc::clone(&*self.current.read());
                 let started = self.clock.monotonic();
-                if let Err(error) = segment.file.sync() {
+                // A segment that is closed was flushed when the journal left it.
+                if let Some(file) = segment.writer()
+                    && let Err(error) = file.sync()
+                {
                     self.fail(error);
                     return;
                 }

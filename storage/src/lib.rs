@@ -27,7 +27,7 @@ mod watch;
 mod wire;
 
 pub use clock::{Clock, SystemClock};
-pub use config::{ConfigError, Limits, OnDamage, StorageConfig};
+pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use disk::{Disk, DiskFile, DiskLock, FileSystem, MemoryDisk, RealDisk};
 pub use engine::{
     Appended, BoxFuture, DurabilityTruth, LogAppended, LogEngine, LogStat, LogTarget, Ordered,
@@ -46,8 +46,8 @@ pub use journal::MIN_SEGMENT_BYTES;
 pub use local::LocalEngine;
 pub use metrics::{ChecksumSite, NoObserver, Observer, Phase};
 pub use record::{
-    Batch, Durability, Gap, GapReason, Guard, Header, LogCheck, LogConfig, LogInfo, LogRecords,
-    Record, StoredBatch, SyncMode, Visibility,
+    Batch, Compression, Durability, Gap, GapReason, Guard, Header, LogCheck, LogConfig, LogInfo,
+    LogRecords, Record, StoredBatch, SyncMode, Visibility,
 };
 pub use recovery::RecoveryReport;
 pub use ticket::block_on;

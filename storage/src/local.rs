@@ -34,7 +34,7 @@ use crate::journal::pool::Pool;
 use crate::journal::{Answer, Journal};
 use crate::metrics::Observer;
 use crate::quarantine::Damages;
-use crate::read;
+use crate::read::{self, OpenSegments};
 use crate::record::{Batch, Durability, LogConfig, LogInfo, SyncMode, Visibility};
 use crate::recovery::{self, RecoveryReport};
 use crate::threads::{self, Workers};
@@ -49,6 +49,7 @@ pub(crate) struct Core {
     pub(crate) journal: Arc<Journal>,
     pub(crate) logs: Arc<Logs>,
     pub(crate) damages: Damages,
+    pub(crate) open_segments: OpenSegments,
     pub(crate) store_id: u128,
     /// For each unclean start: the epoch that ended, and where what survived of it ends.
     pub(crate) history: Vec<(RecoveryEpoch, Position)>,
@@ -77,6 +78,11 @@ impl Core {
         let recovered = recovery::recover(&disk, store, &config, &*observer)?;
         let begun = recovered.begin(&disk, &config, clock, observer)?;
         let truth = directory::measure(&*disk, &*begun.journal.clock)?;
+        let open_segments = OpenSegments::new(
+            Arc::clone(&disk),
+            config.read_strategy,
+            config.max_open_segments,
+        );
         let mut report = begun.report;
         report.duration = begun.journal.clock.monotonic().duration_since(started);
         let core = Arc::new(Self {
@@ -86,6 +92,7 @@ impl Core {
             journal: begun.journal,
             logs: begun.logs,
             damages: begun.damages,
+            open_segments,
             store_id: store.id,
             history: begun.history,
             followers: AtomicU64::new(0),

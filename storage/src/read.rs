@@ -7,8 +7,12 @@
 mod cursor;
 mod journal_scan;
 mod log_scan;
+mod open_segments;
 pub(crate) mod scan;
 
+pub(crate) use self::open_segments::OpenSegments;
+
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -19,6 +23,7 @@ use crate::engine::{Page, ReadRequest, ReadStart};
 use crate::error::ReadError;
 use crate::ids::{Lsn, Timestamp};
 use crate::index::Place;
+use crate::journal::compress;
 use crate::journal::frame::{self, Header};
 use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
@@ -43,20 +48,19 @@ enum Fault {
 
 /// Reads and verifies the frames at `places`, which lie in one segment in this order,
 /// until one is bad.
-fn read_frames(segment: &Segment, places: &[Place]) -> (Vec<Frame>, Option<(usize, Fault)>) {
+fn read_frames(
+    core: &Core,
+    segment: &Segment,
+    places: &[Place],
+) -> (Vec<Frame>, Option<(usize, Fault)>) {
     let (Some(first), Some(last)) = (places.first(), places.last()) else {
         return (Vec::new(), None);
     };
-    let length = usize::try_from(last.end().since(first.position)).unwrap_or(usize::MAX);
-    let mut buffer = vec![0; length];
-    match segment
-        .file
-        .read_full_at(&mut buffer, segment.offset(first.position))
-    {
-        Ok(read) => buffer.truncate(read),
+    let length = last.end().since(first.position);
+    let buffer = match core.open_segments.read(segment, first.position, length) {
+        Ok(buffer) => buffer,
         Err(error) => return (Vec::new(), Some((0, Fault::Io(error)))),
-    }
-    let buffer = Bytes::from(buffer);
+    };
     let mut frames = Vec::with_capacity(places.len());
     for (index, place) in places.iter().enumerate() {
         let from = usize::try_from(place.position.since(first.position)).unwrap_or(usize::MAX);
@@ -73,16 +77,24 @@ fn verified(segment: &Segment, place: &Place, buffer: &Bytes, from: usize) -> Op
     let header = frame::decode_header(bytes, segment.life.salt)?;
     let expected = header.position == place.position
         && header.first_lsn == place.first_lsn
-        && header.count == place.count
-        && header.is_readable();
+        && header.count == place.count;
     if !expected {
         return None;
     }
-    frame::verified_body(bytes, &header)?;
-    let body = from + header.header_len as usize;
-    Some(Frame {
-        header,
-        body: buffer.slice(body..body + header.body_len as usize),
+    let body = plain_body(&header, bytes, buffer, from)?;
+    Some(Frame { header, body })
+}
+
+/// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
+/// `bytes`; not copied if it is stored plain.
+fn plain_body(header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Option<Bytes> {
+    let stored = frame::verified_body(bytes, header)?;
+    Some(match compress::decompress(header.codec(), stored)? {
+        Cow::Owned(plain) => Bytes::from(plain),
+        Cow::Borrowed(_) => {
+            let body = from + header.header_len as usize;
+            buffer.slice(body..body + header.body_len as usize)
+        }
     })
 }
 
@@ -202,7 +214,7 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         let Some(segment) = core.journal.segment_at(places[0].position) else {
             break;
         };
-        let (frames, fault) = read_frames(&segment, &places);
+        let (frames, fault) = read_frames(core, &segment, &places);
         for frame in frames {
             let room = bounds.until.since(step.next).min(records);
             let batch = part(core.stored(log, frame), step.next, room);
@@ -388,7 +400,7 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
     let Some(segment) = core.journal.segment_at(place.position) else {
         return Ok(tail);
     };
-    let (frames, _) = read_frames(&segment, &[place]);
+    let (frames, _) = read_frames(core, &segment, &[place]);
     let Some(frame) = frames.first() else {
         return Ok(place.first_lsn);
     };
@@ -403,7 +415,7 @@ fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timest
     let Some(segment) = core.journal.segment_at(place.position) else {
         return Ok(None);
     };
-    match read_frames(&segment, &[*place]) {
+    match read_frames(core, &segment, &[*place]) {
         (frames, None) => Ok(frames.first().and_then(|frame| {
             let last = codec::spans(&frame.body).last()?;
             Some(last.own_time.unwrap_or(frame.header.arrival))

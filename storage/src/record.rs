@@ -192,11 +192,35 @@ impl SyncMode {
     }
 }
 
+/// How bodies of frames are compressed, whole batches at a time, kept only if smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// Not.
+    None,
+    /// LZ4: fast.
+    Lz4,
+    /// Zstandard: smaller. Only in builds with the feature `zstd`.
+    Zstd,
+}
+
+impl Compression {
+    /// Whether this build can write and read it.
+    pub const fn is_built(self) -> bool {
+        match self {
+            Self::None | Self::Lz4 => true,
+            Self::Zstd => cfg!(feature = "zstd"),
+        }
+    }
+}
+
 /// Settings of one log. `None` = the server's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogConfig {
     /// What an append that does not say otherwise is answered after.
     pub sync_mode: Option<SyncMode>,
+    /// How its frames are compressed from now on; older ones stay as they are. The
+    /// server's default is not to.
+    pub compression: Option<Compression>,
     /// Largest record of this log, bytes; at most the server's limit.
     pub max_record_bytes: Option<u32>,
 }

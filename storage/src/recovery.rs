@@ -66,7 +66,6 @@ pub struct RecoveryReport {
 struct Used {
     life: Life,
     path: String,
-    file: Arc<dyn DiskFile>,
     base: Position,
     /// Its link, if that is good, or as much as the next group tells of it.
     link: Option<Link>,
@@ -78,7 +77,6 @@ struct Tail {
     /// The segment before it.
     before: Option<SegmentId>,
     path: String,
-    file: Arc<dyn DiskFile>,
     base: Position,
     end: Position,
     chain: u32,
@@ -251,7 +249,6 @@ impl Recovered {
             Some((base, link)) => Ok(Some(Used {
                 life,
                 path,
-                file,
                 base,
                 link,
             })),
@@ -317,7 +314,7 @@ impl Recovered {
             let (bytes, cached) = if is_last {
                 segment.load_tail(disk)?
             } else {
-                (segment.load()?, false)
+                (segment.load(disk)?, false)
             };
             let walked = match link {
                 Some(link) => segment.as_bytes(&bytes).walk_finished(link.predecessor_end),
@@ -516,7 +513,8 @@ impl Recovered {
 
     /// Enters a segment among those that are served.
     fn enter(&mut self, used: &Used, bytes: &[u8], walked: &Walked, is_last: bool) {
-        let segment = Segment::new(used.life, used.base, Arc::clone(&used.file));
+        let segment =
+            Segment::finished(used.life, used.base, used.path.clone(), bytes.len() as u64);
         *segment.end.write() = Some(walked.end);
         for item in &walked.items {
             match *item {
@@ -558,7 +556,7 @@ impl Recovered {
         let end = usize::try_from(walked.end.since(used.base)).unwrap_or(usize::MAX);
         let torn = usize::try_from(walked.torn).unwrap_or(0);
         let debris = bytes.get(end..end + torn).unwrap_or(&[]).to_vec();
-        let (id, file) = (used.life.id, Arc::clone(&used.file));
+        let id = used.life.id;
         let (base, end, chain) = (used.base, walked.end, walked.chain);
         let before = used.link.as_ref().and_then(|link| link.predecessor);
         let (path, copy) = (used.path.clone(), None);
@@ -566,7 +564,6 @@ impl Recovered {
             id,
             before,
             path,
-            file,
             base,
             end,
             chain,
@@ -609,7 +606,8 @@ impl Recovered {
         ));
         pool.recycle(&self.unused).map_err(fail())?;
         let ready = pool.take().map_err(fail())?;
-        let segment = Arc::new(Segment::new(ready.life, self.next_base, ready.file));
+        let file = Arc::clone(&ready.file);
+        let segment = Arc::new(Segment::begun(ready.life, self.next_base, ready.file));
         let link = self.link(ready.life.size);
         let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
         let mut report = self.report(end, torn_bytes);
@@ -631,6 +629,7 @@ impl Recovered {
         ));
         let resume = Resume {
             segment,
+            file,
             link,
             next_log_counter: self.next_log_counter,
             arrival,
@@ -659,7 +658,12 @@ impl Recovered {
         }
         .write(&**disk)
         .map_err(fail())?;
-        give_back(self.tail.as_ref()).map_err(fail())?;
+        if let Some(tail) = &self.tail {
+            let bytes = give_back(&**disk, tail).map_err(fail())?;
+            if let Some(old) = journal.segment_at(tail.base) {
+                old.cut(bytes);
+            }
+        }
         let damages = Damages::new(finished.damages);
         let history = self.history;
         Ok(Begun {
@@ -681,18 +685,13 @@ impl Recovered {
             return Ok(0);
         };
         if let Some(bytes) = tail.copy.take() {
-            let file = rewrite(&**disk, tail.id, &tail.path, &bytes)
+            rewrite(&**disk, tail.id, &tail.path, &bytes)
                 .map_err(OpenError::io("writing the old tail anew"))?;
-            tail.file = Arc::clone(&file);
-            if let Some(old) = self.segments.get(&tail.base) {
-                let segment = Segment::new(old.life, old.base, file);
-                *segment.end.write() = *old.end.read();
-                segment.holes.write().clone_from(&old.holes.read());
-                self.segments.insert(tail.base, Arc::new(segment));
-            }
         }
-        tail.file
-            .sync()
+        let file = disk
+            .open(&tail.path)
+            .map_err(OpenError::io("opening the old tail"))?;
+        file.sync()
             .map_err(OpenError::io("flushing the old tail"))?;
         if tail.debris.is_empty() {
             return Ok(0);
@@ -764,20 +763,26 @@ impl Used {
         }
     }
 
-    fn load(&self) -> Result<Vec<u8>, OpenError> {
-        let all = || read_some(&*self.file, 0, self.file.size()?);
-        all().map_err(OpenError::io(format!("reading {}", self.path)))
+    fn load(&self, disk: &dyn Disk) -> Result<Vec<u8>, OpenError> {
+        let fail = || OpenError::io(format!("reading {}", self.path));
+        let file = disk.open(&self.path).map_err(fail())?;
+        let size = file.size().map_err(fail())?;
+        read_some(&*file, 0, size).map_err(fail())
     }
 
     /// Loads the segment whose end may never have been flushed: from the device, since
-    /// the cache is not to be believed after a flush that failed.
-    /// The second value tells whether the cache had to be believed all the same.
+    /// the cache is not to be believed after a flush that failed. The second value tells
+    /// whether the cache had to be believed all the same.
     fn load_tail(&self, disk: &dyn Disk) -> Result<(Vec<u8>, bool), OpenError> {
-        let fail = || OpenError::io(format!("reading {} from the device", self.path));
-        let size = self.file.size().map_err(fail())?;
-        match disk.read_from_device(&self.path, size).map_err(fail())? {
+        let found = disk
+            .read_from_device(&self.path, self.life.size)
+            .map_err(OpenError::io(format!(
+                "reading {} from the device",
+                self.path
+            )))?;
+        match found {
             Some(bytes) => Ok((bytes, false)),
-            None => Ok((self.load()?, true)),
+            None => Ok((self.load(disk)?, true)),
         }
     }
 }
@@ -884,12 +889,7 @@ fn subtract(holes: &[Hole], from: Position, to: Position) -> Vec<Hole> {
 }
 
 /// Writes a segment anew, byte for byte, over its old name.
-fn rewrite(
-    disk: &dyn Disk,
-    id: SegmentId,
-    path: &str,
-    bytes: &[u8],
-) -> std::io::Result<Arc<dyn DiskFile>> {
+fn rewrite(disk: &dyn Disk, id: SegmentId, path: &str, bytes: &[u8]) -> std::io::Result<()> {
     let new = segment::pool_path(id);
     if disk
         .list("pool")?
@@ -903,18 +903,20 @@ fn rewrite(
     file.sync()?;
     disk.rename(&new, path)?;
     disk.sync_directory("journal")?;
-    disk.sync_directory("pool")?;
-    Ok(file)
+    disk.sync_directory("pool")
 }
 
-/// Gives the unused end of the old tail back to the file system.
-fn give_back(tail: Option<&Tail>) -> std::io::Result<()> {
-    let Some(tail) = tail else { return Ok(()) };
-    let used = tail.end.since(tail.base).next_multiple_of(4096);
-    if used < tail.file.size()? {
-        tail.file.set_size(used)?;
+/// Gives the unused end of the old tail back to the file system. Returns its size then.
+fn give_back(disk: &dyn Disk, tail: &Tail) -> std::io::Result<u64> {
+    let file = disk.open(&tail.path)?;
+    let (used, size) = (
+        tail.end.since(tail.base).next_multiple_of(4096),
+        file.size()?,
+    );
+    if used < size {
+        file.set_size(used)?;
     }
-    Ok(())
+    Ok(used.min(size))
 }
 
 fn gap_of(damage: &Damage) -> Gap {

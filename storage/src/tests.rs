@@ -1,6 +1,7 @@
 //! Tests of the whole engine, driven step by step without threads on a disk in memory.
 
 mod appending;
+mod compression;
 mod damage;
 mod faults;
 mod power_cut;

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use wald_storage::{
     Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, LogTarget, Lsn,
-    NoObserver, OpenError, ReadRequest, ReadStart, RealDisk, Record, ScanRequest, ScanStart,
-    Selector, StorageConfig, SyncTarget, SystemClock, Visibility, block_on,
+    NoObserver, OpenError, ReadRequest, ReadStart, ReadStrategy, RealDisk, Record, ScanRequest,
+    ScanStart, Selector, StorageConfig, SyncTarget, SystemClock, Visibility, block_on,
 };
 
 fn open(directory: &Path) -> Arc<LocalEngine> {
@@ -155,6 +155,67 @@ fn what_nobody_asked_to_flush_is_durable_within_the_interval() {
         std::thread::yield_now();
     }
     block_on(engine.tail_beyond(target("a"), Lsn::ZERO, Some(Visibility::Durable))).unwrap();
+}
+
+/// Descriptors of this process that are files under `directory`.
+fn open_files(directory: &Path) -> usize {
+    let directory = directory.canonicalize().unwrap();
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .filter(|target| target.starts_with(&directory))
+        .count()
+}
+
+#[test]
+fn open_segments_are_bounded_while_many_scans_read_right() {
+    for read_strategy in [ReadStrategy::Pread, ReadStrategy::Mmap] {
+        let directory = tempfile::tempdir().unwrap();
+        let config = StorageConfig {
+            segment_bytes: 64 << 10,
+            max_open_segments: 8,
+            read_strategy,
+            ..StorageConfig::default()
+        };
+        let disk = RealDisk::open(directory.path()).unwrap();
+        let clock = Arc::new(SystemClock);
+        let engine = LocalEngine::open(disk, config, clock, Arc::new(NoObserver))
+            .unwrap()
+            .0;
+        let records = 2000u64;
+        let data = Bytes::from(vec![7; 2000]);
+        let tickets: Vec<_> = (0..records)
+            .map(|index| {
+                engine.submit(
+                    batch(&format!("log/{}", index % 4), data.clone()),
+                    Some(Durability::Written),
+                )
+            })
+            .collect();
+        tickets
+            .into_iter()
+            .for_each(|ticket| drop(ticket.wait().unwrap()));
+        block_on(engine.sync(SyncTarget::Device, None)).unwrap();
+        assert!(engine.statistics().journal_segments > 60);
+        std::thread::scope(|scope| {
+            for reader in 0..16u64 {
+                let engine = &engine;
+                scope.spawn(move || {
+                    let found = count(engine, &format!("log/{}", reader % 4));
+                    assert_eq!(found, records / 4);
+                });
+            }
+        });
+        let statistics = engine.statistics();
+        assert!(statistics.open_segments <= 8 && statistics.segment_evictions > 0);
+        // The segment being written, the ready ones, the lock, and one per reader thread
+        // at most that is being used while it is evicted.
+        let open = open_files(directory.path());
+        assert!(
+            open <= 8 + 1 + 4 + 1 + 4,
+            "{read_strategy:?}: {open} files are open"
+        );
+    }
 }
 
 #[test]

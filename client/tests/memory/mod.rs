@@ -191,8 +191,18 @@ impl WalService for Memory {
         unforeseen()
     }
 
-    async fn trim(&self, _: Request<TrimRequest>) -> Answer<TrimResponse> {
-        unforeseen()
+    async fn trim(&self, request: Request<TrimRequest>) -> Answer<TrimResponse> {
+        let request = request.into_inner();
+        let logs = self.logs.lock().unwrap();
+        let Some(records) = logs.get(&request.log) else {
+            return Err(refusal(Code::NotFound, "LOG_NOT_FOUND", "no such log"));
+        };
+        if request.before_lsn > records.len() as u64 {
+            return Err(refusal(Code::OutOfRange, "BEYOND_TAIL", "beyond the tail"));
+        }
+        Ok(Response::new(TrimResponse {
+            first_lsn: Some(request.before_lsn),
+        }))
     }
 
     async fn fence(&self, _: Request<FenceRequest>) -> Answer<FenceResponse> {
@@ -249,11 +259,31 @@ impl OpsService for Memory {
         &self,
         _: Request<GetServerInfoRequest>,
     ) -> Answer<GetServerInfoResponse> {
-        Ok(Response::new(GetServerInfoResponse::default()))
+        Ok(Response::new(GetServerInfoResponse {
+            version: "9.9.9".into(),
+            default_sync_mode: SyncMode::Batch.into(),
+            ..Default::default()
+        }))
     }
 
-    async fn list_segments(&self, _: Request<ListSegmentsRequest>) -> Answer<ListSegmentsResponse> {
-        unforeseen()
+    /// Three segments, one a page; the token is the next one's number.
+    async fn list_segments(
+        &self,
+        request: Request<ListSegmentsRequest>,
+    ) -> Answer<ListSegmentsResponse> {
+        let id = request.into_inner().page_token.parse().unwrap_or(0);
+        Ok(Response::new(ListSegmentsResponse {
+            segments: vec![Segment {
+                segment_id: id,
+                file_bytes: 1024,
+                ..Default::default()
+            }],
+            next_page_token: if id < 2 {
+                (id + 1).to_string()
+            } else {
+                String::new()
+            },
+        }))
     }
 
     type VerifyStream = Answers<VerifyResponse>;

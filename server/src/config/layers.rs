@@ -210,16 +210,16 @@ fn read_file_keys(
         }
     };
     let mut values = HashMap::new();
-    for (key, value) in &table {
+    for (key, value) in flat(&table) {
         let Some(setting) = SETTINGS.iter().find(|setting| setting.name == key) else {
             problems.push(format!(
                 "{}: there is no setting {key:?}{}",
                 path.display(),
-                nearest(key).map_or_else(String::new, |name| format!("; did you mean {name:?}?"))
+                nearest(&key).map_or_else(String::new, |name| format!("; did you mean {name:?}?"))
             ));
             continue;
         };
-        match value {
+        let before = match value {
             toml::Value::String(text) => values.insert(setting.name, text.clone()),
             toml::Value::Integer(number) => values.insert(setting.name, number.to_string()),
             toml::Value::Boolean(truth) => values.insert(setting.name, truth.to_string()),
@@ -232,8 +232,28 @@ fn read_file_keys(
                 None
             }
         };
+        if before.is_some() {
+            problems.push(format!("{}: {key} is given twice", path.display()));
+        }
     }
     values
+}
+
+/// Keys of a table in a file are those of the settings with the table's name before them:
+/// `endpoint` in `[otlp]` is `otlp_endpoint`.
+fn flat(table: &toml::Table) -> Vec<(String, &toml::Value)> {
+    let mut flat_values = Vec::new();
+    for (key, value) in table {
+        match value {
+            toml::Value::Table(inner) => flat_values.extend(
+                flat(inner)
+                    .into_iter()
+                    .map(|(rest, value)| (format!("{key}_{rest}"), value)),
+            ),
+            single => flat_values.push((key.clone(), single)),
+        }
+    }
+    flat_values
 }
 
 /// The known key that `key` was probably meant to be.

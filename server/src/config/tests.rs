@@ -110,9 +110,58 @@ fn every_bad_value_is_named_with_its_origin() {
 }
 
 #[test]
-fn sync_modes_that_are_not_built_are_refused_as_such() {
-    let found = problems(&file("sync_mode = \"interval\""));
-    assert!(found[0].contains("not built yet"), "{found:?}");
+fn every_sync_mode_reaches_the_engine_and_all_but_strict_say_what_can_be_lost() {
+    use wald_storage::SyncMode::{Async, Batch, Interval, Manual, Strict};
+    for (name, mode, words) in [
+        ("strict", Strict, &[][..]),
+        ("batch", Batch, &["power cut", "7ms"][..]),
+        ("interval", Interval, &["power cut", "7ms"]),
+        ("async", Async, &["power cut", "kernel"]),
+        ("manual", Manual, &["crash of the process", "Sync", "3MiB"]),
+    ] {
+        let text = format!(
+            "sync_mode = \"{name}\"\nsync_interval = \"7ms\"\nbuffer_bytes = \"3MiB\"\n\
+             sync_bytes = \"5MiB\""
+        );
+        let config = resolved(&file(&text));
+        let storage = config.storage().unwrap();
+        assert_eq!(storage.sync_mode, mode);
+        assert_eq!(storage.sync_interval, Duration::from_millis(7));
+        assert_eq!(
+            (storage.buffer_bytes, storage.sync_bytes),
+            (3 << 20, 5 << 20)
+        );
+        let warning = config.can_be_lost();
+        assert_eq!(warning.is_none(), words.is_empty(), "{name}");
+        for word in words {
+            assert!(
+                warning.as_ref().unwrap().contains(word),
+                "{name}: {warning:?}"
+            );
+        }
+    }
+    assert!(problems(&file("sync_mode = \"sometimes\""))[0].contains("strict, batch"));
+    assert!(problems(&file("sync_interval = \"0s\""))[0].contains("sync_interval"));
+}
+
+#[test]
+fn table_in_a_file_is_the_beginning_of_its_keys() {
+    let layers = file("[otlp]\nservice_name = \"here\"\nsample_percent = 5");
+    let config = resolved(&layers);
+    assert_eq!(config.otlp_service_name, "here");
+    assert_eq!(config.otlp_sample_percent, 5);
+    let found = problems(&file("[otlp]\nsample_percnt = 5"));
+    assert!(found[0].contains("\"otlp_sample_percent\""), "{found:?}");
+    let found = problems(&file("otlp_timeout = \"1s\"\n[otlp]\ntimeout = \"2s\""));
+    assert!(found[0].contains("twice"), "{found:?}");
+    assert!(problems(&file("[otlp]\nsample_percent = 101"))[0].contains("at most 100"));
+}
+
+#[cfg(not(feature = "otlp"))]
+#[test]
+fn traces_need_a_build_that_can_send_them() {
+    let found = problems(&file("otlp_endpoint = \"http://127.0.0.1:4317\""));
+    assert!(found[0].contains("--features otlp"), "{found:?}");
 }
 
 #[test]

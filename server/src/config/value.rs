@@ -204,28 +204,30 @@ macro_rules! choice_value {
 }
 
 choice! {
-    /// What a plain append is acknowledged with.
+    /// What an append is acknowledged with that names no durability.
     SyncMode {
-        /// Flushed to the device.
+        /// A flush.
         Strict = "strict",
+        /// A flush for batches, a write for single appends.
+        Batch = "batch",
+        /// A write, flushed within the sync interval.
+        Interval = "interval",
+        /// A write.
+        Async = "async",
+        /// Taking it into memory.
+        Manual = "manual",
     }
 }
 
-impl Value for SyncMode {
-    fn parse(text: &str) -> Result<Self, String> {
-        // The other modes have their names already, so that a user of a later version's
-        // documentation learns that it is the version and not the spelling.
-        match text {
-            "batch" | "interval" | "async" | "manual" => Err(format!(
-                "the sync mode {text} is not built yet; this version has {}",
-                Self::NAMES.join(", ")
-            )),
-            _ => Self::by_name(text).ok_or_else(|| format!("expected {}", Self::NAMES.join(", "))),
+impl From<SyncMode> for wald_storage::SyncMode {
+    fn from(mode: SyncMode) -> Self {
+        match mode {
+            SyncMode::Strict => Self::Strict,
+            SyncMode::Batch => Self::Batch,
+            SyncMode::Interval => Self::Interval,
+            SyncMode::Async => Self::Async,
+            SyncMode::Manual => Self::Manual,
         }
-    }
-
-    fn show(&self) -> String {
-        self.name().to_owned()
     }
 }
 
@@ -244,6 +246,25 @@ impl From<DamagePolicy> for OnDamage {
         match policy {
             DamagePolicy::Quarantine => Self::Quarantine,
             DamagePolicy::Refuse => Self::Refuse,
+        }
+    }
+}
+
+choice! {
+    /// How finished segments are read.
+    ReadStrategy {
+        /// By positional reads.
+        Pread = "pread",
+        /// By maps.
+        Mmap = "mmap",
+    }
+}
+
+impl From<ReadStrategy> for wald_storage::ReadStrategy {
+    fn from(strategy: ReadStrategy) -> Self {
+        match strategy {
+            ReadStrategy::Pread => Self::Pread,
+            ReadStrategy::Mmap => Self::Mmap,
         }
     }
 }
@@ -270,4 +291,10 @@ choice! {
     }
 }
 
-choice_value!(DamagePolicy, FlushFailurePolicy, LogFormat);
+choice_value!(
+    SyncMode,
+    ReadStrategy,
+    DamagePolicy,
+    FlushFailurePolicy,
+    LogFormat
+);

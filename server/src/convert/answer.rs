@@ -45,7 +45,7 @@ pub(crate) fn append_batch_response(
             log: name.as_str().to_owned(),
             first_lsn: Some(log.first_lsn.get()),
             next_lsn: Some(log.next_lsn.get()),
-            timestamp_us: log.timestamp.micros(),
+            timestamp_us: log.arrival.micros(),
             durable_lsn: Some(durable.get()),
             deduplicated: false,
             log_id: log.log_id.get(),
@@ -239,10 +239,7 @@ pub(crate) fn log(info: &LogInfo) -> v1::Log {
     v1::Log {
         name: info.name.as_str().to_owned(),
         log_id: info.log_id.get(),
-        config: Some(v1::LogConfig {
-            max_record_bytes: info.config.max_record_bytes.unwrap_or(0),
-            ..v1::LogConfig::default()
-        }),
+        config: Some(super::settings::proto_log_config(&info.config)),
         first_lsn: Some(info.first_lsn.get()),
         tail_lsn: Some(info.tail_lsn.get()),
         durable_lsn: Some(info.durable_lsn.get()),
@@ -269,14 +266,12 @@ pub(crate) fn server_limits(limits: &Limits, max_future: std::time::Duration) ->
     }
 }
 
-/// Segment files from `first` on, at most `limit`; the end of a sealed one is where the
-/// next begins.
+/// Segment files after `after`, at most `limit`.
 pub(crate) fn segments(all: &[SegmentInfo], after: Option<u64>, limit: usize) -> Vec<v1::Segment> {
     all.iter()
-        .enumerate()
-        .filter(|(_, segment)| after.is_none_or(|after| segment.id > after))
+        .filter(|segment| after.is_none_or(|after| segment.id > after))
         .take(limit)
-        .map(|(index, segment)| v1::Segment {
+        .map(|segment| v1::Segment {
             segment_id: segment.id,
             kind: v1::SegmentKind::Journal.into(),
             state: if segment.sealed {
@@ -286,10 +281,7 @@ pub(crate) fn segments(all: &[SegmentInfo], after: Option<u64>, limit: usize) ->
             }
             .into(),
             base_position: Some(segment.base.get()),
-            end_position: all
-                .get(index + 1)
-                .filter(|_| segment.sealed)
-                .map(|next| next.base.get()),
+            end_position: Some(segment.end.get()),
             file_bytes: segment.bytes,
             ..v1::Segment::default()
         })

@@ -5,8 +5,9 @@ use prost::Message;
 use tonic_types::StatusExt;
 use wald_proto::v1;
 use wald_storage::{
-    Limits, LogConfig, LogId, LogName, Lsn, Page, RecoveryEpoch, ScanStart, Selector,
-    StorageConfig, StoredBatch, Timestamp,
+    Compression, Limits, LogAppended, LogConfig, LogId, LogName, Lsn, Page, Position,
+    RecoveryEpoch, ScanStart, SegmentInfo, Selector, StorageConfig, StoredBatch, SyncMode,
+    Timestamp,
 };
 
 use super::*;
@@ -157,14 +158,14 @@ fn log_settings_that_are_not_built_are_refused_by_name() {
     let plain = v1::LogConfig::default;
     assert_eq!(
         refused(v1::LogConfig {
-            sync_mode: v1::SyncMode::Manual.into(),
+            sync_mode: 99,
             ..plain()
         }),
         "config.sync_mode"
     );
     assert_eq!(
         refused(v1::LogConfig {
-            compression: v1::Compression::Lz4.into(),
+            compression: 99,
             ..plain()
         }),
         "config.compression"
@@ -179,24 +180,31 @@ fn log_settings_that_are_not_built_are_refused_by_name() {
         }),
         "config.retention"
     );
-    let strict = v1::LogConfig {
-        sync_mode: v1::SyncMode::Strict.into(),
-        max_record_bytes: 9,
-        ..plain()
-    };
-    assert_eq!(
-        log_config(Some(strict), &limits()).unwrap(),
-        LogConfig {
-            sync_mode: None,
-            max_record_bytes: Some(9),
-        }
-    );
+}
+
+#[test]
+fn log_settings_come_back_as_they_were_given() {
+    for sync_mode in sync_modes().into_iter().chain([v1::SyncMode::Unspecified]) {
+        let given = v1::LogConfig {
+            sync_mode: sync_mode.into(),
+            max_record_bytes: 9,
+            ..v1::LogConfig::default()
+        };
+        let config = log_config(Some(given), &limits()).unwrap();
+        assert_eq!(config.max_record_bytes, Some(9));
+        assert_eq!(
+            config.sync_mode.map(proto_sync_mode),
+            Some(sync_mode).filter(|mode| *mode != v1::SyncMode::Unspecified)
+        );
+        assert_eq!(settings::proto_log_config(&config), given);
+    }
 }
 
 #[test]
 fn update_changes_the_fields_of_the_mask_only() {
     let current = LogConfig {
-        sync_mode: None,
+        sync_mode: Some(SyncMode::Async),
+        compression: Some(Compression::Lz4),
         max_record_bytes: Some(9),
     };
     let update = |paths: &[&str], max_record_bytes| {
@@ -221,7 +229,13 @@ fn update_changes_the_fields_of_the_mask_only() {
         update(&["max_record_bytes"], 0).unwrap().max_record_bytes,
         None
     );
-    assert_eq!(update(&["sync_mode"], 5).unwrap(), current);
+    let plain = update(&["compression"], 5).unwrap();
+    assert_eq!(
+        (plain.compression, plain.sync_mode),
+        (None, current.sync_mode)
+    );
+    let reset = update(&["sync_mode"], 5).unwrap();
+    assert_eq!((reset.sync_mode, reset.max_record_bytes), (None, Some(9)));
     assert_eq!(
         reason(&update(&["colour"], 5).unwrap_err()),
         "INVALID_UPDATE_MASK"
@@ -255,6 +269,49 @@ fn scan_needs_a_selector_and_one_log_for_a_log_id() {
         (request.selector, request.start, request.follow),
         (Selector::All, ScanStart::TailOffset(0), true)
     );
+}
+
+#[test]
+fn acks_tell_the_stored_time_of_a_record_and_the_arrival_of_a_batch() {
+    let appended = wald_storage::Appended {
+        appends: vec![LogAppended {
+            log_id: LogId::new(1),
+            first_lsn: Lsn::ZERO,
+            next_lsn: Lsn::new(2),
+            timestamp: Timestamp::from_micros(500),
+            arrival: Timestamp::from_micros(400),
+        }],
+        durable_lsns: vec![Lsn::ZERO],
+        durability: Durability::Accepted,
+        position: None,
+    };
+    let single = append_response(&appended, RecoveryEpoch::FIRST);
+    assert_eq!((single.timestamp_us, single.position), (500, None));
+    assert_eq!(single.durability(), v1::Durability::Accepted);
+    let names = [LogName::new("a").unwrap()];
+    let batch = append_batch_response(&names, &appended, RecoveryEpoch::FIRST);
+    assert_eq!(batch.appends[0].timestamp_us, 400);
+}
+
+#[test]
+fn segments_are_shown_with_their_ends_from_a_place_on() {
+    let segment = |id, sealed| SegmentInfo {
+        id,
+        base: Position::new(id * 100),
+        bytes: 100,
+        end: Position::new(id * 100 + 60),
+        sealed,
+    };
+    let all = [segment(1, true), segment(2, true), segment(3, false)];
+    let shown = segments(&all, Some(1), 5);
+    let ends: Vec<_> = shown
+        .iter()
+        .map(|s| (s.segment_id, s.end_position))
+        .collect();
+    assert_eq!(ends, [(2, Some(260)), (3, Some(360))]);
+    assert_eq!(shown[0].state(), v1::SegmentState::Sealed);
+    assert_eq!(shown[1].state(), v1::SegmentState::Active);
+    assert_eq!(segments(&all, None, 1).len(), 1);
 }
 
 #[test]
@@ -364,6 +421,7 @@ fn log_shows_lsn_zero_and_its_settings() {
         log_id: LogId::new(0),
         config: Arc::new(LogConfig {
             sync_mode: None,
+            compression: Some(Compression::Lz4),
             max_record_bytes: Some(9),
         }),
         first_lsn: Lsn::ZERO,

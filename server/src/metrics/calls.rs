@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -19,10 +20,13 @@ use prometheus::{Error, Histogram, IntCounter, IntCounterVec, Opts};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use tokio::time::Sleep;
+use tonic::Status;
 use tower::{Layer, Service};
+use tracing::Span;
 
 use super::Maker;
 use crate::status::{self, Access};
+use crate::trace;
 
 /// The codes in the order of their numbers, as other servers spell them in metrics.
 const CODES: [&str; 17] = [
@@ -64,8 +68,39 @@ const WRITES: [&str; 12] = [
 ];
 
 /// When the caller stops waiting; in the extensions of a request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline(pub(crate) Instant);
+#[derive(Debug, Clone)]
+pub(crate) struct Deadline {
+    /// The moment.
+    pub(crate) at: Instant,
+    /// Whether the request has reached the engine: from then on its outcome is unknown
+    /// until it is answered, before it nothing was written.
+    begun: Arc<AtomicBool>,
+}
+
+impl Deadline {
+    pub(crate) fn new(at: Instant) -> Self {
+        Self {
+            at,
+            begun: Arc::default(),
+        }
+    }
+
+    /// Says that the request is about to reach the engine; false if it is too late.
+    pub(crate) fn begin(&self) -> bool {
+        let in_time = Instant::now() < self.at;
+        if in_time {
+            self.begun.store(true, Ordering::Relaxed);
+        }
+        in_time
+    }
+
+    fn passed(&self, access: Access) -> Status {
+        if access == Access::Write && !self.begun.load(Ordering::Relaxed) {
+            return status::deadline_before_start();
+        }
+        status::deadline_under_way(access)
+    }
+}
 
 /// Metrics of one RPC.
 #[derive(Debug)]
@@ -222,18 +257,25 @@ where
             (asked, ceiling) => asked.or(ceiling),
         };
         // A time too far off to be represented is no deadline.
-        let deadline = timeout.and_then(|timeout| started.checked_add(timeout));
-        if let Some(deadline) = deadline {
-            request.extensions_mut().insert(Deadline(deadline));
+        let deadline = timeout
+            .and_then(|timeout| started.checked_add(timeout))
+            .map(Deadline::new);
+        if let Some(deadline) = &deadline {
+            request.extensions_mut().insert(deadline.clone());
         }
+        let span = trace::call(request.uri().path(), request.headers());
         CallFuture {
             call: Some(Call {
+                span,
                 method: Arc::clone(method),
                 started,
                 counted: false,
             }),
             inner: self.inner.call(request),
-            sleep: deadline.map(|at| tokio::time::sleep_until(at.into())),
+            sleep: deadline
+                .as_ref()
+                .map(|deadline| tokio::time::sleep_until(deadline.at.into())),
+            deadline,
         }
     }
 }
@@ -260,6 +302,7 @@ fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
 /// One call: counted once, also if it is dropped on the way because the client left.
 #[derive(Debug)]
 struct Call {
+    span: Span,
     method: Arc<Method>,
     started: Instant,
     counted: bool,
@@ -272,6 +315,7 @@ impl Call {
             if let Some(counter) = handled.get(code).or_else(|| handled.get(UNKNOWN)) {
                 counter.inc();
             }
+            trace::ended(&self.span, code);
             let seconds = self.started.elapsed().as_secs_f64();
             self.method.seconds.observe(seconds);
         }
@@ -300,6 +344,7 @@ pin_project! {
         inner: F,
         #[pin]
         sleep: Option<Sleep>,
+        deadline: Option<Deadline>,
     }
 }
 
@@ -312,10 +357,14 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let response = match this.inner.poll(context) {
+        let polled = {
+            let _entered = this.call.as_ref().map(|call| call.span.enter());
+            this.inner.poll(context)
+        };
+        let response = match polled {
             Poll::Ready(response) => response?,
             Poll::Pending => {
-                let Some(sleep) = this.sleep.as_pin_mut() else {
+                let (Some(sleep), Some(deadline)) = (this.sleep.as_pin_mut(), this.deadline) else {
                     return Poll::Pending;
                 };
                 ready!(sleep.poll(context));
@@ -323,7 +372,7 @@ where
                     .call
                     .as_ref()
                     .map_or(Access::Read, |call| call.method.access);
-                status::deadline_under_way(access).into_http()
+                deadline.passed(access).into_http()
             }
         };
         let (head, body) = response.into_parts();

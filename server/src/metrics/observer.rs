@@ -19,7 +19,6 @@ pub(super) struct EngineMetrics {
     group_records: Histogram,
     group_bytes: Histogram,
     roll: Histogram,
-    delivery_lag: Histogram,
     read_records: IntCounter,
     read_bytes: IntCounter,
     checksums_in_recovery: IntCounter,
@@ -68,11 +67,6 @@ impl EngineMetrics {
             roll: make.histogram(
                 "wald_segment_roll_duration_seconds",
                 "How long does the journal take to go on to the next segment? High: the pool ran dry.",
-                latency_buckets(),
-            )?,
-            delivery_lag: make.histogram(
-                "wald_scan_delivery_lag_seconds",
-                "How long after its arrival is a record shown to followers?",
                 latency_buckets(),
             )?,
             read_records: make.counter(
@@ -135,9 +129,5 @@ impl Observer for Metrics {
             ChecksumSite::Read => &self.engine.checksums_in_reads,
         }
         .inc();
-    }
-
-    fn delivery_lag(&self, time: Duration) {
-        self.engine.delivery_lag.observe(time.as_secs_f64());
     }
 }

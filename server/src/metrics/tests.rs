@@ -90,8 +90,8 @@ fn what_happens_is_counted_where_it_belongs() {
     metrics.read(ReadOp::Scan, Duration::from_millis(1));
     metrics.phase(Phase::Queue, Duration::from_millis(1));
     Observer::read(&metrics, 5, 50);
-    metrics.append_failed(&AppendError::DiskFull);
-    metrics.append_failed(&AppendError::ConditionsFailed(vec![FailedCondition {
+    metrics.write_failed(&AppendError::DiskFull);
+    metrics.write_failed(&AppendError::ConditionsFailed(vec![FailedCondition {
         log: LogName::new("a").unwrap(),
         check: FailedCheck::LogMissing,
     }]));

@@ -1,4 +1,4 @@
-//! Append, AppendBatch, Sync.
+//! Append, AppendBatch, Sync, Trim.
 //!
 //! Once submitted, an append is finished whoever still listens: a client that goes away
 //! drops the future here and with it the ticket, which cancels nothing.
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{Appended, Batch, Durability, LogName};
+use wald_storage::{Appended, Batch, Durability, LogName, Lsn, TrimError};
 
 use super::{Answer, Node, Store, refuse_late};
 use crate::convert;
@@ -18,7 +18,7 @@ pub(super) async fn append(
     request: Request<v1::AppendRequest>,
 ) -> Answer<v1::AppendResponse> {
     let taken = Instant::now();
-    let store = open_store(node)?;
+    let store = node.store_to_write()?;
     refuse_late(&request)?;
     let (batch, durability) = convert::append(request.into_inner())?;
     let (appended, acked) = submit(node, store, batch, durability, taken).await?;
@@ -32,7 +32,7 @@ pub(super) async fn append_batch(
     request: Request<v1::AppendBatchRequest>,
 ) -> Answer<v1::AppendBatchResponse> {
     let taken = Instant::now();
-    let store = open_store(node)?;
+    let store = node.store_to_write()?;
     refuse_late(&request)?;
     let (batch, durability) = convert::append_batch(request.into_inner())?;
     let names: Vec<LogName> = batch.logs.iter().map(|log| log.log.clone()).collect();
@@ -40,14 +40,6 @@ pub(super) async fn append_batch(
     let response = convert::append_batch_response(&names, &appended, store.epoch);
     node.metrics.replied(acked.elapsed());
     Ok(Response::new(response))
-}
-
-fn open_store(node: &Node) -> Result<&Store, Status> {
-    let store = node.store(Access::Write);
-    if store.is_err() {
-        node.metrics.append_came_early();
-    }
-    store
 }
 
 /// Hands the batch to the engine and waits for its last answer; also says when that came.
@@ -67,7 +59,7 @@ async fn submit(
             Ok((appended, acked))
         }
         Err(error) => {
-            node.metrics.append_failed(&error);
+            node.metrics.write_failed(&error);
             Err(status::append(&error))
         }
     }
@@ -90,7 +82,7 @@ pub(super) async fn sync(
     node: &Node,
     request: Request<v1::SyncRequest>,
 ) -> Answer<v1::SyncResponse> {
-    let store = node.store(Access::Write)?;
+    let store = node.store_to_write()?;
     refuse_late(&request)?;
     let request = request.into_inner();
     let target = convert::sync_target(request.target)?;
@@ -105,5 +97,28 @@ pub(super) async fn sync(
         .map_err(|error| status::sync(&error))?;
     Ok(Response::new(v1::SyncResponse {
         durable_position: Some(position.get()),
+    }))
+}
+
+pub(super) async fn trim(
+    node: &Node,
+    request: Request<v1::TrimRequest>,
+) -> Answer<v1::TrimResponse> {
+    let store = node.store_to_write()?;
+    refuse_late(&request)?;
+    let request = request.into_inner();
+    let target = convert::target(&request.log, request.log_id, Access::Write)?;
+    let first = store
+        .engine
+        .trim(target, Lsn::new(request.before_lsn))
+        .await
+        .map_err(|error| {
+            if let TrimError::Append(error) = &error {
+                node.metrics.write_failed(error);
+            }
+            status::trim(&error)
+        })?;
+    Ok(Response::new(v1::TrimResponse {
+        first_lsn: Some(first.get()),
     }))
 }

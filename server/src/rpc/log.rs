@@ -14,7 +14,7 @@ impl v1::log_service_server::LogService for Services {
         &self,
         request: Request<v1::CreateLogRequest>,
     ) -> Answer<v1::CreateLogResponse> {
-        let store = self.0.store(Access::Write)?;
+        let store = self.0.store_to_write()?;
         refuse_late(&request)?;
         let request = request.into_inner();
         let name = convert::log_name("log", &request.log, Access::Write)?;
@@ -23,7 +23,7 @@ impl v1::log_service_server::LogService for Services {
             .engine
             .create_log(name, config)
             .await
-            .map_err(|error| status::admin(&error))?;
+            .map_err(|error| self.0.admin_failed(&error))?;
         Ok(Response::new(v1::CreateLogResponse {
             log: Some(convert::log(&info)),
         }))
@@ -66,7 +66,7 @@ impl v1::log_service_server::LogService for Services {
         &self,
         request: Request<v1::UpdateLogRequest>,
     ) -> Answer<v1::UpdateLogResponse> {
-        let store = self.0.store(Access::Write)?;
+        let store = self.0.store_to_write()?;
         refuse_late(&request)?;
         let request = request.into_inner();
         let target = convert::target(&request.log, None, Access::Write)?;
@@ -81,7 +81,7 @@ impl v1::log_service_server::LogService for Services {
             .engine
             .update_log(name, config)
             .await
-            .map_err(|error| status::admin(&error))?;
+            .map_err(|error| self.0.admin_failed(&error))?;
         Ok(Response::new(v1::UpdateLogResponse {
             log: Some(convert::log(&info)),
         }))
@@ -91,7 +91,7 @@ impl v1::log_service_server::LogService for Services {
         &self,
         request: Request<v1::DeleteLogRequest>,
     ) -> Answer<v1::DeleteLogResponse> {
-        let store = self.0.store(Access::Write)?;
+        let store = self.0.store_to_write()?;
         refuse_late(&request)?;
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
@@ -99,7 +99,7 @@ impl v1::log_service_server::LogService for Services {
             .engine
             .delete_log(target)
             .await
-            .map_err(|error| status::admin(&error))?;
+            .map_err(|error| self.0.admin_failed(&error))?;
         Ok(Response::new(v1::DeleteLogResponse {}))
     }
 }

@@ -20,7 +20,6 @@ impl v1::ops_service_server::OpsService for Services {
         let engine = &node.store(Access::Read)?.engine;
         let profile = engine.profile();
         let truth = engine.durability_truth();
-        let strict = v1::SyncMode::Strict.into();
         Ok(Response::new(v1::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store_id: convert::uuid(profile.store_id),
@@ -31,8 +30,8 @@ impl v1::ops_service_server::OpsService for Services {
                 &profile.limits,
                 node.max_timestamp_ahead,
             )),
-            sync_modes: vec![strict],
-            default_sync_mode: strict,
+            sync_modes: convert::sync_modes().map(i32::from).to_vec(),
+            default_sync_mode: convert::proto_sync_mode(node.sync_mode).into(),
             sync_interval: Some(convert::proto_duration(node.sync_interval)),
             auto_create: node.auto_create,
             durability: Some(v1::DurabilityTruth {

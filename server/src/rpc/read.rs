@@ -38,7 +38,7 @@ fn wait_until(request: &Request<v1::ReadRequest>, wait: Duration) -> Option<Inst
     }
     let now = Instant::now();
     let wait = match request.extensions().get::<Deadline>() {
-        Some(Deadline(at)) => wait.min(at.saturating_duration_since(now) * 9 / 10),
+        Some(deadline) => wait.min(deadline.at.saturating_duration_since(now) * 9 / 10),
         None => wait,
     };
     now.checked_add(wait)

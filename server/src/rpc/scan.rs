@@ -4,13 +4,13 @@
 //! engine is not asked, so that a reader which reads nothing costs nothing.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::stream;
 use tokio::sync::watch;
 use tonic::Status;
 use wald_proto::v1;
-use wald_storage::{ReadError, Scan, ScanChunk};
+use wald_storage::{Clock, ReadError, Scan, ScanChunk, SystemClock};
 
 use super::{Answers, Node, Store};
 use crate::convert;
@@ -78,6 +78,7 @@ impl Delivery {
                 if !self.caught_up {
                     self.node.metrics.read(ReadOp::Scan, asked.elapsed());
                 }
+                self.tell_lag(&chunk);
                 self.caught_up = chunk.caught_up;
                 let store = self.node.store(Access::Read);
                 store.and_then(|store| convert::scan_response(chunk, self.view, store.epoch))
@@ -95,6 +96,15 @@ impl Delivery {
         };
         self.ended = message.is_err();
         Some((message, self))
+    }
+
+    /// How late what was waited for comes; what was there before the wait tells nothing.
+    fn tell_lag(&self, chunk: &ScanChunk) {
+        if let Some(batch) = chunk.batches.first().filter(|_| self.caught_up) {
+            let lag = SystemClock.now().micros() - batch.arrival.micros();
+            let lag = Duration::from_micros(u64::try_from(lag).unwrap_or(0));
+            self.node.metrics.delivered(lag);
+        }
     }
 
     fn leaving(&self) -> bool {

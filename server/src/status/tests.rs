@@ -5,10 +5,10 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use wald_storage::{
     AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, InvalidLogName, LogId,
-    LogName, Lsn, ReadError, SyncError, Timestamp,
+    LogName, Lsn, ReadError, SyncError, Timestamp, TrimError,
 };
 
-use super::{Access, admin, append, invalid_log_name, not_supported, read, starting, sync};
+use super::{Access, admin, append, invalid_log_name, not_supported, read, starting, sync, trim};
 
 fn log() -> LogName {
     LogName::new("flights").unwrap()
@@ -327,6 +327,40 @@ fn administrative_errors_tell_outcome_and_retry() {
 }
 
 #[test]
+fn a_trim_that_is_refused_forgot_nothing_and_says_where_the_tail_is() {
+    let got = seen(&trim(&TrimError::BeyondTail {
+        log: log(),
+        tail: Lsn::new(5),
+        asked: Lsn::new(9),
+    }));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::OutOfRange, "BEYOND_TAIL")
+    );
+    assert_eq!(got.fact("tail_lsn"), Some("5"));
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    let got = seen(&trim(&TrimError::LogNotFound { log: log() }));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::NotFound, "LOG_NOT_FOUND")
+    );
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    let got = seen(&trim(&TrimError::LogReplaced {
+        log: log(),
+        expected: LogId::new(1),
+        actual: LogId::new(2),
+    }));
+    assert_eq!(got.reason, "LOG_REPLACED");
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    let got = seen(&trim(&TrimError::Append(AppendError::Unknown(eio()))));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::Internal, "JOURNAL_FAILED")
+    );
+    assert_eq!(got.effect, effect("UNKNOWN", "SAFE_WITH_CONDITION"));
+}
+
+#[test]
 fn a_failed_barrier_is_internal_and_unknown() {
     let got = seen(&sync(&SyncError::JournalFailed(eio())));
     assert_eq!(
@@ -336,6 +370,13 @@ fn a_failed_barrier_is_internal_and_unknown() {
     assert_eq!(got.effect, effect("UNKNOWN", "SAFE_WITH_CONDITION"));
     let got = seen(&sync(&SyncError::LogNotFound { log: log() }));
     assert_eq!(got.code, Code::NotFound);
+    let got = seen(&sync(&SyncError::DiskFull));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::ResourceExhausted, "DISK_FULL")
+    );
+    assert_eq!(got.effect, effect("NOT_APPLIED", "SAFE"));
+    assert!(got.details.retry_info().is_some());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs, statfs};
 
 use super::{Disk, DiskFile, DiskLock, FileSystem};
@@ -234,6 +235,10 @@ impl DiskFile for RealFile {
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         self.0.set_len(bytes)
+    }
+
+    fn map(&self) -> io::Result<Option<Bytes>> {
+        super::map::map(&self.0).map(Some)
     }
 
     fn sync(&self) -> io::Result<()> {

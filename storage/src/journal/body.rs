@@ -2,7 +2,7 @@
 //! versions can add fields.
 
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId, Timestamp};
-use crate::record::{LogConfig, SyncMode};
+use crate::record::{Compression, LogConfig, SyncMode};
 use crate::wire::{self, Value};
 
 fn collect<'a>(input: &'a [u8], mut each: impl FnMut(u32, Value<'a>)) -> Option<()> {
@@ -20,6 +20,7 @@ fn text(bytes: &[u8]) -> Option<String> {
 /// The settings of a log, as the fields of `wald.v1.LogConfig`.
 pub(crate) fn put_config(out: &mut Vec<u8>, config: &LogConfig) {
     wire::put_uint(out, 1, config.sync_mode.map_or(0, number_of));
+    wire::put_uint(out, 3, config.compression.map_or(0, codec_number));
     wire::put_uint(out, 4, u64::from(config.max_record_bytes.unwrap_or(0)));
 }
 
@@ -41,11 +42,28 @@ fn sync_mode(number: u64) -> Option<SyncMode> {
         .find(|mode| number_of(*mode) == number)
 }
 
+/// The numbers of `wald.v1.Compression`.
+fn codec_number(compression: Compression) -> u64 {
+    match compression {
+        Compression::None => 1,
+        Compression::Lz4 => 2,
+        Compression::Zstd => 3,
+    }
+}
+
+fn compression(number: u64) -> Option<Compression> {
+    use Compression::{Lz4, None, Zstd};
+    [None, Lz4, Zstd]
+        .into_iter()
+        .find(|codec| codec_number(*codec) == number)
+}
+
 /// The reverse of [`put_config`].
 pub(crate) fn config(input: &[u8]) -> Option<LogConfig> {
     let mut config = LogConfig::default();
     collect(input, |number, value| match (number, value) {
         (1, Value::Varint(mode)) => config.sync_mode = sync_mode(mode),
+        (3, Value::Varint(codec)) => config.compression = compression(codec),
         (4, Value::Varint(bytes)) => {
             config.max_record_bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes != 0);
         }
@@ -270,6 +288,7 @@ mod tests {
         let config = LogConfig {
             max_record_bytes: Some(4096),
             sync_mode: Some(SyncMode::Manual),
+            compression: Some(Compression::Lz4),
         };
         let mut out = Vec::new();
         Created::put(&mut out, "airport/ü", &config, Timestamp::from_micros(-5));

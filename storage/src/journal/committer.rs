@@ -14,19 +14,20 @@ use std::time::Instant;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::body::{Closing, Created, Link, Seal};
+use super::compress;
 use super::frame::{self, CONTINUES, DirectoryBuilder, HEADER_BYTES, Head, Header, Kind};
 use super::pool::{Pool, ReadySegment};
 use super::segment::Segment;
 use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter};
 use crate::codec;
-use crate::disk::is_out_of_space;
+use crate::disk::{DiskFile, is_out_of_space};
 use crate::engine::{LogAppended, LogTarget, Ordered};
 use crate::error::{AdminError, AppendError, TrimError};
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::Place;
 use crate::local::{Buffered, Checked, Creation, Log, Logs, check};
 use crate::metrics::Phase;
-use crate::record::{Batch, Durability, LogConfig, LogRecords, Record, SyncMode};
+use crate::record::{Batch, Compression, Durability, LogConfig, LogRecords, Record, SyncMode};
 
 /// A group is written when it has grown to this.
 const GROUP_BYTES: usize = 4 << 20;
@@ -75,6 +76,9 @@ struct OpenFrame {
     log: Arc<Log>,
     first_lsn: Lsn,
     count: u32,
+    /// Requests in it.
+    requests: u64,
+    compression: Compression,
 }
 
 /// What a frame is about, apart from its log and its place.
@@ -132,6 +136,7 @@ pub(crate) struct Committer {
     buffered: Vec<Arc<Log>>,
     buffered_bytes: u64,
     segment: Arc<Segment>,
+    file: Arc<dyn DiskFile>,
     /// The segment before.
     before: Option<SegmentId>,
     /// Offset in the segment where the group begins.
@@ -180,6 +185,7 @@ pub(crate) struct Settings {
 /// Where the committer goes on.
 pub(crate) struct Resume {
     pub(crate) segment: Arc<Segment>,
+    pub(crate) file: Arc<dyn DiskFile>,
     pub(crate) link: Link,
     pub(crate) next_log_counter: u64,
     pub(crate) arrival: Timestamp,
@@ -202,6 +208,7 @@ impl Committer {
             buffered: Vec::new(),
             buffered_bytes: 0,
             segment: resume.segment,
+            file: resume.file,
             before: resume.link.predecessor,
             offset: LIFE_BYTES,
             buffer: Vec::new(),
@@ -578,16 +585,24 @@ impl Committer {
     fn append_plain(&mut self, records: &LogRecords, log: &Arc<Log>) -> (LogAppended, Position) {
         let size: usize = records.records.iter().map(codec::encoded_len).sum();
         let joins = self.open.as_ref().is_some_and(|open| {
-            open.log.id == log.id && self.buffer.len() - open.start + size <= COALESCED_BYTES
+            // The body may shrink when the frame is finished: then only the header has
+            // room for positions.
+            let room = open.compression == Compression::None || open.requests < HEADER_BYTES as u64;
+            let fits = self.buffer.len() - open.start + size <= COALESCED_BYTES;
+            open.log.id == log.id && room && fits
         });
         let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
         if joins && let Some(mut open) = self.open.take() {
-            // A later request of a frame has the place of its first record for its
-            // position: inside the frame, so it survives with it.
-            let position = self.end();
+            // A later request has a position of its own inside the frame, so that it
+            // survives with it.
+            let position = match open.compression {
+                Compression::None => self.end(),
+                _ => self.position(open.start).advance(open.requests),
+            };
             let before = (open.first_lsn, open.count);
             let append = self.put_records(log, &records.records, open.start, Some(before));
             open.count += count;
+            open.requests += 1;
             self.open = Some(open);
             return (append, position);
         }
@@ -596,12 +611,15 @@ impl Committer {
         let (start, header_len) = self.begin_frame();
         let append = self.put_records(log, &records.records, start, None);
         let (log, first_lsn) = (Arc::clone(log), append.first_lsn);
+        let compression = log.state.read().compression();
         self.open = Some(OpenFrame {
             start,
             header_len,
             log,
             first_lsn,
             count,
+            requests: 1,
+            compression,
         });
         (append, position)
     }
@@ -909,10 +927,16 @@ impl Committer {
             next_log_counter: self.next_log_counter,
             closings,
         };
-        let segment = Arc::new(Segment::new(ready.life, self.segment.limit(), ready.file));
+        let segment = Arc::new(Segment::begun(
+            ready.life,
+            self.segment.limit(),
+            Arc::clone(&ready.file),
+        ));
+        self.segment.close();
         self.journal.enter(Arc::clone(&segment));
         self.before = Some(self.segment.life.id);
         self.segment = segment;
+        self.file = ready.file;
         self.offset = LIFE_BYTES;
         self.chain = 0;
         self.digest = Xxh3::new();
@@ -1000,7 +1024,18 @@ impl Committer {
         )
     }
 
-    fn end_batch(&mut self, start: usize, header_len: usize, about: About, log: &Arc<Log>) {
+    fn end_batch(&mut self, start: usize, header_len: usize, mut about: About, log: &Arc<Log>) {
+        let how = log.state.read().compression();
+        let packed = compress::compress(&self.buffer[start + header_len..], how);
+        if let Some((codec, packed)) = packed {
+            about.flags |= codec;
+            self.buffer.truncate(start + header_len);
+            self.buffer.extend_from_slice(&packed);
+            let frame_len = (self.buffer.len() - start).next_multiple_of(8);
+            log.state
+                .write()
+                .resize_newest(u32::try_from(frame_len).unwrap_or(u32::MAX));
+        }
         self.end_frame(start, header_len, about, log.id, None);
         self.records += u64::from(about.count);
         self.touch(log);
@@ -1054,6 +1089,7 @@ impl Committer {
                 log,
                 first_lsn,
                 count,
+                ..
             } = open;
             let about = About {
                 kind: Kind::Batch,
@@ -1084,7 +1120,7 @@ impl Committer {
         self.finish_open();
         if !self.buffer.is_empty() && self.journal.failure().is_none() {
             let started = self.journal.clock.monotonic();
-            match self.segment.file.write_all_at(&self.buffer, self.offset) {
+            match self.file.write_all_at(&self.buffer, self.offset) {
                 Ok(()) => self.written(started),
                 Err(error) => self.journal.fail(error),
             }

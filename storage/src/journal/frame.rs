@@ -130,9 +130,9 @@ impl Header {
         self.first_lsn.checked_advance(u64::from(self.count))
     }
 
-    /// Whether this version knows how the body is encoded.
-    pub(crate) fn is_readable(&self) -> bool {
-        self.flags & CODEC_MASK == 0
+    /// The number of the codec that compressed the body.
+    pub(crate) fn codec(&self) -> u8 {
+        self.flags & CODEC_MASK
     }
 }
 

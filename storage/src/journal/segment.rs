@@ -21,6 +21,7 @@
 //! A position is the segment's base plus the offset in its file.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
@@ -141,7 +142,10 @@ pub(crate) struct Segment {
     pub(crate) life: Life,
     /// Position of the file's first byte.
     pub(crate) base: Position,
-    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) path: String,
+    /// The open file, while it is written.
+    writer: RwLock<Option<Arc<dyn DiskFile>>>,
+    bytes: AtomicU64,
     /// Where its frames end, once it is finished.
     pub(crate) end: RwLock<Option<Position>>,
     /// Damage found, in order, not overlapping.
@@ -149,14 +153,35 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    pub(crate) fn new(life: Life, base: Position, file: Arc<dyn DiskFile>) -> Self {
+    /// A segment to be written.
+    pub(crate) fn begun(life: Life, base: Position, file: Arc<dyn DiskFile>) -> Self {
+        let segment = Self::finished(life, base, journal_path(life.id), life.size);
+        *segment.writer.write() = Some(file);
+        *segment.end.write() = None;
+        segment
+    }
+
+    /// A segment that is not written any more; its file takes so many bytes.
+    pub(crate) fn finished(life: Life, base: Position, path: String, bytes: u64) -> Self {
         Self {
             life,
             base,
-            file,
-            end: RwLock::new(None),
+            path,
+            writer: RwLock::default(),
+            bytes: AtomicU64::new(bytes),
+            end: RwLock::new(Some(base)),
             holes: RwLock::default(),
         }
+    }
+
+    /// The file, while the segment is written.
+    pub(crate) fn writer(&self) -> Option<Arc<dyn DiskFile>> {
+        self.writer.read().clone()
+    }
+
+    /// Nothing more is written: from now on the file is opened when it is read.
+    pub(crate) fn close(&self) {
+        *self.writer.write() = None;
     }
 
     /// Position of the first frame.
@@ -174,9 +199,14 @@ impl Segment {
         position.since(self.base)
     }
 
-    /// Bytes the file takes now.
+    /// Bytes the file takes.
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.file.size().unwrap_or(self.life.size)
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The file was cut to so many bytes.
+    pub(crate) fn cut(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Notes damage; merges what overlaps or touches.

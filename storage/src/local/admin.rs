@@ -100,6 +100,7 @@ impl Core {
     pub(super) fn statistics(&self) -> Statistics {
         let (ready, free) = self.pool.counts();
         let segments = self.journal.segments.read();
+        let (open_segments, segment_evictions) = self.open_segments.counts();
         let (durable_lag_bytes, durable_lag) = self.journal.durable_lag();
         Statistics {
             logs: self.logs.len() as u64,
@@ -108,6 +109,8 @@ impl Core {
             durable_lag,
             journal_segments: segments.len() as u64,
             ready_segments: ready,
+            open_segments,
+            segment_evictions,
             journal_bytes: segments.values().map(|segment| segment.file_bytes()).sum(),
             pool_bytes: (ready + free) * self.config.segment_bytes,
             quarantine_bytes: self.quarantine_bytes,

@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Place, Places};
-use crate::record::{LogConfig, LogInfo};
+use crate::record::{Compression, LogConfig, LogInfo};
 use crate::watch::{Watch, Watched};
 
 /// One log.
@@ -149,6 +149,19 @@ impl LogState {
             }
         }
         self.damage = merged;
+    }
+
+    /// How the log's frames are compressed.
+    pub(crate) fn compression(&self) -> Compression {
+        self.config.compression.unwrap_or(Compression::None)
+    }
+
+    /// The newest frame takes so many bytes, after all.
+    pub(crate) fn resize_newest(&mut self, frame_len: u32) {
+        if let Some(place) = self.places.pop() {
+            self.set_newest(Place { frame_len, ..place }, false);
+            self.stored_bytes -= u64::from(place.frame_len);
+        }
     }
 
     /// Enters the newest frame; `grows`: it is the newest frame there is, grown.

@@ -11,7 +11,6 @@ use crate::codec;
 use crate::engine::{BoxFuture, Scan, ScanChunk, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{Lsn, Position, Timestamp};
-use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, Header, Kind};
 use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
@@ -170,15 +169,14 @@ impl Work {
     fn read_piece(&mut self, segment: &Segment, stop: Position) -> Result<Going, ReadError> {
         let rest = stop.since(self.at);
         for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
-            let mut buffer = vec![0; usize::try_from(size.min(rest)).unwrap_or(usize::MAX)];
-            let read = segment
-                .file
-                .read_full_at(&mut buffer, segment.offset(self.at))
+            let buffer = self
+                .core
+                .open_segments
+                .read(segment, self.at, size.min(rest))
                 .map_err(|error| ReadError::Io(Arc::new(error)))?;
-            buffer.truncate(read);
-            self.looked += read as u64;
+            self.looked += buffer.len() as u64;
             let (from, skip) = (self.at, self.skip);
-            let going = self.take_frames(segment, &Bytes::from(buffer), stop);
+            let going = self.take_frames(segment, &buffer, stop);
             let moved = self.at > from || self.skip > skip || going != Going::On;
             if moved {
                 return Ok(going);
@@ -251,7 +249,7 @@ impl Work {
             }
             self.skip = kept.since(header.first_lsn);
         }
-        if frame::verified_body(bytes, header).is_none() || !header.is_readable() {
+        let Some(body) = super::plain_body(header, bytes, buffer, from) else {
             let place = log
                 .state
                 .read()
@@ -263,15 +261,14 @@ impl Work {
                 self.core.quarantine(&log, &place);
             }
             return self.pass(header.end());
-        }
-        let body = from + header.header_len as usize;
+        };
         let batch = StoredBatch {
             log: log.name.clone(),
             log_id: log.id,
             first_lsn: header.first_lsn,
             count: header.count,
             arrival: header.arrival,
-            body: buffer.slice(body..body + header.body_len as usize),
+            body,
         };
         let early = self.not_before.map_or(0, |time| {
             let spans = codec::spans(&batch.body);
@@ -374,13 +371,11 @@ impl Work {
         let mut from = self.at.advance(8);
         while from < stop {
             let size = LARGE_PIECE_BYTES.min(stop.since(from));
-            let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
-            let read = segment
-                .file
-                .read_full_at(&mut bytes, segment.offset(from))?;
+            let bytes = self.core.open_segments.read(segment, from, size)?;
+            let read = bytes.len();
             for offset in (0..read).step_by(8) {
                 let position = from.advance(offset as u64);
-                let rest = &bytes[offset..read];
+                let rest = &bytes[offset..];
                 if frame::claimed_position(rest) == Some(position.get())
                     && frame::decode_header(rest, segment.life.salt).is_some()
                 {
@@ -576,12 +571,12 @@ fn first_arriving(core: &Core, time: Timestamp) -> Position {
         .map(Arc::clone)
         .collect();
     let begun = |segment: &Arc<Segment>| {
-        let mut bytes = [0; frame::HEADER_BYTES];
-        let read = segment
-            .file
-            .read_full_at(&mut bytes, LIFE_BYTES)
-            .unwrap_or(0);
-        frame::decode_header(&bytes[..read], segment.life.salt).map(|header| header.arrival)
+        let length = frame::HEADER_BYTES as u64;
+        let bytes = core
+            .open_segments
+            .read(segment, segment.first(), length)
+            .ok()?;
+        frame::decode_header(&bytes, segment.life.salt).map(|header| header.arrival)
     };
     let late = |segment: &Arc<Segment>| begun(segment).is_none_or(|begun| begun >= before);
     let index = segments.iter().position(late).unwrap_or(segments.len());

@@ -9,6 +9,7 @@ use crate::codec;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::Place;
 use crate::journal::body::{self, Closing, Created};
+use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
 use crate::local::{Log, LogState, Logs};
 use crate::quarantine::Damage;
@@ -137,14 +138,14 @@ impl Drafts {
         }
         self.lose(hole, header.log_id, expected, header.first_lsn);
         self.draft(header.log_id).state.touched_in = Some(segment);
-        let readable = body.filter(|_| header.is_readable());
+        let readable = body.and_then(|body| compress::decompress(header.codec(), body));
         let Some(body) = readable else {
             self.lose(header.position, header.log_id, header.first_lsn, next);
             self.draft(header.log_id).state.last_end = header.end();
             return;
         };
         let mut time = self.draft(header.log_id).state.last_time;
-        for span in codec::spans(body) {
+        for span in codec::spans(&body) {
             time = time.max(span.own_time.unwrap_or(header.arrival));
         }
         self.records += u64::from(header.count);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use wald_client::proto::{Compression, SyncMode};
 use wald_client::{DEFAULT_ENDPOINT, Durability, Visibility};
 
@@ -55,10 +56,25 @@ pub(crate) enum Command {
     /// Create, show, change or delete a log.
     #[command(subcommand)]
     Log(LogCommand),
+    /// Forget the records of a log below an lsn, for ever.
+    Trim(TrimArgs),
     /// Wait until everything accepted before is flushed.
     Sync(SyncArgs),
+    /// Show what the server is, whether it is ready, what its flushes really promise, and
+    /// its journal; exits with 4 if it is not ready.
+    Status(StatusArgs),
     /// Ask whether the server is ready; exits with 4 if not.
     Health(HealthArgs),
+    /// Print the completions for a shell, to be put where it looks for them.
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the man page of walctl, or of one of its commands (`walctl man log create`).
+    Man {
+        /// The command [default: walctl as a whole].
+        command: Vec<String>,
+    },
 }
 
 const APPEND_HELP: &str = "\
@@ -249,6 +265,25 @@ pub(crate) struct ConfigureArgs {
 }
 
 #[derive(Debug, ClapArgs)]
+pub(crate) struct TrimArgs {
+    /// The log.
+    pub(crate) log: String,
+    /// Forget every record below this lsn; at most the log's next.
+    #[arg(long, value_name = "LSN")]
+    pub(crate) before: u64,
+    /// Only if the log has this number.
+    #[arg(long, value_name = "ID")]
+    pub(crate) log_id: Option<u64>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StatusArgs {
+    /// List the segments of the journal too; JSON always has them.
+    #[arg(long)]
+    pub(crate) segments: bool,
+}
+
+#[derive(Debug, ClapArgs)]
 pub(crate) struct SyncArgs {
     /// The log whose records matter [default: all].
     pub(crate) log: Option<String>,
@@ -266,10 +301,12 @@ pub(crate) struct HealthArgs {
 
 /// A flag's values and what they are in the contract.
 macro_rules! values {
-    ($(#[$doc:meta])* $name:ident for $target:ty { $($value:ident),* }) => {
+    ($(#[$doc:meta])* $name:ident for $target:ty {
+        $($(#[$value_doc:meta])* $value:ident),* $(,)?
+    }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-        pub(crate) enum $name { $($value),* }
+        pub(crate) enum $name { $($(#[$value_doc])* $value),* }
 
         impl From<$name> for $target {
             fn from(value: $name) -> Self {
@@ -281,7 +318,16 @@ macro_rules! values {
 
 values!(
     /// How safe records are.
-    DurabilityArg for Durability { Accepted, Written, Durable, Replicated }
+    DurabilityArg for Durability {
+        /// In the daemon's memory.
+        Accepted,
+        /// In the operating system: survives a kill, not a power cut.
+        Written,
+        /// Flushed to the device.
+        Durable,
+        /// On more than one machine, where the server can.
+        Replicated,
+    }
 );
 values!(
     /// Which records a reader sees.
@@ -289,7 +335,18 @@ values!(
 );
 values!(
     /// What an append is acked with.
-    SyncModeArg for SyncMode { Strict, Batch, Interval, Async, Manual }
+    SyncModeArg for SyncMode {
+        /// Flushed: a power cut takes nothing.
+        Strict,
+        /// Batches flushed, single appends written.
+        Batch,
+        /// Written, and flushed within the server's sync interval.
+        Interval,
+        /// Written, and flushed when the kernel likes.
+        Async,
+        /// In the daemon's memory until the next sync: a crash takes it.
+        Manual,
+    }
 );
 values!(
     /// How batches are compressed on disk.

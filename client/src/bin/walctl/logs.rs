@@ -177,12 +177,12 @@ fn sync_mode(log: &Log) -> Option<String> {
 }
 
 /// A value of an enumeration as people write it; none if it is unspecified.
-fn word(name: &str, prefix: &str) -> Option<String> {
+pub(crate) fn word(name: &str, prefix: &str) -> Option<String> {
     let word = name.strip_prefix(prefix).unwrap_or(name).to_lowercase();
     (word != "unspecified").then_some(word)
 }
 
-fn time(time: Option<&prost_types::Timestamp>) -> Option<String> {
+pub(crate) fn time(time: Option<&prost_types::Timestamp>) -> Option<String> {
     let time = time?;
     let time = Timestamp::new(time.seconds, time.nanos).ok()?;
     Some(format!("{time:.0}"))

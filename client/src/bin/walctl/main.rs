@@ -8,15 +8,17 @@ mod input;
 mod logs;
 mod output;
 mod pack;
+mod pages;
 mod parse;
 mod progress;
 mod scan;
+mod status;
 
 use anyhow::Result;
 use clap::Parser;
 use wald_client::{Client, Health, SyncTarget};
 
-use crate::args::{Args, Command, HealthArgs, SyncArgs};
+use crate::args::{Args, Command, Global, HealthArgs, SyncArgs, TrimArgs};
 use crate::exit::Exit;
 use crate::output::{Out, Output};
 
@@ -42,12 +44,13 @@ async fn run(args: Args) -> Result<Exit> {
         return append::run(&client, append, args.global.output).await;
     }
     tokio::select! {
-        done = other(&client, args.command, args.global.output) => done,
+        done = other(&client, args.command, &args.global) => done,
         _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
     }
 }
 
-async fn other(client: &Client, command: Command, output: Output) -> Result<Exit> {
+async fn other(client: &Client, command: Command, global: &Global) -> Result<Exit> {
+    let output = global.output;
     match command {
         Command::Append(args) => append::run(client, args, output).await,
         Command::Batch(args) => batch::run(client, args, output).await,
@@ -56,9 +59,28 @@ async fn other(client: &Client, command: Command, output: Output) -> Result<Exit
         Command::Tail(args) => scan::tail(client, args, output).await,
         Command::Logs(args) => logs::list(client, args, output).await,
         Command::Log(command) => logs::log(client, command, output).await,
+        Command::Trim(args) => trim(client, args, output).await,
         Command::Sync(args) => sync(client, args, output).await,
+        Command::Status(args) => status::run(client, args, &global.endpoint, output).await,
         Command::Health(args) => health(client, args, output).await,
+        Command::Completion { shell } => pages::completion(shell),
+        Command::Man { command } => pages::man(&command),
     }
+}
+
+async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<Exit> {
+    let first = client
+        .trim(args.log.as_str(), args.before.into(), args.log_id)
+        .await?;
+    let mut out = Out::new(output);
+    match output {
+        Output::Json | Output::Jsonl => {
+            out.json(&serde_json::json!({ "log": args.log, "first_lsn": first.get() }))?;
+        }
+        Output::Text | Output::Raw => out.line(&format!("first lsn {first}"))?,
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
 }
 
 async fn sync(client: &Client, args: SyncArgs, output: Output) -> Result<Exit> {

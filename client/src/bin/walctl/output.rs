@@ -125,6 +125,11 @@ impl Out {
         writeln!(self.stdout, "{line}")
     }
 
+    /// Prints bytes as they are.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stdout.write_all(bytes)
+    }
+
     /// Hands what is buffered to whoever reads.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.stdout.flush()

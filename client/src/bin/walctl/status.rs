@@ -1,0 +1,346 @@
+//! `walctl status`: what the server is, whether it is ready, what it really promises.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use indicatif::HumanBytes;
+use serde_json::{Value, json};
+use wald_client::proto::{
+    DurabilityTruth, EngineKind, GetServerInfoResponse, Segment, SegmentKind, SegmentState,
+    ServerLimits, SyncMode,
+};
+use wald_client::{Client, Health};
+
+use crate::args::StatusArgs;
+use crate::exit::Exit;
+use crate::logs::{time, word};
+use crate::output::{Out, Output};
+
+/// Everything asked of the server.
+struct Status<'a> {
+    endpoint: &'a str,
+    health: Health,
+    info: GetServerInfoResponse,
+    segments: Vec<Segment>,
+}
+
+pub(crate) async fn run(
+    client: &Client,
+    args: StatusArgs,
+    endpoint: &str,
+    output: Output,
+) -> Result<Exit> {
+    let status = Status {
+        endpoint,
+        health: client.health("").await?,
+        info: client.server_info().await?,
+        segments: segments(client).await?,
+    };
+    let mut out = Out::new(output);
+    match output {
+        Output::Text | Output::Raw => {
+            out.line(&status.table())?;
+            if args.segments {
+                out.line("")?;
+                out.line(&segment_table(&status.segments))?;
+            }
+        }
+        Output::Json | Output::Jsonl => out.json(&status.json())?,
+    }
+    out.flush()?;
+    Ok(match status.health {
+        Health::Serving => Exit::Ok,
+        Health::NotServing | Health::Unknown => Exit::Unavailable,
+    })
+}
+
+async fn segments(client: &Client) -> Result<Vec<Segment>> {
+    let mut segments = Vec::new();
+    let mut token = None;
+    loop {
+        let page = client.list_segments(1_000, token).await?;
+        segments.extend(page.segments);
+        token = page.next_page_token;
+        if token.is_none() {
+            return Ok(segments);
+        }
+    }
+}
+
+impl Status<'_> {
+    fn table(&self) -> String {
+        let info = &self.info;
+        let mut table = Table::new();
+        table
+            .load_style(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Dynamic);
+        let mut row = |name: &str, value: String| {
+            table.add_row([name.to_owned(), value]);
+        };
+        row(
+            "server",
+            format!("{}, wald {}", self.endpoint, info.version),
+        );
+        row("health", health(self.health).to_owned());
+        if let Some(time) = time(info.start_time.as_ref()) {
+            row("serving since", time);
+        }
+        let engine = word(info.engine().as_str_name(), "ENGINE_KIND_");
+        row(
+            "store",
+            format!("{} ({})", info.store_id, engine.unwrap_or_default()),
+        );
+        row("recovery epoch", info.recovery_epoch.to_string());
+        row("sync mode", self.sync_mode());
+        if let Some(truth) = &info.durability {
+            row("flushes", flushes(truth));
+            for caveat in &truth.caveats {
+                row("caveat", caveat.clone());
+            }
+        }
+        if let Some(limits) = &info.limits {
+            row("limits", limits_in_words(limits));
+        }
+        row("journal", self.journal());
+        table.trim_fmt()
+    }
+
+    fn sync_mode(&self) -> String {
+        let mode = self.info.default_sync_mode();
+        let name = mode_name(mode);
+        let interval = self.info.sync_interval.as_ref().and_then(span);
+        match (mode, interval) {
+            (SyncMode::Async | SyncMode::Manual, _) | (_, None) => name,
+            (_, Some(interval)) => format!("{name}, weaker acks are flushed within {interval:?}"),
+        }
+    }
+
+    fn journal(&self) -> String {
+        let bytes: u64 = self.segments.iter().map(|segment| segment.file_bytes).sum();
+        let first = self.segments.first().and_then(|s| s.base_position);
+        let last = self.segments.last().and_then(|s| s.end_position);
+        let damaged = self
+            .segments
+            .iter()
+            .filter(|segment| segment.state() == SegmentState::Damaged)
+            .count();
+        let count = self.segments.len();
+        let plural = if count == 1 { "" } else { "s" };
+        let mut text = format!("{count} segment{plural}, {}", HumanBytes(bytes));
+        if let (Some(first), Some(last)) = (first, last) {
+            text.push_str(&format!(", positions {first} to {last}"));
+        }
+        if damaged > 0 {
+            text.push_str(&format!(", {damaged} DAMAGED"));
+        }
+        text
+    }
+
+    fn json(&self) -> Value {
+        let info = &self.info;
+        let seconds = |duration: Option<&prost_types::Duration>| {
+            duration.and_then(span).map(|span| span.as_secs_f64())
+        };
+        json!({
+            "endpoint": self.endpoint,
+            "health": health(self.health),
+            "version": info.version,
+            "store_id": info.store_id,
+            "recovery_epoch": info.recovery_epoch,
+            "engine": word(EngineKind::as_str_name(&info.engine()), "ENGINE_KIND_"),
+            "start_time": time(info.start_time.as_ref()),
+            "default_sync_mode": mode_name(info.default_sync_mode()),
+            "sync_modes": info.sync_modes().map(mode_name).collect::<Vec<_>>(),
+            "sync_interval_seconds": seconds(info.sync_interval.as_ref()),
+            "auto_create": info.auto_create,
+            "limits": info.limits.as_ref().map(|limits| json!({
+                "max_record_bytes": limits.max_record_bytes,
+                "max_request_records": limits.max_request_records,
+                "max_request_bytes": limits.max_request_bytes,
+                "max_log_name_bytes": limits.max_log_name_bytes,
+                "max_headers": limits.max_headers,
+                "max_headers_bytes": limits.max_headers_bytes,
+                "max_response_bytes": limits.max_response_bytes,
+                "max_timestamp_ahead_seconds": seconds(limits.max_timestamp_ahead.as_ref()),
+                "producer_window": limits.producer_window,
+            })),
+            "durability": info.durability.as_ref().map(|truth| json!({
+                "file_system": truth.file_system,
+                "sync_primitive": truth.sync_primitive,
+                "flush_p50_seconds": seconds(truth.flush_p50.as_ref()),
+                "flush_p99_seconds": seconds(truth.flush_p99.as_ref()),
+                "is_volatile": truth.is_volatile,
+                "caveats": truth.caveats,
+            })),
+            "segments": self.segments.iter().map(|segment| json!({
+                "segment_id": segment.segment_id,
+                "kind": kind(segment),
+                "state": state(segment),
+                "base_position": segment.base_position,
+                "end_position": segment.end_position,
+                "file_bytes": segment.file_bytes,
+            })).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn health(health: Health) -> &'static str {
+    match health {
+        Health::Serving => "SERVING",
+        Health::NotServing => "NOT_SERVING",
+        Health::Unknown => "UNKNOWN",
+    }
+}
+
+fn mode_name(mode: SyncMode) -> String {
+    word(mode.as_str_name(), "SYNC_MODE_").unwrap_or_else(|| "unspecified".to_owned())
+}
+
+fn kind(segment: &Segment) -> Option<String> {
+    word(SegmentKind::as_str_name(&segment.kind()), "SEGMENT_KIND_")
+}
+
+fn state(segment: &Segment) -> Option<String> {
+    word(
+        SegmentState::as_str_name(&segment.state()),
+        "SEGMENT_STATE_",
+    )
+}
+
+fn span(duration: &prost_types::Duration) -> Option<Duration> {
+    Duration::try_from(*duration).ok()
+}
+
+/// What DURABLE means on that machine.
+fn flushes(truth: &DurabilityTruth) -> String {
+    let mut text = format!("{} on {}", truth.sync_primitive, truth.file_system);
+    let measured = (
+        truth.flush_p50.as_ref().and_then(span),
+        truth.flush_p99.as_ref().and_then(span),
+    );
+    if let (Some(p50), Some(p99)) = measured {
+        text.push_str(&format!(", p50 {p50:.1?}, p99 {p99:.1?}"));
+    }
+    if truth.is_volatile {
+        text.push_str("; VOLATILE: a power cut takes everything, flushed or not");
+    }
+    text
+}
+
+fn limits_in_words(limits: &ServerLimits) -> String {
+    format!(
+        "record {}, request {} records of {}",
+        HumanBytes(limits.max_record_bytes),
+        limits.max_request_records,
+        HumanBytes(limits.max_request_bytes)
+    )
+}
+
+fn segment_table(segments: &[Segment]) -> String {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(["SEGMENT", "STATE", "FROM", "TO", "FILE"]);
+    for segment in segments {
+        let number = |position: Option<u64>| {
+            position.map_or_else(|| "-".to_owned(), |position| position.to_string())
+        };
+        table.add_row([
+            format!("{:016x}", segment.segment_id),
+            state(segment).unwrap_or_default(),
+            number(segment.base_position),
+            number(segment.end_position),
+            HumanBytes(segment.file_bytes).to_string(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status<'static> {
+        let mut info = GetServerInfoResponse {
+            version: "1.2.3".into(),
+            recovery_epoch: 4,
+            sync_interval: Some(prost_types::Duration {
+                seconds: 0,
+                nanos: 100_000_000,
+            }),
+            durability: Some(DurabilityTruth {
+                file_system: "tmpfs".into(),
+                sync_primitive: "fdatasync".into(),
+                flush_p50: Some(prost_types::Duration {
+                    seconds: 0,
+                    nanos: 1_500_000,
+                }),
+                flush_p99: Some(prost_types::Duration {
+                    seconds: 0,
+                    nanos: 20_000_000,
+                }),
+                is_volatile: true,
+                caveats: vec!["a reboot empties it".into()],
+            }),
+            ..Default::default()
+        };
+        info.set_default_sync_mode(SyncMode::Interval);
+        let segment = |id: u64, state: SegmentState| Segment {
+            segment_id: id,
+            state: state.into(),
+            base_position: Some(id * 1024),
+            end_position: Some(id * 1024 + 512),
+            file_bytes: 1024,
+            ..Default::default()
+        };
+        Status {
+            endpoint: "http://there",
+            health: Health::Serving,
+            info,
+            segments: vec![
+                segment(0, SegmentState::Damaged),
+                segment(1, SegmentState::Active),
+            ],
+        }
+    }
+
+    #[test]
+    fn table_says_what_is_promised_and_what_is_not() {
+        let table = status().table();
+        for words in [
+            "http://there, wald 1.2.3",
+            "SERVING",
+            "interval, weaker acks are flushed within 100ms",
+            "fdatasync on tmpfs, p50 1.5ms, p99 20.0ms; VOLATILE",
+            "a reboot empties it",
+            "2 segments, 2.00 KiB, positions 0 to 1536, 1 DAMAGED",
+        ] {
+            assert!(table.contains(words), "no {words:?} in\n{table}");
+        }
+    }
+
+    #[test]
+    fn json_has_numbers_and_words_for_programs() {
+        let json = status().json();
+        assert_eq!(json["default_sync_mode"], "interval");
+        assert_eq!(json["sync_interval_seconds"], 0.1);
+        assert_eq!(json["durability"]["flush_p50_seconds"], 0.0015);
+        assert_eq!(json["segments"][0]["state"], "damaged");
+        assert_eq!(json["segments"][1]["end_position"], 1536);
+    }
+
+    #[test]
+    fn segments_are_named_as_their_files() {
+        let table = segment_table(&status().segments);
+        let row: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
+        assert_eq!(
+            row,
+            ["0000000000000001", "active", "1024", "1536", "1.00", "KiB"]
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! Settings of logs, both ways.
+
+use tonic::Status;
+use wald_proto::v1;
+use wald_storage::{Compression, Limits, LogConfig, SyncMode};
+
+use crate::status::{self, Access};
+
+/// The settings of a new log.
+pub(crate) fn log_config(
+    config: Option<v1::LogConfig>,
+    limits: &Limits,
+) -> Result<LogConfig, Status> {
+    let config = config.unwrap_or_default();
+    refuse_unbuilt(&config)?;
+    Ok(LogConfig {
+        sync_mode: sync_mode(config.sync_mode)?,
+        compression: compression(config.compression)?,
+        max_record_bytes: max_record_bytes(&config, limits)?,
+    })
+}
+
+/// The settings of a log after an update of `current`: the fields that the mask names, or
+/// without a mask those that are set.
+pub(crate) fn updated_log_config(
+    request: &v1::UpdateLogRequest,
+    current: &LogConfig,
+    limits: &Limits,
+) -> Result<LogConfig, Status> {
+    let config = request.config.unwrap_or_default();
+    let paths = request.update_mask.as_ref().map_or(&[][..], |m| &m.paths);
+    let mut updated = current.clone();
+    if paths.is_empty() {
+        refuse_unbuilt(&config)?;
+        if let Some(mode) = sync_mode(config.sync_mode)? {
+            updated.sync_mode = Some(mode);
+        }
+        if let Some(codec) = compression(config.compression)? {
+            updated.compression = Some(codec);
+        }
+        if config.max_record_bytes != 0 {
+            updated.max_record_bytes = max_record_bytes(&config, limits)?;
+        }
+        return Ok(updated);
+    }
+    for path in paths {
+        match path.as_str() {
+            "max_record_bytes" => {
+                updated.max_record_bytes = max_record_bytes(&config, limits)?;
+            }
+            "sync_mode" => updated.sync_mode = sync_mode(config.sync_mode)?,
+            "compression" => updated.compression = compression(config.compression)?,
+            // Only the defaults of these are built: that is what they can be set to.
+            "retention"
+            | "retention.max_age"
+            | "retention.max_bytes"
+            | "retention.max_records"
+            | "retention.respect_cursors" => {
+                refuse_unbuilt(&config)?;
+            }
+            unknown => {
+                return Err(status::invalid_field(
+                    "INVALID_UPDATE_MASK",
+                    "update_mask",
+                    &format!("LogConfig has no field {unknown:?}"),
+                    Access::Write,
+                ));
+            }
+        }
+    }
+    Ok(updated)
+}
+
+fn refuse_unbuilt(config: &v1::LogConfig) -> Result<(), Status> {
+    if config
+        .retention
+        .is_some_and(|retention| retention != v1::Retention::default())
+    {
+        return Err(status::not_supported("config.retention", Access::Write));
+    }
+    Ok(())
+}
+
+/// A log's own sync mode; `None` = the server's.
+fn sync_mode(number: i32) -> Result<Option<SyncMode>, Status> {
+    match v1::SyncMode::try_from(number) {
+        Ok(v1::SyncMode::Unspecified) => Ok(None),
+        Ok(v1::SyncMode::Strict) => Ok(Some(SyncMode::Strict)),
+        Ok(v1::SyncMode::Batch) => Ok(Some(SyncMode::Batch)),
+        Ok(v1::SyncMode::Interval) => Ok(Some(SyncMode::Interval)),
+        Ok(v1::SyncMode::Async) => Ok(Some(SyncMode::Async)),
+        Ok(v1::SyncMode::Manual) => Ok(Some(SyncMode::Manual)),
+        Err(_) => Err(status::not_supported("config.sync_mode", Access::Write)),
+    }
+}
+
+/// A log's compression; `None` = the server's, which is none. One that this build does
+/// not have is not supported.
+fn compression(number: i32) -> Result<Option<Compression>, Status> {
+    let codec = match v1::Compression::try_from(number) {
+        Ok(v1::Compression::Unspecified) => return Ok(None),
+        Ok(v1::Compression::None) => Compression::None,
+        Ok(v1::Compression::Lz4) => Compression::Lz4,
+        Ok(v1::Compression::Zstd) if Compression::Zstd.is_built() => Compression::Zstd,
+        Ok(v1::Compression::Zstd) | Err(_) => {
+            return Err(status::not_supported("config.compression", Access::Write));
+        }
+    };
+    Ok(Some(codec))
+}
+
+fn max_record_bytes(config: &v1::LogConfig, limits: &Limits) -> Result<Option<u32>, Status> {
+    if config.max_record_bytes > limits.max_record_bytes {
+        return Err(status::invalid_field(
+            "INVALID_LOG_CONFIG",
+            "config.max_record_bytes",
+            &format!(
+                "{} is above the server's limit of {}, which a log can only lower",
+                config.max_record_bytes, limits.max_record_bytes
+            ),
+            Access::Write,
+        ));
+    }
+    Ok((config.max_record_bytes != 0).then_some(config.max_record_bytes))
+}
+
+/// A log's settings as they were given.
+pub(super) fn proto_log_config(config: &LogConfig) -> v1::LogConfig {
+    let sync_mode = config
+        .sync_mode
+        .map_or(v1::SyncMode::Unspecified, proto_sync_mode);
+    let codec = match config.compression {
+        None => v1::Compression::Unspecified,
+        Some(Compression::None) => v1::Compression::None,
+        Some(Compression::Lz4) => v1::Compression::Lz4,
+        Some(Compression::Zstd) => v1::Compression::Zstd,
+    };
+    v1::LogConfig {
+        sync_mode: sync_mode.into(),
+        compression: codec.into(),
+        max_record_bytes: config.max_record_bytes.unwrap_or(0),
+        ..v1::LogConfig::default()
+    }
+}
+
+/// Every sync mode that a log can have.
+pub(crate) fn sync_modes() -> [v1::SyncMode; 5] {
+    [
+        SyncMode::Strict,
+        SyncMode::Batch,
+        SyncMode::Interval,
+        SyncMode::Async,
+        SyncMode::Manual,
+    ]
+    .map(proto_sync_mode)
+}
+
+/// A sync mode as the contract has it.
+pub(crate) fn proto_sync_mode(mode: SyncMode) -> v1::SyncMode {
+    match mode {
+        SyncMode::Strict => v1::SyncMode::Strict,
+        SyncMode::Batch => v1::SyncMode::Batch,
+        SyncMode::Interval => v1::SyncMode::Interval,
+        SyncMode::Async => v1::SyncMode::Async,
+        SyncMode::Manual => v1::SyncMode::Manual,
+    }
+}

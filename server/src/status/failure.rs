@@ -1,0 +1,136 @@
+//! An error on its way to the wire: what every `Status` of Wald's carries.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, PreconditionViolation, StatusExt};
+
+/// The `domain` of every ErrorInfo.
+const DOMAIN: &str = "wald.dev";
+
+/// What became of a request that writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Provably nothing was written.
+    NotApplied,
+    /// It may or may not survive.
+    Unknown,
+}
+
+/// Whether the same request may be sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Retry {
+    /// As it is.
+    Safe,
+    /// Only with the same producer or expected_lsn.
+    SafeWithCondition,
+    /// It would fail the same way.
+    Never,
+}
+
+/// Whether the RPC writes: only then `outcome` and `retry` are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Append, Sync, administration.
+    Write,
+    /// Everything else.
+    Read,
+}
+
+/// An error on its way to the wire.
+pub(super) struct Failure {
+    code: Code,
+    reason: &'static str,
+    pub(super) message: String,
+    facts: Vec<(&'static str, String)>,
+    effect: Option<(Outcome, Retry)>,
+    retry_after: Option<Duration>,
+    field: Option<String>,
+    pub(super) preconditions: Vec<PreconditionViolation>,
+}
+
+impl Failure {
+    pub(super) fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            facts: Vec::new(),
+            effect: None,
+            retry_after: None,
+            field: None,
+            preconditions: Vec::new(),
+        }
+    }
+
+    pub(super) fn fact(mut self, key: &'static str, value: impl ToString) -> Self {
+        self.facts.push((key, value.to_string()));
+        self
+    }
+
+    pub(super) fn fact_if(self, key: &'static str, value: Option<impl ToString>) -> Self {
+        match value {
+            Some(value) => self.fact(key, value),
+            None => self,
+        }
+    }
+
+    pub(super) fn refused(mut self, retry: Retry) -> Self {
+        self.effect = Some((Outcome::NotApplied, retry));
+        self
+    }
+
+    pub(super) fn unknown(mut self) -> Self {
+        self.effect = Some((Outcome::Unknown, Retry::SafeWithCondition));
+        self
+    }
+
+    pub(super) fn refused_if_write(self, access: Access, retry: Retry) -> Self {
+        match access {
+            Access::Write => self.refused(retry),
+            Access::Read => self,
+        }
+    }
+
+    pub(super) fn retry_after(mut self, delay: Duration) -> Self {
+        self.retry_after = Some(delay);
+        self
+    }
+
+    pub(super) fn field(mut self, field: impl Into<String>) -> Self {
+        self.field = Some(field.into());
+        self
+    }
+
+    pub(super) fn status(self) -> Status {
+        let mut metadata: std::collections::HashMap<String, String> = self
+            .facts
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect();
+        if let Some((outcome, retry)) = self.effect {
+            let outcome = match outcome {
+                Outcome::NotApplied => "NOT_APPLIED",
+                Outcome::Unknown => "UNKNOWN",
+            };
+            let retry = match retry {
+                Retry::Safe => "SAFE",
+                Retry::SafeWithCondition => "SAFE_WITH_CONDITION",
+                Retry::Never => "NEVER",
+            };
+            metadata.insert("outcome".to_owned(), outcome.to_owned());
+            metadata.insert("retry".to_owned(), retry.to_owned());
+        }
+        let mut details = ErrorDetails::with_error_info(self.reason, DOMAIN, metadata);
+        if let Some(field) = self.field {
+            details.add_bad_request_violation(field, self.message.clone());
+        }
+        if !self.preconditions.is_empty() {
+            details.set_precondition_failure(self.preconditions);
+        }
+        if self.retry_after.is_some() {
+            details.set_retry_info(self.retry_after);
+        }
+        Status::with_error_details(self.code, self.message, details)
+    }
+}

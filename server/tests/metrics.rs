@@ -1,0 +1,87 @@
+//! /metrics of a daemon at work: the gauges follow what is.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use support::{Daemon, append};
+use tokio::time::{Duration, sleep};
+use wald_proto::v1;
+
+/// Polls: what a gauge shows is reached a moment after the answer.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..1000 {
+        if holds() {
+            return;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what} never came");
+}
+
+#[tokio::test]
+async fn weak_acks_show_as_such_and_as_a_lag_until_the_flush() {
+    let daemon = Daemon::start(&["--sync-mode", "async"]);
+    let mut wal = daemon.wal().await;
+    wal.sync(v1::SyncRequest::default()).await.unwrap();
+    until("no lag", || daemon.metric("wald_durable_lag_bytes") == 0.0).await;
+    for _ in 0..3 {
+        wal.append(append("a", "weak")).await.unwrap();
+    }
+    let acks = r#"wald_append_duration_seconds_count{durability="written"}"#;
+    assert!(daemon.metric(acks) >= 1.0);
+    assert!(daemon.metric("wald_durable_lag_bytes") > 0.0);
+    assert!(daemon.metric("wald_durable_lag_seconds") > 0.0);
+    wal.sync(v1::SyncRequest::default()).await.unwrap();
+    until("no lag", || daemon.metric("wald_durable_lag_bytes") == 0.0).await;
+    assert_eq!(daemon.metric("wald_durable_lag_seconds"), 0.0);
+}
+
+#[tokio::test]
+async fn segments_and_their_bytes_are_counted_by_what_they_do() {
+    let daemon = Daemon::start(&["--pool-segments", "3"]);
+    let mut wal = daemon.wal().await;
+    let payload = "x".repeat(300_000);
+    for _ in 0..20 {
+        wal.append(append("a", &payload)).await.unwrap();
+    }
+    let segments = |state: &str| daemon.metric(&format!("wald_segments{{state=\"{state}\"}}"));
+    let bytes = |kind: &str| daemon.metric(&format!("wald_disk_bytes{{kind=\"{kind}\"}}"));
+    until("a full pool", || segments("ready") == 3.0).await;
+    assert_eq!(segments("active"), 1.0);
+    assert!(segments("sealed") >= 3.0);
+    assert!(bytes("journal") >= 4e6);
+    assert_eq!(bytes("pool"), 3.0 * f64::from(1 << 20));
+    assert_eq!(bytes("quarantine"), 0.0);
+    assert!(daemon.metric("wald_disk_free_bytes") > 0.0);
+    assert!(daemon.metric("wald_segment_roll_duration_seconds_count") >= 3.0);
+    assert_eq!(daemon.metric("wald_quarantined_records"), 0.0);
+    assert_eq!(daemon.metric("wald_journal_failed"), 0.0);
+    assert!(daemon.metric(r#"wald_recovery_duration_seconds{phase="total"}"#) > 0.0);
+}
+
+#[tokio::test]
+async fn followers_are_counted_while_they_wait() {
+    let daemon = Daemon::start(&[]);
+    let mut wal = daemon.wal().await;
+    wal.append(append("a", "0")).await.unwrap();
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        let request = v1::ScanRequest {
+            selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+            follow: true,
+            ..v1::ScanRequest::default()
+        };
+        let mut stream = wal.scan(request).await.unwrap().into_inner();
+        stream.message().await.unwrap();
+        streams.push(stream);
+    }
+    until("three followers", || daemon.metric("wald_followers") == 3.0).await;
+    wal.append(append("a", "1")).await.unwrap();
+    until("a delivery", || {
+        daemon.metric("wald_scan_delivery_lag_seconds_count") > 0.0
+    })
+    .await;
+    drop(streams);
+    until("no follower", || daemon.metric("wald_followers") == 0.0).await;
+}

@@ -1,0 +1,115 @@
+//! Too much at once, and too late: what is refused, and that nothing of it was written.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use bytes::Bytes;
+use support::{Daemon, Told, append};
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+use wald_proto::v1;
+
+async fn tail(daemon: &Daemon, log: &str) -> Result<u64, Status> {
+    let request = v1::GetTailRequest {
+        log: log.to_owned(),
+        ..v1::GetTailRequest::default()
+    };
+    let answer = daemon.wal().await.get_tail(request).await?;
+    Ok(answer.into_inner().tail_lsn.unwrap())
+}
+
+#[tokio::test]
+async fn more_than_the_budget_is_busy_with_a_time_to_come_back_and_not_written() {
+    let daemon = Daemon::start(&["--max-inflight-bytes", "4KiB"]);
+    let wal = daemon.wal().await;
+    let payload = "x".repeat(1000);
+    let (mut acked, mut busy) = (0, Vec::new());
+    // How many are in flight at a time is up to the machine; some round has enough.
+    while busy.is_empty() {
+        let writers: Vec<_> = (0..200)
+            .map(|_| {
+                let (mut wal, request) = (wal.clone(), append("a", &payload));
+                tokio::spawn(async move { wal.append(request).await })
+            })
+            .collect();
+        for writer in writers {
+            match writer.await.unwrap() {
+                Ok(_) => acked += 1,
+                Err(status) => busy.push(status),
+            }
+        }
+    }
+    for status in &busy {
+        let told = Told::of(status);
+        assert_eq!(
+            (told.code, told.reason.as_str()),
+            (Code::ResourceExhausted, "BUSY")
+        );
+        assert_eq!(
+            (told.fact("outcome"), told.fact("retry")),
+            ("NOT_APPLIED", "SAFE")
+        );
+        assert_eq!(told.fact("limit_bytes"), "4096");
+        let details = status.get_error_details();
+        let pause = details.retry_info().unwrap().retry_delay.unwrap();
+        assert!(!pause.is_zero());
+    }
+    assert_eq!(tail(&daemon, "a").await.unwrap(), acked);
+    let rejected = daemon.metric(r#"wald_rejected_total{reason="BUSY"}"#);
+    assert_eq!(rejected, f64::from(u32::try_from(busy.len()).unwrap()));
+    assert_eq!(daemon.metric("wald_inflight_bytes"), 0.0);
+    // Nothing is left of the pressure.
+    daemon
+        .wal()
+        .await
+        .append(append("a", &payload))
+        .await
+        .unwrap();
+}
+
+/// Opens an Append with a deadline on a connection of its own and sends none of its body;
+/// the status. (tonic's client would give up by itself before the server answers.)
+async fn append_without_a_body(daemon: &Daemon, timeout: &str) -> Status {
+    let address = daemon.start["grpc"].as_str().unwrap();
+    let socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (client, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::post(format!("http://{address}/wald.v1.WalService/Append"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .header("grpc-timeout", timeout)
+        .body(())
+        .unwrap();
+    let mut client = client.ready().await.unwrap();
+    let (answer, mut body) = client.send_request(request, false).unwrap();
+    let answer = answer.await.unwrap();
+    // Too late now, whatever it is.
+    let _ = body.send_data(Bytes::from_static(&[0; 5]), true);
+    Status::from_header_map(answer.headers()).unwrap()
+}
+
+#[tokio::test]
+async fn request_that_is_not_there_by_its_deadline_was_provably_not_written() {
+    let daemon = Daemon::start(&[]);
+    let status = append_without_a_body(&daemon, "50m").await;
+    let told = Told::of(&status);
+    assert_eq!(
+        (told.code, told.reason.as_str()),
+        (Code::DeadlineExceeded, "DEADLINE_EXCEEDED")
+    );
+    assert_eq!(
+        (told.fact("outcome"), told.fact("retry")),
+        ("NOT_APPLIED", "SAFE")
+    );
+    let missing = tail(&daemon, "a").await.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn ceiling_of_the_server_holds_where_the_client_has_no_deadline() {
+    let daemon = Daemon::start(&["--request-timeout", "50ms"]);
+    let status = append_without_a_body(&daemon, "1H").await;
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    assert_eq!(Told::of(&status).fact("outcome"), "NOT_APPLIED");
+}

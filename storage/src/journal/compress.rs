@@ -1,0 +1,104 @@
+//! Compression of bodies: whole batches, kept only if smaller.
+//!
+//! A compressed body is the size of the plain one (u32, little endian) and then what the
+//! codec made of it. The size is checked before anything is allocated by it.
+
+use std::borrow::Cow;
+
+use crate::record::Compression;
+
+/// Bodies smaller than this are left alone.
+const LEAST_BYTES: usize = 256;
+
+/// No codec here expands by more than about this; a size beyond is not believed.
+const MOST_EXPANSION: usize = 1 << 16;
+
+/// The codec's number in a frame's flags.
+pub(crate) const PLAIN: u8 = 0;
+const LZ4: u8 = 1;
+const ZSTD: u8 = 2;
+
+/// Compresses a body: the codec's number and the bytes, or `None` if plain is as good.
+pub(crate) fn compress(body: &[u8], how: Compression) -> Option<(u8, Vec<u8>)> {
+    if body.len() < LEAST_BYTES {
+        return None;
+    }
+    let (codec, packed) = match how {
+        Compression::None => return None,
+        Compression::Lz4 => (LZ4, lz4_flex::block::compress(body)),
+        Compression::Zstd => (ZSTD, zstd_compress(body)?),
+    };
+    let size = u32::try_from(body.len()).ok()?;
+    let mut out = Vec::with_capacity(packed.len() + 4);
+    out.extend_from_slice(&size.to_le_bytes());
+    out.extend_from_slice(&packed);
+    (out.len() < body.len()).then_some((codec, out))
+}
+
+/// The plain body, or `None` if this is not what [`compress`] made, or of a codec that
+/// this build does not have.
+pub(crate) fn decompress(codec: u8, stored: &[u8]) -> Option<Cow<'_, [u8]>> {
+    if codec == PLAIN {
+        return Some(Cow::Borrowed(stored));
+    }
+    let (size, packed) = stored.split_first_chunk::<4>()?;
+    let size = usize::try_from(u32::from_le_bytes(*size)).ok()?;
+    if size / MOST_EXPANSION > packed.len() {
+        return None;
+    }
+    let plain = match codec {
+        LZ4 if size / 256 > packed.len() => return None,
+        LZ4 => lz4_flex::block::decompress(packed, size).ok()?,
+        ZSTD => zstd_decompress(packed, size)?,
+        _ => return None,
+    };
+    (plain.len() == size).then_some(Cow::Owned(plain))
+}
+
+#[cfg(feature = "zstd")]
+fn zstd_compress(body: &[u8]) -> Option<Vec<u8>> {
+    zstd::bulk::compress(body, 0).ok()
+}
+
+#[cfg(feature = "zstd")]
+fn zstd_decompress(packed: &[u8], size: usize) -> Option<Vec<u8>> {
+    zstd::bulk::decompress(packed, size).ok()
+}
+
+#[cfg(not(feature = "zstd"))]
+fn zstd_compress(_body: &[u8]) -> Option<Vec<u8>> {
+    None
+}
+
+#[cfg(not(feature = "zstd"))]
+fn zstd_decompress(_packed: &[u8], _size: usize) -> Option<Vec<u8>> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_was_compressed_comes_back(body in proptest::collection::vec(0u8..4, 0..5000)) {
+            for how in [Compression::None, Compression::Lz4, Compression::Zstd] {
+                if let Some((codec, stored)) = compress(&body, how) {
+                    prop_assert!(stored.len() < body.len());
+                    let plain = decompress(codec, &stored).unwrap();
+                    prop_assert_eq!(&plain[..], &body[..]);
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_decompressed_without_panic_or_much_memory(
+            codec in 0u8..8, stored: Vec<u8>,
+        ) {
+            if let Some(plain) = decompress(codec, &stored) {
+                prop_assert!(plain.len() <= stored.len().max(1) * MOST_EXPANSION);
+            }
+        }
+    }
+}

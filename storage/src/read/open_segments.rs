@@ -1,0 +1,115 @@
+//! Open files and maps of finished segments: a bounded number, the least recently used
+//! closed first, scans included.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::config::ReadStrategy;
+use crate::disk::{Disk, DiskFile};
+use crate::ids::{Position, SegmentId};
+use crate::journal::segment::Segment;
+
+/// One open segment; stays valid for who holds it, also after it is closed here.
+struct OpenSegment {
+    file: Arc<dyn DiskFile>,
+    /// All of it, where the strategy is to map.
+    map: Option<Bytes>,
+}
+
+/// Segments open for reading.
+pub(crate) struct OpenSegments {
+    disk: Arc<dyn Disk>,
+    strategy: ReadStrategy,
+    most: usize,
+    cache: Mutex<Cache>,
+}
+
+#[derive(Default)]
+struct Cache {
+    open: HashMap<SegmentId, (Arc<OpenSegment>, u64)>,
+    /// Counts uses: the smallest number is the least recently used.
+    uses: u64,
+    evictions: u64,
+}
+
+impl OpenSegments {
+    /// Keeps at most `most` open.
+    pub(crate) fn new(disk: Arc<dyn Disk>, strategy: ReadStrategy, most: usize) -> Self {
+        Self {
+            disk,
+            strategy,
+            most,
+            cache: Mutex::default(),
+        }
+    }
+
+    /// Reads up to `length` bytes of a segment from a position on.
+    pub(crate) fn read(&self, segment: &Segment, from: Position, length: u64) -> io::Result<Bytes> {
+        let offset = segment.offset(from);
+        let length = usize::try_from(length).map_err(io::Error::other)?;
+        if let Some(file) = segment.writer() {
+            return read_file(&*file, offset, length);
+        }
+        let open = self.get(segment)?;
+        match &open.map {
+            // Copied, so that no map outlives this call: the file may get a new life.
+            Some(map) => {
+                let from = usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
+                let to = from.saturating_add(length).min(map.len());
+                Ok(Bytes::copy_from_slice(&map[from..to]))
+            }
+            None => read_file(&*open.file, offset, length),
+        }
+    }
+
+    fn get(&self, segment: &Segment) -> io::Result<Arc<OpenSegment>> {
+        {
+            let mut cache = self.cache.lock();
+            cache.uses += 1;
+            let use_number = cache.uses;
+            if let Some((open, used)) = cache.open.get_mut(&segment.life.id) {
+                *used = use_number;
+                return Ok(Arc::clone(open));
+            }
+        }
+        let file = self.disk.open(&segment.path)?;
+        let map = match self.strategy {
+            ReadStrategy::Mmap => file.map()?,
+            ReadStrategy::Pread => None,
+        };
+        let open = Arc::new(OpenSegment { file, map });
+        let mut cache = self.cache.lock();
+        let use_number = cache.uses;
+        cache
+            .open
+            .insert(segment.life.id, (Arc::clone(&open), use_number));
+        while cache.open.len() > self.most {
+            let oldest = cache
+                .open
+                .iter()
+                .min_by_key(|(_, (_, used))| *used)
+                .map(|(id, _)| *id);
+            let Some(oldest) = oldest else { break };
+            cache.open.remove(&oldest);
+            cache.evictions += 1;
+        }
+        Ok(open)
+    }
+
+    /// How many are open, and how many were closed to make room.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let cache = self.cache.lock();
+        (cache.open.len() as u64, cache.evictions)
+    }
+}
+
+fn read_file(file: &dyn DiskFile, offset: u64, length: usize) -> io::Result<Bytes> {
+    let mut buffer = vec![0; length];
+    let read = file.read_full_at(&mut buffer, offset)?;
+    buffer.truncate(read);
+    Ok(Bytes::from(buffer))
+}

@@ -1,0 +1,134 @@
+//! Compression: chosen per log, kept only where it helps, mixed in one log.
+
+use super::*;
+use crate::record::{Compression, LogConfig};
+use crate::ticket::block_on;
+
+fn with(compression: Compression) -> Fixture {
+    let fixture = Fixture::new();
+    let config = LogConfig {
+        compression: Some(compression),
+        ..LogConfig::default()
+    };
+    let created = fixture
+        .core
+        .create_in_turn(LogName::new("a").unwrap(), config);
+    fixture.core.turn();
+    block_on(created).unwrap();
+    fixture
+}
+
+fn stored_bytes(fixture: &Fixture, log: &str) -> u64 {
+    fixture
+        .core
+        .logs
+        .by_name(log)
+        .unwrap()
+        .state
+        .read()
+        .stored_bytes
+}
+
+#[test]
+fn compressed_records_read_back_and_take_less_room() {
+    for compression in [Compression::Lz4, Compression::Zstd] {
+        if !compression.is_built() {
+            continue;
+        }
+        let fixture = with(compression);
+        let line =
+            b"{\"delay\": 14, \"distance\": 405, \"time\": 1.5, \"origin\": \"SEA\"}".as_slice();
+        let lines = vec![line; 100];
+        for _ in 0..20 {
+            fixture
+                .append_batch(batch(&[("a", &lines), ("plain", &lines)]))
+                .unwrap();
+        }
+        assert!(stored_bytes(&fixture, "a") * 5 < stored_bytes(&fixture, "plain"));
+        let fixture = fixture.restart();
+        for log in ["a", "plain"] {
+            let found = fixture.contents(log);
+            assert!(
+                found.len() == 2000 && found.iter().all(|data| data == line),
+                "{log}"
+            );
+        }
+        let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+        let mut count = 0;
+        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+            assert!(chunk.gaps.is_empty());
+            count += chunk
+                .batches
+                .iter()
+                .flat_map(payloads)
+                .filter(|data| data == line)
+                .count();
+        }
+        assert_eq!(count, 4000);
+    }
+}
+
+#[test]
+fn what_does_not_get_smaller_is_stored_plain() {
+    let fixture = with(Compression::Lz4);
+    let mut noise = 1u64;
+    let data: Vec<u8> = (0..2000)
+        .map(|_| {
+            noise = noise
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            noise.to_le_bytes()[7]
+        })
+        .collect();
+    fixture.append("a", &data).unwrap();
+    fixture.append("a", b"small").unwrap();
+    assert_eq!(fixture.restart().contents("a"), [data, b"small".to_vec()]);
+}
+
+#[test]
+fn positions_go_up_also_where_a_shared_frame_shrinks() {
+    let fixture = with(Compression::Lz4);
+    let data = [7; 500];
+    let mut tickets: Vec<Ticket> = (0..200)
+        .map(|_| fixture.submit(batch(&[("a", &[&data])])))
+        .collect();
+    fixture.core.turn();
+    let answers = tickets
+        .iter_mut()
+        .map(|ticket| settled(ticket).unwrap().unwrap());
+    let positions: Vec<_> = answers.map(|answer| answer.position.unwrap()).collect();
+    assert!(positions.is_sorted_by(|a, b| a < b));
+    assert!(stored_bytes(&fixture, "a") < 20_000);
+    assert_eq!(fixture.contents("a").len(), 200);
+}
+
+#[test]
+fn a_damaged_compressed_frame_is_named_and_the_rest_is_served() {
+    let fixture = with(Compression::Lz4);
+    for _ in 0..3 {
+        fixture.append("a", &[7; 1000]).unwrap();
+    }
+    fixture.core.idle();
+    let place = *fixture
+        .core
+        .logs
+        .by_name("a")
+        .unwrap()
+        .state
+        .read()
+        .places
+        .get(1)
+        .unwrap();
+    let segment = fixture.core.journal.segment_at(place.position).unwrap();
+    let at = usize::try_from(segment.offset(place.position)).unwrap() + 66;
+    let mut bytes = fixture.disk.contents(&segment.path).unwrap();
+    bytes[at] ^= 1;
+    fixture.disk.replace(&segment.path, bytes);
+    let refused = fixture.read("a", 1);
+    assert!(matches!(
+        refused,
+        Err(ReadError::Quarantined { from, to, .. })
+            if (from, to) == (Lsn::new(1), Some(Lsn::new(2)))
+    ));
+    assert_eq!(fixture.read("a", 2).unwrap().next_lsn, Lsn::new(3));
+}
