@@ -244,19 +244,7 @@ impl Config {
                 ));
             }
         }
-        if !self.otlp_endpoint.is_empty() && !cfg!(feature = "otlp") {
-            return Err(
-                "otlp_endpoint is set, but this wald cannot send traces; build it with \
-                 --features otlp"
-                    .to_owned(),
-            );
-        }
-        if self.otlp_sample_percent > 100 {
-            return Err(format!(
-                "otlp_sample_percent is {}; it must be at most 100",
-                self.otlp_sample_percent
-            ));
-        }
+        self.check_traces()?;
         for (name, zero) in [
             ("max_concurrent_streams", self.max_concurrent_streams == 0),
             ("heartbeat_interval", self.heartbeat_interval.is_zero()),
@@ -297,6 +285,30 @@ impl Config {
                 self.buffer_bytes
             )),
         }
+    }
+
+    fn check_traces(&self) -> Result<(), String> {
+        let endpoint = &self.otlp_endpoint;
+        if !endpoint.is_empty() && !cfg!(feature = "otlp") {
+            return Err(
+                "otlp_endpoint is set, but this wald cannot send traces; build it with \
+                 --features otlp"
+                    .to_owned(),
+            );
+        }
+        if !endpoint.is_empty() && !endpoint.starts_with("http://") {
+            return Err(format!(
+                "otlp_endpoint is {endpoint:?}; expected http://HOST:PORT (a collector on this \
+                 machine; spans are sent in plaintext)"
+            ));
+        }
+        if self.otlp_sample_percent > 100 {
+            return Err(format!(
+                "otlp_sample_percent is {}; it must be at most 100",
+                self.otlp_sample_percent
+            ));
+        }
+        Ok(())
     }
 
     /// The event loops to start.

@@ -6,6 +6,7 @@
 //! first event of a kind is seen; labels are bounded, and never the name of a log.
 
 mod calls;
+mod deadline;
 mod observer;
 
 use std::time::Duration;
@@ -20,7 +21,8 @@ use wald_storage::{AppendError, Durability, RecoveryEpoch, Statistics};
 
 use crate::status;
 
-pub(crate) use calls::{CallLayer, Deadline};
+pub(crate) use calls::CallLayer;
+pub(crate) use deadline::Deadline;
 
 /// 10 ms times a power of two: from 20 us (a flush of battery-backed memory) to 10 s (a
 /// disk in trouble), with 10 ms, the usual objective, exactly on a bound.
@@ -218,6 +220,7 @@ impl StateGauges {
                 .set(signed(number));
         }
         self.open_segments.set(signed(now.open_segments));
+        // The engine counts; one thread at a time scrapes, so nothing is counted twice.
         let counted = self.segment_cache_evictions.get();
         self.segment_cache_evictions
             .inc_by(now.segment_evictions.saturating_sub(counted));

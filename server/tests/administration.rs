@@ -237,3 +237,42 @@ async fn metrics_count_what_was_done() {
     assert!(daemon.metric("wald_flush_duration_seconds_count") >= 1.0);
     assert!(daemon.metric(r#"wald_append_duration_seconds_count{durability="durable"}"#) >= 1.0);
 }
+
+#[tokio::test]
+async fn compressed_log_takes_less_and_gives_back_the_same_after_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    let mut logs = daemon.logs().await;
+    let mut wal = daemon.wal().await;
+    let payload = "the same again ".repeat(1000);
+    let mut sizes = Vec::new();
+    for (name, compression) in [
+        ("plain", v1::Compression::None),
+        ("lz4", v1::Compression::Lz4),
+    ] {
+        let create = v1::CreateLogRequest {
+            log: name.to_owned(),
+            config: Some(v1::LogConfig {
+                compression: compression.into(),
+                ..v1::LogConfig::default()
+            }),
+        };
+        logs.create_log(create).await.unwrap();
+        wal.append(append(name, &payload)).await.unwrap();
+        let get = v1::GetLogRequest {
+            log: name.to_owned(),
+        };
+        let log = logs.get_log(get).await.unwrap().into_inner().log.unwrap();
+        assert_eq!(log.config.unwrap().compression(), compression);
+        sizes.push(log.stored_bytes);
+    }
+    assert!(sizes[1] * 10 < sizes[0], "{sizes:?}");
+    drop(daemon);
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    let read = v1::ReadRequest {
+        log: "lz4".to_owned(),
+        ..v1::ReadRequest::default()
+    };
+    let page = daemon.wal().await.read(read).await.unwrap().into_inner();
+    assert_eq!(support::payload(&page.batch.unwrap().records[0]), payload);
+}

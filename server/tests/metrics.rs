@@ -61,6 +61,37 @@ async fn segments_and_their_bytes_are_counted_by_what_they_do() {
 }
 
 #[tokio::test]
+async fn open_segments_are_bounded_whatever_is_scanned_by_either_strategy() {
+    for strategy in ["pread", "mmap"] {
+        let arguments = ["--max-open-segments", "2", "--read-strategy", strategy];
+        let daemon = Daemon::start(&arguments);
+        let mut wal = daemon.wal().await;
+        let payload = "x".repeat(300_000);
+        for _ in 0..20 {
+            wal.append(append("a", &payload)).await.unwrap();
+        }
+        for _ in 0..2 {
+            let request = v1::ScanRequest {
+                selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+                ..v1::ScanRequest::default()
+            };
+            let mut stream = wal.scan(request).await.unwrap().into_inner();
+            let mut found = 0;
+            while let Some(message) = stream.message().await.unwrap() {
+                found += message
+                    .batches
+                    .iter()
+                    .map(|b| b.records.len())
+                    .sum::<usize>();
+            }
+            assert_eq!(found, 20, "{strategy}");
+        }
+        assert_eq!(daemon.metric("wald_open_segments"), 2.0, "{strategy}");
+        assert!(daemon.metric("wald_segment_cache_evictions_total") >= 1.0);
+    }
+}
+
+#[tokio::test]
 async fn followers_are_counted_while_they_wait() {
     let daemon = Daemon::start(&[]);
     let mut wal = daemon.wal().await;

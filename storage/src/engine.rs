@@ -233,6 +233,8 @@ pub struct Statistics {
     pub logs: u64,
     /// Bytes of appends in flight.
     pub inflight_bytes: u64,
+    /// Bytes of records in memory only (sync mode `manual`).
+    pub buffered_bytes: u64,
     /// Bytes written and not flushed.
     pub durable_lag_bytes: u64,
     /// Age of the oldest unflushed byte.

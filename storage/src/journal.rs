@@ -68,6 +68,8 @@ pub(crate) struct Journal {
     waiting: Mutex<Waiting>,
     /// Bytes of appends between submit and answer.
     pub(crate) inflight: AtomicU64,
+    /// Bytes of records in memory only.
+    pub(crate) buffered: AtomicU64,
     /// Readers of many logs.
     watch: Watch,
     /// Those who must know of a failure or of the drain.
@@ -126,6 +128,7 @@ impl Journal {
             flush_role: Mutex::new(()),
             waiting: Mutex::default(),
             inflight: AtomicU64::new(0),
+            buffered: AtomicU64::new(0),
             watch: Watch::default(),
             stopping: Arc::default(),
         }

@@ -39,8 +39,6 @@ pub trait Observer: Send + Sync + 'static {
     fn read(&self, _records: u64, _bytes: u64) {}
     /// A checksum did not match.
     fn checksum_failure(&self, _site: ChecksumSite) {}
-    /// The oldest record just published to durable readers had arrived so long ago.
-    fn delivery_lag(&self, _time: Duration) {}
 }
 
 /// Observes nothing.

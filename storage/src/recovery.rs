@@ -5,7 +5,9 @@
 //! link says so. Until that link is flushed the directory means what it meant before,
 //! so a crash at any step of a start leads to the same result.
 
+mod begin;
 mod drafts;
+mod files;
 mod walk;
 
 use std::collections::BTreeMap;
@@ -13,23 +15,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::drafts::Drafts;
+use self::files::Used;
 use self::walk::{Bytes, Item, Walked};
-use crate::clock::Clock;
 use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{LastBegun, Store};
-use crate::disk::{Disk, DiskFile, is_out_of_space};
+use crate::disk::Disk;
 use crate::error::OpenError;
-use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
-use crate::journal::body::{Closing, Link, Seal};
-use crate::journal::committer::{Committer, Resume, Settings};
-use crate::journal::frame::{self, Header, Kind};
+use crate::ids::{LogId, Position, RecoveryEpoch, SegmentId};
+use crate::journal::body::{Closing, Seal};
+use crate::journal::committer::Committer;
+use crate::journal::frame::{Header, Kind};
 use crate::journal::pool::Pool;
-use crate::journal::segment::{self, BadLife, Hole, Life, Segment, journal_path};
-use crate::journal::{Journal, LIFE_BYTES, largest_unit};
+use crate::journal::segment::{Hole, Segment};
+use crate::journal::{Journal, frame};
 use crate::local::Logs;
 use crate::metrics::{ChecksumSite, Observer};
-use crate::quarantine::{self, Damage, Damages};
-use crate::record::{Gap, GapReason};
+use crate::quarantine::Damages;
+use crate::record::Gap;
 
 /// No segment is larger: offsets in one are kept in 32 bits.
 const LARGEST_SEGMENT: u64 = 1 << 32;
@@ -59,16 +61,6 @@ pub struct RecoveryReport {
     pub damage: Vec<Gap>,
     /// Whatever else people should know, in sentences.
     pub findings: Vec<String>,
-}
-
-/// A segment file with frames in it. Its bytes are loaded when it is walked: one
-/// segment at a time is in memory.
-struct Used {
-    life: Life,
-    path: String,
-    base: Position,
-    /// Its link, if that is good, or as much as the next group tells of it.
-    link: Option<Link>,
 }
 
 /// The last segment, when all is read.
@@ -163,139 +155,6 @@ pub(crate) fn recover(
 }
 
 impl Recovered {
-    /// Tells files with frames from files without.
-    fn sort_files(&mut self, disk: &Arc<dyn Disk>) -> Result<Vec<Used>, OpenError> {
-        let list = |directory: &str| {
-            disk.list(directory)
-                .map_err(OpenError::io(format!("listing {directory}")))
-        };
-        for name in list("pool")? {
-            match segment::id_of(&name) {
-                Some(id) => self.note_pool_file(id),
-                None => self
-                    .findings
-                    .push(format!("pool/{name} is not one of Wald's files")),
-            }
-        }
-        let mut used = Vec::new();
-        for name in list("journal")? {
-            let Some(id) = segment::id_of(&name) else {
-                self.findings
-                    .push(format!("journal/{name} is not one of Wald's files"));
-                continue;
-            };
-            self.next_id = self.next_id.max(id.next());
-            if let Some(segment) = self.sort_file(disk, id)? {
-                used.push(segment);
-            }
-        }
-        used.sort_by_key(|segment| segment.life.id);
-        used.dedup_by(|second, first| {
-            let twice = second.life.id == first.life.id;
-            if twice {
-                self.findings
-                    .push(format!("segment {} is there twice", first.life.id));
-            }
-            twice
-        });
-        Ok(used)
-    }
-
-    fn note_pool_file(&mut self, id: SegmentId) {
-        self.next_id = self.next_id.max(id.next());
-        self.free.push(id);
-    }
-
-    fn sort_file(
-        &mut self,
-        disk: &Arc<dyn Disk>,
-        id: SegmentId,
-    ) -> Result<Option<Used>, OpenError> {
-        let path = journal_path(id);
-        let fail = || OpenError::io(format!("reading {path}"));
-        let file = disk.open(&path).map_err(fail())?;
-        let head = read_some(&*file, 0, LIFE_BYTES).map_err(fail())?;
-        let life = match Life::decode(&head) {
-            Ok(life) if life.store_id == self.store.id => life,
-            Ok(life) => {
-                let what = format!(
-                    "belongs to store {:032x}, not to this one; it is not used",
-                    life.store_id
-                );
-                self.unreadable(id, &what);
-                return Ok(None);
-            }
-            Err(BadLife::TooNew(found)) => {
-                return Err(OpenError::Version {
-                    found,
-                    supported: 1,
-                });
-            }
-            Err(BadLife::Damaged) => {
-                self.lost_life(id, &*file).map_err(fail())?;
-                return Ok(None);
-            }
-        };
-        if life.id != id {
-            // What the file says of itself is checksummed; its name is not.
-            self.findings.push(format!(
-                "{path} holds segment {}; it is used as that",
-                life.id
-            ));
-            self.next_id = self.next_id.max(life.id.next());
-        }
-        match frames(&life, &*file).map_err(fail())? {
-            None if life.id != id => Ok(None),
-            Some((base, link)) => Ok(Some(Used {
-                life,
-                path,
-                base,
-                link,
-            })),
-            None => {
-                self.unused.push(id);
-                Ok(None)
-            }
-        }
-    }
-
-    /// Without a life block nothing in the file can be verified.
-    fn lost_life(&mut self, id: SegmentId, file: &dyn DiskFile) -> std::io::Result<()> {
-        let bytes = read_some(file, 0, file.size()?)?;
-        let frames = bytes
-            .get(usize::try_from(LIFE_BYTES).unwrap_or(0)..)
-            .unwrap_or(&[]);
-        if frames.iter().all(|byte| *byte == 0) {
-            self.unused.push(id);
-        } else {
-            self.unreadable(id, "has no good life block; it is not used");
-        }
-        Ok(())
-    }
-
-    /// A file that holds something, but nothing that can be used.
-    fn unreadable(&mut self, id: SegmentId, what: &str) {
-        self.findings.push(format!("{} {what}", journal_path(id)));
-        self.unreadable.push(id);
-    }
-
-    /// A last segment whose first frame never became whole holds nothing: the journal
-    /// had not rolled.
-    fn drop_unwritten(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
-        while let Some(last) = used.last() {
-            let (bytes, _) = last.load_tail(disk)?;
-            let walked = last.as_bytes(&bytes).walk_last();
-            if walked.end > last.base.advance(LIFE_BYTES) {
-                return Ok(());
-            }
-            if last.path == journal_path(last.life.id) {
-                self.unused.push(last.life.id);
-            }
-            used.pop();
-        }
-        Ok(())
-    }
-
     /// Walks all segments in order and applies what they say.
     fn read(
         &mut self,
@@ -575,297 +434,6 @@ impl Recovered {
     fn is_damaged(&self) -> bool {
         !self.findings.is_empty() || self.segments.values().any(|s| !s.holes.read().is_empty())
     }
-
-    /// Begins the run: a new segment, its link, everything flushed.
-    pub(crate) fn begin(
-        mut self,
-        disk: &Arc<dyn Disk>,
-        config: &StorageConfig,
-        clock: Arc<dyn Clock>,
-        observer: Arc<dyn Observer>,
-    ) -> Result<Begun, OpenError> {
-        let fail = || OpenError::io("beginning the journal");
-        let torn_bytes = self.save_tail(disk)?;
-        let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
-        self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
-        if !self.clean && !self.store.created {
-            let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
-            let ended = self.epoch.max(self.highest_epoch).plus(self.lost_starts);
-            self.history.push((ended, end));
-            self.epoch = ended.next();
-            self.next_log_counter = 1;
-        }
-        let pool = Arc::new(Pool::new(
-            Arc::clone(disk),
-            Arc::clone(&clock),
-            self.store.id,
-            config.segment_bytes,
-            config.pool_segments,
-            self.next_id,
-            std::mem::take(&mut self.free),
-        ));
-        pool.recycle(&self.unused).map_err(fail())?;
-        let ready = pool.take().map_err(fail())?;
-        let file = Arc::clone(&ready.file);
-        let segment = Arc::new(Segment::begun(ready.life, self.next_base, ready.file));
-        let link = self.link(ready.life.size);
-        let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
-        let mut report = self.report(end, torn_bytes);
-        let arrival = self.drafts.arrival;
-        let finished = self.drafts.finish(&mut report.findings);
-        report.damage = finished.damages.iter().map(gap_of).collect();
-        let logs = Arc::new(finished.logs);
-        report.logs = logs.len() as u64;
-        let mut segments = self.segments;
-        segments.insert(segment.base, Arc::clone(&segment));
-        let (base, segment_id) = (segment.base, segment.life.id);
-        let journal = Arc::new(Journal::new(
-            clock,
-            observer,
-            self.epoch,
-            segments,
-            Arc::clone(&segment),
-            base,
-        ));
-        let resume = Resume {
-            segment,
-            file,
-            link,
-            next_log_counter: self.next_log_counter,
-            arrival,
-        };
-        let mut committer = Committer::new(
-            Arc::clone(&journal),
-            Arc::clone(&logs),
-            Arc::clone(&pool),
-            Settings {
-                auto_create: config.auto_create,
-                largest_unit: largest_unit(config.segment_bytes),
-                sync_mode: config.sync_mode,
-                buffer_bytes: config.buffer_bytes,
-                uncertain: finished.uncertain,
-            },
-            resume,
-        );
-        committer.begin();
-        if let Some(error) = journal.failure() {
-            return Err(fail()(std::io::Error::new(error.kind(), error.to_string())));
-        }
-        LastBegun {
-            epoch: self.epoch,
-            segment: segment_id,
-            base,
-        }
-        .write(&**disk)
-        .map_err(fail())?;
-        if let Some(tail) = &self.tail {
-            let bytes = give_back(&**disk, tail).map_err(fail())?;
-            if let Some(old) = journal.segment_at(tail.base) {
-                old.cut(bytes);
-            }
-        }
-        let damages = Damages::new(finished.damages);
-        let history = self.history;
-        Ok(Begun {
-            journal,
-            logs,
-            damages,
-            history,
-            pool,
-            committer,
-            quarantine_bytes,
-            report,
-        })
-    }
-
-    /// Makes durable what was found in the old tail, and keeps what was cut off it. A
-    /// clean seal is flushed too: it may be in the cache only.
-    fn save_tail(&mut self, disk: &Arc<dyn Disk>) -> Result<u64, OpenError> {
-        let Some(tail) = self.tail.as_mut() else {
-            return Ok(0);
-        };
-        if let Some(bytes) = tail.copy.take() {
-            rewrite(&**disk, tail.id, &tail.path, &bytes)
-                .map_err(OpenError::io("writing the old tail anew"))?;
-        }
-        let file = disk
-            .open(&tail.path)
-            .map_err(OpenError::io("opening the old tail"))?;
-        file.sync()
-            .map_err(OpenError::io("flushing the old tail"))?;
-        if tail.debris.is_empty() {
-            return Ok(0);
-        }
-        let kept =
-            quarantine::keep_debris(&**disk, tail.id, tail.end.since(tail.base), &tail.debris);
-        match kept {
-            Ok(_) => {}
-            // Starting matters more than keeping what was never promised.
-            Err(error) if is_out_of_space(&error) => {
-                self.findings
-                    .push("no space to keep what was cut off the tail".to_owned());
-            }
-            Err(error) => return Err(OpenError::io("keeping what was cut off the tail")(error)),
-        }
-        Ok(tail.debris.len() as u64)
-    }
-
-    fn link(&self, segment_bytes: u64) -> Link {
-        let tail = self.tail.as_ref();
-        let closings = tail
-            .filter(|_| !self.drafts.is_uncertain())
-            .and_then(|tail| {
-                let closings = self.drafts.closings(tail.id);
-                let bytes: usize = closings
-                    .iter()
-                    .map(|c| 32 + c.name.as_ref().map_or(0, String::len))
-                    .sum();
-                (bytes as u64 <= segment_bytes / 8).then_some(closings)
-            });
-        Link {
-            predecessor: tail.map(|tail| tail.id),
-            second: tail.and_then(|tail| tail.before),
-            predecessor_end: tail.map_or(Position::ZERO, |tail| tail.end),
-            predecessor_chain: tail.map_or(0, |tail| tail.chain),
-            recovery_epoch: self.epoch,
-            next_log_counter: self.next_log_counter,
-            closings: if tail.is_some() {
-                closings
-            } else {
-                Some(Vec::new())
-            },
-        }
-    }
-
-    fn report(&self, end: Position, torn_bytes: u64) -> RecoveryReport {
-        RecoveryReport {
-            recovery_epoch: self.epoch,
-            clean: self.clean,
-            created: self.store.created,
-            logs: 0,
-            records: self.drafts.records,
-            segments: self.segments.len() as u64,
-            end,
-            duration: Duration::ZERO,
-            torn_bytes,
-            damage: Vec::new(),
-            findings: self.findings.clone(),
-        }
-    }
-}
-
-impl Used {
-    fn as_bytes<'a>(&'a self, bytes: &'a [u8]) -> Bytes<'a> {
-        Bytes {
-            life: &self.life,
-            base: self.base,
-            bytes,
-        }
-    }
-
-    fn load(&self, disk: &dyn Disk) -> Result<Vec<u8>, OpenError> {
-        let fail = || OpenError::io(format!("reading {}", self.path));
-        let file = disk.open(&self.path).map_err(fail())?;
-        let size = file.size().map_err(fail())?;
-        read_some(&*file, 0, size).map_err(fail())
-    }
-
-    /// Loads the segment whose end may never have been flushed: from the device, since
-    /// the cache is not to be believed after a flush that failed. The second value tells
-    /// whether the cache had to be believed all the same.
-    fn load_tail(&self, disk: &dyn Disk) -> Result<(Vec<u8>, bool), OpenError> {
-        let found = disk
-            .read_from_device(&self.path, self.life.size)
-            .map_err(OpenError::io(format!(
-                "reading {} from the device",
-                self.path
-            )))?;
-        match found {
-            Some(bytes) => Ok((bytes, false)),
-            None => Ok((self.load(disk)?, true)),
-        }
-    }
-}
-
-fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> std::io::Result<Vec<u8>> {
-    let mut found = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
-    let length = file.read_full_at(&mut found, from)?;
-    found.truncate(length);
-    Ok(found)
-}
-
-/// Whether a segment has frames, and if so its base and its link. A link that is
-/// damaged is told in part by the directory of its group.
-fn frames(life: &Life, file: &dyn DiskFile) -> std::io::Result<Option<(Position, Option<Link>)>> {
-    let head = read_some(file, LIFE_BYTES, frame::HEADER_BYTES as u64)?;
-    if let Some(header) =
-        frame::decode_header(&head, life.salt).filter(|header| header.kind == Kind::Link)
-        && let Some(base) = header.position.get().checked_sub(LIFE_BYTES)
-    {
-        let frame = read_some(file, LIFE_BYTES, header.frame_len())?;
-        let link = frame::verified_body(&frame, &header)
-            .and_then(Link::decode)
-            .or_else(|| Some(partial_link(header.log_id, header.first_lsn, header.count)));
-        return Ok(Some((Position::new(base), link)));
-    }
-    let bytes = read_some(file, 0, file.size()?)?;
-    Ok(any_frame(life, &bytes))
-}
-
-/// Looks for any frame of this life: it tells the base, its position less its offset.
-fn any_frame(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
-    let first = usize::try_from(LIFE_BYTES).ok()?;
-    for (index, page) in bytes.get(first..)?.chunks(4096).enumerate() {
-        if page.iter().all(|byte| *byte == 0) {
-            continue;
-        }
-        for step in (0..page.len()).step_by(8) {
-            let offset = first + index * 4096 + step;
-            let rest = &bytes[offset..];
-            // Bases are sums of sizes: a cheap look before a checksum is computed.
-            let claimed = frame::claimed_position(rest);
-            if claimed.is_none_or(|claimed| claimed.wrapping_sub(offset as u64) % 4096 != 0) {
-                continue;
-            }
-            let Some(header) = frame::decode_header(rest, life.salt) else {
-                continue;
-            };
-            let Some(base) = header.position.get().checked_sub(offset as u64) else {
-                continue;
-            };
-            let base = Position::new(base);
-            return Some((
-                base,
-                link_from_directory(&Bytes { life, base, bytes }, header),
-            ));
-        }
-    }
-    None
-}
-
-fn link_from_directory(bytes: &Bytes<'_>, mut header: Header) -> Option<Link> {
-    loop {
-        if let Some(directory) = frame::directory_of(bytes.frame(&header), &header) {
-            let entry = directory
-                .entries
-                .first()
-                .filter(|entry| entry.kind == Kind::Link)?;
-            return Some(partial_link(entry.log_id, entry.first_lsn, entry.count));
-        }
-        header = bytes.resynchronise(header.position.advance(8))?;
-    }
-}
-
-fn partial_link(before: LogId, end: Lsn, epoch: u32) -> Link {
-    Link {
-        predecessor: (before.get() != 0).then(|| SegmentId::new(before.get())),
-        second: None,
-        predecessor_end: Position::new(end.get()),
-        predecessor_chain: 0,
-        recovery_epoch: RecoveryEpoch::new(u64::from(epoch)),
-        next_log_counter: 0,
-        closings: None,
-    }
 }
 
 /// What is left of the holes when a stretch of them is explained.
@@ -886,44 +454,4 @@ fn subtract(holes: &[Hole], from: Position, to: Position) -> Vec<Hole> {
         }
     }
     rest
-}
-
-/// Writes a segment anew, byte for byte, over its old name.
-fn rewrite(disk: &dyn Disk, id: SegmentId, path: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let new = segment::pool_path(id);
-    if disk
-        .list("pool")?
-        .iter()
-        .any(|name| new.ends_with(name.as_str()))
-    {
-        disk.remove(&new)?;
-    }
-    let file = disk.create(&new)?;
-    file.write_all_at(bytes, 0)?;
-    file.sync()?;
-    disk.rename(&new, path)?;
-    disk.sync_directory("journal")?;
-    disk.sync_directory("pool")
-}
-
-/// Gives the unused end of the old tail back to the file system. Returns its size then.
-fn give_back(disk: &dyn Disk, tail: &Tail) -> std::io::Result<u64> {
-    let file = disk.open(&tail.path)?;
-    let (used, size) = (
-        tail.end.since(tail.base).next_multiple_of(4096),
-        file.size()?,
-    );
-    if used < size {
-        file.set_size(used)?;
-    }
-    Ok(used.min(size))
-}
-
-fn gap_of(damage: &Damage) -> Gap {
-    Gap {
-        log: damage.log.as_ref().map(|log| log.name.clone()),
-        from: Some(damage.from),
-        to: Some(damage.to),
-        reason: GapReason::Quarantined,
-    }
 }

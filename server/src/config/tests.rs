@@ -164,6 +164,14 @@ fn traces_need_a_build_that_can_send_them() {
     assert!(found[0].contains("--features otlp"), "{found:?}");
 }
 
+#[cfg(feature = "otlp")]
+#[test]
+fn collector_has_to_be_named_by_an_http_url() {
+    let found = problems(&file("otlp_endpoint = \"127.0.0.1:4317\""));
+    assert!(found[0].contains("http://HOST:PORT"), "{found:?}");
+    resolved(&file("otlp_endpoint = \"http://127.0.0.1:4317\""));
+}
+
 #[test]
 fn plaintext_off_loopback_needs_a_word() {
     let mut layers = file("listen = \"0.0.0.0:6925\"");

@@ -198,6 +198,21 @@ fn log_settings_come_back_as_they_were_given() {
         );
         assert_eq!(settings::proto_log_config(&config), given);
     }
+    for (number, built) in [(0, true), (1, true), (2, true), (3, cfg!(feature = "zstd"))] {
+        let given = v1::LogConfig {
+            compression: number,
+            ..v1::LogConfig::default()
+        };
+        match log_config(Some(given), &limits()) {
+            Ok(config) => assert_eq!(settings::proto_log_config(&config), given),
+            Err(status) => assert_eq!(unsupported(&status), "config.compression"),
+        }
+        assert_eq!(
+            log_config(Some(given), &limits()).is_ok(),
+            built,
+            "{number}"
+        );
+    }
 }
 
 #[test]
@@ -229,13 +244,14 @@ fn update_changes_the_fields_of_the_mask_only() {
         update(&["max_record_bytes"], 0).unwrap().max_record_bytes,
         None
     );
-    let plain = update(&["compression"], 5).unwrap();
-    assert_eq!(
-        (plain.compression, plain.sync_mode),
-        (None, current.sync_mode)
-    );
     let reset = update(&["sync_mode"], 5).unwrap();
     assert_eq!((reset.sync_mode, reset.max_record_bytes), (None, Some(9)));
+    assert_eq!(reset.compression, Some(Compression::Lz4));
+    let reset = update(&["compression"], 5).unwrap();
+    assert_eq!(
+        (reset.compression, reset.sync_mode),
+        (None, current.sync_mode)
+    );
     assert_eq!(
         reason(&update(&["colour"], 5).unwrap_err()),
         "INVALID_UPDATE_MASK"

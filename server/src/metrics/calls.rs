@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -20,12 +19,12 @@ use prometheus::{Error, Histogram, IntCounter, IntCounterVec, Opts};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use tokio::time::Sleep;
-use tonic::Status;
 use tower::{Layer, Service};
 use tracing::Span;
 
 use super::Maker;
-use crate::status::{self, Access};
+use super::deadline::{Deadline, grpc_timeout};
+use crate::status::Access;
 use crate::trace;
 
 /// The codes in the order of their numbers, as other servers spell them in metrics.
@@ -66,41 +65,6 @@ const WRITES: [&str; 12] = [
     "DeleteCursor",
     "Drain",
 ];
-
-/// When the caller stops waiting; in the extensions of a request.
-#[derive(Debug, Clone)]
-pub(crate) struct Deadline {
-    /// The moment.
-    pub(crate) at: Instant,
-    /// Whether the request has reached the engine: from then on its outcome is unknown
-    /// until it is answered, before it nothing was written.
-    begun: Arc<AtomicBool>,
-}
-
-impl Deadline {
-    pub(crate) fn new(at: Instant) -> Self {
-        Self {
-            at,
-            begun: Arc::default(),
-        }
-    }
-
-    /// Says that the request is about to reach the engine; false if it is too late.
-    pub(crate) fn begin(&self) -> bool {
-        let in_time = Instant::now() < self.at;
-        if in_time {
-            self.begun.store(true, Ordering::Relaxed);
-        }
-        in_time
-    }
-
-    fn passed(&self, access: Access) -> Status {
-        if access == Access::Write && !self.begun.load(Ordering::Relaxed) {
-            return status::deadline_before_start();
-        }
-        status::deadline_under_way(access)
-    }
-}
 
 /// Metrics of one RPC.
 #[derive(Debug)]
@@ -280,25 +244,6 @@ where
     }
 }
 
-/// The `grpc-timeout` header: up to eight digits and a unit.
-fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.len() > 8 {
-        return None;
-    }
-    let number: u64 = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(number * 3600),
-        "M" => Duration::from_secs(number * 60),
-        "S" => Duration::from_secs(number),
-        "m" => Duration::from_millis(number),
-        "u" => Duration::from_micros(number),
-        "n" => Duration::from_nanos(number),
-        _ => return None,
-    })
-}
-
 /// One call: counted once, also if it is dropped on the way because the client left.
 #[derive(Debug)]
 struct Call {
@@ -426,25 +371,6 @@ impl<R: Body<Data = Bytes>> Body for CallBody<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn grpc_timeout_is_read_in_every_unit() {
-        let timeout = |text: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert("grpc-timeout", text.parse().unwrap());
-            grpc_timeout(&headers)
-        };
-        assert_eq!(timeout("2H"), Some(Duration::from_secs(7200)));
-        assert_eq!(timeout("3M"), Some(Duration::from_secs(180)));
-        assert_eq!(timeout("10S"), Some(Duration::from_secs(10)));
-        assert_eq!(timeout("5m"), Some(Duration::from_millis(5)));
-        assert_eq!(timeout("5u"), Some(Duration::from_micros(5)));
-        assert_eq!(timeout("0n"), Some(Duration::ZERO));
-        for bad in ["", "m", "5", "123456789S", "-1S", "5x"] {
-            assert_eq!(timeout(bad), None, "{bad}");
-        }
-        assert_eq!(grpc_timeout(&HeaderMap::new()), None);
-    }
 
     #[test]
     fn every_rpc_of_the_contract_is_known_with_its_kind() {

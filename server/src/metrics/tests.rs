@@ -43,6 +43,8 @@ fn every_promised_metric_is_there_before_anything_happened() {
         "wald_followers",
         "wald_segments",
         "wald_segment_roll_duration_seconds",
+        "wald_open_segments",
+        "wald_segment_cache_evictions_total",
         "wald_disk_bytes",
         "wald_disk_free_bytes",
         "wald_checksum_failures_total",
@@ -97,10 +99,13 @@ fn what_happens_is_counted_where_it_belongs() {
     }]));
     let now = Statistics {
         journal_segments: 3,
+        open_segments: 2,
+        segment_evictions: 4,
         journal_failed: true,
         free_bytes: Some(7),
         ..Statistics::default()
     };
+    metrics.encode(Some(&now)).unwrap();
     let text = String::from_utf8(metrics.encode(Some(&now)).unwrap()).unwrap();
     for line in [
         "wald_appended_records_total 3",
@@ -113,6 +118,8 @@ fn what_happens_is_counted_where_it_belongs() {
         r#"wald_condition_failures_total{reason="LOG_MISSING"} 1"#,
         r#"wald_segments{state="sealed"} 2"#,
         "wald_journal_failed 1",
+        "wald_open_segments 2",
+        "wald_segment_cache_evictions_total 4",
         "wald_disk_free_bytes 7",
     ] {
         assert!(text.lines().any(|found| found == line), "no line {line}");

@@ -105,6 +105,7 @@ impl Core {
         Statistics {
             logs: self.logs.len() as u64,
             inflight_bytes: self.journal.inflight.load(Ordering::SeqCst),
+            buffered_bytes: self.journal.buffered.load(Ordering::Relaxed),
             durable_lag_bytes,
             durable_lag,
             journal_segments: segments.len() as u64,

@@ -134,10 +134,11 @@ fn survivors(core: &Core, log: &Log, epoch: RecoveryEpoch, seen: Position, next:
     match core.survived(epoch) {
         Some(end) if seen >= end => {
             let state = log.state.read();
+            // What came after the loss: written, or in memory only, or nothing yet.
             let first = state
                 .places
                 .first_beyond(end)
-                .map_or(state.next, |place| place.first_lsn);
+                .map_or(state.journaled_next(), |place| place.first_lsn);
             first.min(next)
         }
         _ => next,

@@ -129,6 +129,27 @@ fn manual_loses_on_a_kill_exactly_what_was_not_synced_and_says_so() {
 }
 
 #[test]
+fn a_cursor_beyond_a_kill_names_what_memory_lost_and_goes_on_with_what_memory_has() {
+    let fixture = with_mode(SyncMode::Manual);
+    fixture.append("a", b"kept").unwrap();
+    fixture.append_by_mode(b"lost", true);
+    fixture.append_by_mode(b"lost too", true);
+    let mut scan = fixture.scan(one("a"), ScanStart::First, true);
+    let mut cursor = Bytes::new();
+    while let Some(chunk) = next_chunk(&mut scan) {
+        cursor = chunk.unwrap().unwrap().cursor;
+    }
+    drop(scan);
+    let fixture = fixture.restart();
+    fixture.append_by_mode(b"new", true);
+    let mut scan = fixture.scan(one("a"), ScanStart::Cursor(cursor), true);
+    let chunk = next_chunk(&mut scan).unwrap().unwrap().unwrap();
+    let gap = &chunk.gaps[0];
+    assert_eq!((gap.from, gap.to), (Some(Lsn::new(1)), Some(Lsn::new(3))));
+    assert_eq!(payloads(&chunk.batches[0]), [b"new"]);
+}
+
+#[test]
 fn a_full_buffer_is_written_and_other_logs_do_not_touch_it() {
     let config = StorageConfig {
         sync_mode: SyncMode::Manual,

@@ -1,0 +1,177 @@
+//! Placing what is not records: creation, settings, deletion, trims.
+
+use std::sync::Arc;
+
+use super::{About, Committer, Placed};
+use crate::engine::LogTarget;
+use crate::error::{AdminError, AppendError, TrimError};
+use crate::ids::{LogId, LogName, Lsn, Position};
+use crate::journal::Outcome;
+use crate::journal::body::Created;
+use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::local::Log;
+use crate::record::LogConfig;
+
+impl Committer {
+    pub(super) fn create(&mut self, name: LogName, config: LogConfig) -> Placed {
+        if let Some(log) = self.logs.by_name(name.as_str()) {
+            self.finish_open();
+            let reveals = log.state.read().created_end;
+            let error = AdminError::LogExists {
+                log: name,
+                log_id: log.id,
+            };
+            return (Some(reveals), Outcome::AdminRefused(error));
+        }
+        if self.settings.uncertain {
+            let error = AppendError::TailUnproven {
+                log: name,
+                from: Lsn::ZERO,
+            };
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        let frames = HEADER_BYTES + Created::max_len(name.as_str()).next_multiple_of(8);
+        if let Err(error) = self.secure(frames, DirectoryBuilder::entry_len(Some(name.as_str()))) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        self.push_created(&name, config, 0);
+        (None, Outcome::Done)
+    }
+
+    pub(super) fn configure(&mut self, name: &LogName, config: LogConfig) -> Placed {
+        let Some(log) = self.logs.by_name(name.as_str()) else {
+            let error = AdminError::LogNotFound { log: name.clone() };
+            return (Some(Position::ZERO), Outcome::AdminRefused(error));
+        };
+        if let Err(error) = self.secure(HEADER_BYTES + 64, DirectoryBuilder::entry_len(None)) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        let next = log.state.read().next;
+        let header = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
+            crate::journal::body::put_config(out, &config);
+        });
+        {
+            let mut state = log.state.write();
+            state.config = Arc::new(config);
+            state.update_time = self.arrival;
+            state.last_end = header.end();
+        }
+        self.touch(&log);
+        (None, Outcome::Done)
+    }
+
+    /// Deletes a log. Flushed at once, so that the name is free the moment the log is
+    /// gone for readers too, and not before.
+    pub(super) fn delete(&mut self, target: &LogTarget) -> Placed {
+        let Some(log) = self.logs.by_name(target.name.as_str()) else {
+            let error = AdminError::LogNotFound {
+                log: target.name.clone(),
+            };
+            return (Some(Position::ZERO), Outcome::AdminRefused(error));
+        };
+        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
+            let error = AdminError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.id,
+            };
+            self.finish_open();
+            let reveals = log.state.read().created_end;
+            return (Some(reveals), Outcome::AdminRefused(error));
+        }
+        if let Err(error) = self.secure(HEADER_BYTES, DirectoryBuilder::entry_len(None)) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        let next = log.state.read().next;
+        let header = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
+        self.touch(&log);
+        self.write_out();
+        self.journal.flush();
+        if self.journal.failure().is_none() {
+            {
+                let mut state = log.state.write();
+                state.deleted = true;
+                state.last_end = header.end();
+                state.places = crate::index::Places::default();
+                state.stored_bytes = 0;
+            }
+            self.logs.remove_name(&log);
+            crate::watch::Watched::watch(&*log).wake();
+        }
+        (Some(header.end()), Outcome::Done)
+    }
+
+    pub(super) fn trim(&mut self, target: &LogTarget, before: Lsn) -> Placed {
+        let unknown = TrimError::LogNotFound {
+            log: target.name.clone(),
+        };
+        let Some(log) = self.logs.by_name(target.name.as_str()) else {
+            return (Some(Position::ZERO), Outcome::TrimRefused(unknown));
+        };
+        self.finish_open();
+        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
+            let error = TrimError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.id,
+            };
+            return (
+                Some(log.state.read().created_end),
+                Outcome::TrimRefused(error),
+            );
+        }
+        let room = self
+            .write_buffered(&log)
+            .and_then(|()| self.secure(HEADER_BYTES, DirectoryBuilder::entry_len(None)));
+        if let Err(error) = room {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        let (tail, first, last_end) = {
+            let state = log.state.read();
+            (state.next, state.coming_first(), state.last_end)
+        };
+        if before > tail {
+            let error = TrimError::BeyondTail {
+                log: target.name.clone(),
+                tail,
+                asked: before,
+            };
+            return (Some(last_end), Outcome::TrimRefused(error));
+        }
+        if before <= first {
+            return (Some(last_end), Outcome::Trimmed(first));
+        }
+        let header = self.push_frame(About::act(Kind::Trim, before), log.id, None, |_| {});
+        log.state.write().add_trim(header.end(), before);
+        self.touch(&log);
+        self.journal.trimming(header.end(), Arc::clone(&log));
+        (None, Outcome::Trimmed(before))
+    }
+
+    pub(super) fn push_created(
+        &mut self,
+        name: &LogName,
+        config: LogConfig,
+        flags: u8,
+    ) -> Arc<Log> {
+        let id = LogId::compose(self.journal.recovery_epoch, self.next_log_counter);
+        self.next_log_counter += 1;
+        let time = self.arrival;
+        let about = About {
+            flags,
+            ..About::act(Kind::Created, Lsn::ZERO)
+        };
+        let header = self.push_frame(about, id, Some(name.as_str()), |out| {
+            Created::put(out, name.as_str(), &config, time);
+        });
+        let log = Arc::new(Log::new(id, name.clone(), config, time, header.end()));
+        log.state.write().created_in = Some(self.segment.life.id);
+        self.touch(&log);
+        self.logs.insert(Arc::clone(&log));
+        log
+    }
+}

@@ -1,0 +1,239 @@
+//! Placing appends: lsns, times, frames.
+
+use std::sync::Arc;
+
+use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES};
+use crate::codec;
+use crate::engine::{LogAppended, Ordered};
+use crate::error::AppendError;
+use crate::ids::{Lsn, Position};
+use crate::index::Place;
+use crate::journal::body::Created;
+use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::segment::Segment;
+use crate::journal::{Answer, Outcome};
+use crate::local::{Checked, Log, check};
+use crate::record::{Batch, Compression, LogConfig, LogRecords, Record};
+
+impl Committer {
+    /// Checks and places one batch.
+    pub(super) fn append(&mut self, batch: &Batch, answer: &Answer) -> Placed {
+        let targets: Vec<Option<Arc<Log>>> = batch
+            .logs
+            .iter()
+            .map(|l| self.logs.by_name(l.log.as_str()))
+            .collect();
+        // What a log has in memory goes before anything stronger.
+        for log in targets.iter().flatten() {
+            if let Err(error) = self.write_buffered(log) {
+                return (Some(Position::ZERO), Outcome::Refused(error));
+            }
+        }
+        let size = match self.unit_size(batch, &targets) {
+            Ok(size) => size,
+            Err(error) => return (Some(Position::ZERO), Outcome::Refused(error)),
+        };
+        if let Err(error) = self.secure(size.0, size.1) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        match check(&self.logs, batch, &targets, self.creation()) {
+            Checked::Refused { error, reveals } => {
+                return (Some(reveals), Outcome::Refused(error));
+            }
+            Checked::Passed { reveals } if batch.logs.is_empty() => {
+                let outcome = Outcome::Appended {
+                    appends: Vec::new(),
+                    logs: Vec::new(),
+                    position: None,
+                };
+                return (Some(reveals), outcome);
+            }
+            Checked::Passed { .. } => {}
+        }
+        let (appends, logs, position) = match (batch.logs.as_slice(), targets.as_slice()) {
+            ([one], [Some(log)]) => {
+                let (append, position) = self.append_plain(one, log);
+                (vec![append], vec![Arc::clone(log)], position)
+            }
+            _ => self.append_unit(batch, targets),
+        };
+        if let Answer::Ticket(ticket) = answer {
+            ticket.order(Ordered {
+                appends: appends.clone(),
+                position: Some(position),
+            });
+        }
+        (
+            None,
+            Outcome::Appended {
+                appends,
+                logs,
+                position: Some(position),
+            },
+        )
+    }
+
+    /// The most bytes of frames and of directory entries that a batch can take.
+    pub(super) fn unit_size(
+        &self,
+        batch: &Batch,
+        targets: &[Option<Arc<Log>>],
+    ) -> Result<(usize, usize), AppendError> {
+        let mut frames = 0;
+        let mut directory = 0;
+        for (records, target) in batch.logs.iter().zip(targets) {
+            let body: usize = records.records.iter().map(codec::encoded_len).sum();
+            frames += HEADER_BYTES + body.next_multiple_of(8);
+            directory += DirectoryBuilder::entry_len(None);
+            if target.is_none() {
+                let name = records.log.as_str();
+                frames += HEADER_BYTES + Created::max_len(name).next_multiple_of(8);
+                directory += DirectoryBuilder::entry_len(Some(name));
+            }
+        }
+        let limit = self.settings.largest_unit.min(largest_in(&self.segment));
+        if (frames + directory) as u64 > limit || directory > UNIT_DIRECTORY_BYTES {
+            let records = batch.logs.iter().map(|l| l.records.len() as u64).sum();
+            return Err(AppendError::Invalid(
+                crate::error::InvalidBatch::RequestTooLarge {
+                    records,
+                    bytes: (frames + directory) as u64,
+                    max_records: records,
+                    max_bytes: limit,
+                },
+            ));
+        }
+        Ok((frames, directory))
+    }
+
+    /// Records for one existing log: joins the open frame if that is of the same log.
+    pub(super) fn append_plain(
+        &mut self,
+        records: &LogRecords,
+        log: &Arc<Log>,
+    ) -> (LogAppended, Position) {
+        let size: usize = records.records.iter().map(codec::encoded_len).sum();
+        let joins = self.open.as_ref().is_some_and(|open| {
+            // The body may shrink when the frame is finished: then only the header has
+            // room for positions.
+            let room = open.compression == Compression::None || open.requests < HEADER_BYTES as u64;
+            let fits = self.buffer.len() - open.start + size <= COALESCED_BYTES;
+            open.log.id == log.id && room && fits
+        });
+        let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
+        if joins && let Some(mut open) = self.open.take() {
+            // A later request has a position of its own inside the frame, so that it
+            // survives with it.
+            let position = match open.compression {
+                Compression::None => self.end(),
+                _ => self.position(open.start).advance(open.requests),
+            };
+            let before = (open.first_lsn, open.count);
+            let append = self.put_records(log, &records.records, open.start, Some(before));
+            open.count += count;
+            open.requests += 1;
+            self.open = Some(open);
+            return (append, position);
+        }
+        self.finish_open();
+        let position = self.end();
+        let (start, header_len) = self.begin_frame();
+        let append = self.put_records(log, &records.records, start, None);
+        let (log, first_lsn) = (Arc::clone(log), append.first_lsn);
+        let compression = log.state.read().compression();
+        self.open = Some(OpenFrame {
+            start,
+            header_len,
+            log,
+            first_lsn,
+            count,
+            requests: 1,
+            compression,
+        });
+        (append, position)
+    }
+
+    /// Writes records into the frame begun at `start` (which holds `before` already),
+    /// and moves the log's tail, time and place, all under one lock, so that no reader
+    /// sees one without the other.
+    pub(super) fn put_records(
+        &mut self,
+        log: &Arc<Log>,
+        records: &[Record],
+        start: usize,
+        before: Option<(Lsn, u32)>,
+    ) -> LogAppended {
+        let position = self.position(start);
+        let mut state = log.state.write();
+        let first_lsn = state.next;
+        let mut first_time = None;
+        for record in records {
+            // Stored time never goes back within a log.
+            let time = record
+                .timestamp
+                .unwrap_or(self.arrival)
+                .max(state.last_time);
+            let own = (time != self.arrival).then_some(time);
+            codec::put_record(&mut self.buffer, record, own);
+            state.last_time = time;
+            first_time.get_or_insert(time);
+        }
+        let count = u32::try_from(records.len()).unwrap_or(u32::MAX);
+        let frame_len = (self.buffer.len() - start).next_multiple_of(8);
+        let (frame_first, frame_count) = before.unwrap_or((first_lsn, 0));
+        let place = Place {
+            position,
+            first_lsn: frame_first,
+            count: frame_count + count,
+            frame_len: u32::try_from(frame_len).unwrap_or(u32::MAX),
+        };
+        state.set_newest(place, before.is_some());
+        self.group_records += u64::from(count);
+        LogAppended {
+            log_id: log.id,
+            first_lsn,
+            next_lsn: state.next,
+            timestamp: first_time.unwrap_or(self.arrival),
+            arrival: self.arrival,
+        }
+    }
+
+    /// A batch over several logs, or one that creates its log: a run of frames that
+    /// recovery keeps together.
+    pub(super) fn append_unit(
+        &mut self,
+        batch: &Batch,
+        targets: Vec<Option<Arc<Log>>>,
+    ) -> (Vec<LogAppended>, Vec<Arc<Log>>, Position) {
+        self.finish_open();
+        let position = self.end();
+        let mut appends = Vec::with_capacity(targets.len());
+        let mut logs = Vec::with_capacity(targets.len());
+        let last = targets.len() - 1;
+        for (index, (records, target)) in batch.logs.iter().zip(targets).enumerate() {
+            let log = match target {
+                Some(log) => log,
+                None => self.push_created(&records.log, LogConfig::default(), CONTINUES),
+            };
+            let (start, header_len) = self.begin_frame();
+            let append = self.put_records(&log, &records.records, start, None);
+            let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
+            let flags = if index == last { 0 } else { CONTINUES };
+            let about = About {
+                kind: Kind::Batch,
+                flags,
+                first_lsn: append.first_lsn,
+                count,
+                arrival: None,
+            };
+            self.end_batch(start, header_len, about, &log);
+            appends.push(append);
+            logs.push(log);
+        }
+        (appends, logs, position)
+    }
+}
+
+fn largest_in(segment: &Segment) -> u64 {
+    crate::journal::largest_unit(segment.life.size)
+}

@@ -1,0 +1,148 @@
+//! Sync mode `manual`: records that are accepted and not written yet.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{About, COALESCED_BYTES, Committer, NEVER, Placed};
+use crate::codec;
+use crate::engine::LogAppended;
+use crate::error::AppendError;
+use crate::ids::Position;
+use crate::index::Place;
+use crate::journal::Outcome;
+use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::local::{Buffered, Checked, Log, check};
+use crate::record::{Batch, Durability, Record, SyncMode};
+
+impl Committer {
+    /// Takes a plain append to a log of sync mode `manual` into memory, if that is all
+    /// it asks for.
+    pub(super) fn buffer(&mut self, batch: &Batch, level: Durability) -> Option<Placed> {
+        let [records] = batch.logs.as_slice() else {
+            return None;
+        };
+        if level != Durability::Accepted || !batch.checks.is_empty() {
+            return None;
+        }
+        let log = self.logs.by_name(records.log.as_str())?;
+        if self.mode(&log) != SyncMode::Manual {
+            return None;
+        }
+        let size: usize = records.records.iter().map(codec::encoded_len).sum();
+        let held = log
+            .state
+            .read()
+            .buffered
+            .as_ref()
+            .map_or(0, |b| b.body.len());
+        let mut room = Ok(());
+        if self.buffered_bytes + size as u64 > self.settings.buffer_bytes {
+            room = self.write_all_buffered();
+        } else if held + size > COALESCED_BYTES {
+            room = self.write_buffered(&log);
+        }
+        if let Err(error) = room {
+            return Some((Some(Position::ZERO), Outcome::Refused(error)));
+        }
+        let targets = [Some(Arc::clone(&log))];
+        if let Checked::Refused { error, .. } = check(&self.logs, batch, &targets, self.creation())
+        {
+            return Some((Some(Position::ZERO), Outcome::Refused(error)));
+        }
+        let append = self.buffer_records(&log, &records.records);
+        crate::watch::Watched::watch(&*log).wake();
+        let outcome = Outcome::Appended {
+            appends: vec![append],
+            logs: vec![log],
+            position: None,
+        };
+        Some((Some(NEVER), outcome))
+    }
+
+    pub(super) fn buffer_records(&mut self, log: &Arc<Log>, records: &[Record]) -> LogAppended {
+        let arrival = self.arrival;
+        let mut state = log.state.write();
+        let first_lsn = state.next;
+        let mut buffered = state.buffered.take().unwrap_or_else(|| {
+            self.buffered.push(Arc::clone(log));
+            Box::new(Buffered {
+                first_lsn,
+                count: 0,
+                arrival,
+                body: Vec::new(),
+            })
+        });
+        let before = buffered.body.len();
+        let mut first_time = None;
+        for record in records {
+            let time = record.timestamp.unwrap_or(arrival).max(state.last_time);
+            let own = (time != buffered.arrival).then_some(time);
+            codec::put_record(&mut buffered.body, record, own);
+            state.last_time = time;
+            first_time.get_or_insert(time);
+        }
+        buffered.count += u32::try_from(records.len()).unwrap_or(u32::MAX);
+        self.buffered_bytes += (buffered.body.len() - before) as u64;
+        self.journal
+            .buffered
+            .store(self.buffered_bytes, Ordering::Relaxed);
+        state.buffered = Some(buffered);
+        state.next = first_lsn.advance(records.len() as u64);
+        LogAppended {
+            log_id: log.id,
+            first_lsn,
+            next_lsn: state.next,
+            timestamp: first_time.unwrap_or(arrival),
+            arrival,
+        }
+    }
+
+    /// Writes what a log has in memory only into the group.
+    pub(super) fn write_buffered(&mut self, log: &Arc<Log>) -> Result<(), AppendError> {
+        let Some(length) = log.state.read().buffered.as_ref().map(|b| b.body.len()) else {
+            return Ok(());
+        };
+        let frames = HEADER_BYTES + length.next_multiple_of(8);
+        self.secure(frames, DirectoryBuilder::entry_len(None))?;
+        self.finish_open();
+        let (start, header_len) = self.begin_frame();
+        let about = {
+            let mut state = log.state.write();
+            let Some(buffered) = state.buffered.take() else {
+                return Ok(());
+            };
+            self.buffer.extend_from_slice(&buffered.body);
+            let frame_len = (self.buffer.len() - start).next_multiple_of(8);
+            let place = Place {
+                position: self.position(start),
+                first_lsn: buffered.first_lsn,
+                count: buffered.count,
+                frame_len: u32::try_from(frame_len).unwrap_or(u32::MAX),
+            };
+            state.set_newest(place, false);
+            self.buffered_bytes -= buffered.body.len() as u64;
+            self.journal
+                .buffered
+                .store(self.buffered_bytes, Ordering::Relaxed);
+            let (first_lsn, count) = (buffered.first_lsn, buffered.count);
+            About {
+                kind: Kind::Batch,
+                flags: 0,
+                first_lsn,
+                count,
+                arrival: Some(buffered.arrival),
+            }
+        };
+        self.group_records += u64::from(about.count);
+        self.buffered.retain(|other| other.id != log.id);
+        self.end_batch(start, header_len, about, log);
+        Ok(())
+    }
+
+    pub(super) fn write_all_buffered(&mut self) -> Result<(), AppendError> {
+        while let Some(log) = self.buffered.first().map(Arc::clone) {
+            self.write_buffered(&log)?;
+        }
+        Ok(())
+    }
+}

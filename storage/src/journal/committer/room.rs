@@ -1,0 +1,155 @@
+//! Room: in the segment at hand, or in the next.
+
+use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{About, Committer, DIRECTORY_BYTES, GROUP_BYTES, NO_LOG};
+use crate::disk::is_out_of_space;
+use crate::error::AppendError;
+use crate::ids::{LogId, Lsn, SegmentId};
+use crate::journal::LIFE_BYTES;
+use crate::journal::body::{Closing, Link, Seal};
+use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::segment::Segment;
+
+impl Committer {
+    /// Makes room for so many bytes of frames and directory entries, rolling if need
+    /// be.
+    pub(super) fn secure(&mut self, frames: usize, directory: usize) -> Result<(), AppendError> {
+        let full = self.buffer.len() + frames > GROUP_BYTES
+            || self.directory.extension_len() + directory > DIRECTORY_BYTES;
+        if full && !self.buffer.is_empty() {
+            self.write_out();
+        }
+        if !self.fits(frames, directory) {
+            if self.spare.is_none() {
+                match self.pool.take() {
+                    Ok(ready) => self.spare = Some(ready),
+                    Err(error) if is_out_of_space(&error) => return Err(AppendError::DiskFull),
+                    Err(error) => self.journal.fail(error),
+                }
+            }
+            self.roll();
+        }
+        match self.journal.failure() {
+            Some(error) => Err(AppendError::JournalFailed(error)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn fits(&self, frames: usize, directory: usize) -> bool {
+        let first = if self.buffer.is_empty() {
+            self.previous.extension_len()
+        } else {
+            0
+        };
+        // An open frame's entry is not in the directory yet.
+        let open = self
+            .open
+            .as_ref()
+            .map_or(0, |_| DirectoryBuilder::entry_len(None));
+        let told = match self.buffer.is_empty() {
+            true => 0,
+            false => self.directory.extension_len() + open,
+        };
+        let seal = HEADER_BYTES + Seal::MAX_LEN + 16 + told + directory + 32;
+        let need = self.buffer.len().next_multiple_of(8) + first + frames + 8 + seal;
+        self.offset + need as u64 <= self.segment.life.size
+    }
+
+    /// Goes on in the next segment: what is here is written, sealed and flushed first.
+    pub(super) fn roll(&mut self) {
+        let Some(ready) = self.spare.take() else {
+            return;
+        };
+        let started = self.journal.clock.monotonic();
+        self.write_out();
+        self.seal(false);
+        self.journal.flush();
+        if self.journal.failure().is_some() {
+            return;
+        }
+        let closings = self.closings();
+        let link = Link {
+            predecessor: Some(self.segment.life.id),
+            second: self.before,
+            predecessor_end: self.end(),
+            predecessor_chain: self.chain,
+            recovery_epoch: self.journal.recovery_epoch,
+            next_log_counter: self.next_log_counter,
+            closings,
+        };
+        let segment = Arc::new(Segment::begun(
+            ready.life,
+            self.segment.limit(),
+            Arc::clone(&ready.file),
+        ));
+        self.segment.close();
+        self.journal.enter(Arc::clone(&segment));
+        self.before = Some(self.segment.life.id);
+        self.segment = segment;
+        self.file = ready.file;
+        self.offset = LIFE_BYTES;
+        self.chain = 0;
+        self.digest = Xxh3::new();
+        self.frames = 0;
+        self.records = 0;
+        self.previous = DirectoryBuilder::default();
+        self.link(&link);
+        self.journal
+            .observer
+            .roll(self.journal.clock.monotonic().duration_since(started));
+    }
+
+    /// How the logs of this segment stand now, unless they are too many to tell.
+    pub(super) fn closings(&mut self) -> Option<Vec<Closing>> {
+        let segment = self.segment.life.id;
+        let mut bytes = 0;
+        let mut closings = Vec::with_capacity(self.touched.len());
+        for log in self.touched.drain(..) {
+            let state = log.state.read();
+            let name = (state.created_in == Some(segment)).then(|| log.name.as_str().to_owned());
+            bytes += 32 + name.as_ref().map_or(0, String::len);
+            closings.push(Closing {
+                log_id: log.id,
+                next_lsn: state.journaled_next(),
+                name,
+                deleted: state.deleted,
+                first_lsn: state.coming_first(),
+            });
+        }
+        (bytes as u64 <= self.segment.life.size / 8).then_some(closings)
+    }
+
+    /// The link tells in its header, and so in the next group's directory, what matters
+    /// most: for log id the segment before, for first lsn its end, for count the epoch.
+    pub(super) fn link(&mut self, link: &Link) {
+        let body = link.encode();
+        let about = About {
+            kind: Kind::Link,
+            flags: 0,
+            first_lsn: Lsn::new(link.predecessor_end.get()),
+            count: u32::try_from(link.recovery_epoch.get()).unwrap_or(u32::MAX),
+            arrival: None,
+        };
+        let before = LogId::new(link.predecessor.map_or(0, SegmentId::get));
+        self.push_frame(about, before, None, |out| out.extend_from_slice(&body));
+    }
+
+    pub(super) fn seal(&mut self, clean: bool) {
+        let seal = Seal {
+            frames: self.frames,
+            records: self.records,
+            digest: self.digest.digest128(),
+            clean,
+            next_log_counter: self.next_log_counter,
+        };
+        self.push_frame(About::act(Kind::Seal, Lsn::ZERO), NO_LOG, None, |out| {
+            out.extend_from_slice(&seal.encode());
+        });
+        self.write_out();
+        if self.journal.failure().is_none() {
+            *self.segment.end.write() = Some(self.end());
+        }
+    }
+}

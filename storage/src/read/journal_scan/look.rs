@@ -1,0 +1,377 @@
+//! One look at the journal, by a reader thread: frames of the logs selected, and what is
+//! missing between them.
+
+use bytes::Bytes;
+use std::sync::Arc;
+
+use crate::codec;
+use crate::error::ReadError;
+use crate::ids::{Lsn, Position, Timestamp};
+use crate::journal::frame;
+use crate::journal::frame::{Header, Kind};
+use crate::journal::segment::{Hole, Segment};
+use crate::local::{Core, Log};
+use crate::read::{fitting, part};
+use crate::record::{Gap, GapReason, StoredBatch};
+
+/// The journal is read in pieces of this; a frame that is larger is read whole.
+const PIECE_BYTES: u64 = 256 << 10;
+const LARGE_PIECE_BYTES: u64 = 16 << 20;
+
+/// Bytes of the journal that one step looks at, at most, give or take a frame.
+const LOOK_BYTES: u64 = 16 << 20;
+
+/// What a batch or a gap takes in a message apart from names and bodies, about.
+const BATCH_OVERHEAD: usize = 48;
+
+/// One look at the journal, by a worker.
+pub(super) struct Work {
+    pub(super) core: Arc<Core>,
+    pub(super) prefix: String,
+    pub(super) at: Position,
+    pub(super) skip: u64,
+    pub(super) not_before: Option<Timestamp>,
+    pub(super) published: Position,
+    pub(super) remaining: u64,
+    pub(super) bytes: usize,
+    /// Bytes of the journal looked at.
+    pub(super) looked: u64,
+    pub(super) batches: Vec<StoredBatch>,
+    pub(super) gaps: Vec<Gap>,
+}
+
+/// Whether to look further.
+#[derive(PartialEq, Eq)]
+enum Going {
+    On,
+    /// The chunk is full, or must end before what comes next.
+    Full,
+    CaughtUp,
+}
+
+impl Work {
+    /// Looks until the chunk is full, everything published is seen, or enough was looked
+    /// at; the second value tells whether everything was seen.
+    pub(super) fn run(mut self) -> Result<(Self, bool), ReadError> {
+        loop {
+            match self.advance()? {
+                // A scan that finds nothing must not keep a reader thread for itself.
+                Going::On if self.looked >= LOOK_BYTES => return Ok((self, false)),
+                Going::On => {}
+                Going::Full => return Ok((self, false)),
+                Going::CaughtUp => return Ok((self, true)),
+            }
+        }
+    }
+
+    /// Goes on by one piece of a segment, one hole, or one step between segments.
+    fn advance(&mut self) -> Result<Going, ReadError> {
+        if self.at >= self.published {
+            return Ok(Going::CaughtUp);
+        }
+        let Some(segment) = self.segment() else {
+            return Ok(Going::CaughtUp);
+        };
+        if self.at < segment.first() {
+            return Ok(self.pass(segment.first()));
+        }
+        let end = segment
+            .end
+            .read()
+            .unwrap_or(self.published)
+            .min(self.published);
+        if self.at >= end {
+            let next = self.segment_after(&segment).map(|next| next.first());
+            return Ok(match next {
+                Some(first) if first < self.published => self.pass(first),
+                _ => Going::CaughtUp,
+            });
+        }
+        let hole = segment
+            .holes
+            .read()
+            .iter()
+            .find(|hole| hole.to > self.at)
+            .copied();
+        match hole {
+            Some(hole) if hole.from <= self.at => Ok(self.pass(hole.to)),
+            hole => {
+                let stop = hole.map_or(end, |hole| hole.from.min(end));
+                self.read_piece(&segment, stop)
+            }
+        }
+    }
+
+    /// The segment at the current position, or the first after it.
+    fn segment(&self) -> Option<Arc<Segment>> {
+        if let Some(segment) = self.core.journal.segment_at(self.at) {
+            return Some(segment);
+        }
+        let segments = self.core.journal.segments.read();
+        segments
+            .range(self.at..)
+            .next()
+            .map(|(_, segment)| Arc::clone(segment))
+    }
+
+    fn segment_after(&self, segment: &Segment) -> Option<Arc<Segment>> {
+        let segments = self.core.journal.segments.read();
+        segments
+            .range(segment.base.advance(1)..)
+            .next()
+            .map(|(_, next)| Arc::clone(next))
+    }
+
+    /// Goes over a stretch that holds nothing readable, naming what is damaged in it.
+    fn pass(&mut self, to: Position) -> Going {
+        let damages = self.core.damages.between(self.at, to);
+        let gaps: Vec<Gap> = damages
+            .into_iter()
+            .filter(|d| d.log.as_ref().is_none_or(|log| self.selects(log)))
+            .map(|damage| Gap {
+                from: damage.log.as_ref().map(|_| damage.from),
+                to: damage.log.as_ref().map(|_| damage.to),
+                log: damage.log.map(|log| log.name.clone()),
+                reason: GapReason::Quarantined,
+            })
+            .collect();
+        if !gaps.is_empty() && !self.batches.is_empty() {
+            // Gaps come before the batches of a message.
+            return Going::Full;
+        }
+        self.gaps.extend(gaps);
+        self.at = to;
+        self.skip = 0;
+        Going::On
+    }
+
+    fn selects(&self, log: &Log) -> bool {
+        log.name.as_str().starts_with(&self.prefix)
+    }
+
+    /// Reads a piece and takes its frames.
+    fn read_piece(&mut self, segment: &Segment, stop: Position) -> Result<Going, ReadError> {
+        let rest = stop.since(self.at);
+        for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
+            let buffer = self
+                .core
+                .open_segments
+                .read(segment, self.at, size.min(rest))
+                .map_err(|error| ReadError::Io(Arc::new(error)))?;
+            self.looked += buffer.len() as u64;
+            let (from, skip) = (self.at, self.skip);
+            let going = self.take_frames(segment, &buffer, stop);
+            let moved = self.at > from || self.skip > skip || going != Going::On;
+            if moved {
+                return Ok(going);
+            }
+            if size >= rest {
+                break;
+            }
+        }
+        self.lose_frame(segment, stop)?;
+        Ok(Going::On)
+    }
+
+    fn take_frames(&mut self, segment: &Segment, buffer: &Bytes, stop: Position) -> Going {
+        let start = self.at;
+        while self.at < stop {
+            let from = usize::try_from(self.at.since(start)).unwrap_or(usize::MAX);
+            let Some(bytes) = buffer.get(from..) else {
+                break;
+            };
+            let Some(header) = frame::decode_header(bytes, segment.life.salt) else {
+                break;
+            };
+            // Padding may be cut off: no checksum covers it.
+            let covered = u64::from(header.header_len) + u64::from(header.body_len);
+            let whole = header.position == self.at && bytes.len() as u64 >= covered;
+            if !whole {
+                break;
+            }
+            let going = if header.kind == Kind::Batch {
+                self.take_batch(&header, bytes, buffer, from)
+            } else {
+                Going::On
+            };
+            if going != Going::On {
+                return going;
+            }
+            if self.at == header.position {
+                self.at = header.end();
+                self.skip = 0;
+            }
+        }
+        Going::On
+    }
+
+    fn take_batch(&mut self, header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Going {
+        let Some(log) = self
+            .core
+            .logs
+            .by_id(header.log_id)
+            .filter(|log| self.selects(log))
+        else {
+            return Going::On;
+        };
+        let (deleted, kept) = {
+            let state = log.state.read();
+            (state.deleted, state.first(self.core.journal.durable()))
+        };
+        let first = header
+            .first_lsn
+            .checked_advance(self.skip)
+            .unwrap_or(header.first_lsn);
+        let to = header.next_lsn().unwrap_or(header.first_lsn);
+        if deleted {
+            return self.note_gap(&log, first, to, GapReason::Deleted);
+        }
+        if first < kept {
+            let going = self.note_gap(&log, first, to.min(kept), GapReason::Trimmed);
+            if going != Going::On || to <= kept {
+                return going;
+            }
+            self.skip = kept.since(header.first_lsn);
+        }
+        let Some(body) = crate::read::plain_body(header, bytes, buffer, from) else {
+            let place = log
+                .state
+                .read()
+                .places
+                .within(header.position, header.end())
+                .first()
+                .copied();
+            if let Some(place) = place {
+                self.core.quarantine(&log, &place);
+            }
+            return self.pass(header.end());
+        };
+        let batch = StoredBatch {
+            log: log.name.clone(),
+            log_id: log.id,
+            first_lsn: header.first_lsn,
+            count: header.count,
+            arrival: header.arrival,
+            body,
+        };
+        let early = self.not_before.map_or(0, |time| {
+            let spans = codec::spans(&batch.body);
+            spans
+                .take_while(|span| span.own_time.unwrap_or(header.arrival) < time)
+                .count() as u64
+        });
+        let skip = self.skip.max(early);
+        if skip >= u64::from(header.count) {
+            return Going::On;
+        }
+        self.give(batch, skip)
+    }
+
+    /// Gives as much of a batch as there is room for.
+    fn give(&mut self, batch: StoredBatch, skip: u64) -> Going {
+        let count = u64::from(batch.count);
+        let first = batch.first_lsn.advance(skip);
+        let batch = part(batch, first, self.remaining);
+        if !self.batches.is_empty() && batch.body.len() > self.bytes {
+            return Going::Full;
+        }
+        let batch = fitting(batch, self.bytes);
+        self.core
+            .journal
+            .observer
+            .read(u64::from(batch.count), batch.body.len() as u64);
+        let given = u64::from(batch.count);
+        let cost = batch.body.len() + BATCH_OVERHEAD + batch.log.as_str().len();
+        self.bytes = self.bytes.saturating_sub(cost);
+        if self.remaining != u64::MAX {
+            self.remaining -= given;
+        }
+        self.batches.push(batch);
+        if skip + given < count {
+            self.skip = skip + given;
+            return Going::Full;
+        }
+        if self.remaining == 0 || self.bytes == 0 {
+            self.skip = count;
+            return Going::Full;
+        }
+        Going::On
+    }
+
+    /// Names records that the reader is moved over, together with those named just
+    /// before. Gaps come before the batches of a message, so one that follows batches
+    /// of its log has to wait for the next.
+    fn note_gap(&mut self, log: &Log, from: Lsn, to: Lsn, reason: GapReason) -> Going {
+        if self.batches.iter().any(|batch| batch.log_id == log.id) {
+            return Going::Full;
+        }
+        let same = |gap: &&mut Gap| gap.reason == reason && gap.log.as_ref() == Some(&log.name);
+        let last = self
+            .gaps
+            .iter_mut()
+            .rev()
+            .find(same)
+            .filter(|gap| gap.to == Some(from));
+        match last {
+            Some(gap) => gap.to = Some(to),
+            None => {
+                self.bytes = self
+                    .bytes
+                    .saturating_sub(BATCH_OVERHEAD + log.name.as_str().len());
+                let log = Some(log.name.clone());
+                self.gaps.push(Gap {
+                    log,
+                    from: Some(from),
+                    to: Some(to),
+                    reason,
+                });
+            }
+        }
+        if self.bytes == 0 {
+            Going::Full
+        } else {
+            Going::On
+        }
+    }
+
+    /// A header that was good once is not any more: finds the next, and names every
+    /// record between.
+    fn lose_frame(&mut self, segment: &Segment, stop: Position) -> Result<(), ReadError> {
+        let to = self
+            .resynchronise(segment, stop)
+            .map_err(|e| ReadError::Io(Arc::new(e)))?;
+        segment.add_hole(Hole { from: self.at, to });
+        for log in self.core.logs.all() {
+            let places = log.state.read().places.within(self.at, to).to_vec();
+            for place in places {
+                self.core.quarantine(&log, &place);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next position where a header verifies, or `stop`.
+    fn resynchronise(&self, segment: &Segment, stop: Position) -> std::io::Result<Position> {
+        let mut from = self.at.advance(8);
+        while from < stop {
+            let size = LARGE_PIECE_BYTES.min(stop.since(from));
+            let bytes = self.core.open_segments.read(segment, from, size)?;
+            let read = bytes.len();
+            for offset in (0..read).step_by(8) {
+                let position = from.advance(offset as u64);
+                let rest = &bytes[offset..];
+                if frame::claimed_position(rest) == Some(position.get())
+                    && frame::decode_header(rest, segment.life.salt).is_some()
+                {
+                    return Ok(position);
+                }
+            }
+            if read < frame::MAX_HEADER_BYTES || size == stop.since(from) {
+                break;
+            }
+            // A header at the very end of the piece may go on in the next.
+            from = from.advance((read - frame::MAX_HEADER_BYTES) as u64);
+        }
+        Ok(stop)
+    }
+}

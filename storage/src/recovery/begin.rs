@@ -1,0 +1,240 @@
+//! Beginning a run: the old tail made safe, a new segment, its link flushed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Begun, Recovered, RecoveryReport, Tail};
+use crate::clock::Clock;
+use crate::config::StorageConfig;
+use crate::directory::LastBegun;
+use crate::disk::{Disk, is_out_of_space};
+use crate::error::OpenError;
+use crate::ids::{Position, SegmentId};
+use crate::journal::body::Link;
+use crate::journal::committer::{Committer, Resume, Settings};
+use crate::journal::pool::Pool;
+use crate::journal::segment::Segment;
+use crate::journal::{Journal, largest_unit, segment};
+use crate::metrics::Observer;
+use crate::quarantine;
+use crate::quarantine::{Damage, Damages};
+use crate::record::{Gap, GapReason};
+
+impl Recovered {
+    /// Begins the run: a new segment, its link, everything flushed.
+    pub(crate) fn begin(
+        mut self,
+        disk: &Arc<dyn Disk>,
+        config: &StorageConfig,
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Begun, OpenError> {
+        let fail = || OpenError::io("beginning the journal");
+        let torn_bytes = self.save_tail(disk)?;
+        let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
+        self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
+        if !self.clean && !self.store.created {
+            let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
+            let ended = self.epoch.max(self.highest_epoch).plus(self.lost_starts);
+            self.history.push((ended, end));
+            self.epoch = ended.next();
+            self.next_log_counter = 1;
+        }
+        let pool = Arc::new(Pool::new(
+            Arc::clone(disk),
+            Arc::clone(&clock),
+            self.store.id,
+            config.segment_bytes,
+            config.pool_segments,
+            self.next_id,
+            std::mem::take(&mut self.free),
+        ));
+        pool.recycle(&self.unused).map_err(fail())?;
+        let ready = pool.take().map_err(fail())?;
+        let file = Arc::clone(&ready.file);
+        let segment = Arc::new(Segment::begun(ready.life, self.next_base, ready.file));
+        let link = self.link(ready.life.size);
+        let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
+        let mut report = self.report(end, torn_bytes);
+        let arrival = self.drafts.arrival;
+        let finished = self.drafts.finish(&mut report.findings);
+        report.damage = finished.damages.iter().map(gap_of).collect();
+        let logs = Arc::new(finished.logs);
+        report.logs = logs.len() as u64;
+        let mut segments = self.segments;
+        segments.insert(segment.base, Arc::clone(&segment));
+        let (base, segment_id) = (segment.base, segment.life.id);
+        let journal = Arc::new(Journal::new(
+            clock,
+            observer,
+            self.epoch,
+            segments,
+            Arc::clone(&segment),
+            base,
+        ));
+        let resume = Resume {
+            segment,
+            file,
+            link,
+            next_log_counter: self.next_log_counter,
+            arrival,
+        };
+        let mut committer = Committer::new(
+            Arc::clone(&journal),
+            Arc::clone(&logs),
+            Arc::clone(&pool),
+            Settings {
+                auto_create: config.auto_create,
+                largest_unit: largest_unit(config.segment_bytes),
+                sync_mode: config.sync_mode,
+                buffer_bytes: config.buffer_bytes,
+                uncertain: finished.uncertain,
+            },
+            resume,
+        );
+        committer.begin();
+        if let Some(error) = journal.failure() {
+            return Err(fail()(std::io::Error::new(error.kind(), error.to_string())));
+        }
+        LastBegun {
+            epoch: self.epoch,
+            segment: segment_id,
+            base,
+        }
+        .write(&**disk)
+        .map_err(fail())?;
+        if let Some(tail) = &self.tail {
+            let bytes = give_back(&**disk, tail).map_err(fail())?;
+            if let Some(old) = journal.segment_at(tail.base) {
+                old.cut(bytes);
+            }
+        }
+        let damages = Damages::new(finished.damages);
+        let history = self.history;
+        Ok(Begun {
+            journal,
+            logs,
+            damages,
+            history,
+            pool,
+            committer,
+            quarantine_bytes,
+            report,
+        })
+    }
+
+    /// Makes durable what was found in the old tail, and keeps what was cut off it. A
+    /// clean seal is flushed too: it may be in the cache only.
+    pub(super) fn save_tail(&mut self, disk: &Arc<dyn Disk>) -> Result<u64, OpenError> {
+        let Some(tail) = self.tail.as_mut() else {
+            return Ok(0);
+        };
+        if let Some(bytes) = tail.copy.take() {
+            rewrite(&**disk, tail.id, &tail.path, &bytes)
+                .map_err(OpenError::io("writing the old tail anew"))?;
+        }
+        let file = disk
+            .open(&tail.path)
+            .map_err(OpenError::io("opening the old tail"))?;
+        file.sync()
+            .map_err(OpenError::io("flushing the old tail"))?;
+        if tail.debris.is_empty() {
+            return Ok(0);
+        }
+        let kept =
+            quarantine::keep_debris(&**disk, tail.id, tail.end.since(tail.base), &tail.debris);
+        match kept {
+            Ok(_) => {}
+            // Starting matters more than keeping what was never promised.
+            Err(error) if is_out_of_space(&error) => {
+                self.findings
+                    .push("no space to keep what was cut off the tail".to_owned());
+            }
+            Err(error) => return Err(OpenError::io("keeping what was cut off the tail")(error)),
+        }
+        Ok(tail.debris.len() as u64)
+    }
+
+    pub(super) fn link(&self, segment_bytes: u64) -> Link {
+        let tail = self.tail.as_ref();
+        let closings = tail
+            .filter(|_| !self.drafts.is_uncertain())
+            .and_then(|tail| {
+                let closings = self.drafts.closings(tail.id);
+                let bytes: usize = closings
+                    .iter()
+                    .map(|c| 32 + c.name.as_ref().map_or(0, String::len))
+                    .sum();
+                (bytes as u64 <= segment_bytes / 8).then_some(closings)
+            });
+        Link {
+            predecessor: tail.map(|tail| tail.id),
+            second: tail.and_then(|tail| tail.before),
+            predecessor_end: tail.map_or(Position::ZERO, |tail| tail.end),
+            predecessor_chain: tail.map_or(0, |tail| tail.chain),
+            recovery_epoch: self.epoch,
+            next_log_counter: self.next_log_counter,
+            closings: if tail.is_some() {
+                closings
+            } else {
+                Some(Vec::new())
+            },
+        }
+    }
+
+    pub(super) fn report(&self, end: Position, torn_bytes: u64) -> RecoveryReport {
+        RecoveryReport {
+            recovery_epoch: self.epoch,
+            clean: self.clean,
+            created: self.store.created,
+            logs: 0,
+            records: self.drafts.records,
+            segments: self.segments.len() as u64,
+            end,
+            duration: Duration::ZERO,
+            torn_bytes,
+            damage: Vec::new(),
+            findings: self.findings.clone(),
+        }
+    }
+}
+
+/// Writes a segment anew, byte for byte, over its old name.
+fn rewrite(disk: &dyn Disk, id: SegmentId, path: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let new = segment::pool_path(id);
+    if disk
+        .list("pool")?
+        .iter()
+        .any(|name| new.ends_with(name.as_str()))
+    {
+        disk.remove(&new)?;
+    }
+    let file = disk.create(&new)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync()?;
+    disk.rename(&new, path)?;
+    disk.sync_directory("journal")?;
+    disk.sync_directory("pool")
+}
+
+/// Gives the unused end of the old tail back to the file system. Returns its size then.
+fn give_back(disk: &dyn Disk, tail: &Tail) -> std::io::Result<u64> {
+    let file = disk.open(&tail.path)?;
+    let (used, size) = (
+        tail.end.since(tail.base).next_multiple_of(4096),
+        file.size()?,
+    );
+    if used < size {
+        file.set_size(used)?;
+    }
+    Ok(used.min(size))
+}
+
+fn gap_of(damage: &Damage) -> Gap {
+    Gap {
+        log: damage.log.as_ref().map(|log| log.name.clone()),
+        from: Some(damage.from),
+        to: Some(damage.to),
+        reason: GapReason::Quarantined,
+    }
+}

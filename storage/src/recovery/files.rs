@@ -1,0 +1,276 @@
+//! The files of a store: which hold frames, and what each says of itself.
+
+use std::sync::Arc;
+
+use super::Recovered;
+use super::walk::Bytes;
+use crate::disk::{Disk, DiskFile};
+use crate::error::OpenError;
+use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
+use crate::journal::body::Link;
+use crate::journal::frame::{Header, Kind};
+use crate::journal::segment::{BadLife, Life, journal_path};
+use crate::journal::{LIFE_BYTES, frame, segment};
+
+/// A segment file with frames in it. Its bytes are loaded when it is walked: one
+/// segment at a time is in memory.
+pub(super) struct Used {
+    pub(super) life: Life,
+    pub(super) path: String,
+    pub(super) base: Position,
+    /// Its link, if that is good, or as much as the next group tells of it.
+    pub(super) link: Option<Link>,
+}
+
+impl Used {
+    pub(super) fn as_bytes<'a>(&'a self, bytes: &'a [u8]) -> Bytes<'a> {
+        Bytes {
+            life: &self.life,
+            base: self.base,
+            bytes,
+        }
+    }
+
+    pub(super) fn load(&self, disk: &dyn Disk) -> Result<Vec<u8>, OpenError> {
+        let fail = || OpenError::io(format!("reading {}", self.path));
+        let file = disk.open(&self.path).map_err(fail())?;
+        let size = file.size().map_err(fail())?;
+        read_some(&*file, 0, size).map_err(fail())
+    }
+
+    /// Loads the segment whose end may never have been flushed: from the device, since
+    /// the cache is not to be believed after a flush that failed. The second value tells
+    /// whether the cache had to be believed all the same.
+    pub(super) fn load_tail(&self, disk: &dyn Disk) -> Result<(Vec<u8>, bool), OpenError> {
+        let found = disk
+            .read_from_device(&self.path, self.life.size)
+            .map_err(OpenError::io(format!(
+                "reading {} from the device",
+                self.path
+            )))?;
+        match found {
+            Some(bytes) => Ok((bytes, false)),
+            None => Ok((self.load(disk)?, true)),
+        }
+    }
+}
+
+impl Recovered {
+    /// Tells files with frames from files without.
+    pub(super) fn sort_files(&mut self, disk: &Arc<dyn Disk>) -> Result<Vec<Used>, OpenError> {
+        let list = |directory: &str| {
+            disk.list(directory)
+                .map_err(OpenError::io(format!("listing {directory}")))
+        };
+        for name in list("pool")? {
+            match segment::id_of(&name) {
+                Some(id) => self.note_pool_file(id),
+                None => self
+                    .findings
+                    .push(format!("pool/{name} is not one of Wald's files")),
+            }
+        }
+        let mut used = Vec::new();
+        for name in list("journal")? {
+            let Some(id) = segment::id_of(&name) else {
+                self.findings
+                    .push(format!("journal/{name} is not one of Wald's files"));
+                continue;
+            };
+            self.next_id = self.next_id.max(id.next());
+            if let Some(segment) = self.sort_file(disk, id)? {
+                used.push(segment);
+            }
+        }
+        used.sort_by_key(|segment| segment.life.id);
+        used.dedup_by(|second, first| {
+            let twice = second.life.id == first.life.id;
+            if twice {
+                self.findings
+                    .push(format!("segment {} is there twice", first.life.id));
+            }
+            twice
+        });
+        Ok(used)
+    }
+
+    pub(super) fn note_pool_file(&mut self, id: SegmentId) {
+        self.next_id = self.next_id.max(id.next());
+        self.free.push(id);
+    }
+
+    pub(super) fn sort_file(
+        &mut self,
+        disk: &Arc<dyn Disk>,
+        id: SegmentId,
+    ) -> Result<Option<Used>, OpenError> {
+        let path = journal_path(id);
+        let fail = || OpenError::io(format!("reading {path}"));
+        let file = disk.open(&path).map_err(fail())?;
+        let head = read_some(&*file, 0, LIFE_BYTES).map_err(fail())?;
+        let life = match Life::decode(&head) {
+            Ok(life) if life.store_id == self.store.id => life,
+            Ok(life) => {
+                let what = format!(
+                    "belongs to store {:032x}, not to this one; it is not used",
+                    life.store_id
+                );
+                self.unreadable(id, &what);
+                return Ok(None);
+            }
+            Err(BadLife::TooNew(found)) => {
+                return Err(OpenError::Version {
+                    found,
+                    supported: 1,
+                });
+            }
+            Err(BadLife::Damaged) => {
+                self.lost_life(id, &*file).map_err(fail())?;
+                return Ok(None);
+            }
+        };
+        if life.id != id {
+            // What the file says of itself is checksummed; its name is not.
+            self.findings.push(format!(
+                "{path} holds segment {}; it is used as that",
+                life.id
+            ));
+            self.next_id = self.next_id.max(life.id.next());
+        }
+        match frames(&life, &*file).map_err(fail())? {
+            None if life.id != id => Ok(None),
+            Some((base, link)) => Ok(Some(Used {
+                life,
+                path,
+                base,
+                link,
+            })),
+            None => {
+                self.unused.push(id);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Without a life block nothing in the file can be verified.
+    pub(super) fn lost_life(&mut self, id: SegmentId, file: &dyn DiskFile) -> std::io::Result<()> {
+        let bytes = read_some(file, 0, file.size()?)?;
+        let frames = bytes
+            .get(usize::try_from(LIFE_BYTES).unwrap_or(0)..)
+            .unwrap_or(&[]);
+        if frames.iter().all(|byte| *byte == 0) {
+            self.unused.push(id);
+        } else {
+            self.unreadable(id, "has no good life block; it is not used");
+        }
+        Ok(())
+    }
+
+    /// A file that holds something, but nothing that can be used.
+    pub(super) fn unreadable(&mut self, id: SegmentId, what: &str) {
+        self.findings.push(format!("{} {what}", journal_path(id)));
+        self.unreadable.push(id);
+    }
+
+    /// A last segment whose first frame never became whole holds nothing: the journal
+    /// had not rolled.
+    pub(super) fn drop_unwritten(
+        &mut self,
+        disk: &dyn Disk,
+        used: &mut Vec<Used>,
+    ) -> Result<(), OpenError> {
+        while let Some(last) = used.last() {
+            let (bytes, _) = last.load_tail(disk)?;
+            let walked = last.as_bytes(&bytes).walk_last();
+            if walked.end > last.base.advance(LIFE_BYTES) {
+                return Ok(());
+            }
+            if last.path == journal_path(last.life.id) {
+                self.unused.push(last.life.id);
+            }
+            used.pop();
+        }
+        Ok(())
+    }
+}
+
+fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let mut found = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+    let length = file.read_full_at(&mut found, from)?;
+    found.truncate(length);
+    Ok(found)
+}
+
+/// Whether a segment has frames, and if so its base and its link. A link that is
+/// damaged is told in part by the directory of its group.
+fn frames(life: &Life, file: &dyn DiskFile) -> std::io::Result<Option<(Position, Option<Link>)>> {
+    let head = read_some(file, LIFE_BYTES, frame::HEADER_BYTES as u64)?;
+    if let Some(header) =
+        frame::decode_header(&head, life.salt).filter(|header| header.kind == Kind::Link)
+        && let Some(base) = header.position.get().checked_sub(LIFE_BYTES)
+    {
+        let frame = read_some(file, LIFE_BYTES, header.frame_len())?;
+        let link = frame::verified_body(&frame, &header)
+            .and_then(Link::decode)
+            .or_else(|| Some(partial_link(header.log_id, header.first_lsn, header.count)));
+        return Ok(Some((Position::new(base), link)));
+    }
+    let bytes = read_some(file, 0, file.size()?)?;
+    Ok(any_frame(life, &bytes))
+}
+
+/// Looks for any frame of this life: it tells the base, its position less its offset.
+fn any_frame(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
+    let first = usize::try_from(LIFE_BYTES).ok()?;
+    for (index, page) in bytes.get(first..)?.chunks(4096).enumerate() {
+        if page.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        for step in (0..page.len()).step_by(8) {
+            let offset = first + index * 4096 + step;
+            let rest = &bytes[offset..];
+            // Bases are sums of sizes: a cheap look before a checksum is computed.
+            let claimed = frame::claimed_position(rest);
+            if claimed.is_none_or(|claimed| claimed.wrapping_sub(offset as u64) % 4096 != 0) {
+                continue;
+            }
+            let Some(header) = frame::decode_header(rest, life.salt) else {
+                continue;
+            };
+            let Some(base) = header.position.get().checked_sub(offset as u64) else {
+                continue;
+            };
+            let base = Position::new(base);
+            return Some((
+                base,
+                link_from_directory(&Bytes { life, base, bytes }, header),
+            ));
+        }
+    }
+    None
+}
+
+fn link_from_directory(bytes: &Bytes<'_>, mut header: Header) -> Option<Link> {
+    loop {
+        if let Some(directory) = frame::directory_of(bytes.frame(&header), &header) {
+            let entry = directory
+                .entries
+                .first()
+                .filter(|entry| entry.kind == Kind::Link)?;
+            return Some(partial_link(entry.log_id, entry.first_lsn, entry.count));
+        }
+        header = bytes.resynchronise(header.position.advance(8))?;
+    }
+}
+
+fn partial_link(before: LogId, end: Lsn, epoch: u32) -> Link {
+    Link {
+        predecessor: (before.get() != 0).then(|| SegmentId::new(before.get())),
+        second: None,
+        predecessor_end: Position::new(end.get()),
+        predecessor_chain: 0,
+        recovery_epoch: RecoveryEpoch::new(u64::from(epoch)),
+        next_log_counter: 0,
+        closings: None,
+    }
+}
