@@ -235,7 +235,7 @@ pub const MAX_LOG_NAME_BYTES: usize = 255;
 /// The name of a log: 1 to 255 bytes of UTF-8 without control characters, not
 /// starting with `$` (reserved). Names are compared byte by byte: nothing is folded,
 /// trimmed or replaced, so two names that differ are two logs.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LogName(Arc<str>);
 
 impl LogName {
@@ -262,6 +262,13 @@ impl LogName {
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// As text in quotes: messages name logs so.
+impl fmt::Debug for LogName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
     }
 }
 

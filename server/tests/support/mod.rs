@@ -30,9 +30,11 @@ pub(crate) struct Daemon {
     log: mpsc::Receiver<String>,
 }
 
-/// The command without a subcommand, with nothing taken from the environment.
+/// The command without a subcommand, with nothing taken from the environment; but
+/// `WALD_BINARY` names another build to test, such as the one to be released.
 pub(crate) fn wald() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_wald"));
+    let built = env!("CARGO_BIN_EXE_wald").into();
+    let mut command = Command::new(std::env::var_os("WALD_BINARY").unwrap_or(built));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("WALD_") {
             command.env_remove(name);
@@ -78,8 +80,9 @@ impl Daemon {
             .arg("--data-dir")
             .arg(directory)
             .args(["--listen", ":0", "--http-listen", ":0"])
-            .args(["--log-format", "json", "--segment-bytes", "1MiB"])
+            .args(["--log-format", "json"])
             .args(arguments)
+            .env("WALD_SEGMENT_BYTES", "1MiB")
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""usage: .ci/flushes.py
+
+What an ack costs and what it waits for, seen from outside by strace: group commit over many
+logs, no flush for appends that ask for none, a flush before every durable answer, and no ack
+after a flush that failed.
+"""
+
+import json
+import re
+import urllib.request
+
+from common import *
+
+usage()
+FLUSHES = "fdatasync,fsync,sync_file_range,msync,sync,syncfs"
+DELAY_US = 300_000
+
+
+class Strace:
+    """strace on a running daemon and all of its threads, until it is stopped."""
+
+    def __init__(self, daemon, *arguments):
+        self.out = Path(daemon.data_dir).parent / "strace.out"
+        self.process = subprocess.Popen(["strace", "-f", "-o", str(self.out), *arguments, "-p", str(daemon.pid)],
+                                        stderr=subprocess.PIPE, text=True)
+        line = self.process.stderr.readline()
+        if "attached" not in line:
+            raise SystemExit(f"strace cannot attach: {line}")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
+        self.process.stderr.read()
+        self.process.wait()
+        return self.out.read_text()
+
+
+def counted(table):
+    """Calls in the table that `strace -c` prints."""
+    rows = [line.split() for line in table.splitlines() if re.match(r"\s*[\d.]+\s+[\d.]+\s+\d+\s+\d+\s", line)]
+    return {row[-1]: int(row[3]) for row in rows if row[-1] != "total"}
+
+
+def load(daemon, appends=10_000, writers=64, logs=1_000, durability="unspecified"):
+    done = run(LOAD, daemon.endpoint, "--appends", appends, "--writers", writers, "--logs", logs,
+               "--durability", durability)
+    return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.decode(), "acks": 0}
+
+
+def metric(daemon, name):
+    """One line of /metrics."""
+    with urllib.request.urlopen(f"http://{daemon.http}/metrics") as page:
+        text = page.read().decode()
+    return int(float(re.search(rf"^{re.escape(name)} (\S+)", text, re.M)[1]))
+
+
+def flushes(daemon):
+    """Flushes of the journal so far, as the daemon counts them."""
+    return metric(daemon, "wald_flush_duration_seconds_count")
+
+
+def ready(daemon):
+    """Waits until the segments that a start prepares in the background are ready."""
+    until = time.monotonic() + 60
+    while metric(daemon, 'wald_segments{state="ready"}') < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    return daemon
+
+
+def at_most_1500(data):
+    with Daemon(data) as daemon:
+        strace = Strace(ready(daemon), "-c", "-e", f"trace={FLUSHES}")
+        before = flushes(daemon)
+        done = load(daemon)
+        table = strace.stop()
+        calls, own = counted(table), flushes(daemon) - before
+        print(table.rstrip())
+        check("10,000 strict appends by 64 writers over 1,000 logs are acked", done["acks"] == 10_000, json.dumps(done))
+        total = sum(calls.values())
+        check("they cost at most 1,500 flushes", 0 < total <= 1_500, total)
+        check("the daemon's own metric counts the same", abs(own - total) <= 2, own)
+        before = flushes(daemon)
+        done = load(daemon)
+        own = flushes(daemon) - before
+        # Without strace writers come back sooner than a fast flush ends, so groups are smaller.
+        check("without strace in the way a flush still carries four appends and more", 0 < own <= 2_500,
+              f"{own}; {json.dumps(done)}")
+        check("SIGTERM ends it with 0", daemon.stop() == 0)
+
+
+def none_until_sync(data):
+    with Daemon(data, "--sync-interval", "1h") as daemon:
+        strace = Strace(ready(daemon), "-c", "-e", f"trace={FLUSHES}")
+        done = load(daemon, durability="written")
+        # Longer than the journal's other timers; there is nothing to wait for.
+        time.sleep(1)
+        calls = counted(strace.stop())
+        check("10,000 appends with WRITTEN are acked", done["acks"] == 10_000, json.dumps(done))
+        check("they cost no flush at all", not calls, calls)
+        tail = {"log": "load/7", "visibility": "VISIBILITY_DURABLE"}
+        code, _, text = daemon.call("wald.v1.WalService/GetTail", tail)
+        check("and for who asks for what is durable, not even the log is there", "LOG_NOT_FOUND" in text)
+        strace = Strace(daemon, "-c", "-e", f"trace={FLUSHES}")
+        code, _, text = daemon.call("wald.v1.WalService/Sync", {})
+        calls = counted(strace.stop())
+        check("Sync flushes", code == 0 and sum(calls.values()) >= 1, calls)
+        _, answer, _ = daemon.call("wald.v1.WalService/GetTail", tail)
+        check("and then they are durable", answer and answer["durableLsn"] == "10")
+    with Daemon(data) as daemon:
+        daemon.call("wald.v1.WalService/Append", {"log": "soon", "record": {"text": "x"}, "durability": "DURABILITY_WRITTEN"})
+        until, durable = time.monotonic() + 10, None
+        while durable != "1" and time.monotonic() < until:
+            _, answer, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "soon"})
+            durable = answer and answer["durableLsn"]
+        check("with the default interval it becomes durable by itself", durable == "1")
+
+
+def flush_before_answer(data):
+    with Daemon(data) as daemon:
+        load(daemon, appends=2, writers=1, logs=2)
+        strace = Strace(daemon, "-e", "trace=fdatasync", "-e", f"inject=fdatasync:delay_exit={DELAY_US}")
+        written = load(daemon, appends=1, writers=1, logs=1, durability="written")
+        check("WRITTEN does not wait for a flush", written["acks"] == 1 and written["max_us"] < DELAY_US, json.dumps(written))
+        durable = load(daemon, appends=1, writers=1, logs=1, durability="durable")
+        check(f"DURABLE waits for a flush that takes {DELAY_US // 1000} ms", durable["acks"] == 1
+              and durable["p50_us"] >= DELAY_US, json.dumps(durable))
+        slow = subprocess.Popen([LOAD, daemon.endpoint, "--appends", "4", "--writers", "1", "--logs", "1"],
+                                stdout=subprocess.PIPE, env=clean_environment())
+        many = load(daemon, appends=200, writers=1, logs=2, durability="written")
+        check("WRITTEN is answered while a flush runs", slow.poll() is None and many["acks"] == 200
+              and many["max_us"] < DELAY_US, json.dumps(many))
+        slow.communicate()
+        strace.stop()
+
+
+def no_ack_after_failure(data):
+    # Without markers: the flush that fails is the append's.
+    with Daemon(data, "--marker-delay", "1h") as daemon:
+        for text in ("one", "two"):
+            daemon.call("wald.v1.WalService/Append", {"log": "kept", "record": {"text": text}})
+        strace = Strace(ready(daemon), "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO")
+        code, _, text = daemon.call("wald.v1.WalService/Append", {"log": "kept", "record": {"text": "three"}})
+        check("a failed flush is no ack", code != 0 and "Internal" in text and '"JOURNAL_FAILED"' in text,
+              "" if "JOURNAL_FAILED" in text else text)
+        check("its outcome is unknown", '"outcome": "UNKNOWN"' in text and '"retry": "SAFE_WITH_CONDITION"' in text)
+        check("the daemon ends so that a restart recovers", daemon.process.wait(timeout=60) == 70)
+        trace = strace.stop()
+        check("the flush was not tried again", trace.count("INJECTED") == 1, trace.count("INJECTED"))
+    with Daemon(data) as daemon:
+        _, answer, _ = daemon.call("wald.v1.WalService/Read", {"log": "kept", "view": "RECORD_VIEW_TEXT"})
+        kept = [record["text"] for record in answer["batch"]["records"]]
+        check("after it, everything acked is there", kept[:2] == ["one", "two"], kept)
+
+
+with scratch() as directory:
+    for number, part in enumerate((at_most_1500, none_until_sync, flush_before_answer, no_ack_after_failure)):
+        part(Path(directory) / f"data-{number}")
+finish()

@@ -1,0 +1,101 @@
+//! The journal's files from outside, just well enough to see a roll happen: frames are
+//! followed by their lengths and their chain, as storage's README lays them out.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const FIRST_FRAME: u64 = 8192;
+const SEAL: u8 = 11;
+
+/// One place in the journal, up to which its frames were followed.
+pub(crate) struct Journal {
+    directory: PathBuf,
+    path: PathBuf,
+    file: File,
+    offset: u64,
+    chain: [u8; 4],
+    last_kind: u8,
+}
+
+/// Segment files that hold frames, oldest first.
+fn begun(directory: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| frame_at(&File::open(path).unwrap(), FIRST_FRAME, [0; 4]).is_some())
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// How many segments hold frames.
+pub(crate) fn segments(data_dir: &Path) -> usize {
+    begun(&data_dir.join("journal")).len()
+}
+
+/// Length, kind and checksum of the frame at an offset, if there is one that follows the
+/// frame with this checksum.
+fn frame_at(file: &File, offset: u64, chain: [u8; 4]) -> Option<(u64, u8, [u8; 4])> {
+    let mut header = [0; 64];
+    let mut again = [0; 64];
+    file.read_exact_at(&mut header, offset).ok()?;
+    file.read_exact_at(&mut again, offset).ok()?;
+    let whole = header == again && header[60..64] == chain && header[7] != 0;
+    let header_len = u64::from(u16::from_le_bytes([header[4], header[5]])) * 8;
+    let body = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
+    let len = header_len + u64::from(body).next_multiple_of(8);
+    let crc = [header[0], header[1], header[2], header[3]];
+    (whole && header_len >= 64).then_some((len, header[7], crc))
+}
+
+impl Journal {
+    /// The journal of a data directory, at its end.
+    pub(crate) fn open(data_dir: &Path) -> Self {
+        let directory = data_dir.join("journal");
+        let path = begun(&directory).pop().unwrap();
+        let file = File::open(&path).unwrap();
+        let mut journal = Self {
+            directory,
+            path,
+            file,
+            offset: FIRST_FRAME,
+            chain: [0; 4],
+            last_kind: 0,
+        };
+        journal.follow();
+        journal
+    }
+
+    /// Goes on to the last frame of the segment.
+    fn follow(&mut self) {
+        while let Some((len, kind, crc)) = frame_at(&self.file, self.offset, self.chain) {
+            self.offset += len;
+            self.chain = crc;
+            self.last_kind = kind;
+        }
+    }
+
+    /// Whether a roll was underway: the last segment with frames is sealed.
+    pub(crate) fn ends_with_seal(&self) -> bool {
+        self.last_kind == SEAL
+    }
+
+    /// Watches until a segment is sealed and the next one is not begun.
+    pub(crate) fn wait_for_seal(&mut self) {
+        let started = Instant::now();
+        // Whatever was written before now is passed over.
+        *self = Self::open(self.directory.parent().unwrap());
+        while !self.ends_with_seal() {
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "no roll in a minute of load"
+            );
+            self.follow();
+            if self.ends_with_seal() && begun(&self.directory).last() != Some(&self.path) {
+                *self = Self::open(self.directory.parent().unwrap());
+            }
+        }
+    }
+}
