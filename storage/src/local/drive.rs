@@ -112,6 +112,8 @@ impl Intake {
                 return Job::Write(state.take_queue());
             }
             if state.stopped && state.queue.is_empty() {
+                // The other may sleep: it, too, has nothing left to do.
+                self.changed.notify_all();
                 return Job::Stop;
             }
             let flushed = core.journal.durable() >= core.journal.written();
