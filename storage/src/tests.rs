@@ -5,6 +5,7 @@ mod compression;
 mod damage;
 mod faults;
 mod power_cut;
+mod random_damage;
 mod scanning;
 mod sync_modes;
 mod trimming;
