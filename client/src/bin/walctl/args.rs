@@ -56,7 +56,8 @@ pub(crate) enum Command {
     /// Create, show, change or delete a log.
     #[command(subcommand)]
     Log(LogCommand),
-    /// Forget the records of a log below an lsn, for ever.
+    /// Forget the records of a log below an lsn, for ever. Their space is not given back to
+    /// the disk yet.
     Trim(TrimArgs),
     /// Wait until everything accepted before is flushed.
     Sync(SyncArgs),
@@ -230,7 +231,7 @@ pub(crate) enum LogCommand {
     },
     /// Change what is given, leave the rest.
     Update(ConfigureArgs),
-    /// Delete a log with all its records.
+    /// Delete a log with all its records. Their space is not given back to the disk yet.
     Delete {
         /// The log.
         log: String,
