@@ -87,7 +87,7 @@ impl ClientBuilder {
     /// Connects now.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Connect`].
+    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Connect`].
     pub async fn connect(self) -> Result<Client, Error> {
         let channel = self.transport()?.connect().await.map_err(|error| {
             Error::new(ErrorKind::Connect {
@@ -104,7 +104,7 @@ impl ClientBuilder {
     /// Connects with the first call. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidEndpoint`].
+    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`].
     pub fn connect_lazy(self) -> Result<Client, Error> {
         let channel = self.transport()?.connect_lazy();
         Ok(Client {
@@ -119,9 +119,18 @@ impl ClientBuilder {
                 endpoint: self.endpoint.clone(),
             })
         };
-        let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(|_| invalid())?;
+        let full = match self.endpoint.contains("://") {
+            true => self.endpoint.clone(),
+            false => format!("http://{}", self.endpoint),
+        };
+        let endpoint = Endpoint::from_shared(full).map_err(|_| invalid())?;
         let uri = endpoint.uri();
-        if uri.scheme_str() != Some("http") || uri.host().is_none() {
+        if uri.scheme_str() == Some("https") {
+            return Err(Error::new(ErrorKind::Tls {
+                endpoint: self.endpoint.clone(),
+            }));
+        }
+        if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {
             return Err(invalid());
         }
         endpoint
@@ -140,10 +149,11 @@ impl ClientBuilder {
 }
 
 impl Client {
-    /// Connects to a server, such as [`DEFAULT_ENDPOINT`], with default settings.
+    /// Connects to a server, such as [`DEFAULT_ENDPOINT`] or `localhost:6925`, with default
+    /// settings.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Connect`].
+    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Connect`].
     pub async fn connect(endpoint: impl Into<String>) -> Result<Self, Error> {
         Self::builder(endpoint).connect().await
     }

@@ -37,6 +37,12 @@ pub enum ErrorKind {
         /// What was given.
         endpoint: String,
     },
+    /// The endpoint asks for TLS, which there is not yet; nothing was sent.
+    #[error("`{endpoint}` asks for TLS; there is no TLS yet, use http://")]
+    Tls {
+        /// What was given.
+        endpoint: String,
+    },
     /// No connection could be made; nothing was sent.
     #[error("cannot connect to {endpoint}: {detail}")]
     Connect {
@@ -157,7 +163,7 @@ impl Error {
     /// The status code; of failures that never left this process, the one that fits.
     pub fn code(&self) -> Code {
         match self.kind() {
-            ErrorKind::InvalidEndpoint { .. } => Code::InvalidArgument,
+            ErrorKind::InvalidEndpoint { .. } | ErrorKind::Tls { .. } => Code::InvalidArgument,
             ErrorKind::Connect { .. } | ErrorKind::ConnectionLost(_) => Code::Unavailable,
             ErrorKind::Timeout(_) => Code::DeadlineExceeded,
             ErrorKind::Server(error) => error.code,
@@ -197,7 +203,9 @@ impl Error {
             return Outcome::Unknown;
         }
         match self.kind() {
-            ErrorKind::InvalidEndpoint { .. } | ErrorKind::Connect { .. } => Outcome::NotApplied,
+            ErrorKind::InvalidEndpoint { .. }
+            | ErrorKind::Tls { .. }
+            | ErrorKind::Connect { .. } => Outcome::NotApplied,
             ErrorKind::Server(error) => error.outcome(),
             // The method was not even found.
             ErrorKind::Foreign {
@@ -223,6 +231,7 @@ impl Error {
             } => Retry::SafeWithCondition,
             ErrorKind::Server(error) => error.retry(),
             ErrorKind::InvalidEndpoint { .. }
+            | ErrorKind::Tls { .. }
             | ErrorKind::Foreign { .. }
             | ErrorKind::Contract(_) => Retry::Never,
         };

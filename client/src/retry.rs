@@ -9,8 +9,9 @@ use crate::error::{Error, Retry};
 /// How often and how fast a call is repeated, within its deadline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included. Default: 5. 1 repeats nothing. A follow that
-    /// was open once goes on trying without end.
+    /// Attempts in all, the first included. Default: 5. 1 repeats nothing. A scan has no
+    /// deadline; it gives up as well when it has failed for as long as the client's
+    /// timeout. A follow that was open once goes on trying without end.
     pub max_attempts: u32,
     /// Pause before the first repetition; doubles each time, with jitter down to half of
     /// it. Default: 50 ms.

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
@@ -44,6 +44,7 @@ impl ScanStream {
             queue: VecDeque::new(),
             place: Place::Start,
             failures: 0,
+            failing_since: None,
             pause: Duration::ZERO,
             ended: false,
         };
@@ -89,6 +90,8 @@ struct Underway {
     place: Place,
     /// Failures since the last message.
     failures: u32,
+    /// When the attempt began that failed first, or the one under way.
+    failing_since: Option<Instant>,
     pause: Duration,
     ended: bool,
 }
@@ -116,6 +119,7 @@ impl Underway {
     }
 
     async fn open(&mut self) -> Result<(), Error> {
+        self.failing_since.get_or_insert_with(Instant::now);
         tokio::time::sleep(std::mem::take(&mut self.pause)).await;
         self.pin_tail_offset().await?;
         let timeout = self.client.silence_timeout();
@@ -189,6 +193,7 @@ impl Underway {
             self.ended = *remaining == 0;
         }
         self.failures = 0;
+        self.failing_since = None;
         self.connection = Some(connection);
         Ok(())
     }
@@ -210,11 +215,15 @@ impl Underway {
         let policy = self.client.retry_policy();
         // A follow that has begun has no end to its patience; the caller may have.
         let patient = self.request.follow && self.place == Place::Cursor;
-        let tired = !patient && self.failures >= policy.max_attempts;
+        let pause = policy.pause(self.failures, &error);
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        let tired = self.failures >= policy.max_attempts
+            || since.elapsed() + pause >= self.client.default_timeout();
+        let tired = tired && !patient;
         if self.place == Place::Lost || tired || !Repeat::Harmless.allows(&error) {
             return Err(error);
         }
-        self.pause = policy.pause(self.failures, &error);
+        self.pause = pause;
         self.queue.push_back(ScanEvent::Interrupted(error));
         Ok(())
     }

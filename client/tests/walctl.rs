@@ -142,6 +142,15 @@ async fn expected_lsn_is_chained_over_requests_and_a_mismatch_fails() {
     let late = fixture.walctl("append log --expected-lsn 0", "y\n").await;
     assert_eq!(late.code, 1);
     assert!(late.stderr.contains("POSITION_MISMATCH"), "{}", late.stderr);
+    assert!(
+        late.stderr.contains("someone else has appended"),
+        "{}",
+        late.stderr
+    );
+    let none = fixture.walctl("append none --expected-lsn 5", "y\n").await;
+    assert!(none.stderr.contains("there is none"), "{}", none.stderr);
+    // Nothing was appended, and nothing is said of it.
+    assert_eq!(none.stderr.lines().count(), 1, "{}", none.stderr);
 }
 
 #[tokio::test]
@@ -309,7 +318,7 @@ async fn absent_server_exits_with_4_and_wrong_usage_with_2() {
     assert_eq!(fixture.walctl("append", "").await.code, 2);
     assert_eq!(fixture.walctl("scan", "").await.code, 2);
     fixture.endpoint = "http://127.0.0.1:1".to_owned();
-    let absent = fixture.walctl("health", "").await;
+    let absent = fixture.walctl("health --timeout 300ms", "").await;
     assert_eq!(absent.code, 4);
     assert!(
         absent.stderr.contains("is the server running?"),
@@ -317,4 +326,78 @@ async fn absent_server_exits_with_4_and_wrong_usage_with_2() {
         absent.stderr
     );
     assert_eq!(absent.stderr.lines().count(), 1);
+}
+
+#[tokio::test]
+async fn absent_server_is_complained_about_once_and_a_scan_gives_up_too() {
+    let mut fixture = Fixture::new().await;
+    fixture.endpoint = "127.0.0.1:1".to_owned();
+    for command in ["scan log --timeout 600ms", "tail log --timeout 600ms"] {
+        let absent = fixture.walctl(command, "").await;
+        assert_eq!(absent.code, 4, "{}", absent.stderr);
+        assert!(absent.stderr.lines().count() <= 2, "{}", absent.stderr);
+    }
+}
+
+#[tokio::test]
+async fn server_that_comes_within_the_timeout_is_waited_for() {
+    let mut fixture = Fixture::new().await;
+    let behind = fixture.endpoint.replace("http://", "");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    // Without a scheme, too.
+    fixture.endpoint = address.to_string();
+    tokio::spawn(async move {
+        tokio::time::sleep(std::time::Duration::from_millis(1_200)).await;
+        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        while let Ok((mut near, _)) = listener.accept().await {
+            let mut far = tokio::net::TcpStream::connect(&behind).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
+        }
+    });
+    let loaded = fixture.walctl("append log", "x\n").await;
+    assert_eq!(loaded.code, 0, "{}", loaded.stderr);
+    assert!(
+        loaded.stderr.contains("appended 1 record ("),
+        "{}",
+        loaded.stderr
+    );
+}
+
+#[tokio::test]
+async fn tls_is_refused_by_name() {
+    let mut fixture = Fixture::new().await;
+    fixture.endpoint = "https://127.0.0.1:6925".to_owned();
+    let refused = fixture.walctl("health", "").await;
+    assert_eq!(refused.code, 1);
+    assert!(refused.stderr.contains("no TLS yet"), "{}", refused.stderr);
+}
+
+#[tokio::test]
+async fn read_that_stops_early_says_how_to_go_on() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log", "a\nb\nc\n").await;
+    let part = fixture.walctl("read log --max 2 --output raw", "").await;
+    assert_eq!((part.code, part.stdout.as_str()), (0, "a\nb\n"));
+    assert!(part.stderr.contains("--from 2"), "{}", part.stderr);
+    assert!(part.stderr.contains("--max"), "{}", part.stderr);
+    let all = fixture.walctl("read log --output raw", "").await;
+    assert_eq!(
+        (all.stdout.as_str(), all.stderr.as_str()),
+        ("a\nb\nc\n", "")
+    );
+}
+
+#[tokio::test]
+async fn file_where_the_log_belongs_is_noticed() {
+    let fixture = Fixture::new().await;
+    let done = fixture.walctl("append Cargo.toml", "").await;
+    assert!(
+        done.stderr.contains("walctl append LOG Cargo.toml"),
+        "{}",
+        done.stderr
+    );
+    let done = fixture.walctl("append log", "").await;
+    assert!(!done.stderr.contains("forget"), "{}", done.stderr);
 }

@@ -16,9 +16,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use wald_storage::StorageConfig;
+use wald_storage::{ConfigError, StorageConfig};
 
-pub(crate) use layers::{ConfigProblem, Effective, Layers, env_name, flag_name, reference};
+pub(crate) use layers::{
+    ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
+};
 pub(crate) use value::{
     DamagePolicy, FlushFailurePolicy, LogFormat, ReadStrategy, Size, SyncMode, Value,
 };
@@ -194,11 +196,31 @@ settings! {
     otlp_timeout: Duration = "10s";
 }
 
+/// A setting whose value cannot be used, and why.
+#[derive(Debug)]
+pub(crate) struct Wrong {
+    setting: &'static str,
+    why: String,
+}
+
+impl Wrong {
+    fn new(setting: &'static str, why: impl Into<String>) -> Self {
+        let why = why.into();
+        Self { setting, why }
+    }
+}
+
+impl std::fmt::Display for Wrong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.setting, self.why)
+    }
+}
+
 impl Config {
     /// The engine's share of the settings.
-    pub(crate) fn storage(&self) -> Result<StorageConfig, String> {
-        let narrow = |name: &str, size: Size| {
-            u32::try_from(size.0).map_err(|_| format!("{name} is {size}; the most is 4GiB"))
+    pub(crate) fn storage(&self) -> Result<StorageConfig, Wrong> {
+        let narrow = |name: &'static str, size: Size| {
+            u32::try_from(size.0).map_err(|_| Wrong::new(name, "the most is just below 4GiB"))
         };
         Ok(StorageConfig {
             segment_bytes: self.segment_bytes.0,
@@ -222,14 +244,23 @@ impl Config {
     }
 
     /// Rules that take more than one setting, or more than a type.
-    fn check(&self) -> Result<(), String> {
-        self.storage()?.check().map_err(|error| error.to_string())?;
+    fn check(&self) -> Result<(), Wrong> {
+        self.storage()?.check().map_err(|error| match error {
+            ConfigError::Zero(name) => Wrong::new(name, "it must be at least 1"),
+            ConfigError::SegmentTooSmall(_) => Wrong::new("segment_bytes", "the least is 64KiB"),
+            ConfigError::SegmentTooLarge(_) => {
+                Wrong::new("segment_bytes", "the most is just below 4GiB")
+            }
+            ConfigError::SegmentUnaligned(_) => {
+                Wrong::new("segment_bytes", "it must be a multiple of 4096")
+            }
+        })?;
         if !self.listen.ip().is_loopback() && !self.insecure_listen {
-            return Err(format!(
-                "listen is {}: whoever reaches that port could read and append everything, because \
-                 the service speaks plaintext; listen on 127.0.0.1, or say --insecure-listen if \
-                 something else protects the port",
-                self.listen
+            return Err(Wrong::new(
+                "listen",
+                "whoever reaches that port could read and append everything, because the service \
+                 speaks plaintext; listen on 127.0.0.1, or say --insecure-listen if something else \
+                 protects the port",
             ));
         }
         for (name, size) in [
@@ -239,9 +270,7 @@ impl Config {
         ] {
             // HTTP/2 keeps windows in 31 bits; below 1 KiB no call gets through.
             if size.0 < 1 << 10 || size.0 > (1 << 31) - 1 {
-                return Err(format!(
-                    "{name} is {size}; it must be from 1KiB to just below 2GiB"
-                ));
+                return Err(Wrong::new(name, "it must be from 1KiB to just below 2GiB"));
             }
         }
         self.check_traces()?;
@@ -253,12 +282,12 @@ impl Config {
             ("sync_bytes", self.sync_bytes.0 == 0),
         ] {
             if zero {
-                return Err(format!("{name} is 0; it must be more"));
+                return Err(Wrong::new(name, "it must be more than 0"));
             }
         }
         tracing_subscriber::EnvFilter::try_new(&self.log_filter)
             .map(|_| ())
-            .map_err(|error| format!("log_filter is {:?}: {error}", self.log_filter))
+            .map_err(|error| Wrong::new("log_filter", error.to_string()))
     }
 
     /// What a power cut or a crash can take of what is acknowledged by default; `None` in
@@ -287,26 +316,23 @@ impl Config {
         }
     }
 
-    fn check_traces(&self) -> Result<(), String> {
+    fn check_traces(&self) -> Result<(), Wrong> {
         let endpoint = &self.otlp_endpoint;
         if !endpoint.is_empty() && !cfg!(feature = "otlp") {
-            return Err(
-                "otlp_endpoint is set, but this wald cannot send traces; build it with \
-                 --features otlp"
-                    .to_owned(),
-            );
+            return Err(Wrong::new(
+                "otlp_endpoint",
+                "this wald cannot send traces; build it with --features otlp",
+            ));
         }
         if !endpoint.is_empty() && !endpoint.starts_with("http://") {
-            return Err(format!(
-                "otlp_endpoint is {endpoint:?}; expected http://HOST:PORT (a collector on this \
-                 machine; spans are sent in plaintext)"
+            return Err(Wrong::new(
+                "otlp_endpoint",
+                "expected http://HOST:PORT (a collector on this machine; spans are sent in \
+                 plaintext)",
             ));
         }
         if self.otlp_sample_percent > 100 {
-            return Err(format!(
-                "otlp_sample_percent is {}; it must be at most 100",
-                self.otlp_sample_percent
-            ));
+            return Err(Wrong::new("otlp_sample_percent", "it must be at most 100"));
         }
         Ok(())
     }

@@ -163,9 +163,19 @@ fn durability(number: i32) -> Result<Option<Durability>, Status> {
         Ok(v1::Durability::Accepted) => Ok(Some(Durability::Accepted)),
         Ok(v1::Durability::Written) => Ok(Some(Durability::Written)),
         Ok(v1::Durability::Durable) => Ok(Some(Durability::Durable)),
-        Ok(v1::Durability::Replicated) | Err(_) => {
-            Err(status::not_supported("durability", Access::Write))
+        Ok(unbuilt @ v1::Durability::Replicated) => {
+            let name = unbuilt.as_str_name();
+            Err(status::not_supported_value(
+                "durability",
+                name,
+                Access::Write,
+            ))
         }
+        Err(_) => Err(status::not_supported_value(
+            "durability",
+            number,
+            Access::Write,
+        )),
     }
 }
 
@@ -176,13 +186,18 @@ pub(crate) fn visibility(number: i32) -> Result<Option<Visibility>, Status> {
         Ok(v1::Visibility::Durable) => Ok(Some(Visibility::Durable)),
         Ok(v1::Visibility::Written) => Ok(Some(Visibility::Written)),
         Ok(v1::Visibility::Accepted) => Ok(Some(Visibility::Accepted)),
-        Err(_) => Err(status::not_supported("visibility", Access::Read)),
+        Err(_) => Err(status::not_supported_value(
+            "visibility",
+            number,
+            Access::Read,
+        )),
     }
 }
 
 /// In which form to answer.
 pub(crate) fn view(number: i32) -> Result<v1::RecordView, Status> {
-    v1::RecordView::try_from(number).map_err(|_| status::not_supported("view", Access::Read))
+    v1::RecordView::try_from(number)
+        .map_err(|_| status::not_supported_value("view", number, Access::Read))
 }
 
 /// How far a barrier goes.
@@ -190,7 +205,7 @@ pub(crate) fn sync_target(number: i32) -> Result<SyncTarget, Status> {
     match v1::SyncTarget::try_from(number) {
         Ok(v1::SyncTarget::Unspecified | v1::SyncTarget::Device) => Ok(SyncTarget::Device),
         Ok(v1::SyncTarget::Os) => Ok(SyncTarget::Os),
-        Err(_) => Err(status::not_supported("target", Access::Write)),
+        Err(_) => Err(status::not_supported_value("target", number, Access::Write)),
     }
 }
 

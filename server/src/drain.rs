@@ -12,6 +12,11 @@ use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// A second signal this soon is an echo of the first: a terminal and a supervisor pass on
+/// the same Ctrl-C, and fingers bounce.
+const ECHO: Duration = Duration::from_secs(1);
 
 /// Where the server is in its life. Only ever goes forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +62,8 @@ pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// When the first signal to stop came.
+    first_stop: Option<Instant>,
 }
 
 /// What was asked by a signal.
@@ -78,15 +85,23 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            first_stop: None,
         })
     }
 
-    /// The next signal.
+    /// The next signal, but for echoes of the first to stop.
     pub(crate) async fn next(&mut self) -> Request {
-        tokio::select! {
-            _ = self.terminate.recv() => Request::Stop,
-            _ = self.interrupt.recv() => Request::Stop,
-            _ = self.hangup.recv() => Request::Reload,
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+                _ = self.hangup.recv() => return Request::Reload,
+            }
+            let now = Instant::now();
+            let first = *self.first_stop.get_or_insert(now);
+            if first == now || now - first >= ECHO {
+                return Request::Stop;
+            }
         }
     }
 

@@ -21,25 +21,48 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 
-use config::{ConfigProblem, Effective, Layers, SETTINGS, env_name, flag_name};
+use config::{
+    ConfigProblem, Effective, Layers, LogFormat, SETTINGS, Value as _, env_name, flag_name,
+};
 use serve::Exit;
 
 fn main() -> ExitCode {
     let matches = command().get_matches();
     let source = Source::new(&matches);
     let result = match matches.subcommand() {
-        Some(("config", matches)) => configure(&source, matches),
-        Some(("completion", matches)) => completion(matches),
-        Some(("man", _)) => man(),
-        _ => serve(&source),
+        Some(("config", matches)) => configure(&source, matches).map_err(|exit| failed(&exit)),
+        Some(("completion", matches)) => completion(matches).map_err(|exit| failed(&exit)),
+        Some(("man", _)) => man().map_err(|exit| failed(&exit)),
+        _ => serve(&source).map_err(|exit| {
+            tell(&source, &exit);
+            exit.code
+        }),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(exit) => {
-            for line in exit.message.lines() {
-                eprintln!("wald: {line}");
-            }
-            ExitCode::from(exit.code)
+        Err(code) => ExitCode::from(code),
+    }
+}
+
+/// Why a command other than to serve failed, for the one who typed it.
+fn failed(exit: &Exit) -> u8 {
+    for line in exit.message.lines() {
+        eprintln!("wald: {line}");
+    }
+    exit.code
+}
+
+/// Why the daemon ends, where and as its log is: it is read by the same eyes.
+fn tell(source: &Source, exit: &Exit) {
+    if !tracing::enabled!(tracing::Level::ERROR) {
+        // It ends before there is a log. If there is one that shows no errors, this fails.
+        let _ = logging::start(source.json(), "error", None);
+    }
+    for line in exit.message.lines() {
+        if tracing::enabled!(tracing::Level::ERROR) {
+            tracing::error!(code = exit.code, "{line}");
+        } else {
+            eprintln!("wald: {line}");
         }
     }
 }
@@ -159,20 +182,51 @@ impl Source {
         .resolve()
     }
 
+    /// Whether the log is JSON, also if the configuration as a whole is not usable.
+    fn json(&self) -> bool {
+        let name = "log_format";
+        let resolved = self.resolve().map(|effective| effective.config.log_format);
+        let said = || self.flags.get(name).or_else(|| self.env.get(name));
+        json(resolved.unwrap_or_else(|_| {
+            said()
+                .and_then(|text| LogFormat::parse(text).ok())
+                .unwrap_or(LogFormat::Auto)
+        }))
+    }
+
     fn effective(&self) -> Result<Effective, Exit> {
         self.resolve()
             .map_err(|problem| Exit::new(Exit::CONFIG, problem.to_string()))
     }
 }
 
+/// Whether a log of this form is JSON.
+fn json(format: LogFormat) -> bool {
+    match format {
+        LogFormat::Auto => !std::io::stderr().is_terminal(),
+        LogFormat::Text => false,
+        LogFormat::Json => true,
+    }
+}
+
+/// What is wrong with the environment, though nothing is wrong with the settings.
+fn warnings() -> Vec<String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    config::misspelt(names)
+}
+
 fn configure(source: &Source, matches: &ArgMatches) -> Result<(), Exit> {
+    if matches.subcommand_name() != Some("reference") {
+        for warning in warnings() {
+            eprintln!("wald: warning: {warning}");
+        }
+    }
     let text = match matches.subcommand_name() {
         Some("reference") => config::reference(),
         Some("check") => source.effective().map(|_| String::new())?,
         _ => source.effective()?.show(),
     };
-    print(text.as_bytes());
-    Ok(())
+    print(text.as_bytes())
 }
 
 fn completion(matches: &ArgMatches) -> Result<(), Exit> {
@@ -180,8 +234,7 @@ fn completion(matches: &ArgMatches) -> Result<(), Exit> {
     if let Some(shell) = matches.get_one::<Shell>("shell") {
         clap_complete::generate(*shell, &mut command(), "wald", &mut text);
     }
-    print(&text);
-    Ok(())
+    print(&text)
 }
 
 fn man() -> Result<(), Exit> {
@@ -189,22 +242,24 @@ fn man() -> Result<(), Exit> {
     clap_mangen::Man::new(command())
         .render(&mut text)
         .map_err(|error| Exit::new(Exit::IO, error.to_string()))?;
-    print(&text);
-    Ok(())
+    print(&text)
 }
 
-fn print(text: &[u8]) {
-    // Whoever closed the pipe has read enough.
-    let _ = std::io::stdout().write_all(text);
+fn print(text: &[u8]) -> Result<(), Exit> {
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(text).and_then(|()| stdout.flush()) {
+        // Whoever closed the pipe has read enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Exit::new(
+            Exit::IO,
+            format!("writing to the standard output: {error}"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn serve(source: &Source) -> Result<(), Exit> {
     let config = source.effective()?.config;
-    let json = match config.log_format {
-        config::LogFormat::Auto => !std::io::stderr().is_terminal(),
-        config::LogFormat::Text => false,
-        config::LogFormat::Json => true,
-    };
+    let json = json(config.log_format);
     #[cfg(feature = "otlp")]
     let exporter = trace::Exporter::start(&config).map_err(|why| Exit::new(Exit::CONFIG, why))?;
     #[cfg(feature = "otlp")]
@@ -213,6 +268,9 @@ fn serve(source: &Source) -> Result<(), Exit> {
     let traces = None;
     let log = logging::start(json, &config.log_filter, traces)
         .map_err(|why| Exit::new(Exit::CONFIG, format!("log_filter: {why}")))?;
+    for warning in warnings() {
+        tracing::warn!("{warning}");
+    }
     let reload = || match source.resolve() {
         Ok(effective) => log.set_filter(&effective.config.log_filter),
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
@@ -221,12 +279,6 @@ fn serve(source: &Source) -> Result<(), Exit> {
     #[cfg(feature = "otlp")]
     if let Some(exporter) = exporter {
         exporter.finish();
-    }
-    if let Err(exit) = &result
-        && json
-    {
-        // Those who read the log as JSON get the reason there too, not only as a line.
-        tracing::error!(code = exit.code, reason = exit.message.as_str(), "exiting");
     }
     result
 }

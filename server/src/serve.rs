@@ -110,8 +110,14 @@ impl Server {
             )
         })?;
         let metrics = Arc::new(metrics);
+        let existing = open::look(&config.data_dir)?;
+        let ports = bind(config);
+        if !existing && let Err(exit) = ports {
+            // Nothing is made that would not be used.
+            return Err(exit);
+        }
         let opening = open::start(config, Arc::clone(&metrics))?;
-        let (listener, http) = match bind(config) {
+        let (listener, http) = match ports {
             Ok(ports) => ports,
             // A second daemon usually finds the ports taken as well as the directory;
             // who holds the directory is the more useful thing to say.
@@ -213,7 +219,7 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     // with its facts; and room for names and conditions beside the records.
     let limits = config
         .storage()
-        .map_err(|why| Exit::new(Exit::CONFIG, why))?
+        .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?
         .limits();
     let decode = usize::try_from(limits.max_batch_bytes)
         .unwrap_or(usize::MAX)

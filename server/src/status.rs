@@ -359,6 +359,22 @@ pub(crate) fn not_supported(field: &str, access: Access) -> Status {
     .status()
 }
 
+/// A value of an enumeration that this version has not built, or does not know.
+pub(crate) fn not_supported_value(
+    field: &str,
+    value: impl std::fmt::Display,
+    access: Access,
+) -> Status {
+    Failure::new(
+        Code::Unimplemented,
+        "NOT_SUPPORTED",
+        format!("{field}: {value} is not supported by this server"),
+    )
+    .fact("field", field)
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
 /// The store is still being recovered.
 pub(crate) fn starting(access: Access) -> Status {
     Failure::new(

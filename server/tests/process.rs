@@ -128,6 +128,11 @@ async fn before_it_stops_it_says_not_ready_and_goes_on_accepting() {
         .into_inner();
     assert_eq!(answer.status(), ServingStatus::NotServing);
     wal.append(append("a", "1")).await.unwrap();
+    // An echo of the first signal is none.
+    daemon.signal(Signal::INT);
+    wal.append(append("a", "2")).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(1_200)).await;
+    wal.append(append("a", "3")).await.unwrap();
     // The second signal does not wait for the hour to pass.
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().await.code(), Some(1));
@@ -181,13 +186,103 @@ fn taken_port_is_one_line_and_an_exit_code() {
     let mut second = wald();
     second
         .arg("--data-dir")
-        .arg(other.path())
+        .arg(other.path().join("new"))
         .args(["--listen", daemon.start["grpc"].as_str().unwrap()])
         .args(["--log-format", "text"]);
     let second = output(&mut second);
     let said = String::from_utf8(second.stderr).unwrap();
     assert_eq!(second.status.code(), Some(69), "{said}");
     assert!(said.contains("--listen"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    // A start that fails makes nothing.
+    assert!(!other.path().join("new").exists());
+}
+
+#[test]
+fn store_is_not_made_among_other_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("thesis.tex");
+    std::fs::write(&file, "").unwrap();
+    for (data_dir, code, words) in [
+        (directory.path(), 65, "thesis.tex"),
+        (file.as_path(), 74, "is a file, not a directory"),
+    ] {
+        let mut wald = wald();
+        wald.args(["--listen", ":0", "--http-listen", ":0", "--data-dir"]);
+        let refused = output(wald.arg(data_dir));
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(code), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn what_ends_a_start_is_said_once_and_in_the_form_of_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("thesis.tex"), "").unwrap();
+    let data_dir = directory.path().to_str().unwrap();
+    for (arguments, words) in [
+        (["--data-dir", data_dir], "thesis.tex"),
+        (["--pool-segments", "0"], "flag --pool-segments"),
+    ] {
+        for format in ["json", "text"] {
+            let mut wald = wald();
+            wald.args([
+                "--listen",
+                ":0",
+                "--http-listen",
+                ":0",
+                "--log-format",
+                format,
+            ]);
+            let refused = output(wald.args(arguments));
+            let said = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(said.lines().count(), 1, "{said}");
+            let json = serde_json::from_str::<serde_json::Value>(&said);
+            assert_eq!(json.is_ok(), format == "json", "{said}");
+            if let Ok(json) = json {
+                assert_eq!(json["level"], "ERROR", "{said}");
+                assert!(json["message"].as_str().unwrap().contains(words), "{said}");
+            }
+            assert!(said.contains("ERROR") && said.contains(words), "{said}");
+        }
+    }
+}
+
+#[test]
+fn misspelt_variable_is_warned_of_at_start_and_by_config_check() {
+    let checked = output(
+        wald()
+            .args(["config", "check"])
+            .env("WALD_SYNC_MOD", "async")
+            .env("WALD_PORT", "tcp://10.0.0.1:6925"),
+    );
+    assert_eq!(checked.status.code(), Some(0));
+    let said = String::from_utf8(checked.stderr).unwrap();
+    assert!(said.contains("WALD_SYNC_MODE?"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("thesis.tex"), "").unwrap();
+    let mut started = wald();
+    started.args(["--listen", ":0", "--http-listen", ":0", "--data-dir"]);
+    started.arg(directory.path()).env("WALD_SYNC_MOD", "async");
+    let said = String::from_utf8(output(&mut started).stderr).unwrap();
+    assert!(said.lines().next().unwrap().contains("WALD_SYNC_MODE?"));
+}
+
+#[test]
+fn full_device_is_an_error_of_what_prints() {
+    for command in ["show", "reference"] {
+        let full = std::fs::OpenOptions::new()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        let mut wald = wald();
+        wald.args(["config", command]).stdout(full);
+        wald.stderr(std::process::Stdio::null());
+        assert_eq!(wald.status().unwrap().code(), Some(74), "{command}");
+    }
 }
 
 #[test]

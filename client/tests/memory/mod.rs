@@ -74,7 +74,11 @@ impl Memory {
 }
 
 fn refusal(code: Code, reason: &str, message: &str) -> Status {
-    let details = ErrorDetails::with_error_info(reason, "wald.dev", HashMap::new());
+    refusal_with(code, reason, message, HashMap::new())
+}
+
+fn refusal_with(code: Code, reason: &str, message: &str, facts: HashMap<String, String>) -> Status {
+    let details = ErrorDetails::with_error_info(reason, "wald.dev", facts);
     Status::with_error_details(code, message, details)
 }
 
@@ -104,12 +108,17 @@ impl WalService for Memory {
             let records = logs.entry(batch.log.clone()).or_default();
             let first = records.len() as u64;
             let expected = batch.condition.and_then(|condition| condition.expected_lsn);
-            if expected.is_some_and(|expected| expected != first) {
-                let message = format!("the next lsn of {} is {first}", batch.log);
-                return Err(refusal(
+            if let Some(expected) = expected.filter(|expected| *expected != first) {
+                let facts = [
+                    ("expected_lsn", expected.to_string()),
+                    ("actual_lsn", first.to_string()),
+                    ("outcome", "NOT_APPLIED".to_owned()),
+                ];
+                return Err(refusal_with(
                     Code::FailedPrecondition,
                     "POSITION_MISMATCH",
-                    &message,
+                    &format!("the next lsn of {} is {first}", batch.log),
+                    facts.map(|(name, fact)| (name.to_owned(), fact)).into(),
                 ));
             }
             records.extend(batch.records);
@@ -127,9 +136,10 @@ impl WalService for Memory {
     }
 
     async fn read(&self, request: Request<ReadRequest>) -> Answer<ReadResponse> {
-        let name = request.into_inner().log;
+        let request = request.into_inner();
+        let name = request.log;
         let mut batches = self.batches(|log| log == name);
-        let Some(batch) = batches.pop() else {
+        let Some(mut batch) = batches.pop() else {
             return Err(refusal(
                 Code::NotFound,
                 "LOG_NOT_FOUND",
@@ -137,9 +147,11 @@ impl WalService for Memory {
             ));
         };
         let tail = Some(batch.records.len() as u64);
+        batch.records.truncate(request.max_records as usize);
+        let next = Some(batch.records.len() as u64);
         Ok(Response::new(ReadResponse {
             batch: Some(batch),
-            next_lsn: tail,
+            next_lsn: next,
             tail_lsn: tail,
             ..Default::default()
         }))

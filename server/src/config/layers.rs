@@ -99,20 +99,18 @@ impl Layers {
                 .map_or("", |setting| setting.default);
             (default.to_owned(), Origin::Default)
         };
+        let problem = |name: &'static str, why: &str| {
+            let (value, origin) = pick(name);
+            format!("{name} is {value:?} ({}): {why}", describe(name, &origin))
+        };
         let parsed = Config::parse(
             |name| pick(name).0,
-            |name, why| {
-                let (value, origin) = pick(name);
-                problems.push(format!(
-                    "{name} is {value:?} ({}): {why}",
-                    describe(name, &origin)
-                ));
-            },
+            |name, why| problems.push(problem(name, &why)),
         );
         if let Some((config, _)) = &parsed
-            && let Err(why) = config.check()
+            && let Err(wrong) = config.check()
         {
-            problems.push(why);
+            problems.push(problem(wrong.setting, &wrong.why));
         }
         match parsed {
             Some((config, shown)) if problems.is_empty() => Ok(Effective {
@@ -265,4 +263,27 @@ pub(crate) fn nearest(key: &str) -> Option<&'static str> {
         .filter(|(likeness, _)| *likeness > 0.7)
         .max_by(|left, right| left.0.total_cmp(&right.0))
         .map(|(_, name)| name)
+}
+
+/// Of variables of the environment those that are probably meant to be a setting's, with
+/// that one; the rest of `WALD_...` is others' (Kubernetes has WALD_PORT for a service
+/// called wald).
+pub(crate) fn misspelt(variables: impl Iterator<Item = String>) -> Vec<String> {
+    let known: Vec<String> = SETTINGS
+        .iter()
+        .map(|setting| env_name(setting.name))
+        .chain(["WALD_CONFIG".to_owned(), "WALD_ENDPOINT".to_owned()])
+        .collect();
+    variables
+        .filter(|name| name.starts_with("WALD_") && !known.contains(name))
+        .filter_map(|name| {
+            let (distance, meant) = known
+                .iter()
+                .map(|known| (strsim::osa_distance(&name, known), known))
+                .min()?;
+            (distance <= 2).then(|| {
+                format!("there is no setting for the variable {name}; did you mean {meant}?")
+            })
+        })
+        .collect()
 }

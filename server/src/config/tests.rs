@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::layers::{Origin, nearest};
+use super::layers::{Origin, misspelt, nearest};
 use super::{Config, Layers, SETTINGS, Size, Value, reference};
 
 fn file(text: &str) -> Layers {
@@ -181,8 +181,49 @@ fn plaintext_off_loopback_needs_a_word() {
 }
 
 #[test]
+fn variable_close_to_a_settings_is_named_and_what_others_set_is_not() {
+    let found = |name: &str| misspelt(std::iter::once(name.to_owned()));
+    for (typed, meant) in [
+        ("WALD_SYNC_MOD", "WALD_SYNC_MODE"),
+        ("WALD_LISTNE", "WALD_LISTEN"),
+        ("WALD_DATADIR", "WALD_DATA_DIR"),
+    ] {
+        let warnings = found(typed);
+        assert!(warnings[0].contains(typed), "{warnings:?}");
+        assert!(warnings[0].ends_with(&format!("{meant}?")), "{warnings:?}");
+    }
+    for other in [
+        "WALD_PORT",
+        "WALD_PORT_6925_TCP",
+        "WALD_PORT_6925_TCP_ADDR",
+        "WALD_PORT_6925_TCP_PROTO",
+        "WALD_SERVICE_HOST",
+        "WALD_SERVICE_PORT",
+        "WALD_SERVICE_PORT_GRPC",
+        "WALD_SYNC_MODE",
+        "WALD_CONFIG",
+        "WALD_ENDPOINT",
+        "LISTEN",
+    ] {
+        assert!(found(other).is_empty(), "{other}");
+    }
+}
+
+#[test]
 fn bounds_of_the_engine_are_checked_too() {
-    assert!(problems(&file("segment_bytes = \"4KiB\""))[0].contains("segment_bytes"));
+    let found = problems(&file("segment_bytes = \"4KiB\""));
+    assert_eq!(
+        found,
+        ["segment_bytes is \"4KiB\" (file wald.toml): the least is 64KiB"]
+    );
+    let layers = Layers {
+        env: HashMap::from([("pool_segments", "0".to_owned())]),
+        ..Layers::default()
+    };
+    assert_eq!(
+        problems(&layers),
+        ["pool_segments is \"0\" (environment WALD_POOL_SEGMENTS): it must be at least 1"]
+    );
 }
 
 #[test]

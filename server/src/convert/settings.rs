@@ -90,7 +90,11 @@ fn sync_mode(number: i32) -> Result<Option<SyncMode>, Status> {
         Ok(v1::SyncMode::Interval) => Ok(Some(SyncMode::Interval)),
         Ok(v1::SyncMode::Async) => Ok(Some(SyncMode::Async)),
         Ok(v1::SyncMode::Manual) => Ok(Some(SyncMode::Manual)),
-        Err(_) => Err(status::not_supported("config.sync_mode", Access::Write)),
+        Err(_) => Err(status::not_supported_value(
+            "config.sync_mode",
+            number,
+            Access::Write,
+        )),
     }
 }
 
@@ -102,8 +106,20 @@ fn compression(number: i32) -> Result<Option<Compression>, Status> {
         Ok(v1::Compression::None) => Compression::None,
         Ok(v1::Compression::Lz4) => Compression::Lz4,
         Ok(v1::Compression::Zstd) if Compression::Zstd.is_built() => Compression::Zstd,
-        Ok(v1::Compression::Zstd) | Err(_) => {
-            return Err(status::not_supported("config.compression", Access::Write));
+        Ok(unbuilt @ v1::Compression::Zstd) => {
+            let name = unbuilt.as_str_name();
+            return Err(status::not_supported_value(
+                "config.compression",
+                name,
+                Access::Write,
+            ));
+        }
+        Err(_) => {
+            return Err(status::not_supported_value(
+                "config.compression",
+                number,
+                Access::Write,
+            ));
         }
     };
     Ok(Some(codec))

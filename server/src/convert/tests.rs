@@ -133,6 +133,14 @@ fn fields_that_are_not_built_are_refused_by_name() {
     let plain = v1::AppendCondition::default();
     assert_eq!(append_with(plain.clone(), replicated), "durability");
     assert_eq!(append_with(plain, 99), "durability");
+    assert_eq!(
+        durability(replicated).unwrap_err().message(),
+        "durability: DURABILITY_REPLICATED is not supported by this server"
+    );
+    assert_eq!(
+        view(99).unwrap_err().message(),
+        "view: 99 is not supported by this server"
+    );
     let batch = v1::AppendBatchRequest {
         batches: vec![v1::LogBatch {
             log: "a".to_owned(),

@@ -1,5 +1,6 @@
 //! Opening the store, on a thread of its own.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -11,6 +12,66 @@ use wald_storage::{
 use super::Exit;
 use crate::config::Config;
 use crate::metrics::Metrics;
+
+/// What the directory of a store has, or may have before the store is made.
+const OWN_NAMES: [&str; 9] = [
+    STORE_MARK,
+    "FORMAT.new",
+    "LOCK",
+    "journal",
+    "sorted",
+    "checkpoint",
+    "pool",
+    "quarantine",
+    // A file system's own.
+    "lost+found",
+];
+
+/// Makes a directory a store.
+const STORE_MARK: &str = "FORMAT";
+
+/// Whether the directory has a store already, as far as can be seen without the lock.
+///
+/// # Errors
+/// If a store cannot or should not be made here: a mistyped `--data-dir` must not put one
+/// among other files.
+pub(super) fn look(directory: &Path) -> Result<bool, Exit> {
+    if directory.exists() && !directory.is_dir() {
+        return Err(Exit::new(
+            Exit::IO,
+            format!(
+                "the data directory {} is a file, not a directory",
+                directory.display()
+            ),
+        ));
+    }
+    // What else is wrong with it, opening it will tell.
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Ok(false);
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort_unstable();
+    if names.iter().any(|name| name == STORE_MARK) {
+        return Ok(true);
+    }
+    match names
+        .iter()
+        .find(|name| !OWN_NAMES.contains(&name.as_str()))
+    {
+        None => Ok(false),
+        Some(other) => Err(Exit::new(
+            Exit::BAD_DATA,
+            format!(
+                "the data directory {} has no store, but other files ({other:?}); choose an empty \
+                 or a new one with --data-dir",
+                directory.display()
+            ),
+        )),
+    }
+}
 
 /// A store that is open.
 pub(super) struct Opened {
@@ -28,7 +89,7 @@ pub(super) struct Opening(oneshot::Receiver<Result<Opened, OpenError>>);
 pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, Exit> {
     let storage = config
         .storage()
-        .map_err(|why| Exit::new(Exit::CONFIG, why))?;
+        .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
     let directory = config.data_dir.clone();
     let (sender, receiver) = oneshot::channel();
     std::thread::Builder::new()
@@ -42,7 +103,7 @@ pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, E
 }
 
 fn open(
-    directory: &std::path::Path,
+    directory: &Path,
     config: StorageConfig,
     metrics: Arc<Metrics>,
 ) -> Result<Opened, OpenError> {
@@ -95,6 +156,27 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+
+    #[test]
+    fn store_is_made_only_where_nothing_else_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        assert_eq!(look(&path.join("new")).ok(), Some(false));
+        for own in ["lost+found", "journal"] {
+            std::fs::create_dir(path.join(own)).unwrap();
+        }
+        std::fs::write(path.join("LOCK"), "").unwrap();
+        assert_eq!(look(path).ok(), Some(false));
+        std::fs::write(path.join("thesis.tex"), "").unwrap();
+        let refused = look(path).unwrap_err();
+        assert_eq!(refused.code, Exit::BAD_DATA);
+        assert!(refused.message.contains("thesis.tex"));
+        let file = look(&path.join("thesis.tex")).unwrap_err();
+        assert!(file.message.ends_with("is a file, not a directory"));
+        // A store stays one, whatever else lies there.
+        std::fs::write(path.join("FORMAT"), "").unwrap();
+        assert_eq!(look(path).ok(), Some(true));
+    }
 
     #[test]
     fn what_stops_a_start_has_its_exit_code_and_one_line() {

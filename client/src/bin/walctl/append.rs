@@ -9,7 +9,7 @@
 //! conditions, whoever else appends. Reading and packing go on meanwhile.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, IsTerminal, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use crate::exit::{Exit, Usage};
 use crate::input::{self, Format};
 use crate::output::{Out, Output};
 use crate::pack::{Limits, Pack, Packer, Route};
-use crate::progress::Progress;
+use crate::progress::{Progress, counted};
 
 /// Packs read ahead; each is up to 4 MiB.
 const PACKS_AHEAD: usize = 4;
@@ -45,18 +45,34 @@ pub(crate) async fn run(client: &Client, args: AppendArgs, output: Output) -> Re
     let plan = plan(&args)?;
     let (input, size) = open(plan.file.as_deref())?;
     let limits = limits(client).await?;
+    if plan.file.is_none() && io::stdin().is_terminal() {
+        eprintln!("walctl: reading records from the terminal, one a line; Ctrl-D ends");
+        hint(&args);
+    }
     let mut packs = read_ahead(input, plan.format, Packer::new(limits, plan.route));
     let mut progress = Progress::begin(size);
     let ended = tokio::select! {
         ended = load(client, &args, &mut packs, &mut progress) => ended.map(|()| Exit::Ok),
         _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
     };
-    progress.end();
+    progress.end(matches!(ended, Ok(Exit::Ok)));
+    if matches!(ended, Ok(Exit::Ok)) && progress.records == 0 && !io::stdin().is_terminal() {
+        hint(&args);
+    }
     report(&progress, output)?;
     if let Ok(Exit::Interrupted) = ended {
         eprintln!("walctl: interrupted; the request underway may have been appended, too");
     }
     ended
+}
+
+/// A file's name where the log's belongs is an easy mistake, and would wait for stdin.
+fn hint(args: &AppendArgs) {
+    if let ([only], None) = (args.places.as_slice(), &args.log_from_field)
+        && Path::new(only).is_file()
+    {
+        eprintln!("walctl: {only} is a file; did you forget the log? walctl append LOG {only}");
+    }
 }
 
 /// Reads the positional arguments, which mean different things with --log-from-field.
@@ -181,9 +197,17 @@ async fn load(
         }
         let ack = batch.await.map_err(|error| match error.outcome() {
             Outcome::NotApplied => anyhow::Error::from(error),
-            Outcome::Unknown => anyhow::Error::from(error).context(format!(
-                "the {records} records after these may or may not be appended"
-            )),
+            Outcome::Unknown => {
+                let after = if progress.records == 0 {
+                    ""
+                } else {
+                    " after these"
+                };
+                anyhow::Error::from(error).context(format!(
+                    "{}{after} may or may not be appended",
+                    counted(records)
+                ))
+            }
         })?;
         expected = expected.map(|lsn| lsn.advance(records));
         progress.acked(records, bytes, consumed, &ack);

@@ -28,10 +28,11 @@ pub(crate) struct Args {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Global {
-    /// Where the server listens.
+    /// Where the server listens: HOST:PORT, or http://HOST:PORT.
     #[arg(long, global = true, env = "WALD_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
     pub(crate) endpoint: String,
-    /// Give up on a call after this long, such as 5s [default: 10s].
+    /// Give up on a call after this long, such as 5s; until then connecting, and what is
+    /// safe to repeat, is tried again and again [default: 10s].
     #[arg(long, global = true, value_name = "SPAN", value_parser = parse::duration)]
     pub(crate) timeout: Option<Duration>,
     /// Form of what is printed on stdout.
@@ -56,7 +57,8 @@ pub(crate) enum Command {
     /// Create, show, change or delete a log.
     #[command(subcommand)]
     Log(LogCommand),
-    /// Forget the records of a log below an lsn, for ever.
+    /// Forget the records of a log below an lsn, for ever. Their space is not given back to
+    /// the disk yet.
     Trim(TrimArgs),
     /// Wait until everything accepted before is flushed.
     Sync(SyncArgs),
@@ -80,7 +82,8 @@ pub(crate) enum Command {
 const APPEND_HELP: &str = "\
 Records are appended in the order of the input, in batches as large as the server takes, one \
 after the other. What was appended is said on stderr; with --output json or jsonl also on stdout, \
-an object with log, first_lsn and next_lsn for each log.";
+an object with log, first_lsn and next_lsn for each log. Without a file, records are read from \
+stdin, on a terminal one a line until Ctrl-D.";
 
 const BATCH_HELP: &str = "\
 Input: one JSON object per line, {\"log\": ...} with one of \"text\": \"...\", \"data\": \"base64\" and \
@@ -230,7 +233,7 @@ pub(crate) enum LogCommand {
     },
     /// Change what is given, leave the rest.
     Update(ConfigureArgs),
-    /// Delete a log with all its records.
+    /// Delete a log with all its records. Their space is not given back to the disk yet.
     Delete {
         /// The log.
         log: String,
@@ -247,13 +250,13 @@ pub(crate) struct ConfigureArgs {
     /// What an append is acked with [default: the server's].
     #[arg(long, value_enum)]
     pub(crate) sync_mode: Option<SyncModeArg>,
-    /// Forget records older than this.
+    /// Forget records older than this. Not built yet: refused.
     #[arg(long, value_name = "SPAN", value_parser = parse::duration)]
     pub(crate) max_age: Option<Duration>,
-    /// Forget the oldest records beyond so many bytes.
+    /// Forget the oldest records beyond so many bytes. Not built yet: refused.
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_bytes: Option<u64>,
-    /// Forget the oldest records beyond so many.
+    /// Forget the oldest records beyond so many. Not built yet: refused.
     #[arg(long, value_name = "N")]
     pub(crate) max_records: Option<u64>,
     /// How batches are compressed on disk.
@@ -325,7 +328,7 @@ values!(
         Written,
         /// Flushed to the device.
         Durable,
-        /// On more than one machine, where the server can.
+        /// On more than one machine. Not built yet: refused.
         Replicated,
     }
 );
@@ -350,7 +353,14 @@ values!(
 );
 values!(
     /// How batches are compressed on disk.
-    CompressionArg for Compression { None, Lz4, Zstd }
+    CompressionArg for Compression {
+        /// Not at all.
+        None,
+        /// Fast.
+        Lz4,
+        /// Smaller; refused by servers built without it.
+        Zstd,
+    }
 );
 
 #[cfg(test)]

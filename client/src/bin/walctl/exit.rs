@@ -38,7 +38,7 @@ pub(crate) fn report(error: &anyhow::Error) -> Exit {
 fn sentence(error: &anyhow::Error) -> String {
     let mut text = format!("{error:#}");
     if let Some(error) = find::<Error>(error) {
-        if let Some(advice) = advice(error) {
+        if let Some(advice) = advice(error).filter(|advice| !text.contains(advice.as_str())) {
             text = format!("{text}; {advice}");
         }
     } else if find::<Usage>(error).is_some() {
@@ -67,26 +67,21 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     }
 }
 
-/// What to do next.
+/// What to do next, unless what the server says is enough.
 fn advice(error: &Error) -> Option<String> {
-    let fact = |name| error.fact(name).unwrap_or("?");
+    let read_on = |fact| Some(format!("read on with --from {}", error.fact(fact)?));
     if let Some(reason) = error.reason() {
         return Some(match reason {
             Reason::LogNotFound => "`walctl logs` shows what there is".to_owned(),
-            Reason::PositionMismatch => "someone else has appended; read on and decide anew".into(),
-            Reason::Trimmed => format!("read on with --from {}", fact("first_lsn")),
-            Reason::BeyondTail => format!("the next lsn will be {}", fact("tail_lsn")),
-            Reason::Quarantined => format!("read on with --from {}", fact("to_lsn")),
-            Reason::LogReplaced => "the log was deleted and created again".to_owned(),
+            Reason::PositionMismatch => mismatch(error).to_owned(),
+            Reason::Trimmed => return read_on("first_lsn"),
+            Reason::Quarantined => return read_on("to_lsn"),
             Reason::DiskFull => "make space on the server's disk, then repeat".to_owned(),
-            Reason::Busy | Reason::Rate | Reason::Starting | Reason::Draining => {
-                "try again in a moment".to_owned()
-            }
+            Reason::Rate | Reason::Starting => "try again in a moment".to_owned(),
             Reason::JournalFailed if error.outcome() == Outcome::Unknown => {
                 "it may or may not be appended; read the tail once the server is back".to_owned()
             }
-            Reason::JournalFailed => "look at the server's log; it must restart".to_owned(),
-            Reason::NotSupported => format!("this server has no `{}` yet", fact("field")),
+            Reason::JournalFailed => "the server's log says more".to_owned(),
             Reason::RecordTooLarge | Reason::RequestTooLarge => "split it".to_owned(),
             _ => return None,
         });
@@ -101,6 +96,21 @@ fn advice(error: &Error) -> Option<String> {
             ..
         } => Some("is this a Wald server, and as new as this walctl?".to_owned()),
         _ => None,
+    }
+}
+
+/// What a failed --expected-lsn means: only a log that is longer than expected was
+/// appended to.
+fn mismatch(error: &Error) -> &'static str {
+    match (
+        error.fact_number("expected_lsn"),
+        error.fact_number("actual_lsn"),
+    ) {
+        (_, Some(0)) => "the log is empty, or there is none of this name",
+        (Some(expected), Some(actual)) if actual > expected => {
+            "someone else has appended; read on and decide anew"
+        }
+        _ => "read the log and decide anew",
     }
 }
 

@@ -11,6 +11,7 @@ use wald_client::proto::{Compression, Log, LogConfig, Retention, SyncMode};
 use crate::args::{ConfigureArgs, LogCommand, LogsArgs};
 use crate::exit::{Exit, Usage};
 use crate::output::{Out, Output};
+use crate::progress::counted;
 
 /// Logs asked for at a time.
 const PAGE: u32 = 1_000;
@@ -63,7 +64,13 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
             return Ok(Exit::Ok);
         }
     };
-    print(&[log], output)?;
+    if output == Output::Text {
+        let mut out = Out::new(output);
+        out.line(&details(&log))?;
+        out.flush()?;
+    } else {
+        print(&[log], output)?;
+    }
     Ok(Exit::Ok)
 }
 
@@ -146,6 +153,63 @@ fn table(logs: &[Log]) -> String {
     table.trim_fmt()
 }
 
+/// Everything about one log.
+fn details(log: &Log) -> String {
+    let config = log.config.unwrap_or_default();
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let number = |lsn: Option<u64>| or_dash(lsn.map(|lsn| lsn.to_string()));
+    let or_default = |text: Option<String>| text.unwrap_or_else(|| "the server's".to_owned());
+    let most = Some(config.max_record_bytes).filter(|bytes| *bytes != 0);
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic);
+    for (name, value) in [
+        ("log", log.name.clone()),
+        ("log id", log.log_id.to_string()),
+        ("first lsn", number(log.first_lsn)),
+        ("next lsn", number(log.tail_lsn)),
+        ("durable below", number(log.durable_lsn)),
+        ("stored", HumanBytes(log.stored_bytes).to_string()),
+        ("sync mode", or_default(sync_mode(log))),
+        (
+            "compression",
+            or_default(word(config.compression().as_str_name(), "COMPRESSION_")),
+        ),
+        (
+            "max record bytes",
+            or_default(most.map(|bytes| bytes.to_string())),
+        ),
+        ("retention", retention(config.retention.as_ref())),
+        ("created", or_dash(time(log.create_time.as_ref()))),
+        ("updated", or_dash(time(log.update_time.as_ref()))),
+    ] {
+        table.add_row([name.to_owned(), value]);
+    }
+    table.trim_fmt()
+}
+
+/// What a log keeps, in words.
+fn retention(retention: Option<&Retention>) -> String {
+    let Some(retention) = retention else {
+        return "everything is kept".to_owned();
+    };
+    let mut bounds = Vec::new();
+    if let Some(age) = &retention.max_age {
+        bounds.push(age.to_string());
+    }
+    if retention.max_bytes != 0 {
+        bounds.push(HumanBytes(retention.max_bytes).to_string());
+    }
+    if retention.max_records != 0 {
+        bounds.push(counted(retention.max_records));
+    }
+    match bounds.is_empty() {
+        true => "everything is kept".to_owned(),
+        false => format!("at most {}", bounds.join(", ")),
+    }
+}
+
 fn as_json(log: &Log) -> serde_json::Value {
     let config = log.config.unwrap_or_default();
     let retention = config.retention.as_ref();
@@ -206,6 +270,33 @@ mod tests {
         assert_eq!(paths, ["sync_mode", "retention.max_records"]);
         assert_eq!(config.sync_mode(), SyncMode::Batch);
         assert_eq!(config.retention.unwrap().max_records, 5);
+    }
+
+    #[test]
+    fn details_have_the_id_and_every_setting() {
+        let mut log = Log {
+            name: "orders".into(),
+            log_id: 7,
+            config: Some(LogConfig {
+                max_record_bytes: 512,
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        if let Some(config) = &mut log.config {
+            config.set_sync_mode(SyncMode::Batch);
+            config.set_compression(Compression::Lz4);
+        }
+        let shown = details(&log);
+        let row = |name: &str| {
+            let line = shown.lines().find(|line| line.trim().starts_with(name));
+            line.unwrap_or_default().trim().to_owned()
+        };
+        assert!(row("log id").ends_with(" 7"), "{shown}");
+        assert!(row("sync mode").ends_with(" batch"), "{shown}");
+        assert!(row("compression").ends_with(" lz4"), "{shown}");
+        assert!(row("max record bytes").ends_with(" 512"), "{shown}");
+        assert!(row("retention").ends_with("everything is kept"), "{shown}");
     }
 
     #[test]

@@ -14,9 +14,11 @@ mod progress;
 mod scan;
 mod status;
 
+use std::time::Duration;
+
 use anyhow::Result;
 use clap::Parser;
-use wald_client::{Client, Health, SyncTarget};
+use wald_client::{Client, Health, RetryPolicy, SyncTarget};
 
 use crate::args::{Args, Command, Global, HealthArgs, SyncArgs, TrimArgs};
 use crate::exit::Exit;
@@ -34,7 +36,12 @@ fn main() {
 
 #[tokio::main]
 async fn run(args: Args) -> Result<Exit> {
-    let mut builder = Client::builder(args.global.endpoint.clone());
+    let mut builder = Client::builder(args.global.endpoint.clone()).retry(RetryPolicy {
+        // --timeout is the only bound.
+        max_attempts: u32::MAX,
+        max_pause: Duration::from_millis(500),
+        ..RetryPolicy::default()
+    });
     if let Some(timeout) = args.global.timeout {
         builder = builder.timeout(timeout).connect_timeout(timeout);
     }

@@ -53,32 +53,43 @@ impl Progress {
                 .or_insert((first_lsn.get(), next_lsn.get()));
         }
         self.bar.set_position(consumed);
-        self.bar
-            .set_message(format!("{} records", HumanCount(self.records)));
+        self.bar.set_message(counted(self.records));
     }
 
-    /// Takes the bar away and says what was appended.
-    pub(crate) fn end(&self) {
+    /// Takes the bar away and says what was appended; nothing, if nothing was and it did
+    /// not go well either.
+    pub(crate) fn end(&self, well: bool) {
         self.bar.finish_and_clear();
-        eprintln!("{}", self.summary(self.began.elapsed()));
+        if well || self.records > 0 {
+            eprintln!("{}", self.summary(self.began.elapsed()));
+        }
     }
 
     fn summary(&self, took: Duration) -> String {
         let place = match self.logs.iter().next() {
             None => String::new(),
-            Some((log, (first, next))) if self.logs.len() == 1 => {
-                format!(" to {log}, lsn {first} to {}", next.saturating_sub(1))
-            }
+            Some((log, (first, next))) if self.logs.len() == 1 => match next.saturating_sub(1) {
+                last if last == *first => format!(" to {log}, lsn {first}"),
+                last => format!(" to {log}, lsn {first} to {last}"),
+            },
             Some(_) => format!(" to {} logs", self.logs.len()),
         };
         // A rate is for people; the precision of f64 is plenty.
         let seconds = took.as_secs_f64();
         let rate = self.records as f64 / seconds.max(1e-6);
         format!(
-            "appended {} records ({}){place}, in {seconds:.2} s, {rate:.0} records/s",
-            HumanCount(self.records),
+            "appended {} ({}){place}, in {seconds:.2} s, {rate:.0} records/s",
+            counted(self.records),
             HumanBytes(self.bytes),
         )
+    }
+}
+
+/// So many records, in words.
+pub(crate) fn counted(records: u64) -> String {
+    match records {
+        1 => "1 record".to_owned(),
+        many => format!("{} records", HumanCount(many)),
     }
 }
 
@@ -106,5 +117,10 @@ mod tests {
                 .summary(Duration::from_secs(2))
                 .contains(" to 2 logs,")
         );
+        progress.logs.remove("flights");
+        progress.records = 1;
+        let summary = progress.summary(Duration::from_secs(1));
+        assert!(summary.starts_with("appended 1 record ("), "{summary}");
+        assert!(summary.contains(" to other, lsn 0, in "), "{summary}");
     }
 }

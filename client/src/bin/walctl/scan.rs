@@ -38,6 +38,13 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
         );
         return Ok(Exit::NotFound);
     }
+    if page.next_lsn < page.tail_lsn {
+        eprintln!(
+            "walctl: there are more, up to lsn {}: --from {} goes on, --max allows more at a time",
+            page.tail_lsn.get().saturating_sub(1),
+            page.next_lsn
+        );
+    }
     Ok(Exit::Ok)
 }
 
@@ -91,9 +98,12 @@ async fn print(scan: Scan, output: Output, name_log: bool) -> Result<Exit> {
     let mut out = Out::new(output);
     let mut exit = Exit::Ok;
     let mut events = scan.open();
+    // The same complaint again and again helps nobody.
+    let mut complaint = String::new();
     while let Some(event) = events.next().await {
         match event {
             Ok(ScanEvent::Batch(batch)) => {
+                complaint.clear();
                 for record in &batch.records {
                     out.record(&batch.log, record, name_log)?;
                 }
@@ -105,8 +115,17 @@ async fn print(scan: Scan, output: Output, name_log: bool) -> Result<Exit> {
                 }
             }
             // Whoever reads shall not wait for the next message.
-            Ok(ScanEvent::Progress(_)) => out.flush()?,
-            Ok(ScanEvent::Interrupted(error)) => eprintln!("walctl: {error}; going on"),
+            Ok(ScanEvent::Progress(_)) => {
+                complaint.clear();
+                out.flush()?;
+            }
+            Ok(ScanEvent::Interrupted(error)) => {
+                let said = format!("walctl: {error}; going on");
+                if said != complaint {
+                    eprintln!("{said}");
+                    complaint = said;
+                }
+            }
             Err(error) => {
                 // What came before the error is good.
                 out.flush()?;
