@@ -150,6 +150,29 @@ fn a_cursor_beyond_a_kill_names_what_memory_lost_and_goes_on_with_what_memory_ha
 }
 
 #[test]
+fn what_a_deleted_log_had_in_memory_goes_with_it() {
+    let fixture = with_mode(SyncMode::Manual);
+    fixture.append_by_mode(b"gone", true);
+    let deleted = fixture.core.delete_in_turn(target("a"));
+    fixture.core.turn();
+    block_on(deleted).unwrap();
+    let end = fixture.core.journal.written();
+    let synced = fixture.core.sync_in_turn(Durability::Durable);
+    fixture.core.turn();
+    block_on(synced).unwrap();
+    assert_eq!(
+        fixture.core.journal.written(),
+        end,
+        "no frame follows the deletion"
+    );
+    assert_eq!(
+        fixture.append("a", b"new").unwrap().appends[0].first_lsn,
+        Lsn::ZERO
+    );
+    assert_eq!(fixture.restart().contents("a"), [b"new"]);
+}
+
+#[test]
 fn a_full_buffer_is_written_and_other_logs_do_not_touch_it() {
     let config = StorageConfig {
         sync_mode: SyncMode::Manual,

@@ -85,6 +85,7 @@ impl Committer {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         self.finish_open();
+        self.discard_buffered(&log);
         let next = log.state.read().next;
         let header = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
         self.touch(&log);

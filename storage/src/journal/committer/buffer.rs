@@ -139,6 +139,19 @@ impl Committer {
         Ok(())
     }
 
+    /// Forgets what a log has in memory only: it goes with the log, and no frame of a
+    /// deleted log follows its deletion.
+    pub(super) fn discard_buffered(&mut self, log: &Arc<Log>) {
+        let Some(buffered) = log.state.write().buffered.take() else {
+            return;
+        };
+        self.buffered.retain(|other| other.id != log.id);
+        self.buffered_bytes -= buffered.body.len() as u64;
+        self.journal
+            .buffered
+            .store(self.buffered_bytes, Ordering::Relaxed);
+    }
+
     pub(super) fn write_all_buffered(&mut self) -> Result<(), AppendError> {
         while let Some(log) = self.buffered.first().map(Arc::clone) {
             self.write_buffered(&log)?;
