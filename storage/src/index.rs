@@ -1,5 +1,14 @@
-//! Where records are.
+//! Where records are: in memory for the segment that is written, in index files for
+//! sealed ones.
 
 mod active;
+mod chain;
+mod image;
+mod indexes;
+mod sealed;
 
-pub(crate) use active::{Place, Places};
+pub(crate) use self::active::{Place, Places};
+pub(crate) use self::chain::{Below, Chain};
+pub(crate) use self::image::Image;
+pub(crate) use self::indexes::{Indexes, read as read_index};
+pub(crate) use self::sealed::{NewRow, Row, SealedIndex, index_id, index_path};

@@ -3,6 +3,7 @@
 //! `README.md` beside this crate is its design: the format to the byte, the commit
 //! protocol, recovery, the fault model, and the decisions behind them.
 
+mod checkpoint;
 mod clock;
 mod codec;
 mod config;
@@ -12,6 +13,7 @@ mod engine;
 mod error;
 mod ids;
 mod index;
+mod indexer;
 mod journal;
 mod local;
 mod metrics;

@@ -29,6 +29,8 @@ use crate::engine::{
 };
 use crate::error::{AdminError, AppendError, OpenError, ReadError, SyncError, TrimError};
 use crate::ids::{LogName, Lsn, Position, RecoveryEpoch};
+use crate::index::Indexes;
+use crate::indexer::Indexer;
 use crate::journal::committer::{Committer, Operation, Submission};
 use crate::journal::pool::Pool;
 use crate::journal::{Answer, Journal};
@@ -50,6 +52,7 @@ pub(crate) struct Core {
     pub(crate) logs: Arc<Logs>,
     pub(crate) damages: Damages,
     pub(crate) open_segments: OpenSegments,
+    pub(crate) indexes: Indexes,
     pub(crate) store_id: u128,
     /// For each unclean start: the epoch that ended, and where what survived of it ends.
     pub(crate) history: Vec<(RecoveryEpoch, Position)>,
@@ -58,6 +61,7 @@ pub(crate) struct Core {
     committer: Mutex<Committer>,
     intake: Intake,
     pool: Arc<Pool>,
+    indexer: Arc<Indexer>,
     truth: DurabilityTruth,
     _lock: Box<dyn DiskLock>,
 }
@@ -93,6 +97,7 @@ impl Core {
             logs: begun.logs,
             damages: begun.damages,
             open_segments,
+            indexes: begun.indexes,
             store_id: store.id,
             history: begun.history,
             followers: AtomicU64::new(0),
@@ -100,6 +105,7 @@ impl Core {
             committer: Mutex::new(begun.committer),
             intake: Intake::default(),
             pool: begun.pool,
+            indexer: begun.indexer,
             truth,
             _lock: lock,
         });
@@ -172,6 +178,15 @@ impl Core {
         if self.journal.wants_flush() {
             self.journal.flush();
         }
+        self.index();
+    }
+
+    /// Indexes what was sealed, without a thread.
+    #[cfg(test)]
+    fn index(&self) {
+        if let Err(error) = self.indexer.work(self, false) {
+            self.journal.fail(error);
+        }
     }
 
     /// What the passing of time does, without threads: flush, then mark.
@@ -226,10 +241,15 @@ impl Core {
         let mut committer = self.committer.lock();
         committer.commit(rest);
         committer.close();
-        match self.journal.failure() {
-            Some(error) => Err(SyncError::JournalFailed(error)),
-            None => Ok(()),
+        drop(committer);
+        if let Some(error) = self.journal.failure() {
+            return Err(SyncError::JournalFailed(error));
         }
+        // The journal is sealed: without a checkpoint the next start reads it.
+        if let Err(error) = self.indexer.work(self, true) {
+            tracing::warn!(%error, "no checkpoint was written; the next start takes longer");
+        }
+        Ok(())
     }
 
     fn barrier(&self, level: Durability) -> crate::ticket::Awaited<Result<Position, SyncError>> {
@@ -363,6 +383,12 @@ impl LocalEngine {
             })?);
         }
         let core = Arc::clone(&self.core);
+        handles.push(threads::start("index", move || {
+            if let Err(error) = core.indexer.run(&core) {
+                core.journal.fail(error);
+            }
+        })?);
+        let core = Arc::clone(&self.core);
         handles.push(threads::start("pool", move || {
             if let Err(error) = core.pool.keep_filled() {
                 core.journal.fail(error);
@@ -379,6 +405,7 @@ impl Drop for LocalEngine {
         self.core.journal.stopping.drain();
         self.core.pool.stop();
         self.core.intake.stop();
+        self.core.indexer.stop();
         self.workers.stop();
         for handle in self.threads.lock().drain(..) {
             if handle.join().is_err() {

@@ -35,6 +35,8 @@ pub trait Observer: Send + Sync + 'static {
     fn group(&self, _requests: u64, _records: u64, _bytes: u64) {}
     /// The journal went on to the next segment.
     fn roll(&self, _time: Duration) {}
+    /// A checkpoint was written.
+    fn checkpoint(&self, _time: Duration) {}
     /// Records were given to a reader.
     fn read(&self, _records: u64, _bytes: u64) {}
     /// A checksum did not match.

@@ -58,6 +58,11 @@ impl Damages {
         damages.get(first..last).unwrap_or(&[]).to_vec()
     }
 
+    /// Whether none is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.read().is_empty()
+    }
+
     /// How many records that is.
     pub(crate) fn records(&self) -> u64 {
         self.0

@@ -9,6 +9,7 @@ mod journal_scan;
 mod log_scan;
 mod open_segments;
 pub(crate) mod scan;
+mod sealed;
 
 pub(crate) use self::open_segments::OpenSegments;
 
@@ -21,7 +22,7 @@ use bytes::Bytes;
 use crate::codec;
 use crate::engine::{Page, ReadRequest, ReadStart};
 use crate::error::ReadError;
-use crate::ids::{Lsn, Timestamp};
+use crate::ids::{Lsn, Position, Timestamp};
 use crate::index::Place;
 use crate::journal::compress;
 use crate::journal::frame::{self, Header};
@@ -195,7 +196,8 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
     };
     let (mut records, mut bytes) = (bounds.records, bounds.bytes);
     while step.next < bounds.until && records > 0 {
-        let (places, damage) = look_up(core, log, step.next, bounds.until);
+        let (places, damage) = look_up(core, log, step.next, bounds.until)
+            .map_err(|error| ReadError::Io(Arc::new(error)))?;
         if places.is_empty() {
             step.damage = damage;
             if damage.is_none()
@@ -259,47 +261,66 @@ fn buffered(log: &Log, lsn: Lsn) -> Option<StoredBatch> {
     })
 }
 
+/// Places of frames, or the damage where they should be.
+type LookedUp = (Vec<Place>, Option<(Lsn, Lsn)>);
+
 /// Places of frames from `lsn` on that are read in one go, or the damage at `lsn`.
-fn look_up(core: &Core, log: &Log, lsn: Lsn, until: Lsn) -> (Vec<Place>, Option<(Lsn, Lsn)>) {
-    let state = log.state.read();
-    let damage = state.damage_from(lsn);
-    if let Some((from, to)) = damage
-        && from <= lsn
-    {
-        return (Vec::new(), Some((lsn, to.min(until))));
-    }
-    let stop = damage.map_or(until, |(from, _)| from.min(until));
-    let candidates = state.places.from(state.places.index_of(lsn));
-    let buffered = state.buffered.as_ref().map(|buffered| buffered.first_lsn);
-    let known = candidates.first().map(|place| place.first_lsn).or(buffered);
-    if known.is_none_or(|known| known > lsn) {
-        // Below the tail, yet nowhere: whatever the reason, it is named and not skipped.
+fn look_up(core: &Core, log: &Log, lsn: Lsn, until: Lsn) -> io::Result<LookedUp> {
+    let (stop, known, chain) = {
+        let state = log.state.read();
+        let damage = state.damage_from(lsn);
+        if let Some((from, to)) = damage
+            && from <= lsn
+        {
+            return Ok((Vec::new(), Some((lsn, to.min(until)))));
+        }
+        let stop = damage.map_or(until, |(from, _)| from.min(until));
+        let candidates = state.places.from(state.places.index_of(lsn));
+        let buffered = state.buffered.as_ref().map(|buffered| buffered.first_lsn);
+        let known = candidates.first().map(|place| place.first_lsn).or(buffered);
+        if known.is_some_and(|known| known <= lsn) {
+            return Ok((together(core, candidates.iter().copied(), stop), None));
+        }
+        (stop, known, state.chain.clone())
+    };
+    // Below the tail, yet nowhere: whatever the reason, it is named and not skipped.
+    let nowhere = |known: Option<Lsn>| {
         let to = known.unwrap_or(until).min(stop);
-        return (Vec::new(), Some((lsn, to)));
+        Ok((Vec::new(), Some((lsn, to))))
+    };
+    let Some((index, row)) = core.sealed_row(log.id, &chain, |_, row| row.next_lsn > lsn)? else {
+        return nowhere(known);
+    };
+    let entries = index.entries(&row);
+    let first = entries.partition_point(|place| place.next_lsn() <= lsn);
+    match entries.get(first).map(|place| place.first_lsn) {
+        Some(found) if found <= lsn => Ok((together(core, entries.from(first), stop), None)),
+        found => nowhere(found.or(Some(row.next_lsn))),
     }
+}
+
+/// The first of these places, in order, as far as reading them in one go pays.
+fn together(core: &Core, candidates: impl Iterator<Item = Place>, stop: Lsn) -> Vec<Place> {
     let mut places: Vec<Place> = Vec::new();
     let mut useful = 0;
+    let mut limit = Position::ZERO;
     for place in candidates {
         if place.first_lsn >= stop {
             break;
         }
+        useful += u64::from(place.frame_len);
         if let Some(first) = places.first() {
             let span = place.end().since(first.position);
-            useful += u64::from(place.frame_len);
-            let same = core
-                .journal
-                .segment_at(first.position)
-                .is_some_and(|segment| place.end() <= segment.limit());
             // Frames of other logs between are not worth reading for long.
-            if span > SPAN_BYTES || span > useful * 4 || !same {
+            if span > SPAN_BYTES || span > useful * 4 || place.end() > limit {
                 break;
             }
-        } else {
-            useful = u64::from(place.frame_len);
+        } else if let Some(segment) = core.journal.segment_at(place.position) {
+            limit = segment.limit();
         }
-        places.push(*place);
+        places.push(place);
     }
-    (places, None)
+    places
 }
 
 /// The error for a range that cannot be served.
@@ -375,26 +396,34 @@ fn start_lsn(core: &Core, log: &Arc<Log>, start: ReadStart, tail: Lsn) -> Result
     }
 }
 
-/// The first lsn whose stored time is not before `time`: a binary search over frames,
-/// since stored time never goes back, then a look into one.
+/// The first lsn whose stored time is not before `time`: a binary search over sealed
+/// segments or over frames in memory, since stored time never goes back, then a look into
+/// one frame.
 fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
-    let (mut low, mut high) = (0, log.state.read().places.len());
-    // Invariant: every record of frames below `low` is earlier; frame `high` is not.
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let Some(place) = log.state.read().places.get(middle).copied() else {
-            break;
-        };
-        if place.first_lsn >= tail {
-            high = middle;
-            continue;
+    let (chain, places) = {
+        let state = log.state.read();
+        (state.chain.clone(), state.places.clone())
+    };
+    let sealed = core
+        .sealed_row(log.id, &chain, |_, row| row.last_time >= time)
+        .map_err(|error| ReadError::Io(Arc::new(error)))?;
+    let place = match &sealed {
+        Some((index, row)) => {
+            let entries = index.entries(row);
+            first_not_before(core, log, time, entries.len(), |index| entries.get(index))?
         }
-        match last_time(core, log, &place)? {
-            Some(last) if last < time => low = middle + 1,
-            _ => high = middle,
-        }
-    }
-    let Some(place) = log.state.read().places.get(low).copied() else {
+        None => None,
+    };
+    let place = match place {
+        Some(place) => Some(place),
+        None => first_not_before(core, log, time, places.len(), |index| {
+            places
+                .get(index)
+                .copied()
+                .filter(|place| place.first_lsn < tail)
+        })?,
+    };
+    let Some(place) = place else {
         return Ok(tail);
     };
     let Some(segment) = core.journal.segment_at(place.position) else {
@@ -408,6 +437,32 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
         .take_while(|span| span.own_time.unwrap_or(frame.header.arrival) < time)
         .count();
     Ok(place.first_lsn.advance(before as u64).min(tail))
+}
+
+/// The first of `count` places whose frame holds a record that is not before `time`; where
+/// `get` has none, nothing that a reader may see is left.
+fn first_not_before(
+    core: &Core,
+    log: &Arc<Log>,
+    time: Timestamp,
+    count: usize,
+    get: impl Fn(usize) -> Option<Place>,
+) -> Result<Option<Place>, ReadError> {
+    let (mut low, mut high) = (0, count);
+    // Invariant: every record of frames below `low` is earlier; frame `high` is not.
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let earlier = match get(middle) {
+            Some(place) => last_time(core, log, &place)?.is_some_and(|last| last < time),
+            None => false,
+        };
+        if earlier {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(get(low))
 }
 
 /// Stored time of a frame's last record; `None` if the frame is damaged.

@@ -10,24 +10,28 @@ mod drafts;
 mod files;
 mod walk;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::drafts::Drafts;
-use self::files::Used;
+use self::files::{LoadedTail, Used};
 use self::walk::{Bytes, Item, Walked};
+use crate::checkpoint::{self, Summary};
 use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{LastBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{LogId, Position, RecoveryEpoch, SegmentId};
-use crate::journal::body::{Closing, Seal};
+use crate::index::{Indexes, SealedIndex, index_path, read_index};
+use crate::indexer::{Indexer, Progress};
+use crate::journal::body::{Closing, Link, Seal};
 use crate::journal::committer::Committer;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::pool::Pool;
 use crate::journal::segment::{Hole, Segment};
-use crate::journal::{Journal, frame};
+use crate::journal::{Journal, frame, segment};
 use crate::local::Logs;
 use crate::metrics::{ChecksumSite, Observer};
 use crate::quarantine::Damages;
@@ -47,7 +51,7 @@ pub struct RecoveryReport {
     pub created: bool,
     /// Logs that exist.
     pub logs: u64,
-    /// Records found good.
+    /// Records that can be read.
     pub records: u64,
     /// Segments that hold frames.
     pub segments: u64,
@@ -86,6 +90,11 @@ pub(crate) struct Recovered {
     next_log_counter: u64,
     drafts: Drafts,
     segments: BTreeMap<Position, Arc<Segment>>,
+    indexes: Indexes,
+    progress: Progress,
+    /// The segment read last, and the one before it.
+    last: Option<SegmentId>,
+    before: Option<SegmentId>,
     tail: Option<Tail>,
     history: Vec<(RecoveryEpoch, Position)>,
     /// Files in `journal/` without frames, to be used again.
@@ -113,6 +122,8 @@ pub(crate) struct Begun {
     pub(crate) damages: Damages,
     pub(crate) history: Vec<(RecoveryEpoch, Position)>,
     pub(crate) pool: Arc<Pool>,
+    pub(crate) indexes: Indexes,
+    pub(crate) indexer: Arc<Indexer>,
     pub(crate) committer: Committer,
     pub(crate) quarantine_bytes: u64,
     pub(crate) report: RecoveryReport,
@@ -125,29 +136,12 @@ pub(crate) fn recover(
     config: &StorageConfig,
     observer: &dyn Observer,
 ) -> Result<Recovered, OpenError> {
-    let mut recovered = Recovered {
-        store,
-        clean: false,
-        epoch: RecoveryEpoch::FIRST,
-        next_log_counter: 1,
-        drafts: Drafts::default(),
-        segments: BTreeMap::new(),
-        tail: None,
-        history: Vec::new(),
-        unused: Vec::new(),
-        unreadable: Vec::new(),
-        free: Vec::new(),
-        next_id: SegmentId::FIRST,
-        highest_epoch: RecoveryEpoch::FIRST,
-        last_begun: None,
-        lost_starts: 0,
-        next_base: Position::ZERO,
-        findings: Vec::new(),
+    let recovered = match Recovered::read_store(disk, store, observer, true)? {
+        Some(recovered) => recovered,
+        // Files are not where the checkpoint says: the segments themselves are asked.
+        None => Recovered::read_store(disk, store, observer, false)?
+            .ok_or_else(|| OpenError::io("reading the store")(std::io::ErrorKind::Other.into()))?,
     };
-    let mut used = recovered.sort_files(disk)?;
-    recovered.drop_unwritten(&**disk, &mut used)?;
-    recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
-    recovered.read(&**disk, &used, observer)?;
     if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
         return Err(OpenError::Damaged(recovered.findings.join("; ")));
     }
@@ -155,29 +149,150 @@ pub(crate) fn recover(
 }
 
 impl Recovered {
-    /// Walks all segments in order and applies what they say.
+    fn new(disk: &Arc<dyn Disk>, store: Store) -> Self {
+        Self {
+            store,
+            clean: false,
+            epoch: RecoveryEpoch::FIRST,
+            next_log_counter: 1,
+            drafts: Drafts::default(),
+            segments: BTreeMap::new(),
+            indexes: Indexes::new(Arc::clone(disk)),
+            progress: Progress::default(),
+            last: None,
+            before: None,
+            tail: None,
+            history: Vec::new(),
+            unused: Vec::new(),
+            unreadable: Vec::new(),
+            free: Vec::new(),
+            next_id: SegmentId::FIRST,
+            highest_epoch: RecoveryEpoch::FIRST,
+            last_begun: None,
+            lost_starts: 0,
+            next_base: Position::ZERO,
+            findings: Vec::new(),
+        }
+    }
+
+    /// Reads the store, from the newest checkpoint if that is wanted; `None` if there is
+    /// one that does not go with the files.
+    fn read_store(
+        disk: &Arc<dyn Disk>,
+        store: Store,
+        observer: &dyn Observer,
+        from_checkpoint: bool,
+    ) -> Result<Option<Self>, OpenError> {
+        let mut recovered = Self::new(disk, store);
+        let mut ids = recovered.list_files(&**disk)?;
+        recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
+        if from_checkpoint {
+            recovered.read_checkpoint(&**disk, &ids)?;
+        }
+        let covered: HashSet<SegmentId> = recovered.segments.values().map(|s| s.life.id).collect();
+        ids.retain(|id| !covered.contains(id));
+        let mut used = recovered.sort_files(&**disk, &ids)?;
+        let last = recovered.last;
+        if used
+            .first()
+            .is_some_and(|first| Some(first.life.id) <= last)
+        {
+            return Ok(None);
+        }
+        let tail = recovered.drop_unwritten(&**disk, &mut used)?;
+        recovered.read(&**disk, &used, tail, observer)?;
+        Ok(Some(recovered))
+    }
+
+    /// Begins with the newest checkpoint that is good and whose segments are there.
+    fn read_checkpoint(&mut self, disk: &dyn Disk, ids: &[SegmentId]) -> Result<(), OpenError> {
+        let fail = || OpenError::io("reading a checkpoint");
+        let there: HashSet<SegmentId> = ids.iter().copied().collect();
+        for id in checkpoint::list(disk).map_err(fail())?.into_iter().rev() {
+            let Some(bytes) = checkpoint::read(disk, id).map_err(fail())? else {
+                tracing::warn!(checkpoint = %id, "a checkpoint is damaged; an older one serves, or the segments themselves");
+                continue;
+            };
+            let mut drafts = Drafts::default();
+            let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
+            let Some(summary) = summary.filter(|summary| {
+                summary.store_id == self.store.id
+                    && summary.segments.iter().all(|s| there.contains(&s.life.id))
+            }) else {
+                continue;
+            };
+            self.progress.checkpoint_bytes = bytes.len() as u64;
+            self.drafts = drafts;
+            self.apply_summary(summary);
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    fn apply_summary(&mut self, summary: Summary) {
+        self.epoch = summary.epoch;
+        self.highest_epoch = summary.epoch;
+        self.next_log_counter = summary.next_log_counter;
+        self.history = summary.history;
+        self.clean = summary.clean;
+        self.drafts.arrival = summary.arrival;
+        self.last = Some(summary.last);
+        self.before = summary.before;
+        for entry in summary.segments {
+            let path = segment::journal_path(entry.life.id);
+            self.next_id = self.next_id.max(entry.life.id.next());
+            if entry.life.id == summary.last {
+                self.tail = Some(Tail {
+                    id: entry.life.id,
+                    before: summary.before,
+                    path: path.clone(),
+                    base: entry.base,
+                    end: entry.end,
+                    chain: summary.chain,
+                    debris: Vec::new(),
+                    copy: None,
+                });
+                self.next_base = entry.base.advance(entry.life.size);
+            }
+            let segment = Segment::finished(entry.life, entry.base, path, entry.bytes);
+            *segment.end.write() = Some(entry.end);
+            segment.set_indexed();
+            self.segments.insert(entry.base, Arc::new(segment));
+        }
+    }
+
+    /// Goes over all segments in order and applies what their indexes say, or they
+    /// themselves.
     fn read(
         &mut self,
         disk: &dyn Disk,
         used: &[Used],
+        mut tail: Option<LoadedTail>,
         observer: &dyn Observer,
     ) -> Result<(), OpenError> {
         for (index, segment) in used.iter().enumerate() {
-            let before = index.checked_sub(1).map(|before| &used[before]);
-            self.follow_link(segment, before);
+            self.follow_link(segment);
+            self.before = self.last.replace(segment.life.id);
             let successor = used.get(index + 1);
             let link = successor
                 .and_then(|next| next.link.as_ref())
                 .filter(|link| link.predecessor == Some(segment.life.id));
             let is_last = successor.is_none();
-            let (bytes, cached) = if is_last {
-                segment.load_tail(disk)?
-            } else {
-                (segment.load(disk)?, false)
-            };
-            let walked = match link {
-                Some(link) => segment.as_bytes(&bytes).walk_finished(link.predecessor_end),
-                None => segment.as_bytes(&bytes).walk_last(),
+            if let Some(link) = link
+                && self.enter_by_index(disk, segment, link)?
+            {
+                continue;
+            }
+            let (bytes, walked, cached) = match (tail.take_if(|_| is_last), link) {
+                (Some(tail), _) => (tail.bytes, tail.walked, tail.cached),
+                (None, link) => {
+                    let bytes = segment.load(disk)?;
+                    let walked = match link {
+                        Some(link) => segment.as_bytes(&bytes).walk_finished(link.predecessor_end),
+                        None => segment.as_bytes(&bytes).walk_last(),
+                    };
+                    (bytes, walked, false)
+                }
             };
             let closings = link.and_then(|link| link.closings.as_deref());
             let holes = self.apply_segment(segment.as_bytes(&bytes), &walked, observer);
@@ -197,10 +312,10 @@ impl Recovered {
         }
         let limit = used
             .last()
-            .map_or(Position::ZERO, |last| last.base.advance(last.life.size));
-        self.look_behind(used.last().map(|last| last.life.id), limit);
+            .map_or(self.next_base, |last| last.base.advance(last.life.size));
+        self.look_behind(self.last, limit);
         // One segment more may have given out positions and left nothing; none is larger.
-        let nothing_given_out = self.clean || (used.is_empty() && self.last_begun.is_none());
+        let nothing_given_out = self.clean || (self.last.is_none() && self.last_begun.is_none());
         let beyond = if nothing_given_out {
             0
         } else {
@@ -208,6 +323,45 @@ impl Recovered {
         };
         self.next_base = limit.max(self.begun_base()).advance(beyond);
         Ok(())
+    }
+
+    /// Applies the index of a finished segment, if there is one that agrees with the link
+    /// of its successor and with what came before.
+    fn enter_by_index(
+        &mut self,
+        disk: &dyn Disk,
+        used: &Used,
+        link: &Link,
+    ) -> Result<bool, OpenError> {
+        let fail = || OpenError::io(format!("reading {}", index_path(used.life.id)));
+        let index = read_index(disk, used.life.id).map_err(fail())?;
+        let agrees = |index: &SealedIndex| {
+            index.is_of(&used.life, used.base)
+                && index.end == link.predecessor_end
+                && index.chain == link.predecessor_chain
+                && used.path == segment::journal_path(used.life.id)
+        };
+        let Some(index) = index.filter(|index| agrees(index) && self.drafts.fits(index)) else {
+            return Ok(false);
+        };
+        let file = disk
+            .open(&used.path)
+            .map_err(OpenError::io(format!("opening {}", used.path)))?;
+        let bytes = file.size().map_err(fail())?;
+        if bytes < index.end.since(used.base) {
+            // It has shrunk: what is gone is to be named.
+            return Ok(false);
+        }
+        for row in index.rows() {
+            self.highest_epoch = self.highest_epoch.max(row.log_id.epoch());
+        }
+        self.drafts.apply_index(&index);
+        self.progress.since_checkpoint += bytes;
+        let segment = Segment::finished(used.life, used.base, used.path.clone(), bytes);
+        *segment.end.write() = Some(index.end);
+        segment.set_indexed();
+        self.segments.insert(used.base, Arc::new(segment));
+        Ok(true)
     }
 
     /// Files behind the last good segment that cannot be used may have held the newest
@@ -257,7 +411,7 @@ impl Recovered {
     }
 
     /// What a segment's link says about what came before it.
-    fn follow_link(&mut self, segment: &Used, before: Option<&Used>) {
+    fn follow_link(&mut self, segment: &Used) {
         let Some(link) = &segment.link else {
             self.findings.push(format!(
                 "the link of segment {} is damaged",
@@ -273,7 +427,7 @@ impl Recovered {
             self.next_log_counter = 1;
         }
         self.next_log_counter = self.next_log_counter.max(link.next_log_counter);
-        let before = before.map(|before| before.life.id);
+        let before = self.last;
         let Some(missing) = link.predecessor.filter(|id| Some(*id) != before) else {
             return;
         };
@@ -390,6 +544,7 @@ impl Recovered {
                 Item::Frame { .. } => {}
             }
         }
+        self.seal(used, &segment, walked, bytes.len() as u64);
         self.segments.insert(used.base, Arc::new(segment));
         if !is_last {
             return;
@@ -431,9 +586,49 @@ impl Recovered {
         });
     }
 
+    /// From now on an index tells where the frames of a walked segment are. Of a damaged
+    /// segment it is not written: every start is to find the damage.
+    fn seal(&mut self, used: &Used, segment: &Segment, walked: &Walked, bytes: u64) {
+        let index = self
+            .drafts
+            .seal(&used.life, used.base, walked.end, walked.chain);
+        let index = Arc::new(index);
+        self.indexes.pin(Arc::clone(&index));
+        segment.set_indexed();
+        self.progress.since_checkpoint += bytes;
+        let whole = segment.holes.read().is_empty() && walked.end.since(used.base) <= bytes;
+        if whole && used.path == segment::journal_path(used.life.id) {
+            self.progress.unwritten.push_back(index);
+        }
+    }
+
     fn is_damaged(&self) -> bool {
         !self.findings.is_empty() || self.segments.values().any(|s| !s.holes.read().is_empty())
     }
+}
+
+/// The index of a sealed segment made from its frames alone, for a run in which its file
+/// was found damaged.
+pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
+    let file = disk.open(&segment.path)?;
+    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
+    let length = file.read_full_at(&mut bytes, 0)?;
+    bytes.truncate(length);
+    let bytes = Bytes {
+        life: &segment.life,
+        base: segment.base,
+        bytes: &bytes,
+    };
+    let end = segment.end.read().unwrap_or(segment.base);
+    let walked = bytes.walk_finished(end);
+    let mut drafts = Drafts::default();
+    for item in &walked.items {
+        if let Item::Frame { header, .. } = item {
+            drafts.apply(segment.life.id, header, bytes.body(header), segment.base);
+        }
+    }
+    let index = drafts.seal(&segment.life, segment.base, end, walked.chain);
+    Ok(index.into_partial())
 }
 
 /// What is left of the holes when a stretch of them is explained.

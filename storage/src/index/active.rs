@@ -1,5 +1,5 @@
-//! Places of one log's frames, in memory: found by binary search, in the active
-//! segment as in any other.
+//! Places of one log's frames in segments that have no index yet, in memory: found by
+//! binary search.
 
 use crate::ids::{Lsn, Position};
 
@@ -68,13 +68,21 @@ impl Places {
             .get(self.0.partition_point(|place| place.end() <= position))
     }
 
-    /// Drops frames that hold nothing at or beyond `first`; tells their bytes.
-    pub(crate) fn drop_below(&mut self, first: Lsn) -> u64 {
+    /// Drops frames that hold nothing at or beyond `first`.
+    pub(crate) fn drop_below(&mut self, first: Lsn) {
         let count = self.index_of(first);
-        self.0
-            .drain(..count)
-            .map(|place| u64::from(place.frame_len))
-            .sum()
+        self.0.drain(..count);
+    }
+
+    /// Drops frames before a position: an index tells of them from now on.
+    pub(crate) fn drop_before(&mut self, position: Position) {
+        let count = self.0.partition_point(|place| place.position < position);
+        if count == self.0.len() {
+            // An idle log keeps nothing.
+            self.0 = Vec::new();
+        } else {
+            self.0.drain(..count);
+        }
     }
 
     /// Takes out a frame found damaged.

@@ -27,6 +27,7 @@ use crate::disk::DiskFile;
 use crate::engine::LogTarget;
 use crate::error::AppendError;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::indexer::Indexer;
 use crate::local::{Creation, Log, Logs};
 use crate::metrics::Phase;
 use crate::record::{Batch, Compression, Durability, LogConfig, SyncMode};
@@ -133,6 +134,7 @@ pub(crate) struct Committer {
     journal: Arc<Journal>,
     logs: Arc<Logs>,
     pool: Arc<Pool>,
+    indexer: Arc<Indexer>,
     settings: Settings,
     /// Logs with records in memory only, and how many bytes those take.
     buffered: Vec<Arc<Log>>,
@@ -199,6 +201,7 @@ impl Committer {
         journal: Arc<Journal>,
         logs: Arc<Logs>,
         pool: Arc<Pool>,
+        indexer: Arc<Indexer>,
         settings: Settings,
         resume: Resume,
     ) -> Self {
@@ -206,6 +209,7 @@ impl Committer {
             journal,
             logs,
             pool,
+            indexer,
             settings,
             buffered: Vec::new(),
             buffered_bytes: 0,
@@ -291,6 +295,11 @@ impl Committer {
         if self.journal.failure().is_none() && !self.closed {
             self.seal(true);
             self.journal.flush();
+            if self.journal.failure().is_none() {
+                let (_, sealed) = self.leave_segment();
+                self.segment.close();
+                self.indexer.take_over(sealed);
+            }
         }
         self.closed = true;
     }

@@ -21,7 +21,7 @@
 //! A position is the segment's base plus the offset in its file.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
@@ -148,6 +148,8 @@ pub(crate) struct Segment {
     bytes: AtomicU64,
     /// Where its frames end, once it is finished.
     pub(crate) end: RwLock<Option<Position>>,
+    /// Whether an index tells where its frames are, and not memory.
+    indexed: AtomicBool,
     /// Damage found, in order, not overlapping.
     pub(crate) holes: RwLock<Vec<Hole>>,
 }
@@ -170,6 +172,7 @@ impl Segment {
             writer: RwLock::default(),
             bytes: AtomicU64::new(bytes),
             end: RwLock::new(Some(base)),
+            indexed: AtomicBool::new(false),
             holes: RwLock::default(),
         }
     }
@@ -193,6 +196,16 @@ impl Segment {
     /// given out.
     pub(crate) fn limit(&self) -> Position {
         self.base.advance(self.life.size)
+    }
+
+    /// Whether an index tells where its frames are, and not memory.
+    pub(crate) fn is_indexed(&self) -> bool {
+        self.indexed.load(Ordering::SeqCst)
+    }
+
+    /// From now on an index tells where its frames are.
+    pub(crate) fn set_indexed(&self) {
+        self.indexed.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn offset(&self, position: Position) -> u64 {

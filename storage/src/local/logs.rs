@@ -11,7 +11,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
-use crate::index::{Place, Places};
+use crate::index::{Chain, Image, Place, Places};
 use crate::record::{Compression, LogConfig, LogInfo};
 use crate::watch::{Watch, Watched};
 
@@ -40,7 +40,10 @@ pub(crate) struct LogState {
     pub(crate) created_end: Position,
     /// End of the newest frame about the log.
     pub(crate) last_end: Position,
+    /// Where its frames are in segments that have no index yet.
     pub(crate) places: Places,
+    /// The segments before, which have one.
+    pub(crate) chain: Chain,
     /// The first record kept, as far as trims are on the device.
     first: Lsn,
     /// Trims on their way there: end of the frame, first record kept after it.
@@ -123,7 +126,7 @@ impl LogState {
     pub(crate) fn apply_trims(&mut self, durable: Position) {
         self.first = self.first(durable);
         self.trims.retain(|(end, _)| *end > durable);
-        self.stored_bytes -= self.places.drop_below(self.first).min(self.stored_bytes);
+        self.places.drop_below(self.first);
         let first = self.first;
         self.damage.retain(|(_, to)| *to > first);
     }
@@ -149,6 +152,57 @@ impl LogState {
             }
         }
         self.damage = merged;
+    }
+
+    /// Records kept and not known to be damaged.
+    pub(crate) fn records(&self) -> u64 {
+        let kept = self.next.since(self.coming_first());
+        let damaged: u64 = self.damage.iter().map(|(from, to)| to.since(*from)).sum();
+        kept.saturating_sub(damaged)
+    }
+
+    /// How the log stands, apart from what is in memory only and what is damaged.
+    pub(crate) fn image(&self, id: LogId, name: Option<LogName>) -> Image {
+        Image {
+            id,
+            name,
+            next: self.journaled_next(),
+            first: self.coming_first(),
+            last_time: self.last_time,
+            created_end: self.created_end,
+            last_end: self.last_end,
+            create_time: self.create_time,
+            update_time: self.update_time,
+            stored_bytes: self.stored_bytes,
+            deleted: self.deleted,
+            config: Arc::clone(&self.config),
+            touched_in: self.touched_in,
+            created_in: self.created_in,
+            chain: self.chain.clone(),
+        }
+    }
+
+    /// Becomes what an image of a later time tells; damage stays known.
+    pub(crate) fn become_image(&mut self, image: &Image) {
+        self.next = image.next;
+        self.first = image.first;
+        self.trims.clear();
+        self.last_time = image.last_time;
+        self.created_end = image.created_end;
+        self.last_end = image.last_end;
+        self.create_time = image.create_time;
+        self.update_time = image.update_time;
+        self.stored_bytes = image.stored_bytes;
+        self.deleted = image.deleted;
+        self.config = Arc::clone(&image.config);
+        self.touched_in = image.touched_in;
+        self.created_in = image.created_in;
+    }
+
+    /// The segment at `base` has an index now, which tells of everything before `limit`.
+    pub(crate) fn seal(&mut self, base: Position, limit: Position) {
+        self.places.drop_before(limit);
+        self.chain.push(base);
     }
 
     /// How the log's frames are compressed.
@@ -194,6 +248,7 @@ impl Log {
                 created_end,
                 last_end: created_end,
                 places: Places::default(),
+                chain: Chain::default(),
                 first: Lsn::ZERO,
                 trims: Vec::new(),
                 buffered: None,
@@ -283,6 +338,11 @@ impl Logs {
     /// Every log that has a name.
     pub(crate) fn all(&self) -> Vec<Arc<Log>> {
         self.0.read().names.values().cloned().collect()
+    }
+
+    /// Every log, those deleted too.
+    pub(crate) fn all_known(&self) -> Vec<Arc<Log>> {
+        self.0.read().ids.values().cloned().collect()
     }
 
     /// Up to `limit` logs with names that start with `prefix` and come after `after`,

@@ -92,7 +92,7 @@ impl Work {
                 next,
                 ..
             } => {
-                let from = survivors(&core, &log, epoch, position, next);
+                let from = survivors(&core, &log, epoch, position, next)?;
                 (from, (from < next).then_some((from, next)))
             }
         };
@@ -130,19 +130,36 @@ impl Work {
 }
 
 /// The lsn up to which what an older cursor has passed is still there.
-fn survivors(core: &Core, log: &Log, epoch: RecoveryEpoch, seen: Position, next: Lsn) -> Lsn {
-    match core.survived(epoch) {
-        Some(end) if seen >= end => {
-            let state = log.state.read();
-            // What came after the loss: written, or in memory only, or nothing yet.
-            let first = state
-                .places
-                .first_beyond(end)
-                .map_or(state.journaled_next(), |place| place.first_lsn);
-            first.min(next)
-        }
-        _ => next,
-    }
+fn survivors(
+    core: &Core,
+    log: &Log,
+    epoch: RecoveryEpoch,
+    seen: Position,
+    next: Lsn,
+) -> Result<Lsn, ReadError> {
+    let Some(end) = core.survived(epoch).filter(|end| seen >= *end) else {
+        return Ok(next);
+    };
+    let (chain, in_memory) = {
+        let state = log.state.read();
+        // What came after the loss: written, or in memory only, or nothing yet.
+        let first = state
+            .places
+            .first_beyond(end)
+            .map_or(state.journaled_next(), |place| place.first_lsn);
+        (state.chain.clone(), first)
+    };
+    let sealed = core
+        .sealed_row(log.id, &chain, |index, _| index.end > end)
+        .map_err(|error| ReadError::Io(Arc::new(error)))?;
+    let first = sealed.map_or(in_memory, |(index, row)| {
+        let entries = index.entries(&row);
+        let beyond = entries.partition_point(|place| place.end() <= end);
+        entries
+            .get(beyond)
+            .map_or(row.next_lsn, |place| place.first_lsn)
+    });
+    Ok(first.min(next))
 }
 
 impl LogScan {

@@ -10,6 +10,7 @@ use crate::directory::LastBegun;
 use crate::disk::{Disk, is_out_of_space};
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
+use crate::indexer::Indexer;
 use crate::journal::body::Link;
 use crate::journal::committer::{Committer, Resume, Settings};
 use crate::journal::pool::Pool;
@@ -61,6 +62,7 @@ impl Recovered {
         report.damage = finished.damages.iter().map(gap_of).collect();
         let logs = Arc::new(finished.logs);
         report.logs = logs.len() as u64;
+        report.records = finished.records;
         let mut segments = self.segments;
         segments.insert(segment.base, Arc::clone(&segment));
         let (base, segment_id) = (segment.base, segment.life.id);
@@ -79,10 +81,14 @@ impl Recovered {
             next_log_counter: self.next_log_counter,
             arrival,
         };
+        self.progress.sound =
+            report.findings.is_empty() && report.damage.is_empty() && !finished.uncertain;
+        let indexer = Arc::new(Indexer::new(self.progress));
         let mut committer = Committer::new(
             Arc::clone(&journal),
             Arc::clone(&logs),
             Arc::clone(&pool),
+            Arc::clone(&indexer),
             Settings {
                 auto_create: config.auto_create,
                 largest_unit: largest_unit(config.segment_bytes),
@@ -117,6 +123,8 @@ impl Recovered {
             damages,
             history,
             pool,
+            indexes: self.indexes,
+            indexer,
             committer,
             quarantine_bytes,
             report,
@@ -188,7 +196,7 @@ impl Recovered {
             clean: self.clean,
             created: self.store.created,
             logs: 0,
-            records: self.drafts.records,
+            records: 0,
             segments: self.segments.len() as u64,
             end,
             duration: Duration::ZERO,

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use crate::codec;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
-use crate::index::Place;
+use crate::index::{Chain, Image, NewRow, Place, SealedIndex};
 use crate::journal::body::{self, Closing, Created};
 use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
+use crate::journal::segment::Life;
 use crate::local::{Log, LogState, Logs};
 use crate::quarantine::Damage;
 use crate::record::LogConfig;
@@ -33,7 +34,9 @@ struct Missing {
 pub(super) struct Drafts {
     logs: HashMap<LogId, Draft>,
     missing: Vec<Missing>,
-    pub(super) records: u64,
+    /// The segment being applied, and the logs it touches.
+    segment: Option<SegmentId>,
+    touched: Vec<LogId>,
     pub(super) arrival: Timestamp,
     /// Damage somewhere from here on that nothing attributes: every log without a later
     /// frame may have lost its newest records.
@@ -47,6 +50,8 @@ pub(super) struct Drafts {
 pub(super) struct Finished {
     pub(super) logs: Logs,
     pub(super) damages: Vec<Damage>,
+    /// Records that can be read.
+    pub(super) records: u64,
     /// Whether logs may have existed of which nothing is left.
     pub(super) uncertain: bool,
 }
@@ -62,6 +67,19 @@ impl Drafts {
                 state: log.state.into_inner(),
             }
         })
+    }
+
+    /// The draft of a log that a segment touches.
+    fn touch(&mut self, id: LogId, segment: SegmentId) -> &mut Draft {
+        if self.segment.replace(segment) != Some(segment) {
+            self.touched.clear();
+        }
+        let draft = self.draft(id);
+        if draft.state.touched_in != Some(segment) {
+            draft.state.touched_in = Some(segment);
+            self.touched.push(id);
+        }
+        self.draft(id)
     }
 
     /// The journal passes a hole that nothing after it attributes.
@@ -137,7 +155,7 @@ impl Drafts {
             return;
         }
         self.lose(hole, header.log_id, expected, header.first_lsn);
-        self.draft(header.log_id).state.touched_in = Some(segment);
+        self.touch(header.log_id, segment);
         let readable = body.and_then(|body| compress::decompress(header.codec(), body));
         let Some(body) = readable else {
             self.lose(header.position, header.log_id, header.first_lsn, next);
@@ -148,10 +166,8 @@ impl Drafts {
         for span in codec::spans(&body) {
             time = time.max(span.own_time.unwrap_or(header.arrival));
         }
-        self.records += u64::from(header.count);
         let state = &mut self.draft(header.log_id).state;
         state.last_time = time;
-        state.touched_in = Some(segment);
         let frame_len = u32::try_from(header.frame_len()).unwrap_or(u32::MAX);
         let (position, first_lsn) = (header.position, header.first_lsn);
         state.set_newest(
@@ -167,10 +183,9 @@ impl Drafts {
 
     fn apply_created(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
         let created = body.and_then(Created::decode);
-        let draft = self.draft(header.log_id);
+        let draft = self.touch(header.log_id, segment);
         draft.state.created_end = header.end();
         draft.state.last_end = draft.state.last_end.max(header.end());
-        draft.state.touched_in = Some(segment);
         draft.state.created_in = Some(segment);
         draft.state.create_time = header.arrival;
         draft.state.update_time = header.arrival;
@@ -185,10 +200,9 @@ impl Drafts {
     fn apply_configured(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
         match body.and_then(body::config) {
             Some(config) => {
-                let state = &mut self.draft(header.log_id).state;
+                let state = &mut self.touch(header.log_id, segment).state;
                 state.config = Arc::new(config);
                 state.update_time = header.arrival;
-                state.touched_in = Some(segment);
                 state.last_end = header.end();
             }
             None => self.lost_settings(header.log_id),
@@ -202,8 +216,7 @@ impl Drafts {
     }
 
     fn apply_trim(&mut self, segment: SegmentId, id: LogId, first: Lsn, end: Position) {
-        let state = &mut self.draft(id).state;
-        state.touched_in = Some(segment);
+        let state = &mut self.touch(id, segment).state;
         state.last_end = state.last_end.max(end);
         let end = state.last_end;
         if first > state.coming_first() {
@@ -212,12 +225,10 @@ impl Drafts {
     }
 
     fn apply_deleted(&mut self, segment: SegmentId, id: LogId, end: Position) {
-        let state = &mut self.draft(id).state;
+        let state = &mut self.touch(id, segment).state;
         state.deleted = true;
-        state.places = crate::index::Places::default();
         state.stored_bytes = 0;
         state.last_end = state.last_end.max(end);
-        state.touched_in = Some(segment);
     }
 
     /// What a directory tells of a frame that is damaged itself.
@@ -235,12 +246,11 @@ impl Drafts {
                 let seen = self.draft(id).state.next;
                 self.lose(position, id, seen, entry.first_lsn);
                 self.lose(position, id, entry.first_lsn, to.unwrap_or(entry.first_lsn));
-                self.draft(id).state.touched_in = Some(segment);
+                self.touch(id, segment);
             }
             Kind::Created => {
-                let draft = self.draft(id);
+                let draft = self.touch(id, segment);
                 draft.state.created_in = Some(segment);
-                draft.state.touched_in = Some(segment);
                 if draft.name.is_none() {
                     draft.name = entry
                         .name
@@ -265,9 +275,7 @@ impl Drafts {
         position: Position,
     ) {
         for closing in closings {
-            let state = &mut self.draft(closing.log_id).state;
-            let seen = state.next;
-            state.touched_in = Some(segment);
+            let seen = self.touch(closing.log_id, segment).state.next;
             if closing.deleted {
                 self.apply_deleted(segment, closing.log_id, position);
             } else {
@@ -307,9 +315,77 @@ impl Drafts {
         closings
     }
 
+    /// Applies a log's entry in a checkpoint.
+    pub(super) fn apply_image(&mut self, image: Image) {
+        let draft = self.draft(image.id);
+        draft.state.become_image(&image);
+        draft.state.chain = image.chain;
+        draft.name = image.name;
+    }
+
+    /// Whether an index goes on where the logs stand: that of a segment behind one that is
+    /// lost, or was indexed differently, does not.
+    pub(super) fn fits(&self, index: &SealedIndex) -> bool {
+        let unknown = Chain::default();
+        index.rows().all(|row| {
+            let draft = self.logs.get(&row.log_id);
+            let (next, chain) = draft.map_or((Lsn::ZERO, &unknown), |draft| {
+                (draft.state.next, &draft.state.chain)
+            });
+            index.image(&row).is_some_and(|image| {
+                // Frames that were trimmed before the index was built are not in it.
+                let goes_on =
+                    row.first_lsn == next || (next..=image.first).contains(&row.first_lsn);
+                image.id == row.log_id && goes_on && chain.below_next() == row.below
+            })
+        })
+    }
+
+    /// Applies the index of a segment that [`Drafts::fits`], in place of its frames.
+    pub(super) fn apply_index(&mut self, index: &SealedIndex) {
+        for row in index.rows() {
+            let Some(image) = index.image(&row) else {
+                continue;
+            };
+            let draft = self.draft(row.log_id);
+            draft.state.become_image(&image);
+            draft.state.chain.push(index.base);
+            if image.name.is_some() {
+                draft.name = image.name;
+            }
+        }
+    }
+
+    /// Builds the index of the segment whose frames were just applied; from then on it
+    /// tells where they are.
+    pub(super) fn seal(
+        &mut self,
+        life: &Life,
+        base: Position,
+        end: Position,
+        chain: u32,
+    ) -> SealedIndex {
+        let limit = base.advance(life.size);
+        if self.segment.replace(life.id) != Some(life.id) {
+            self.touched.clear();
+        }
+        let mut rows = Vec::with_capacity(self.touched.len());
+        for id in std::mem::take(&mut self.touched) {
+            let draft = self.draft(id);
+            rows.push(NewRow {
+                image: draft.state.image(id, draft.name.clone()),
+                places: draft.state.places.within(base, limit).to_vec(),
+                below: draft.state.chain.below_next(),
+            });
+            draft.state.seal(base, limit);
+        }
+        SealedIndex::build(life, base, end, chain, rows)
+    }
+
     /// Everything is applied: logs as they are served.
     pub(super) fn finish(mut self, findings: &mut Vec<String>) -> Finished {
         let logs = Logs::default();
+        let mut records = 0;
         let mut by_id = HashMap::new();
         let mut ids: Vec<LogId> = self.logs.keys().copied().collect();
         ids.sort_unstable();
@@ -331,6 +407,9 @@ impl Drafts {
             // Everything found is on the device by now.
             draft.state.apply_trims(Position::new(u64::MAX));
             let deleted = draft.state.deleted;
+            if !deleted {
+                records += draft.state.records();
+            }
             let log = Arc::new(Log::recovered(id, name, draft.state));
             by_id.insert(id, Arc::clone(&log));
             logs.insert(Arc::clone(&log));
@@ -364,6 +443,7 @@ impl Drafts {
         Finished {
             logs,
             damages,
+            records,
             uncertain: self.uncertain.is_some(),
         }
     }

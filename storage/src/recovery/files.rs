@@ -1,12 +1,11 @@
 //! The files of a store: which hold frames, and what each says of itself.
 
-use std::sync::Arc;
-
 use super::Recovered;
-use super::walk::Bytes;
+use super::walk::{Bytes, Walked};
 use crate::disk::{Disk, DiskFile};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
+use crate::index::index_id;
 use crate::journal::body::Link;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{BadLife, Life, journal_path};
@@ -20,6 +19,14 @@ pub(super) struct Used {
     pub(super) base: Position,
     /// Its link, if that is good, or as much as the next group tells of it.
     pub(super) link: Option<Link>,
+}
+
+/// The last segment, read and walked.
+pub(super) struct LoadedTail {
+    pub(super) bytes: Vec<u8>,
+    /// Whether the page cache had to be believed.
+    pub(super) cached: bool,
+    pub(super) walked: Walked,
 }
 
 impl Used {
@@ -56,8 +63,8 @@ impl Used {
 }
 
 impl Recovered {
-    /// Tells files with frames from files without.
-    pub(super) fn sort_files(&mut self, disk: &Arc<dyn Disk>) -> Result<Vec<Used>, OpenError> {
+    /// Lists the store. Returns the segments that `journal/` names.
+    pub(super) fn list_files(&mut self, disk: &dyn Disk) -> Result<Vec<SegmentId>, OpenError> {
         let list = |directory: &str| {
             disk.list(directory)
                 .map_err(OpenError::io(format!("listing {directory}")))
@@ -70,15 +77,30 @@ impl Recovered {
                     .push(format!("pool/{name} is not one of Wald's files")),
             }
         }
-        let mut used = Vec::new();
+        let mut ids = Vec::new();
         for name in list("journal")? {
-            let Some(id) = segment::id_of(&name) else {
-                self.findings
-                    .push(format!("journal/{name} is not one of Wald's files"));
-                continue;
-            };
+            let half_written = name.strip_suffix(".new");
+            match segment::id_of(&name) {
+                Some(id) => ids.push(id),
+                None if index_id(half_written.unwrap_or(&name)).is_some() => {}
+                None => self
+                    .findings
+                    .push(format!("journal/{name} is not one of Wald's files")),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Tells files with frames from files without.
+    pub(super) fn sort_files(
+        &mut self,
+        disk: &dyn Disk,
+        ids: &[SegmentId],
+    ) -> Result<Vec<Used>, OpenError> {
+        let mut used = Vec::new();
+        for id in ids {
             self.next_id = self.next_id.max(id.next());
-            if let Some(segment) = self.sort_file(disk, id)? {
+            if let Some(segment) = self.sort_file(disk, *id)? {
                 used.push(segment);
             }
         }
@@ -101,7 +123,7 @@ impl Recovered {
 
     pub(super) fn sort_file(
         &mut self,
-        disk: &Arc<dyn Disk>,
+        disk: &dyn Disk,
         id: SegmentId,
     ) -> Result<Option<Used>, OpenError> {
         let path = journal_path(id);
@@ -173,24 +195,28 @@ impl Recovered {
     }
 
     /// A last segment whose first frame never became whole holds nothing: the journal
-    /// had not rolled.
+    /// had not rolled. Returns what the last one that does hold something says.
     pub(super) fn drop_unwritten(
         &mut self,
         disk: &dyn Disk,
         used: &mut Vec<Used>,
-    ) -> Result<(), OpenError> {
+    ) -> Result<Option<LoadedTail>, OpenError> {
         while let Some(last) = used.last() {
-            let (bytes, _) = last.load_tail(disk)?;
+            let (bytes, cached) = last.load_tail(disk)?;
             let walked = last.as_bytes(&bytes).walk_last();
             if walked.end > last.base.advance(LIFE_BYTES) {
-                return Ok(());
+                return Ok(Some(LoadedTail {
+                    bytes,
+                    cached,
+                    walked,
+                }));
             }
             if last.path == journal_path(last.life.id) {
                 self.unused.push(last.life.id);
             }
             used.pop();
         }
-        Ok(())
+        Ok(None)
     }
 }
 

@@ -77,11 +77,7 @@ impl Sample {
         }
         drop(fixture.core);
         let disk = fixture.disk;
-        let names = disk.list("journal").unwrap();
-        let all = names.iter().map(|name| format!("journal/{name}"));
-        let paths: Vec<String> = all
-            .filter(|path| disk.contents(path).unwrap()[FIRST_FRAME + 7] != 0)
-            .collect();
+        let paths = faults::used_paths(&disk);
         assert_eq!(paths.len(), 3);
         let frames = Self::frames(&disk, &paths);
         Self {
@@ -162,9 +158,20 @@ impl Sample {
     }
 
     /// Opens a changed copy; what is served must be right, what is missing must be
-    /// exactly `missing`, named; and every log must go on where it was.
+    /// exactly `missing`, named; and every log must go on where it was: with indexes to
+    /// trust, and without.
     fn check(&self, disk: MemoryDisk, missing: &BTreeMap<&'static str, BTreeSet<u64>>, what: &str) {
-        let fixture = Fixture::on(disk);
+        let bare = without_indexes(&disk);
+        self.check_start(Fixture::on(bare), missing, &format!("{what}, no indexes"));
+        self.check_start(Fixture::on(disk), missing, what);
+    }
+
+    fn check_start(
+        &self,
+        fixture: Fixture,
+        missing: &BTreeMap<&'static str, BTreeSet<u64>>,
+        what: &str,
+    ) {
         for (log, records) in &self.records {
             let (found, named) = read_around(&fixture, log);
             for (lsn, data) in &found {
@@ -233,6 +240,19 @@ impl Sample {
             );
         }
     }
+}
+
+/// The same store without what its indexer has written.
+pub(super) fn without_indexes(disk: &MemoryDisk) -> MemoryDisk {
+    let disk = disk.copy();
+    for directory in ["journal", "checkpoint"] {
+        for name in disk.list(directory).unwrap() {
+            if !name.ends_with(".seg") {
+                disk.remove(&format!("{directory}/{name}")).unwrap();
+            }
+        }
+    }
+    disk
 }
 
 /// What can be read of a log up to where its tail cannot be proven, and where that is.

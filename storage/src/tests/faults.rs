@@ -13,10 +13,12 @@ fn poll_ordered(ticket: &mut Ticket) -> bool {
     ordered.poll(&mut context).is_ready()
 }
 
+/// Segments with frames in them, in order.
 pub(super) fn used_paths(disk: &MemoryDisk) -> Vec<String> {
     disk.list("journal")
         .unwrap()
         .iter()
+        .filter(|n| n.ends_with(".seg"))
         .map(|n| format!("journal/{n}"))
         .filter(|p| disk.contents(p).unwrap()[8192..].iter().any(|b| *b != 0))
         .collect()
@@ -334,12 +336,13 @@ fn what_the_interval_flushed_is_proven_by_a_marker() {
     }
 }
 
-fn one_bad_sector() -> Fixture {
+/// A store with a bad sector over several groups, with an index of the segment and without.
+fn one_bad_sector() -> [Fixture; 2] {
     let f = Fixture::new();
     f.append("z", b"0").unwrap();
-    for n in 0..7u8 {
-        f.append("a", &[n; 4]).unwrap();
-    }
+    let positions: Vec<Position> = (0..7u8)
+        .map(|n| f.append("a", &[n; 4]).unwrap().position.unwrap())
+        .collect();
     for n in 0..8u8 {
         f.append("z", &[n; 4]).unwrap();
     }
@@ -348,24 +351,25 @@ fn one_bad_sector() -> Fixture {
     f.core.idle();
     let Fixture { disk, core, .. } = f;
     let bytes_of = |d: &MemoryDisk, p: &str| d.contents(p).unwrap();
-    let places: Vec<_> = {
-        let l = core.logs.by_name("a").unwrap();
-        let s = l.state.read();
-        s.places.from(0).to_vec()
-    };
     drop(core);
     let path = used_paths(&disk)[0].clone();
     let mut bytes = bytes_of(&disk, &path);
     // One 512-byte sector, aligned, that covers several frames.
-    let at = usize::try_from(places[1].position.get()).unwrap() / 512 * 512 + 512;
+    let at = usize::try_from(positions[1].get()).unwrap() / 512 * 512 + 512;
     bytes[at..at + 512].fill(0);
     disk.replace(&path, bytes);
-    Fixture::on(disk)
+    let bare = damage::without_indexes(&disk);
+    [Fixture::on(disk), Fixture::on(bare)]
 }
 
 #[test]
 fn one_bad_sector_over_several_groups_is_named_whole() {
-    let f = one_bad_sector();
+    for f in one_bad_sector() {
+        is_named_whole(&f);
+    }
+}
+
+fn is_named_whole(f: &Fixture) {
     let mut next = 0;
     while next < 7 {
         match f.read("a", next) {
@@ -384,11 +388,12 @@ fn one_bad_sector_over_several_groups_is_named_whole() {
 
 #[test]
 fn a_scan_over_one_bad_sector_ends() {
-    let f = one_bad_sector();
     let (tx, rx) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let mut scan = f.scan(one("a"), ScanStart::First, false);
-        while let Some(Ok(Some(_))) = next_chunk(&mut scan) {}
+        for f in one_bad_sector() {
+            let mut scan = f.scan(one("a"), ScanStart::First, false);
+            while let Some(Ok(Some(_))) = next_chunk(&mut scan) {}
+        }
         let _ = tx.send(());
     });
     assert!(

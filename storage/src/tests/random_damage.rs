@@ -65,7 +65,15 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
             }
             let Fixture { disk, core, .. } = f;
             drop(core);
-            let paths = used_paths(&disk);
+            let mut paths = used_paths(&disk);
+            if random.random_bool(0.5) {
+                // What the indexer wrote is damaged as well.
+                for directory in ["journal", "checkpoint"] {
+                    let names = disk.list(directory).unwrap();
+                    let written = names.iter().filter(|name| !name.ends_with(".seg"));
+                    paths.extend(written.map(|name| format!("{directory}/{name}")));
+                }
+            }
             for _ in 0..random.random_range(1..4u32) {
                 let path = &paths[random.random_range(0..paths.len())];
                 let Some(mut bytes) = disk.contents(path) else {

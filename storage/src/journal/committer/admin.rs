@@ -96,7 +96,6 @@ impl Committer {
                 let mut state = log.state.write();
                 state.deleted = true;
                 state.last_end = header.end();
-                state.places = crate::index::Places::default();
                 state.stored_bytes = 0;
             }
             self.logs.remove_name(&log);

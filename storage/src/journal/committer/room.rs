@@ -7,6 +7,7 @@ use super::{About, Committer, DIRECTORY_BYTES, GROUP_BYTES, NO_LOG};
 use crate::disk::is_out_of_space;
 use crate::error::AppendError;
 use crate::ids::{LogId, Lsn, SegmentId};
+use crate::indexer::Sealed;
 use crate::journal::LIFE_BYTES;
 use crate::journal::body::{Closing, Link, Seal};
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
@@ -69,7 +70,7 @@ impl Committer {
         if self.journal.failure().is_some() {
             return;
         }
-        let closings = self.closings();
+        let (closings, sealed) = self.leave_segment();
         let link = Link {
             predecessor: Some(self.segment.life.id),
             second: self.before,
@@ -96,16 +97,19 @@ impl Committer {
         self.records = 0;
         self.previous = DirectoryBuilder::default();
         self.link(&link);
+        self.indexer.take_over(sealed);
         self.journal
             .observer
             .roll(self.journal.clock.monotonic().duration_since(started));
     }
 
-    /// How the logs of this segment stand now, unless they are too many to tell.
-    pub(super) fn closings(&mut self) -> Option<Vec<Closing>> {
+    /// How the logs of this segment stand now that it is sealed: for the next link, unless
+    /// they are too many to tell, and for its index.
+    pub(super) fn leave_segment(&mut self) -> (Option<Vec<Closing>>, Sealed) {
         let segment = self.segment.life.id;
         let mut bytes = 0;
         let mut closings = Vec::with_capacity(self.touched.len());
+        let mut logs = Vec::with_capacity(self.touched.len());
         for log in self.touched.drain(..) {
             let state = log.state.read();
             let name = (state.created_in == Some(segment)).then(|| log.name.as_str().to_owned());
@@ -117,8 +121,21 @@ impl Committer {
                 deleted: state.deleted,
                 first_lsn: state.coming_first(),
             });
+            let image = state.image(log.id, Some(log.name.clone()));
+            drop(state);
+            logs.push((log, image));
         }
-        (bytes as u64 <= self.segment.life.size / 8).then_some(closings)
+        let sealed = Sealed {
+            segment: Arc::clone(&self.segment),
+            end: self.end(),
+            chain: self.chain,
+            before: self.before,
+            next_log_counter: self.next_log_counter,
+            arrival: self.arrival,
+            logs,
+        };
+        let few = bytes as u64 <= self.segment.life.size / 8;
+        (few.then_some(closings), sealed)
     }
 
     /// The link tells in its header, and so in the next group's directory, what matters

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::codec;
 use crate::error::ReadError;
 use crate::ids::{Lsn, Position, Timestamp};
+use crate::index::{Place, SealedIndex};
 use crate::journal::frame;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{Hole, Segment};
@@ -234,16 +235,13 @@ impl Work {
             self.skip = kept.since(header.first_lsn);
         }
         let Some(body) = crate::read::plain_body(header, bytes, buffer, from) else {
-            let place = log
-                .state
-                .read()
-                .places
-                .within(header.position, header.end())
-                .first()
-                .copied();
-            if let Some(place) = place {
-                self.core.quarantine(&log, &place);
-            }
+            let place = Place {
+                position: header.position,
+                first_lsn: header.first_lsn,
+                count: header.count,
+                frame_len: u32::try_from(header.frame_len()).unwrap_or(u32::MAX),
+            };
+            self.core.quarantine(&log, &place);
             return self.pass(header.end());
         };
         let batch = StoredBatch {
@@ -341,13 +339,42 @@ impl Work {
             .resynchronise(segment, stop)
             .map_err(|e| ReadError::Io(Arc::new(e)))?;
         segment.add_hole(Hole { from: self.at, to });
-        for log in self.core.logs.all() {
-            let places = log.state.read().places.within(self.at, to).to_vec();
-            for place in places {
-                self.core.quarantine(&log, &place);
-            }
+        let lost: Vec<(Arc<Log>, Place)> = match self
+            .core
+            .sealed_index(segment)
+            .map_err(|e| ReadError::Io(Arc::new(e)))?
+        {
+            Some(index) => self.lost_in_index(&index, to),
+            None => self.lost_in_memory(to),
+        };
+        for (log, place) in lost {
+            self.core.quarantine(&log, &place);
         }
         Ok(())
+    }
+
+    fn lost_in_memory(&self, to: Position) -> Vec<(Arc<Log>, Place)> {
+        let mut lost = Vec::new();
+        for log in self.core.logs.all() {
+            let state = log.state.read();
+            let places = state.places.within(self.at, to);
+            lost.extend(places.iter().map(|place| (Arc::clone(&log), *place)));
+        }
+        lost
+    }
+
+    fn lost_in_index(&self, index: &SealedIndex, to: Position) -> Vec<(Arc<Log>, Place)> {
+        let mut lost = Vec::new();
+        for row in index.rows() {
+            let Some(log) = self.core.logs.by_id(row.log_id) else {
+                continue;
+            };
+            let entries = index.entries(&row);
+            let first = entries.partition_point(|place| place.end() <= self.at);
+            let within = entries.from(first).take_while(|place| place.position < to);
+            lost.extend(within.map(|place| (Arc::clone(&log), place)));
+        }
+        lost
     }
 
     /// The next position where a header verifies, or `stop`.

@@ -1,0 +1,329 @@
+//! Checkpoints: how all logs stood when one segment was left, so that a start reads this
+//! and what came after, and not the history.
+//!
+//! A file of its own per checkpoint, named by the segment it ends with; two are kept.
+//! Layout: magic, version, a message in protobuf wire format, CRC-32C of all before.
+//!
+//! | field | what |
+//! |---|---|
+//! | 1, 2 | store id, low and high half |
+//! | 3, 4 | recovery epoch, counter of the next log id |
+//! | 5 | 1 if the run ended cleanly with this |
+//! | 6 | latest arrival time |
+//! | 7, 8, 9 | last segment, the one before it, header checksum of its last frame |
+//! | 10 | an ended epoch: its number, where what survived of it ends |
+//! | 11 | a segment: id, size, salt, base, end, bytes of its file |
+//! | 12 | a log: its [`Image`] |
+
+use std::io;
+
+use crate::disk::Disk;
+use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::index::Image;
+use crate::journal::frame::crc32c;
+use crate::journal::segment::Life;
+use crate::wire::{self, Value};
+
+const DIRECTORY: &str = "checkpoint";
+const MAGIC: [u8; 8] = *b"WALDCKP\0";
+const VERSION: u32 = 1;
+const HEADER: usize = 12;
+/// So many are kept: the second serves if the first is damaged.
+const KEPT: usize = 2;
+
+/// A sealed segment, as a checkpoint tells of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SegmentEntry {
+    pub(crate) life: Life,
+    pub(crate) base: Position,
+    pub(crate) end: Position,
+    /// Bytes the file takes.
+    pub(crate) bytes: u64,
+}
+
+/// All but the logs, which are many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) store_id: u128,
+    pub(crate) epoch: RecoveryEpoch,
+    pub(crate) next_log_counter: u64,
+    /// Whether the run ended with it.
+    pub(crate) clean: bool,
+    pub(crate) arrival: Timestamp,
+    pub(crate) last: SegmentId,
+    pub(crate) before: Option<SegmentId>,
+    /// Header checksum of the last segment's last frame.
+    pub(crate) chain: u32,
+    pub(crate) history: Vec<(RecoveryEpoch, Position)>,
+    /// In journal order; the last is `last`.
+    pub(crate) segments: Vec<SegmentEntry>,
+}
+
+/// A checkpoint that is being put together.
+pub(crate) struct Writer {
+    last: SegmentId,
+    out: Vec<u8>,
+    part: Vec<u8>,
+}
+
+impl Writer {
+    pub(crate) fn new(summary: &Summary) -> Self {
+        let mut out = Vec::with_capacity(4096 + summary.segments.len() * 48);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        let (low, high) = halves(summary.store_id);
+        wire::put_fixed64(&mut out, 1, low);
+        wire::put_fixed64(&mut out, 2, high);
+        wire::put_uint(&mut out, 3, summary.epoch.get());
+        wire::put_uint(&mut out, 4, summary.next_log_counter);
+        wire::put_uint(&mut out, 5, u64::from(summary.clean));
+        wire::put_fixed64(&mut out, 6, summary.arrival.micros().cast_unsigned());
+        wire::put_uint(&mut out, 7, summary.last.get());
+        wire::put_uint(&mut out, 8, summary.before.map_or(0, SegmentId::get));
+        wire::put_fixed32(&mut out, 9, summary.chain);
+        let mut part = Vec::new();
+        for (epoch, end) in &summary.history {
+            part.clear();
+            wire::put_varint(&mut part, epoch.get());
+            wire::put_varint(&mut part, end.get());
+            wire::put_bytes(&mut out, 10, &part);
+        }
+        for segment in &summary.segments {
+            part.clear();
+            for number in [segment.life.id.get(), segment.life.size, segment.bytes] {
+                wire::put_varint(&mut part, number);
+            }
+            wire::put_varint(&mut part, segment.base.get());
+            wire::put_varint(&mut part, segment.end.since(segment.base));
+            part.extend_from_slice(&segment.life.salt.to_le_bytes());
+            wire::put_bytes(&mut out, 11, &part);
+        }
+        Self {
+            last: summary.last,
+            out,
+            part,
+        }
+    }
+
+    pub(crate) fn add(&mut self, image: &Image) {
+        self.part.clear();
+        image.encode(&mut self.part);
+        wire::put_bytes(&mut self.out, 12, &self.part);
+    }
+
+    /// Puts the file in place, durably, and removes those that are not kept any longer.
+    /// Returns how many bytes it has.
+    pub(crate) fn write(mut self, disk: &dyn Disk) -> io::Result<u64> {
+        let crc = crc32c(&self.out);
+        self.out.extend_from_slice(&crc.to_le_bytes());
+        let (new, path) = (format!("{DIRECTORY}/{}.new", self.last), path(self.last));
+        replace(disk, &new, &path, &self.out)?;
+        disk.sync_directory(DIRECTORY)?;
+        let mut ids = list(disk)?;
+        ids.truncate(ids.len().saturating_sub(KEPT));
+        for id in ids {
+            disk.remove(&self::path(id))?;
+        }
+        Ok(self.out.len() as u64)
+    }
+}
+
+/// Writes a file under a name of its own and moves it to its place, both flushed but not
+/// the directory.
+pub(crate) fn replace(disk: &dyn Disk, new: &str, path: &str, bytes: &[u8]) -> io::Result<()> {
+    let file = match disk.create(new) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            disk.remove(new)?;
+            disk.create(new)?
+        }
+        other => other?,
+    };
+    let written = file.write_all_at(bytes, 0).and_then(|()| file.sync());
+    if let Err(error) = written {
+        // Half a file helps nobody; if this fails too, the next try removes it.
+        let _gone = disk.remove(new);
+        return Err(error);
+    }
+    disk.rename(new, path)
+}
+
+fn path(last: SegmentId) -> String {
+    format!("{DIRECTORY}/{last}.ckp")
+}
+
+/// The checkpoints there are, the oldest first.
+pub(crate) fn list(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
+    let mut ids: Vec<SegmentId> = disk
+        .list(DIRECTORY)?
+        .iter()
+        .filter_map(|name| {
+            let digits = name
+                .strip_suffix(".ckp")
+                .filter(|digits| digits.len() == 16)?;
+            u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+        })
+        .collect();
+    ids.sort_unstable();
+    Ok(ids)
+}
+
+/// The bytes of a checkpoint, verified; `None` if it is damaged, or of another version.
+pub(crate) fn read(disk: &dyn Disk, last: SegmentId) -> io::Result<Option<Vec<u8>>> {
+    let file = disk.open(&path(last))?;
+    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
+    let length = file.read_full_at(&mut bytes, 0)?;
+    bytes.truncate(length);
+    let Some((whole, crc)) = bytes
+        .len()
+        .checked_sub(4)
+        .and_then(|at| bytes.split_at_checked(at))
+    else {
+        return Ok(None);
+    };
+    let good = whole.len() >= HEADER
+        && whole[..8] == MAGIC
+        && whole[8..12] == VERSION.to_le_bytes()
+        && crc32c(whole).to_le_bytes() == *crc;
+    let length = whole.len();
+    bytes.truncate(length);
+    Ok(good.then_some(bytes))
+}
+
+/// Reads what [`read`] returned; each log is given to `log`.
+pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary> {
+    let mut summary = Summary {
+        store_id: 0,
+        epoch: RecoveryEpoch::FIRST,
+        next_log_counter: 1,
+        clean: false,
+        arrival: Timestamp::default(),
+        last: SegmentId::FIRST,
+        before: None,
+        chain: 0,
+        history: Vec::new(),
+        segments: Vec::new(),
+    };
+    let (mut low, mut high) = (0, 0);
+    for field in wire::fields(bytes.get(HEADER..)?) {
+        match field? {
+            (1, Value::Fixed64(half)) => low = half,
+            (2, Value::Fixed64(half)) => high = half,
+            (3, Value::Varint(epoch)) => summary.epoch = RecoveryEpoch::new(epoch),
+            (4, Value::Varint(counter)) => summary.next_log_counter = counter,
+            (5, Value::Varint(flag)) => summary.clean = flag != 0,
+            (6, Value::Fixed64(time)) => {
+                summary.arrival = Timestamp::from_micros(time.cast_signed());
+            }
+            (7, Value::Varint(id)) => summary.last = SegmentId::new(id),
+            (8, Value::Varint(id)) => summary.before = Some(SegmentId::new(id)),
+            (9, Value::Fixed32(chain)) => summary.chain = chain,
+            (10, Value::Bytes(mut part)) => {
+                let epoch = RecoveryEpoch::new(wire::take_varint(&mut part)?);
+                let end = Position::new(wire::take_varint(&mut part)?);
+                summary.history.push((epoch, end));
+            }
+            (11, Value::Bytes(part)) => summary.segments.push(segment(part)?),
+            (12, Value::Bytes(image)) => log(Image::decode(image)?),
+            _ => {}
+        }
+    }
+    summary.store_id = u128::from(high) << 64 | u128::from(low);
+    for segment in &mut summary.segments {
+        segment.life.store_id = summary.store_id;
+    }
+    Some(summary)
+}
+
+fn segment(mut part: &[u8]) -> Option<SegmentEntry> {
+    let mut number = || wire::take_varint(&mut part);
+    let (id, size, bytes, base, length) = (number()?, number()?, number()?, number()?, number()?);
+    let base = Position::new(base);
+    Some(SegmentEntry {
+        life: Life {
+            id: SegmentId::new(id),
+            size,
+            salt: u64::from_le_bytes(part.try_into().ok()?),
+            store_id: 0,
+        },
+        base,
+        end: Position::new(base.get().checked_add(length)?),
+        bytes,
+    })
+}
+
+fn halves(id: u128) -> (u64, u64) {
+    let bytes = id.to_le_bytes();
+    let half = |from: usize| {
+        let mut raw = [0; 8];
+        raw.copy_from_slice(&bytes[from..from + 8]);
+        u64::from_le_bytes(raw)
+    };
+    (half(0), half(8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::MemoryDisk;
+
+    fn summary() -> Summary {
+        let segment = |id| SegmentEntry {
+            life: Life {
+                id: SegmentId::new(id),
+                size: 65536,
+                salt: u64::MAX - id,
+                store_id: 5 << 90 | 3,
+            },
+            base: Position::new(id << 32),
+            end: Position::new((id << 32) + 60_000),
+            bytes: 61_440,
+        };
+        Summary {
+            store_id: 5 << 90 | 3,
+            epoch: RecoveryEpoch::new(4),
+            next_log_counter: 17,
+            clean: true,
+            arrival: Timestamp::from_micros(-1),
+            last: SegmentId::new(9),
+            before: Some(SegmentId::new(8)),
+            chain: 77,
+            history: vec![(RecoveryEpoch::new(2), Position::new(1 << 50))],
+            segments: vec![segment(8), segment(9)],
+        }
+    }
+
+    fn image(id: u64) -> Image {
+        let mut bytes = Vec::new();
+        crate::wire::put_uint(&mut bytes, 1, id);
+        Image::decode(&bytes).unwrap()
+    }
+
+    #[test]
+    fn a_checkpoint_reads_back_two_are_kept_and_damage_is_seen() {
+        let disk = MemoryDisk::new();
+        disk.create_directory(DIRECTORY).unwrap();
+        for last in 7..=9 {
+            let summary = Summary {
+                last: SegmentId::new(last),
+                ..summary()
+            };
+            let mut writer = Writer::new(&summary);
+            writer.add(&image(1));
+            writer.add(&image(2));
+            writer.write(&disk).unwrap();
+        }
+        assert_eq!(list(&disk).unwrap(), [8, 9].map(SegmentId::new));
+        let bytes = read(&disk, SegmentId::new(9)).unwrap().unwrap();
+        let mut ids = Vec::new();
+        let read_back = decode(&bytes, |image| ids.push(image.id.get()));
+        assert_eq!((read_back, ids), (Some(summary()), vec![1, 2]));
+        let file = disk.open(&path(SegmentId::new(9))).unwrap();
+        for at in 0..file.size().unwrap() {
+            let mut byte = [0];
+            file.read_full_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+            assert_eq!(read(&disk, SegmentId::new(9)).unwrap(), None, "byte {at}");
+            file.write_all_at(&byte, at).unwrap();
+        }
+    }
+}

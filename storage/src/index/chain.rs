@@ -1,0 +1,142 @@
+//! The sealed segments that hold something of one log, in a form that takes a few bytes
+//! per log and finds one of n in O(log n) looks.
+//!
+//! A skew-binary list (Myers, "An applicative random-access stack", 1983): the log keeps
+//! the roots of complete binary trees, at most about 2 log n of them; the nodes are rows
+//! in the segments' index files, each of which points to the roots it was put on top of.
+//! Nothing of it grows with history in memory, and no index file is ever changed.
+
+use crate::ids::Position;
+
+/// A row in the index of one segment, with all that hangs below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Node {
+    /// Base of the segment.
+    pub(crate) base: Position,
+    /// Rows in its tree, itself included: 2^k - 1.
+    pub(crate) size: u32,
+}
+
+/// The two trees below a row: the newer and the older half. Both or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Below {
+    pub(crate) newer: Position,
+    pub(crate) older: Position,
+}
+
+/// The rows of one log, the newest last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Chain(Vec<Node>);
+
+impl Chain {
+    /// The chain of which these are the roots, the oldest first.
+    pub(crate) fn of(roots: Vec<Node>) -> Self {
+        Self(roots)
+    }
+
+    pub(crate) fn roots(&self) -> &[Node] {
+        &self.0
+    }
+
+    /// Base of the newest segment in it.
+    pub(crate) fn newest(&self) -> Option<Position> {
+        self.0.last().map(|node| node.base)
+    }
+
+    /// What the next row will have below it.
+    pub(crate) fn below_next(&self) -> Option<Below> {
+        match self.0.as_slice() {
+            [.., older, newer] if older.size == newer.size => Some(Below {
+                newer: newer.base,
+                older: older.base,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Enters the next segment.
+    pub(crate) fn push(&mut self, base: Position) {
+        let mut size = 1;
+        if self.below_next().is_some()
+            && let (Some(newer), Some(older)) = (self.0.pop(), self.0.pop())
+        {
+            size += newer.size + older.size;
+        }
+        if self.0.is_empty() {
+            // Most logs of a million lie in one segment.
+            self.0.reserve_exact(1);
+        }
+        self.0.push(Node { base, size });
+    }
+
+    /// The oldest row for which `holds`, which must be false for all rows up to some row
+    /// and true for all after it. `fetch` gets a row and what is below it.
+    pub(crate) fn oldest<R, E>(
+        &self,
+        mut fetch: impl FnMut(Position) -> Result<(R, Option<Below>), E>,
+        holds: impl Fn(&R) -> bool,
+    ) -> Result<Option<R>, E> {
+        let mut found = None;
+        for root in self.0.iter().rev() {
+            let row = fetch(root.base)?;
+            if !holds(&row.0) {
+                break;
+            }
+            found = Some(row);
+        }
+        let Some((mut row, mut below)) = found else {
+            return Ok(None);
+        };
+        while let Some(Below { newer, older }) = below {
+            let half = fetch(older)?;
+            if holds(&half.0) {
+                (row, below) = half;
+                continue;
+            }
+            let half = fetch(newer)?;
+            if !holds(&half.0) {
+                break;
+            }
+            (row, below) = half;
+        }
+        Ok(Some(row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn every_row_is_found_in_few_looks_and_few_roots_are_kept() {
+        let mut chain = Chain::default();
+        let mut rows: HashMap<Position, Option<Below>> = HashMap::new();
+        for count in 1..=3000u64 {
+            let base = Position::new(count * 10);
+            rows.insert(base, chain.below_next());
+            chain.push(base);
+            assert!(chain.roots().len() <= 2 * (64 - count.leading_zeros() as usize));
+            assert_eq!(chain.newest(), Some(base));
+            if count % 97 != 0 && count > 70 {
+                continue;
+            }
+            for wanted in 0..=count + 1 {
+                let mut looks = 0;
+                let found = chain.oldest(
+                    |base| {
+                        looks += 1;
+                        Ok::<_, ()>((base, rows[&base]))
+                    },
+                    |base| base.get() >= wanted * 10,
+                );
+                let expected = (wanted <= count).then(|| Position::new(wanted.max(1) * 10));
+                assert_eq!(found, Ok(expected), "{wanted} of {count}");
+                assert!(
+                    looks <= 4 * (64 - count.leading_zeros()) + 2,
+                    "{looks} looks"
+                );
+            }
+        }
+    }
+}

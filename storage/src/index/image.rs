@@ -1,0 +1,171 @@
+//! How one log stood at a place of the journal: the closing state in the index of a
+//! segment that touched it, and a log's entry in a checkpoint.
+
+use std::sync::Arc;
+
+use super::chain::{Chain, Node};
+use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::journal::body;
+use crate::record::LogConfig;
+use crate::wire::{self, Value};
+
+/// Everything a start needs to know of a log.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Image {
+    pub(crate) id: LogId,
+    /// `None` if damage took it.
+    pub(crate) name: Option<LogName>,
+    pub(crate) next: Lsn,
+    /// The first record kept.
+    pub(crate) first: Lsn,
+    /// Stored time of the newest record.
+    pub(crate) last_time: Timestamp,
+    pub(crate) created_end: Position,
+    pub(crate) last_end: Position,
+    pub(crate) create_time: Timestamp,
+    pub(crate) update_time: Timestamp,
+    pub(crate) stored_bytes: u64,
+    pub(crate) deleted: bool,
+    pub(crate) config: Arc<LogConfig>,
+    /// The segment that touched it last.
+    pub(crate) touched_in: Option<SegmentId>,
+    pub(crate) created_in: Option<SegmentId>,
+    /// The sealed segments it lies in.
+    pub(crate) chain: Chain,
+}
+
+impl Image {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        wire::put_uint(out, 1, self.id.get());
+        if let Some(name) = &self.name {
+            wire::put_bytes(out, 2, name.as_str().as_bytes());
+        }
+        wire::put_uint(out, 3, self.next.get());
+        wire::put_uint(out, 4, self.first.get());
+        for (field, time) in [
+            (5, self.last_time),
+            (6, self.create_time),
+            (7, self.update_time),
+        ] {
+            wire::put_fixed64(out, field, time.micros().cast_unsigned());
+        }
+        wire::put_uint(out, 8, self.created_end.get());
+        wire::put_uint(out, 9, self.last_end.get());
+        wire::put_uint(out, 10, self.stored_bytes);
+        wire::put_uint(out, 11, u64::from(self.deleted));
+        let mut part = Vec::new();
+        body::put_config(&mut part, &self.config);
+        if !part.is_empty() {
+            wire::put_bytes(out, 12, &part);
+        }
+        wire::put_uint(out, 13, self.touched_in.map_or(0, SegmentId::get));
+        wire::put_uint(out, 14, self.created_in.map_or(0, SegmentId::get));
+        part.clear();
+        for node in self.chain.roots() {
+            wire::put_varint(&mut part, node.base.get());
+            wire::put_varint(&mut part, u64::from(node.size));
+        }
+        if !part.is_empty() {
+            wire::put_bytes(out, 15, &part);
+        }
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut image = Self {
+            id: LogId::new(0),
+            name: None,
+            next: Lsn::ZERO,
+            first: Lsn::ZERO,
+            last_time: Timestamp::default(),
+            created_end: Position::ZERO,
+            last_end: Position::ZERO,
+            create_time: Timestamp::default(),
+            update_time: Timestamp::default(),
+            stored_bytes: 0,
+            deleted: false,
+            config: Arc::default(),
+            touched_in: None,
+            created_in: None,
+            chain: Chain::default(),
+        };
+        let segment = |id| (id != 0).then(|| SegmentId::new(id));
+        let time = |bits: u64| Timestamp::from_micros(bits.cast_signed());
+        for field in wire::fields(input) {
+            match field? {
+                (1, Value::Varint(id)) => image.id = LogId::new(id),
+                (2, Value::Bytes(name)) => {
+                    image.name = Some(LogName::new(std::str::from_utf8(name).ok()?).ok()?);
+                }
+                (3, Value::Varint(lsn)) => image.next = Lsn::new(lsn),
+                (4, Value::Varint(lsn)) => image.first = Lsn::new(lsn),
+                (5, Value::Fixed64(bits)) => image.last_time = time(bits),
+                (6, Value::Fixed64(bits)) => image.create_time = time(bits),
+                (7, Value::Fixed64(bits)) => image.update_time = time(bits),
+                (8, Value::Varint(end)) => image.created_end = Position::new(end),
+                (9, Value::Varint(end)) => image.last_end = Position::new(end),
+                (10, Value::Varint(bytes)) => image.stored_bytes = bytes,
+                (11, Value::Varint(flag)) => image.deleted = flag != 0,
+                (12, Value::Bytes(config)) => image.config = Arc::new(body::config(config)?),
+                (13, Value::Varint(id)) => image.touched_in = segment(id),
+                (14, Value::Varint(id)) => image.created_in = segment(id),
+                (15, Value::Bytes(roots)) => image.chain = chain(roots)?,
+                _ => {}
+            }
+        }
+        Some(image)
+    }
+}
+
+fn chain(mut input: &[u8]) -> Option<Chain> {
+    let mut roots = Vec::new();
+    while !input.is_empty() {
+        roots.push(Node {
+            base: Position::new(wire::take_varint(&mut input)?),
+            size: u32::try_from(wire::take_varint(&mut input)?).ok()?,
+        });
+    }
+    roots.shrink_to_fit();
+    Some(Chain::of(roots))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Compression, SyncMode};
+
+    #[test]
+    fn an_image_reads_back() {
+        let mut chain = Chain::default();
+        for base in 0..11 {
+            chain.push(Position::new(base << 40));
+        }
+        let image = Image {
+            id: LogId::new(7 << 40 | 9),
+            name: Some(LogName::new("flights/é").unwrap()),
+            next: Lsn::new(u64::MAX),
+            first: Lsn::new(3),
+            last_time: Timestamp::from_micros(i64::MIN),
+            created_end: Position::new(1),
+            last_end: Position::new(2),
+            create_time: Timestamp::from_micros(-5),
+            update_time: Timestamp::from_micros(5),
+            stored_bytes: 99,
+            deleted: true,
+            config: Arc::new(LogConfig {
+                sync_mode: Some(SyncMode::Manual),
+                compression: Some(Compression::Lz4),
+                max_record_bytes: Some(10),
+            }),
+            touched_in: Some(SegmentId::new(4)),
+            created_in: None,
+            chain,
+        };
+        let mut bytes = Vec::new();
+        image.encode(&mut bytes);
+        assert_eq!(Image::decode(&bytes), Some(image));
+        for end in 0..bytes.len() {
+            // Cut anywhere it is refused or read as less, and never panics.
+            let _shorter = Image::decode(&bytes[..end]);
+        }
+    }
+}

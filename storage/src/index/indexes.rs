@@ -1,0 +1,122 @@
+//! Indexes of sealed segments: read when they are needed, kept while there is room.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::sealed::{SealedIndex, index_path};
+use crate::disk::Disk;
+use crate::ids::SegmentId;
+use crate::journal::segment::Segment;
+
+/// Indexes read are kept up to this.
+const CACHE_BYTES: usize = 32 << 20;
+
+/// The indexes of all sealed segments.
+pub(crate) struct Indexes {
+    disk: Arc<dyn Disk>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Those that no file holds (yet).
+    pinned: HashMap<SegmentId, Arc<SealedIndex>>,
+    cached: HashMap<SegmentId, (Arc<SealedIndex>, u64)>,
+    cached_bytes: usize,
+    /// Counts uses: the smallest number is the least recently used.
+    uses: u64,
+}
+
+impl Indexes {
+    pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
+        Self {
+            disk,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Keeps an index in memory until its file is written.
+    pub(crate) fn pin(&self, index: Arc<SealedIndex>) {
+        self.state.lock().pinned.insert(index.segment, index);
+    }
+
+    /// Its file is written: from now on it is read when it is needed.
+    pub(crate) fn unpin(&self, segment: SegmentId) {
+        let mut state = self.state.lock();
+        if let Some(index) = state.pinned.remove(&segment) {
+            state.keep(segment, index);
+        }
+    }
+
+    /// The index of a sealed segment; `None` if there is none that is good.
+    pub(crate) fn get(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
+        let id = segment.life.id;
+        {
+            let mut state = self.state.lock();
+            state.uses += 1;
+            let use_number = state.uses;
+            if let Some(index) = state.pinned.get(&id) {
+                return Ok(Some(Arc::clone(index)));
+            }
+            if let Some((index, used)) = state.cached.get_mut(&id) {
+                *used = use_number;
+                return Ok(Some(Arc::clone(index)));
+            }
+        }
+        let Some(index) = read(&*self.disk, id)?
+            .filter(|index| index.is_of(&segment.life, segment.base))
+            .map(Arc::new)
+        else {
+            return Ok(None);
+        };
+        self.state.lock().keep(id, Arc::clone(&index));
+        Ok(Some(index))
+    }
+}
+
+impl State {
+    fn keep(&mut self, id: SegmentId, index: Arc<SealedIndex>) {
+        let bytes = index.bytes().len();
+        self.uses += 1;
+        if let Some((old, _)) = self.cached.insert(id, (index, self.uses)) {
+            self.cached_bytes -= old.bytes().len();
+        }
+        self.cached_bytes += bytes;
+        if self.cached_bytes <= CACHE_BYTES {
+            return;
+        }
+        // A quarter goes at a time, so that finding the oldest does not cost every miss.
+        let mut by_use: Vec<(u64, SegmentId)> = self
+            .cached
+            .iter()
+            .map(|(id, (_, used))| (*used, *id))
+            .collect();
+        by_use.sort_unstable();
+        by_use.pop();
+        for (_, id) in by_use {
+            if self.cached_bytes <= CACHE_BYTES / 4 * 3 {
+                break;
+            }
+            if let Some((old, _)) = self.cached.remove(&id) {
+                self.cached_bytes -= old.bytes().len();
+            }
+        }
+    }
+}
+
+/// Reads an index file; `None` if there is none that is good.
+pub(crate) fn read(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<SealedIndex>> {
+    let file = match disk.open(&index_path(id)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
+    let length = file.read_full_at(&mut bytes, 0)?;
+    bytes.truncate(length);
+    Ok(SealedIndex::decode(Bytes::from(bytes)))
+}

@@ -1,0 +1,406 @@
+//! The index of one sealed segment, as its file holds it: which logs it touches, where
+//! each one's frames are, and how each one stood when the segment was left.
+//!
+//! ```text
+//! 0       8         12      16           24     32     40    48      52     56        60      64
+//! +-------+---------+-------+------------+------+------+-----+-------+------+---------+-------+
+//! | magic | version | flags | segment id | salt | base | end | chain | rows | entries | zeros |
+//! +-------+---------+-------+------------+------+------+-----+-------+------+---------+-------+
+//! +------------------+---------------------+--------+-----+
+//! | rows, 64 B each, | entries, 16 B each, | images | crc |
+//! | by log id        | by log id and lsn   |        |     |
+//! +------------------+---------------------+--------+-----+
+//!
+//! row:   log id, first lsn, next lsn, last time, newer, older (8 B each; see the chain),
+//!        first entry, entries, image at, image bytes (4 B each)
+//! entry: offset in the segment, lsn less the row's first lsn, records, frame bytes (4 B each)
+//! ```
+
+use bytes::Bytes;
+
+use super::chain::{Below, Chain};
+use super::{Image, Place};
+use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
+use crate::journal::frame::crc32c;
+use crate::journal::segment::Life;
+
+const MAGIC: [u8; 8] = *b"WALDIDX\0";
+const VERSION: u32 = 1;
+const HEADER: usize = 64;
+const ROW: usize = 64;
+const ENTRY: usize = 16;
+/// "Nothing below": no segment has this base.
+const NONE: u64 = u64::MAX;
+
+/// Name of a segment's index file.
+pub(crate) fn index_path(id: SegmentId) -> String {
+    format!("journal/{id}.idx")
+}
+
+/// The id in an index file's name.
+pub(crate) fn index_id(name: &str) -> Option<SegmentId> {
+    let digits = name
+        .strip_suffix(".idx")
+        .filter(|digits| digits.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+}
+
+/// What one log has in a segment, to be put into its index.
+pub(crate) struct NewRow {
+    pub(crate) image: Image,
+    pub(crate) places: Vec<Place>,
+    pub(crate) below: Option<Below>,
+}
+
+/// What one log has in a segment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) log_id: LogId,
+    /// The first lsn the segment holds of it; its next lsn if that is none.
+    pub(crate) first_lsn: Lsn,
+    /// The log's next lsn when the segment was left.
+    pub(crate) next_lsn: Lsn,
+    /// Stored time of its newest record then.
+    pub(crate) last_time: Timestamp,
+    pub(crate) below: Option<Below>,
+    first_entry: u32,
+    entries: u32,
+    image_at: u32,
+    image_bytes: u32,
+}
+
+/// The index of one sealed segment.
+#[derive(Debug, Clone)]
+pub(crate) struct SealedIndex {
+    bytes: Bytes,
+    pub(crate) segment: SegmentId,
+    salt: u64,
+    pub(crate) base: Position,
+    /// Where the segment's frames end.
+    pub(crate) end: Position,
+    /// Header checksum of its last frame.
+    pub(crate) chain: u32,
+    rows: usize,
+    entries: usize,
+    /// Made from the frames of its segment alone: it does not know what is below.
+    partial: bool,
+}
+
+impl SealedIndex {
+    /// Puts the index of a segment together.
+    ///
+    /// # Panics
+    /// Never for a segment of at most 4 GiB: what is in it is counted in 32 bits.
+    pub(crate) fn build(
+        life: &Life,
+        base: Position,
+        end: Position,
+        chain: u32,
+        mut rows: Vec<NewRow>,
+    ) -> Self {
+        rows.sort_unstable_by_key(|row| row.image.id);
+        let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
+        let entries: usize = rows.iter().map(|row| row.places.len()).sum();
+        let mut out = Vec::with_capacity(HEADER + rows.len() * (ROW + 64) + entries * ENTRY);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&0u32.to_le_bytes());
+        for number in [life.id.get(), life.salt, base.get(), end.get()] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        for number in [chain, count(rows.len()), count(entries), 0] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        debug_assert_eq!(out.len(), HEADER);
+        let mut images = Vec::new();
+        let mut entry = 0;
+        for row in &mut rows {
+            let image_at = images.len();
+            // The chain is what the rows themselves are.
+            row.image.chain = Chain::default();
+            row.image.encode(&mut images);
+            let first = row
+                .places
+                .first()
+                .map_or(row.image.next, |place| place.first_lsn);
+            let last_time = row.image.last_time.micros().cast_unsigned();
+            for number in [
+                row.image.id.get(),
+                first.get(),
+                row.image.next.get(),
+                last_time,
+                row.below.map_or(NONE, |below| below.newer.get()),
+                row.below.map_or(NONE, |below| below.older.get()),
+            ] {
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            let image_bytes = images.len() - image_at;
+            for number in [entry, row.places.len(), image_at, image_bytes] {
+                out.extend_from_slice(&count(number).to_le_bytes());
+            }
+            entry += row.places.len();
+        }
+        for row in &rows {
+            let first = row
+                .places
+                .first()
+                .map_or(Lsn::ZERO, |place| place.first_lsn);
+            for place in &row.places {
+                let offset = u32::try_from(place.position.since(base)).unwrap_or(u32::MAX);
+                let lsn = u32::try_from(place.first_lsn.since(first)).unwrap_or(u32::MAX);
+                for number in [offset, lsn, place.count, place.frame_len] {
+                    out.extend_from_slice(&number.to_le_bytes());
+                }
+            }
+        }
+        out.extend_from_slice(&images);
+        let crc = crc32c(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        Self {
+            bytes: Bytes::from(out),
+            segment: life.id,
+            salt: life.salt,
+            base,
+            end,
+            chain,
+            rows: rows.len(),
+            entries,
+            partial: false,
+        }
+    }
+
+    /// The same, made from the frames of its segment alone.
+    pub(crate) fn into_partial(self) -> Self {
+        Self {
+            partial: true,
+            ..self
+        }
+    }
+
+    /// Whether it knows its own segment only, and is not to be written.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.partial
+    }
+
+    /// Reads one; `None` if it is damaged, or not one of this version's.
+    pub(crate) fn decode(bytes: Bytes) -> Option<Self> {
+        let (whole, crc) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
+        if whole.len() < HEADER || whole[..8] != MAGIC || crc32c(whole).to_le_bytes() != *crc {
+            return None;
+        }
+        let number = |at| u32_at(whole, at);
+        if number(8) != VERSION || number(12) != 0 {
+            return None;
+        }
+        let (rows, entries) = (number(52) as usize, number(56) as usize);
+        if HEADER + rows * ROW + entries * ENTRY > whole.len() {
+            return None;
+        }
+        Some(Self {
+            segment: SegmentId::new(u64_at(whole, 16)),
+            salt: u64_at(whole, 24),
+            base: Position::new(u64_at(whole, 32)),
+            end: Position::new(u64_at(whole, 40)),
+            chain: number(48),
+            rows,
+            entries,
+            bytes,
+            partial: false,
+        })
+    }
+
+    /// The file.
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// Whether it is that of this very life of a segment.
+    pub(crate) fn is_of(&self, life: &Life, base: Position) -> bool {
+        (self.segment, self.salt, self.base) == (life.id, life.salt, base)
+    }
+
+    fn row_at(&self, index: usize) -> Row {
+        let at = HEADER + index * ROW;
+        let long = |field: usize| u64_at(&self.bytes, at + field * 8);
+        let short = |field: usize| u32_at(&self.bytes, at + 48 + field * 4);
+        let below = (long(4) != NONE).then(|| Below {
+            newer: Position::new(long(4)),
+            older: Position::new(long(5)),
+        });
+        Row {
+            log_id: LogId::new(long(0)),
+            first_lsn: Lsn::new(long(1)),
+            next_lsn: Lsn::new(long(2)),
+            last_time: Timestamp::from_micros(long(3).cast_signed()),
+            below,
+            first_entry: short(0),
+            entries: short(1),
+            image_at: short(2),
+            image_bytes: short(3),
+        }
+    }
+
+    /// All rows, by log id.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = Row> + '_ {
+        (0..self.rows).map(|index| self.row_at(index))
+    }
+
+    /// What a log has here.
+    pub(crate) fn row(&self, log: LogId) -> Option<Row> {
+        let (mut low, mut high) = (0, self.rows);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.row_at(middle).log_id < log {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        (low < self.rows)
+            .then(|| self.row_at(low))
+            .filter(|row| row.log_id == log)
+    }
+
+    /// Where the frames of a row are.
+    pub(crate) fn entries(&self, row: &Row) -> Entries {
+        let first = (row.first_entry as usize).min(self.entries);
+        let count = (row.entries as usize).min(self.entries - first);
+        let from = HEADER + self.rows * ROW + first * ENTRY;
+        Entries {
+            bytes: self.bytes.slice(from..from + count * ENTRY),
+            base: self.base,
+            first_lsn: row.first_lsn,
+        }
+    }
+
+    /// How the log of a row stood when the segment was left.
+    pub(crate) fn image(&self, row: &Row) -> Option<Image> {
+        Image::decode(self.image_bytes(row)?)
+    }
+
+    fn image_bytes(&self, row: &Row) -> Option<&[u8]> {
+        let images = HEADER + self.rows * ROW + self.entries * ENTRY;
+        let from = images + row.image_at as usize;
+        let end = self.bytes.len() - 4;
+        self.bytes[..end].get(from..from + row.image_bytes as usize)
+    }
+}
+
+/// Places of one log's frames in one sealed segment.
+#[derive(Debug, Clone)]
+pub(crate) struct Entries {
+    bytes: Bytes,
+    base: Position,
+    first_lsn: Lsn,
+}
+
+impl Entries {
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() / ENTRY
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<Place> {
+        let at = index * ENTRY;
+        let entry = self.bytes.get(at..at + ENTRY)?;
+        Some(Place {
+            position: self.base.advance(u64::from(u32_at(entry, 0))),
+            first_lsn: self.first_lsn.advance(u64::from(u32_at(entry, 4))),
+            count: u32_at(entry, 8),
+            frame_len: u32_at(entry, 12),
+        })
+    }
+
+    pub(crate) fn from(&self, index: usize) -> impl Iterator<Item = Place> + '_ {
+        (index..self.len()).filter_map(|index| self.get(index))
+    }
+
+    /// Index of the first place for which `before` is false; it is true up to some place.
+    pub(crate) fn partition_point(&self, before: impl Fn(&Place) -> bool) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.get(middle) {
+                Some(place) if before(&place) => low = middle + 1,
+                _ => high = middle,
+            }
+        }
+        low
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut raw = [0; 4];
+    raw.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(raw)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut raw = [0; 8];
+    raw.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index() -> SealedIndex {
+        let life = Life {
+            id: SegmentId::new(3),
+            size: 65536,
+            salt: 9,
+            store_id: 1,
+        };
+        let base = Position::new(1 << 33);
+        let rows = [5u64, 2, 9].map(|id| {
+            let mut bytes = Vec::new();
+            crate::wire::put_uint(&mut bytes, 1, id);
+            crate::wire::put_uint(&mut bytes, 3, 100 + id);
+            let places = (0..id).map(|index| Place {
+                position: base.advance(8192 + id * 64 + index * 1024),
+                first_lsn: Lsn::new(100 + index),
+                count: 1,
+                frame_len: 64,
+            });
+            NewRow {
+                image: Image::decode(&bytes).unwrap(),
+                places: places.collect(),
+                below: (id == 9).then_some(Below {
+                    newer: Position::new(8),
+                    older: Position::ZERO,
+                }),
+            }
+        });
+        SealedIndex::build(&life, base, base.advance(60_000), 77, rows.into())
+    }
+
+    #[test]
+    fn an_index_finds_each_log_and_each_lsn_also_when_read_back() {
+        let built = index();
+        let read = SealedIndex::decode(built.bytes().clone()).unwrap();
+        assert_eq!((read.end, read.chain), (built.end, 77));
+        let ids: Vec<u64> = read.rows().map(|row| row.log_id.get()).collect();
+        assert_eq!(ids, [2, 5, 9]);
+        assert!(read.row(LogId::new(4)).is_none());
+        let row = read.row(LogId::new(9)).unwrap();
+        assert_eq!(row.below.unwrap().older, Position::ZERO);
+        assert_eq!(read.image(&row).unwrap().next, Lsn::new(109));
+        let entries = read.entries(&row);
+        assert_eq!(entries.len(), 9);
+        let index = entries.partition_point(|place| place.next_lsn() <= Lsn::new(104));
+        assert_eq!(entries.get(index).unwrap().first_lsn, Lsn::new(104));
+        assert_eq!(entries.from(7).count(), 2);
+    }
+
+    #[test]
+    fn no_flipped_bit_and_no_cut_passes() {
+        let bytes = index().bytes().to_vec();
+        for at in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << (at % 8);
+            assert!(SealedIndex::decode(flipped.into()).is_none(), "byte {at}");
+            let cut = bytes[..at].to_vec();
+            assert!(SealedIndex::decode(cut.into()).is_none(), "cut at {at}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What happens to a segment once it is sealed: its index is built and written, the places
+//! of its frames leave memory, and every so often a checkpoint of all logs is written.
+//!
+//! None of it is needed for what was promised: a start that finds an index or a checkpoint
+//! missing reads the segments instead. So a lack of space delays it and stops nothing.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
+use crate::disk::is_out_of_space;
+use crate::ids::{Position, SegmentId, Timestamp};
+use crate::index::{Image, NewRow, SealedIndex, index_path};
+use crate::journal::segment::Segment;
+use crate::local::{Core, Log};
+
+/// A roll waits while more sealed segments than this have no index: a start has to read
+/// those.
+const MOST_WAITING: usize = 2;
+
+/// A checkpoint is written when this many segments were sealed since the last one, and
+/// this many times its size: so it costs a bounded share of what is written.
+const CHECKPOINT_SEGMENTS: u64 = 8;
+const CHECKPOINT_SHARE: u64 = 4;
+
+/// How long a lack of space is left alone.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A segment that was just left, and how it and its logs stood then.
+pub(crate) struct Sealed {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) end: Position,
+    /// Header checksum of its last frame.
+    pub(crate) chain: u32,
+    pub(crate) before: Option<SegmentId>,
+    pub(crate) next_log_counter: u64,
+    pub(crate) arrival: Timestamp,
+    /// Every log that it touches.
+    pub(crate) logs: Vec<(Arc<Log>, Image)>,
+}
+
+/// How far indexes and checkpoints are.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// Built and not written yet.
+    pub(crate) unwritten: VecDeque<Arc<SealedIndex>>,
+    /// Whether the store is whole: of a damaged one no checkpoint is written, so that
+    /// every start finds the damage again.
+    pub(crate) sound: bool,
+    /// Bytes of segments that a start would read indexes of.
+    pub(crate) since_checkpoint: u64,
+    pub(crate) checkpoint_bytes: u64,
+    newest: Option<Newest>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Sealed>,
+    /// Whether a thread works it off.
+    running: bool,
+    /// Whether there is no space to write to.
+    stuck: bool,
+    stopped: bool,
+}
+
+/// Indexes what is sealed.
+#[derive(Default)]
+pub(crate) struct Indexer {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Held by whoever works: segments are indexed one by one, in order.
+    progress: Mutex<Progress>,
+}
+
+/// The newest segment with an index, as a checkpoint must tell of it.
+struct Newest {
+    id: SegmentId,
+    before: Option<SegmentId>,
+    end: Position,
+    chain: u32,
+    next_log_counter: u64,
+    arrival: Timestamp,
+}
+
+impl Indexer {
+    pub(crate) fn new(progress: Progress) -> Self {
+        Self {
+            progress: Mutex::new(progress),
+            ..Self::default()
+        }
+    }
+
+    /// Takes over a sealed segment; waits while too many have no index yet.
+    pub(crate) fn take_over(&self, sealed: Sealed) {
+        let mut queue = self.queue.lock();
+        queue.waiting.push_back(sealed);
+        self.changed.notify_all();
+        while queue.running && !queue.stuck && !queue.stopped && queue.waiting.len() > MOST_WAITING
+        {
+            self.changed.wait(&mut queue);
+        }
+    }
+
+    /// Body of the indexing thread, until stopped.
+    ///
+    /// # Errors
+    /// Anything but a lack of space: the journal must fail.
+    pub(crate) fn run(&self, core: &Core) -> io::Result<()> {
+        self.queue.lock().running = true;
+        loop {
+            {
+                let mut queue = self.queue.lock();
+                while queue.waiting.is_empty() && !queue.stopped {
+                    if queue.stuck {
+                        let timeout = self.changed.wait_for(&mut queue, RETRY_AFTER);
+                        if timeout.timed_out() {
+                            break;
+                        }
+                    } else {
+                        self.changed.wait(&mut queue);
+                    }
+                }
+                if queue.stopped {
+                    return Ok(());
+                }
+            }
+            let done = self.work(core, false);
+            if done.is_err() {
+                let mut queue = self.queue.lock();
+                queue.running = false;
+                self.changed.notify_all();
+            }
+            done?;
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.queue.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Indexes all that waits, writes what is not written, and a checkpoint if one is
+    /// due; at the end of a run always.
+    pub(crate) fn work(&self, core: &Core, ends: bool) -> io::Result<()> {
+        let mut progress = self.progress.lock();
+        loop {
+            let sealed = {
+                let mut queue = self.queue.lock();
+                let sealed = queue.waiting.pop_front();
+                self.changed.notify_all();
+                sealed
+            };
+            let Some(sealed) = sealed else { break };
+            progress.since_checkpoint += sealed.segment.file_bytes();
+            core.index_sealed(sealed, &mut progress);
+        }
+        let result = core.write_indexes(&mut progress).and_then(|()| {
+            let least = (CHECKPOINT_SEGMENTS * core.config.segment_bytes)
+                .max(CHECKPOINT_SHARE * progress.checkpoint_bytes);
+            let due = ends || progress.since_checkpoint >= least;
+            if due && progress.sound && core.damages.is_empty() {
+                core.write_checkpoint(ends, &mut progress)
+            } else {
+                Ok(())
+            }
+        });
+        let stuck = match result {
+            Ok(()) => false,
+            Err(error) if is_out_of_space(&error) => {
+                tracing::warn!(%error, "no space for an index or a checkpoint; the next start takes longer");
+                true
+            }
+            Err(error) => return Err(error),
+        };
+        self.queue.lock().stuck = stuck;
+        self.changed.notify_all();
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Builds the index of a segment; from then on it tells where the frames are.
+    fn index_sealed(&self, sealed: Sealed, progress: &mut Progress) {
+        let Sealed {
+            segment,
+            end,
+            chain,
+            before,
+            next_log_counter,
+            arrival,
+            logs,
+        } = sealed;
+        let (from, limit) = (segment.first(), segment.limit());
+        let mut rows = Vec::with_capacity(logs.len());
+        let mut touched = Vec::with_capacity(logs.len());
+        for (log, image) in logs {
+            let (places, below) = {
+                let state = log.state.read();
+                let places = state.places.within(from, limit).to_vec();
+                (places, state.chain.below_next())
+            };
+            rows.push(NewRow {
+                image,
+                places,
+                below,
+            });
+            touched.push(log);
+        }
+        let index = SealedIndex::build(&segment.life, segment.base, end, chain, rows);
+        let index = Arc::new(index);
+        self.indexes.pin(Arc::clone(&index));
+        segment.set_indexed();
+        for log in touched {
+            log.state.write().seal(segment.base, limit);
+        }
+        progress.unwritten.push_back(index);
+        progress.newest = Some(Newest {
+            id: segment.life.id,
+            before,
+            end,
+            chain,
+            next_log_counter,
+            arrival,
+        });
+    }
+
+    fn write_indexes(&self, progress: &mut Progress) -> io::Result<()> {
+        let mut written = Vec::new();
+        let mut result = Ok(());
+        while let Some(index) = progress.unwritten.front() {
+            let path = index_path(index.segment);
+            let new = format!("{path}.new");
+            result = checkpoint::replace(&*self.disk, &new, &path, index.bytes());
+            if result.is_err() {
+                break;
+            }
+            written.push(index.segment);
+            progress.unwritten.pop_front();
+        }
+        if written.is_empty() {
+            return result;
+        }
+        self.disk.sync_directory("journal")?;
+        for segment in written {
+            self.indexes.unpin(segment);
+        }
+        result
+    }
+
+    /// Writes how all logs stood at the end of the newest indexed segment.
+    fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<()> {
+        let Some(newest) = &progress.newest else {
+            return Ok(());
+        };
+        let started = self.journal.clock.monotonic();
+        let mut writer = Writer::new(&self.summary(newest, ends));
+        for log in self.logs.all_known() {
+            let image = {
+                let state = log.state.read();
+                if state.created_end > newest.end {
+                    continue;
+                }
+                if state.last_end <= newest.end {
+                    Ok(state.image(log.id, Some(log.name.clone())))
+                } else {
+                    Err(state.chain.clone())
+                }
+            };
+            match image {
+                Ok(image) => writer.add(&image),
+                // It has moved on: the newest index that tells of it knows how it stood.
+                Err(chain) => {
+                    let row = chain.newest().and_then(|base| {
+                        let segment = self.journal.segment_at(base)?;
+                        let index = self.indexes.get(&segment).ok().flatten()?;
+                        index.image(&index.row(log.id)?)
+                    });
+                    match row {
+                        Some(image) => writer.add(&Image { chain, ..image }),
+                        // Its index is damaged: the next start finds that out.
+                        None => return Ok(()),
+                    }
+                }
+            }
+        }
+        progress.checkpoint_bytes = writer.write(&*self.disk)?;
+        progress.since_checkpoint = 0;
+        let took = self.journal.clock.monotonic().duration_since(started);
+        self.journal.observer.checkpoint(took);
+        Ok(())
+    }
+
+    fn summary(&self, newest: &Newest, clean: bool) -> Summary {
+        let segments = self.journal.segments.read();
+        let segments = segments
+            .values()
+            .filter(|segment| segment.base <= newest.end)
+            .map(|segment| SegmentEntry {
+                life: segment.life,
+                base: segment.base,
+                end: segment.end.read().unwrap_or(newest.end),
+                bytes: segment.file_bytes(),
+            })
+            .collect();
+        Summary {
+            store_id: self.store_id,
+            epoch: self.journal.recovery_epoch,
+            next_log_counter: newest.next_log_counter,
+            clean,
+            arrival: newest.arrival,
+            last: newest.id,
+            before: newest.before,
+            chain: newest.chain,
+            history: self.history.clone(),
+            segments,
+        }
+    }
+}
