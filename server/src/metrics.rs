@@ -14,10 +14,10 @@ use std::time::Duration;
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Encoder, Error, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Error, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use wald_storage::{AppendError, Durability, RecoveryEpoch, Statistics};
+use wald_storage::{AppendError, Durability, RecoveryReport, Statistics};
 
 use crate::status;
 
@@ -133,9 +133,12 @@ pub(crate) struct Metrics {
     rejected: IntCounterVec,
     condition_failures: IntCounterVec,
     state: StateGauges,
-    recovery_seconds: Gauge,
+    recovery_seconds: GaugeVec,
     recovery_epoch: IntGauge,
 }
+
+/// Where the time of a start goes; the first is all of it.
+const RECOVERY_PHASES: [&str; 5] = ["total", "checkpoint", "segments", "begin", "probe"];
 
 /// Gauges that are read from the engine when someone scrapes.
 struct StateGauges {
@@ -269,13 +272,16 @@ impl Metrics {
             &["version"],
         )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let recovery = make.register(prometheus::GaugeVec::new(
+        let recovery = make.register(GaugeVec::new(
             Opts::new(
                 "wald_recovery_duration_seconds",
-                "How long did the last start take to recover the store?",
+                "How long did the last start take to recover the store, and where did that go: reading the checkpoint, reading segments since, beginning a new segment, probing the disk?",
             ),
             &["phase"],
         )?)?;
+        for phase in RECOVERY_PHASES {
+            recovery.with_label_values(&[phase]).set(0.0);
+        }
         let state = StateGauges::new(&make)?;
         state.set(&Statistics::default());
         Ok(Self {
@@ -312,7 +318,7 @@ impl Metrics {
                 &CONDITIONS,
             )?,
             state,
-            recovery_seconds: recovery.with_label_values(&["total"]),
+            recovery_seconds: recovery,
             recovery_epoch: make.gauge(
                 "wald_recovery_epoch",
                 "How many unclean starts has the store seen, this one included?",
@@ -381,10 +387,22 @@ impl Metrics {
     }
 
     /// The store is open.
-    pub(crate) fn recovered(&self, time: Duration, epoch: RecoveryEpoch) {
-        self.recovery_seconds.set(time.as_secs_f64());
+    pub(crate) fn recovered(&self, report: &RecoveryReport) {
+        let times = &report.times;
+        let seconds = [
+            report.duration,
+            times.checkpoint,
+            times.segments,
+            times.begin,
+            times.probe,
+        ];
+        for (phase, time) in RECOVERY_PHASES.iter().zip(seconds) {
+            self.recovery_seconds
+                .with_label_values(&[phase])
+                .set(time.as_secs_f64());
+        }
         self.recovery_epoch
-            .set(i64::try_from(epoch.get()).unwrap_or(i64::MAX));
+            .set(i64::try_from(report.recovery_epoch.get()).unwrap_or(i64::MAX));
     }
 
     /// Everything in the text format, with the engine's state as it is now.

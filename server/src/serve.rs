@@ -181,8 +181,7 @@ impl Server {
             () = signals.stop() => return Ok(()),
         };
         let engine = Arc::clone(&opened.engine);
-        node.metrics
-            .recovered(opened.report.duration, opened.report.recovery_epoch);
+        node.metrics.recovered(&opened.report);
         let _ = node.store.set(Store {
             engine: Arc::clone(&engine),
             epoch: opened.report.recovery_epoch,

@@ -112,30 +112,29 @@ impl Indexer {
     pub(crate) fn run(&self, core: &Core) -> io::Result<()> {
         self.queue.lock().running = true;
         loop {
-            {
-                let mut queue = self.queue.lock();
-                while queue.waiting.is_empty() && !queue.stopped {
-                    if queue.stuck {
-                        let timeout = self.changed.wait_for(&mut queue, RETRY_AFTER);
-                        if timeout.timed_out() {
-                            break;
-                        }
-                    } else {
-                        self.changed.wait(&mut queue);
-                    }
-                }
-                if queue.stopped {
-                    return Ok(());
-                }
-            }
-            let done = self.work(core, false);
-            if done.is_err() {
-                let mut queue = self.queue.lock();
-                queue.running = false;
+            // What the start found without an index comes first.
+            if let Err(error) = self.work(core, false) {
+                self.queue.lock().running = false;
                 self.changed.notify_all();
+                return Err(error);
             }
-            done?;
+            if !self.wait() {
+                return Ok(());
+            }
         }
+    }
+
+    /// Waits until there is something to do, or to try again; `false` = to stop.
+    fn wait(&self) -> bool {
+        let mut queue = self.queue.lock();
+        while queue.waiting.is_empty() && !queue.stopped {
+            if !queue.stuck {
+                self.changed.wait(&mut queue);
+            } else if self.changed.wait_for(&mut queue, RETRY_AFTER).timed_out() {
+                break;
+            }
+        }
+        !queue.stopped
     }
 
     pub(crate) fn stop(&self) {

@@ -51,5 +51,5 @@ pub use record::{
     Batch, Compression, Durability, Gap, GapReason, Guard, Header, LogCheck, LogConfig, LogInfo,
     LogRecords, Record, StoredBatch, SyncMode, Visibility,
 };
-pub use recovery::RecoveryReport;
+pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use ticket::block_on;

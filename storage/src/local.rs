@@ -79,8 +79,9 @@ impl Core {
         config.marker_delay = config.marker_delay.min(drive::MAX_DELAY);
         let started = clock.monotonic();
         let (lock, store) = directory::open(&*disk)?;
-        let recovered = recovery::recover(&disk, store, &config, &*observer)?;
+        let recovered = recovery::recover(&disk, store, &config, (&*clock, &*observer))?;
         let begun = recovered.begin(&disk, &config, clock, observer)?;
+        let probing = begun.journal.clock.monotonic();
         let truth = directory::measure(&*disk, &*begun.journal.clock)?;
         let open_segments = OpenSegments::new(
             Arc::clone(&disk),
@@ -88,7 +89,9 @@ impl Core {
             config.max_open_segments,
         );
         let mut report = begun.report;
-        report.duration = begun.journal.clock.monotonic().duration_since(started);
+        let now = begun.journal.clock.monotonic();
+        report.duration = now.duration_since(started);
+        report.times.probe = now.duration_since(probing);
         let core = Arc::new(Self {
             limits: config.limits(),
             config,

@@ -19,6 +19,7 @@ use self::drafts::Drafts;
 use self::files::{LoadedTail, Used};
 use self::walk::{Bytes, Item, Walked};
 use crate::checkpoint::{self, Summary};
+use crate::clock::Clock;
 use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{LastBegun, Store};
 use crate::disk::Disk;
@@ -40,6 +41,19 @@ use crate::record::Gap;
 /// No segment is larger: offsets in one are kept in 32 bits.
 const LARGEST_SEGMENT: u64 = 1 << 32;
 
+/// Where the time of a start went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecoveryTimes {
+    /// Reading the newest checkpoint.
+    pub checkpoint: Duration,
+    /// Reading indexes and segments since.
+    pub segments: Duration,
+    /// Making the old tail safe and beginning a new segment.
+    pub begin: Duration,
+    /// Measuring a flush.
+    pub probe: Duration,
+}
+
 /// What a start found.
 #[derive(Debug, Clone)]
 pub struct RecoveryReport {
@@ -59,6 +73,8 @@ pub struct RecoveryReport {
     pub end: Position,
     /// How long it took.
     pub duration: Duration,
+    /// Where that time went, for the most part.
+    pub times: RecoveryTimes,
     /// Bytes cut off the tail because they were never proven flushed.
     pub torn_bytes: u64,
     /// Records that were durable once and are not readable now.
@@ -112,6 +128,7 @@ pub(crate) struct Recovered {
     lost_starts: u64,
     /// Beyond any position given out so far.
     next_base: Position,
+    times: RecoveryTimes,
     findings: Vec<String>,
 }
 
@@ -134,12 +151,12 @@ pub(crate) fn recover(
     disk: &Arc<dyn Disk>,
     store: Store,
     config: &StorageConfig,
-    observer: &dyn Observer,
+    (clock, observer): (&dyn Clock, &dyn Observer),
 ) -> Result<Recovered, OpenError> {
-    let recovered = match Recovered::read_store(disk, store, observer, true)? {
+    let recovered = match Recovered::read_store(disk, store, (clock, observer), true)? {
         Some(recovered) => recovered,
         // Files are not where the checkpoint says: the segments themselves are asked.
-        None => Recovered::read_store(disk, store, observer, false)?
+        None => Recovered::read_store(disk, store, (clock, observer), false)?
             .ok_or_else(|| OpenError::io("reading the store")(std::io::ErrorKind::Other.into()))?,
     };
     if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
@@ -171,6 +188,7 @@ impl Recovered {
             last_begun: None,
             lost_starts: 0,
             next_base: Position::ZERO,
+            times: RecoveryTimes::default(),
             findings: Vec::new(),
         }
     }
@@ -180,15 +198,18 @@ impl Recovered {
     fn read_store(
         disk: &Arc<dyn Disk>,
         store: Store,
-        observer: &dyn Observer,
+        (clock, observer): (&dyn Clock, &dyn Observer),
         from_checkpoint: bool,
     ) -> Result<Option<Self>, OpenError> {
+        let started = clock.monotonic();
         let mut recovered = Self::new(disk, store);
         let mut ids = recovered.list_files(&**disk)?;
         recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
         if from_checkpoint {
             recovered.read_checkpoint(&**disk, &ids)?;
         }
+        let begun = clock.monotonic();
+        recovered.times.checkpoint = begun.duration_since(started);
         let covered: HashSet<SegmentId> = recovered.segments.values().map(|s| s.life.id).collect();
         ids.retain(|id| !covered.contains(id));
         let mut used = recovered.sort_files(&**disk, &ids)?;
@@ -201,6 +222,7 @@ impl Recovered {
         }
         let tail = recovered.drop_unwritten(&**disk, &mut used)?;
         recovered.read(&**disk, &used, tail, observer)?;
+        recovered.times.segments = clock.monotonic().duration_since(begun);
         Ok(Some(recovered))
     }
 
@@ -472,7 +494,7 @@ impl Recovered {
                     continue;
                 }
             };
-            let body = bytes.body(&header);
+            let body = bytes.walked_body(&header, body_good);
             if !body_good {
                 observer.checksum_failure(ChecksumSite::Recovery);
             }
@@ -623,8 +645,9 @@ pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Resul
     let walked = bytes.walk_finished(end);
     let mut drafts = Drafts::default();
     for item in &walked.items {
-        if let Item::Frame { header, .. } = item {
-            drafts.apply(segment.life.id, header, bytes.body(header), segment.base);
+        if let Item::Frame { header, body_good } = item {
+            let body = bytes.walked_body(header, *body_good);
+            drafts.apply(segment.life.id, header, body, segment.base);
         }
     }
     let index = drafts.seal(&segment.life, segment.base, end, walked.chain);

@@ -19,6 +19,7 @@ pub(super) struct EngineMetrics {
     group_records: Histogram,
     group_bytes: Histogram,
     roll: Histogram,
+    checkpoint: Histogram,
     read_records: IntCounter,
     read_bytes: IntCounter,
     checksums_in_recovery: IntCounter,
@@ -69,6 +70,11 @@ impl EngineMetrics {
                 "How long does the journal take to go on to the next segment? High: the pool ran dry.",
                 latency_buckets(),
             )?,
+            checkpoint: make.histogram(
+                "wald_checkpoint_duration_seconds",
+                "How long does it take to write down how all logs stand, so that the next start is quick?",
+                latency_buckets(),
+            )?,
             read_records: make.counter(
                 "wald_read_records_total",
                 "How many records were given to readers?",
@@ -116,6 +122,10 @@ impl Observer for Metrics {
 
     fn roll(&self, time: Duration) {
         self.engine.roll.observe(time.as_secs_f64());
+    }
+
+    fn checkpoint(&self, time: Duration) {
+        self.engine.checkpoint.observe(time.as_secs_f64());
     }
 
     fn read(&self, records: u64, bytes: u64) {

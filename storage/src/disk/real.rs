@@ -136,7 +136,8 @@ impl Disk for RealDisk {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
             Err(error) => return Err(error),
         };
-        let mut found = Vec::new();
+        let size = file.metadata()?.len().min(bytes);
+        let mut found = Vec::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
         // Address, offset and length must be multiples of the device's block.
         let mut buffer = vec![0; DIRECT_BYTES + DIRECT_ALIGN];
         let start = buffer.as_ptr().align_offset(DIRECT_ALIGN);

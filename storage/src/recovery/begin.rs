@@ -31,6 +31,7 @@ impl Recovered {
         observer: Arc<dyn Observer>,
     ) -> Result<Begun, OpenError> {
         let fail = || OpenError::io("beginning the journal");
+        let started = clock.monotonic();
         let torn_bytes = self.save_tail(disk)?;
         let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
         self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
@@ -115,6 +116,7 @@ impl Recovered {
                 old.cut(bytes);
             }
         }
+        report.times.begin = journal.clock.monotonic().duration_since(started);
         let damages = Damages::new(finished.damages);
         let history = self.history;
         Ok(Begun {
@@ -200,6 +202,7 @@ impl Recovered {
             segments: self.segments.len() as u64,
             end,
             duration: Duration::ZERO,
+            times: self.times,
             torn_bytes,
             damage: Vec::new(),
             findings: self.findings.clone(),

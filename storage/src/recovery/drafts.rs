@@ -21,6 +21,19 @@ struct Draft {
     state: LogState,
 }
 
+impl Draft {
+    /// A log of which nothing is known yet.
+    fn of(id: LogId) -> Self {
+        let name = LogName::new("unnamed").expect("a plain name is valid");
+        let zero = Timestamp::default();
+        let log = Log::new(id, name, LogConfig::default(), zero, Position::ZERO);
+        Self {
+            name: None,
+            state: log.state.into_inner(),
+        }
+    }
+}
+
 /// Records found missing: of which log, and where in the journal that shows.
 struct Missing {
     position: Position,
@@ -32,7 +45,8 @@ struct Missing {
 /// Logs in the making.
 #[derive(Default)]
 pub(super) struct Drafts {
-    logs: HashMap<LogId, Draft>,
+    /// Ids are the engine's own: nobody can choose them to collide.
+    logs: HashMap<LogId, Draft, foldhash::fast::RandomState>,
     missing: Vec<Missing>,
     /// The segment being applied, and the logs it touches.
     segment: Option<SegmentId>,
@@ -58,15 +72,7 @@ pub(super) struct Finished {
 
 impl Drafts {
     fn draft(&mut self, id: LogId) -> &mut Draft {
-        self.logs.entry(id).or_insert_with(|| {
-            let name = LogName::new("unnamed").expect("a plain name is valid");
-            let zero = Timestamp::default();
-            let log = Log::new(id, name, LogConfig::default(), zero, Position::ZERO);
-            Draft {
-                name: None,
-                state: log.state.into_inner(),
-            }
-        })
+        self.logs.entry(id).or_insert_with(|| Draft::of(id))
     }
 
     /// The draft of a log that a segment touches.
@@ -74,12 +80,12 @@ impl Drafts {
         if self.segment.replace(segment) != Some(segment) {
             self.touched.clear();
         }
-        let draft = self.draft(id);
+        let draft = self.logs.entry(id).or_insert_with(|| Draft::of(id));
         if draft.state.touched_in != Some(segment) {
             draft.state.touched_in = Some(segment);
             self.touched.push(id);
         }
-        self.draft(id)
+        draft
     }
 
     /// The journal passes a hole that nothing after it attributes.
@@ -146,7 +152,9 @@ impl Drafts {
         let Some(next) = header.next_lsn() else {
             return;
         };
-        let expected = self.draft(header.log_id).state.next;
+        // One look at the table for most frames: there may be hundreds of thousands.
+        let draft = self.touch(header.log_id, segment);
+        let expected = draft.state.next;
         if header.first_lsn < expected {
             self.findings.push(format!(
                 "the frame at position {} repeats lsn {} of log {}; it is ignored",
@@ -154,20 +162,21 @@ impl Drafts {
             ));
             return;
         }
-        self.lose(hole, header.log_id, expected, header.first_lsn);
-        self.touch(header.log_id, segment);
         let readable = body.and_then(|body| compress::decompress(header.codec(), body));
         let Some(body) = readable else {
+            self.lose(hole, header.log_id, expected, header.first_lsn);
             self.lose(header.position, header.log_id, header.first_lsn, next);
             self.draft(header.log_id).state.last_end = header.end();
             return;
         };
-        let mut time = self.draft(header.log_id).state.last_time;
-        for span in codec::spans(&body) {
-            time = time.max(span.own_time.unwrap_or(header.arrival));
+        if header.first_lsn > expected {
+            self.lose(hole, header.log_id, expected, header.first_lsn);
         }
         let state = &mut self.draft(header.log_id).state;
-        state.last_time = time;
+        for span in codec::spans(&body) {
+            let time = span.own_time.unwrap_or(header.arrival);
+            state.last_time = state.last_time.max(time);
+        }
         let frame_len = u32::try_from(header.frame_len()).unwrap_or(u32::MAX);
         let (position, first_lsn) = (header.position, header.first_lsn);
         state.set_newest(

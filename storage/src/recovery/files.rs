@@ -11,6 +11,11 @@ use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{BadLife, Life, journal_path};
 use crate::journal::{LIFE_BYTES, frame, segment};
 
+/// Without a good link, frames are looked for in so much of a file. They are written from
+/// its start on: where none is found here, as in a segment that is ready and was not begun,
+/// none is expected further on.
+const LOOK_BYTES: u64 = 8 << 20;
+
 /// A segment file with frames in it. Its bytes are loaded when it is walked: one
 /// segment at a time is in memory.
 pub(super) struct Used {
@@ -241,7 +246,7 @@ fn frames(life: &Life, file: &dyn DiskFile) -> std::io::Result<Option<(Position,
             .or_else(|| Some(partial_link(header.log_id, header.first_lsn, header.count)));
         return Ok(Some((Position::new(base), link)));
     }
-    let bytes = read_some(file, 0, file.size()?)?;
+    let bytes = read_some(file, 0, file.size()?.min(LOOK_BYTES))?;
     Ok(any_frame(life, &bytes))
 }
 

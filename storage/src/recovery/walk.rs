@@ -8,8 +8,11 @@
 
 use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
-use crate::journal::frame::{self, Header, Kind};
+use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
 use crate::journal::segment::Life;
+
+/// Zeros are passed over in steps of about this.
+const ZERO_PAGE: usize = 4096;
 
 /// What the walk came upon, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +89,15 @@ impl<'a> Bytes<'a> {
         self.at(header.position)
     }
 
+    /// The body of a frame that a walk found good.
+    pub(crate) fn walked_body(&self, header: &Header, body_good: bool) -> Option<&'a [u8]> {
+        let from = header.header_len as usize;
+        body_good.then(|| {
+            self.at(header.position)
+                .get(from..from + header.body_len as usize)
+        })?
+    }
+
     /// The next position at or after `from` where a header verifies.
     pub(crate) fn resynchronise(&self, mut from: Position) -> Option<Header> {
         let limit = self.limit();
@@ -93,15 +105,22 @@ impl<'a> Bytes<'a> {
             if let Some(header) = self.header(from) {
                 return Some(header);
             }
-            from = from.advance(8);
+            let page = self.at(from).get(..ZERO_PAGE);
+            let zeros = page.is_some_and(|page| page.iter().all(|byte| *byte == 0));
+            // A header may begin with zeros, but not with so many.
+            from = from.advance(if zeros {
+                (ZERO_PAGE - HEADER_BYTES) as u64
+            } else {
+                8
+            });
         }
         None
     }
 
-    /// D: the highest position that any header in this segment says was flushed.
-    fn proven(&self) -> Position {
+    /// D, as far as frames from `from` on tell: the highest position that any verified
+    /// header says was flushed.
+    fn proven_from(&self, mut from: Position) -> Position {
         let mut proven = Position::ZERO;
-        let mut from = self.first();
         while let Some(header) = self.resynchronise(from) {
             proven = proven.max(header.durable_mark);
             from = header.position.advance(8);
@@ -124,22 +143,25 @@ impl<'a> Bytes<'a> {
     /// Walks the last segment: the journal ends at its seal, or where its bytes end to
     /// verify and were never proven flushed.
     pub(crate) fn walk_last(&self) -> Walked {
-        let proven = self.proven();
         let mut walk = Walk::new(*self);
+        // Asked for at the first bad bytes. A frame proves nothing behind its own start,
+        // so those before need no look.
+        let mut proven = None;
+        let mut is_proven = |from: Position, end: Position| {
+            end <= *proven.get_or_insert_with(|| self.proven_from(from))
+        };
         loop {
-            let good = walk.frame().filter(|header| {
+            let at = walk.position;
+            match walk.frame() {
                 // A frame that was never proven must be whole to count.
-                header.end() <= proven || self.body(header).is_some()
-            });
-            match good {
-                Some(header) => {
+                Some(header) if self.body(&header).is_some() || is_proven(at, header.end()) => {
                     walk.take(header);
                     if header.kind == Kind::Seal {
                         return walk.done(0);
                     }
                 }
-                None if walk.position < proven => walk.skip(self.limit()),
-                None => break,
+                _ if is_proven(at, at.advance(1)) => walk.skip(self.limit()),
+                _ => break,
             }
         }
         walk.cut_open_unit();
