@@ -15,6 +15,8 @@ from common import *
 usage()
 FLUSHES = "fdatasync,fsync,sync_file_range,msync,sync,syncfs"
 DELAY_US = 300_000
+# Of the pool and of the reserve, by default.
+READY = 4
 
 
 class Strace:
@@ -62,7 +64,7 @@ def flushes(daemon):
 def ready(daemon):
     """Waits until the segments that a start prepares in the background are ready."""
     until = time.monotonic() + 60
-    while metric(daemon, 'wald_segments{state="ready"}') < 2 and time.monotonic() < until:
+    while metric(daemon, 'wald_segments{state="ready"}') < READY and time.monotonic() < until:
         time.sleep(0.01)
     return daemon
 

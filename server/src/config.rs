@@ -110,6 +110,9 @@ settings! {
     segment_bytes: Size = "64MiB";
     /// Segments kept ready for the next roll; at least 1. Each takes segment_bytes.
     pool_segments: usize = "2";
+    /// Segments kept ready beside those, that no record gets into: on a full disk trims
+    /// and deletions go on in them, and a restart begins in one; at least 1.
+    reserve_segments: usize = "2";
     /// Largest record, data and headers together.
     max_record_bytes: Size = "1MiB";
     /// Largest request over all its logs, in encoded bytes. The transport accepts twice
@@ -225,6 +228,7 @@ impl Config {
         Ok(StorageConfig {
             segment_bytes: self.segment_bytes.0,
             pool_segments: self.pool_segments,
+            reserve_segments: self.reserve_segments,
             sync_mode: self.sync_mode.into(),
             sync_interval: self.sync_interval,
             sync_bytes: self.sync_bytes.0,

@@ -34,6 +34,9 @@ pub struct StorageConfig {
     pub segment_bytes: u64,
     /// Segments kept ready for the next roll. Default: 2. Minimum: 1.
     pub pool_segments: usize,
+    /// Segments kept ready beside those, that no record gets into: on a full disk trims
+    /// and deletions go on in them, and a restart begins in one. Default: 2. Minimum: 1.
+    pub reserve_segments: usize,
     /// The sync mode of logs that have none of their own. Default: strict.
     pub sync_mode: SyncMode,
     /// How long something written may stay unflushed when nobody asks for a flush,
@@ -76,6 +79,7 @@ impl Default for StorageConfig {
         Self {
             segment_bytes: 64 << 20,
             pool_segments: 2,
+            reserve_segments: 2,
             sync_mode: SyncMode::Strict,
             sync_interval: Duration::from_millis(100),
             sync_bytes: 16 << 20,
@@ -129,6 +133,7 @@ impl StorageConfig {
         }
         for (name, zero) in [
             ("pool_segments", self.pool_segments == 0),
+            ("reserve_segments", self.reserve_segments == 0),
             ("max_inflight_bytes", self.max_inflight_bytes == 0),
             ("max_record_bytes", self.max_record_bytes == 0),
             ("max_batch_bytes", self.max_batch_bytes == 0),

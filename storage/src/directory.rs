@@ -146,7 +146,11 @@ impl LastBegun {
 
     /// Replaces it, durably.
     pub(crate) fn write(&self, disk: &dyn Disk) -> std::io::Result<()> {
-        replace(disk, BEGUN, BEGUN_NEW, &self.encode())
+        let text = self.encode();
+        match replace(disk, BEGUN, BEGUN_NEW, &text) {
+            Err(error) if is_out_of_space(&error) => overwrite(disk, BEGUN, &text),
+            result => result,
+        }
     }
 }
 
@@ -171,6 +175,15 @@ fn replace(disk: &dyn Disk, path: &str, new: &str, text: &str) -> std::io::Resul
     file.sync()?;
     disk.rename(new, path)?;
     disk.sync_directory("")
+}
+
+/// Writes a small text file in place, where there is no block for a new one. Cut off in
+/// the middle of that, its checksum fails: it is then as if there were none.
+fn overwrite(disk: &dyn Disk, path: &str, text: &str) -> std::io::Result<()> {
+    let file = disk.open(path)?;
+    file.write_all_at(text.as_bytes(), 0)?;
+    file.set_size(text.len() as u64)?;
+    file.sync()
 }
 
 const PROBE: &str = "flush-probe";

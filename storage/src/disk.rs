@@ -92,6 +92,9 @@ pub trait DiskFile: Send + Sync {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
     /// Writes some bytes at `offset`; may write fewer than given.
+    ///
+    /// # Errors
+    /// Nothing of it was written, if the error says that there is no space.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
 
     /// Cuts or extends the file; an extension reads as zeros.
@@ -112,16 +115,21 @@ pub trait DiskFile: Send + Sync {
     fn sync(&self) -> io::Result<()>;
 
     /// Writes all bytes, going on after short writes.
-    fn write_all_at(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match self.write_at(bytes, offset) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => {
-                    bytes = &bytes[written..];
-                    offset += written as u64;
-                }
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_most_at(bytes, offset)
+            .map_err(|(_, error)| error)
+    }
+
+    /// Writes all bytes, going on after short writes; an error comes with how many were
+    /// written before it.
+    fn write_most_at(&self, bytes: &[u8], offset: u64) -> Result<(), (usize, io::Error)> {
+        let mut written = 0;
+        while written < bytes.len() {
+            match self.write_at(&bytes[written..], offset + written as u64) {
+                Ok(0) => return Err((written, io::ErrorKind::WriteZero.into())),
+                Ok(more) => written += more,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err((written, error)),
             }
         }
         Ok(())

@@ -208,6 +208,11 @@ impl Journal {
         self.waiting.lock().trimming(end, log);
     }
 
+    /// Frames beyond `position` were taken back.
+    pub(crate) fn forget_trims(&self, position: Position) {
+        self.waiting.lock().forget_trims(position);
+    }
+
     /// Leaves a request to be answered by the flush that covers what it waits for.
     pub(crate) fn await_flush(&self, waiters: impl IntoIterator<Item = Waiter>) {
         self.waiting.lock().waiters.extend(waiters);
@@ -239,6 +244,15 @@ impl Journal {
     /// The flush stage: makes all that was written before it durable, publishes, and
     /// answers everyone who waited for that.
     pub(crate) fn flush(&self) {
+        self.flush_if(false);
+    }
+
+    /// Flushes though nothing new is published: bytes that were not were changed.
+    pub(crate) fn flush_again(&self) {
+        self.flush_if(true);
+    }
+
+    fn flush_if(&self, anyway: bool) {
         {
             let _role = self.flush_role.lock();
             if self.failure().is_some() {
@@ -247,7 +261,7 @@ impl Journal {
             // First the position, then the segment: if the journal rolls between, the
             // roll has flushed the position's segment itself.
             let target = self.written();
-            if target > self.durable() {
+            if anyway || target > self.durable() {
                 let segment = Arc::clone(&*self.current.read());
                 let started = self.clock.monotonic();
                 // A segment that is closed was flushed when the journal left it.

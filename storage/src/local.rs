@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 pub(crate) use self::conditions::{Checked, Creation, check};
 use self::drive::Intake;
-pub(crate) use self::logs::{Buffered, Log, LogState, Logs};
+pub(crate) use self::logs::{Buffered, Log, LogState, Logs, Standing};
 use crate::clock::Clock;
 use crate::config::{Limits, StorageConfig};
 use crate::directory;
@@ -218,6 +218,22 @@ impl Core {
         config: LogConfig,
     ) -> crate::ticket::Awaited<Result<(), AdminError>> {
         self.administer(Operation::Create { name, config })
+    }
+
+    /// Fills the pool, as its thread would.
+    #[cfg(test)]
+    pub(crate) fn pool_in_turn(&self) {
+        self.pool.fill().expect("there is space");
+    }
+
+    /// Changes a log's settings in a later turn.
+    #[cfg(test)]
+    pub(crate) fn configure_in_turn(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> crate::ticket::Awaited<Result<(), AdminError>> {
+        self.administer(Operation::Configure { name, config })
     }
 
     /// Waits, in a later turn, for everything before to be as safe.

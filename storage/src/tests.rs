@@ -4,6 +4,7 @@ mod appending;
 mod compression;
 mod damage;
 mod faults;
+mod full_disk;
 mod power_cut;
 mod random_damage;
 mod scanning;

@@ -15,6 +15,8 @@ use parking_lot::Mutex;
 use super::{Disk, DiskFile, DiskLock, FileSystem};
 
 const SECTOR: usize = 512;
+/// What a file is allocated in.
+const BLOCK: usize = 4096;
 
 /// A disk in memory. Clones are the same disk.
 #[derive(Clone, Default)]
@@ -35,6 +37,8 @@ struct State {
     random: u64,
     sync_failures: Vec<u64>,
     syncs: u64,
+    write_failures: Vec<WriteFailure>,
+    writes: u64,
     full: bool,
 }
 
@@ -43,6 +47,14 @@ struct Inode {
     bytes: Vec<u8>,
     durable: Vec<u8>,
     dirty: BTreeSet<usize>,
+}
+
+struct WriteFailure {
+    /// Which write.
+    at: u64,
+    kind: io::ErrorKind,
+    /// So much of it is written before, as a short write.
+    part: usize,
 }
 
 #[derive(Clone)]
@@ -101,6 +113,22 @@ impl State {
             return Err(io::Error::other("the power is off"));
         }
         Ok(())
+    }
+
+    /// How much of a write gets through now, or why nothing does.
+    fn write_failure<'a>(&mut self, bytes: &'a [u8]) -> io::Result<&'a [u8]> {
+        self.writes += 1;
+        let this = self.writes;
+        let Some(failure) = self.write_failures.iter_mut().find(|f| f.at == this) else {
+            return Ok(bytes);
+        };
+        let part = failure.part.min(bytes.len().saturating_sub(1));
+        if part == 0 {
+            return Err(failure.kind.into());
+        }
+        failure.part = 0;
+        failure.at += 1;
+        Ok(&bytes[..part])
     }
 
     fn inode(&mut self, inode: u64) -> &mut Inode {
@@ -227,6 +255,7 @@ impl MemoryDisk {
         state.durable_names = names;
         state.crashed = false;
         state.crash_at = None;
+        state.write_failures.clear();
         state.locked = None;
     }
 
@@ -236,6 +265,19 @@ impl MemoryDisk {
         let mut state = self.0.lock();
         let at = state.syncs + nth;
         state.sync_failures.push(at);
+    }
+
+    /// The `nth` write from now (1 = the next) fails once, after `part` of its bytes were
+    /// written: these are a short write, and the next write is the one that fails.
+    pub fn fail_write(&self, nth: u64, kind: io::ErrorKind, part: usize) {
+        let mut state = self.0.lock();
+        let at = state.writes + nth;
+        state.write_failures.push(WriteFailure { at, kind, part });
+    }
+
+    /// Writes made so far.
+    pub fn writes(&self) -> u64 {
+        self.0.lock().writes
     }
 
     /// Whether files can grow.
@@ -474,7 +516,7 @@ impl Disk for MemoryDisk {
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
-        Ok(None)
+        Ok(self.0.lock().full.then_some(0))
     }
 
     fn file_system(&self) -> FileSystem {
@@ -514,7 +556,9 @@ impl DiskFile for MemoryFile {
         let mut state = self.disk.0.lock();
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
         let stops = state.call()?;
-        if state.full && offset + bytes.len() > state.inode(self.inode).bytes.len() {
+        let bytes = state.write_failure(bytes)?;
+        let allocated = state.inode(self.inode).bytes.len().next_multiple_of(BLOCK);
+        if state.full && offset + bytes.len() > allocated {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if stops {

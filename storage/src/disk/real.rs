@@ -6,7 +6,7 @@
 )]
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -84,8 +84,9 @@ impl Disk for RealDisk {
             }
             Err(error) => return Err(error.into()),
         }
-        file.set_len(0)?;
-        file.write_all(holder.as_bytes())?;
+        // In place: a full disk has no other block for it.
+        file.write_all_at(holder.as_bytes(), 0)?;
+        file.set_len(holder.len() as u64)?;
         Ok(Ok(Box::new(HeldLock { _file: file })))
     }
 

@@ -85,6 +85,15 @@ impl Places {
         }
     }
 
+    /// Drops frames that begin at or beyond `position`; tells their bytes.
+    pub(crate) fn cut(&mut self, position: Position) -> u64 {
+        let first = self.0.partition_point(|place| place.position < position);
+        self.0
+            .drain(first..)
+            .map(|place| u64::from(place.frame_len))
+            .sum()
+    }
+
     /// Takes out a frame found damaged.
     pub(crate) fn remove(&mut self, position: Position) {
         self.0.retain(|place| place.position != position);

@@ -13,18 +13,21 @@ mod append;
 mod buffer;
 mod frames;
 mod room;
+mod void;
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 use xxhash_rust::xxh3::Xxh3;
 
+use self::void::Undo;
 use super::body::Link;
 use super::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
-use super::pool::{Pool, ReadySegment};
+use super::pool::{Pool, Use};
 use super::segment::Segment;
 use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter, frame};
-use crate::disk::DiskFile;
-use crate::engine::LogTarget;
+use crate::disk::{DiskFile, is_out_of_space};
+use crate::engine::{LogTarget, Ordered};
 use crate::error::AppendError;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::indexer::Indexer;
@@ -152,7 +155,13 @@ pub(crate) struct Committer {
     directory: DirectoryBuilder,
     /// Directory of the group before, told by the first frame of this one.
     previous: DirectoryBuilder,
-    spare: Option<ReadySegment>,
+    /// The link, until it is written.
+    link: Option<Link>,
+    /// Whether the segment was taken from what is kept for trims and deletions.
+    on_reserve: bool,
+    /// Whether the last write found no space.
+    without_space: bool,
+    undo: Undo,
     pending: Vec<Pending>,
     /// Logs of the group, whose readers are woken.
     readers: Vec<Arc<Log>>,
@@ -222,7 +231,11 @@ impl Committer {
             chain: 0,
             directory: DirectoryBuilder::default(),
             previous: DirectoryBuilder::default(),
-            spare: None,
+            link: None,
+            // As long as it is not known that there is more.
+            on_reserve: true,
+            without_space: false,
+            undo: Undo::default(),
             pending: Vec::new(),
             readers: Vec::new(),
             touched: Vec::new(),
@@ -236,13 +249,15 @@ impl Committer {
             needs_marker: false,
             closed: false,
         };
-        committer.link(&resume.link);
+        committer.begin_with(resume.link);
         committer
     }
 
     /// Writes what a start begins with: the link, and a marker that tells it again.
     pub(crate) fn begin(&mut self) {
-        self.write_out();
+        if self.write_out().is_err() {
+            self.journal.fail(io::ErrorKind::StorageFull.into());
+        }
         self.journal.flush();
         self.mark();
         self.journal.flush();
@@ -262,7 +277,8 @@ impl Committer {
         self.journal
             .observer
             .phase(Phase::Encode, encoded.duration_since(started));
-        self.write_out();
+        // Whoever is in the group is told what came of it.
+        let _told = self.write_out();
     }
 
     /// Whether an idle journal should be marked.
@@ -275,14 +291,13 @@ impl Committer {
     pub(crate) fn mark(&mut self) {
         if !self.needs_marker()
             || self
-                .secure(HEADER_BYTES, DirectoryBuilder::entry_len(None))
+                .secure(HEADER_BYTES, DirectoryBuilder::entry_len(None), Use::Growth)
                 .is_err()
         {
             return;
         }
         self.push_frame(About::act(Kind::Marker, Lsn::ZERO), NO_LOG, None, |_| {});
-        self.write_out();
-        self.needs_marker = false;
+        self.needs_marker = self.write_out().is_err();
     }
 
     /// Ends the journal for this run: everything written is flushed, and the seal says
@@ -290,13 +305,14 @@ impl Committer {
     pub(crate) fn close(&mut self) {
         // What cannot be written for want of space was never promised to survive.
         let _unwritten = self.write_all_buffered();
-        self.write_out();
+        let _told = self.write_out();
         self.journal.flush();
         if self.journal.failure().is_none() && !self.closed {
-            self.seal(true);
+            // Without a seal the next start is an unclean one, and loses nothing.
+            let sealed = self.seal(true);
             self.journal.flush();
-            if self.journal.failure().is_none() {
-                let (_, sealed) = self.leave_segment();
+            if sealed.is_ok() && self.journal.failure().is_none() {
+                let (_, sealed) = self.leave_segment(0);
                 self.segment.close();
                 self.indexer.take_over(sealed);
             }
@@ -326,14 +342,10 @@ impl Committer {
                 None => self.journal.answer(waiter, Durability::Durable),
             };
         }
-        let mut buffered = false;
         let (need, outcome) = match operation {
             Operation::Append(batch) => match self.buffer(&batch, level) {
-                Some(placed) => {
-                    buffered = true;
-                    placed
-                }
-                None => self.append(&batch, &answer),
+                Some(placed) => placed,
+                None => self.append(&batch),
             },
             Operation::Create { name, config } => self.create(name, config),
             Operation::Configure { name, config } => self.configure(&name, config),
@@ -347,7 +359,7 @@ impl Committer {
             answer,
             outcome,
             cost,
-            buffered,
+            buffered: need == Some(NEVER),
         });
     }
 
@@ -391,16 +403,37 @@ impl Committer {
     }
 
     /// Writes the group, publishes it, and answers or hands on whoever is in it.
-    fn write_out(&mut self) {
+    ///
+    /// # Errors
+    /// If there was no space, the group is void and everything stands as before it; if
+    /// the journal has failed. Whoever is in the group is told.
+    fn write_out(&mut self) -> Result<(), AppendError> {
         self.finish_open();
+        let mut void = false;
         if !self.buffer.is_empty() && self.journal.failure().is_none() {
             let started = self.journal.clock.monotonic();
-            match self.file.write_all_at(&self.buffer, self.offset) {
+            match self.file.write_most_at(&self.buffer, self.offset) {
                 Ok(()) => self.written(started),
-                Err(error) => self.journal.fail(error),
+                Err((written, error)) if is_out_of_space(&error) => {
+                    void = true;
+                    self.void(written, &error);
+                }
+                Err((_, error)) => self.journal.fail(error),
             }
         }
-        self.buffer.clear();
+        if !void {
+            self.buffer.clear();
+        }
+        self.answer_pending();
+        match self.journal.failure() {
+            Some(error) => Err(AppendError::JournalFailed(error)),
+            None if void => Err(AppendError::DiskFull),
+            None => Ok(()),
+        }
+    }
+
+    /// Answers those whose group is through, or leaves them to the flush.
+    fn answer_pending(&mut self) {
         let (written, durable) = (self.journal.written(), self.journal.durable());
         let now = self.journal.clock.monotonic();
         let failed = self.journal.failure().is_some();
@@ -415,6 +448,7 @@ impl Committer {
                 buffered,
             } = pending;
             let need = need.unwrap_or(written);
+            tell_order(&answer, &outcome);
             let waiter = Waiter {
                 need,
                 answer,
@@ -454,5 +488,27 @@ impl Committer {
         journal.publish_written(end, self.buffer.len() as u64, readers, self.group_scheduled);
         self.group_scheduled = false;
         self.needs_marker = true;
+        self.link = None;
+        self.undo = Undo::default();
+        if std::mem::take(&mut self.without_space) {
+            tracing::info!("the journal can be written again");
+        }
+    }
+}
+
+/// Tells an append its place. Not before it is written: a group that is void gives its
+/// places to others.
+fn tell_order(answer: &Answer, outcome: &Outcome) {
+    if let (
+        Answer::Ticket(ticket),
+        Outcome::Appended {
+            appends, position, ..
+        },
+    ) = (answer, outcome)
+    {
+        ticket.order(Ordered {
+            appends: appends.clone(),
+            position: *position,
+        });
     }
 }

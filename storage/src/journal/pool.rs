@@ -10,8 +10,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::MIN_SEGMENT_BYTES;
 use super::segment::{Life, journal_path, pool_path};
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskFile, is_out_of_space};
@@ -21,6 +22,19 @@ const CHUNK: usize = 1 << 20;
 
 /// How long a failed preparation is not tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
+
+/// What is left free for the small files of a start: beyond it the pool does not grow
+/// ahead of need.
+const KEEP_FREE_BYTES: u64 = 1 << 20;
+
+/// What a segment is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Records and new logs. The reserve is not theirs.
+    Growth,
+    /// Trims, deletions, settings: they go on when nothing else does. And a start.
+    Reserve,
+}
 
 /// A segment without frames.
 pub(crate) struct ReadySegment {
@@ -33,7 +47,10 @@ pub(crate) struct Pool {
     clock: Arc<dyn Clock>,
     store_id: u128,
     segment_bytes: u64,
+    /// Segments kept ready for the next rolls, beside the reserve.
     target: usize,
+    /// Segments that only [`Use::Reserve`] may take.
+    reserve: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -45,6 +62,8 @@ struct State {
     next_id: SegmentId,
     preparing: bool,
     failed: Option<(Instant, io::ErrorKind, String)>,
+    /// Space ran out, and the reserve has not been whole since.
+    starved: bool,
     stopped: bool,
 }
 
@@ -54,7 +73,7 @@ impl Pool {
         clock: Arc<dyn Clock>,
         store_id: u128,
         segment_bytes: u64,
-        target: usize,
+        (target, reserve): (usize, usize),
         next_id: SegmentId,
         free: Vec<SegmentId>,
     ) -> Self {
@@ -64,12 +83,14 @@ impl Pool {
             store_id,
             segment_bytes,
             target,
+            reserve,
             state: Mutex::new(State {
                 ready: VecDeque::new(),
                 free,
                 next_id,
                 preparing: false,
                 failed: None,
+                starved: false,
                 stopped: false,
             }),
             changed: Condvar::new(),
@@ -77,15 +98,22 @@ impl Pool {
     }
 
     /// Takes a ready segment; makes one, or waits for the one being made, if there is
-    /// none.
+    /// none. Where a whole one finds no space, [`Use::Reserve`] gets a smaller one.
     ///
     /// # Errors
     /// Out of space: nothing is lost, try again later. Anything else: the journal
     /// must fail, since a flush may be among what failed.
-    pub(crate) fn take(&self) -> io::Result<ReadySegment> {
+    pub(crate) fn take(&self, purpose: Use) -> io::Result<ReadySegment> {
+        let keep = match purpose {
+            Use::Growth => self.reserve,
+            Use::Reserve => 0,
+        };
         let mut state = self.state.lock();
         loop {
-            if let Some(ready) = state.ready.pop_front() {
+            if state.ready.len() > keep
+                && let Some(ready) = state.ready.pop_front()
+            {
+                self.note_shortage(&mut state);
                 self.changed.notify_all();
                 return Ok(ready);
             }
@@ -93,58 +121,124 @@ impl Pool {
                 self.changed.wait(&mut state);
                 continue;
             }
-            if let Some((at, kind, text)) = &state.failed
-                && self.clock.monotonic().duration_since(*at) < RETRY_AFTER
-            {
-                return Err(io::Error::new(*kind, text.clone()));
+            match self.try_to_prepare(&mut state, purpose) {
+                Err(error) if purpose == Use::Reserve && is_out_of_space(&error) => {
+                    let id = state.next_id;
+                    state.next_id = id.next();
+                    return self.make(id, None, MIN_SEGMENT_BYTES, purpose);
+                }
+                result => result?,
             }
-            state = self.prepare(state)?;
         }
     }
 
+    /// Puts back a segment that was taken and not begun.
+    pub(crate) fn give_back(&self, ready: ReadySegment) {
+        self.state.lock().ready.push_front(ready);
+    }
+
+    /// Fills the reserve again if space had run out, so that what was taken from it is
+    /// not eaten up by records.
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub(crate) fn restore_reserve(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        while state.starved {
+            if state.preparing {
+                // By the pool's own thread; it takes its time.
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.try_to_prepare(&mut state, Use::Growth)?;
+        }
+        Ok(())
+    }
+
+    /// A reserve that has been broken into, and for which there is no space again, is
+    /// not waited for to be noticed.
+    fn note_shortage(&self, state: &mut State) {
+        let missing = self
+            .reserve
+            .saturating_sub(state.ready.len() + state.free.len());
+        let need = missing as u64 * self.segment_bytes;
+        state.starved |= missing > 0 && self.lacks(need);
+    }
+
+    /// Whether the file system says that there is no space for so many bytes more. Not
+    /// all that is free is taken; where nothing is said, a write will tell.
+    fn lacks(&self, bytes: u64) -> bool {
+        let free = self.disk.free_bytes().ok().flatten();
+        free.is_some_and(|free| free < bytes + KEEP_FREE_BYTES)
+    }
+
+    /// Makes one segment ready, unless that failed just now.
+    fn try_to_prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
+        if let Some((at, kind, text)) = &state.failed
+            && self.clock.monotonic().duration_since(*at) < RETRY_AFTER
+        {
+            return Err(io::Error::new(*kind, text.clone()));
+        }
+        self.prepare(state, purpose)
+    }
+
     /// Makes one segment ready. Gives up the lock while it works.
-    fn prepare<'a>(
-        &'a self,
-        mut state: parking_lot::MutexGuard<'a, State>,
-    ) -> io::Result<parking_lot::MutexGuard<'a, State>> {
+    fn prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
         state.preparing = true;
         let id = state.next_id;
+        state.next_id = id.next();
         let free = state.free.pop();
-        drop(state);
-        let result = self.make(id, free);
-        let mut state = self.state.lock();
+        let failed_before = state.failed.take().is_some();
+        let result =
+            MutexGuard::unlocked(state, || self.make(id, free, self.segment_bytes, purpose));
         state.preparing = false;
         self.changed.notify_all();
-        state.next_id = id.next();
         match result {
             Ok(ready) => {
-                state.failed = None;
+                if failed_before {
+                    tracing::info!("there is space for another segment again");
+                }
                 state.ready.push_back(ready);
-                Ok(state)
+                state.starved &= state.ready.len() < self.reserve;
+                Ok(())
             }
             Err(error) => {
                 // The file, if there is one, can still have a life.
                 state.free.extend(free);
                 let at = self.clock.monotonic();
                 state.failed = Some((at, error.kind(), error.to_string()));
+                if is_out_of_space(&error) {
+                    state.starved |= state.ready.len() < self.reserve;
+                    if !failed_before {
+                        tracing::warn!(
+                            %error,
+                            "no space for another segment; without it appends will be refused, trims and deletions go on"
+                        );
+                    }
+                }
                 Err(error)
             }
         }
     }
 
-    fn make(&self, id: SegmentId, free: Option<SegmentId>) -> io::Result<ReadySegment> {
+    fn make(
+        &self,
+        id: SegmentId,
+        free: Option<SegmentId>,
+        size: u64,
+        purpose: Use,
+    ) -> io::Result<ReadySegment> {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(io::Error::other)?;
         let salt = u64::from_le_bytes(salt);
         let life = Life {
             id,
-            size: self.segment_bytes,
+            size,
             salt,
             store_id: self.store_id,
         };
         let (path, file) = match self.reusable(free)? {
             Some(found) => found,
-            None => self.create(id)?,
+            None => self.create(id, size, purpose)?,
         };
         let written = file
             .write_all_at(&life.encode(), 0)
@@ -178,13 +272,23 @@ impl Pool {
         Ok(None)
     }
 
-    fn create(&self, id: SegmentId) -> io::Result<(String, Arc<dyn DiskFile>)> {
+    fn create(
+        &self,
+        id: SegmentId,
+        size: u64,
+        purpose: Use,
+    ) -> io::Result<(String, Arc<dyn DiskFile>)> {
+        // Where the file system tells, nothing is tried in vain, and nothing but the
+        // reserve takes the last.
+        if purpose == Use::Growth && self.lacks(size) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         let path = pool_path(id);
         let file = self.disk.create(&path)?;
         let zeros = vec![0; CHUNK];
         let mut offset = 0;
-        while offset < self.segment_bytes {
-            let rest = usize::try_from(self.segment_bytes - offset).unwrap_or(CHUNK);
+        while offset < size {
+            let rest = usize::try_from(size - offset).unwrap_or(CHUNK);
             let chunk = &zeros[..rest.min(CHUNK)];
             if let Err(error) = file.write_all_at(chunk, offset) {
                 if is_out_of_space(&error) {
@@ -221,20 +325,26 @@ impl Pool {
     pub(crate) fn keep_filled(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         while !state.stopped {
-            if state.preparing || state.ready.len() >= self.target {
+            if state.preparing || state.ready.len() >= self.target + self.reserve {
                 self.changed.wait(&mut state);
                 continue;
             }
-            state = match self.prepare(state) {
-                Ok(state) => state,
+            match self.prepare(&mut state, Use::Growth) {
                 Err(error) if is_out_of_space(&error) => {
-                    tracing::warn!(%error, "no space for another segment; trying again");
-                    let mut state = self.state.lock();
                     self.changed.wait_for(&mut state, RETRY_AFTER * 4);
-                    state
                 }
-                Err(error) => return Err(error),
-            };
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the pool once.
+    #[cfg(test)]
+    pub(crate) fn fill(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        while state.ready.len() < self.target + self.reserve {
+            self.prepare(&mut state, Use::Growth)?;
         }
         Ok(())
     }

@@ -108,6 +108,11 @@ impl Waiting {
         self.trims.push((end, log));
     }
 
+    /// Frames beyond `position` were taken back, and with them their trims.
+    pub(super) fn forget_trims(&mut self, position: Position) {
+        self.trims.retain(|(end, _)| *end <= position);
+    }
+
     /// Lets trims take effect that are on the device.
     pub(super) fn apply_trims(&mut self, durable: Position) {
         self.trims.retain(|(end, log)| {

@@ -97,7 +97,7 @@ impl Core {
             .collect()
     }
 
-    pub(super) fn statistics(&self) -> Statistics {
+    pub(crate) fn statistics(&self) -> Statistics {
         let (ready, free) = self.pool.counts();
         let segments = self.journal.segments.read();
         let (open_segments, segment_evictions) = self.open_segments.counts();

@@ -74,7 +74,42 @@ pub(crate) struct Buffered {
     pub(crate) body: Vec<u8>,
 }
 
+/// How a log stands, as far as only the committer changes it.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    next: Lsn,
+    last_time: Timestamp,
+    last_end: Position,
+    config: Arc<LogConfig>,
+    update_time: Timestamp,
+    touched_in: Option<SegmentId>,
+}
+
 impl LogState {
+    /// What [`LogState::roll_back`] needs.
+    pub(crate) fn standing(&self) -> Standing {
+        Standing {
+            next: self.next,
+            last_time: self.last_time,
+            last_end: self.last_end,
+            config: Arc::clone(&self.config),
+            update_time: self.update_time,
+            touched_in: self.touched_in,
+        }
+    }
+
+    /// Everything from `start` on was taken back, where the log stood like this.
+    pub(crate) fn roll_back(&mut self, start: Position, standing: Standing) {
+        self.next = standing.next;
+        self.last_time = standing.last_time;
+        self.last_end = standing.last_end;
+        self.config = standing.config;
+        self.update_time = standing.update_time;
+        self.touched_in = standing.touched_in;
+        self.trims.retain(|(end, _)| *end <= start);
+        self.stored_bytes -= self.places.cut(start).min(self.stored_bytes);
+    }
+
     /// The tail as it is when everything below `published` is visible.
     pub(crate) fn tail(&self, published: Position) -> Lsn {
         let place = self
@@ -317,6 +352,12 @@ impl Logs {
         let mut tables = self.0.write();
         tables.ids.insert(log.id, Arc::clone(&log));
         tables.names.insert(log.name.clone(), log);
+    }
+
+    /// Takes out a log whose creation was taken back.
+    pub(crate) fn remove(&self, log: &Log) {
+        self.remove_name(log);
+        self.0.write().ids.remove(&log.id);
     }
 
     /// Takes the name from a deleted log; its identity stays known.

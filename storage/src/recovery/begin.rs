@@ -13,7 +13,7 @@ use crate::ids::{Position, SegmentId};
 use crate::indexer::Indexer;
 use crate::journal::body::Link;
 use crate::journal::committer::{Committer, Resume, Settings};
-use crate::journal::pool::Pool;
+use crate::journal::pool::{Pool, Use};
 use crate::journal::segment::Segment;
 use crate::journal::{Journal, largest_unit, segment};
 use crate::metrics::Observer;
@@ -47,12 +47,12 @@ impl Recovered {
             Arc::clone(&clock),
             self.store.id,
             config.segment_bytes,
-            config.pool_segments,
+            (config.pool_segments, config.reserve_segments),
             self.next_id,
             std::mem::take(&mut self.free),
         ));
         pool.recycle(&self.unused).map_err(fail())?;
-        let ready = pool.take().map_err(fail())?;
+        let ready = pool.take(Use::Reserve).map_err(fail())?;
         let file = Arc::clone(&ready.file);
         let segment = Arc::new(Segment::begun(ready.life, self.next_base, ready.file));
         let link = self.link(ready.life.size);
@@ -103,6 +103,13 @@ impl Recovered {
         if let Some(error) = journal.failure() {
             return Err(fail()(std::io::Error::new(error.kind(), error.to_string())));
         }
+        // First, since a full disk may need what is given back for what follows.
+        if let Some(tail) = &self.tail {
+            let bytes = give_back(&**disk, tail).map_err(fail())?;
+            if let Some(old) = journal.segment_at(tail.base) {
+                old.cut(bytes);
+            }
+        }
         LastBegun {
             epoch: self.epoch,
             segment: segment_id,
@@ -110,12 +117,6 @@ impl Recovered {
         }
         .write(&**disk)
         .map_err(fail())?;
-        if let Some(tail) = &self.tail {
-            let bytes = give_back(&**disk, tail).map_err(fail())?;
-            if let Some(old) = journal.segment_at(tail.base) {
-                old.cut(bytes);
-            }
-        }
         report.times.begin = journal.clock.monotonic().duration_since(started);
         let damages = Damages::new(finished.damages);
         let history = self.history;

@@ -9,6 +9,7 @@ use crate::ids::{LogId, LogName, Lsn, Position};
 use crate::journal::Outcome;
 use crate::journal::body::Created;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::pool::Use;
 use crate::local::Log;
 use crate::record::LogConfig;
 
@@ -31,7 +32,8 @@ impl Committer {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         let frames = HEADER_BYTES + Created::max_len(name.as_str()).next_multiple_of(8);
-        if let Err(error) = self.secure(frames, DirectoryBuilder::entry_len(Some(name.as_str()))) {
+        let directory = DirectoryBuilder::entry_len(Some(name.as_str()));
+        if let Err(error) = self.secure(frames, directory, Use::Growth) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         self.finish_open();
@@ -44,7 +46,8 @@ impl Committer {
             let error = AdminError::LogNotFound { log: name.clone() };
             return (Some(Position::ZERO), Outcome::AdminRefused(error));
         };
-        if let Err(error) = self.secure(HEADER_BYTES + 64, DirectoryBuilder::entry_len(None)) {
+        let directory = DirectoryBuilder::entry_len(None);
+        if let Err(error) = self.secure(HEADER_BYTES + 64, directory, Use::Reserve) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         self.finish_open();
@@ -52,8 +55,10 @@ impl Committer {
         let header = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
             crate::journal::body::put_config(out, &config);
         });
+        let start = self.position(0);
         {
             let mut state = log.state.write();
+            self.undo.note(start, &log, &state);
             state.config = Arc::new(config);
             state.update_time = self.arrival;
             state.last_end = header.end();
@@ -81,15 +86,20 @@ impl Committer {
             let reveals = log.state.read().created_end;
             return (Some(reveals), Outcome::AdminRefused(error));
         }
-        if let Err(error) = self.secure(HEADER_BYTES, DirectoryBuilder::entry_len(None)) {
+        let directory = DirectoryBuilder::entry_len(None);
+        if let Err(error) = self.secure(HEADER_BYTES, directory, Use::Reserve) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         self.finish_open();
-        self.discard_buffered(&log);
         let next = log.state.read().next;
         let header = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
+        let start = self.position(0);
+        self.undo.note(start, &log, &log.state.read());
+        self.discard_buffered(&log);
         self.touch(&log);
-        self.write_out();
+        if let Err(error @ AppendError::DiskFull) = self.write_out() {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
         self.journal.flush();
         if self.journal.failure().is_none() {
             {
@@ -123,9 +133,13 @@ impl Committer {
                 Outcome::TrimRefused(error),
             );
         }
-        let room = self
-            .write_buffered(&log)
-            .and_then(|()| self.secure(HEADER_BYTES, DirectoryBuilder::entry_len(None)));
+        // What is in memory goes first; without space for it a trim below it goes on.
+        let room = match self.write_buffered(&log) {
+            Err(AppendError::DiskFull) if before <= log.state.read().journaled_next() => Ok(()),
+            other => other,
+        };
+        let directory = DirectoryBuilder::entry_len(None);
+        let room = room.and_then(|()| self.secure(HEADER_BYTES, directory, Use::Reserve));
         if let Err(error) = room {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
@@ -146,7 +160,12 @@ impl Committer {
             return (Some(last_end), Outcome::Trimmed(first));
         }
         let header = self.push_frame(About::act(Kind::Trim, before), log.id, None, |_| {});
-        log.state.write().add_trim(header.end(), before);
+        let start = self.position(0);
+        {
+            let mut state = log.state.write();
+            self.undo.note(start, &log, &state);
+            state.add_trim(header.end(), before);
+        }
         self.touch(&log);
         self.journal.trimming(header.end(), Arc::clone(&log));
         (None, Outcome::Trimmed(before))
@@ -170,6 +189,7 @@ impl Committer {
         });
         let log = Arc::new(Log::new(id, name.clone(), config, time, header.end()));
         log.state.write().created_in = Some(self.segment.life.id);
+        self.undo.note_created(&log);
         self.touch(&log);
         self.logs.insert(Arc::clone(&log));
         log

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES};
 use crate::codec;
-use crate::engine::{LogAppended, Ordered};
+use crate::engine::LogAppended;
 use crate::error::AppendError;
 use crate::ids::{Lsn, Position};
 use crate::index::Place;
+use crate::journal::Outcome;
 use crate::journal::body::Created;
 use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
-use crate::journal::segment::Segment;
-use crate::journal::{Answer, Outcome};
+use crate::journal::pool::Use;
 use crate::local::{Checked, Log, check};
 use crate::record::{Batch, Compression, LogConfig, LogRecords, Record};
 
 impl Committer {
     /// Checks and places one batch.
-    pub(super) fn append(&mut self, batch: &Batch, answer: &Answer) -> Placed {
+    pub(super) fn append(&mut self, batch: &Batch) -> Placed {
         let targets: Vec<Option<Arc<Log>>> = batch
             .logs
             .iter()
@@ -33,7 +33,7 @@ impl Committer {
             Ok(size) => size,
             Err(error) => return (Some(Position::ZERO), Outcome::Refused(error)),
         };
-        if let Err(error) = self.secure(size.0, size.1) {
+        if let Err(error) = self.secure(size.0, size.1, Use::Growth) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         match check(&self.logs, batch, &targets, self.creation()) {
@@ -57,12 +57,6 @@ impl Committer {
             }
             _ => self.append_unit(batch, targets),
         };
-        if let Answer::Ticket(ticket) = answer {
-            ticket.order(Ordered {
-                appends: appends.clone(),
-                position: Some(position),
-            });
-        }
         (
             None,
             Outcome::Appended {
@@ -91,7 +85,7 @@ impl Committer {
                 directory += DirectoryBuilder::entry_len(Some(name));
             }
         }
-        let limit = self.settings.largest_unit.min(largest_in(&self.segment));
+        let limit = self.settings.largest_unit;
         if (frames + directory) as u64 > limit || directory > UNIT_DIRECTORY_BYTES {
             let records = batch.logs.iter().map(|l| l.records.len() as u64).sum();
             return Err(AppendError::Invalid(
@@ -164,7 +158,9 @@ impl Committer {
         before: Option<(Lsn, u32)>,
     ) -> LogAppended {
         let position = self.position(start);
+        let start_of_group = self.position(0);
         let mut state = log.state.write();
+        self.undo.note(start_of_group, log, &state);
         let first_lsn = state.next;
         let mut first_time = None;
         for record in records {
@@ -232,8 +228,4 @@ impl Committer {
         }
         (appends, logs, position)
     }
-}
-
-fn largest_in(segment: &Segment) -> u64 {
-    crate::journal::largest_unit(segment.life.size)
 }

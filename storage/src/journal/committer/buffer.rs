@@ -11,6 +11,7 @@ use crate::ids::Position;
 use crate::index::Place;
 use crate::journal::Outcome;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::pool::Use;
 use crate::local::{Buffered, Checked, Log, check};
 use crate::record::{Batch, Durability, Record, SyncMode};
 
@@ -38,16 +39,21 @@ impl Committer {
         let mut room = Ok(());
         if self.buffered_bytes + size as u64 > self.settings.buffer_bytes {
             room = self.write_all_buffered();
-        } else if held + size > COALESCED_BYTES {
+        } else if held + size > self.largest_shared_frame() {
             room = self.write_buffered(&log);
+        }
+        // Nothing in memory rests on what could still be taken back.
+        if room.is_ok() && self.is_in_group(&log) {
+            room = self.write_out();
         }
         if let Err(error) = room {
             return Some((Some(Position::ZERO), Outcome::Refused(error)));
         }
         let targets = [Some(Arc::clone(&log))];
-        if let Checked::Refused { error, .. } = check(&self.logs, batch, &targets, self.creation())
+        if let Checked::Refused { error, reveals } =
+            check(&self.logs, batch, &targets, self.creation())
         {
-            return Some((Some(Position::ZERO), Outcome::Refused(error)));
+            return Some((Some(reveals), Outcome::Refused(error)));
         }
         let append = self.buffer_records(&log, &records.records);
         crate::watch::Watched::watch(&*log).wake();
@@ -57,6 +63,12 @@ impl Committer {
             position: None,
         };
         Some((Some(NEVER), outcome))
+    }
+
+    /// The most bytes of records that requests share a frame up to.
+    fn largest_shared_frame(&self) -> usize {
+        let unit = usize::try_from(self.settings.largest_unit).unwrap_or(usize::MAX);
+        COALESCED_BYTES.min(unit / 2)
     }
 
     pub(super) fn buffer_records(&mut self, log: &Arc<Log>, records: &[Record]) -> LogAppended {
@@ -103,11 +115,13 @@ impl Committer {
             return Ok(());
         };
         let frames = HEADER_BYTES + length.next_multiple_of(8);
-        self.secure(frames, DirectoryBuilder::entry_len(None))?;
+        self.secure(frames, DirectoryBuilder::entry_len(None), Use::Growth)?;
         self.finish_open();
         let (start, header_len) = self.begin_frame();
+        let start_of_group = self.position(0);
         let about = {
             let mut state = log.state.write();
+            self.undo.note(start_of_group, log, &state);
             let Some(buffered) = state.buffered.take() else {
                 return Ok(());
             };
@@ -124,14 +138,15 @@ impl Committer {
             self.journal
                 .buffered
                 .store(self.buffered_bytes, Ordering::Relaxed);
-            let (first_lsn, count) = (buffered.first_lsn, buffered.count);
-            About {
+            let about = About {
                 kind: Kind::Batch,
                 flags: 0,
-                first_lsn,
-                count,
+                first_lsn: buffered.first_lsn,
+                count: buffered.count,
                 arrival: Some(buffered.arrival),
-            }
+            };
+            self.undo.note_taken(log, buffered);
+            about
         };
         self.group_records += u64::from(about.count);
         self.buffered.retain(|other| other.id != log.id);
@@ -150,6 +165,17 @@ impl Committer {
         self.journal
             .buffered
             .store(self.buffered_bytes, Ordering::Relaxed);
+        self.undo.note_taken(log, buffered);
+    }
+
+    /// Has in memory again what a void group had taken.
+    pub(super) fn put_back(&mut self, log: Arc<Log>, buffered: Box<Buffered>) {
+        self.buffered_bytes += buffered.body.len() as u64;
+        self.journal
+            .buffered
+            .store(self.buffered_bytes, Ordering::Relaxed);
+        log.state.write().buffered = Some(buffered);
+        self.buffered.push(log);
     }
 
     pub(super) fn write_all_buffered(&mut self) -> Result<(), AppendError> {

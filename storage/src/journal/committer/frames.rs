@@ -21,6 +21,7 @@ impl Committer {
 
     pub(super) fn begin_frame(&mut self) -> (usize, usize) {
         let extension = if self.buffer.is_empty() {
+            self.note_start();
             self.directory.reset(self.end());
             self.previous.extension()
         } else {

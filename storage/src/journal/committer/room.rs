@@ -1,5 +1,6 @@
 //! Room: in the segment at hand, or in the next.
 
+use std::io;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -11,31 +12,52 @@ use crate::indexer::Sealed;
 use crate::journal::LIFE_BYTES;
 use crate::journal::body::{Closing, Link, Seal};
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::pool::{ReadySegment, Use};
 use crate::journal::segment::Segment;
 
 impl Committer {
     /// Makes room for so many bytes of frames and directory entries, rolling if need
     /// be.
-    pub(super) fn secure(&mut self, frames: usize, directory: usize) -> Result<(), AppendError> {
+    ///
+    /// # Errors
+    /// If there is no space, for the next segment or for what is to be written first;
+    /// what the request has in the group already is then taken back with the group.
+    pub(super) fn secure(
+        &mut self,
+        frames: usize,
+        directory: usize,
+        purpose: Use,
+    ) -> Result<(), AppendError> {
         let full = self.buffer.len() + frames > GROUP_BYTES
             || self.directory.extension_len() + directory > DIRECTORY_BYTES;
         if full && !self.buffer.is_empty() {
-            self.write_out();
+            self.write_out()?;
+        }
+        if self.on_reserve && purpose == Use::Growth {
+            let whole = self.pool.restore_reserve();
+            self.spared(whole)?;
         }
         if !self.fits(frames, directory) {
-            if self.spare.is_none() {
-                match self.pool.take() {
-                    Ok(ready) => self.spare = Some(ready),
-                    Err(error) if is_out_of_space(&error) => return Err(AppendError::DiskFull),
-                    Err(error) => self.journal.fail(error),
-                }
-            }
-            self.roll();
+            let taken = self.pool.take(purpose);
+            let ready = self.spared(taken)?;
+            self.roll(ready, purpose)?;
         }
         match self.journal.failure() {
             Some(error) => Err(AppendError::JournalFailed(error)),
             None => Ok(()),
         }
+    }
+
+    /// What the pool could give. Any error but a lack of space fails the journal.
+    fn spared<T>(&self, result: io::Result<T>) -> Result<T, AppendError> {
+        result.map_err(|error| {
+            if is_out_of_space(&error) {
+                return AppendError::DiskFull;
+            }
+            let told = Arc::new(io::Error::new(error.kind(), error.to_string()));
+            self.journal.fail(error);
+            AppendError::JournalFailed(self.journal.failure().unwrap_or(told))
+        })
     }
 
     pub(super) fn fits(&self, frames: usize, directory: usize) -> bool {
@@ -59,18 +81,17 @@ impl Committer {
     }
 
     /// Goes on in the next segment: what is here is written, sealed and flushed first.
-    pub(super) fn roll(&mut self) {
-        let Some(ready) = self.spare.take() else {
-            return;
-        };
+    fn roll(&mut self, ready: ReadySegment, purpose: Use) -> Result<(), AppendError> {
         let started = self.journal.clock.monotonic();
-        self.write_out();
-        self.seal(false);
-        self.journal.flush();
-        if self.journal.failure().is_some() {
-            return;
+        if let Err(error) = self.write_out().and_then(|()| self.seal(false)) {
+            self.pool.give_back(ready);
+            return Err(error);
         }
-        let (closings, sealed) = self.leave_segment();
+        self.journal.flush();
+        if let Some(error) = self.journal.failure() {
+            return Err(AppendError::JournalFailed(error));
+        }
+        let (closings, sealed) = self.leave_segment(ready.life.size);
         let link = Link {
             predecessor: Some(self.segment.life.id),
             second: self.before,
@@ -96,16 +117,18 @@ impl Committer {
         self.frames = 0;
         self.records = 0;
         self.previous = DirectoryBuilder::default();
-        self.link(&link);
+        self.on_reserve = purpose == Use::Reserve;
+        self.begin_with(link);
         self.indexer.take_over(sealed);
         self.journal
             .observer
             .roll(self.journal.clock.monotonic().duration_since(started));
+        Ok(())
     }
 
     /// How the logs of this segment stand now that it is sealed: for the next link, unless
-    /// they are too many to tell, and for its index.
-    pub(super) fn leave_segment(&mut self) -> (Option<Vec<Closing>>, Sealed) {
+    /// they are too many to tell in this one and in the next, and for its index.
+    pub(super) fn leave_segment(&mut self, next_size: u64) -> (Option<Vec<Closing>>, Sealed) {
         let segment = self.segment.life.id;
         let mut bytes = 0;
         let mut closings = Vec::with_capacity(self.touched.len());
@@ -134,13 +157,13 @@ impl Committer {
             arrival: self.arrival,
             logs,
         };
-        let few = bytes as u64 <= self.segment.life.size / 8;
+        let few = bytes as u64 <= self.segment.life.size.min(next_size) / 8;
         (few.then_some(closings), sealed)
     }
 
     /// The link tells in its header, and so in the next group's directory, what matters
     /// most: for log id the segment before, for first lsn its end, for count the epoch.
-    pub(super) fn link(&mut self, link: &Link) {
+    pub(super) fn begin_with(&mut self, link: Link) {
         let body = link.encode();
         let about = About {
             kind: Kind::Link,
@@ -151,9 +174,10 @@ impl Committer {
         };
         let before = LogId::new(link.predecessor.map_or(0, SegmentId::get));
         self.push_frame(about, before, None, |out| out.extend_from_slice(&body));
+        self.link = Some(link);
     }
 
-    pub(super) fn seal(&mut self, clean: bool) {
+    pub(super) fn seal(&mut self, clean: bool) -> Result<(), AppendError> {
         let seal = Seal {
             frames: self.frames,
             records: self.records,
@@ -164,9 +188,8 @@ impl Committer {
         self.push_frame(About::act(Kind::Seal, Lsn::ZERO), NO_LOG, None, |out| {
             out.extend_from_slice(&seal.encode());
         });
-        self.write_out();
-        if self.journal.failure().is_none() {
-            *self.segment.end.write() = Some(self.end());
-        }
+        self.write_out()?;
+        *self.segment.end.write() = Some(self.end());
+        Ok(())
     }
 }

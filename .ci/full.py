@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""usage: .ci/full.py
+
+A full disk: a 64 MiB ext4 image, filled until appends are refused. Reads, trims and deletions
+go on, also after kill -9 and a restart on the full disk; appends resume by themselves when a
+ballast file is removed; after 20 rounds everything acked is there, byte for byte. Mounts a loop
+device, so it needs root.
+"""
+
+from contextlib import contextmanager
+
+from common import *
+
+usage()
+ROUNDS = 20
+MIB = 1 << 20
+# What each round gets to fill: 20 of these, a pool and a first fill are what 64 MiB hold.
+BALLAST = 2 * MIB
+RECORD = 60_000
+SECONDS = 60
+
+
+@contextmanager
+def mounted(directory):
+    """An ext4 file system of 64 MiB, none of it kept for root."""
+    image, mount = directory / "image", directory / "mount"
+    mount.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(64 * MIB)
+    run("mkfs.ext4", "-q", "-m", "0", image, check=True)
+    done = run("mount", "-o", "loop", image, mount)
+    if done.returncode != 0:
+        raise SystemExit(f"cannot mount {image}: {done.stderr.decode()}")
+    try:
+        yield mount
+    finally:
+        run("umount", mount, check=True)
+
+
+def text(number):
+    """A record of its own for each number."""
+    word = hashlib.sha256(str(number).encode()).hexdigest()
+    return (word * (RECORD // len(word) + 1))[:RECORD]
+
+
+class Ledger:
+    """What was acked, by log; and what may be there besides."""
+
+    def __init__(self):
+        self.acked = []
+        self.unknown = None
+        self.trimmed = 0
+        self.refusals = 0
+
+    def append(self, daemon):
+        """One append to the log that is kept. False if the disk is full; None if the daemon is gone."""
+        number = len(self.acked)
+        code, answer, said = daemon.call("wald.v1.WalService/Append",
+                                         {"log": "kept", "record": {"text": text(number)}})
+        if code == 0:
+            # No lsn is given twice, and none is left out.
+            if int(answer.get("lsn", 0)) != number:
+                raise SystemExit(f"record {number} was given lsn {answer.get('lsn')}")
+            self.acked.append(text(number))
+            return True
+        if "ResourceExhausted" in said and "DISK_FULL" in said and "NOT_APPLIED" in said:
+            self.refusals += 1
+            return False
+        if daemon.process.poll() is None and "Unavailable" not in said:
+            raise SystemExit(f"an append failed: {said}")
+        self.unknown = text(number)
+        return None
+
+    def fill(self, daemon):
+        """Appends until it is refused twice, a second apart: what was freed just now is used too."""
+        before = len(self.acked)
+        refused = 0
+        while refused < 2:
+            if self.append(daemon):
+                refused = 0
+            else:
+                refused += 1
+                time.sleep(1)
+        return len(self.acked) - before
+
+    def resume(self, daemon):
+        """Waits until an append passes again. Gives back how long that took, or None."""
+        began = time.monotonic()
+        while time.monotonic() < began + SECONDS:
+            if self.append(daemon):
+                return time.monotonic() - began
+            time.sleep(0.05)
+        return None
+
+    def is_whole(self, daemon):
+        """Whether the log holds what was acked, and at most the append that was cut off."""
+        done = daemon.walctl("scan", "kept", "--output", "raw")
+        lines = done.stdout.decode().splitlines()
+        if self.unknown is not None and lines == [*self.acked, self.unknown]:
+            self.acked.append(self.unknown)
+        self.unknown = None
+        return done.returncode == 0 and digest(lines) == digest(self.acked)
+
+
+def make_room(daemon, ledger, number):
+    """Whether a trim and a deletion succeed, and show."""
+    ledger.trimmed += 1
+    code, answer, said = daemon.call("wald.v1.WalService/Trim",
+                                     {"log": "trimmed", "before_lsn": ledger.trimmed})
+    deleted, _, told = daemon.call("wald.v1.LogService/DeleteLog", {"log": f"gone/{number}"})
+    gone, _, _ = daemon.call("wald.v1.WalService/GetTail", {"log": f"gone/{number}"})
+    _, tail, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "trimmed"})
+    good = code == 0 and deleted == 0 and gone != 0 and tail["firstLsn"] == str(ledger.trimmed)
+    return good or print(said, told, tail)
+
+
+def cut_off(daemon, ledger):
+    """Kills the daemon while it takes appends."""
+    killer = threading.Timer(0.25, daemon.process.kill)
+    killer.start()
+    while ledger.append(daemon) is not None:
+        pass
+    killer.join()
+    daemon.process.wait()
+
+
+def start(data):
+    return Daemon(data, "--segment-bytes", "1MiB")
+
+
+def is_spotless(daemon):
+    """Whether the start found no damage."""
+    return not any("damage" in line or "quarantine" in line for line in daemon.lines
+                   if '"level":"ERROR"' in line or '"level":"WARN"' in line)
+
+
+def rounds(data, ballast):
+    ledger = Ledger()
+    with start(data) as daemon:
+        for number in range(2 * ROUNDS + 2):
+            for log in ("trimmed", f"gone/{number}"):
+                daemon.call("wald.v1.WalService/Append", {"log": log, "record": {"text": str(number)}})
+        filled = ledger.fill(daemon)
+        check("appends fill the disk until RESOURCE_EXHAUSTED, DISK_FULL, NOT_APPLIED", filled > 20, filled)
+        check("reads go on", ledger.is_whole(daemon))
+        check("trims and deletions go on", make_room(daemon, ledger, 0))
+        check("appends do not", ledger.append(daemon) is False)
+        daemon.kill()
+    for number in range(1, ROUNDS + 1):
+        with start(data) as daemon:
+            check(f"round {number}: after kill -9 it starts on the full disk, without damage", is_spotless(daemon))
+            check(f"round {number}: reads go on, everything acked is there", ledger.is_whole(daemon),
+                  len(ledger.acked))
+            check(f"round {number}: trims and deletions go on", make_room(daemon, ledger, 2 * number - 1))
+            ballast.pop().unlink()
+            took = ledger.resume(daemon)
+            check(f"round {number}: appends resume by themselves", took is not None,
+                  took is not None and f"{took:.2f} s")
+            cut_off(daemon, ledger)
+        with start(data) as daemon:
+            check(f"round {number}: killed under load, everything acked is there", ledger.is_whole(daemon),
+                  len(ledger.acked))
+            filled = ledger.fill(daemon)
+            check(f"round {number}: the disk is full again, trims and deletions go on",
+                  make_room(daemon, ledger, 2 * number), filled)
+            daemon.kill()
+    with start(data) as daemon:
+        check("in the end everything acked is there", ledger.is_whole(daemon), digest(ledger.acked))
+        check("and a stop is a clean one", daemon.stop() == 0)
+
+
+with scratch() as directory, mounted(Path(directory)) as mount:
+    ballast = [mount / f"ballast-{number}" for number in range(ROUNDS)]
+    for path in ballast:
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, BALLAST)
+    rounds(mount / "data", ballast)
+finish()

@@ -1,0 +1,142 @@
+//! Taking back a group that found no space.
+//!
+//! Space is secured before anything moves, so this is for file systems that may lack it
+//! even for what they have allocated (copy on write, thin volumes, quotas). What was
+//! written of the group is zeroed and the zeros are flushed, so that no start finds it;
+//! then logs and committer stand as they did when the group began, and whoever rested on
+//! it is refused. The next group is checked against that, and takes the same place.
+//!
+//! Only what the committer alone changes is put back: flushes and readers go on meanwhile.
+
+use std::io;
+use std::sync::Arc;
+
+use super::{Committer, Pending};
+use crate::error::AppendError;
+use crate::ids::Position;
+use crate::journal::{Answer, Outcome};
+use crate::local::{Buffered, Log, LogState, Standing};
+
+/// What the group in hand has changed, and how it was before.
+#[derive(Default)]
+pub(super) struct Undo {
+    chain: u32,
+    frames: u64,
+    records: u64,
+    /// How many logs the segment had touched.
+    touched: usize,
+    logs: Vec<(Arc<Log>, Standing)>,
+    created: Vec<Arc<Log>>,
+    /// What logs had in memory only, and the group took.
+    taken: Vec<(Arc<Log>, Box<Buffered>)>,
+}
+
+impl Undo {
+    /// Notes how a log stands, before the group that begins at `start` changes it for
+    /// the first time.
+    pub(super) fn note(&mut self, start: Position, log: &Arc<Log>, state: &LogState) {
+        // Whatever the group does to a log ends beyond its start.
+        if state.last_end <= start {
+            self.logs.push((Arc::clone(log), state.standing()));
+        }
+    }
+
+    pub(super) fn note_created(&mut self, log: &Arc<Log>) {
+        self.created.push(Arc::clone(log));
+    }
+
+    pub(super) fn note_taken(&mut self, log: &Arc<Log>, buffered: Box<Buffered>) {
+        self.taken.push((Arc::clone(log), buffered));
+    }
+}
+
+impl Committer {
+    /// A group begins.
+    pub(super) fn note_start(&mut self) {
+        self.undo = Undo {
+            chain: self.chain,
+            frames: self.frames,
+            records: self.records,
+            touched: self.touched.len(),
+            ..Undo::default()
+        };
+    }
+
+    /// Whether the group in hand is also about this log.
+    pub(super) fn is_in_group(&self, log: &Log) -> bool {
+        log.state.read().last_end > self.position(0)
+    }
+
+    /// Makes the group void, of which so many bytes were written. If that fails, the
+    /// journal has failed: nobody knows what a start would find.
+    pub(super) fn void(&mut self, written: usize, error: &io::Error) {
+        if !self.without_space {
+            tracing::warn!(%error, "no space to write to the journal; appends are refused");
+        }
+        self.without_space = true;
+        self.buffer.clear();
+        if written > 0 {
+            let zeros = vec![0; written];
+            match self.file.write_all_at(&zeros, self.offset) {
+                Ok(()) => self.journal.flush_again(),
+                Err(error) => self.journal.fail(error),
+            }
+        }
+        if self.journal.failure().is_none() {
+            self.roll_back();
+        }
+    }
+
+    /// Puts everything back to where it was when the group began.
+    fn roll_back(&mut self) {
+        let start = self.position(0);
+        let undo = std::mem::take(&mut self.undo);
+        self.chain = undo.chain;
+        self.frames = undo.frames;
+        self.records = undo.records;
+        self.touched.truncate(undo.touched);
+        self.readers.clear();
+        self.group_records = 0;
+        self.group_scheduled = false;
+        self.journal.forget_trims(start);
+        for (log, standing) in undo.logs {
+            log.state.write().roll_back(start, standing);
+        }
+        for log in &undo.created {
+            self.logs.remove(log);
+        }
+        for (log, buffered) in undo.taken {
+            self.put_back(log, buffered);
+        }
+        for pending in &mut self.pending {
+            if pending.rests_beyond(start) {
+                pending.refuse(start, self.buffered.is_empty());
+            }
+        }
+        // A segment begins with its link, whoever writes it.
+        if let Some(link) = self.link.take() {
+            self.begin_with(link);
+        }
+    }
+}
+
+impl Pending {
+    /// Whether its outcome rests on something beyond `start`.
+    fn rests_beyond(&self, start: Position) -> bool {
+        !self.buffered && self.need.is_none_or(|need| need > start)
+    }
+
+    /// Nothing of it was done. `nothing_left`: no record is in memory only.
+    fn refuse(&mut self, start: Position, nothing_left: bool) {
+        self.need = Some(Position::ZERO);
+        self.outcome = match self.answer {
+            // What came before it and was not refused is written.
+            Answer::Sync(_) if nothing_left => {
+                self.need = Some(start);
+                Outcome::Done
+            }
+            Answer::Sync(_) => Outcome::SyncRefused,
+            _ => Outcome::Refused(AppendError::DiskFull),
+        };
+    }
+}
