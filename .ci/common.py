@@ -205,7 +205,9 @@ class Load:
         return json.loads(out) if self.process.returncode == 0 else {"error": err.strip()[-500:], "acks": 0}
 
     def entries(self):
-        """What the ledger holds, one `Entry` for each append."""
+        """What the ledger holds, one `Entry` for each append; none if it never connected."""
+        if not Path(self.ledger).exists():
+            return []
         return [Entry(line) for line in Path(self.ledger).read_text().splitlines()]
 
     def __enter__(self):
@@ -243,6 +245,24 @@ def stored(daemon, prefix="load/"):
         payload = next(record[key] for key in ("value", "text") if key in record)
         found[record["log"], record["lsn"]] = int(payload)
     return found
+
+
+class Strace:
+    """strace on a running daemon and all of its threads, until it is stopped."""
+
+    def __init__(self, daemon, *arguments):
+        self.out = Path(f"{daemon.data_dir}.strace")
+        self.process = subprocess.Popen(["strace", "-f", "-o", str(self.out), *arguments, "-p", str(daemon.pid)],
+                                        stderr=subprocess.PIPE, text=True)
+        line = self.process.stderr.readline()
+        if "attached" not in line:
+            raise SystemExit(f"strace cannot attach: {line}")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
+        self.process.stderr.read()
+        self.process.wait()
+        return self.out.read_text()
 
 
 class Call:

@@ -16,24 +16,6 @@ FLUSHES = "fdatasync,fsync,sync_file_range,msync,sync,syncfs"
 DELAY_US = 300_000
 
 
-class Strace:
-    """strace on a running daemon and all of its threads, until it is stopped."""
-
-    def __init__(self, daemon, *arguments):
-        self.out = Path(daemon.data_dir).parent / "strace.out"
-        self.process = subprocess.Popen(["strace", "-f", "-o", str(self.out), *arguments, "-p", str(daemon.pid)],
-                                        stderr=subprocess.PIPE, text=True)
-        line = self.process.stderr.readline()
-        if "attached" not in line:
-            raise SystemExit(f"strace cannot attach: {line}")
-
-    def stop(self):
-        self.process.send_signal(signal.SIGINT)
-        self.process.stderr.read()
-        self.process.wait()
-        return self.out.read_text()
-
-
 def counted(table):
     """Calls in the table that `strace -c` prints."""
     rows = [line.split() for line in table.splitlines() if re.match(r"\s*[\d.]+\s+[\d.]+\s+\d+\s+\d+\s", line)]
