@@ -98,7 +98,7 @@ def documented():
     paragraphs = dict((name, " ".join(line.lstrip("# ") for line in text.strip().splitlines()))
                       for text, name in re.findall(r"((?:^# .*\n)+)# (\w+) = .*$", reference, re.M))
     text = " ".join(run(WALD, "--help", env=clean_environment(COLUMNS="500")).stdout.decode().split())
-    man = " ".join(run(WALD, "man").stdout.decode().replace("\\-", "-").replace("\\&", "").replace("\\(aq", "'").split())
+    man = " ".join(run(WALD, "man").stdout.decode().replace("\\-", "-").replace("\\&", "").replace("\\*(Aq", "'").split())
     bash = run(WALD, "completion", "bash").stdout.decode()
     flag = lambda name: "--" + name.replace("_", "-")
     check("--help documents each with the same words",
