@@ -78,7 +78,8 @@ def serving(directory, name, number):
     run.expect(code == 70, f"the exit code is {code}")
     seen = calls(strace.out)
     failed = [call for call in seen if call.result is not None and call.injected]
-    run.expect(len(failed) == 1, f"{len(failed)} calls failed")
+    # strace counts by thread: two may come to their n-th call before the process is gone.
+    run.expect(len({call.thread for call in failed}) == len(failed) > 0, f"{len(failed)} calls failed")
     if failed:
         (run.failed, *_) = failed
         run.path = re.search(r"<(.*?)>", run.failed.arguments)[1]
