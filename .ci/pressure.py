@@ -42,8 +42,11 @@ class Peak(threading.Thread):
 def greedy_beside_small(data, seconds):
     """The greedy one offers four times what may be in flight; the disk takes a fraction of it."""
     limit = 4 << 20
-    with Daemon(data, "--max-inflight-bytes", limit, strace=SLOW) as daemon:
-        daemon.ready()
+    # So large that none is filled: to begin a segment takes a flush of its own, so that who is caught by one
+    # waits for three instead of two whoever else is there.
+    with Daemon(data, "--max-inflight-bytes", limit, "--segment-bytes", "256MiB", "--pool-segments", 1,
+                strace=SLOW) as daemon:
+        wait_until(lambda: daemon.metric('wald_segments{state="ready"}') >= 1)
         alone = daemon.load(seconds=seconds / 4, **SMALL).result()
         peak = Peak(daemon)
         with daemon.load(seconds=seconds, appends=10**9, writers=256, bytes=64 << 10, logs=8, prefix="greedy", attempts=1,
@@ -84,7 +87,7 @@ def large_ones(data):
     limit = 32 << 20
     with Daemon(data, strace=SLOW) as daemon:
         peak = Peak(daemon.ready())
-        with daemon.load(seconds=10, appends=10**9, writers=256, connections=2, bytes=1_000_000, logs=8, prefix="greedy",
+        with daemon.load(seconds=6, appends=10**9, writers=256, connections=2, bytes=1_000_000, logs=8, prefix="greedy",
                          attempts=1, tolerate=True) as greedy:
             told = greedy.result()
         peak.stop()
