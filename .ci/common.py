@@ -202,7 +202,7 @@ class Load:
     def result(self, seconds=300):
         """What it printed when it ended; `acks` is 0 and `error` says why if it failed."""
         out, err = self.process.communicate(timeout=seconds)
-        return json.loads(out) if self.process.returncode == 0 else {"error": err.strip()[-500:], "acks": 0}
+        return json.loads(out) if self.process.returncode == 0 else {"error": err.strip()[:500], "acks": 0}
 
     def entries(self):
         """What the ledger holds, one `Entry` for each append; none if it never connected."""
