@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,13 +72,30 @@ def run(*command, **options):
     return subprocess.run([str(c) for c in command], capture_output=True, **options)
 
 
-class Daemon:
-    """The built daemon on a directory; a context that kills it at the end."""
+class Ended(Exception):
+    """The daemon ended before it served."""
 
-    def __init__(self, data_dir, *arguments):
+    def __init__(self, code, lines):
+        super().__init__(f"the daemon ended with {code} before it served: {lines}")
+        self.code = code
+
+
+class Daemon:
+    """The built daemon on a directory; a context that kills it at the end.
+
+    `strace` are arguments for strace, which then sees every call from the first on; its output
+    is in `trace`. The process is the daemon's all the same.
+    """
+
+    def __init__(self, data_dir, *arguments, strace=None):
         self.data_dir = data_dir
         command = [WALD, "--data-dir", data_dir, "--listen", ":0", "--http-listen", ":0",
                    "--log-format", "json", *arguments]
+        if strace is not None:
+            self.trace = Path(f"{data_dir}.strace")
+            # With -D strace is a child of the daemon, not the other way round; with the filter
+            # only the calls that are asked for cost anything.
+            command = ["strace", "-D", "-f", "--seccomp-bpf", "-ttt", "-o", self.trace, *strace, *command]
         self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True, env=clean_environment())
         self.lines = []
@@ -87,7 +106,7 @@ class Daemon:
                 self.start = json.loads(line)
                 break
         if self.start is None:
-            raise SystemExit(f"the daemon ended before it served: {self.lines}")
+            raise Ended(self.process.wait(), self.lines)
         # Goes on reading, so that the daemon never waits for a full pipe.
         threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
         self.grpc = self.start["grpc"]
@@ -107,6 +126,42 @@ class Daemon:
         answer = json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
         return done.returncode, answer, (done.stdout + done.stderr).decode()
 
+    def load(self, **options):
+        """Starts client/examples/load.rs on it."""
+        return Load(self, **options)
+
+    def metrics(self):
+        """/metrics: name with labels -> value."""
+        with urllib.request.urlopen(f"http://{self.http}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        return {name: float(value) for name, value in
+                (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+    def metric(self, name):
+        """One line of /metrics."""
+        return self.metrics()[name]
+
+    def ready(self):
+        """Waits until the segments that a start prepares in the background are ready: those
+        of the pool and of the reserve, by default two each."""
+        wait_until(lambda: self.metric('wald_segments{state="ready"}') >= 4)
+        return self
+
+    def anonymous(self):
+        """Resident memory that no file stands behind, in bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10
+
+    def descriptors(self):
+        """What the process has open: a list of targets."""
+        found = []
+        for entry in os.scandir(f"/proc/{self.pid}/fd"):
+            try:
+                found.append(os.readlink(entry.path))
+            except FileNotFoundError:
+                pass  # closed since
+        return found
+
     def kill(self):
         self.process.kill()
         self.process.wait()
@@ -121,6 +176,130 @@ class Daemon:
     def __exit__(self, *_):
         if self.process.poll() is None:
             self.kill()
+
+
+def wait_until(holds, seconds=60):
+    """Waits until something holds; gives back whether it does."""
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Load:
+    """client/examples/load.rs at work; options are its flags. A context that ends it."""
+
+    def __init__(self, daemon, **options):
+        command = [LOAD, daemon.endpoint]
+        for name, value in options.items():
+            if value is not False:
+                command += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
+        self.ledger = options.get("ledger")
+        self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.DEVNULL, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment())
+
+    def result(self, seconds=300):
+        """What it printed when it ended; `acks` is 0 and `error` says why if it failed."""
+        out, err = self.process.communicate(timeout=seconds)
+        return json.loads(out) if self.process.returncode == 0 else {"error": err.strip()[:500], "acks": 0}
+
+    def entries(self):
+        """What the ledger holds, one `Entry` for each append; none if it never connected."""
+        if not Path(self.ledger).exists():
+            return []
+        return [Entry(line) for line in Path(self.ledger).read_text().splitlines()]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Entry:
+    """One line of a ledger. Times are microseconds since the Unix epoch."""
+
+    def __init__(self, line):
+        sent, got, self.log, number, kind, *rest = line.split(" ")
+        self.sent, self.got, self.number = int(sent), int(got), int(number)
+        self.acked = kind == "ack"
+        if self.acked:
+            self.lsn, self.level = int(rest[0]), rest[1].removeprefix("DURABILITY_")
+            self.position = None if rest[2] == "-" else int(rest[2])
+        else:
+            self.code, self.reason, self.outcome = rest
+            self.error = " ".join(rest)
+
+
+def stored(daemon, prefix="load/"):
+    """What a scan finds: (log, lsn) -> number of the append, as the load driver wrote it."""
+    done = daemon.walctl("scan", "--prefix", prefix, "--output", "json")
+    if done.returncode != 0:
+        raise SystemExit(f"the scan failed: {done.stderr.decode()}")
+    found = {}
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        payload = next(record[key] for key in ("value", "text") if key in record)
+        found[record["log"], record["lsn"]] = int(payload)
+    return found
+
+
+class Strace:
+    """strace on a running daemon and all of its threads, until it is stopped."""
+
+    def __init__(self, daemon, *arguments):
+        self.out = Path(f"{daemon.data_dir}.strace")
+        self.process = subprocess.Popen(["strace", "-f", "-o", str(self.out), *arguments, "-p", str(daemon.pid)],
+                                        stderr=subprocess.PIPE, text=True)
+        line = self.process.stderr.readline()
+        if "attached" not in line:
+            raise SystemExit(f"strace cannot attach: {line}")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
+        self.process.stderr.read()
+        self.process.wait()
+        return self.out.read_text()
+
+
+class Call:
+    """A system call of a trace: its name, arguments, result, and when it began and ended (s)."""
+
+    def __init__(self, thread, began, text):
+        self.thread, self.began, self.ended = thread, began, began
+        self.name, _, self.arguments = text.partition("(")
+        self.result = None
+
+    def finish(self, at, text):
+        self.ended = at
+        self.injected = "INJECTED" in text or "INJECTED" in self.arguments
+        self.result = text.rpartition(" = ")[2]
+        self.failed = self.result.startswith("-1 ")
+
+
+def calls(trace):
+    """The calls in a trace that strace -f -ttt wrote, in the order in which they began."""
+    found, open_calls = [], {}
+    for line in Path(trace).read_text().splitlines():
+        match = re.match(r"(\d+) +([\d.]+) (.*)", line)
+        if not match:
+            continue
+        thread, at, text = match[1], float(match[2]), match[3]
+        if text.startswith("<... ") and thread in open_calls:
+            open_calls.pop(thread).finish(at, text)
+        elif re.match(r"\w+\(", text):
+            call = Call(thread, at, text)
+            found.append(call)
+            if text.endswith("<unfinished ...>"):
+                open_calls[thread] = call
+            else:
+                took = re.search(r" <([\d.]+)>$", text)
+                call.finish(at + float(took[1]) if took else at, text)
+    return found
 
 
 def grpcurl():

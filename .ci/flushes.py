@@ -8,33 +8,12 @@ after a flush that failed.
 
 import json
 import re
-import urllib.request
 
 from common import *
 
 usage()
 FLUSHES = "fdatasync,fsync,sync_file_range,msync,sync,syncfs"
 DELAY_US = 300_000
-# Of the pool and of the reserve, by default.
-READY = 4
-
-
-class Strace:
-    """strace on a running daemon and all of its threads, until it is stopped."""
-
-    def __init__(self, daemon, *arguments):
-        self.out = Path(daemon.data_dir).parent / "strace.out"
-        self.process = subprocess.Popen(["strace", "-f", "-o", str(self.out), *arguments, "-p", str(daemon.pid)],
-                                        stderr=subprocess.PIPE, text=True)
-        line = self.process.stderr.readline()
-        if "attached" not in line:
-            raise SystemExit(f"strace cannot attach: {line}")
-
-    def stop(self):
-        self.process.send_signal(signal.SIGINT)
-        self.process.stderr.read()
-        self.process.wait()
-        return self.out.read_text()
 
 
 def counted(table):
@@ -44,34 +23,17 @@ def counted(table):
 
 
 def load(daemon, appends=10_000, writers=64, logs=1_000, durability="unspecified"):
-    done = run(LOAD, daemon.endpoint, "--appends", appends, "--writers", writers, "--logs", logs,
-               "--durability", durability)
-    return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.decode(), "acks": 0}
-
-
-def metric(daemon, name):
-    """One line of /metrics."""
-    with urllib.request.urlopen(f"http://{daemon.http}/metrics") as page:
-        text = page.read().decode()
-    return int(float(re.search(rf"^{re.escape(name)} (\S+)", text, re.M)[1]))
+    return daemon.load(appends=appends, writers=writers, logs=logs, durability=durability).result()
 
 
 def flushes(daemon):
     """Flushes of the journal so far, as the daemon counts them."""
-    return metric(daemon, "wald_flush_duration_seconds_count")
-
-
-def ready(daemon):
-    """Waits until the segments that a start prepares in the background are ready."""
-    until = time.monotonic() + 60
-    while metric(daemon, 'wald_segments{state="ready"}') < READY and time.monotonic() < until:
-        time.sleep(0.01)
-    return daemon
+    return int(daemon.metric("wald_flush_duration_seconds_count"))
 
 
 def at_most_1500(data):
     with Daemon(data) as daemon:
-        strace = Strace(ready(daemon), "-c", "-e", f"trace={FLUSHES}")
+        strace = Strace(daemon.ready(), "-c", "-e", f"trace={FLUSHES}")
         before = flushes(daemon)
         done = load(daemon)
         table = strace.stop()
@@ -92,7 +54,7 @@ def at_most_1500(data):
 
 def none_until_sync(data):
     with Daemon(data, "--sync-interval", "1h") as daemon:
-        strace = Strace(ready(daemon), "-c", "-e", f"trace={FLUSHES}")
+        strace = Strace(daemon.ready(), "-c", "-e", f"trace={FLUSHES}")
         done = load(daemon, durability="written")
         # Longer than the journal's other timers; there is nothing to wait for.
         time.sleep(1)
@@ -126,12 +88,11 @@ def flush_before_answer(data):
         durable = load(daemon, appends=1, writers=1, logs=1, durability="durable")
         check(f"DURABLE waits for a flush that takes {DELAY_US // 1000} ms", durable["acks"] == 1
               and durable["p50_us"] >= DELAY_US, json.dumps(durable))
-        slow = subprocess.Popen([LOAD, daemon.endpoint, "--appends", "4", "--writers", "1", "--logs", "1"],
-                                stdout=subprocess.PIPE, env=clean_environment())
+        slow = daemon.load(appends=4, writers=1, logs=1)
         many = load(daemon, appends=200, writers=1, logs=2, durability="written")
-        check("WRITTEN is answered while a flush runs", slow.poll() is None and many["acks"] == 200
+        check("WRITTEN is answered while a flush runs", slow.process.poll() is None and many["acks"] == 200
               and many["max_us"] < DELAY_US, json.dumps(many))
-        slow.communicate()
+        slow.result()
         strace.stop()
 
 
@@ -140,7 +101,7 @@ def no_ack_after_failure(data):
     with Daemon(data, "--marker-delay", "1h") as daemon:
         for text in ("one", "two"):
             daemon.call("wald.v1.WalService/Append", {"log": "kept", "record": {"text": text}})
-        strace = Strace(ready(daemon), "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO")
+        strace = Strace(daemon.ready(), "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO")
         code, _, text = daemon.call("wald.v1.WalService/Append", {"log": "kept", "record": {"text": "three"}})
         check("a failed flush is no ack", code != 0 and "Internal" in text and '"JOURNAL_FAILED"' in text,
               "" if "JOURNAL_FAILED" in text else text)

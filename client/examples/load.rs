@@ -2,93 +2,263 @@
 //!
 //! ```text
 //! load ENDPOINT --appends 10000 --writers 64 --logs 1000 [--bytes 100] [--durability written]
+//! load ENDPOINT --seconds 10 --writers 8 --pause-ms 20 --attempts 1 --tolerate --ledger FILE
+//! load ENDPOINT --appends 0 --followers 1000 --prefix idle
 //! ```
 //!
-//! The checks in `.ci` count the flushes that such a load costs. It is no benchmark: the
-//! driver takes its share of the processor.
+//! The checks in `.ci` count the flushes that such a load costs, and compare the ledger
+//! with what a restart finds. It is no benchmark: the driver takes its share of the
+//! processor.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use wald_client::{Client, Durability};
+use wald_client::{Ack, Client, Durability, Error, ErrorKind, RetryPolicy, Selector};
 
 /// Appends with many writers at a time.
 #[derive(Debug, Parser)]
 struct Args {
     /// Where the server listens.
     endpoint: String,
-    /// How many appends in all.
+    /// How many appends in all, at most.
     #[arg(long, default_value_t = 10_000)]
     appends: u64,
+    /// Begin no append after so many seconds; no bound if it is missing.
+    #[arg(long)]
+    seconds: Option<f64>,
     /// How many writers, each with one append underway at a time.
     #[arg(long, default_value_t = 64)]
     writers: usize,
+    /// How many connections the writers and followers share.
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
+    /// How long each writer rests after an append.
+    #[arg(long, default_value_t = 0)]
+    pause_ms: u64,
     /// Over how many logs the appends go, in turn.
     #[arg(long, default_value_t = 1_000)]
     logs: u64,
+    /// What the names of the logs begin with, before a slash.
+    #[arg(long, default_value = "load")]
+    prefix: String,
     /// Size of a record.
     #[arg(long, default_value_t = 100)]
     bytes: usize,
     /// unspecified, accepted, written or durable.
     #[arg(long, default_value = "unspecified")]
     durability: String,
+    /// How often an append is tried in all.
+    #[arg(long, default_value_t = 5)]
+    attempts: u32,
+    /// Count appends that fail and go on; a writer ends when the server is gone.
+    #[arg(long)]
+    tolerate: bool,
+    /// File for one line about each append: what was sent when, and what came of it.
+    #[arg(long)]
+    ledger: Option<PathBuf>,
+    /// How many follows of all logs with the prefix to hold open, until this is killed.
+    #[arg(long, default_value_t = 0)]
+    followers: usize,
+}
+
+/// What the writers share.
+struct Load {
+    args: Args,
+    durability: Durability,
+    next: AtomicU64,
+    until: Option<Instant>,
+    ledger: Option<Mutex<BufWriter<File>>>,
+}
+
+/// What one writer did.
+#[derive(Default)]
+struct Done {
+    times: Vec<Duration>,
+    errors: BTreeMap<String, u64>,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let args = Arc::new(Args::parse());
+    let args = Args::parse();
     let name = format!("DURABILITY_{}", args.durability.to_uppercase());
     let durability = Durability::from_str_name(&name).context("no such durability")?;
-    let client = Client::connect(args.endpoint.clone()).await?;
-    let next = Arc::new(AtomicU64::new(0));
+    let clients = connect(&args).await?;
+    let ledger = args.ledger.as_ref().map(File::create).transpose()?;
     let began = Instant::now();
-    let writers: Vec<_> = (0..args.writers)
-        .map(|_| {
-            let (client, next, args) = (client.clone(), Arc::clone(&next), Arc::clone(&args));
-            tokio::spawn(async move { write(&client, &next, &args, durability).await })
-        })
+    let load = Arc::new(Load {
+        durability,
+        next: AtomicU64::new(0),
+        until: args
+            .seconds
+            .map(|seconds| began + Duration::from_secs_f64(seconds)),
+        ledger: ledger.map(|file| Mutex::new(BufWriter::new(file))),
+        args,
+    });
+    let on = |index: usize| clients[index % clients.len()].clone();
+    let followers: Vec<_> = (0..load.args.followers)
+        .map(|index| tokio::spawn(follow(on(index), format!("{}/", load.args.prefix))))
         .collect();
-    let mut times = Vec::new();
+    let writers: Vec<_> = (0..load.args.writers)
+        .map(|index| tokio::spawn(write(on(index), Arc::clone(&load))))
+        .collect();
+    let mut all = Done::default();
     for writer in writers {
-        times.extend(writer.await??);
+        let done = writer.await??;
+        all.times.extend(done.times);
+        for (error, count) in done.errors {
+            *all.errors.entry(error).or_default() += count;
+        }
     }
     let seconds = began.elapsed().as_secs_f64();
-    times.sort_unstable();
-    let acks = times.len();
-    ensure!(acks as u64 == args.appends, "an ack is missing");
-    let [p50, p99, max] = [50, 99, 100].map(|p| times[(acks - 1) * p / 100].as_micros());
-    println!(
-        "{{\"acks\": {acks}, \"seconds\": {seconds:.3}, \
-         \"p50_us\": {p50}, \"p99_us\": {p99}, \"max_us\": {max}}}"
-    );
+    for follower in followers {
+        follower.await??;
+    }
+    load.flush()?;
+    all.print(seconds, &load.args)
+}
+
+async fn connect(args: &Args) -> Result<Vec<Client>> {
+    let mut clients = Vec::new();
+    for _ in 0..args.connections.max(1) {
+        let client = Client::builder(args.endpoint.clone())
+            // Longer than any disk that a check makes slow.
+            .timeout(Duration::from_secs(120))
+            .retry(RetryPolicy {
+                max_attempts: args.attempts,
+                ..RetryPolicy::default()
+            })
+            .connect()
+            .await?;
+        clients.push(client);
+    }
+    Ok(clients)
+}
+
+/// One writer: takes the next append until there is none, or the time is over.
+async fn write(client: Client, load: Arc<Load>) -> Result<Done> {
+    let mut done = Done::default();
+    loop {
+        let number = load.next.fetch_add(1, Ordering::Relaxed);
+        let over = load.until.is_some_and(|until| Instant::now() >= until);
+        if number >= load.args.appends || over {
+            return Ok(done);
+        }
+        let log = format!("{}/{}", load.args.prefix, number % load.args.logs);
+        let digits = number.to_string();
+        let record = "0".repeat(load.args.bytes.saturating_sub(digits.len())) + &digits;
+        let sent = SystemTime::now();
+        let began = Instant::now();
+        let append = client.append(log.as_str(), record);
+        match append.durability(load.durability).await {
+            Ok(ack) => {
+                done.times.push(began.elapsed());
+                ensure!(
+                    ack.durability >= load.durability,
+                    "only {:?} was reached",
+                    ack.durability
+                );
+                load.note(sent, &log, number, &acked(&ack))?;
+            }
+            Err(error) if load.args.tolerate => {
+                let what = failed(&error);
+                load.note(sent, &log, number, &format!("error {what}"))?;
+                *done.errors.entry(what).or_default() += 1;
+                if is_gone(&error) {
+                    return Ok(done);
+                }
+                tokio::time::sleep(error.retry_delay().unwrap_or_default()).await;
+            }
+            Err(error) => bail!(error),
+        }
+        if load.args.pause_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(load.args.pause_ms)).await;
+        }
+    }
+}
+
+/// Reads whatever comes, for as long as the server lets it.
+async fn follow(client: Client, prefix: String) -> Result<()> {
+    let mut events = client.follow(Selector::Prefix(prefix)).open();
+    while let Some(event) = events.next().await {
+        event?;
+    }
     Ok(())
 }
 
-/// One writer: takes the next append until there is none; how long each took.
-async fn write(
-    client: &Client,
-    next: &AtomicU64,
-    args: &Args,
-    durability: Durability,
-) -> Result<Vec<Duration>> {
-    let mut times = Vec::new();
-    loop {
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        if number >= args.appends {
-            return Ok(times);
+fn acked(ack: &Ack) -> String {
+    let position = ack.position.map_or("-".to_owned(), |at| at.to_string());
+    let level = ack.durability.as_str_name();
+    format!("ack {} {level} {position}", ack.lsn)
+}
+
+/// Code, reason and outcome, as `Internal JOURNAL_FAILED Unknown`.
+fn failed(error: &Error) -> String {
+    let reason = error.reason().map_or("-", |reason| reason.as_str());
+    format!("{:?} {reason} {:?}", error.code(), error.outcome())
+}
+
+/// Whether there is no server any more to append to.
+fn is_gone(error: &Error) -> bool {
+    let lost = matches!(
+        error.kind(),
+        ErrorKind::Connect { .. } | ErrorKind::ConnectionLost(_)
+    );
+    lost || error.code() == tonic::Code::Unavailable
+}
+
+fn micros(time: SystemTime) -> u128 {
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_micros()
+}
+
+impl Load {
+    /// A line of the ledger: sent and answered in microseconds since the Unix epoch, log,
+    /// number of the append, and what came of it.
+    fn note(&self, sent: SystemTime, log: &str, number: u64, what: &str) -> Result<()> {
+        let Some(ledger) = &self.ledger else {
+            return Ok(());
+        };
+        let (sent, got) = (micros(sent), micros(SystemTime::now()));
+        let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        writeln!(ledger, "{sent} {got} {log} {number} {what}")?;
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        if let Some(ledger) = &self.ledger {
+            let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
+            ledger.flush()?;
         }
-        let log = format!("load/{}", number % args.logs);
-        let record = format!("{number:0width$}", width = args.bytes);
-        let began = Instant::now();
-        let ack = client.append(log, record).durability(durability).await?;
-        times.push(began.elapsed());
+        Ok(())
+    }
+}
+
+impl Done {
+    fn print(mut self, seconds: f64, args: &Args) -> Result<()> {
+        self.times.sort_unstable();
+        let acks = self.times.len();
+        let told = acks as u64 + self.errors.values().sum::<u64>();
         ensure!(
-            ack.durability >= durability,
-            "only {:?} was reached",
-            ack.durability
+            args.seconds.is_some() || args.tolerate || told == args.appends,
+            "an ack is missing"
         );
+        let [p50, p99, max] = [50, 99, 100].map(|p| {
+            let at = acks.saturating_sub(1) * p / 100;
+            self.times.get(at).map_or(0, Duration::as_micros)
+        });
+        println!(
+            "{{\"acks\": {acks}, \"seconds\": {seconds:.3}, \
+             \"p50_us\": {p50}, \"p99_us\": {p99}, \"max_us\": {max}, \"errors\": {}}}",
+            serde_json::to_string(&self.errors)?
+        );
+        Ok(())
     }
 }

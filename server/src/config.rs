@@ -121,7 +121,8 @@ settings! {
     /// Most records in one request, over all its logs.
     max_batch_records: u32 = "1000";
     /// Bytes of appends in flight before new ones are answered BUSY: bounds memory, and
-    /// the wait for an ack.
+    /// the wait for an ack. One connection may have in flight what is still free for
+    /// others, so half of it if it is alone: none can keep the others out.
     max_inflight_bytes: Size = "32MiB";
     /// How far a record's own time may be ahead of the server's clock.
     max_timestamp_ahead: Duration = "1m";

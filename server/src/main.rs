@@ -1,5 +1,6 @@
 //! The Wald daemon: `wald` serves, `wald config` shows and checks settings.
 
+mod admission;
 mod config;
 mod convert;
 mod drain;

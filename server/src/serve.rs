@@ -18,6 +18,7 @@ use tonic_health::server::HealthReporter;
 use wald_proto::v1;
 use wald_storage::{Clock, LogEngine, SystemClock};
 
+use crate::admission::{Admission, AdmissionLayer};
 use crate::config::{Config, FlushFailurePolicy, Value};
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::http;
@@ -167,8 +168,10 @@ impl Server {
             .await;
         let addresses = (listener.address(), http.local_addr().ok());
         let routes = routes(&node, &life.health, config)?;
-        let layer = node.metrics.call_layer(bound(config.request_timeout));
-        let mut transport = Transport::start(listener, &routes, &layer, config, &node.phase)
+        let calls = node.metrics.call_layer(bound(config.request_timeout));
+        let budget = Admission::new(config.max_inflight_bytes.0, Arc::clone(&node.metrics));
+        let layers = (calls, AdmissionLayer(budget));
+        let mut transport = Transport::start(listener, &routes, &layers, config, &node.phase)
             .map_err(|error| {
                 Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
             })?;

@@ -26,6 +26,7 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
+use crate::admission::AdmissionLayer;
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::metrics::CallLayer;
@@ -103,7 +104,7 @@ impl Transport {
     pub(crate) fn start(
         listener: Listener,
         routes: &Routes,
-        layer: &CallLayer,
+        layers: &(CallLayer, AdmissionLayer),
         config: &Config,
         phase: &watch::Receiver<Phase>,
     ) -> io::Result<Self> {
@@ -114,7 +115,7 @@ impl Transport {
             let connections = Arc::new(AtomicUsize::new(0));
             let server = serve(
                 routes.clone(),
-                layer.clone(),
+                layers.clone(),
                 config,
                 accepted,
                 phase.clone(),
@@ -208,12 +209,15 @@ fn hand_over(
 /// What one event loop runs, until draining begins and its connections are closed.
 fn serve(
     routes: Routes,
-    layer: CallLayer,
+    (calls, admission): (CallLayer, AdmissionLayer),
     config: &Config,
     accepted: mpsc::UnboundedReceiver<Accepted>,
     mut phase: watch::Receiver<Phase>,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let server = server(config).layer(layer).add_routes(routes);
+    let server = server(config)
+        .layer(calls)
+        .layer(admission)
+        .add_routes(routes);
     let lifetime = bound(config.max_connection_age)
         .zip(bound(config.max_connection_age_grace))
         .map(|(age, grace)| age.saturating_add(grace));

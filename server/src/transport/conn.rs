@@ -10,14 +10,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
 use super::{Accepted, Load};
+use crate::admission::Share;
 
 /// A connection that an event loop serves.
 pub(super) struct Conn {
     socket: TcpStream,
     end: Option<Pin<Box<Sleep>>>,
+    share: Share,
     _permit: Option<OwnedSemaphorePermit>,
     _load: Load,
 }
@@ -28,6 +30,7 @@ impl Conn {
         Ok(Self {
             socket: TcpStream::from_std(accepted.socket)?,
             end: lifetime.map(|lifetime| Box::pin(tokio::time::sleep(lifetime))),
+            share: Share::default(),
             _permit: accepted.permit,
             _load: accepted.load,
         })
@@ -35,10 +38,11 @@ impl Conn {
 }
 
 impl Connected for Conn {
-    type ConnectInfo = TcpConnectInfo;
+    /// Each request learns what its connection has under way.
+    type ConnectInfo = Share;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.socket.connect_info()
+    fn connect_info(&self) -> Share {
+        self.share.clone()
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Core;
+use crate::ids::Position;
 use crate::journal::committer::Submission;
 use crate::record::Durability;
 
@@ -35,6 +36,8 @@ struct State {
     queued_bytes: u64,
     writing: bool,
     flushing: bool,
+    /// What was durable when the queue was last written so that the coming flush has it.
+    joined: Option<Position>,
     idle: usize,
     /// When an idle journal is to be marked.
     mark_at: Option<Instant>,
@@ -102,6 +105,14 @@ impl Intake {
             let now = core.journal.clock.monotonic();
             let wanted = state.marked || core.journal.wants_flush() || core.flush_is_due(now);
             if !state.flushing && wanted {
+                // What is queued by now goes with this flush: otherwise it waits for it and
+                // for one more. Once for each flush, or writes could put it off for ever.
+                let durable = core.journal.durable();
+                if state.wants_write() && state.joined != Some(durable) {
+                    state.joined = Some(durable);
+                    state.writing = true;
+                    return Job::Write(state.take_queue());
+                }
                 state.flushing = true;
                 state.marked = false;
                 self.hand_on(&state);
@@ -234,3 +245,70 @@ impl Core {
 
 /// Longest time added to an instant; guards against settings that mean "never".
 pub(crate) const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::config::StorageConfig;
+    use crate::disk::MemoryDisk;
+    use crate::ids::LogName;
+    use crate::metrics::NoObserver;
+    use crate::record::{Batch, LogRecords, Record};
+
+    fn core() -> Arc<Core> {
+        let config = StorageConfig::default();
+        let (disk, clock) = (MemoryDisk::new(), Arc::new(SystemClock));
+        let (core, _) = Core::open(Arc::new(disk), config, clock, Arc::new(NoObserver)).unwrap();
+        core
+    }
+
+    fn queue(core: &Core, bytes: usize) {
+        let record = Record {
+            data: vec![0; bytes].into(),
+            ..Record::default()
+        };
+        let records = LogRecords {
+            log: LogName::new("a").unwrap(),
+            records: vec![record],
+            guard: Default::default(),
+        };
+        let batch = Batch {
+            logs: vec![records],
+            ..Batch::default()
+        };
+        // Dropping the ticket cancels nothing.
+        drop(core.enqueue(batch, Durability::Durable));
+    }
+
+    fn write_next(core: &Core) -> usize {
+        let Job::Write(submissions) = core.intake.next(core) else {
+            panic!("there was something to write");
+        };
+        let count = submissions.len();
+        core.committer.lock().commit(submissions);
+        core.intake.wrote(None);
+        count
+    }
+
+    #[test]
+    fn what_gathered_during_a_flush_is_in_the_next_one_whoever_waits_already() {
+        let core = core();
+        queue(&core, 1);
+        assert_eq!(write_next(&core), 1);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        core.journal.flush();
+        // Before that one is known to have ended, much is written that waits for the next.
+        queue(&core, usize::try_from(GATHER_BYTES).unwrap());
+        assert_eq!(write_next(&core), 1);
+        // Little gathers.
+        queue(&core, 1);
+        assert!(!core.intake.state.lock().wants_write());
+        core.intake.flushed();
+        assert!(core.journal.wants_flush());
+        assert_eq!(write_next(&core), 1);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        core.journal.flush();
+        assert_eq!(core.journal.durable(), core.journal.written());
+    }
+}

@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""usage: .ci/failures.py
+
+A flush that fails, once: at start, and under load at each of the first calls of fdatasync of a
+thread, and at the first of fsync (directories). No ack comes after it, what was under way is told
+UNKNOWN, what comes later NOT_APPLIED; the daemon ends with a code of its own; a restart holds every
+acked record, and none that was told to be NOT_APPLIED. And a page cache that shows what the device
+never got, on a loop device whose backing file has no space: recovery does not believe it.
+"""
+
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+
+from common import *
+
+usage()
+# A flush at start is a file or directory that cannot be made safe; later it is the journal.
+CODES = (70, 74)
+# Small, so that the pool and rolls come within the first fifty calls.
+ARGUMENTS = ["--segment-bytes", "64KiB", "--sync-interval", "20ms"]
+UNKNOWN = "Internal JOURNAL_FAILED Unknown"
+# What is told by the server that goes away, and by the client when it has gone.
+NOT_APPLIED = {"Unavailable JOURNAL_FAILED NotApplied", "Unavailable DRAINING NotApplied", "Unavailable - NotApplied"}
+LOST = "Unavailable - Unknown"
+
+
+class Outcome:
+    """What came of one run with one call failed."""
+
+    def __init__(self, what):
+        self.what = what
+        self.failed = None
+        self.entries, self.wrong = [], []
+
+    def expect(self, holds, what):
+        if not holds:
+            self.wrong.append(f"{self.what}: {what}")
+
+
+def at_start(directory, number):
+    """The n-th flush of the thread that opens the store fails; then it starts."""
+    run = Outcome(f"at start, fdatasync {number}")
+    data = directory / f"start-{number}"
+    with Daemon(data, *ARGUMENTS) as daemon:
+        daemon.kill()
+    trace = Path(f"{data}.strace")
+    try:
+        with Daemon(data, *ARGUMENTS, strace=["-e", "trace=fdatasync", "-e",
+                                              f"inject=fdatasync:error=EIO:when={number}"]) as daemon:
+            # Such a start has fewer flushes; or another thread was the one, and ends it soon.
+            if "INJECTED" in trace.read_text():
+                run.expect(daemon.process.wait(timeout=60) in CODES, "it served on")
+    except Ended as ended:
+        run.expect(ended.code in CODES, f"the exit code is {ended.code}")
+    run.failed = "INJECTED" in trace.read_text()
+    verify(run, data)
+    return run
+
+
+def serving(directory, name, number):
+    """The n-th call of a thread fails, under load; then a restart."""
+    run = Outcome(f"serving, {name} {number}")
+    data = directory / f"{name}-{number}"
+    with Daemon(data, *ARGUMENTS) as daemon:
+        strace = Strace(daemon.ready(), "-ttt", "-T", "-y", "-e", f"trace={name}",
+                        "-e", f"inject={name}:error=EIO:when={number}")
+        loads = [daemon.load(seconds=30, appends=10**9, writers=writers, logs=10, bytes=1000, attempts=1, pause_ms=1,
+                             tolerate=True, durability=level, prefix=level, ledger=f"{data}-{level}.ledger")
+                 for level, writers in (("durable", 6), ("written", 2))]
+        code = daemon.process.wait(timeout=60)
+        for load in loads:
+            told = load.result()
+            # It may be gone before the driver has a connection.
+            run.expect("error" not in told or "onnect" in told["error"], told)
+            run.entries += load.entries()
+        strace.process.stderr.read()
+        strace.process.wait()
+    run.expect(code == 70, f"the exit code is {code}")
+    seen = calls(strace.out)
+    failed = [call for call in seen if call.result is not None and call.injected]
+    # strace counts by thread: two may come to their n-th call before the process is gone.
+    run.expect(len({call.thread for call in failed}) == len(failed) > 0, f"{len(failed)} calls failed")
+    if failed:
+        (run.failed, *_) = failed
+        run.path = re.search(r"<(.*?)>", run.failed.arguments)[1]
+        # A directory is flushed for every file in it.
+        again = [c for c in seen if c.began > run.failed.ended and run.path in c.arguments and name == "fdatasync"]
+        run.expect(not again, "the flush was tried again")
+        # The pool's thread tells the others when strace lets it go; an ack of what is flushed by
+        # itself may pass meanwhile.
+        grace = 0 if "/journal/" in run.path else 50_000
+        over = run.failed.ended * 1e6 + grace
+        late = [entry for entry in run.entries if entry.acked and entry.sent > over]
+        run.expect(not late, f"{len(late)} were sent after the failure and acked")
+    for entry in run.entries:
+        if not entry.acked:
+            run.expect(entry.error in NOT_APPLIED | {UNKNOWN, LOST}, f"told {entry.error}")
+    verify(run, data)
+    return run
+
+
+def verify(run, data):
+    """A restart: every ack, nothing that was refused, nothing twice."""
+    with Daemon(data, *ARGUMENTS) as daemon:
+        found = {**stored(daemon, "durable/"), **stored(daemon, "written/")}
+    lost = [e for e in run.entries if e.acked and found.get((e.log, e.lsn)) != e.number]
+    run.expect(not lost, f"{len(lost)} acked records are lost")
+    kept = {(log, number) for (log, _), number in found.items()}
+    run.expect(len(kept) == len(found), "a record is there twice")
+    refused = [e for e in run.entries if not e.acked and e.outcome == "NotApplied" and (e.log, e.number) in kept]
+    run.expect(not refused, f"{len(refused)} records are there that were told to be NOT_APPLIED")
+    # A connection may close before a request reaches the daemon, but not on one that did.
+    silent = [e for e in run.entries if not e.acked and e.error == LOST and (e.log, e.number) in kept]
+    run.expect(not silent, f"{len(silent)} records are there whose requests were not answered")
+
+
+def injected(directory):
+    # A few at a time: each mostly waits.
+    with ThreadPoolExecutor(4) as pool:
+        starts = list(pool.map(lambda number: at_start(directory, number), range(1, 31)))
+        work = [("fdatasync", number) for number in range(1, 51)] + [("fsync", number) for number in range(1, 9)]
+        runs = list(pool.map(lambda item: serving(directory, *item), work))
+    for run in starts + runs:
+        for line in run.wrong:
+            print(f"     {line}")
+    wrong = sum(bool(run.wrong) for run in starts)
+    reached = sum(bool(run.failed) for run in starts)
+    check("a flush that fails at start, each in turn: it ends with a code of its own, and the next start is well",
+          wrong == 0 and reached > 5, f"{reached} starts, {wrong} wrong")
+    files, errors, acks = {}, {}, 0
+    for run in runs:
+        place = Path(run.path) if run.failed else None
+        what = "directory" if place and not place.suffix else place and f"file in {place.parent.name}/"
+        files[what] = files.get(what, 0) + 1
+        acks += sum(entry.acked for entry in run.entries)
+        for entry in run.entries:
+            if not entry.acked:
+                errors[entry.error] = errors.get(entry.error, 0) + 1
+    wrong = sum(bool(run.wrong) for run in runs)
+    check("under load, fdatasync fails at each of the first 50 calls of a thread, fsync at the first 8: no ack after "
+          "it, the codes of the table, exit code 70, and a restart that holds every ack and nothing refused",
+          wrong == 0, f"{len(runs)} runs, {acks} acks, {wrong} wrong; what failed: {files}")
+    check("what was handed to a write is told INTERNAL JOURNAL_FAILED UNKNOWN", errors.get(UNKNOWN, 0) > 0, errors)
+
+
+def later(directory):
+    """While it stays (on_flush_failure = read_only): later writes are refused, reads go on."""
+    data = directory / "stays"
+    with Daemon(data, "--on-flush-failure", "read_only", "--marker-delay", "1h") as daemon:
+        append = {"log": "a", "record": {"text": "x"}}
+        daemon.ready().call("wald.v1.WalService/Append", append)
+        strace = Strace(daemon, "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO")
+        code, _, text = daemon.call("wald.v1.WalService/Append", append)
+        check("what waits for the flush that fails: INTERNAL JOURNAL_FAILED UNKNOWN",
+              all(word in text for word in ("Code: Internal", '"JOURNAL_FAILED"', '"outcome": "UNKNOWN"')), code)
+        strace.stop()
+        code, _, text = daemon.call("wald.v1.WalService/Append", append)
+        check("what comes later, though flushes would work again: UNAVAILABLE JOURNAL_FAILED NOT_APPLIED",
+              all(word in text for word in ("Code: Unavailable", '"JOURNAL_FAILED"', '"outcome": "NOT_APPLIED"')), code)
+        _, answer, text = daemon.call("wald.v1.WalService/Read", {"log": "a", "view": "RECORD_VIEW_TEXT"})
+        check("what is durable is read on", answer and len(answer["batch"]["records"]) == 1)
+        code, _, text = daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": "1"})
+        check("who reads beyond the durable lsn is told UNAVAILABLE and no lower tail", "Code: Unavailable" in text, text[:60])
+        try:
+            ready = urllib.request.urlopen(f"http://{daemon.http}/readyz").status
+        except urllib.error.HTTPError as refused:
+            ready = refused.code
+        check("it is not ready, and says so", ready == 503 and daemon.metric("wald_journal_failed") == 1, ready)
+
+
+def device(directory, bytes_):
+    """A file system on a loop device whose backing file lies on a small tmpfs: (mount point, image, tmpfs),
+    or why there is none."""
+    tmpfs, image, mount = directory / "tmpfs", directory / "tmpfs" / "image", directory / "mount"
+    tmpfs.mkdir(), mount.mkdir()
+    for command in (["mount", "-t", "tmpfs", "-o", f"size={bytes_ // 2}", "tmpfs", tmpfs],
+                    ["truncate", "-s", bytes_, image],
+                    # Nothing but the data may fail: no journal, every table written now.
+                    ["mkfs.ext4", "-q", "-b", "4096", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard", image],
+                    ["mount", "-o", "loop,noatime", image, mount]):
+        if shutil.which(command[0]) is None:
+            return None, f"there is no {command[0]}"
+        done = run(*command)
+        if done.returncode != 0:
+            return None, f"{command[0]}: {done.stderr.decode().strip()}"
+    return (mount, image, tmpfs), None
+
+
+def lying(directory):
+    """Write-back fails, and the page cache goes on showing what the device never got."""
+    found, why = device(directory, 128 << 20)
+    try:
+        if why:
+            print(f"skipped, because {why}: a page cache that lies; the disk in memory stands in for it in the tests")
+            return
+        behind_the_cache(*found)
+    finally:
+        for mounted in (directory / "mount", directory / "tmpfs"):
+            run("umount", mounted)
+
+
+def behind_the_cache(mount, image, tmpfs):
+    data = mount / "data"
+    arguments = ["--segment-bytes", "4MiB", "--marker-delay", "1h"]
+    extra = 0
+    with Daemon(data, *arguments) as daemon:
+        daemon.ready()
+        append = lambda text="x" * 60_000: daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": text}})
+        acked = sum(append()[0] == 0 for _ in range(4))
+        # The active segment is the one that is not as it came from the pool. Its frames are made to end with a
+        # page: a write that fails in part only would be called a success by the loop device.
+        active = max((data / "journal").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        end = lambda: (len(active.read_bytes().rstrip(b"\0")) + 7) // 8 * 8
+        for _ in range(5):
+            if end() % 4096:
+                # A frame takes some hundred bytes more than its text; how many, the first try tells.
+                start, text = end(), 20_000 + -(end() + 20_000) % 4096
+                acked += append("x" * (text - extra))[0] == 0
+                extra += end() - start - text
+        check("the journal's end is that of a page", end() % 4096 == 0, end())
+        # Behind the file system's back the rest of the segment loses its place on the device, and then there is
+        # no space for a new one.
+        page = end() // 4096
+        for line in run("filefrag", "-e", "-b4096", active, check=True).stdout.decode().splitlines():
+            extent = re.match(r"\s*\d+:\s+(\d+)\.\.\s*(\d+):\s+(\d+)\.\.", line)
+            if extent:
+                first, last, physical = map(int, extent.groups())
+                skip = max(0, page - first)
+                if last - first + 1 > skip:
+                    run("fallocate", "-p", "-o", (physical + skip) << 12, "-l", (last - first + 1 - skip) << 12, image,
+                        check=True)
+        ballast = tmpfs / "ballast"
+        with open(ballast, "wb", buffering=0) as out:
+            try:
+                while True:
+                    out.write(bytes(1 << 20))
+            except OSError:
+                pass
+        told = ""
+        while not told and acked < 100:
+            code, _, text = append()
+            acked, told = acked + (code == 0), text if code else ""
+        check("a write-back that fails on the device is no ack", "Code: Internal" in told and '"outcome": "UNKNOWN"' in told,
+              f"after {acked} acks")
+        check("the daemon ends", daemon.process.wait(timeout=60) == 70)
+    ballast.unlink()
+    direct = run("dd", f"if={active}", "bs=4096", "iflag=direct", "status=none", check=True).stdout
+    check("now the page cache shows what the device has not", active.read_bytes() != direct)
+    with Daemon(data, *arguments) as daemon:
+        _, answer, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "a"})
+        before = int(answer["tailLsn"])
+        done = daemon.walctl("scan", "a", "--output", "jsonl")
+        check("a restart holds every ack", done.returncode == 0 and len(done.stdout.splitlines()) == before >= acked,
+              f"{before} records")
+        daemon.kill()
+    # What the page cache made up would be gone now.
+    run("umount", mount, check=True)
+    run("mount", "-o", "loop,noatime", image, mount, check=True)
+    with Daemon(data, *arguments) as daemon:
+        done = daemon.walctl("scan", "a", "--output", "jsonl")
+        lines = done.stdout.decode().splitlines()
+        check("and says the same when the page cache is gone: recovery did not believe it",
+              len(lines) == before and all(set(json.loads(line)) == {"x"} for line in lines), f"{len(lines)} records")
+
+
+with scratch() as temporary:
+    for part in (injected, later, lying):
+        part(Path(temporary))
+finish()

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""usage: .ci/followers.py
+
+1,000 followers with nothing to follow, followers that read nothing, and clients that die amid a
+stream or a request: writers do not notice, and after 1,000 rounds nothing is left of them.
+"""
+
+import socket
+import struct
+
+from common import *
+
+usage()
+IDLE = 1_000
+ROUNDS = 1_000
+# Flushes take so long, and nearly all of an append's time: what is compared is not the machine's noise.
+SLOW = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=150000"]
+LOAD_OF_OTHERS = dict(appends=10**9, writers=16, connections=4, pause_ms=5, logs=16, bytes=1000, prefix="small", attempts=1,
+                      tolerate=True)
+
+
+class Rude:
+    """A client that speaks just enough HTTP/2 to be impolite: it reads nothing unless told to, answers no
+    ping, and ends without a word."""
+
+    def __init__(self, daemon):
+        host, port = daemon.grpc.rsplit(":", 1)
+        self.authority, self.streams = daemon.grpc, 0
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self._frame(4, 0, 0, b""))
+
+    @staticmethod
+    def _frame(kind, flags, stream, payload):
+        return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+    def call(self, method, message, missing=0):
+        """Begins a call; of its message `missing` bytes never come."""
+        stream = 2 * self.streams + 1
+        self.streams += 1
+        fields = {":method": "POST", ":scheme": "http", ":path": f"/wald.v1.WalService/{method}",
+                  ":authority": self.authority, "te": "trailers", "content-type": "application/grpc"}
+        head = b"".join(b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+                        for name, value in fields.items())
+        body = struct.pack(">BI", 0, len(message) + missing) + message
+        end_stream = 0 if missing else 1
+        self.socket.sendall(self._frame(1, 4, stream, head) + self._frame(0, end_stream, stream, body))
+
+    def receive(self, count):
+        """Reads at least so many bytes."""
+        left = count
+        while left > 0:
+            data = self.socket.recv(65536)
+            if not data:
+                raise SystemExit("the server closed the connection")
+            left -= len(data)
+
+    def die(self):
+        """Ends at once: the server gets a reset."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+
+def follow(prefix):
+    """ScanRequest: prefix, follow."""
+    return b"\x12" + bytes([len(prefix)]) + prefix.encode() + b"\x50\x01"
+
+
+def append(log, size):
+    """AppendRequest: log, record with data."""
+    def field(number, data):
+        length, varint = len(data), b""
+        while length > 127:
+            varint, length = varint + bytes([length & 127 | 128]), length >> 7
+        return bytes([number << 3 | 2]) + varint + bytes([length]) + data
+    return field(1, log.encode()) + field(2, field(1, b"x" * size))
+
+
+def one_round(daemon, number):
+    """Clients that die: amid a scan that gives much, while following, amid a request, before an answer."""
+    client = Rude(daemon)
+    kind = number % 4
+    if kind == 0:
+        client.call("Scan", follow("small/"))
+        client.receive(30_000)
+    elif kind == 1:
+        for _ in range(5):
+            client.call("Scan", follow("idle/"))
+        client.receive(100)
+    elif kind == 2:
+        client.call("Append", append("dying", 1_000), missing=15_000)
+        client.receive(20)
+    else:
+        client.call("Append", append("dying", 1_000))
+    client.die()
+
+
+def state(daemon):
+    metrics = daemon.metrics()
+    return {"fds": len(daemon.descriptors()), "followers": int(metrics["wald_followers"]),
+            "inflight": int(metrics["wald_inflight_bytes"])}
+
+
+def at_rest(daemon, idle):
+    now = state(daemon)
+    return now["fds"] <= idle["fds"] and now["followers"] == now["inflight"] == 0
+
+
+def others_unchanged(data):
+    with Daemon(data, strace=SLOW) as daemon:
+        daemon.ready().load(seconds=1, **LOAD_OF_OTHERS).result()
+        alone = [daemon.load(seconds=6, **LOAD_OF_OTHERS).result()]
+        before = daemon.anonymous()
+        with daemon.load(appends=0, writers=0, followers=IDLE, connections=10, prefix="idle"):
+            check(f"{IDLE:,} followers are there", wait_until(lambda: daemon.metric("wald_followers") == IDLE))
+            each = (daemon.anonymous() - before) / IDLE
+            stuck = [Rude(daemon) for _ in range(5)]
+            for client in stuck:
+                client.call("Scan", follow("small/"))
+            over, rounds = threading.Event(), 0
+
+            def dying():
+                nonlocal rounds
+                while not over.wait(0.02):
+                    one_round(daemon, rounds)
+                    rounds += 1
+
+            thread = threading.Thread(target=dying)
+            thread.start()
+            beside = daemon.load(seconds=8, **LOAD_OF_OTHERS).result()
+            over.set()
+            thread.join()
+            check("an idle follower costs little", each < 64 << 10, f"{each / 1024:.1f} KiB resident, connection included")
+            for client in stuck:
+                client.die()
+        check("the gauge of followers comes back to 0", wait_until(lambda: daemon.metric("wald_followers") == 0))
+        # Before and after: the machine has other things to do, and not always the same.
+        alone.append(daemon.load(seconds=6, **LOAD_OF_OTHERS).result())
+    print(f"     alone: {alone}\n     beside: {beside}")
+    p99 = max(told["p99_us"] for told in alone)
+    check("idle followers, 5 that read nothing, and clients that die: writers' p99 is the same",
+          beside["p99_us"] <= 1.25 * p99 and not beside["errors"],
+          f"{beside['p99_us'] / 1000:.0f} ms, {p99 / 1000:.0f} ms alone; {rounds} clients died")
+    rate, least = beside["acks"] / beside["seconds"], min(told["acks"] / told["seconds"] for told in alone)
+    check("and so is their throughput", rate >= 0.9 * least, f"{rate:.0f}/s, {least:.0f}/s alone")
+
+
+def nothing_leaks(data):
+    with Daemon(data, "--max-inflight-bytes", "1MiB") as daemon:
+        daemon.ready().load(appends=2_000, writers=16, logs=16, bytes=1000, prefix="small").result()
+        idle = state(daemon)
+        # Caches of allocator and engine fill first.
+        for number in range(ROUNDS // 2):
+            one_round(daemon, number)
+        wait_until(lambda: at_rest(daemon, idle))
+        memory = daemon.anonymous()
+        for number in range(ROUNDS):
+            one_round(daemon, number)
+        check(f"after {ROUNDS:,} rounds of clients that die no file, follower or byte in flight is left",
+              wait_until(lambda: at_rest(daemon, idle)), f"{idle} before, {state(daemon)} after")
+        grown = daemon.anonymous() - memory
+        check("nor memory", grown < 2 << 20, f"{grown >> 10} KiB more, {memory >> 20} MiB before")
+        # Were anything of the budget lost, this would be BUSY.
+        client = daemon.load(appends=1, writers=1, logs=1, bytes=900_000, prefix="after", attempts=1).result()
+        check("and all of the budget is free", client["acks"] == 1, client.get("error", ""))
+        # Two sorts of rounds append nothing; of one the request never came whole.
+        _, tail, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "dying"})
+        whole = ROUNDS // 4 + ROUNDS // 8
+        check("of those who died amid a request nothing is there", tail and 0 < int(tail["tailLsn"]) <= whole,
+              f"{tail and tail['tailLsn']} of {whole} whole ones")
+        check("SIGTERM ends it with 0", daemon.stop() == 0)
+
+
+with scratch() as temporary:
+    others_unchanged(Path(temporary) / "others")
+    nothing_leaks(Path(temporary) / "leaks")
+finish()

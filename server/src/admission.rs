@@ -1,0 +1,295 @@
+//! Who may have how much under way: the bytes of appends that are being received or wait
+//! for their ack, shared fairly by connections.
+//!
+//! A request is admitted by the length that stands before its message, before the message
+//! itself is received: what comes of a request that is turned away is dropped as it comes.
+//! So a connection that sends faster than the disk takes fills its share and not the server.
+//!
+//! The answer waits for the end of the message all the same. Given before, it resets the
+//! stream, whose data is still under way; HTTP/2 counts that as misbehaviour of the client,
+//! and soon ends its connection with all that was admitted on it.
+//!
+//! **The share**: a connection may have under way as much as is still free for others. Alone
+//! it gets half of `max_inflight_bytes`; two greedy ones a third each; and whoever has
+//! nothing under way finds room. The engine's own budget stands behind.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tonic::Status;
+use tower::{Layer, Service};
+use wald_storage::AppendError;
+
+use crate::metrics::Metrics;
+use crate::status;
+
+/// The RPCs that carry records.
+const APPENDS: [&str; 2] = [
+    "/wald.v1.WalService/Append",
+    "/wald.v1.WalService/AppendBatch",
+];
+
+/// What a request takes besides its message: names, places, its answer.
+const REQUEST_OVERHEAD: u64 = 512;
+
+/// A gRPC message begins with whether it is compressed, and its length in four bytes.
+const PREFIX_BYTES: usize = 5;
+
+/// What one connection has under way, in bytes; in the extensions of its requests.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Share(Arc<AtomicU64>);
+
+/// What all connections have under way.
+pub(crate) struct Admission {
+    limit: u64,
+    total: AtomicU64,
+    metrics: Arc<Metrics>,
+}
+
+/// Bytes taken from the budget, given back when it is dropped.
+pub(crate) struct Permit {
+    admission: Arc<Admission>,
+    share: Share,
+    bytes: u64,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.admission.give_back(&self.share, self.bytes);
+    }
+}
+
+impl Admission {
+    /// A budget of so many bytes.
+    pub(crate) fn new(limit: u64, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            total: AtomicU64::new(0),
+            metrics,
+        })
+    }
+
+    /// Takes a message of so many bytes into the budget, or says what is in the way.
+    fn admit(self: &Arc<Self>, share: &Share, length: u64) -> Result<Permit, AppendError> {
+        let bytes = length + REQUEST_OVERHEAD;
+        let total = self.total.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let own = share.0.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let free = self.limit.saturating_sub(total);
+        // A request larger than the whole budget passes when it is alone.
+        let first = own == bytes && (total <= self.limit || total == bytes);
+        if first || own <= free {
+            return Ok(Permit {
+                admission: Arc::clone(self),
+                share: share.clone(),
+                bytes,
+            });
+        }
+        self.give_back(share, bytes);
+        let error = AppendError::Busy {
+            inflight: total - bytes,
+            limit: self.limit,
+        };
+        self.metrics.write_failed(&error);
+        Err(error)
+    }
+
+    fn give_back(&self, share: &Share, bytes: u64) {
+        share.0.fetch_sub(bytes, Ordering::Relaxed);
+        self.total.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Wraps the services of a server.
+#[derive(Clone)]
+pub(crate) struct AdmissionLayer(pub(crate) Arc<Admission>);
+
+impl<S> Layer<S> for AdmissionLayer {
+    type Service = AdmissionService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        AdmissionService {
+            inner,
+            admission: Arc::clone(&self.0),
+        }
+    }
+}
+
+/// A service whose appends are admitted before they are received.
+#[derive(Clone)]
+pub(crate) struct AdmissionService<S> {
+    inner: S,
+    admission: Arc<Admission>,
+}
+
+impl<S, R> Service<Request<tonic::body::Body>> for AdmissionService<S>
+where
+    S: Service<Request<tonic::body::Body>, Response = Response<R>>,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = AdmittedCall<S::Future>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+        if !APPENDS.contains(&request.uri().path()) {
+            let inner = self.inner.call(request);
+            return AdmittedCall { inner, place: None };
+        }
+        let share = request.extensions().get().cloned().unwrap_or_default();
+        let place = Arc::new(Place::default());
+        let request = request.map(|inner| {
+            tonic::body::Body::new(AdmittedBody {
+                inner,
+                prefix: Vec::with_capacity(PREFIX_BYTES),
+                refused: None,
+                admission: Arc::clone(&self.admission),
+                share,
+                place: Arc::clone(&place),
+            })
+        });
+        AdmittedCall {
+            inner: self.inner.call(request),
+            place: Some(place),
+        }
+    }
+}
+
+/// Where the body puts the permit, for the call to keep it until the answer.
+type Place = std::sync::OnceLock<Permit>;
+
+pin_project! {
+    /// A call; what it took is given back with its answer.
+    pub(crate) struct AdmittedCall<F> {
+        #[pin]
+        inner: F,
+        place: Option<Arc<Place>>,
+    }
+}
+
+impl<F, T> Future for AdmittedCall<F>
+where
+    F: Future<Output = T>,
+{
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let this = self.project();
+        let answer = ready!(this.inner.poll(context));
+        *this.place = None;
+        Poll::Ready(answer)
+    }
+}
+
+pin_project! {
+    /// The body of an append, which goes on after its prefix only if it is admitted.
+    struct AdmittedBody {
+        #[pin]
+        inner: tonic::body::Body,
+        prefix: Vec<u8>,
+        refused: Option<Status>,
+        admission: Arc<Admission>,
+        share: Share,
+        place: Arc<Place>,
+    }
+}
+
+impl Body for AdmittedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let mut this = self.project();
+        loop {
+            let frame = ready!(this.inner.as_mut().poll_frame(context));
+            let Some(Ok(data)) = frame
+                .as_ref()
+                .map(|frame| frame.as_ref().map(Frame::data_ref))
+            else {
+                // The end: now it can be told.
+                return Poll::Ready(this.refused.take().map(Err).or(frame));
+            };
+            let missing = PREFIX_BYTES - this.prefix.len();
+            if missing > 0
+                && let Some(data) = data
+            {
+                this.prefix.extend(data.iter().take(missing));
+                if this.prefix.len() == PREFIX_BYTES {
+                    let length = (&this.prefix[1..]).get_u32();
+                    match this.admission.admit(this.share, u64::from(length)) {
+                        Ok(permit) => drop(this.place.set(permit)),
+                        Err(error) => *this.refused = Some(status::append(&error)),
+                    }
+                }
+            }
+            if this.refused.is_none() {
+                return Poll::Ready(frame);
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: u64 = 1024 - REQUEST_OVERHEAD;
+
+    fn admission(limit: u64) -> Arc<Admission> {
+        Admission::new(limit, Arc::new(Metrics::new().unwrap()))
+    }
+
+    fn fill(admission: &Arc<Admission>, share: &Share) -> Vec<Permit> {
+        std::iter::from_fn(|| admission.admit(share, BYTES).ok()).collect()
+    }
+
+    #[test]
+    fn greedy_connections_leave_as_much_as_each_of_them_has() {
+        let admission = admission(64 << 10);
+        let (first, second, small) = (Share::default(), Share::default(), Share::default());
+        let held = fill(&admission, &first);
+        assert_eq!(held.len(), 32);
+        let more = fill(&admission, &second);
+        assert_eq!(more.len(), 16);
+        assert!(fill(&admission, &first).is_empty());
+        assert!(admission.admit(&small, BYTES).is_ok());
+        drop((held, more));
+        assert_eq!(admission.total.load(Ordering::Relaxed), 0);
+        assert_eq!(fill(&admission, &first).len(), 32);
+    }
+
+    #[test]
+    fn request_larger_than_the_budget_passes_alone_and_is_told_what_is_in_the_way() {
+        let admission = admission(4096);
+        let share = Share::default();
+        let large = admission.admit(&share, 1 << 20).unwrap();
+        let refused = admission.admit(&Share::default(), 1).map(|_| ());
+        let inflight = (1 << 20) + REQUEST_OVERHEAD;
+        assert!(matches!(
+            refused,
+            Err(AppendError::Busy { inflight: at, limit: 4096 }) if at == inflight
+        ));
+        drop(large);
+        assert!(admission.admit(&Share::default(), 1).is_ok());
+    }
+}
