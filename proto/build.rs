@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out_dir.join("wald.v1.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".")
+        .codec_path("crate::codec::MessageCodec")
         .compile_fds(descriptors)?;
     Ok(())
 }

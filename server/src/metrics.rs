@@ -166,11 +166,11 @@ impl StateGauges {
             )?,
             durable_lag_bytes: make.gauge(
                 "wald_durable_lag_bytes",
-                "How many bytes are written and not flushed: what would a power cut take now?",
+                "How many bytes are written, or in memory only (manual), and not flushed: what would a power cut take now?",
             )?,
             durable_lag_seconds: make.float_gauge(
                 "wald_durable_lag_seconds",
-                "How old is the oldest unflushed byte?",
+                "How old is the oldest byte that is written and not flushed?",
             )?,
             segments: make.gauges(
                 "wald_segments",
@@ -210,7 +210,8 @@ impl StateGauges {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         self.logs.set(signed(now.logs));
         self.inflight_bytes.set(signed(now.inflight_bytes));
-        self.durable_lag_bytes.set(signed(now.durable_lag_bytes));
+        let unflushed = now.durable_lag_bytes + now.buffered_bytes;
+        self.durable_lag_bytes.set(signed(unflushed));
         self.durable_lag_seconds.set(now.durable_lag.as_secs_f64());
         let active = now.journal_segments.min(1);
         for (state, number) in [

@@ -14,6 +14,8 @@ pub(crate) mod committer;
 pub(crate) mod compress;
 pub(crate) mod frame;
 pub(crate) mod pool;
+pub(crate) mod prefixes;
+pub(crate) mod recent;
 pub(crate) mod segment;
 mod waiting;
 
@@ -26,6 +28,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
+use self::prefixes::Prefixes;
+use self::recent::Recent;
 use self::waiting::Waiting;
 pub(crate) use self::waiting::{Answer, Outcome, Waiter};
 use crate::clock::Clock;
@@ -62,6 +66,8 @@ pub(crate) struct Journal {
     pub(crate) segments: RwLock<BTreeMap<Position, Arc<Segment>>>,
     /// The segment that is being written.
     current: RwLock<Arc<Segment>>,
+    /// The newest groups, shared from memory.
+    pub(crate) recent: Recent,
     failure: OnceLock<Arc<io::Error>>,
     /// Held while flushing: one at a time, and whoever comes next sees a failure.
     flush_role: Mutex<()>,
@@ -70,7 +76,9 @@ pub(crate) struct Journal {
     pub(crate) inflight: AtomicU64,
     /// Bytes of records in memory only.
     pub(crate) buffered: AtomicU64,
-    /// Readers of many logs.
+    /// Readers of many logs, by the prefix they follow.
+    pub(crate) prefixes: Arc<Prefixes>,
+    /// Readers who wait for a log to come into being.
     watch: Watch,
     /// Those who must know of a failure or of the drain.
     pub(crate) stopping: Arc<Stopping>,
@@ -124,11 +132,13 @@ impl Journal {
             durable: AtomicU64::new(end.get()),
             segments: RwLock::new(segments),
             current: RwLock::new(current),
+            recent: Recent::default(),
             failure: OnceLock::new(),
             flush_role: Mutex::new(()),
             waiting: Mutex::default(),
             inflight: AtomicU64::new(0),
             buffered: AtomicU64::new(0),
+            prefixes: Arc::new(Prefixes::new(end)),
             watch: Watch::default(),
             stopping: Arc::default(),
         }
@@ -172,6 +182,9 @@ impl Journal {
                 "journal failed; refusing appends until restart"
             );
         }
+        // What is beyond the durable position is shown to nobody any more, and for what
+        // is below there are the segments.
+        self.recent.clear();
         let (waiters, groups) = self.waiting.lock().take_all();
         for waiter in waiters {
             self.answer_failed(waiter);
@@ -183,24 +196,33 @@ impl Journal {
         self.stopping.watch.wake();
     }
 
-    /// Publishes what the operating system has taken, up to `end`: `bytes` of it new.
+    /// Publishes what the operating system has taken, `bytes` from `start` on, for the
+    /// readers of the logs that it touches.
     /// `scheduled`: to be flushed within the sync interval, asked for or not.
     pub(crate) fn publish_written(
         &self,
-        end: Position,
+        start: Position,
         bytes: u64,
         touched: Vec<Arc<Log>>,
         scheduled: bool,
     ) {
         let now = self.clock.monotonic();
+        let end = start.advance(bytes);
+        self.prefixes.announce(start, end, &touched);
         // Entered before it is published: a flush that covers it must find whom to wake.
         let group = (end, touched.clone());
         self.waiting.lock().written(group, bytes, scheduled, now);
         self.written.store(end.get(), Ordering::SeqCst);
-        for log in &touched {
-            log.watch().wake();
+        self.wake_at(Visibility::Written, &touched);
+    }
+
+    /// Wakes those to whom something of these logs was published.
+    fn wake_at(&self, visibility: Visibility, touched: &[Arc<Log>]) {
+        for log in touched {
+            log.watch().wake_at(visibility);
         }
-        self.watch.wake();
+        self.prefixes.wake_at(visibility, touched);
+        self.watch.wake_at(visibility);
     }
 
     /// A trim takes effect when its frame, which ends at `end`, is on the device.
@@ -293,13 +315,9 @@ impl Journal {
                 .phase(Phase::Flush, now.duration_since(waiter.since));
             self.answer(waiter, Durability::Durable);
         }
-        if groups.is_empty() {
-            return;
+        for (_, logs) in &groups {
+            self.wake_at(Visibility::Durable, logs);
         }
-        for log in groups.iter().flat_map(|(_, logs)| logs) {
-            log.watch().wake();
-        }
-        self.watch.wake();
     }
 
     /// Goes on in the next segment. Everything before was flushed.

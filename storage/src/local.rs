@@ -315,13 +315,7 @@ impl Core {
 
     /// The tail of a log for a reader of this visibility.
     pub(crate) fn tail(&self, log: &Log, visibility: Visibility) -> Lsn {
-        let state = log.state.read();
-        match visibility {
-            Visibility::Accepted => state.accepted_tail(self.journal.published(visibility)),
-            Visibility::Written | Visibility::Durable => {
-                state.tail(self.journal.published(visibility))
-            }
-        }
+        tail_at(log, visibility, self.journal.published(visibility))
     }
 
     /// The log, if a reader of this visibility may know of it.
@@ -357,6 +351,15 @@ impl Core {
             .iter()
             .find(|(ended, _)| *ended >= epoch)
             .map(|(_, end)| *end)
+    }
+}
+
+/// The tail of a log for a reader of this visibility who sees all below `published`.
+pub(crate) fn tail_at(log: &Log, visibility: Visibility, published: Position) -> Lsn {
+    let state = log.state.read();
+    match visibility {
+        Visibility::Accepted => state.accepted_tail(published),
+        Visibility::Written | Visibility::Durable => state.tail(published),
     }
 }
 
@@ -472,7 +475,9 @@ impl LogEngine for LocalEngine {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>> {
         let core = Arc::clone(&self.core);
-        Box::pin(self.workers.run(move || read::page(&core, &request)))
+        Box::pin(read::near_or_far(&self.workers, move |reach| {
+            read::page(&core, &request, reach)
+        }))
     }
 
     fn tail_beyond(
@@ -490,6 +495,7 @@ impl LogEngine for LocalEngine {
         let stopping: Arc<dyn crate::watch::Watched> = Arc::clone(&core.journal.stopping) as _;
         Box::pin(Until::new(
             vec![Arc::clone(&log) as _, stopping],
+            visibility,
             move || read::tail_is_beyond(&core, &log, lsn, visibility),
         ))
     }
@@ -568,7 +574,8 @@ impl LogEngine for LocalEngine {
     fn failed(&self) -> BoxFuture<'_, Arc<io::Error>> {
         let journal = Arc::clone(&self.core.journal);
         let stopping: Arc<dyn crate::watch::Watched> = Arc::clone(&journal.stopping) as _;
-        Box::pin(Until::new(vec![stopping], move || journal.failure()))
+        let failure = move || journal.failure();
+        Box::pin(Until::new(vec![stopping], Visibility::Durable, failure))
     }
 
     fn drain(&self) -> BoxFuture<'_, Result<(), SyncError>> {

@@ -8,10 +8,12 @@ mod cursor;
 mod journal_scan;
 mod log_scan;
 mod open_segments;
+mod reach;
 pub(crate) mod scan;
 mod sealed;
 
 pub(crate) use self::open_segments::OpenSegments;
+pub(crate) use self::reach::{Reach, near_or_far};
 
 use std::borrow::Cow;
 use std::io;
@@ -53,18 +55,22 @@ fn read_frames(
     core: &Core,
     segment: &Segment,
     places: &[Place],
+    reach: Reach,
 ) -> (Vec<Frame>, Option<(usize, Fault)>) {
     let (Some(first), Some(last)) = (places.first(), places.last()) else {
         return (Vec::new(), None);
     };
-    let length = last.end().since(first.position);
-    let buffer = match core.open_segments.read(segment, first.position, length) {
-        Ok(buffer) => buffer,
-        Err(error) => return (Vec::new(), Some((0, Fault::Io(error)))),
-    };
+    let (mut start, mut buffer) = (first.position, Bytes::new());
     let mut frames = Vec::with_capacity(places.len());
     for (index, place) in places.iter().enumerate() {
-        let from = usize::try_from(place.position.since(first.position)).unwrap_or(usize::MAX);
+        if place.end() > start.advance(buffer.len() as u64) {
+            start = place.position;
+            buffer = match core.bytes(segment, start, last.end().since(start), reach) {
+                Ok(buffer) => buffer,
+                Err(error) => return (frames, Some((index, Fault::Io(error)))),
+            };
+        }
+        let from = usize::try_from(place.position.since(start)).unwrap_or(usize::MAX);
         match verified(segment, place, &buffer, from) {
             Some(frame) => frames.push(frame),
             None => return (frames, Some((index, Fault::Damaged))),
@@ -177,6 +183,7 @@ struct Bounds {
     until: Lsn,
     records: u64,
     bytes: usize,
+    reach: Reach,
 }
 
 /// What one step over a log found: batches up to `next`, then perhaps damage.
@@ -196,8 +203,11 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
     };
     let (mut records, mut bytes) = (bounds.records, bounds.bytes);
     while step.next < bounds.until && records > 0 {
-        let (places, damage) = look_up(core, log, step.next, bounds.until)
-            .map_err(|error| ReadError::Io(Arc::new(error)))?;
+        let (places, damage) = match look_up(core, log, step.next, bounds) {
+            // What was found is given; what is not in memory comes with the next step.
+            Err(error) if reach::is_far(&error) && !step.batches.is_empty() => return Ok(step),
+            found => found?,
+        };
         if places.is_empty() {
             step.damage = damage;
             if damage.is_none()
@@ -216,7 +226,7 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         let Some(segment) = core.journal.segment_at(places[0].position) else {
             break;
         };
-        let (frames, fault) = read_frames(core, &segment, &places);
+        let (frames, fault) = read_frames(core, &segment, &places, bounds.reach);
         for frame in frames {
             let room = bounds.until.since(step.next).min(records);
             let batch = part(core.stored(log, frame), step.next, room);
@@ -238,6 +248,9 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         match fault {
             None => {}
             Some((index, Fault::Damaged)) => core.quarantine(log, &places[index]),
+            Some((_, Fault::Io(error))) if reach::is_far(&error) && !step.batches.is_empty() => {
+                return Ok(step);
+            }
             Some((_, Fault::Io(error))) => return Err(ReadError::Io(Arc::new(error))),
         }
     }
@@ -265,7 +278,8 @@ fn buffered(log: &Log, lsn: Lsn) -> Option<StoredBatch> {
 type LookedUp = (Vec<Place>, Option<(Lsn, Lsn)>);
 
 /// Places of frames from `lsn` on that are read in one go, or the damage at `lsn`.
-fn look_up(core: &Core, log: &Log, lsn: Lsn, until: Lsn) -> io::Result<LookedUp> {
+fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<LookedUp> {
+    let until = bounds.until;
     let (stop, known, chain) = {
         let state = log.state.read();
         let damage = state.damage_from(lsn);
@@ -283,6 +297,9 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, until: Lsn) -> io::Result<LookedUp>
         }
         (stop, known, state.chain.clone())
     };
+    if bounds.reach == Reach::Memory {
+        return Err(reach::far());
+    }
     // Below the tail, yet nowhere: whatever the reason, it is named and not skipped.
     let nowhere = |known: Option<Lsn>| {
         let to = known.unwrap_or(until).min(stop);
@@ -344,12 +361,16 @@ fn check_journal(core: &Core, lsn: Lsn, log: &Log) -> Result<(), ReadError> {
 }
 
 /// One page of one log.
-pub(crate) fn page(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, ReadError> {
+pub(crate) fn page(
+    core: &Arc<Core>,
+    request: &ReadRequest,
+    reach: Reach,
+) -> Result<Page, ReadError> {
     let visibility = core.visibility(request.visibility, Some(&request.log.name));
     let log = core.resolve(&request.log, visibility)?;
     let tail = core.tail(&log, visibility);
     let first = log.state.read().first(core.journal.durable());
-    let start = start_lsn(core, &log, request.start, tail)?;
+    let start = start_lsn(core, &log, request.start, tail, reach)?;
     if start < first {
         return Err(ReadError::Trimmed {
             log: log.name.clone(),
@@ -362,6 +383,7 @@ pub(crate) fn page(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, Read
         until: tail,
         records: u64::from(request.max_records),
         bytes: request.max_bytes as usize,
+        reach,
     };
     let found = step(core, &log, start, bounds)?;
     if let Some((from, to)) = found.damage.filter(|_| found.batches.is_empty()) {
@@ -381,7 +403,13 @@ pub(crate) fn page(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, Read
 }
 
 /// Where a read of a log begins.
-fn start_lsn(core: &Core, log: &Arc<Log>, start: ReadStart, tail: Lsn) -> Result<Lsn, ReadError> {
+fn start_lsn(
+    core: &Core,
+    log: &Arc<Log>,
+    start: ReadStart,
+    tail: Lsn,
+    reach: Reach,
+) -> Result<Lsn, ReadError> {
     let first = log.state.read().first(core.journal.durable());
     match start {
         ReadStart::First => Ok(first),
@@ -392,6 +420,8 @@ fn start_lsn(core: &Core, log: &Arc<Log>, start: ReadStart, tail: Lsn) -> Result
         }),
         ReadStart::Lsn(asked) => Ok(asked),
         ReadStart::TailOffset(back) => Ok(Lsn::new(tail.get().saturating_sub(back)).max(first)),
+        // A search over the whole log goes far.
+        ReadStart::Time(_) if reach == Reach::Memory => Err(reach::far().into()),
         ReadStart::Time(time) => Ok(lsn_at(core, log, time, tail)?.max(first)),
     }
 }
@@ -429,7 +459,7 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
     let Some(segment) = core.journal.segment_at(place.position) else {
         return Ok(tail);
     };
-    let (frames, _) = read_frames(core, &segment, &[place]);
+    let (frames, _) = read_frames(core, &segment, &[place], Reach::Disk);
     let Some(frame) = frames.first() else {
         return Ok(place.first_lsn);
     };
@@ -470,7 +500,7 @@ fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timest
     let Some(segment) = core.journal.segment_at(place.position) else {
         return Ok(None);
     };
-    match read_frames(core, &segment, &[*place]) {
+    match read_frames(core, &segment, &[*place], Reach::Disk) {
         (frames, None) => Ok(frames.first().and_then(|frame| {
             let last = codec::spans(&frame.body).last()?;
             Some(last.own_time.unwrap_or(frame.header.arrival))

@@ -9,6 +9,7 @@ mod power_cut;
 mod random_damage;
 mod scanning;
 mod sync_modes;
+mod tails;
 mod trimming;
 
 use std::pin::Pin;
@@ -30,7 +31,7 @@ use crate::error::{AppendError, OpenError, ReadError};
 use crate::ids::{LogName, Lsn, Timestamp};
 use crate::local::Core;
 use crate::metrics::NoObserver;
-use crate::read;
+use crate::read::{self, Reach};
 use crate::record::{Batch, Durability, Guard, LogRecords, Record, StoredBatch, Visibility};
 use crate::recovery::RecoveryReport;
 use crate::ticket::Ticket;
@@ -160,7 +161,7 @@ impl Fixture {
     }
 
     fn read_from(&self, log: &str, start: ReadStart) -> Result<Page, ReadError> {
-        read::page(&self.core, &read_request(log, start))
+        read::page(&self.core, &read_request(log, start), Reach::Disk)
     }
 
     /// Every record of a log, read page by page.
@@ -262,7 +263,7 @@ fn contents(
     loop {
         let mut request = read_request(log, ReadStart::Lsn(next));
         request.visibility = Some(visibility);
-        let page = read::page(core, &request)?;
+        let page = read::page(core, &request, Reach::Disk)?;
         for batch in &page.batches {
             assert_eq!(batch.first_lsn, next, "lsns are dense");
             next = batch.next_lsn();

@@ -9,46 +9,91 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
-/// Who waits for one thing. Empty, it is a few words.
+use crate::record::Visibility;
+
+/// Who waits for one thing. Empty, it is two words: every log has one.
 #[derive(Default)]
 pub(crate) struct Watch {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Option<Box<Waiting>>>,
     count: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Waiting {
     next: u64,
-    wakers: BTreeMap<u64, Waker>,
+    /// Of those who see what is on the device only.
+    durable: BTreeMap<u64, Waker>,
+    /// Of those who see more.
+    written: BTreeMap<u64, Waker>,
+}
+
+impl Waiting {
+    /// Those who see what is published at a level.
+    fn of(&mut self, visibility: Visibility) -> &mut BTreeMap<u64, Waker> {
+        match visibility {
+            Visibility::Durable => &mut self.durable,
+            Visibility::Written | Visibility::Accepted => &mut self.written,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.durable.len() + self.written.len()
+    }
 }
 
 impl Watch {
     /// Wakes all who wait. To be called after the change is visible.
     pub(crate) fn wake(&self) {
+        self.wake_those(|waiting| {
+            let mut wakers = std::mem::take(&mut waiting.durable);
+            wakers.append(&mut waiting.written);
+            wakers
+        });
+    }
+
+    /// Wakes those for whom something was published who see what is published at this
+    /// level: a flush is no news to who sees what is written, nor a write to who sees
+    /// what is flushed.
+    pub(crate) fn wake_at(&self, visibility: Visibility) {
+        self.wake_those(|waiting| std::mem::take(waiting.of(visibility)));
+    }
+
+    fn wake_those(&self, take: impl FnOnce(&mut Waiting) -> BTreeMap<u64, Waker>) {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
         let wakers = {
             let mut waiting = self.waiting.lock();
-            self.count.store(0, Ordering::SeqCst);
-            std::mem::take(&mut waiting.wakers)
+            let taken = waiting.as_mut().map(|waiting| take(waiting));
+            self.settle(&mut waiting);
+            taken
         };
-        wakers.into_values().for_each(Waker::wake);
+        for waker in wakers.into_iter().flat_map(BTreeMap::into_values) {
+            waker.wake();
+        }
     }
 
-    fn add(&self, waker: Waker) -> u64 {
+    fn add(&self, waker: Waker, visibility: Visibility) -> u64 {
         let mut waiting = self.waiting.lock();
-        let key = waiting.next;
-        waiting.next += 1;
-        waiting.wakers.insert(key, waker);
-        self.count.store(waiting.wakers.len(), Ordering::SeqCst);
+        let inner = waiting.get_or_insert_default();
+        let key = inner.next;
+        inner.next += 1;
+        inner.of(visibility).insert(key, waker);
+        self.settle(&mut waiting);
         key
     }
 
-    fn remove(&self, key: u64) {
+    fn remove(&self, key: u64, visibility: Visibility) {
         let mut waiting = self.waiting.lock();
-        waiting.wakers.remove(&key);
-        self.count.store(waiting.wakers.len(), Ordering::SeqCst);
+        if let Some(inner) = waiting.as_mut() {
+            inner.of(visibility).remove(&key);
+        }
+        self.settle(&mut waiting);
+    }
+
+    fn settle(&self, waiting: &mut Option<Box<Waiting>>) {
+        let count = waiting.as_ref().map_or(0, |inner| inner.len());
+        self.count.store(count, Ordering::SeqCst);
     }
 }
 
@@ -58,20 +103,22 @@ pub(crate) trait Watched: Send + Sync {
 }
 
 /// Resolves as soon as `check` gives a value; looks again whenever one of the watches
-/// wakes. Leaves nothing behind when dropped.
+/// wakes those of its visibility. Leaves nothing behind when dropped.
 pub(crate) struct Until<F> {
     watched: Vec<Arc<dyn Watched>>,
+    visibility: Visibility,
     keys: Vec<u64>,
     check: F,
 }
 
 impl<F> Until<F> {
-    pub(crate) fn new<T>(watched: Vec<Arc<dyn Watched>>, check: F) -> Self
+    pub(crate) fn new<T>(watched: Vec<Arc<dyn Watched>>, visibility: Visibility, check: F) -> Self
     where
         F: FnMut() -> Option<T>,
     {
         Self {
             watched,
+            visibility,
             keys: Vec::new(),
             check,
         }
@@ -79,7 +126,7 @@ impl<F> Until<F> {
 
     fn leave(&mut self) {
         for (watched, key) in self.watched.iter().zip(self.keys.drain(..)) {
-            watched.watch().remove(key);
+            watched.watch().remove(key, self.visibility);
         }
     }
 }
@@ -97,11 +144,9 @@ where
             return Poll::Ready(value);
         }
         let waker = context.waker();
-        this.keys = this
-            .watched
-            .iter()
-            .map(|w| w.watch().add(waker.clone()))
-            .collect();
+        let visibility = this.visibility;
+        let add = |watched: &Arc<dyn Watched>| watched.watch().add(waker.clone(), visibility);
+        this.keys.extend(this.watched.iter().map(add));
         // A change between the first look and the registration has woken nobody.
         match (this.check)() {
             Some(value) => {
@@ -116,5 +161,73 @@ where
 impl<F> Drop for Until<F> {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Thing(Watch);
+
+    impl Watched for Thing {
+        fn watch(&self) -> &Watch {
+            &self.0
+        }
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn only_those_are_woken_who_see_what_was_published() {
+        let thing = Arc::new(Thing::default());
+        let levels = [
+            Visibility::Durable,
+            Visibility::Written,
+            Visibility::Accepted,
+        ];
+        let mut waiting: Vec<_> = levels
+            .into_iter()
+            .map(|level| {
+                let watched: Arc<dyn Watched> = Arc::clone(&thing) as _;
+                let until = Box::pin(Until::new(vec![watched], level, || None::<()>));
+                (until, Arc::new(Count::default()))
+            })
+            .collect();
+        let poll = |waiting: &mut Vec<(Pin<Box<Until<_>>>, Arc<Count>)>| {
+            for (until, count) in waiting {
+                let waker = Waker::from(Arc::clone(count));
+                let mut context = Context::from_waker(&waker);
+                assert!(until.as_mut().poll(&mut context).is_pending());
+            }
+        };
+        let counts = |waiting: &Vec<(Pin<Box<Until<_>>>, Arc<Count>)>| -> Vec<usize> {
+            let count = |(_, count): &(_, Arc<Count>)| count.0.load(Ordering::SeqCst);
+            waiting.iter().map(count).collect()
+        };
+        poll(&mut waiting);
+        thing.0.wake_at(Visibility::Written);
+        assert_eq!(counts(&waiting), [0, 1, 1]);
+        thing.0.wake_at(Visibility::Written);
+        assert_eq!(counts(&waiting), [0, 1, 1], "woken once for each wait");
+        thing.0.wake_at(Visibility::Durable);
+        assert_eq!(counts(&waiting), [1, 1, 1]);
+        poll(&mut waiting);
+        thing.0.wake();
+        assert_eq!(counts(&waiting), [2, 2, 2]);
+        poll(&mut waiting);
+        assert_eq!(thing.0.count.load(Ordering::SeqCst), 3);
+        drop(waiting);
+        assert_eq!(thing.0.count.load(Ordering::SeqCst), 0);
     }
 }

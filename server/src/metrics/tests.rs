@@ -103,6 +103,8 @@ fn what_happens_is_counted_where_it_belongs() {
         segment_evictions: 4,
         journal_failed: true,
         free_bytes: Some(7),
+        durable_lag_bytes: 40,
+        buffered_bytes: 2,
         ..Statistics::default()
     };
     metrics.encode(Some(&now)).unwrap();
@@ -121,6 +123,7 @@ fn what_happens_is_counted_where_it_belongs() {
         "wald_open_segments 2",
         "wald_segment_cache_evictions_total 4",
         "wald_disk_free_bytes 7",
+        "wald_durable_lag_bytes 42",
     ] {
         assert!(text.lines().any(|found| found == line), "no line {line}");
     }

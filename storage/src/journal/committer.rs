@@ -18,6 +18,8 @@ mod void;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
+
+use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
 use self::void::Undo;
@@ -481,11 +483,18 @@ impl Committer {
             .group(requests, self.group_records, self.buffer.len() as u64);
         self.group_records = 0;
         self.digest.update(&self.buffer);
-        self.offset += self.buffer.len() as u64;
+        // The next group is probably as large; this one is kept without its slack.
+        let next = Vec::with_capacity(self.buffer.len());
+        let mut group = std::mem::replace(&mut self.buffer, next);
+        group.shrink_to_fit();
+        let bytes = group.len() as u64;
+        let start = self.segment.base.advance(self.offset);
+        self.offset += bytes;
         std::mem::swap(&mut self.previous, &mut self.directory);
-        let end = self.segment.base.advance(self.offset);
+        // Before it is published: whoever is woken finds it.
+        journal.recent.push(start, Bytes::from(group));
         let readers = std::mem::take(&mut self.readers);
-        journal.publish_written(end, self.buffer.len() as u64, readers, self.group_scheduled);
+        journal.publish_written(start, bytes, readers, self.group_scheduled);
         self.group_scheduled = false;
         self.needs_marker = true;
         self.link = None;

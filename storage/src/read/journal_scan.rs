@@ -7,11 +7,13 @@ use bytes::Bytes;
 use std::sync::Arc;
 
 use super::cursor::Cursor;
+use super::near_or_far;
 use super::scan::{Common, Following};
 use crate::engine::{BoxFuture, Scan, ScanChunk, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{Position, Timestamp};
 use crate::journal::frame;
+use crate::journal::prefixes::Followed;
 use crate::journal::segment::Segment;
 use crate::local::Core;
 use crate::record::{Gap, GapReason};
@@ -22,7 +24,9 @@ const MAX_AHEAD_MICROS: i64 = 24 * 3600 * 1_000_000;
 
 pub(super) struct JournalScan {
     common: Common,
-    prefix: String,
+    prefix: Arc<str>,
+    /// Of a scan that follows.
+    followed: Option<Followed>,
     /// The frame to go on in, and how many of its records were given.
     at: Position,
     skip: u64,
@@ -40,9 +44,11 @@ impl JournalScan {
         cursor: Option<Cursor>,
     ) -> Result<Self, ReadError> {
         let core = Arc::clone(&common.core);
+        let follow = common.follow;
         let mut scan = Self {
             common,
-            prefix,
+            followed: follow.then(|| core.journal.prefixes.follow(&prefix)),
+            prefix: prefix.into(),
             at: Position::ZERO,
             skip: 0,
             not_before: None,
@@ -89,11 +95,13 @@ impl JournalScan {
                 return Ok(None);
             }
             let core = Arc::clone(&self.common.core);
+            let published = core.journal.published(self.common.visibility);
+            (self.at, self.skip) = self.jump(published);
             let work = Work {
-                published: core.journal.published(self.common.visibility),
+                published,
                 core: Arc::clone(&core),
                 looked: 0,
-                prefix: self.prefix.clone(),
+                prefix: Arc::clone(&self.prefix),
                 at: self.at,
                 skip: self.skip,
                 not_before: self.not_before,
@@ -102,7 +110,8 @@ impl JournalScan {
                 batches: Vec::new(),
                 gaps: Vec::new(),
             };
-            let (work, caught_up) = self.common.workers.run(move || work.run()).await?;
+            let looked = near_or_far(&self.common.workers, move |reach| work.clone().run(reach));
+            let (work, caught_up) = looked.await?;
             // From here on nothing waits: a chunk that is taken is also given.
             if let Some(chunk) = self.accept(work, caught_up) {
                 return Ok(Some(chunk));
@@ -153,12 +162,25 @@ impl JournalScan {
         })
     }
 
+    /// Where to go on, when all below `published` may be seen: a scan that follows
+    /// passes over what is not of its logs.
+    fn jump(&self, published: Position) -> (Position, u64) {
+        let followed = self.followed.as_ref();
+        let next = followed.map_or(self.at, |f| f.prefix.next(self.at, published));
+        if next == self.at {
+            (self.at, self.skip)
+        } else {
+            (next, 0)
+        }
+    }
+
     fn encode_cursor(&self) -> Bytes {
-        let epoch = self.common.core.journal.recovery_epoch;
+        let journal = &self.common.core.journal;
+        let (position, skip) = self.jump(journal.published(self.common.visibility));
         Cursor::ManyLogs {
-            epoch,
-            position: self.at,
-            skip: self.skip,
+            epoch: journal.recovery_epoch,
+            position,
+            skip,
         }
         .encode(self.common.selection)
     }
@@ -167,16 +189,20 @@ impl JournalScan {
     async fn wait(&self) -> Result<bool, ReadError> {
         let _following = Following::new(&self.common.core);
         let core = Arc::clone(&self.common.core);
-        let (seen, visibility) = (self.seen, self.common.visibility);
+        let (at, seen, visibility) = (self.at, self.seen, self.common.visibility);
+        let Some(prefix) = self.followed.as_ref().map(|f| Arc::clone(&f.prefix)) else {
+            return Ok(false);
+        };
         let watched: Vec<Arc<dyn Watched>> = vec![
-            Arc::clone(&core.journal) as _,
+            Arc::clone(&prefix) as _,
             Arc::clone(&core.journal.stopping) as _,
         ];
-        Until::new(watched, move || {
+        Until::new(watched, visibility, move || {
             if core.journal.stopping.is_draining() {
                 return Some(Ok(false));
             }
-            if core.journal.published(visibility) > seen {
+            let published = core.journal.published(visibility);
+            if published > seen && prefix.next(at, published) < published {
                 return Some(Ok(true));
             }
             core.journal

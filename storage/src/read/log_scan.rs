@@ -5,12 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::cursor::Cursor;
+use super::reach::far;
 use super::scan::{Common, Following};
-use super::{Bounds, Step, check_journal, start_lsn, step};
+use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
 use crate::engine::{BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
-use crate::local::{Core, Log};
+use crate::local::{Core, Log, tail_at};
 use crate::record::{Gap, GapReason, Visibility};
 use crate::watch::{Until, Watched};
 
@@ -59,21 +60,17 @@ struct Work {
     log: Arc<Log>,
     at: At,
     visibility: Visibility,
-    published: Position,
-    bounds: Bounds,
+    until: Lsn,
+    records: u64,
+    bytes: usize,
 }
 
 impl Work {
-    fn run(self) -> Result<Found, ReadError> {
-        let Self {
-            core,
-            log,
-            at,
-            visibility,
-            published,
-            bounds,
-        } = self;
-        let tail = core.tail(&log, visibility);
+    fn run(&self, reach: Reach) -> Result<Found, ReadError> {
+        let (core, log) = (&self.core, &self.log);
+        let published = core.journal.published(self.visibility);
+        // Of the same moment: every record below the tail lies below what is published.
+        let tail = tail_at(log, self.visibility, published);
         let (deleted, unproven, first) = {
             let state = log.state.read();
             (
@@ -83,16 +80,18 @@ impl Work {
             )
         };
         let durable = log.state.read().tail(core.journal.durable());
-        let (from, lost) = match at {
-            At::Start(start) => (start_lsn(&core, &log, start, tail)?, None),
+        let (from, lost) = match self.at {
+            At::Start(start) => (start_lsn(core, log, start, tail, reach)?, None),
             At::Next { next, .. } => (next, None),
+            // What survived is told by index files.
+            At::Resumed { .. } if reach == Reach::Memory => return Err(far().into()),
             At::Resumed {
                 epoch,
                 position,
                 next,
                 ..
             } => {
-                let from = survivors(&core, &log, epoch, position, next)?;
+                let from = survivors(core, log, epoch, position, next)?;
                 (from, (from < next).then_some((from, next)))
             }
         };
@@ -105,16 +104,14 @@ impl Work {
                 damage: None,
             }
         } else {
-            check_journal(&core, from, &log)?;
-            step(
-                &core,
-                &log,
-                from,
-                Bounds {
-                    until: bounds.until.min(tail),
-                    ..bounds
-                },
-            )?
+            check_journal(core, from, log)?;
+            let bounds = Bounds {
+                until: self.until.min(tail),
+                records: self.records,
+                bytes: self.bytes,
+                reach,
+            };
+            step(core, log, from, bounds)?
         };
         Ok(Found {
             step,
@@ -234,22 +231,16 @@ impl LogScan {
                 }
                 return Ok(None);
             };
-            let core = Arc::clone(&self.common.core);
-            let published = core.journal.published(self.common.visibility);
-            let bounds = Bounds {
+            let work = Work {
+                core: Arc::clone(&self.common.core),
+                log: Arc::clone(&log),
+                at: self.at,
+                visibility: self.common.visibility,
                 until: self.until,
                 records: self.common.remaining,
                 bytes: self.common.chunk_bytes,
             };
-            let work = Work {
-                core,
-                log: Arc::clone(&log),
-                at: self.at,
-                visibility: self.common.visibility,
-                published,
-                bounds,
-            };
-            let found = self.common.workers.run(move || work.run()).await?;
+            let found = near_or_far(&self.common.workers, move |reach| work.run(reach)).await?;
             // From here on nothing waits: a chunk that is taken is also given.
             if let Some(chunk) = self.accept(&log, found)? {
                 return Ok(Some(chunk));
@@ -372,7 +363,7 @@ impl LogScan {
             Arc::clone(&core.journal) as _,
             Arc::clone(&core.journal.stopping) as _,
         ];
-        Until::new(watched, move || {
+        Until::new(watched, visibility, move || {
             if core.journal.stopping.is_draining() || core.journal.failure().is_some() {
                 return Some(false);
             }
@@ -394,7 +385,7 @@ impl LogScan {
             Arc::clone(&core.journal.stopping) as _,
         ];
         let log = Arc::clone(log);
-        Until::new(watched, move || {
+        Until::new(watched, visibility, move || {
             if core.journal.stopping.is_draining() {
                 return Some(Ok(false));
             }

@@ -200,7 +200,7 @@ fn append_after_failed_sync_is_refused_even_if_sync_would_now_succeed() {
     let mut request = read_request("a", ReadStart::Lsn(Lsn::new(1)));
     request.visibility = Some(Visibility::Written);
     assert!(matches!(
-        read::page(&fixture.core, &request),
+        read::page(&fixture.core, &request, Reach::Disk),
         Err(ReadError::JournalFailed(_))
     ));
     let Fixture { disk, core, .. } = fixture;

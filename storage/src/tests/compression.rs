@@ -121,6 +121,8 @@ fn a_damaged_compressed_frame_is_named_and_the_rest_is_served() {
         .unwrap();
     let segment = fixture.core.journal.segment_at(place.position).unwrap();
     let at = usize::try_from(segment.offset(place.position)).unwrap() + 66;
+    // What is new is read from memory.
+    let fixture = fixture.restart();
     let mut bytes = fixture.disk.contents(&segment.path).unwrap();
     bytes[at] ^= 1;
     fixture.disk.replace(&segment.path, bytes);

@@ -259,7 +259,7 @@ fn after_a_failure_nothing_beyond_the_durable_lsn_is_read() {
     assert!(f.core.journal.failure().is_some());
     let mut request = read_request("a", ReadStart::First);
     request.visibility = Some(Visibility::Written);
-    let page = read::page(&f.core, &request);
+    let page = read::page(&f.core, &request, Reach::Disk);
     let mut many = f
         .begin(ScanRequest {
             selector: Selector::All,

@@ -215,9 +215,14 @@ fn buffered_records_keep_their_times_and_are_read_part_by_part() {
     }
     let mut request = read_request("a", ReadStart::Lsn(Lsn::new(2)));
     request.max_records = 2;
-    let page = read::page(&fixture.core, &request).unwrap();
+    let page = read::page(&fixture.core, &request, Reach::Disk).unwrap();
     assert_eq!(payloads(&page.batches[0]), [[2], [3]]);
-    let before = read::page(&fixture.core, &read_request("a", ReadStart::First)).unwrap();
+    let before = read::page(
+        &fixture.core,
+        &read_request("a", ReadStart::First),
+        Reach::Disk,
+    )
+    .unwrap();
     fixture.append("a", b"x").unwrap();
     let after = fixture.read("a", 0).unwrap();
     assert_eq!(

@@ -13,7 +13,8 @@ use crate::journal::Outcome;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
 use crate::local::{Buffered, Checked, Log, check};
-use crate::record::{Batch, Durability, Record, SyncMode};
+use crate::record::{Batch, Durability, Record, SyncMode, Visibility};
+use crate::watch::Watched;
 
 impl Committer {
     /// Takes a plain append to a log of sync mode `manual` into memory, if that is all
@@ -56,7 +57,7 @@ impl Committer {
             return Some((Some(reveals), Outcome::Refused(error)));
         }
         let append = self.buffer_records(&log, &records.records);
-        crate::watch::Watched::watch(&*log).wake();
+        log.watch().wake_at(Visibility::Accepted);
         let outcome = Outcome::Appended {
             appends: vec![append],
             logs: vec![log],

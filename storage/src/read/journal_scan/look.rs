@@ -1,5 +1,5 @@
-//! One look at the journal, by a reader thread: frames of the logs selected, and what is
-//! missing between them.
+//! One look at the journal: frames of the logs selected, and what is missing between
+//! them.
 
 use bytes::Bytes;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use crate::journal::frame;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
+use crate::read::reach::{Reach, far, is_far};
 use crate::read::{fitting, part};
 use crate::record::{Gap, GapReason, StoredBatch};
 
@@ -22,13 +23,18 @@ const LARGE_PIECE_BYTES: u64 = 16 << 20;
 /// Bytes of the journal that one step looks at, at most, give or take a frame.
 const LOOK_BYTES: u64 = 16 << 20;
 
+/// Who is further behind than this looks from a reader thread, even if it is all in
+/// memory: passing over many small frames of other logs takes its time.
+const NEAR_BYTES: u64 = PIECE_BYTES;
+
 /// What a batch or a gap takes in a message apart from names and bodies, about.
 const BATCH_OVERHEAD: usize = 48;
 
-/// One look at the journal, by a worker.
+/// One look at the journal.
+#[derive(Clone)]
 pub(super) struct Work {
     pub(super) core: Arc<Core>,
-    pub(super) prefix: String,
+    pub(super) prefix: Arc<str>,
     pub(super) at: Position,
     pub(super) skip: u64,
     pub(super) not_before: Option<Timestamp>,
@@ -53,9 +59,20 @@ enum Going {
 impl Work {
     /// Looks until the chunk is full, everything published is seen, or enough was looked
     /// at; the second value tells whether everything was seen.
-    pub(super) fn run(mut self) -> Result<(Self, bool), ReadError> {
+    pub(super) fn run(mut self, reach: Reach) -> Result<(Self, bool), ReadError> {
+        if reach == Reach::Memory && self.published.get().saturating_sub(self.at.get()) > NEAR_BYTES
+        {
+            return Err(far().into());
+        }
         loop {
-            match self.advance()? {
+            let going = match self.advance(reach) {
+                // What was found is given; what is not in memory comes with the next look.
+                Err(ReadError::Io(error)) if is_far(&error) && self.found_something() => {
+                    Going::Full
+                }
+                going => going?,
+            };
+            match going {
                 // A scan that finds nothing must not keep a reader thread for itself.
                 Going::On if self.looked >= LOOK_BYTES => return Ok((self, false)),
                 Going::On => {}
@@ -65,8 +82,12 @@ impl Work {
         }
     }
 
+    fn found_something(&self) -> bool {
+        !self.batches.is_empty() || !self.gaps.is_empty()
+    }
+
     /// Goes on by one piece of a segment, one hole, or one step between segments.
-    fn advance(&mut self) -> Result<Going, ReadError> {
+    fn advance(&mut self, reach: Reach) -> Result<Going, ReadError> {
         if self.at >= self.published {
             return Ok(Going::CaughtUp);
         }
@@ -98,7 +119,7 @@ impl Work {
             Some(hole) if hole.from <= self.at => Ok(self.pass(hole.to)),
             hole => {
                 let stop = hole.map_or(end, |hole| hole.from.min(end));
-                self.read_piece(&segment, stop)
+                self.read_piece(&segment, stop, reach)
             }
         }
     }
@@ -147,18 +168,19 @@ impl Work {
     }
 
     fn selects(&self, log: &Log) -> bool {
-        log.name.as_str().starts_with(&self.prefix)
+        log.name.as_str().starts_with(&*self.prefix)
     }
 
     /// Reads a piece and takes its frames.
-    fn read_piece(&mut self, segment: &Segment, stop: Position) -> Result<Going, ReadError> {
+    fn read_piece(
+        &mut self,
+        segment: &Segment,
+        stop: Position,
+        reach: Reach,
+    ) -> Result<Going, ReadError> {
         let rest = stop.since(self.at);
         for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
-            let buffer = self
-                .core
-                .open_segments
-                .read(segment, self.at, size.min(rest))
-                .map_err(|error| ReadError::Io(Arc::new(error)))?;
+            let buffer = self.core.bytes(segment, self.at, size.min(rest), reach)?;
             self.looked += buffer.len() as u64;
             let (from, skip) = (self.at, self.skip);
             let going = self.take_frames(segment, &buffer, stop);
@@ -169,6 +191,9 @@ impl Work {
             if size >= rest {
                 break;
             }
+        }
+        if reach == Reach::Memory {
+            return Err(far().into());
         }
         self.lose_frame(segment, stop)?;
         Ok(Going::On)
@@ -335,9 +360,7 @@ impl Work {
     /// A header that was good once is not any more: finds the next, and names every
     /// record between.
     fn lose_frame(&mut self, segment: &Segment, stop: Position) -> Result<(), ReadError> {
-        let to = self
-            .resynchronise(segment, stop)
-            .map_err(|e| ReadError::Io(Arc::new(e)))?;
+        let to = self.resynchronise(segment, stop)?;
         segment.add_hole(Hole { from: self.at, to });
         let lost: Vec<(Arc<Log>, Place)> = match self
             .core

@@ -1,0 +1,154 @@
+//! The newest groups as they were written, shared from memory with all who read near
+//! the tail: one copy, however many follow.
+//!
+//! ```text
+//!    oldest                                    newest
+//! +--------+-------+-----------+-- ... --+-------+--------+
+//! | group  | group | group     |         | group | group  |  ◀── pushed when written
+//! +--------+-------+-----------+-- ... --+-------+--------+
+//!  ▼ dropped when there is more than RECENT_BYTES
+//! ```
+//!
+//! A group comes here when the operating system has taken it and before it is
+//! published. So nothing is here that failed to be written, and what a reader may see
+//! of it is decided by published positions, as for every other byte. Positions are
+//! never given out twice: a group needs no other key, also across segments.
+//!
+//! It is no second truth: whoever finds nothing here reads the segment.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use parking_lot::RwLock;
+
+use crate::ids::Position;
+
+/// What is kept, at most, with what keeping it takes: at a hundred megabytes a second
+/// it reaches back some 80 ms, which is more than a follower that keeps up needs; the
+/// page cache has the rest. What readers still hold of a group that was dropped is not
+/// counted; they hold it for one message.
+pub(crate) const RECENT_BYTES: usize = 8 << 20;
+
+/// What keeping one group takes beside its bytes, about.
+const GROUP_OVERHEAD: usize = size_of::<Group>() + 32;
+
+struct Group {
+    start: Position,
+    bytes: Bytes,
+}
+
+impl Group {
+    fn cost(&self) -> usize {
+        self.bytes.len() + GROUP_OVERHEAD
+    }
+}
+
+/// The newest groups, in order.
+#[derive(Default)]
+pub(crate) struct Recent(RwLock<Groups>);
+
+#[derive(Default)]
+struct Groups {
+    queue: VecDeque<Group>,
+    cost: usize,
+}
+
+impl Recent {
+    /// Adds the group that begins at `start`, beyond all before it.
+    pub(super) fn push(&self, start: Position, bytes: Bytes) {
+        let group = Group { start, bytes };
+        let mut groups = self.0.write();
+        debug_assert!(groups.queue.back().is_none_or(|last| last.start < start));
+        groups.cost += group.cost();
+        groups.queue.push_back(group);
+        while groups.cost > RECENT_BYTES
+            && let Some(oldest) = groups.queue.pop_front()
+        {
+            groups.cost -= oldest.cost();
+        }
+    }
+
+    /// Up to `length` bytes from `from` on, not copied: those of one group. `None` if
+    /// the first of them is not here.
+    pub(crate) fn at(&self, from: Position, length: u64) -> Option<Bytes> {
+        let groups = self.0.read();
+        let after = groups.queue.partition_point(|group| group.start <= from);
+        let group = groups.queue.get(after.checked_sub(1)?)?;
+        let skip = usize::try_from(from.since(group.start)).ok()?;
+        let rest = group
+            .bytes
+            .len()
+            .checked_sub(skip)
+            .filter(|rest| *rest > 0)?;
+        let take = usize::try_from(length).map_or(rest, |length| length.min(rest));
+        Some(group.bytes.slice(skip..skip + take))
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&self) {
+        *self.0.write() = Groups::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(recent: &Recent, from: u64, length: u64) -> Option<Vec<u8>> {
+        recent
+            .at(Position::new(from), length)
+            .map(|bytes| bytes.to_vec())
+    }
+
+    #[test]
+    fn bytes_are_those_of_one_group_from_the_position_asked_for() {
+        let recent = Recent::default();
+        assert_eq!(at(&recent, 0, 1), None);
+        recent.push(Position::new(100), Bytes::from_static(b"abcdefgh"));
+        recent.push(Position::new(108), Bytes::from_static(b"ijklmnop"));
+        // The journal has rolled.
+        recent.push(Position::new(500), Bytes::from_static(b"qrstuvwx"));
+        assert_eq!(at(&recent, 99, 100), None);
+        assert_eq!(at(&recent, 100, 8).unwrap(), b"abcdefgh");
+        assert_eq!(at(&recent, 102, 3).unwrap(), b"cde");
+        assert_eq!(at(&recent, 106, u64::MAX).unwrap(), b"gh");
+        assert_eq!(at(&recent, 108, 100).unwrap(), b"ijklmnop");
+        assert_eq!(at(&recent, 116, 1), None);
+        assert_eq!(at(&recent, 499, 1), None);
+        assert_eq!(at(&recent, 507, 9).unwrap(), b"x");
+        assert_eq!(at(&recent, 508, 1), None);
+        recent.clear();
+        assert_eq!(at(&recent, 507, 1), None);
+    }
+
+    #[test]
+    fn readers_share_the_bytes_that_were_written() {
+        let recent = Recent::default();
+        let group = Bytes::from(vec![7; 64]);
+        recent.push(Position::new(8192), group.clone());
+        for from in [0usize, 8, 56] {
+            let slice = recent.at(Position::new(8192 + from as u64), 8).unwrap();
+            assert_eq!(slice.as_ptr() as usize, group.as_ptr() as usize + from);
+        }
+    }
+
+    #[test]
+    fn the_oldest_groups_go_when_there_is_more_than_the_bound() {
+        for size in [8, 1000, RECENT_BYTES / 3, RECENT_BYTES] {
+            let recent = Recent::default();
+            let pushed = 2 * RECENT_BYTES / size + 2;
+            let positions: Vec<u64> = (0..pushed).map(|n| (n * size) as u64).collect();
+            for position in &positions {
+                recent.push(Position::new(*position), vec![0; size].into());
+            }
+            let kept = |position: &&u64| recent.at(Position::new(**position), 1).is_some();
+            let count = positions.iter().filter(kept).count();
+            assert_eq!(count, RECENT_BYTES / (size + GROUP_OVERHEAD), "{size}");
+            // What is kept is the newest, without a hole.
+            assert!(
+                positions.iter().rev().take(count).all(|p| kept(&p)),
+                "{size}"
+            );
+        }
+    }
+}

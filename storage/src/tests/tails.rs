@@ -1,0 +1,335 @@
+//! The newest records: shared from memory, and from segments where memory has none.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::config::ReadStrategy;
+use crate::engine::LogEngine;
+use crate::ids::Position;
+use crate::journal::recent::RECENT_BYTES;
+use crate::local::LocalEngine;
+
+/// Zeros all frames of all files, as if nothing had ever been written.
+fn empty_files(disk: &MemoryDisk) {
+    use crate::disk::Disk;
+    let names = disk.list("journal").unwrap();
+    for name in names.iter().filter(|name| name.ends_with(".seg")) {
+        let path = format!("journal/{name}");
+        let mut bytes = disk.contents(&path).unwrap();
+        bytes[8192..].fill(0);
+        disk.replace(&path, bytes);
+    }
+}
+
+/// Payloads of all that a scan gives up to where it waits.
+fn given(scan: &mut Box<dyn Scan>) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    while let Some(chunk) = next_chunk(scan) {
+        let Some(chunk) = chunk.unwrap() else { break };
+        assert!(chunk.gaps.is_empty(), "{:?}", chunk.gaps);
+        found.extend(chunk.batches.iter().flat_map(payloads));
+    }
+    found
+}
+
+fn selectors() -> [Selector; 3] {
+    [one("a"), Selector::Prefix("a".to_owned()), Selector::All]
+}
+
+#[test]
+fn pages_and_scans_of_what_is_new_come_from_memory() {
+    let fixture = Fixture::new();
+    let expected: Vec<Vec<u8>> = (0..300u32).map(|n| n.to_le_bytes().repeat(200)).collect();
+    for data in &expected {
+        fixture.append("a", data).unwrap();
+    }
+    assert!(
+        fixture.core.journal.segments.read().len() > 3,
+        "the journal has rolled"
+    );
+    empty_files(&fixture.disk);
+    assert_eq!(fixture.contents("a"), expected);
+    let last = read_request("a", ReadStart::TailOffset(1));
+    assert!(read::page(&fixture.core, &last, Reach::Memory).is_ok());
+    for selector in selectors() {
+        let mut scan = fixture.scan(selector, ScanStart::First, false);
+        assert_eq!(given(&mut scan), expected);
+    }
+}
+
+#[test]
+fn followers_share_the_bytes_of_the_group() {
+    let fixture = Fixture::new();
+    let mut scans: Vec<_> = (0..3)
+        .flat_map(|_| selectors())
+        .map(|selector| fixture.scan(selector, ScanStart::First, true))
+        .collect();
+    fixture.append("a", &[7; 5000]).unwrap();
+    let bodies: Vec<Bytes> = scans
+        .iter_mut()
+        .map(|scan| {
+            let chunk = next_chunk(scan).unwrap().unwrap().unwrap();
+            chunk.batches[0].body.clone()
+        })
+        .collect();
+    let places: std::collections::BTreeSet<_> = bodies.iter().map(|body| body.as_ptr()).collect();
+    assert_eq!(places.len(), 1, "one copy for all");
+}
+
+#[test]
+fn who_is_too_slow_for_memory_goes_on_from_the_segments() {
+    let config = StorageConfig {
+        segment_bytes: 2 << 20,
+        ..small_config()
+    };
+    for strategy in [ReadStrategy::Pread, ReadStrategy::Mmap] {
+        let config = StorageConfig {
+            read_strategy: strategy,
+            ..config.clone()
+        };
+        let fixture = Fixture::with(MemoryDisk::new(), config);
+        let mut slow: Vec<_> = selectors()
+            .into_iter()
+            .map(|selector| fixture.scan(selector, ScanStart::First, true))
+            .collect();
+        let count = u64::try_from(RECENT_BYTES / (100 << 10) + 20).unwrap();
+        let expected: Vec<Vec<u8>> = (0..count)
+            .map(|n| vec![n.to_le_bytes()[0]; 100 << 10])
+            .collect();
+        for data in &expected {
+            fixture.append("a", data).unwrap();
+        }
+        let oldest = read_request("a", ReadStart::First);
+        assert!(read::page(&fixture.core, &oldest, Reach::Memory).is_err());
+        for scan in &mut slow {
+            assert_eq!(given(scan), expected);
+        }
+        assert_eq!(fixture.contents("a"), expected);
+    }
+}
+
+#[test]
+fn a_group_whose_write_failed_is_not_in_memory() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"kept").unwrap();
+    let end = fixture.core.journal.written();
+    let recent = |at: Position| fixture.core.journal.recent.at(at, 1);
+    assert!(recent(Position::new(end.get() - 8)).is_some());
+    let mut ticket = fixture
+        .core
+        .enqueue(batch(&[("a", &[b"lost"])]), Durability::Written);
+    fixture.disk.crash_after(1);
+    fixture.core.turn();
+    assert!(matches!(
+        settled(&mut ticket),
+        Some(Err(AppendError::Unknown(_)))
+    ));
+    assert_eq!(recent(end), None);
+    // Nor is anything else: from now on readers see what is on the device.
+    assert_eq!(recent(Position::new(end.get() - 8)), None);
+}
+
+#[test]
+fn a_failed_flush_leaves_nothing_in_memory() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"kept").unwrap();
+    let durable = fixture.core.journal.durable();
+    let mut scan = fixture.begin(ScanRequest {
+        selector: one("a"),
+        start: ScanStart::First,
+        until_lsn: None,
+        max_records: 0,
+        follow: true,
+        visibility: Some(Visibility::Written),
+        chunk_bytes: 1000,
+    });
+    let scan = scan.as_mut().unwrap();
+    assert_eq!(given(scan), [b"kept"]);
+    let mut ticket = fixture
+        .core
+        .enqueue(batch(&[("a", &[b"lost"])]), Durability::Written);
+    fixture.core.turn();
+    assert!(settled(&mut ticket).unwrap().is_ok());
+    assert!(fixture.core.journal.recent.at(durable, 1).is_some());
+    fixture.disk.fail_sync(1);
+    fixture.core.journal.flush();
+    assert_eq!(fixture.core.journal.recent.at(durable, 1), None);
+    assert!(matches!(
+        next_chunk(scan),
+        Some(Err(ReadError::JournalFailed(_)))
+    ));
+    assert_eq!(fixture.contents("a"), [b"kept"]);
+}
+
+#[test]
+fn what_is_in_memory_is_answered_at_once_and_the_rest_by_a_reader_thread() {
+    let disk = MemoryDisk::new();
+    let config = StorageConfig {
+        segment_bytes: 2 << 20,
+        ..small_config()
+    };
+    let (engine, _) = LocalEngine::open(
+        Arc::new(disk),
+        config,
+        TestClock::new(),
+        Arc::new(NoObserver),
+    )
+    .unwrap();
+    let count = RECENT_BYTES / (100 << 10) + 20;
+    for _ in 0..count {
+        let ticket = engine.submit(
+            batch(&[("a", &[&[1; 100 << 10]])]),
+            Some(Durability::Durable),
+        );
+        ticket.wait().unwrap();
+    }
+    let last = Lsn::new(count as u64 - 1);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut near = engine.read(read_request("a", ReadStart::Lsn(last)));
+    let Poll::Ready(page) = near.as_mut().poll(&mut context) else {
+        panic!("the newest record is in memory");
+    };
+    assert_eq!(page.unwrap().next_lsn, last.advance(1));
+    let mut empty = engine.read(read_request("a", ReadStart::Lsn(last.advance(1))));
+    assert!(empty.as_mut().poll(&mut context).is_ready());
+    let far = crate::ticket::block_on(engine.read(read_request("a", ReadStart::First)));
+    let far = far.unwrap();
+    assert_eq!(far.batches[0].first_lsn, Lsn::ZERO);
+    // The first page took what its size allows, and not only what memory had.
+    assert!(far.next_lsn >= Lsn::new(9));
+}
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+type Given = (Box<dyn Scan>, ScanChunk);
+
+/// A scan that waits for its next chunk, and how often it was woken.
+struct Follower {
+    next: Pin<Box<dyn Future<Output = Given>>>,
+    wakes: Arc<Wakes>,
+}
+
+async fn next_of(mut scan: Box<dyn Scan>) -> Given {
+    let chunk = scan.next().await.unwrap().unwrap();
+    (scan, chunk)
+}
+
+impl Follower {
+    fn new(scan: Box<dyn Scan>) -> Self {
+        Self {
+            next: Box::pin(next_of(scan)),
+            wakes: Arc::default(),
+        }
+    }
+
+    /// What there is; otherwise it is woken when there may be something. Answers the
+    /// cursor after it, too.
+    fn poll(&mut self) -> Option<(ScanChunk, Bytes)> {
+        let waker = Waker::from(Arc::clone(&self.wakes));
+        match self.next.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready((scan, chunk)) => {
+                let cursor = scan.cursor();
+                self.next = Box::pin(next_of(scan));
+                Some((chunk, cursor))
+            }
+            Poll::Pending => None,
+        }
+    }
+
+    fn wakes(&self) -> usize {
+        self.wakes.0.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn a_follower_of_a_prefix_is_neither_woken_by_what_others_append_nor_reads_it() {
+    let config = StorageConfig {
+        segment_bytes: 2 << 20,
+        ..small_config()
+    };
+    let fixture = Fixture::with(MemoryDisk::new(), config);
+    fixture.append("p/0", b"0").unwrap();
+    let prefix = || Selector::Prefix("p/".to_owned());
+    let mut scan = fixture.scan(prefix(), ScanStart::First, true);
+    assert_eq!(given(&mut scan), [b"0"]);
+    let mut follower = Follower::new(scan);
+    assert!(follower.poll().is_none());
+    for _ in 0..RECENT_BYTES / (100 << 10) + 20 {
+        fixture.append("q", &[1; 100 << 10]).unwrap();
+    }
+    assert_eq!(follower.wakes(), 0);
+    // Whoever read any of that would now name damage.
+    empty_files(&fixture.disk);
+    fixture.append("p/1", b"1").unwrap();
+    assert_eq!(follower.wakes(), 1);
+    let (chunk, _) = follower.poll().unwrap();
+    assert!(chunk.gaps.is_empty() && chunk.caught_up);
+    assert_eq!(payloads(&chunk.batches[0]), [b"1"]);
+}
+
+#[test]
+fn followers_are_woken_by_what_they_may_see() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    let mut followers = Vec::new();
+    for visibility in [Visibility::Durable, Visibility::Written] {
+        for selector in selectors() {
+            let request = ScanRequest {
+                selector,
+                start: ScanStart::TailOffset(0),
+                until_lsn: None,
+                max_records: 0,
+                follow: true,
+                visibility: Some(visibility),
+                chunk_bytes: 1000,
+            };
+            let mut follower = Follower::new(fixture.begin(request).unwrap());
+            assert!(follower.poll().unwrap().0.caught_up);
+            assert!(follower.poll().is_none());
+            followers.push((visibility, follower));
+        }
+    }
+    let mut ticket = fixture
+        .core
+        .enqueue(batch(&[("a", &[b"1"])]), Durability::Written);
+    fixture.core.turn();
+    assert!(settled(&mut ticket).unwrap().is_ok());
+    for (visibility, follower) in &mut followers {
+        let sees = *visibility == Visibility::Written;
+        assert_eq!(follower.wakes(), usize::from(sees));
+        assert_eq!(follower.poll().is_some(), sees);
+        assert!(follower.poll().is_none());
+    }
+    fixture.core.journal.flush();
+    for (visibility, follower) in &mut followers {
+        assert_eq!(follower.wakes(), 1, "each record wakes once");
+        let sees = *visibility == Visibility::Durable;
+        assert_eq!(follower.poll().is_some(), sees);
+    }
+}
+
+#[test]
+fn a_cursor_of_a_follower_passes_over_what_others_appended() {
+    let fixture = Fixture::new();
+    let prefix = || Selector::Prefix("p/".to_owned());
+    let mut scan = fixture.scan(prefix(), ScanStart::First, true);
+    assert_eq!(given(&mut scan), Vec::<Vec<u8>>::new());
+    let before = scan.cursor();
+    fixture.append("q", b"of another").unwrap();
+    let cursor = scan.cursor();
+    assert_ne!(cursor, before);
+    fixture.append("p/1", b"1").unwrap();
+    assert_eq!(scan.cursor(), cursor, "not over what was not given");
+    // Both resume with the same record.
+    for cursor in [before, cursor] {
+        let mut resumed = fixture.scan(prefix(), ScanStart::Cursor(cursor), false);
+        assert_eq!(given(&mut resumed), [b"1"]);
+    }
+}
