@@ -199,7 +199,7 @@ fn held(core: &Arc<Core>, log: &str, visibility: Visibility) -> Option<Vec<Vec<u
     let from = core.logs.by_name(log)?.state.read().first(durable);
     let mut request = read_request(log, ReadStart::Lsn(from));
     request.visibility = Some(visibility);
-    match read::page(core, &request) {
+    match read::page(core, &request, read::Reach::Disk) {
         Ok(page) => Some(page.batches.iter().flat_map(payloads).collect()),
         Err(ReadError::LogNotFound { .. }) => None,
         Err(error) => panic!("{error}"),
