@@ -41,12 +41,12 @@ function environment() {
   return Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("WALD_")));
 }
 
-/** The built daemon on a directory and on ports that stay over a restart. */
+/** The built daemon in a directory and on ports that stay over a restart. */
 class Daemon {
-  static async start(data, ports = [0, 0], more = []) {
+  static async start(directory, ports = [0, 0]) {
     const daemon = new Daemon();
     const [grpc, http] = ports;
-    daemon.process = spawn(join(RELEASE, "wald"), ["--data-dir", data, "--listen", `127.0.0.1:${grpc}`, "--http-listen", `127.0.0.1:${http}`, "--log-format", "json", "--segment-bytes", "4MiB", ...more], { env: environment(), stdio: ["ignore", "ignore", "pipe"] });
+    daemon.process = spawn(join(RELEASE, "wald"), ["--data-dir", "wald-data", "--listen", `127.0.0.1:${grpc}`, "--http-listen", `127.0.0.1:${http}`, "--log-format", "json", "--segment-bytes", "4MiB"], { cwd: directory, env: environment(), stdio: ["ignore", "ignore", "pipe"] });
     daemon.ended = new Promise((done) => daemon.process.once("exit", done));
     const lines = createInterface({ input: daemon.process.stderr });
     const said = [];
@@ -127,7 +127,7 @@ let background;
 
 async function all() {
   const { chromium } = playwright();
-  daemon = await Daemon.start(join(scratch, "data"));
+  daemon = await Daemon.start(scratch);
   const areas = ["berlin", "hamburg", "köln", "leipzig", "münchen"];
   const kinds = ["carts", "orders", "payments", "sessions", "shipments"];
   const names = kinds.flatMap((kind) => areas.flatMap((area) => Array.from({ length: 400 }, (_, index) => `${kind}/${area}/${String(index).padStart(4, "0")}`)));
@@ -276,7 +276,7 @@ async function all() {
   await picture("disconnected");
   await Promise.all([writer, background].map((one) => one.exitCode ?? new Promise((done) => one.once("exit", done))));
   const before = await lastLsn();
-  daemon = await Daemon.start(join(scratch, "data"), daemon.ports);
+  daemon = await Daemon.start(scratch, daemon.ports);
   took = await until(async () => (await page.locator("#status").textContent()) === "serving");
   check("the page comes back by itself", took !== null, `${took?.toFixed(0)} ms after it served`);
   away = false;
