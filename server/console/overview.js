@@ -51,7 +51,7 @@ export class Overview {
       new Chart({ title: "Append latency", hint: "From decoded request to answer, of the last 5 s; from the buckets of /metrics", format: seconds, scale: "log", series: [{ name: "p50", of: (point) => point[`${this.level}_p50`] }, { name: "p99", of: (point) => point[`${this.level}_p99`] }] }),
       new Chart({ title: "Flush latency", hint: "One flush of the journal, of the last 5 s; from the buckets of /metrics", format: seconds, scale: "log", series: [{ name: "p50", of: of("flush_p50") }, { name: "p99", of: of("flush_p99") }] }),
       new Chart({ title: "Throughput", hint: "Bytes of data and headers appended, of stored bodies read", format: byteRate, binary: true, series: [{ name: "append", of: of("append_bytes"), area: true }, { name: "read", of: of("read_bytes") }] }),
-      new Chart({ title: "Group commit", hint: "Flushes of the journal per second, and acked records for each", format: (value) => (value == null ? "–" : rate(value).slice(0, -2)), series: [{ name: "flushes/s", of: of("flushes") }, { name: "records/flush", of: of("records_per_flush") }] }),
+      new Chart({ title: "Group commit", hint: "Flushes of the journal per second, and acked records for each", format: (value) => (value == null ? "–" : rate(value).slice(0, -2)), series: [{ name: "flushes/s", of: of("flushes") }, { name: "per flush", of: of("records_per_flush") }] }),
       new Chart({ title: "Not yet durable", hint: "Bytes written and not flushed", format: bytes, binary: true, series: [{ name: "bytes", of: of("lag_bytes"), area: true }] }),
     ];
     this.warnings = h("ul", { class: "warnings", "aria-label": "Warnings" });
