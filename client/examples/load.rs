@@ -42,6 +42,9 @@ struct Args {
     /// How long each writer rests after an append.
     #[arg(long, default_value_t = 0)]
     pause_ms: u64,
+    /// How many appends a second at most, evenly spread; no bound if it is missing.
+    #[arg(long)]
+    rate: Option<f64>,
     /// Over how many logs the appends go, in turn.
     #[arg(long, default_value_t = 1_000)]
     logs: u64,
@@ -73,6 +76,7 @@ struct Load {
     args: Args,
     durability: Durability,
     next: AtomicU64,
+    start: Instant,
     until: Option<Instant>,
     ledger: Option<Mutex<BufWriter<File>>>,
 }
@@ -95,6 +99,7 @@ async fn main() -> Result<()> {
     let load = Arc::new(Load {
         durability,
         next: AtomicU64::new(0),
+        start: began,
         until: args
             .seconds
             .map(|seconds| began + Duration::from_secs_f64(seconds)),
@@ -146,6 +151,10 @@ async fn write(client: Client, load: Arc<Load>) -> Result<Done> {
     let mut done = Done::default();
     loop {
         let number = load.next.fetch_add(1, Ordering::Relaxed);
+        if let Some(rate) = load.args.rate {
+            let due = Duration::from_secs_f64(number as f64 / rate);
+            tokio::time::sleep_until((load.start + due).into()).await;
+        }
         let over = load.until.is_some_and(|until| Instant::now() >= until);
         if number >= load.args.appends || over {
             return Ok(done);

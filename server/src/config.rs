@@ -22,7 +22,7 @@ pub(crate) use layers::{
     ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
-    DamagePolicy, FlushFailurePolicy, LogFormat, ReadStrategy, Size, SyncMode, Value,
+    ConsoleMode, DamagePolicy, FlushFailurePolicy, LogFormat, ReadStrategy, Size, SyncMode, Value,
 };
 
 /// One row of the table of settings.
@@ -82,8 +82,16 @@ settings! {
     /// Address and port of the gRPC service. Port 0 takes a free one, which the start
     /// line prints; an address left out (":6925") is 127.0.0.1.
     listen: SocketAddr = "127.0.0.1:6925";
-    /// Address and port of /metrics, /livez and /readyz.
+    /// Address and port of /metrics, /livez, /readyz and the web console.
     http_listen: SocketAddr = "127.0.0.1:6926";
+    /// Whether the HTTP port has the web console, which shows records to whoever reaches
+    /// it and changes nothing. auto: if http_listen is a loopback address; on: wherever
+    /// it is, so that something else must protect the port; off: no.
+    console: ConsoleMode = "auto";
+    /// Names under which browsers may ask for the console, separated by commas, beside
+    /// localhost and plain addresses. Any other name is refused, since it may be a page
+    /// that had its own name resolved to this machine (DNS rebinding).
+    console_hosts: String = "";
     /// Allows to serve gRPC without TLS on an address that other machines can reach.
     /// Whoever reaches the port can then read and append everything.
     insecure_listen: bool = "false";
@@ -340,6 +348,15 @@ impl Config {
             return Err(Wrong::new("otlp_sample_percent", "it must be at most 100"));
         }
         Ok(())
+    }
+
+    /// Whether the HTTP port has the web console.
+    pub(crate) fn has_console(&self) -> bool {
+        match self.console {
+            ConsoleMode::Auto => self.http_listen.ip().is_loopback(),
+            ConsoleMode::On => true,
+            ConsoleMode::Off => false,
+        }
     }
 
     /// The event loops to start.

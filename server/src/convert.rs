@@ -25,7 +25,7 @@ use tonic::Status;
 use crate::status::{self, Access};
 
 pub(crate) use answer::{
-    MAX_RESPONSE_BYTES, append_batch_response, append_response, log, proto_duration,
+    MAX_RESPONSE_BYTES, append_batch_response, append_response, decode, log, proto_duration,
     proto_timestamp, read_response, scan_response, segments, server_limits, tail_response, uuid,
 };
 pub(crate) use settings::{log_config, proto_sync_mode, sync_modes, updated_log_config};

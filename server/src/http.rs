@@ -1,15 +1,33 @@
-//! The HTTP side port: /livez, /readyz, /metrics. Its own port, so that probes and
+//! The HTTP side port: /livez, /readyz, /metrics; the console adds its own. Its own port, so that probes and
 //! scrapes work whatever the gRPC side is configured to demand.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::ListenerExt as _;
+use socket2::SockRef;
+use tokio::net::TcpListener;
 
 use crate::rpc::Node;
+
+/// How long a peer may leave unread or unacknowledged what was sent to it, before its
+/// connection is closed: a browser that went to sleep keeps no place.
+const UNREAD: Duration = Duration::from_secs(30);
+
+/// Serves the routes for as long as the process lives.
+pub(crate) async fn serve(listener: TcpListener, routes: Router) -> std::io::Result<()> {
+    let listener = listener.tap_io(|socket| {
+        // What cannot be set is not: it costs some delay, or a connection some time.
+        let _ = socket.set_nodelay(true);
+        let _ = SockRef::from(&*socket).set_tcp_user_timeout(Some(UNREAD));
+    });
+    axum::serve(listener, routes).await
+}
 
 /// The routes.
 pub(crate) fn router(node: Arc<Node>) -> Router {

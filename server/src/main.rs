@@ -2,6 +2,7 @@
 
 mod admission;
 mod config;
+mod console;
 mod convert;
 mod drain;
 mod http;

@@ -8,6 +8,7 @@
 mod calls;
 mod deadline;
 mod observer;
+mod totals;
 
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use crate::status;
 
 pub(crate) use calls::CallLayer;
 pub(crate) use deadline::Deadline;
+pub(crate) use totals::{Buckets, Totals, float};
 
 /// 10 ms times a power of two: from 20 us (a flush of battery-backed memory) to 10 s (a
 /// disk in trouble), with 10 ms, the usual objective, exactly on a bound.

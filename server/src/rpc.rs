@@ -16,7 +16,7 @@ use futures_core::Stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{AdminError, LogEngine, RecoveryEpoch, SyncMode, Timestamp};
+use wald_storage::{AdminError, LogEngine, RecoveryEpoch, RecoveryReport, SyncMode, Timestamp};
 
 use crate::drain::Phase;
 use crate::metrics::{Deadline, Metrics};
@@ -31,6 +31,8 @@ pub(crate) struct Store {
     pub(crate) engine: Arc<dyn LogEngine>,
     /// In every answer.
     pub(crate) epoch: RecoveryEpoch,
+    /// What opening it found.
+    pub(crate) report: RecoveryReport,
 }
 
 /// What the RPCs share.
@@ -64,7 +66,7 @@ impl Node {
         status::admin(error)
     }
 
-    fn store(&self, access: Access) -> Result<&Store, Status> {
+    pub(crate) fn store(&self, access: Access) -> Result<&Store, Status> {
         self.store.get().ok_or_else(|| status::starting(access))
     }
 }

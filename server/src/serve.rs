@@ -16,10 +16,11 @@ use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use wald_proto::v1;
-use wald_storage::{Clock, LogEngine, SystemClock};
+use wald_storage::{Clock, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::{Admission, AdmissionLayer};
 use crate::config::{Config, FlushFailurePolicy, Value};
+use crate::console;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::http;
 use crate::metrics::Metrics;
@@ -175,8 +176,11 @@ impl Server {
             .map_err(|error| {
                 Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
             })?;
-        let router = http::router(Arc::clone(&node));
-        tokio::spawn(async move { axum::serve(http, router).await });
+        let mut router = http::router(Arc::clone(&node));
+        if config.has_console() {
+            router = router.merge(console::router(Arc::clone(&node), config, addresses));
+        }
+        tokio::spawn(http::serve(http, router));
 
         let opened = tokio::select! {
             opened = opening.opened() => opened?,
@@ -188,6 +192,7 @@ impl Server {
         let _ = node.store.set(Store {
             engine: Arc::clone(&engine),
             epoch: opened.report.recovery_epoch,
+            report: opened.report.clone(),
         });
         life.enter(Phase::Serving).await;
         announce(config, &opened, addresses, try_line);
@@ -365,6 +370,17 @@ impl Life {
     }
 }
 
+/// How the start went, in a word or two.
+pub(crate) fn recovery_result(report: &RecoveryReport) -> &'static str {
+    if report.created {
+        "new store"
+    } else if report.clean {
+        "clean"
+    } else {
+        "recovered after an unclean end"
+    }
+}
+
 /// The start line, what the start found, and how to try it.
 fn announce(
     config: &Config,
@@ -373,13 +389,7 @@ fn announce(
     try_line: bool,
 ) {
     let report = &opened.report;
-    let recovery = if report.created {
-        "new store"
-    } else if report.clean {
-        "clean"
-    } else {
-        "recovered after an unclean end"
-    };
+    let recovery = recovery_result(report);
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         data_dir = %config.data_dir.display(),
@@ -398,6 +408,9 @@ fn announce(
             "try: grpcurl -plaintext -d '{{\"log\":\"greetings\",\"record\":{{\"text\":\"hello\"}}}}' \
              {grpc} wald.v1.WalService/Append"
         );
+        if let Some(http) = http.filter(|_| config.has_console()) {
+            eprintln!("console: http://{http}/console/");
+        }
     }
     if report.torn_bytes > 0 {
         tracing::info!(

@@ -291,10 +291,23 @@ choice! {
     }
 }
 
+choice! {
+    /// Whether to serve the web console.
+    ConsoleMode {
+        /// Where only this machine can reach the HTTP port.
+        Auto = "auto",
+        /// Wherever the HTTP port is.
+        On = "on",
+        /// Not.
+        Off = "off",
+    }
+}
+
 choice_value!(
     SyncMode,
     ReadStrategy,
     DamagePolicy,
     FlushFailurePolicy,
-    LogFormat
+    LogFormat,
+    ConsoleMode
 );

@@ -183,7 +183,7 @@ fn count(records: usize) -> u64 {
 
 /// The body is `RecordBatch.records` as it was encoded when it was appended; its checksum
 /// held, so that one which does not decode means damage that the checksum missed.
-fn decode(batch: &StoredBatch) -> Result<Vec<v1::Record>, Status> {
+pub(crate) fn decode(batch: &StoredBatch) -> Result<Vec<v1::Record>, Status> {
     v1::RecordBatch::decode(batch.body.clone())
         .ok()
         .map(|decoded| decoded.records)

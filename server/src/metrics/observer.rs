@@ -5,6 +5,7 @@ use std::time::Duration;
 use prometheus::{Error, Histogram, IntCounter};
 use wald_storage::{ChecksumSite, Observer, Phase};
 
+use super::totals::{Buckets, Totals, float};
 use super::{Maker, Metrics, byte_buckets, count_buckets, latency_buckets};
 
 /// The engine's histograms and counters.
@@ -88,15 +89,16 @@ impl EngineMetrics {
         })
     }
 
+    /// What the console shows of it.
+    pub(super) fn add_to(&self, totals: &mut Totals) {
+        totals.flush = Buckets::of(&self.flush);
+        totals.read_records = self.read_records.get();
+        totals.read_bytes = self.read_bytes.get();
+    }
+
     pub(super) fn replied(&self, time: Duration) {
         self.reply.observe(time.as_secs_f64());
     }
-}
-
-/// Group sizes are far below 2^53, up to which this is exact.
-#[allow(clippy::cast_precision_loss, reason = "see above")]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 impl Observer for Metrics {

@@ -76,10 +76,16 @@ impl Daemon {
 
     /// Starts a daemon on a directory that the caller keeps.
     pub(crate) fn start_in(directory: &Path, arguments: &[&str]) -> Self {
+        let own_http = arguments.contains(&"--http-listen");
         let mut child = wald()
             .arg("--data-dir")
             .arg(directory)
-            .args(["--listen", ":0", "--http-listen", ":0"])
+            .args(["--listen", ":0"])
+            .args(if own_http {
+                &[][..]
+            } else {
+                &["--http-listen", ":0"]
+            })
             .args(["--log-format", "json"])
             .args(arguments)
             .env("WALD_SEGMENT_BYTES", "1MiB")

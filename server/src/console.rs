@@ -1,0 +1,141 @@
+//! The web console: what the store holds and how it does, in a browser. It changes nothing.
+//!
+//! ```text
+//! /console/            the page: files of `server/console/`, part of the binary
+//! /console/api/…       what it asks: JSON, from the engine's seam as the RPCs are
+//! /console/api/live    what changes: server-sent events, one stream for each open page
+//! ```
+//!
+//! It runs on the main thread's runtime, apart from the event loops of gRPC. What a page
+//! can cost is bounded: streams and concurrent reads by number, answers by bytes, and a
+//! stream is pulled by its socket, so that a browser which reads nothing costs nothing.
+
+mod assets;
+mod guard;
+mod history;
+mod live;
+mod records;
+mod server;
+mod views;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::get;
+use serde::Serialize;
+use tokio::sync::Semaphore;
+use tonic::{Code, Status};
+
+use crate::config::Config;
+use crate::rpc::Node;
+use history::History;
+use server::Settings;
+
+/// Pages that may be open and visible at a time; a hidden one gives its place back.
+const MAX_STREAMS: usize = 32;
+/// Requests for records that are worked on at a time; more wait.
+const MAX_READS: usize = 4;
+
+/// What the console's requests share.
+struct Console {
+    node: Arc<Node>,
+    settings: Settings,
+    history: Arc<History>,
+    streams: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
+}
+
+/// The routes, with a sampler behind them that runs as long as the process.
+pub(crate) fn router(
+    node: Arc<Node>,
+    config: &Config,
+    (grpc, http): (SocketAddr, Option<SocketAddr>),
+) -> Router {
+    let history = Arc::new(History::new());
+    tokio::spawn(history::sample(Arc::clone(&node), Arc::clone(&history)));
+    let console = Arc::new(Console {
+        node,
+        settings: Settings::new(config, grpc, http),
+        history,
+        streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+        reads: Arc::new(Semaphore::new(MAX_READS)),
+    });
+    let hosts = Arc::new(guard::Hosts::new(&config.console_hosts));
+    let api = Router::new()
+        .route("/console/api/server", get(server::server))
+        .route("/console/api/live", get(live::live))
+        .route("/console/api/logs", get(views::logs))
+        .route("/console/api/log", get(views::log))
+        .route("/console/api/segments", get(views::segments))
+        .route("/console/api/records", get(records::page))
+        .route("/console/api/record", get(records::one))
+        .route_layer(from_fn_with_state(Arc::clone(&hosts), guard::same_origin))
+        .with_state(console);
+    Router::new()
+        .route("/", get(home))
+        .route("/console", get(home))
+        .route("/console/", get(assets::page))
+        .route("/console/{file}", get(assets::file))
+        .merge(api)
+        .route_layer(from_fn_with_state(hosts, guard::known_host))
+}
+
+async fn home() -> Redirect {
+    Redirect::temporary("/console/")
+}
+
+/// An answer in JSON.
+struct Json<T>(T);
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        match serde_json::to_vec(&self.0) {
+            Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        }
+    }
+}
+
+/// Why there is no answer: what gRPC would say, which is chosen in `status.rs`.
+struct Refused(Status);
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Self {
+        Self(status)
+    }
+}
+
+/// How an error looks in JSON.
+#[derive(Serialize)]
+struct Told<'a> {
+    /// The code that gRPC would answer, such as `NotFound`.
+    code: String,
+    message: &'a str,
+}
+
+impl Refused {
+    fn told(&self) -> Told<'_> {
+        Told {
+            code: format!("{:?}", self.0.code()),
+            message: self.0.message(),
+        }
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let code = match self.0.code() {
+            Code::NotFound => StatusCode::NOT_FOUND,
+            Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
+                StatusCode::BAD_REQUEST
+            }
+            Code::ResourceExhausted | Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (code, Json(self.told())).into_response()
+    }
+}

@@ -1,0 +1,208 @@
+//! What changes, as server-sent events: a sample of the whole server each second, and the
+//! new records of one log if a page shows one.
+//!
+//! Both are pulled: a page that reads slowly gets fewer samples, and of records the
+//! newest, with what it did not get named as passed.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, Stream, StreamExt};
+use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+use tonic::Status;
+use wald_storage::{LogEngine, LogId, LogTarget, Lsn, ScanStart};
+
+use super::history::{COLUMNS, Point};
+use super::records::{self, Cut, GapView, Item, Page};
+use super::{Console, Refused, server};
+use crate::convert;
+use crate::status::{self, Access};
+
+/// Time between two messages with records: as good as at once for an eye.
+const PACE: Duration = Duration::from_millis(150);
+/// Records of a message; with the pace some 6,000 a second. More are passed.
+const MAX_RECORDS: u64 = 1000;
+
+/// What to be told of.
+#[derive(Deserialize)]
+pub(super) struct LiveQuery {
+    /// The log whose new records are wanted; none: samples only.
+    log: Option<String>,
+    /// From this lsn on; none: from now on.
+    from: Option<u64>,
+    /// The log must be this one, if given.
+    log_id: Option<u64>,
+}
+
+/// The first event.
+#[derive(Serialize)]
+struct Hello<'a> {
+    server: server::Server<'a>,
+    columns: [&'static str; COLUMNS.len()],
+    points: Vec<Point>,
+}
+
+/// `GET /console/api/live?log=&from=&log_id=`
+pub(super) async fn live(
+    State(console): State<Arc<Console>>,
+    Query(query): Query<LiveQuery>,
+) -> Result<Response, Refused> {
+    let Ok(place) = Arc::clone(&console.streams).try_acquire_owned() else {
+        return Err(Status::resource_exhausted("too many pages are open; close some").into());
+    };
+    // From before the first event on, so that no change falls between it and them.
+    let samples = samples(&console);
+    let hello = Hello {
+        columns: COLUMNS,
+        points: console.history.points(),
+        server: console.server(),
+    };
+    let first = event("hello", &hello);
+    let tail = match query.log {
+        None => stream::empty().boxed(),
+        // A log that is not there ends its part only: a browser cannot see why a whole
+        // stream was refused.
+        Some(log) => match Tail::of(&console, &log, query.from, query.log_id) {
+            Ok(tail) => tail.events().boxed(),
+            Err(status) => stream::once(async { ended(status) }).boxed(),
+        },
+    };
+    let events = stream::once(async { first }).chain(stream::select(samples, tail));
+    Ok(Sse::new(while_holding(place, events)).into_response())
+}
+
+/// No more records come, and why.
+fn ended(status: Status) -> Result<Event, Infallible> {
+    event("ended", &Refused(status).told())
+}
+
+fn event(name: &str, data: &impl Serialize) -> Result<Event, Infallible> {
+    // What is sent here always has a JSON form.
+    let data = serde_json::to_string(data).unwrap_or_default();
+    Ok(Event::default().event(name).data(data))
+}
+
+/// The stream, whose end gives the place back.
+fn while_holding(
+    place: OwnedSemaphorePermit,
+    events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static,
+) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+    events.map(move |event| {
+        let _held = &place;
+        event
+    })
+}
+
+/// A sample each second, and what the server is whenever its phase changes.
+fn samples(console: &Arc<Console>) -> stream::BoxStream<'static, Result<Event, Infallible>> {
+    let newest = console.history.newest();
+    let mut phase = console.node.phase.clone();
+    phase.mark_unchanged();
+    stream::unfold((newest, phase, Arc::clone(console)), |state| async {
+        let (mut newest, mut phase, console) = state;
+        let event = tokio::select! {
+            changed = newest.changed() => {
+                changed.ok()?;
+                let sample = Arc::clone(&newest.borrow_and_update());
+                Ok(Event::default().event("sample").data(&*sample))
+            }
+            changed = phase.changed() => {
+                changed.ok()?;
+                event("server", &console.server())
+            }
+        };
+        Some((event, (newest, phase, console)))
+    })
+    .boxed()
+}
+
+/// The new records of a log on their way to a page.
+struct Tail {
+    engine: Arc<dyn LogEngine>,
+    target: LogTarget,
+    next: Lsn,
+    /// What a crash took back of what the page has.
+    lost: Option<GapView>,
+    earliest: Instant,
+    ended: bool,
+}
+
+impl Tail {
+    /// Begins at `from`, or at the end.
+    fn of(
+        console: &Console,
+        log: &str,
+        from: Option<u64>,
+        log_id: Option<u64>,
+    ) -> Result<Self, Status> {
+        let engine = Arc::clone(&console.node.store(Access::Read)?.engine);
+        let mut target = convert::target(log, log_id, Access::Read)?;
+        let stat = engine.stat(target.clone(), None, None);
+        let info = stat.map_err(|error| status::read(&error))?.info;
+        // From now on it is this log, not one made anew under its name.
+        target.log_id = Some(LogId::new(info.log_id.get()));
+        let from = from.map_or(info.tail_lsn, Lsn::new);
+        let lost = (from > info.tail_lsn).then(|| GapView::lost(info.tail_lsn, from));
+        Ok(Self {
+            engine,
+            target,
+            next: from.min(info.tail_lsn),
+            lost,
+            earliest: Instant::now(),
+            ended: false,
+        })
+    }
+
+    fn events(self) -> impl Stream<Item = Result<Event, Infallible>> + Send {
+        stream::unfold(self, |mut tail| async {
+            if tail.ended {
+                return None;
+            }
+            let event = match tail.page().await {
+                Ok(page) => event("records", &page),
+                Err(status) => {
+                    tail.ended = true;
+                    ended(status)
+                }
+            };
+            Some((event, tail))
+        })
+    }
+
+    /// Waits for new records and reads the newest of them.
+    async fn page(&mut self) -> Result<Page, Status> {
+        if self.lost.is_none() {
+            let beyond = self
+                .engine
+                .tail_beyond(self.target.clone(), self.next, None);
+            beyond.await.map_err(|error| status::read(&error))?;
+        }
+        tokio::time::sleep_until(self.earliest).await;
+        self.earliest = Instant::now() + PACE;
+        let stat = self.engine.stat(self.target.clone(), None, None);
+        let tail = stat.map_err(|error| status::read(&error))?.info.tail_lsn;
+        let newest = Lsn::new(tail.get().saturating_sub(MAX_RECORDS));
+        let start = self.next.max(newest);
+        let mut page = records::read(
+            &*self.engine,
+            self.target.clone(),
+            ScanStart::Lsn(start),
+            None,
+            MAX_RECORDS,
+            Cut::LINE,
+        )
+        .await?;
+        let passed = (start > self.next).then(|| GapView::passed(self.next, start));
+        for gap in [passed, self.lost.take()].into_iter().flatten() {
+            page.items.insert(0, Item::Gap { gap });
+        }
+        self.next = Lsn::new(page.next_lsn);
+        Ok(page)
+    }
+}

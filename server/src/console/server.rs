@@ -1,0 +1,169 @@
+//! What this server is: its version, settings, what its start found, what a flush means.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use serde::Serialize;
+use wald_storage::{Clock, DurabilityTruth, Gap, RecoveryReport, SystemClock};
+
+use super::records::GapView;
+use super::{Console, Json, history};
+use crate::config::{Config, Value as _};
+use crate::convert;
+use crate::serve::recovery_result;
+
+/// Damaged ranges that are told; how many there are is told too.
+const MAX_DAMAGE: usize = 100;
+
+/// What the configuration says, as the page shows it.
+#[derive(Serialize)]
+pub(super) struct Settings {
+    data_dir: String,
+    grpc: String,
+    http: String,
+    sync_mode: String,
+    sync_interval: String,
+    segment_bytes: u64,
+    max_inflight_bytes: u64,
+    auto_create: bool,
+    #[serde(skip)]
+    warnings: Vec<String>,
+}
+
+impl Settings {
+    pub(super) fn new(config: &Config, grpc: SocketAddr, http: Option<SocketAddr>) -> Self {
+        let mut warnings: Vec<String> = config.can_be_lost().into_iter().collect();
+        if !config.listen.ip().is_loopback() {
+            warnings.push(format!(
+                "gRPC is served in plaintext on {grpc}, which other machines can reach"
+            ));
+        }
+        if !config.http_listen.ip().is_loopback() {
+            warnings.push(
+                "this console is served in plaintext where other machines can reach it".to_owned(),
+            );
+        }
+        Self {
+            data_dir: config.data_dir.display().to_string(),
+            grpc: grpc.to_string(),
+            http: http.map(|http| http.to_string()).unwrap_or_default(),
+            sync_mode: config.sync_mode.show(),
+            sync_interval: config.sync_interval.show(),
+            segment_bytes: config.segment_bytes.0,
+            max_inflight_bytes: config.max_inflight_bytes.0,
+            auto_create: config.auto_create,
+            warnings,
+        }
+    }
+}
+
+/// What this server is.
+#[derive(Serialize)]
+pub(super) struct Server<'a> {
+    version: &'static str,
+    start_time_us: i64,
+    now_us: i64,
+    settings: &'a Settings,
+    state: history::State,
+    /// What people should know, in sentences.
+    warnings: Vec<String>,
+    /// Absent while it starts.
+    store: Option<StoreView>,
+}
+
+/// The store, when it is open.
+#[derive(Serialize)]
+struct StoreView {
+    store_id: String,
+    recovery_epoch: u64,
+    max_record_bytes: u32,
+    recovery: Recovery,
+    durability: Durability,
+}
+
+/// What the start found.
+#[derive(Serialize)]
+struct Recovery {
+    result: &'static str,
+    seconds: f64,
+    logs: u64,
+    records: u64,
+    segments: u64,
+    torn_bytes: u64,
+    damaged_ranges: usize,
+    damage: Vec<GapView>,
+    findings: Vec<String>,
+}
+
+impl Recovery {
+    fn new(report: &RecoveryReport) -> Self {
+        let view = |gap: &Gap| GapView::new(gap);
+        Self {
+            result: recovery_result(report),
+            seconds: report.duration.as_secs_f64(),
+            logs: report.logs,
+            records: report.records,
+            segments: report.segments,
+            torn_bytes: report.torn_bytes,
+            damaged_ranges: report.damage.len(),
+            damage: report.damage.iter().take(MAX_DAMAGE).map(view).collect(),
+            findings: report.findings.clone(),
+        }
+    }
+}
+
+/// What DURABLE means on this machine.
+#[derive(Serialize)]
+struct Durability {
+    file_system: String,
+    sync_primitive: &'static str,
+    flush_p50: f64,
+    flush_p99: f64,
+    volatile: bool,
+}
+
+impl Durability {
+    fn new(truth: DurabilityTruth) -> Self {
+        Self {
+            file_system: truth.file_system,
+            sync_primitive: truth.sync_primitive,
+            flush_p50: truth.flush_p50.as_secs_f64(),
+            flush_p99: truth.flush_p99.as_secs_f64(),
+            volatile: truth.volatile,
+        }
+    }
+}
+
+impl Console {
+    pub(super) fn server(&self) -> Server<'_> {
+        let mut warnings = self.settings.warnings.clone();
+        let store = self.node.store.get().map(|store| {
+            let truth = store.engine.durability_truth();
+            warnings.extend(truth.warning.clone());
+            let profile = store.engine.profile();
+            StoreView {
+                store_id: convert::uuid(profile.store_id),
+                recovery_epoch: profile.recovery_epoch.get(),
+                max_record_bytes: profile.limits.max_record_bytes,
+                recovery: Recovery::new(&store.report),
+                durability: Durability::new(truth),
+            }
+        });
+        Server {
+            version: env!("CARGO_PKG_VERSION"),
+            start_time_us: self.node.start_time.micros(),
+            now_us: SystemClock.now().micros(),
+            settings: &self.settings,
+            state: history::State::of(&self.node),
+            warnings,
+            store,
+        }
+    }
+}
+
+/// `GET /console/api/server`
+pub(super) async fn server(State(console): State<Arc<Console>>) -> Response {
+    Json(console.server()).into_response()
+}

@@ -1,0 +1,188 @@
+//! Lists: logs in the order and pages of ListLogs, segments newest first.
+
+use std::sync::Arc;
+
+use axum::extract::{Query, State};
+use serde::{Deserialize, Serialize};
+use wald_storage::{Compression, LogInfo, SegmentInfo, SyncMode};
+
+use super::{Console, Json, Refused};
+use crate::convert;
+use crate::status::{self, Access};
+
+/// Most entries of a page, and how many if it is not said.
+const MAX_PAGE: usize = 500;
+const DEFAULT_PAGE: usize = 100;
+
+fn page_size(asked: Option<usize>) -> usize {
+    asked.unwrap_or(DEFAULT_PAGE).clamp(1, MAX_PAGE)
+}
+
+/// Which logs.
+#[derive(Deserialize)]
+pub(super) struct LogsQuery {
+    /// Only names that begin so.
+    #[serde(default)]
+    prefix: String,
+    /// Only names after this one.
+    after: Option<String>,
+    limit: Option<usize>,
+}
+
+/// A page of logs.
+#[derive(Serialize)]
+pub(super) struct Logs {
+    logs: Vec<LogView>,
+    /// Continues with the next page; null: this is the last.
+    next_after: Option<String>,
+    /// How many logs there are, whatever their names.
+    total: u64,
+}
+
+/// A log. Numbers are exact up to 2^53, which `log_id` can pass: it is text.
+#[derive(Serialize)]
+pub(super) struct LogView {
+    name: String,
+    log_id: String,
+    first_lsn: u64,
+    tail_lsn: u64,
+    durable_lsn: u64,
+    stored_bytes: u64,
+    create_time_us: i64,
+    update_time_us: i64,
+    /// Of its own, or null: the server's.
+    sync_mode: Option<&'static str>,
+    compression: Option<&'static str>,
+    max_record_bytes: Option<u32>,
+}
+
+impl LogView {
+    fn new(info: &LogInfo) -> Self {
+        Self {
+            name: info.name.as_str().to_owned(),
+            log_id: info.log_id.to_string(),
+            first_lsn: info.first_lsn.get(),
+            tail_lsn: info.tail_lsn.get(),
+            durable_lsn: info.durable_lsn.get(),
+            stored_bytes: info.stored_bytes,
+            create_time_us: info.create_time.micros(),
+            update_time_us: info.update_time.micros(),
+            sync_mode: info.config.sync_mode.map(sync_mode),
+            compression: info
+                .config
+                .compression
+                .map(|compression| match compression {
+                    Compression::None => "none",
+                    Compression::Lz4 => "lz4",
+                    Compression::Zstd => "zstd",
+                }),
+            max_record_bytes: info.config.max_record_bytes,
+        }
+    }
+}
+
+fn sync_mode(mode: SyncMode) -> &'static str {
+    match mode {
+        SyncMode::Strict => "strict",
+        SyncMode::Batch => "batch",
+        SyncMode::Interval => "interval",
+        SyncMode::Async => "async",
+        SyncMode::Manual => "manual",
+    }
+}
+
+/// `GET /console/api/logs?prefix=&after=&limit=`
+pub(super) async fn logs(
+    State(console): State<Arc<Console>>,
+    Query(query): Query<LogsQuery>,
+) -> Result<Json<Logs>, Refused> {
+    let engine = &console.node.store(Access::Read)?.engine;
+    let size = page_size(query.limit);
+    // One more than asked tells whether there is a next page.
+    let mut found = engine.list_logs(&query.prefix, query.after.as_deref(), size + 1);
+    let more = found.len() > size;
+    found.truncate(size);
+    let last = found.last().filter(|_| more);
+    Ok(Json(Logs {
+        next_after: last.map(|log| log.name.as_str().to_owned()),
+        logs: found.iter().map(LogView::new).collect(),
+        total: engine.statistics().logs,
+    }))
+}
+
+/// Which log.
+#[derive(Deserialize)]
+pub(super) struct LogQuery {
+    log: String,
+}
+
+/// `GET /console/api/log?log=`
+pub(super) async fn log(
+    State(console): State<Arc<Console>>,
+    Query(query): Query<LogQuery>,
+) -> Result<Json<LogView>, Refused> {
+    let engine = &console.node.store(Access::Read)?.engine;
+    let target = convert::target(&query.log, None, Access::Read)?;
+    let stat = engine.stat(target, None, None);
+    let stat = stat.map_err(|error| status::read(&error))?;
+    Ok(Json(LogView::new(&stat.info)))
+}
+
+/// Which segments.
+#[derive(Deserialize)]
+pub(super) struct SegmentsQuery {
+    /// Only those older than this one.
+    before: Option<u64>,
+    limit: Option<usize>,
+}
+
+/// A page of segments, newest first.
+#[derive(Serialize)]
+pub(super) struct Segments {
+    segments: Vec<SegmentView>,
+    /// Continues with older ones; null: these are the oldest.
+    next_before: Option<u64>,
+    total: usize,
+}
+
+/// A segment of the journal.
+#[derive(Serialize)]
+pub(super) struct SegmentView {
+    segment_id: u64,
+    base_position: u64,
+    end_position: u64,
+    file_bytes: u64,
+    sealed: bool,
+}
+
+impl SegmentView {
+    fn new(info: &SegmentInfo) -> Self {
+        Self {
+            segment_id: info.id,
+            base_position: info.base.get(),
+            end_position: info.end.get(),
+            file_bytes: info.bytes,
+            sealed: info.sealed,
+        }
+    }
+}
+
+/// `GET /console/api/segments?before=&limit=`
+pub(super) async fn segments(
+    State(console): State<Arc<Console>>,
+    Query(query): Query<SegmentsQuery>,
+) -> Result<Json<Segments>, Refused> {
+    let all = console.node.store(Access::Read)?.engine.segments();
+    let size = page_size(query.limit);
+    let mut older = all
+        .iter()
+        .rev()
+        .filter(|segment| query.before.is_none_or(|before| segment.id < before));
+    let segments: Vec<_> = older.by_ref().take(size).map(SegmentView::new).collect();
+    let last = segments.last().map(|segment| segment.segment_id);
+    Ok(Json(Segments {
+        next_before: last.filter(|_| older.next().is_some()),
+        segments,
+        total: all.len(),
+    }))
+}
