@@ -45,7 +45,7 @@ pub trait Disk: Send + Sync + 'static {
     /// Creates a directory, and its parents; no error if it is there.
     fn create_directory(&self, path: &str) -> io::Result<()>;
 
-    /// Names of the files directly in a directory, in name order.
+    /// Names of the files directly in a directory, in no particular order.
     fn list(&self, directory: &str) -> io::Result<Vec<String>>;
 
     /// Creates a file for reading and writing.

@@ -82,6 +82,7 @@ pub(crate) fn keep_debris(
 ) -> io::Result<u64> {
     let kept = &debris[..debris.len().min(DEBRIS_BYTES)];
     let mut names = disk.list("quarantine")?;
+    names.sort_unstable();
     // Names begin with the segment's number: the oldest goes first.
     while bytes(disk)? + kept.len() as u64 > QUARANTINE_BYTES && !names.is_empty() {
         disk.remove(&format!("quarantine/{}", names.remove(0)))?;

@@ -10,7 +10,7 @@ mod drafts;
 mod files;
 mod walk;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -210,8 +210,8 @@ impl Recovered {
         }
         let begun = clock.monotonic();
         recovered.times.checkpoint = begun.duration_since(started);
-        let covered: HashSet<SegmentId> = recovered.segments.values().map(|s| s.life.id).collect();
-        ids.retain(|id| !covered.contains(id));
+        let covered: Vec<SegmentId> = recovered.segments.values().map(|s| s.life.id).collect();
+        ids.retain(|id| covered.binary_search(id).is_err());
         let mut used = recovered.sort_files(&**disk, &ids)?;
         let last = recovered.last;
         if used
@@ -229,7 +229,6 @@ impl Recovered {
     /// Begins with the newest checkpoint that is good and whose segments are there.
     fn read_checkpoint(&mut self, disk: &dyn Disk, ids: &[SegmentId]) -> Result<(), OpenError> {
         let fail = || OpenError::io("reading a checkpoint");
-        let there: HashSet<SegmentId> = ids.iter().copied().collect();
         for id in checkpoint::list(disk).map_err(fail())?.into_iter().rev() {
             let Some(bytes) = checkpoint::read(disk, id).map_err(fail())? else {
                 tracing::warn!(checkpoint = %id, "a checkpoint is damaged; an older one serves, or the segments themselves");
@@ -239,7 +238,10 @@ impl Recovered {
             let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
             let Some(summary) = summary.filter(|summary| {
                 summary.store_id == self.store.id
-                    && summary.segments.iter().all(|s| there.contains(&s.life.id))
+                    && summary
+                        .segments
+                        .iter()
+                        .all(|s| ids.binary_search(&s.life.id).is_ok())
             }) else {
                 continue;
             };
@@ -261,13 +263,12 @@ impl Recovered {
         self.last = Some(summary.last);
         self.before = summary.before;
         for entry in summary.segments {
-            let path = segment::journal_path(entry.life.id);
             self.next_id = self.next_id.max(entry.life.id.next());
             if entry.life.id == summary.last {
                 self.tail = Some(Tail {
                     id: entry.life.id,
                     before: summary.before,
-                    path: path.clone(),
+                    path: segment::journal_path(entry.life.id),
                     base: entry.base,
                     end: entry.end,
                     chain: summary.chain,
@@ -276,7 +277,7 @@ impl Recovered {
                 });
                 self.next_base = entry.base.advance(entry.life.size);
             }
-            let segment = Segment::finished(entry.life, entry.base, path, entry.bytes);
+            let segment = Segment::finished(entry.life, entry.base, None, entry.bytes);
             *segment.end.write() = Some(entry.end);
             segment.set_indexed();
             self.segments.insert(entry.base, Arc::new(segment));
@@ -361,7 +362,7 @@ impl Recovered {
             index.is_of(&used.life, used.base)
                 && index.end == link.predecessor_end
                 && index.chain == link.predecessor_chain
-                && used.path == segment::journal_path(used.life.id)
+                && used.misnamed().is_none()
         };
         let Some(index) = index.filter(|index| agrees(index) && self.drafts.fits(index)) else {
             return Ok(false);
@@ -379,7 +380,7 @@ impl Recovered {
         }
         self.drafts.apply_index(&index);
         self.progress.since_checkpoint += bytes;
-        let segment = Segment::finished(used.life, used.base, used.path.clone(), bytes);
+        let segment = Segment::finished(used.life, used.base, None, bytes);
         *segment.end.write() = Some(index.end);
         segment.set_indexed();
         self.segments.insert(used.base, Arc::new(segment));
@@ -548,8 +549,7 @@ impl Recovered {
 
     /// Enters a segment among those that are served.
     fn enter(&mut self, used: &Used, bytes: &[u8], walked: &Walked, is_last: bool) {
-        let segment =
-            Segment::finished(used.life, used.base, used.path.clone(), bytes.len() as u64);
+        let segment = Segment::finished(used.life, used.base, used.misnamed(), bytes.len() as u64);
         *segment.end.write() = Some(walked.end);
         for item in &walked.items {
             match *item {
@@ -619,7 +619,7 @@ impl Recovered {
         segment.set_indexed();
         self.progress.since_checkpoint += bytes;
         let whole = segment.holes.read().is_empty() && walked.end.since(used.base) <= bytes;
-        if whole && used.path == segment::journal_path(used.life.id) {
+        if whole && used.misnamed().is_none() {
             self.progress.unwritten.push_back(index);
         }
     }
@@ -632,7 +632,7 @@ impl Recovered {
 /// The index of a sealed segment made from its frames alone, for a run in which its file
 /// was found damaged.
 pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
-    let file = disk.open(&segment.path)?;
+    let file = disk.open(&segment.path())?;
     let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
     let length = file.read_full_at(&mut bytes, 0)?;
     bytes.truncate(length);

@@ -104,7 +104,6 @@ impl Disk for RealDisk {
                 names.push(name);
             }
         }
-        names.sort_unstable();
         Ok(names)
     }
 

@@ -142,7 +142,8 @@ pub(crate) struct Segment {
     pub(crate) life: Life,
     /// Position of the file's first byte.
     pub(crate) base: Position,
-    pub(crate) path: String,
+    /// The file, where it is not under the segment's own name.
+    misnamed: Option<String>,
     /// The open file, while it is written.
     writer: RwLock<Option<Arc<dyn DiskFile>>>,
     bytes: AtomicU64,
@@ -157,24 +158,37 @@ pub(crate) struct Segment {
 impl Segment {
     /// A segment to be written.
     pub(crate) fn begun(life: Life, base: Position, file: Arc<dyn DiskFile>) -> Self {
-        let segment = Self::finished(life, base, journal_path(life.id), life.size);
+        let segment = Self::finished(life, base, None, life.size);
         *segment.writer.write() = Some(file);
         *segment.end.write() = None;
         segment
     }
 
-    /// A segment that is not written any more; its file takes so many bytes.
-    pub(crate) fn finished(life: Life, base: Position, path: String, bytes: u64) -> Self {
+    /// A segment that is not written any more; its file takes so many bytes. `misnamed`:
+    /// where that is, if not under the segment's own name.
+    pub(crate) fn finished(
+        life: Life,
+        base: Position,
+        misnamed: Option<String>,
+        bytes: u64,
+    ) -> Self {
         Self {
             life,
             base,
-            path,
+            misnamed,
             writer: RwLock::default(),
             bytes: AtomicU64::new(bytes),
             end: RwLock::new(Some(base)),
             indexed: AtomicBool::new(false),
             holes: RwLock::default(),
         }
+    }
+
+    /// Where its file is. Made when it is asked for: there may be many segments.
+    pub(crate) fn path(&self) -> String {
+        self.misnamed
+            .clone()
+            .unwrap_or_else(|| journal_path(self.life.id))
     }
 
     /// The file, while the segment is written.

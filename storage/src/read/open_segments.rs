@@ -76,7 +76,7 @@ impl OpenSegments {
                 return Ok(Arc::clone(open));
             }
         }
-        let file = self.disk.open(&segment.path)?;
+        let file = self.disk.open(&segment.path())?;
         let map = match self.strategy {
             ReadStrategy::Mmap => file.map()?,
             ReadStrategy::Pread => None,

@@ -35,6 +35,11 @@ pub(super) struct LoadedTail {
 }
 
 impl Used {
+    /// Where the file is, if not under the segment's own name.
+    pub(super) fn misnamed(&self) -> Option<String> {
+        (self.path != journal_path(self.life.id)).then(|| self.path.clone())
+    }
+
     pub(super) fn as_bytes<'a>(&'a self, bytes: &'a [u8]) -> Bytes<'a> {
         Bytes {
             life: &self.life,
@@ -68,7 +73,7 @@ impl Used {
 }
 
 impl Recovered {
-    /// Lists the store. Returns the segments that `journal/` names.
+    /// Lists the store. Returns the segments that `journal/` names, in order.
     pub(super) fn list_files(&mut self, disk: &dyn Disk) -> Result<Vec<SegmentId>, OpenError> {
         let list = |directory: &str| {
             disk.list(directory)
@@ -93,6 +98,7 @@ impl Recovered {
                     .push(format!("journal/{name} is not one of Wald's files")),
             }
         }
+        ids.sort_unstable();
         Ok(ids)
     }
 
@@ -216,7 +222,7 @@ impl Recovered {
                     walked,
                 }));
             }
-            if last.path == journal_path(last.life.id) {
+            if last.misnamed().is_none() {
                 self.unused.push(last.life.id);
             }
             used.pop();

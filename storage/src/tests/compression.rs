@@ -123,9 +123,9 @@ fn a_damaged_compressed_frame_is_named_and_the_rest_is_served() {
     let at = usize::try_from(segment.offset(place.position)).unwrap() + 66;
     // What is new is read from memory.
     let fixture = fixture.restart();
-    let mut bytes = fixture.disk.contents(&segment.path).unwrap();
+    let mut bytes = fixture.disk.contents(&segment.path()).unwrap();
     bytes[at] ^= 1;
-    fixture.disk.replace(&segment.path, bytes);
+    fixture.disk.replace(&segment.path(), bytes);
     let refused = fixture.read("a", 1);
     assert!(matches!(
         refused,

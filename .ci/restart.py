@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""usage: .ci/restart.py
+
+How long a start takes, from the exec to the line that says it serves: after a kill with an active
+segment of 64 MiB full of 128-byte records, and with 2,000 sealed segments beside one with 20, killed
+and shut down. Of the first the best of five tries counts, since the machine may do other things
+meanwhile; of the second the medians of starts of both stores in turn. All are printed.
+"""
+
+import statistics
+
+from common import *
+
+usage()
+MOST_SECONDS = 0.3
+SMALL = ["--segment-bytes", "64KiB"]
+ROUNDS = 15
+SLOWER = 1.2
+
+
+def start(data, *arguments):
+    """Starts a daemon: it, and how long it took in all (s)."""
+    began = time.monotonic()
+    daemon = Daemon(data, *arguments)
+    return daemon, time.monotonic() - began
+
+
+def phases(daemon):
+    """Where the time went by the daemon's own account, in ms."""
+    names = ("checkpoint", "segments", "begin", "probe")
+    value = lambda name: daemon.metric(f'wald_recovery_duration_seconds{{phase="{name}"}}')
+    return ", ".join(f"{name} {value(name) * 1000:.0f}" for name in names)
+
+
+def an_active_segment_of_64_mib(directory):
+    data = directory / "active"
+    with Daemon(data) as daemon:
+        done = daemon.ready().load(appends=275_000, writers=64, logs=1_000, bytes=128, durability="written").result()
+        daemon.kill()
+    acks = done["acks"]
+    check("275,000 appends of 128 bytes", acks == 275_000, done)
+    newest = max((data / "journal").glob("*.seg"), key=lambda path: path.stat().st_mtime_ns)
+    used = len(newest.read_bytes().rstrip(b"\0"))
+    indexes = list((data / "journal").glob("*.idx"))
+    check("they lie in one active segment, all but full", used > 55 << 20 and not indexes, f"{used >> 20} MiB")
+    took = []
+    for attempt in range(5):
+        copy = directory / f"copy-{attempt}"
+        run("cp", "-a", "--sparse=never", data, copy, check=True)
+        run("sync", "-f", copy, check=True)
+        daemon, seconds = start(copy)
+        with daemon:
+            took.append(seconds)
+            whole = daemon.start["records"] == acks and "unclean" in daemon.start["recovery"]
+            print(f"     {seconds * 1000:.0f} ms ({phases(daemon)})", flush=True)
+        check("a start after the kill finds every record", whole, daemon.start["records"])
+        shutil.rmtree(copy)
+    check(f"it takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.3f} s")
+
+
+def fill(data, segments):
+    """A store with so many sealed segments, or a few more."""
+    with Daemon(data, *SMALL) as daemon:
+        sealed = lambda: daemon.metric('wald_segments{state="sealed"}')
+        while sealed() < segments:
+            missing = int(segments - sealed())
+            daemon.load(appends=missing * 14 + 14, writers=16, logs=100, bytes=4_000, durability="written").result()
+        found = int(sealed())
+        daemon.stop()
+    return found
+
+
+def history_costs_nothing(directory):
+    few, many = directory / "few", directory / "many"
+    counts = fill(few, 20), fill(many, 2_000)
+    check("one store with 20 sealed segments and one with 2,000", 20 <= counts[0] < 60 and counts[1] >= 2_000, counts)
+    for how in ("shut down", "killed"):
+        took = {few: [], many: []}
+        for number in range(ROUNDS + 1):
+            for data in (few, many):
+                daemon, seconds = start(data, *SMALL)
+                with daemon:
+                    if number:
+                        took[data].append(seconds)
+                    # The next start has something to recover.
+                    daemon.load(appends=50, writers=4, logs=10, bytes=100).result()
+                    if number == ROUNDS:
+                        print(f"     {data.name}: {phases(daemon)}", flush=True)
+                    daemon.stop() if how == "shut down" else daemon.kill()
+        for data, times in took.items():
+            print(f"     {how}, {data.name}: {' '.join(f'{t * 1000:.0f}' for t in times)} ms", flush=True)
+        ratio = statistics.median(took[many]) / statistics.median(took[few])
+        check(f"{how}: a hundred times the segments cost at most 20 % more", ratio <= SLOWER,
+              f"{ratio:.2f} of the medians, {min(took[many]) / min(took[few]):.2f} of the best")
+
+
+with scratch() as temporary:
+    an_active_segment_of_64_mib(Path(temporary))
+    history_costs_nothing(Path(temporary))
+finish()
