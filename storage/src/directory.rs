@@ -10,7 +10,14 @@ use crate::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::journal::frame::crc32c;
 
 /// The directories of a store.
-const DIRECTORIES: [&str; 5] = ["journal", "sorted", "checkpoint", "pool", "quarantine"];
+const DIRECTORIES: [&str; 6] = [
+    "journal",
+    "index",
+    "sorted",
+    "checkpoint",
+    "pool",
+    "quarantine",
+];
 const FORMAT: &str = "FORMAT";
 const FORMAT_NEW: &str = "FORMAT.new";
 const LOCK: &str = "LOCK";

@@ -243,7 +243,7 @@ impl Core {
         if written.is_empty() {
             return result;
         }
-        self.disk.sync_directory("journal")?;
+        self.disk.sync_directory("index")?;
         for segment in written {
             self.indexes.unpin(segment);
         }

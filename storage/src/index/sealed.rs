@@ -32,17 +32,9 @@ const ENTRY: usize = 16;
 /// "Nothing below": no segment has this base.
 const NONE: u64 = u64::MAX;
 
-/// Name of a segment's index file.
+/// Name of a segment's index file: in a directory of its own, which no start lists.
 pub(crate) fn index_path(id: SegmentId) -> String {
-    format!("journal/{id}.idx")
-}
-
-/// The id in an index file's name.
-pub(crate) fn index_id(name: &str) -> Option<SegmentId> {
-    let digits = name
-        .strip_suffix(".idx")
-        .filter(|digits| digits.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+    format!("index/{id}.idx")
 }
 
 /// What one log has in a segment, to be put into its index.

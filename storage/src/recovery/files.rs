@@ -5,7 +5,6 @@ use super::walk::{Bytes, Walked};
 use crate::disk::{Disk, DiskFile};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
-use crate::index::index_id;
 use crate::journal::body::Link;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{BadLife, Life, journal_path};
@@ -89,10 +88,8 @@ impl Recovered {
         }
         let mut ids = Vec::new();
         for name in list("journal")? {
-            let half_written = name.strip_suffix(".new");
             match segment::id_of(&name) {
                 Some(id) => ids.push(id),
-                None if index_id(half_written.unwrap_or(&name)).is_some() => {}
                 None => self
                     .findings
                     .push(format!("journal/{name} is not one of Wald's files")),

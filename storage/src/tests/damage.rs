@@ -245,11 +245,9 @@ impl Sample {
 /// The same store without what its indexer has written.
 pub(super) fn without_indexes(disk: &MemoryDisk) -> MemoryDisk {
     let disk = disk.copy();
-    for directory in ["journal", "checkpoint"] {
+    for directory in ["index", "checkpoint"] {
         for name in disk.list(directory).unwrap() {
-            if !name.ends_with(".seg") {
-                disk.remove(&format!("{directory}/{name}")).unwrap();
-            }
+            disk.remove(&format!("{directory}/{name}")).unwrap();
         }
     }
     disk

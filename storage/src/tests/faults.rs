@@ -18,7 +18,6 @@ pub(super) fn used_paths(disk: &MemoryDisk) -> Vec<String> {
     disk.list("journal")
         .unwrap()
         .iter()
-        .filter(|n| n.ends_with(".seg"))
         .map(|n| format!("journal/{n}"))
         .filter(|p| disk.contents(p).unwrap()[8192..].iter().any(|b| *b != 0))
         .collect()

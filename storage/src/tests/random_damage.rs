@@ -68,10 +68,9 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
             let mut paths = used_paths(&disk);
             if random.random_bool(0.5) {
                 // What the indexer wrote is damaged as well.
-                for directory in ["journal", "checkpoint"] {
+                for directory in ["index", "checkpoint"] {
                     let names = disk.list(directory).unwrap();
-                    let written = names.iter().filter(|name| !name.ends_with(".seg"));
-                    paths.extend(written.map(|name| format!("{directory}/{name}")));
+                    paths.extend(names.iter().map(|name| format!("{directory}/{name}")));
                 }
             }
             for _ in 0..random.random_range(1..4u32) {
