@@ -60,7 +60,7 @@ pub trait Disk: Send + Sync + 'static {
     /// Reads up to `bytes` of a file from its start, from the device and not from the
     /// page cache, which after a failed write-back holds what the device does not.
     /// `None` if that cannot be had here.
-    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Vec<u8>>>;
+    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>>;
 
     /// Moves a file, over an existing one if need be. Durable after
     /// [`Disk::sync_directory`] of both directories.

@@ -95,7 +95,7 @@ struct Tail {
     debris: Vec<u8>,
     /// Its bytes, where the device cannot be read around the cache: they are written to
     /// a new file then, since nothing else makes sure that the device has them.
-    copy: Option<Vec<u8>>,
+    copy: Option<bytes::Bytes>,
 }
 
 /// What the files say.

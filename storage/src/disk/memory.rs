@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::{Disk, DiskFile, DiskLock, FileSystem};
@@ -455,7 +456,7 @@ impl Disk for MemoryDisk {
         }))
     }
 
-    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Vec<u8>>> {
+    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
         let mut state = self.0.lock();
         state.alive()?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
@@ -470,7 +471,7 @@ impl Disk for MemoryDisk {
             found[range.clone()].copy_from_slice(&inode.bytes[range]);
         }
         found.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Ok(Some(found))
+        Ok(Some(found.into()))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

@@ -19,7 +19,6 @@ use crate::error::OpenError;
 
 /// Enough for every block device in use.
 const DIRECT_ALIGN: usize = 4096;
-const DIRECT_BYTES: usize = 1 << 20;
 
 /// A data directory on a mounted file system.
 #[derive(Debug)]
@@ -124,7 +123,7 @@ impl Disk for RealDisk {
         Ok(Arc::new(RealFile(file)))
     }
 
-    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Vec<u8>>> {
+    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
         let direct = i32::try_from(OFlags::DIRECT.bits()).map_err(io::Error::other)?;
         let opened = OpenOptions::new()
             .read(true)
@@ -136,27 +135,29 @@ impl Disk for RealDisk {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
             Err(error) => return Err(error),
         };
-        let size = file.metadata()?.len().min(bytes);
-        let mut found = Vec::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
+        let length =
+            usize::try_from(file.metadata()?.len().min(bytes)).map_err(io::Error::other)?;
         // Address, offset and length must be multiples of the device's block.
-        let mut buffer = vec![0; DIRECT_BYTES + DIRECT_ALIGN];
+        let room = length.next_multiple_of(DIRECT_ALIGN);
+        let mut buffer = vec![0; room + DIRECT_ALIGN];
         let start = buffer.as_ptr().align_offset(DIRECT_ALIGN);
-        let aligned = &mut buffer[start..start + DIRECT_BYTES];
-        while (found.len() as u64) < bytes {
-            match file.read_at(aligned, found.len() as u64) {
+        let mut filled = 0;
+        while filled < length {
+            let rest = &mut buffer[start + filled..start + room];
+            match file.read_at(rest, filled as u64) {
                 Ok(0) => break,
-                Ok(read) => found.extend_from_slice(&aligned[..read]),
+                Ok(read) => filled += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
                 Err(error) => return Err(error),
             }
-            if !found.len().is_multiple_of(DIRECT_ALIGN) {
+            if !filled.is_multiple_of(DIRECT_ALIGN) {
                 // The end of the file: nothing aligned is left.
                 break;
             }
         }
-        found.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Ok(Some(found))
+        let found = start..start + filled.min(length);
+        Ok(Some(Bytes::from(buffer).slice(found)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

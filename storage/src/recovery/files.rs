@@ -27,7 +27,7 @@ pub(super) struct Used {
 
 /// The last segment, read and walked.
 pub(super) struct LoadedTail {
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: bytes::Bytes,
     /// Whether the page cache had to be believed.
     pub(super) cached: bool,
     pub(super) walked: Walked,
@@ -47,17 +47,17 @@ impl Used {
         }
     }
 
-    pub(super) fn load(&self, disk: &dyn Disk) -> Result<Vec<u8>, OpenError> {
+    pub(super) fn load(&self, disk: &dyn Disk) -> Result<bytes::Bytes, OpenError> {
         let fail = || OpenError::io(format!("reading {}", self.path));
         let file = disk.open(&self.path).map_err(fail())?;
         let size = file.size().map_err(fail())?;
-        read_some(&*file, 0, size).map_err(fail())
+        Ok(read_some(&*file, 0, size).map_err(fail())?.into())
     }
 
     /// Loads the segment whose end may never have been flushed: from the device, since
     /// the cache is not to be believed after a flush that failed. The second value tells
     /// whether the cache had to be believed all the same.
-    pub(super) fn load_tail(&self, disk: &dyn Disk) -> Result<(Vec<u8>, bool), OpenError> {
+    pub(super) fn load_tail(&self, disk: &dyn Disk) -> Result<(bytes::Bytes, bool), OpenError> {
         let found = disk
             .read_from_device(&self.path, self.life.size)
             .map_err(OpenError::io(format!(
