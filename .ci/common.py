@@ -87,9 +87,9 @@ class Daemon:
     is in `trace`. The process is the daemon's all the same.
     """
 
-    def __init__(self, data_dir, *arguments, strace=None):
+    def __init__(self, data_dir, *arguments, listen=":0", strace=None):
         self.data_dir = data_dir
-        command = [WALD, "--data-dir", data_dir, "--listen", ":0", "--http-listen", ":0",
+        command = [WALD, "--data-dir", data_dir, "--listen", listen, "--http-listen", ":0",
                    "--log-format", "json", *arguments]
         if strace is not None:
             self.trace = Path(f"{data_dir}.strace")

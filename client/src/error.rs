@@ -51,6 +51,10 @@ pub enum ErrorKind {
         /// What the transport says.
         detail: String,
     },
+    /// The connection ended before the call went out on it, as when the server is told to
+    /// stop; nothing was sent.
+    #[error("the connection ended before the call was sent: {0}")]
+    NotSent(String),
     /// The connection broke underway; a write may have been applied.
     #[error("the connection was lost: {0}")]
     ConnectionLost(String),
@@ -164,7 +168,9 @@ impl Error {
     pub fn code(&self) -> Code {
         match self.kind() {
             ErrorKind::InvalidEndpoint { .. } | ErrorKind::Tls { .. } => Code::InvalidArgument,
-            ErrorKind::Connect { .. } | ErrorKind::ConnectionLost(_) => Code::Unavailable,
+            ErrorKind::Connect { .. } | ErrorKind::NotSent(_) | ErrorKind::ConnectionLost(_) => {
+                Code::Unavailable
+            }
             ErrorKind::Timeout(_) => Code::DeadlineExceeded,
             ErrorKind::Server(error) => error.code,
             ErrorKind::Foreign { code, .. } => *code,
@@ -205,7 +211,8 @@ impl Error {
         match self.kind() {
             ErrorKind::InvalidEndpoint { .. }
             | ErrorKind::Tls { .. }
-            | ErrorKind::Connect { .. } => Outcome::NotApplied,
+            | ErrorKind::Connect { .. }
+            | ErrorKind::NotSent(_) => Outcome::NotApplied,
             ErrorKind::Server(error) => error.outcome(),
             // The method was not even found.
             ErrorKind::Foreign {
@@ -223,7 +230,7 @@ impl Error {
     /// as its policy and deadline go.
     pub fn retry(&self) -> Retry {
         let retry = match self.kind() {
-            ErrorKind::Connect { .. } => Retry::Safe,
+            ErrorKind::Connect { .. } | ErrorKind::NotSent(_) => Retry::Safe,
             ErrorKind::ConnectionLost(_) | ErrorKind::Timeout(_) => Retry::SafeWithCondition,
             ErrorKind::Foreign {
                 code: Code::Unavailable,
@@ -301,6 +308,13 @@ fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
                 endpoint: endpoint.to_owned(),
                 detail,
             };
+        }
+        // On HTTP/2 hyper says "canceled" of a request only while it still holds it, because
+        // the connection took no more (hyper 1.12, client/dispatch.rs and conn/http2.rs).
+        if let Some(error) = error.downcast_ref::<hyper::Error>()
+            && error.is_canceled()
+        {
+            return ErrorKind::NotSent(innermost_text(error));
         }
         innermost = Some(error.to_string());
         source = error.source();

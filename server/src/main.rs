@@ -28,6 +28,11 @@ use config::{
 };
 use serve::Exit;
 
+/// Static builds would otherwise have musl's allocator, which is slow with many threads.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let matches = command().get_matches();
     let source = Source::new(&matches);

@@ -93,6 +93,15 @@ fn reference_documents_every_setting_and_sets_nothing() {
 }
 
 #[test]
+fn settings_in_the_docs_are_those_of_this_version() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/wald.toml");
+    assert!(
+        std::fs::read_to_string(path).unwrap() == reference(),
+        "run: cargo run --release -- config reference > deploy/wald.toml"
+    );
+}
+
+#[test]
 fn typo_in_a_file_names_the_nearest_key() {
     let found = problems(&file("segmnt_bytes = \"1MiB\"\nlistn = \":0\""));
     assert_eq!(found.len(), 2);

@@ -1,0 +1,85 @@
+{{/* The name of everything: RELEASE-wald, or RELEASE if that says wald already. */}}
+{{- define "wald.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- /* Room for the suffixes, and for the pod's ordinal: 63 in all. */ -}}
+{{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* What never changes in a release: selectors and claims are immutable. No version. */}}
+{{- define "wald.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "wald.labels" -}}
+{{ include "wald.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "wald.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The settings as TOML: whole numbers and truths bare, everything else a string. */}}
+{{- define "wald.toml" -}}
+# `config` of the chart's values.
+{{- range $key, $value := .Values.config }}
+{{ $key }} = {{ kindIs "float64" $value | ternary (int64 $value) (toJson $value) }}
+{{- end }}
+{{- end }}
+
+{{/* Whole seconds, rounded up, of a time as Wald writes it: 500us, 5ms, 30s, 5m, 1h. */}}
+{{- define "wald.seconds" -}}
+{{- $number := regexFind "^[0-9]+" . | int64 -}}
+{{- $unit := regexFind "[a-z]+$" . | default "s" -}}
+{{- $whole := dict "s" 1 "m" 60 "h" 3600 -}}
+{{- $part := dict "ns" 1000000000 "us" 1000000 "ms" 1000 -}}
+{{- if hasKey $whole $unit -}}
+{{ mul $number (get $whole $unit) }}
+{{- else -}}
+{{- $parts := get $part $unit | int64 -}}
+{{ div (add $number (sub $parts 1)) $parts }}
+{{- end -}}
+{{- end }}
+
+{{/* What a clean stop may take, and some seconds for the process itself. */}}
+{{- define "wald.gracePeriodSeconds" -}}
+{{- $delay := include "wald.seconds" (.Values.config.drain_delay | default "0s" | toString) -}}
+{{- $finish := include "wald.seconds" (.Values.config.shutdown_timeout | default "30s" | toString) -}}
+{{ add $delay $finish 10 }}
+{{- end }}
+
+{{/* How the kubelet asks. Of (dict "root" . "grpc" SERVICE "http" PATH). */}}
+{{- define "wald.probe" -}}
+{{- if eq .root.Values.probes.kind "http" -}}
+httpGet:
+  port: http
+  path: {{ .http }}
+{{- else -}}
+grpc:
+  port: 6925
+  service: {{ .grpc }}
+{{- end -}}
+{{- end }}
+
+{{/* Refuses what the engine cannot do, with a sentence. */}}
+{{- define "wald.check" -}}
+{{- if ne .Values.engine.kind "local" -}}
+{{- fail (printf "engine.kind is %q: this version of Wald has only the engine \"local\"" .Values.engine.kind) -}}
+{{- end -}}
+{{- if gt (int .Values.replicaCount) 1 -}}
+{{- fail (printf "replicaCount is %d: the engine \"local\" keeps one journal on one volume, so it runs in one pod, and two would be two stores that know nothing of each other; more than one needs engine.kind \"object\", which this version does not have yet" (int .Values.replicaCount)) -}}
+{{- end -}}
+{{- end }}
