@@ -443,4 +443,6 @@ impl Metrics {
 }
 
 #[cfg(test)]
+mod shown;
+#[cfg(test)]
 mod tests;
