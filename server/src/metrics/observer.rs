@@ -6,7 +6,7 @@ use prometheus::{Error, Histogram, IntCounter};
 use wald_storage::{ChecksumSite, Observer, Phase};
 
 use super::totals::{Buckets, Totals, float};
-use super::{Maker, Metrics, byte_buckets, count_buckets, latency_buckets};
+use super::{Maker, Metrics, byte_buckets, count_buckets, latency_buckets, phase_buckets};
 
 /// The engine's histograms and counters.
 pub(super) struct EngineMetrics {
@@ -29,10 +29,11 @@ pub(super) struct EngineMetrics {
 
 impl EngineMetrics {
     pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
-        let phases = make.latencies(
+        let phases = make.histograms(
             "wald_append_phase_seconds",
             "Where does the time of appends go: queue, encode, write, flush, or reply (from the engine's answer to the finished response)?",
             &["phase"],
+            phase_buckets(),
         )?;
         let checksums = make.counters(
             "wald_checksum_failures_total",

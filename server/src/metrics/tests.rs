@@ -5,7 +5,7 @@ use wald_storage::{
     AppendError, FailedCheck, FailedCondition, LogName, Observer, Phase, Statistics,
 };
 
-use super::{Durability, Metrics, ReadOp, latency_buckets};
+use super::{Durability, Metrics, ReadOp, latency_buckets, phase_buckets};
 
 fn text(metrics: &Metrics) -> String {
     String::from_utf8(metrics.encode(None).unwrap()).unwrap()
@@ -83,6 +83,17 @@ fn latency_buckets_double_and_have_ten_milliseconds_on_a_bound() {
     assert!(buckets.contains(&0.01));
     assert!(buckets[0] <= 20e-6 && buckets.iter().any(|bound| *bound > 1.3));
     assert!(buckets.windows(2).all(|pair| pair[1] == 2.0 * pair[0]));
+    assert!(phase_buckets().ends_with(&buckets) && phase_buckets()[0] < 3e-6);
+}
+
+#[test]
+fn every_help_text_is_a_question() {
+    for help in text(&Metrics::new().unwrap())
+        .lines()
+        .filter(|line| line.starts_with("# HELP"))
+    {
+        assert!(help.contains('?'), "{help}");
+    }
 }
 
 #[test]
