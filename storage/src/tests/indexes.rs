@@ -318,3 +318,28 @@ fn a_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
     }
     assert!(readable > 5, "{readable} of {records} are left");
 }
+
+#[test]
+fn an_index_made_anew_loses_nothing_that_an_old_cursor_has_seen() {
+    let fixture = Fixture::new();
+    for _ in 0..3 {
+        fixture.append("a", b"seen").unwrap();
+    }
+    let mut scan = fixture.scan(one("a"), ScanStart::First, false);
+    while let Some(Ok(Some(_))) = next_chunk(&mut scan) {}
+    let cursor = scan.cursor();
+    drop(scan);
+    let fixture = fixture.restart();
+    fixture.configure("a", manual());
+    let fixture = fixture.restart_cleanly().restart_cleanly();
+    let configured = fixture.core.journal.segments.read();
+    let id = configured.values().nth(1).unwrap().life.id;
+    drop(configured);
+    let path = crate::index::index_path(id);
+    let mut bytes = fixture.disk.contents(&path).unwrap();
+    bytes[9] ^= 1;
+    fixture.disk.replace(&path, bytes);
+    let mut scan = fixture.scan(one("a"), ScanStart::Cursor(cursor), false);
+    let chunk = next_chunk(&mut scan).unwrap().unwrap().unwrap();
+    assert_eq!((chunk.gaps, chunk.batches), (vec![], vec![]));
+}
