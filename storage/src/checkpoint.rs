@@ -120,9 +120,12 @@ impl Writer {
         replace(disk, &new, &path, &self.out)?;
         disk.sync_directory(DIRECTORY)?;
         let mut ids = list(disk)?;
-        ids.truncate(ids.len().saturating_sub(KEPT));
-        for id in ids {
-            disk.remove(&self::path(id))?;
+        let kept = ids.split_off(ids.len().saturating_sub(KEPT));
+        for name in disk.list(DIRECTORY)? {
+            // What a crash left half written goes too.
+            if id_of(&name).is_none_or(|id| !kept.contains(&id)) {
+                disk.remove(&format!("{DIRECTORY}/{name}"))?;
+            }
         }
         Ok(self.out.len() as u64)
     }
@@ -151,17 +154,20 @@ fn path(last: SegmentId) -> String {
     format!("{DIRECTORY}/{last}.ckp")
 }
 
+/// The id in a checkpoint's file name.
+fn id_of(name: &str) -> Option<SegmentId> {
+    let digits = name
+        .strip_suffix(".ckp")
+        .filter(|digits| digits.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+}
+
 /// The checkpoints there are, the oldest first.
 pub(crate) fn list(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
     let mut ids: Vec<SegmentId> = disk
         .list(DIRECTORY)?
         .iter()
-        .filter_map(|name| {
-            let digits = name
-                .strip_suffix(".ckp")
-                .filter(|digits| digits.len() == 16)?;
-            u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
-        })
+        .filter_map(|name| id_of(name))
         .collect();
     ids.sort_unstable();
     Ok(ids)

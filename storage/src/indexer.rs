@@ -263,7 +263,9 @@ impl Core {
                 if state.created_end > newest.end {
                     continue;
                 }
-                if state.last_end <= newest.end {
+                // A deletion touches the log first, and is known when it is flushed.
+                let touched_since = state.touched_in.is_some_and(|id| id > newest.id);
+                if state.last_end <= newest.end && !touched_since {
                     Ok(state.image(log.id, Some(log.name.clone())))
                 } else {
                     Err(state.chain.clone())
@@ -276,6 +278,8 @@ impl Core {
                     let row = chain.newest().and_then(|base| {
                         let segment = self.journal.segment_at(base)?;
                         let index = self.indexes.get(&segment).ok().flatten()?;
+                        // One made anew from its frames does not know all of a log.
+                        let index = Some(index).filter(|index| !index.is_partial())?;
                         index.image(&index.row(log.id)?)
                     });
                     match row {

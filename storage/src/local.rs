@@ -259,13 +259,13 @@ impl Core {
         let rest = self.intake.take();
         let mut committer = self.committer.lock();
         committer.commit(rest);
-        committer.close();
+        let ended = committer.close();
         drop(committer);
         if let Some(error) = self.journal.failure() {
             return Err(SyncError::JournalFailed(error));
         }
         // The journal is sealed: without a checkpoint the next start reads it.
-        if let Err(error) = self.indexer.work(self, true) {
+        if let Err(error) = self.indexer.work(self, ended) {
             tracing::warn!(%error, "no checkpoint was written; the next start takes longer");
         }
         Ok(())

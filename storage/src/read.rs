@@ -25,7 +25,7 @@ use crate::codec;
 use crate::engine::{Page, ReadRequest, ReadStart};
 use crate::error::ReadError;
 use crate::ids::{Lsn, Position, Timestamp};
-use crate::index::Place;
+use crate::index::{Chain, Place, Row};
 use crate::journal::compress;
 use crate::journal::frame::{self, Header};
 use crate::journal::segment::{Hole, Segment};
@@ -434,17 +434,7 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
         let state = log.state.read();
         (state.chain.clone(), state.places.clone())
     };
-    let sealed = core
-        .sealed_row(log.id, &chain, |_, row| row.last_time >= time)
-        .map_err(|error| ReadError::Io(Arc::new(error)))?;
-    let place = match &sealed {
-        Some((index, row)) => {
-            let entries = index.entries(row);
-            first_not_before(core, log, time, entries.len(), |index| entries.get(index))?
-        }
-        None => None,
-    };
-    let place = match place {
+    let place = match sealed_at(core, log, &chain, time)? {
         Some(place) => Some(place),
         None => first_not_before(core, log, time, places.len(), |index| {
             places
@@ -467,6 +457,29 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
         .take_while(|span| span.own_time.unwrap_or(frame.header.arrival) < time)
         .count();
     Ok(place.first_lsn.advance(before as u64).min(tail))
+}
+
+/// The first place in sealed segments whose frame holds a record that is not before `time`.
+fn sealed_at(
+    core: &Core,
+    log: &Arc<Log>,
+    chain: &Chain,
+    time: Timestamp,
+) -> Result<Option<Place>, ReadError> {
+    let mut after = Lsn::ZERO;
+    loop {
+        let wanted = |row: &Row| row.last_time >= time && row.next_lsn > after;
+        let Some((index, row)) = core.sealed_row(log.id, chain, |_, row| wanted(row))? else {
+            return Ok(None);
+        };
+        let entries = index.entries(&row);
+        let place = first_not_before(core, log, time, entries.len(), |index| entries.get(index))?;
+        if place.is_some() {
+            return Ok(place);
+        }
+        // What it had of that time was trimmed or damaged before it was indexed.
+        after = row.next_lsn;
+    }
 }
 
 /// The first of `count` places whose frame holds a record that is not before `time`; where

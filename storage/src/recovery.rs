@@ -18,7 +18,7 @@ use std::time::Duration;
 use self::drafts::Drafts;
 use self::files::{LoadedTail, Used};
 use self::walk::{Bytes, Item, Walked};
-use crate::checkpoint::{self, Summary};
+use crate::checkpoint::{self, SegmentEntry, Summary};
 use crate::clock::Clock;
 use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{LastBegun, Store};
@@ -124,6 +124,11 @@ pub(crate) struct Recovered {
     highest_epoch: RecoveryEpoch,
     /// What the start before says it began.
     last_begun: Option<LastBegun>,
+    /// The newest segment that a checkpoint tells of, and a position beyond any in it.
+    checkpointed: Option<(SegmentId, Position)>,
+    /// Segments are gone that lay before this and left no other trace: later starts are
+    /// to know of it.
+    lost_before: Option<Position>,
     /// Starts that may have raised the epoch without a trace that is left.
     lost_starts: u64,
     /// Beyond any position given out so far.
@@ -186,6 +191,8 @@ impl Recovered {
             next_id: SegmentId::FIRST,
             highest_epoch: RecoveryEpoch::FIRST,
             last_begun: None,
+            checkpointed: None,
+            lost_before: None,
             lost_starts: 0,
             next_base: Position::ZERO,
             times: RecoveryTimes::default(),
@@ -205,9 +212,7 @@ impl Recovered {
         let mut recovered = Self::new(disk, store);
         let mut ids = recovered.list_files(&**disk)?;
         recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
-        if from_checkpoint {
-            recovered.read_checkpoint(&**disk, &ids)?;
-        }
+        recovered.read_checkpoint(&**disk, &ids, from_checkpoint)?;
         let begun = clock.monotonic();
         recovered.times.checkpoint = begun.duration_since(started);
         let covered: Vec<SegmentId> = recovered.segments.values().map(|s| s.life.id).collect();
@@ -226,8 +231,14 @@ impl Recovered {
         Ok(Some(recovered))
     }
 
-    /// Begins with the newest checkpoint that is good and whose segments are there.
-    fn read_checkpoint(&mut self, disk: &dyn Disk, ids: &[SegmentId]) -> Result<(), OpenError> {
+    /// Begins with the newest checkpoint that is good and whose segments are there, if
+    /// that is `wanted`. What it tells that was there is missed in any case.
+    fn read_checkpoint(
+        &mut self,
+        disk: &dyn Disk,
+        ids: &[SegmentId],
+        wanted: bool,
+    ) -> Result<(), OpenError> {
         let fail = || OpenError::io("reading a checkpoint");
         for id in checkpoint::list(disk).map_err(fail())?.into_iter().rev() {
             let Some(bytes) = checkpoint::read(disk, id).map_err(fail())? else {
@@ -236,15 +247,17 @@ impl Recovered {
             };
             let mut drafts = Drafts::default();
             let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
-            let Some(summary) = summary.filter(|summary| {
-                summary.store_id == self.store.id
-                    && summary
-                        .segments
-                        .iter()
-                        .all(|s| ids.binary_search(&s.life.id).is_ok())
-            }) else {
+            let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) else {
                 continue;
             };
+            self.note_checkpoint(&summary);
+            if !wanted {
+                return Ok(());
+            }
+            let there = |s: &SegmentEntry| ids.binary_search(&s.life.id).is_ok();
+            if !summary.segments.iter().all(there) {
+                continue;
+            }
             self.progress.checkpoint_bytes = bytes.len() as u64;
             self.drafts = drafts;
             self.apply_summary(summary);
@@ -253,9 +266,18 @@ impl Recovered {
         Ok(())
     }
 
+    /// What it tells was there once, whether it is there now or not: no id, position or
+    /// epoch of that is given out again.
+    fn note_checkpoint(&mut self, summary: &Summary) {
+        let last = summary.segments.last();
+        let limit = last.map_or(Position::ZERO, |s| s.base.advance(s.life.size));
+        self.checkpointed = self.checkpointed.max(Some((summary.last, limit)));
+        self.highest_epoch = self.highest_epoch.max(summary.epoch);
+        self.next_id = self.next_id.max(summary.last.next());
+    }
+
     fn apply_summary(&mut self, summary: Summary) {
         self.epoch = summary.epoch;
-        self.highest_epoch = summary.epoch;
         self.next_log_counter = summary.next_log_counter;
         self.history = summary.history;
         self.clean = summary.clean;
@@ -344,7 +366,8 @@ impl Recovered {
         } else {
             LARGEST_SEGMENT
         };
-        self.next_base = limit.max(self.begun_base()).advance(beyond);
+        let told = self.checkpointed.map_or(Position::ZERO, |(_, limit)| limit);
+        self.next_base = limit.max(self.begun_base()).max(told).advance(beyond);
         Ok(())
     }
 
@@ -396,20 +419,34 @@ impl Recovered {
             .filter(|id| last.is_none_or(|last| **id > last));
         let count = behind.count() as u64;
         if count > 0 {
-            self.drafts.mark_uncertain(limit);
+            self.lose_behind(limit);
             self.lost_starts += count;
-            self.clean = false;
+        }
+        let told = self.checkpointed.map(|(segment, _)| segment);
+        if let Some(segment) = told.filter(|told| last.is_none_or(|last| last < *told)) {
+            self.lose_behind(limit);
+            self.findings.push(format!(
+                "segment {segment}, which a checkpoint tells of, is missing; records in it are gone"
+            ));
         }
         let Some(begun) = self.last_begun else { return };
         self.highest_epoch = self.highest_epoch.max(begun.epoch);
         if last.is_none_or(|last| last < begun.segment) {
-            self.drafts.mark_uncertain(limit);
+            self.lose_behind(limit);
             self.findings.push(format!(
                 "segment {}, which the last start began, is missing; records in it and after it are gone",
                 begun.segment
             ));
-            self.clean = false;
         }
+    }
+
+    /// Records behind the last good segment are gone. No later start will see that from
+    /// the files: the next link says so.
+    fn lose_behind(&mut self, limit: Position) {
+        if self.lost_before.replace(limit).is_none() {
+            self.drafts.mark_uncertain(limit);
+        }
+        self.clean = false;
     }
 
     /// Positions that the last start gave out begin here.
@@ -444,6 +481,13 @@ impl Recovered {
             self.lost_starts += 1;
             return;
         };
+        if let Some(position) = link.lost_before {
+            self.drafts.mark_uncertain(position);
+            self.findings.push(format!(
+                "segments were missing before segment {}; which records are gone is not known",
+                segment.life.id
+            ));
+        }
         if link.recovery_epoch > self.epoch {
             self.history.push((self.epoch, link.predecessor_end));
             self.epoch = link.recovery_epoch;

@@ -5,6 +5,8 @@ mod compression;
 mod damage;
 mod faults;
 mod full_disk;
+mod histories;
+mod indexes;
 mod power_cut;
 mod random_damage;
 mod scanning;

@@ -175,6 +175,9 @@ pub(crate) struct Link {
     pub(crate) next_log_counter: u64,
     /// Every log that the segment before touched; `None` if they were too many.
     pub(crate) closings: Option<Vec<Closing>>,
+    /// Segments that are gone without another trace may have held the newest records of
+    /// any log that has no frame beyond this.
+    pub(crate) lost_before: Option<Position>,
 }
 
 impl Link {
@@ -193,6 +196,7 @@ impl Link {
             wire::put_bytes(&mut out, 7, &one);
         }
         wire::put_uint(&mut out, 8, self.second.map_or(0, SegmentId::get));
+        wire::put_uint(&mut out, 9, self.lost_before.map_or(0, Position::get));
         out
     }
 
@@ -205,6 +209,7 @@ impl Link {
             recovery_epoch: RecoveryEpoch::FIRST,
             next_log_counter: 0,
             closings: None,
+            lost_before: None,
         };
         let mut complete = false;
         let mut closings = Vec::new();
@@ -221,6 +226,7 @@ impl Link {
                 None => sound = false,
             },
             (8, Value::Varint(id)) => link.second = Some(SegmentId::new(id)),
+            (9, Value::Varint(position)) => link.lost_before = Some(Position::new(position)),
             _ => {}
         })?;
         link.closings = complete.then_some(closings);
@@ -312,6 +318,7 @@ mod tests {
                 deleted: true,
                 first_lsn: Lsn::new(2),
             }]),
+            lost_before: Some(Position::new(70)),
         };
         assert_eq!(Link::decode(&link.encode()), Some(link));
 

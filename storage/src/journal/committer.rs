@@ -303,8 +303,9 @@ impl Committer {
     }
 
     /// Ends the journal for this run: everything written is flushed, and the seal says
-    /// that nothing was left to do.
-    pub(crate) fn close(&mut self) {
+    /// that nothing was left to do. Tells whether there is one now.
+    pub(crate) fn close(&mut self) -> bool {
+        let mut ended = false;
         // What cannot be written for want of space was never promised to survive.
         let _unwritten = self.write_all_buffered();
         let _told = self.write_out();
@@ -317,9 +318,11 @@ impl Committer {
                 let (_, sealed) = self.leave_segment(0);
                 self.segment.close();
                 self.indexer.take_over(sealed);
+                ended = true;
             }
         }
         self.closed = true;
+        ended
     }
 
     fn place(&mut self, submission: Submission) {

@@ -71,6 +71,8 @@ pub(crate) struct Buffered {
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
     pub(crate) arrival: Timestamp,
+    /// Stored time of the record before.
+    pub(crate) time_before: Timestamp,
     pub(crate) body: Vec<u8>,
 }
 
@@ -203,7 +205,10 @@ impl LogState {
             name,
             next: self.journaled_next(),
             first: self.coming_first(),
-            last_time: self.last_time,
+            last_time: self
+                .buffered
+                .as_ref()
+                .map_or(self.last_time, |buffered| buffered.time_before),
             created_end: self.created_end,
             last_end: self.last_end,
             create_time: self.create_time,

@@ -59,7 +59,12 @@ impl Core {
             let Some(index) = self.sealed_index(&segment)? else {
                 continue;
             };
-            if let Some(row) = index.row(log).filter(|row| holds(&index, row)) {
+            // One made from frames alone knows no lsns of a log without records in them.
+            let knows = |row: &Row| !index.is_partial() || index.entries(row).len() > 0;
+            if let Some(row) = index
+                .row(log)
+                .filter(|row| knows(row) && holds(&index, row))
+            {
                 return Ok(Some((index, row)));
             }
         }

@@ -190,6 +190,7 @@ impl Recovered {
             } else {
                 Some(Vec::new())
             },
+            lost_before: self.lost_before,
         }
     }
 

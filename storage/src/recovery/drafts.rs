@@ -19,6 +19,9 @@ use crate::record::LogConfig;
 struct Draft {
     name: Option<LogName>,
     state: LogState,
+    /// Up to here the tail is proven, by what tells of records: not by a trim or by
+    /// settings, which a start that did not know the tail may have let through.
+    proven: Position,
 }
 
 impl Draft {
@@ -30,6 +33,7 @@ impl Draft {
         Self {
             name: None,
             state: log.state.into_inner(),
+            proven: Position::ZERO,
         }
     }
 }
@@ -103,7 +107,9 @@ impl Drafts {
         if from >= to {
             return;
         }
-        let state = &mut self.draft(id).state;
+        let draft = self.draft(id);
+        draft.proven = draft.proven.max(position);
+        let state = &mut draft.state;
         state.add_damage(from, to);
         state.next = state.next.max(to);
         state.last_end = state.last_end.max(position);
@@ -166,13 +172,17 @@ impl Drafts {
         let Some(body) = readable else {
             self.lose(hole, header.log_id, expected, header.first_lsn);
             self.lose(header.position, header.log_id, header.first_lsn, next);
-            self.draft(header.log_id).state.last_end = header.end();
+            let draft = self.draft(header.log_id);
+            draft.proven = header.end();
+            draft.state.last_end = header.end();
             return;
         };
         if header.first_lsn > expected {
             self.lose(hole, header.log_id, expected, header.first_lsn);
         }
-        let state = &mut self.draft(header.log_id).state;
+        let draft = self.draft(header.log_id);
+        draft.proven = header.end();
+        let state = &mut draft.state;
         for span in codec::spans(&body) {
             let time = span.own_time.unwrap_or(header.arrival);
             state.last_time = state.last_time.max(time);
@@ -193,6 +203,7 @@ impl Drafts {
     fn apply_created(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
         let created = body.and_then(Created::decode);
         let draft = self.touch(header.log_id, segment);
+        draft.proven = header.end();
         draft.state.created_end = header.end();
         draft.state.last_end = draft.state.last_end.max(header.end());
         draft.state.created_in = Some(segment);
@@ -356,7 +367,11 @@ impl Drafts {
             let Some(image) = index.image(&row) else {
                 continue;
             };
+            let entries = index.entries(&row);
+            let newest = entries.len().checked_sub(1).and_then(|at| entries.get(at));
+            let told = newest.map_or(image.created_end, |place| place.end());
             let draft = self.draft(row.log_id);
+            draft.proven = draft.proven.max(told);
             draft.state.become_image(&image);
             draft.state.chain.push(index.base);
             if image.name.is_some() {
@@ -403,7 +418,7 @@ impl Drafts {
                 continue;
             };
             if let Some(uncertain) = self.uncertain
-                && draft.state.last_end <= uncertain
+                && draft.proven <= uncertain
             {
                 draft.state.unproven = true;
             }

@@ -108,10 +108,11 @@ impl Recovered {
         let mut used = Vec::new();
         for id in ids {
             self.next_id = self.next_id.max(id.next());
-            if let Some(segment) = self.sort_file(disk, *id)? {
+            if let Some(segment) = self.sort_file(disk, *id, LOOK_BYTES)? {
                 used.push(segment);
             }
         }
+        self.look_again(disk, &mut used)?;
         used.sort_by_key(|segment| segment.life.id);
         used.dedup_by(|second, first| {
             let twice = second.life.id == first.life.id;
@@ -124,15 +125,33 @@ impl Recovered {
         Ok(used)
     }
 
+    /// Segments are begun in the order of their ids: what seems to hold nothing and stands
+    /// before one that does has lost its beginning, and the rest of it may be good.
+    fn look_again(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
+        let Some(newest) = used.iter().map(|segment| segment.life.id).max() else {
+            return Ok(());
+        };
+        let (before, ready) = std::mem::take(&mut self.unused)
+            .into_iter()
+            .partition::<Vec<_>, _>(|id| *id < newest);
+        self.unused = ready;
+        for id in before {
+            used.extend(self.sort_file(disk, id, u64::MAX)?);
+        }
+        Ok(())
+    }
+
     pub(super) fn note_pool_file(&mut self, id: SegmentId) {
         self.next_id = self.next_id.max(id.next());
         self.free.push(id);
     }
 
+    /// Frames are looked for in so many bytes.
     pub(super) fn sort_file(
         &mut self,
         disk: &dyn Disk,
         id: SegmentId,
+        look: u64,
     ) -> Result<Option<Used>, OpenError> {
         let path = journal_path(id);
         let fail = || OpenError::io(format!("reading {path}"));
@@ -167,7 +186,7 @@ impl Recovered {
             ));
             self.next_id = self.next_id.max(life.id.next());
         }
-        match frames(&life, &*file).map_err(fail())? {
+        match frames(&life, &*file, look).map_err(fail())? {
             None if life.id != id => Ok(None),
             Some((base, link)) => Ok(Some(Used {
                 life,
@@ -237,7 +256,11 @@ fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> std::io::Result<Vec<
 
 /// Whether a segment has frames, and if so its base and its link. A link that is
 /// damaged is told in part by the directory of its group.
-fn frames(life: &Life, file: &dyn DiskFile) -> std::io::Result<Option<(Position, Option<Link>)>> {
+fn frames(
+    life: &Life,
+    file: &dyn DiskFile,
+    look: u64,
+) -> std::io::Result<Option<(Position, Option<Link>)>> {
     let head = read_some(file, LIFE_BYTES, frame::HEADER_BYTES as u64)?;
     if let Some(header) =
         frame::decode_header(&head, life.salt).filter(|header| header.kind == Kind::Link)
@@ -249,7 +272,7 @@ fn frames(life: &Life, file: &dyn DiskFile) -> std::io::Result<Option<(Position,
             .or_else(|| Some(partial_link(header.log_id, header.first_lsn, header.count)));
         return Ok(Some((Position::new(base), link)));
     }
-    let bytes = read_some(file, 0, file.size()?.min(LOOK_BYTES))?;
+    let bytes = read_some(file, 0, file.size()?.min(look))?;
     Ok(any_frame(life, &bytes))
 }
 
@@ -306,5 +329,6 @@ fn partial_link(before: LogId, end: Lsn, epoch: u32) -> Link {
         recovery_epoch: RecoveryEpoch::new(u64::from(epoch)),
         next_log_counter: 0,
         closings: None,
+        lost_before: None,
     }
 }

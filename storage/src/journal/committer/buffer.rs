@@ -75,13 +75,14 @@ impl Committer {
     pub(super) fn buffer_records(&mut self, log: &Arc<Log>, records: &[Record]) -> LogAppended {
         let arrival = self.arrival;
         let mut state = log.state.write();
-        let first_lsn = state.next;
+        let (first_lsn, time_before) = (state.next, state.last_time);
         let mut buffered = state.buffered.take().unwrap_or_else(|| {
             self.buffered.push(Arc::clone(log));
             Box::new(Buffered {
                 first_lsn,
                 count: 0,
                 arrival,
+                time_before,
                 body: Vec::new(),
             })
         });

@@ -100,6 +100,7 @@ impl Committer {
             recovery_epoch: self.journal.recovery_epoch,
             next_log_counter: self.next_log_counter,
             closings,
+            lost_before: None,
         };
         let segment = Arc::new(Segment::begun(
             ready.life,

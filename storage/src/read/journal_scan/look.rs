@@ -362,13 +362,11 @@ impl Work {
     fn lose_frame(&mut self, segment: &Segment, stop: Position) -> Result<(), ReadError> {
         let to = self.resynchronise(segment, stop)?;
         segment.add_hole(Hole { from: self.at, to });
-        let lost: Vec<(Arc<Log>, Place)> = match self
-            .core
-            .sealed_index(segment)
-            .map_err(|e| ReadError::Io(Arc::new(e)))?
-        {
+        // Memory first: places that leave it meanwhile are in the index then.
+        let in_memory = (!segment.is_indexed()).then(|| self.lost_in_memory(to));
+        let lost: Vec<(Arc<Log>, Place)> = match self.core.sealed_index(segment)? {
             Some(index) => self.lost_in_index(&index, to),
-            None => self.lost_in_memory(to),
+            None => in_memory.unwrap_or_default(),
         };
         for (log, place) in lost {
             self.core.quarantine(&log, &place);

@@ -1,0 +1,345 @@
+//! Index files and checkpoints: reads through them, and starts from them whatever is
+//! missing, damaged or of another time.
+
+use super::*;
+use crate::checkpoint;
+use crate::disk::Disk;
+use crate::ids::SegmentId;
+use crate::record::{LogConfig, SyncMode};
+use crate::ticket::block_on;
+
+impl Fixture {
+    fn segments(&self) -> usize {
+        self.core.journal.segments.read().len()
+    }
+
+    /// Appends to a log until the journal has rolled so many times.
+    fn roll(&self, log: &str, times: usize) {
+        let before = self.segments();
+        while self.segments() < before + times {
+            self.clock.advance(1000);
+            self.append(log, &[7; 6000]).unwrap();
+        }
+    }
+
+    fn configure(&self, log: &str, config: LogConfig) {
+        let name = LogName::new(log).unwrap();
+        let awaited = self.core.configure_in_turn(name, config);
+        self.core.turn();
+        block_on(awaited).unwrap();
+    }
+
+    fn trim(&self, log: &str, before: u64) {
+        let awaited = self.core.trim_in_turn(target(log), Lsn::new(before));
+        self.core.turn();
+        block_on(awaited).unwrap();
+    }
+
+    /// Appends one record with a time of its own, to memory only where the log's mode says so.
+    fn append_at(&self, log: &str, micros: i64, level: Durability) {
+        let mut batch = batch(&[(log, &[b"timed"])]);
+        batch.logs[0].records[0].timestamp = Some(Timestamp::from_micros(micros));
+        let mut ticket = self.core.enqueue(batch, level);
+        self.core.turn();
+        settled(&mut ticket).unwrap().unwrap();
+    }
+
+    fn lsn_at(&self, log: &str, micros: i64) -> u64 {
+        let mut request = read_request(log, ReadStart::Time(Timestamp::from_micros(micros)));
+        request.max_records = 1;
+        let page = read::page(&self.core, &request, Reach::Disk).unwrap();
+        page.batches
+            .first()
+            .map_or(page.tail_lsn, |b| b.first_lsn)
+            .get()
+    }
+}
+
+fn manual() -> LogConfig {
+    LogConfig {
+        sync_mode: Some(SyncMode::Manual),
+        ..LogConfig::default()
+    }
+}
+
+fn now(fixture: &Fixture) -> i64 {
+    fixture.clock.now().micros()
+}
+
+#[test]
+fn a_read_by_time_passes_over_a_segment_whose_records_were_trimmed_before_it_was_indexed() {
+    let fixture = Fixture::new();
+    let time = now(&fixture) + 10;
+    fixture.append_at("a", time, Durability::Durable);
+    fixture.append_at("a", time + 10, Durability::Durable);
+    fixture.trim("a", 2);
+    fixture.roll("other", 1);
+    fixture.append_at("a", time + 20, Durability::Durable);
+    fixture.roll("other", 1);
+    fixture.append_at("a", time + 30, Durability::Durable);
+    assert_eq!(fixture.lsn_at("a", time + 5), 2);
+}
+
+#[test]
+fn a_read_by_time_finds_a_record_that_was_in_memory_only_when_a_segment_was_left() {
+    let fixture = Fixture::new();
+    let time = now(&fixture) + 10;
+    fixture.append_at("a", time, Durability::Durable);
+    fixture.configure("a", manual());
+    fixture.append_at("a", time + 10_000_000, Durability::Accepted);
+    fixture.roll("other", 1);
+    fixture.append_at("a", time + 20_000_000, Durability::Durable);
+    fixture.roll("other", 1);
+    fixture.append_at("a", time + 30_000_000, Durability::Durable);
+    assert_eq!(fixture.lsn_at("a", time + 9_000_000), 1);
+}
+
+#[test]
+fn a_record_that_was_lost_from_memory_leaves_no_time_behind() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    fixture.configure("a", manual());
+    fixture.append_at("a", now(&fixture) + 50_000_000, Durability::Accepted);
+    fixture.roll("other", 1);
+    let fixture = fixture.restart();
+    let appended = fixture.append("a", b"1").unwrap();
+    assert_eq!(appended.appends[0].first_lsn, Lsn::new(1));
+    assert_eq!(appended.appends[0].timestamp.micros(), now(&fixture));
+}
+
+#[test]
+fn a_checkpoint_takes_nothing_from_an_index_that_was_made_anew() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    fixture.append("a", b"1").unwrap();
+    fixture.configure(
+        "a",
+        LogConfig {
+            max_record_bytes: Some(77),
+            ..LogConfig::default()
+        },
+    );
+    fixture.roll("other", 1);
+    fixture.append("a", b"2").unwrap();
+    let fixture = fixture.restart_cleanly();
+    let index = crate::index::index_path(SegmentId::new(
+        fixture
+            .core
+            .journal
+            .segments
+            .read()
+            .values()
+            .nth(1)
+            .unwrap()
+            .life
+            .id
+            .get(),
+    ));
+    let mut bytes = fixture.disk.contents(&index).unwrap();
+    bytes[70] ^= 1;
+    fixture.disk.replace(&index, bytes);
+    assert_eq!(fixture.contents("a").len(), 3);
+    let before = checkpoint::list(&fixture.disk).unwrap();
+    // In one turn, so that the log has moved on when the segment before is indexed.
+    let mut tickets = Vec::new();
+    for _ in 0..100 {
+        tickets.push(fixture.submit(batch(&[("other", &[&[7; 6000]])])));
+    }
+    for _ in 0..9 {
+        tickets.push(fixture.submit(batch(&[("a", &[b"3"])])));
+    }
+    fixture.core.turn();
+    let after = checkpoint::list(&fixture.disk).unwrap();
+    println!("{before:?} {after:?}");
+    let fixture = fixture.restart();
+    assert_eq!(fixture.report.findings, Vec::<String>::new());
+    assert_eq!(fixture.contents("a").len(), 12);
+    let info = fixture.core.logs.by_name("a").unwrap();
+    assert_eq!(info.state.read().config.max_record_bytes, Some(77));
+}
+
+/// The ids of segments whose files hold frames, in order.
+fn used(disk: &MemoryDisk) -> Vec<String> {
+    super::faults::used_paths(disk)
+}
+
+#[test]
+fn a_last_segment_that_a_checkpoint_tells_of_is_missed() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    let fixture = fixture.restart_cleanly();
+    fixture.roll("other", 2);
+    fixture.append("a", b"1").unwrap();
+    fixture.core.close().unwrap();
+    let disk = fixture.disk.clone();
+    disk.remove(used(&disk).last().unwrap()).unwrap();
+    let fixture = fixture.restart();
+    assert!(!fixture.report.clean);
+    assert!(
+        !fixture.report.findings.is_empty(),
+        "nothing is said of what is gone"
+    );
+    assert!(
+        fixture.append("a", b"2").is_err(),
+        "an lsn is given out twice"
+    );
+}
+
+#[test]
+fn what_a_lost_segment_took_is_remembered_by_the_start_after_the_next() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    let fixture = fixture.restart_cleanly();
+    fixture.append("a", b"1").unwrap();
+    let disk = fixture.disk.clone();
+    disk.remove(used(&disk).last().unwrap()).unwrap();
+    let mut fixture = fixture.restart();
+    for _ in 0..3 {
+        assert!(
+            fixture.append("a", b"2").is_err(),
+            "an lsn is given out twice"
+        );
+        fixture = fixture.restart_cleanly();
+    }
+}
+
+#[test]
+fn a_trim_or_a_change_of_settings_proves_no_tail() {
+    let fixture = Fixture::new();
+    fixture
+        .append_batch(batch(&[("a", &[b"0"]), ("b", &[b"0"])]))
+        .unwrap();
+    let fixture = fixture.restart_cleanly();
+    fixture
+        .append_batch(batch(&[("a", &[b"1"]), ("b", &[b"1"])]))
+        .unwrap();
+    let disk = fixture.disk.clone();
+    disk.remove(used(&disk).last().unwrap()).unwrap();
+    let fixture = fixture.restart();
+    fixture.trim("a", 1);
+    fixture.configure("b", manual());
+    let fixture = fixture.restart();
+    for log in ["a", "b"] {
+        let appended = fixture.append(log, b"2");
+        assert!(appended.is_err(), "an lsn of {log} is given out twice");
+    }
+}
+
+#[test]
+fn a_shutdown_without_a_seal_is_not_clean_by_its_checkpoint() {
+    for nth in 1..4 {
+        let fixture = Fixture::new();
+        fixture.append("a", b"0").unwrap();
+        fixture.roll("other", 2);
+        fixture.append("a", b"1").unwrap();
+        fixture
+            .disk
+            .fail_write(nth, std::io::ErrorKind::StorageFull, 0);
+        fixture.core.close().unwrap();
+        let disk = fixture.disk.clone();
+        disk.remove(used(&disk).last().unwrap()).unwrap();
+        let fixture = fixture.restart();
+        assert!(!fixture.report.clean, "write {nth} failed");
+    }
+}
+
+#[test]
+fn no_segment_gets_the_id_of_one_that_a_checkpoint_tells_of() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    let fixture = fixture.restart_cleanly();
+    fixture.roll("other", 1);
+    fixture.core.close().unwrap();
+    let disk = fixture.disk.clone();
+    // The newest files are gone, those made ready too.
+    let gone = used(&disk).pop().unwrap();
+    for name in disk.list("journal").unwrap() {
+        let path = format!("journal/{name}");
+        if path >= gone {
+            disk.remove(&path).unwrap();
+        }
+    }
+    let fixture = fixture.restart();
+    let begun = fixture.core.journal.segments.read();
+    let begun = begun.values().next_back().unwrap().path();
+    assert!(
+        begun > gone,
+        "{begun} has a new life under the name of a lost one"
+    );
+}
+
+#[test]
+fn what_a_checkpoint_that_was_cut_short_left_is_removed() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    fixture
+        .disk
+        .replace("checkpoint/0000000000000000.new", vec![1; 10]);
+    let fixture = fixture.restart_cleanly();
+    let names = fixture.disk.list("checkpoint").unwrap();
+    assert!(names.iter().all(|name| name.ends_with(".ckp")), "{names:?}");
+}
+
+#[test]
+fn a_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
+    let config = StorageConfig {
+        segment_bytes: 12 << 20,
+        ..small_config()
+    };
+    let fixture = Fixture::with(MemoryDisk::new(), config);
+    while fixture.segments() < 2 {
+        fixture.append("a", &[7; 500_000]).unwrap();
+    }
+    fixture.append("a", b"last").unwrap();
+    let records = fixture.contents("a").len();
+    let disk = fixture.disk.clone();
+    let first = used(&disk).remove(0);
+    let mut bytes = disk.contents(&first).unwrap();
+    bytes[8192..8 << 20].fill(0);
+    disk.replace(&first, bytes);
+    let index = first.replace("journal", "index").replace(".seg", ".idx");
+    disk.remove(&index).unwrap();
+    let fixture = fixture.restart();
+    // Logs created in the lost stretch are named by the next link; what is left is served.
+    let mut readable = 0;
+    let mut next = 0;
+    loop {
+        match fixture.read("a", next) {
+            Ok(page) => {
+                readable += page.batches.iter().map(|b| b.count as usize).sum::<usize>();
+                next = page.next_lsn.get();
+                if page.next_lsn == page.tail_lsn {
+                    break;
+                }
+            }
+            Err(ReadError::Quarantined { to: Some(to), .. }) => next = to.get(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(readable > 5, "{readable} of {records} are left");
+}
+
+#[test]
+fn an_index_made_anew_loses_nothing_that_an_old_cursor_has_seen() {
+    let fixture = Fixture::new();
+    for _ in 0..3 {
+        fixture.append("a", b"seen").unwrap();
+    }
+    let mut scan = fixture.scan(one("a"), ScanStart::First, false);
+    while let Some(Ok(Some(_))) = next_chunk(&mut scan) {}
+    let cursor = scan.cursor();
+    drop(scan);
+    let fixture = fixture.restart();
+    fixture.configure("a", manual());
+    let fixture = fixture.restart_cleanly().restart_cleanly();
+    let configured = fixture.core.journal.segments.read();
+    let id = configured.values().nth(1).unwrap().life.id;
+    drop(configured);
+    let path = crate::index::index_path(id);
+    let mut bytes = fixture.disk.contents(&path).unwrap();
+    bytes[9] ^= 1;
+    fixture.disk.replace(&path, bytes);
+    let mut scan = fixture.scan(one("a"), ScanStart::Cursor(cursor), false);
+    let chunk = next_chunk(&mut scan).unwrap().unwrap().unwrap();
+    assert_eq!((chunk.gaps, chunk.batches), (vec![], vec![]));
+}
