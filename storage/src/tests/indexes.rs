@@ -324,6 +324,44 @@ fn a_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
 }
 
 #[test]
+fn a_last_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
+    for rolled in [true, false] {
+        let config = StorageConfig {
+            segment_bytes: 12 << 20,
+            ..small_config()
+        };
+        let fixture = Fixture::with(MemoryDisk::new(), config);
+        while rolled && fixture.segments() < 2 {
+            fixture.append("a", &[7; 500_000]).unwrap();
+        }
+        for _ in 0..20 {
+            fixture.append("a", &[8; 500_000]).unwrap();
+        }
+        let disk = fixture.disk.clone();
+        let last = used(&disk).pop().unwrap();
+        let mut bytes = disk.contents(&last).unwrap();
+        bytes[8192..8 << 20].fill(0);
+        disk.replace(&last, bytes);
+        let fixture = fixture.restart();
+        assert!(!fixture.report.findings.is_empty());
+        assert!(
+            disk.contents(&last).is_some(),
+            "recycled with what it holds"
+        );
+        if rolled {
+            let tail = fixture.core.logs.by_name("a").unwrap();
+            let tail = tail.state.read().next;
+            let page = fixture.read("a", tail.get() - 1).unwrap();
+            assert_eq!(
+                payloads(&page.batches[0])[0][0],
+                8,
+                "the newest record is there"
+            );
+        }
+    }
+}
+
+#[test]
 fn an_index_made_anew_loses_nothing_that_an_old_cursor_has_seen() {
     let fixture = Fixture::new();
     for _ in 0..3 {
