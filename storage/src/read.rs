@@ -477,7 +477,7 @@ fn sealed_at(
         if place.is_some() {
             return Ok(place);
         }
-        // What it had of that time was trimmed or damaged before it was indexed.
+        // What it had of that time was found damaged before it was indexed.
         after = row.next_lsn;
     }
 }

@@ -226,6 +226,7 @@ impl Recovered {
             return Ok(None);
         }
         let tail = recovered.drop_unwritten(&**disk, &mut used)?;
+        let tail = recovered.look_behind_seal(&**disk, &mut used, tail)?;
         recovered.read(&**disk, &used, tail, observer)?;
         recovered.times.segments = clock.monotonic().duration_since(begun);
         Ok(Some(recovered))

@@ -68,12 +68,6 @@ impl Places {
             .get(self.0.partition_point(|place| place.end() <= position))
     }
 
-    /// Drops frames that hold nothing at or beyond `first`.
-    pub(crate) fn drop_below(&mut self, first: Lsn) {
-        let count = self.index_of(first);
-        self.0.drain(..count);
-    }
-
     /// Drops frames before a position: an index tells of them from now on.
     pub(crate) fn drop_before(&mut self, position: Position) {
         let count = self.0.partition_point(|place| place.position < position);

@@ -159,11 +159,11 @@ impl LogState {
         self.trims.push((end, first));
     }
 
-    /// Forgets what trims on the device allow to.
+    /// Forgets what trims on the device allow to. Places stay until they are indexed: an
+    /// index tells all that its segment holds, and so what became of an older epoch.
     pub(crate) fn apply_trims(&mut self, durable: Position) {
         self.first = self.first(durable);
         self.trims.retain(|(end, _)| *end > durable);
-        self.places.drop_below(self.first);
         let first = self.first;
         self.damage.retain(|(_, to)| *to > first);
     }

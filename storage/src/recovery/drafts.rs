@@ -353,10 +353,8 @@ impl Drafts {
                 (draft.state.next, &draft.state.chain)
             });
             index.image(&row).is_some_and(|image| {
-                // Frames that were trimmed before the index was built are not in it.
-                let goes_on =
-                    row.first_lsn == next || (next..=image.first).contains(&row.first_lsn);
-                image.id == row.log_id && goes_on && chain.below_next() == row.below
+                let goes_on = row.first_lsn == next && chain.below_next() == row.below;
+                image.id == row.log_id && goes_on
             })
         })
     }

@@ -125,20 +125,46 @@ impl Recovered {
         Ok(used)
     }
 
-    /// Segments are begun in the order of their ids: what seems to hold nothing and stands
-    /// before one that does has lost its beginning, and the rest of it may be good.
+    /// Segments are begun in the order of their ids: what seems to hold nothing and does
+    /// not stand behind one that was begun has lost its beginning, and the rest of it may
+    /// be good.
     fn look_again(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
-        let Some(newest) = used.iter().map(|segment| segment.life.id).max() else {
-            return Ok(());
-        };
+        let ids = used.iter().map(|segment| segment.life.id);
+        let newest = ids.chain(self.last_begun.map(|begun| begun.segment)).max();
         let (before, ready) = std::mem::take(&mut self.unused)
             .into_iter()
-            .partition::<Vec<_>, _>(|id| *id < newest);
+            .partition::<Vec<_>, _>(|id| Some(*id) <= newest);
         self.unused = ready;
         for id in before {
             used.extend(self.sort_file(disk, id, u64::MAX)?);
         }
         Ok(())
+    }
+
+    /// The same for the one behind the last, where the journal has left that.
+    pub(super) fn look_behind_seal(
+        &mut self,
+        disk: &dyn Disk,
+        used: &mut Vec<Used>,
+        tail: Option<LoadedTail>,
+    ) -> Result<Option<LoadedTail>, OpenError> {
+        let last = used.last().map(|last| last.life.id).or(self.last);
+        let left = tail
+            .as_ref()
+            .map_or(!self.clean, |tail| tail.walked.is_sealed());
+        let behind = |id: &&SegmentId| Some(**id) > last;
+        let Some(next) = self.unused.iter().filter(behind).min().copied() else {
+            return Ok(tail);
+        };
+        if !left || last.is_none() {
+            return Ok(tail);
+        }
+        self.unused.retain(|id| *id != next);
+        let Some(found) = self.sort_file(disk, next, u64::MAX)? else {
+            return Ok(tail);
+        };
+        used.push(found);
+        self.drop_unwritten(disk, used)
     }
 
     pub(super) fn note_pool_file(&mut self, id: SegmentId) {

@@ -36,6 +36,7 @@ struct History {
 #[derive(Debug, Default, Clone, Copy)]
 struct Counts {
     starts: u64,
+    cut_starts: u64,
     segments: u64,
     checkpoints: u64,
     answers: u64,
@@ -89,20 +90,26 @@ impl History {
 
     fn run(&mut self) {
         for _ in 0..self.random.random_range(2..6u32) {
-            let (core, _) = open(&self.disk, &self.config, &self.clock).unwrap();
-            self.counts.starts += 1;
+            let core = self.start();
+            if self.chance(20) {
+                self.disk.crash_after(self.random.random_range(1..400));
+            }
             self.work(&core);
-            self.take_cursors(&core);
-            let sure = self.durable_state(&core);
+            let mut sure = BTreeMap::new();
+            if !self.disk.is_crashed() {
+                self.take_cursors(&core);
+                sure = self.durable_state(&core);
+            }
             let ending = self.random.random_range(0..4);
             if ending < 2 {
-                core.close().unwrap();
+                assert!(core.close().is_ok() || self.disk.is_crashed());
             }
             self.counts.segments += core.journal.segments.read().len() as u64;
             drop(core);
-            if ending == 3 {
+            if ending == 3 || self.disk.is_crashed() {
                 self.disk.crash(self.random.random());
             }
+            self.counts.checkpoints += self.disk.list("checkpoint").unwrap().len() as u64;
             for path in self.derived() {
                 let bytes = self.disk.contents(&path).unwrap();
                 let versions = self.written.entry(path).or_default();
@@ -110,8 +117,27 @@ impl History {
                     versions.push(bytes);
                 }
             }
+            // Without the cut that did not come.
+            self.disk = self.disk.copy();
             self.compare(&sure);
-            self.counts.checkpoints += self.disk.list("checkpoint").unwrap().len() as u64;
+        }
+    }
+
+    /// Starts; sometimes the power goes meanwhile, and comes back.
+    fn start(&mut self) -> Arc<Core> {
+        loop {
+            self.counts.starts += 1;
+            if self.chance(30) {
+                self.disk.crash_after(self.random.random_range(1..60));
+            }
+            if let Ok((core, report)) = open(&self.disk, &self.config, &self.clock) {
+                assert_eq!(report.findings, Vec::<String>::new());
+                assert_eq!(report.damage, []);
+                return core;
+            }
+            assert!(self.disk.is_crashed());
+            self.counts.cut_starts += 1;
+            self.disk.crash(self.random.random());
         }
     }
 
@@ -333,12 +359,10 @@ impl History {
         assert_eq!(report.findings, Vec::<String>::new());
         assert_eq!(report.damage, []);
         for (name, (id, first, records)) in sure {
-            let Some(log) = core.logs.by_name(name) else {
-                continue;
-            };
-            if log.id.get() != *id {
-                continue;
-            }
+            // Those not durable when it ended may be there or not: also deletions, and
+            // logs made after them.
+            let log = core.logs.by_name(name).expect(name);
+            assert_eq!(log.id.get(), *id);
             // More may have been trimmed, more may have survived.
             let now = log.state.read().first(core.journal.durable()).get();
             let skip = usize::try_from(now - first).unwrap();
@@ -485,6 +509,7 @@ fn a_start_tells_the_same_whatever_indexes_and_checkpoints_there_are() {
         match outcome {
             Ok(counts) => {
                 all.starts += counts.starts;
+                all.cut_starts += counts.cut_starts;
                 all.segments += counts.segments;
                 all.checkpoints += counts.checkpoints;
                 all.answers += counts.answers;
@@ -496,4 +521,5 @@ fn a_start_tells_the_same_whatever_indexes_and_checkpoints_there_are() {
         }
     }
     println!("{all:?}");
+    assert!(all.starts < 500 || (all.cut_starts > 0 && all.checkpoints > 0));
 }

@@ -1,10 +1,14 @@
 //! Index files and checkpoints: reads through them, and starts from them whatever is
 //! missing, damaged or of another time.
 
+#![allow(clippy::disallowed_methods, reason = "threads of a test")]
+
 use super::*;
 use crate::checkpoint;
 use crate::disk::Disk;
+use crate::engine::LogEngine;
 use crate::ids::SegmentId;
+use crate::local::LocalEngine;
 use crate::record::{LogConfig, SyncMode};
 use crate::ticket::block_on;
 
@@ -320,6 +324,44 @@ fn a_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
 }
 
 #[test]
+fn a_last_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
+    for rolled in [true, false] {
+        let config = StorageConfig {
+            segment_bytes: 12 << 20,
+            ..small_config()
+        };
+        let fixture = Fixture::with(MemoryDisk::new(), config);
+        while rolled && fixture.segments() < 2 {
+            fixture.append("a", &[7; 500_000]).unwrap();
+        }
+        for _ in 0..20 {
+            fixture.append("a", &[8; 500_000]).unwrap();
+        }
+        let disk = fixture.disk.clone();
+        let last = used(&disk).pop().unwrap();
+        let mut bytes = disk.contents(&last).unwrap();
+        bytes[8192..8 << 20].fill(0);
+        disk.replace(&last, bytes);
+        let fixture = fixture.restart();
+        assert!(!fixture.report.findings.is_empty());
+        assert!(
+            disk.contents(&last).is_some(),
+            "recycled with what it holds"
+        );
+        if rolled {
+            let tail = fixture.core.logs.by_name("a").unwrap();
+            let tail = tail.state.read().next;
+            let page = fixture.read("a", tail.get() - 1).unwrap();
+            assert_eq!(
+                payloads(&page.batches[0])[0][0],
+                8,
+                "the newest record is there"
+            );
+        }
+    }
+}
+
+#[test]
 fn an_index_made_anew_loses_nothing_that_an_old_cursor_has_seen() {
     let fixture = Fixture::new();
     for _ in 0..3 {
@@ -342,4 +384,142 @@ fn an_index_made_anew_loses_nothing_that_an_old_cursor_has_seen() {
     let mut scan = fixture.scan(one("a"), ScanStart::Cursor(cursor), false);
     let chunk = next_chunk(&mut scan).unwrap().unwrap().unwrap();
     assert_eq!((chunk.gaps, chunk.batches), (vec![], vec![]));
+}
+
+/// What one thread did to its log, and saw of it.
+fn work_on(engine: &Arc<dyn LogEngine>, log: &str, rounds: u32) -> (u64, Vec<Vec<u8>>) {
+    let mut records: Vec<Vec<u8>> = Vec::new();
+    let mut first = 0;
+    for round in 0..rounds {
+        let data = [round.to_le_bytes().as_slice(), &[9; 900]].concat();
+        let level = [Durability::Written, Durability::Durable][round as usize % 2];
+        let ticket = engine.submit(batch(&[(log, &[&data])]), Some(level));
+        let appended = block_on(ticket).unwrap();
+        assert_eq!(appended.appends[0].first_lsn.get(), records.len() as u64);
+        records.push(data);
+        if round % 40 == 39 {
+            first = u64::from(round / 2);
+            block_on(engine.trim(target(log), Lsn::new(first))).unwrap();
+        }
+        if round % 25 == 24 {
+            let lsn = first + (records.len() as u64 - first) * u64::from(round % 7) / 7;
+            let mut request = read_request(log, ReadStart::Lsn(Lsn::new(lsn)));
+            request.visibility = Some(Visibility::Written);
+            let page = block_on(engine.read(request)).unwrap();
+            let mut next = lsn;
+            for data in page.batches.iter().flat_map(payloads) {
+                assert_eq!(data, records[usize::try_from(next).unwrap()]);
+                next += 1;
+            }
+            assert!(next > lsn);
+        }
+        if round % 60 == 59 {
+            let other = format!("{log}-short");
+            block_on(engine.submit(batch(&[(&other, &[b"x"])]), None)).unwrap();
+            block_on(engine.delete_log(target(&other))).unwrap();
+        }
+    }
+    (first, records)
+}
+
+#[test]
+fn writers_trims_deletions_and_reads_go_on_while_segments_are_indexed() {
+    let disk = MemoryDisk::new();
+    let config = StorageConfig {
+        segment_bytes: 64 << 10,
+        ..StorageConfig::default()
+    };
+    let open = |disk: &MemoryDisk| {
+        let clock = Arc::new(crate::clock::SystemClock);
+        let disk = Arc::new(disk.clone());
+        LocalEngine::open(disk, config.clone(), clock, Arc::new(NoObserver)).unwrap()
+    };
+    let (engine, _) = open(&disk);
+    let engine: Arc<dyn LogEngine> = engine;
+    let logs = ["a", "b", "c", "d"];
+    let done: Vec<_> = std::thread::scope(|scope| {
+        let work = |log| {
+            let engine = Arc::clone(&engine);
+            scope.spawn(move || work_on(&engine, log, 400))
+        };
+        let threads: Vec<_> = logs.map(work).into_iter().collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    drop(engine);
+    // Without a drain: the newest checkpoint is one of the run.
+    assert!(!checkpoint::list(&disk).unwrap().is_empty());
+    let bare = disk.copy();
+    for directory in ["journal", "checkpoint"] {
+        for name in bare.list(directory).unwrap() {
+            if !name.ends_with(".seg") {
+                bare.remove(&format!("{directory}/{name}")).unwrap();
+            }
+        }
+    }
+    for disk in [&disk, &bare] {
+        let (engine, report) = open(disk);
+        assert_eq!(report.findings, Vec::<String>::new());
+        assert_eq!(report.logs, 4);
+        for (log, (first, records)) in logs.iter().zip(&done) {
+            let info = engine.stat(target(log), None, None).unwrap().info;
+            assert_eq!(
+                (info.first_lsn.get(), info.tail_lsn.get()),
+                (*first, records.len() as u64)
+            );
+            let mut next = *first;
+            while next < records.len() as u64 {
+                let page = block_on(engine.read(read_request(log, ReadStart::Lsn(Lsn::new(next)))))
+                    .unwrap();
+                for data in page.batches.iter().flat_map(payloads) {
+                    assert_eq!(data, records[usize::try_from(next).unwrap()]);
+                    next += 1;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_old_cursor_is_told_of_a_loss_although_what_came_after_was_trimmed() {
+    for restarts in 0..2 {
+        let fixture = Fixture::new();
+        fixture.append("a", b"kept").unwrap();
+        fixture.disk.fail_sync(1);
+        let written = batch(&[("a", &[b"lost", b"lost"])]);
+        let mut ticket = fixture.core.enqueue(written, Durability::Written);
+        fixture.core.turn();
+        settled(&mut ticket).unwrap().unwrap();
+        let mut request = ScanRequest {
+            selector: one("a"),
+            start: ScanStart::First,
+            until_lsn: None,
+            max_records: 0,
+            follow: false,
+            visibility: Some(Visibility::Written),
+            chunk_bytes: 64 << 10,
+        };
+        let mut scan = fixture.begin(request.clone()).unwrap();
+        while let Some(Ok(Some(_))) = next_chunk(&mut scan) {}
+        request.start = ScanStart::Cursor(scan.cursor());
+        drop(scan);
+        fixture.core.journal.flush();
+        let mut fixture = fixture.restart();
+        assert_eq!(fixture.contents("a").len(), 1);
+        for _ in 0..4 {
+            fixture.append("a", b"new").unwrap();
+        }
+        fixture.trim("a", 4);
+        fixture.roll("other", 1);
+        for _ in 0..restarts {
+            fixture = fixture.restart_cleanly();
+        }
+        let mut scan = fixture.begin(request).unwrap();
+        let chunk = next_chunk(&mut scan).unwrap().unwrap().unwrap();
+        let lost = &chunk.gaps[0];
+        assert_eq!(lost.reason, crate::record::GapReason::Lost);
+        assert_eq!((lost.from, lost.to), (Some(Lsn::new(1)), Some(Lsn::new(3))));
+    }
 }
