@@ -362,6 +362,31 @@ fn a_last_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
 }
 
 #[test]
+fn a_scan_of_all_names_damage_where_the_index_is_damaged_too() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    let position = fixture.append("a", b"1").unwrap().position.unwrap();
+    fixture.append("a", b"2").unwrap();
+    let fixture = fixture.restart_cleanly();
+    let segment = fixture.core.journal.segment_at(position).unwrap();
+    for (path, at) in [
+        (crate::index::index_path(segment.life.id), 70),
+        (segment.path.clone(), segment.offset(position) + 8),
+    ] {
+        let mut bytes = fixture.disk.contents(&path).unwrap();
+        bytes[usize::try_from(at).unwrap()] ^= 1;
+        fixture.disk.replace(&path, bytes);
+    }
+    let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+    let (mut gaps, mut records) = (0, 0);
+    while let Some(Ok(Some(chunk))) = next_chunk(&mut scan) {
+        gaps += chunk.gaps.len();
+        records += chunk.batches.len();
+    }
+    assert_eq!((gaps, records), (1, 2));
+}
+
+#[test]
 fn an_index_made_anew_loses_nothing_that_an_old_cursor_has_seen() {
     let fixture = Fixture::new();
     for _ in 0..3 {

@@ -12,6 +12,7 @@ use crate::journal::frame;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
+use crate::quarantine::Damage;
 use crate::read::reach::{Reach, far, is_far};
 use crate::read::{fitting, part};
 use crate::record::{Gap, GapReason, StoredBatch};
@@ -365,7 +366,18 @@ impl Work {
         // Memory first: places that leave it meanwhile are in the index then.
         let in_memory = (!segment.is_indexed()).then(|| self.lost_in_memory(to));
         let lost: Vec<(Arc<Log>, Place)> = match self.core.sealed_index(segment)? {
-            Some(index) => self.lost_in_index(&index, to),
+            Some(index) => {
+                if index.is_partial() {
+                    // It cannot tell what was here: that something was is said.
+                    self.core.damages.add(Damage {
+                        position: self.at,
+                        log: None,
+                        from: Lsn::ZERO,
+                        to: Lsn::ZERO,
+                    });
+                }
+                self.lost_in_index(&index, to)
+            }
             None => in_memory.unwrap_or_default(),
         };
         for (log, place) in lost {
