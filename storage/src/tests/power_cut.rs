@@ -90,7 +90,7 @@ impl Run {
                 .map(|_| {
                     self.payload += 1;
                     let size = match self.random.random_range(0..10) {
-                        0 => self.random.random_range(500..4000),
+                        0 => self.random.random_range(500..2500),
                         _ => self.random.random_range(0..60),
                     };
                     let mut data = self.payload.to_le_bytes().to_vec();
