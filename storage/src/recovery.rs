@@ -8,31 +8,32 @@
 mod begin;
 mod drafts;
 mod files;
+mod known;
 mod walk;
 
+pub(crate) use self::known::index_from_frames;
+
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::drafts::Drafts;
 use self::files::{LoadedTail, Used};
 use self::walk::{Bytes, Item, Walked};
-use crate::checkpoint::{self, SegmentEntry, Summary};
 use crate::clock::Clock;
 use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{LastBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{LogId, Position, RecoveryEpoch, SegmentId};
-use crate::index::{Indexes, SealedIndex, index_path, read_index};
+use crate::index::Indexes;
 use crate::indexer::{Indexer, Progress};
-use crate::journal::body::{Closing, Link, Seal};
+use crate::journal::body::{Closing, Seal};
 use crate::journal::committer::Committer;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::pool::Pool;
 use crate::journal::segment::{Hole, Segment};
-use crate::journal::{Journal, frame, segment};
+use crate::journal::{Journal, frame};
 use crate::local::Logs;
 use crate::metrics::{ChecksumSite, Observer};
 use crate::quarantine::Damages;
@@ -232,81 +233,6 @@ impl Recovered {
         Ok(Some(recovered))
     }
 
-    /// Begins with the newest checkpoint that is good and whose segments are there, if
-    /// that is `wanted`. What it tells that was there is missed in any case.
-    fn read_checkpoint(
-        &mut self,
-        disk: &dyn Disk,
-        ids: &[SegmentId],
-        wanted: bool,
-    ) -> Result<(), OpenError> {
-        let fail = || OpenError::io("reading a checkpoint");
-        for id in checkpoint::list(disk).map_err(fail())?.into_iter().rev() {
-            let Some(bytes) = checkpoint::read(disk, id).map_err(fail())? else {
-                tracing::warn!(checkpoint = %id, "a checkpoint is damaged; an older one serves, or the segments themselves");
-                continue;
-            };
-            let mut drafts = Drafts::default();
-            let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
-            let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) else {
-                continue;
-            };
-            self.note_checkpoint(&summary);
-            if !wanted {
-                return Ok(());
-            }
-            let there = |s: &SegmentEntry| ids.binary_search(&s.life.id).is_ok();
-            if !summary.segments.iter().all(there) {
-                continue;
-            }
-            self.progress.checkpoint_bytes = bytes.len() as u64;
-            self.drafts = drafts;
-            self.apply_summary(summary);
-            return Ok(());
-        }
-        Ok(())
-    }
-
-    /// What it tells was there once, whether it is there now or not: no id, position or
-    /// epoch of that is given out again.
-    fn note_checkpoint(&mut self, summary: &Summary) {
-        let last = summary.segments.last();
-        let limit = last.map_or(Position::ZERO, |s| s.base.advance(s.life.size));
-        self.checkpointed = self.checkpointed.max(Some((summary.last, limit)));
-        self.highest_epoch = self.highest_epoch.max(summary.epoch);
-        self.next_id = self.next_id.max(summary.last.next());
-    }
-
-    fn apply_summary(&mut self, summary: Summary) {
-        self.epoch = summary.epoch;
-        self.next_log_counter = summary.next_log_counter;
-        self.history = summary.history;
-        self.clean = summary.clean;
-        self.drafts.arrival = summary.arrival;
-        self.last = Some(summary.last);
-        self.before = summary.before;
-        for entry in summary.segments {
-            self.next_id = self.next_id.max(entry.life.id.next());
-            if entry.life.id == summary.last {
-                self.tail = Some(Tail {
-                    id: entry.life.id,
-                    before: summary.before,
-                    path: segment::journal_path(entry.life.id),
-                    base: entry.base,
-                    end: entry.end,
-                    chain: summary.chain,
-                    debris: Vec::new(),
-                    copy: None,
-                });
-                self.next_base = entry.base.advance(entry.life.size);
-            }
-            let segment = Segment::finished(entry.life, entry.base, None, entry.bytes);
-            *segment.end.write() = Some(entry.end);
-            segment.set_indexed();
-            self.segments.insert(entry.base, Arc::new(segment));
-        }
-    }
-
     /// Goes over all segments in order and applies what their indexes say, or they
     /// themselves.
     fn read(
@@ -370,45 +296,6 @@ impl Recovered {
         let told = self.checkpointed.map_or(Position::ZERO, |(_, limit)| limit);
         self.next_base = limit.max(self.begun_base()).max(told).advance(beyond);
         Ok(())
-    }
-
-    /// Applies the index of a finished segment, if there is one that agrees with the link
-    /// of its successor and with what came before.
-    fn enter_by_index(
-        &mut self,
-        disk: &dyn Disk,
-        used: &Used,
-        link: &Link,
-    ) -> Result<bool, OpenError> {
-        let fail = || OpenError::io(format!("reading {}", index_path(used.life.id)));
-        let index = read_index(disk, used.life.id).map_err(fail())?;
-        let agrees = |index: &SealedIndex| {
-            index.is_of(&used.life, used.base)
-                && index.end == link.predecessor_end
-                && index.chain == link.predecessor_chain
-                && used.misnamed().is_none()
-        };
-        let Some(index) = index.filter(|index| agrees(index) && self.drafts.fits(index)) else {
-            return Ok(false);
-        };
-        let file = disk
-            .open(&used.path)
-            .map_err(OpenError::io(format!("opening {}", used.path)))?;
-        let bytes = file.size().map_err(fail())?;
-        if bytes < index.end.since(used.base) {
-            // It has shrunk: what is gone is to be named.
-            return Ok(false);
-        }
-        for row in index.rows() {
-            self.highest_epoch = self.highest_epoch.max(row.log_id.epoch());
-        }
-        self.drafts.apply_index(&index);
-        self.progress.since_checkpoint += bytes;
-        let segment = Segment::finished(used.life, used.base, None, bytes);
-        *segment.end.write() = Some(index.end);
-        segment.set_indexed();
-        self.segments.insert(used.base, Arc::new(segment));
-        Ok(true)
     }
 
     /// Files behind the last good segment that cannot be used may have held the newest
@@ -653,50 +540,9 @@ impl Recovered {
         });
     }
 
-    /// From now on an index tells where the frames of a walked segment are. Of a damaged
-    /// segment it is not written: every start is to find the damage.
-    fn seal(&mut self, used: &Used, segment: &Segment, walked: &Walked, bytes: u64) {
-        let index = self
-            .drafts
-            .seal(&used.life, used.base, walked.end, walked.chain);
-        let index = Arc::new(index);
-        self.indexes.pin(Arc::clone(&index));
-        segment.set_indexed();
-        self.progress.since_checkpoint += bytes;
-        let whole = segment.holes.read().is_empty() && walked.end.since(used.base) <= bytes;
-        if whole && used.misnamed().is_none() {
-            self.progress.unwritten.push_back(index);
-        }
-    }
-
     fn is_damaged(&self) -> bool {
         !self.findings.is_empty() || self.segments.values().any(|s| !s.holes.read().is_empty())
     }
-}
-
-/// The index of a sealed segment made from its frames alone, for a run in which its file
-/// was found damaged.
-pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
-    let file = disk.open(&segment.path())?;
-    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
-    let length = file.read_full_at(&mut bytes, 0)?;
-    bytes.truncate(length);
-    let bytes = Bytes {
-        life: &segment.life,
-        base: segment.base,
-        bytes: &bytes,
-    };
-    let end = segment.end.read().unwrap_or(segment.base);
-    let walked = bytes.walk_finished(end);
-    let mut drafts = Drafts::default();
-    for item in &walked.items {
-        if let Item::Frame { header, body_good } = item {
-            let body = bytes.walked_body(header, *body_good);
-            drafts.apply(segment.life.id, header, body, segment.base);
-        }
-    }
-    let index = drafts.seal(&segment.life, segment.base, end, walked.chain);
-    Ok(index.into_partial())
 }
 
 /// What is left of the holes when a stretch of them is explained.

@@ -1,5 +1,5 @@
 //! The few pieces of the protobuf wire format that the engine writes and reads by
-//! hand: varints, fixed fields, length-delimited fields.
+//! hand: varints, fixed fields, length-delimited fields; and plain numbers.
 //!
 //! Bodies of frames are written in it, so that any protobuf tool can look inside, and
 //! so that a later version can add fields. Reading never panics and never allocates
@@ -110,6 +110,23 @@ pub(crate) fn fields(mut input: &[u8]) -> impl Iterator<Item = Option<(u32, Valu
         }
         Some(field)
     })
+}
+
+/// The little-endian number at an offset.
+///
+/// # Panics
+/// Past the end: callers have checked the length.
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut raw = [0; 4];
+    raw.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(raw)
+}
+
+/// The same, of 8 bytes.
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut raw = [0; 8];
+    raw.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(raw)
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use super::{Image, Place};
 use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::frame::crc32c;
 use crate::journal::segment::Life;
+use crate::wire::{u32_at, u64_at};
 
 const MAGIC: [u8; 8] = *b"WALDIDX\0";
 const VERSION: u32 = 1;
@@ -318,18 +319,6 @@ impl Entries {
         }
         low
     }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut raw = [0; 4];
-    raw.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(raw)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut raw = [0; 8];
-    raw.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(raw)
 }
 
 #[cfg(test)]

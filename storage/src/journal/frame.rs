@@ -30,6 +30,7 @@
 
 use crate::ids::{LogId, Lsn, Position, Timestamp};
 use crate::wire;
+use crate::wire::{u32_at, u64_at};
 
 /// Bytes of the fixed header.
 pub(crate) const HEADER_BYTES: usize = 64;
@@ -240,18 +241,6 @@ fn mark(position: Position, lag: u32) -> Position {
         u32::MAX => Position::ZERO,
         lag => Position::new(position.get().saturating_sub(u64::from(lag) * 8)),
     }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut raw = [0; 4];
-    raw.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(raw)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut raw = [0; 8];
-    raw.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(raw)
 }
 
 /// The position that the bytes of a possible header claim, for a quick look.

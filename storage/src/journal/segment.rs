@@ -29,6 +29,7 @@ use super::LIFE_BYTES;
 use super::frame::crc32c;
 use crate::disk::DiskFile;
 use crate::ids::{Position, SegmentId};
+use crate::wire::{u32_at, u64_at};
 
 const MAGIC: [u8; 8] = *b"WALDSEG\0";
 const LIFE_VERSION: u32 = 1;
@@ -109,12 +110,7 @@ impl Life {
 
     fn decode_copy(copy: &[u8]) -> Result<Self, BadLife> {
         let fields = copy.get(..LIFE_LEN).ok_or(BadLife::Damaged)?;
-        let u32_at = |at: usize| {
-            let mut raw = [0; 4];
-            raw.copy_from_slice(&fields[at..at + 4]);
-            u32::from_le_bytes(raw)
-        };
-        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        let (u32_at, u64_at) = (|at| u32_at(fields, at), |at| u64_at(fields, at));
         if fields[..8] != MAGIC || crc32c(&fields[..64]) != u32_at(64) {
             return Err(BadLife::Damaged);
         }

@@ -1,0 +1,175 @@
+//! What checkpoints and index files tell, so that segments need not be read; and the
+//! indexes that a start makes of those it does read.
+
+use std::io;
+use std::sync::Arc;
+
+use super::drafts::Drafts;
+use super::files::Used;
+use super::walk::{Bytes, Item, Walked};
+use super::{Recovered, Tail};
+use crate::checkpoint::{self, SegmentEntry, Summary};
+use crate::disk::Disk;
+use crate::error::OpenError;
+use crate::ids::{Position, SegmentId};
+use crate::index::{SealedIndex, index_path, read_index};
+use crate::journal::body::Link;
+use crate::journal::segment;
+use crate::journal::segment::Segment;
+
+impl Recovered {
+    /// Begins with the newest checkpoint that is good and whose segments are there, if
+    /// that is `wanted`. What it tells that was there is missed in any case.
+    pub(super) fn read_checkpoint(
+        &mut self,
+        disk: &dyn Disk,
+        ids: &[SegmentId],
+        wanted: bool,
+    ) -> Result<(), OpenError> {
+        let fail = || OpenError::io("reading a checkpoint");
+        for id in checkpoint::list(disk).map_err(fail())?.into_iter().rev() {
+            let Some(bytes) = checkpoint::read(disk, id).map_err(fail())? else {
+                tracing::warn!(checkpoint = %id, "a checkpoint is damaged; an older one serves, or the segments themselves");
+                continue;
+            };
+            let mut drafts = Drafts::default();
+            let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
+            let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) else {
+                continue;
+            };
+            self.note_checkpoint(&summary);
+            if !wanted {
+                return Ok(());
+            }
+            let there = |s: &SegmentEntry| ids.binary_search(&s.life.id).is_ok();
+            if !summary.segments.iter().all(there) {
+                continue;
+            }
+            self.progress.checkpoint_bytes = bytes.len() as u64;
+            self.drafts = drafts;
+            self.apply_summary(summary);
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// What it tells was there once, whether it is there now or not: no id, position or
+    /// epoch of that is given out again.
+    pub(super) fn note_checkpoint(&mut self, summary: &Summary) {
+        let last = summary.segments.last();
+        let limit = last.map_or(Position::ZERO, |s| s.base.advance(s.life.size));
+        self.checkpointed = self.checkpointed.max(Some((summary.last, limit)));
+        self.highest_epoch = self.highest_epoch.max(summary.epoch);
+        self.next_id = self.next_id.max(summary.last.next());
+    }
+
+    pub(super) fn apply_summary(&mut self, summary: Summary) {
+        self.epoch = summary.epoch;
+        self.next_log_counter = summary.next_log_counter;
+        self.history = summary.history;
+        self.clean = summary.clean;
+        self.drafts.arrival = summary.arrival;
+        self.last = Some(summary.last);
+        self.before = summary.before;
+        for entry in summary.segments {
+            self.next_id = self.next_id.max(entry.life.id.next());
+            if entry.life.id == summary.last {
+                self.tail = Some(Tail {
+                    id: entry.life.id,
+                    before: summary.before,
+                    path: segment::journal_path(entry.life.id),
+                    base: entry.base,
+                    end: entry.end,
+                    chain: summary.chain,
+                    debris: Vec::new(),
+                    copy: None,
+                });
+                self.next_base = entry.base.advance(entry.life.size);
+            }
+            let segment = Segment::finished(entry.life, entry.base, None, entry.bytes);
+            *segment.end.write() = Some(entry.end);
+            segment.set_indexed();
+            self.segments.insert(entry.base, Arc::new(segment));
+        }
+    }
+
+    /// Applies the index of a finished segment, if there is one that agrees with the link
+    /// of its successor and with what came before.
+    pub(super) fn enter_by_index(
+        &mut self,
+        disk: &dyn Disk,
+        used: &Used,
+        link: &Link,
+    ) -> Result<bool, OpenError> {
+        let fail = || OpenError::io(format!("reading {}", index_path(used.life.id)));
+        let index = read_index(disk, used.life.id).map_err(fail())?;
+        let agrees = |index: &SealedIndex| {
+            index.is_of(&used.life, used.base)
+                && index.end == link.predecessor_end
+                && index.chain == link.predecessor_chain
+                && used.misnamed().is_none()
+        };
+        let Some(index) = index.filter(|index| agrees(index) && self.drafts.fits(index)) else {
+            return Ok(false);
+        };
+        let file = disk
+            .open(&used.path)
+            .map_err(OpenError::io(format!("opening {}", used.path)))?;
+        let bytes = file.size().map_err(fail())?;
+        if bytes < index.end.since(used.base) {
+            // It has shrunk: what is gone is to be named.
+            return Ok(false);
+        }
+        for row in index.rows() {
+            self.highest_epoch = self.highest_epoch.max(row.log_id.epoch());
+        }
+        self.drafts.apply_index(&index);
+        self.progress.since_checkpoint += bytes;
+        let segment = Segment::finished(used.life, used.base, None, bytes);
+        *segment.end.write() = Some(index.end);
+        segment.set_indexed();
+        self.segments.insert(used.base, Arc::new(segment));
+        Ok(true)
+    }
+
+    /// From now on an index tells where the frames of a walked segment are. Of a damaged
+    /// segment it is not written: every start is to find the damage.
+    pub(super) fn seal(&mut self, used: &Used, segment: &Segment, walked: &Walked, bytes: u64) {
+        let index = self
+            .drafts
+            .seal(&used.life, used.base, walked.end, walked.chain);
+        let index = Arc::new(index);
+        self.indexes.pin(Arc::clone(&index));
+        segment.set_indexed();
+        self.progress.since_checkpoint += bytes;
+        let whole = segment.holes.read().is_empty() && walked.end.since(used.base) <= bytes;
+        if whole && used.misnamed().is_none() {
+            self.progress.unwritten.push_back(index);
+        }
+    }
+}
+
+/// The index of a sealed segment made from its frames alone, for a run in which its file
+/// was found damaged.
+pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
+    let file = disk.open(&segment.path())?;
+    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
+    let length = file.read_full_at(&mut bytes, 0)?;
+    bytes.truncate(length);
+    let bytes = Bytes {
+        life: &segment.life,
+        base: segment.base,
+        bytes: &bytes,
+    };
+    let end = segment.end.read().unwrap_or(segment.base);
+    let walked = bytes.walk_finished(end);
+    let mut drafts = Drafts::default();
+    for item in &walked.items {
+        if let Item::Frame { header, body_good } = item {
+            let body = bytes.walked_body(header, *body_good);
+            drafts.apply(segment.life.id, header, body, segment.base);
+        }
+    }
+    let index = drafts.seal(&segment.life, segment.base, end, walked.chain);
+    Ok(index.into_partial())
+}
