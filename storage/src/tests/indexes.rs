@@ -371,7 +371,7 @@ fn a_scan_of_all_names_damage_where_the_index_is_damaged_too() {
     let segment = fixture.core.journal.segment_at(position).unwrap();
     for (path, at) in [
         (crate::index::index_path(segment.life.id), 70),
-        (segment.path.clone(), segment.offset(position) + 8),
+        (segment.path(), segment.offset(position) + 8),
     ] {
         let mut bytes = fixture.disk.contents(&path).unwrap();
         bytes[usize::try_from(at).unwrap()] ^= 1;
