@@ -110,14 +110,10 @@ impl Indexer {
     /// # Errors
     /// Anything but a lack of space: the journal must fail.
     pub(crate) fn run(&self, core: &Core) -> io::Result<()> {
-        self.queue.lock().running = true;
+        let _running = Running::new(self);
         loop {
             // What the start found without an index comes first.
-            if let Err(error) = self.work(core, false) {
-                self.queue.lock().running = false;
-                self.changed.notify_all();
-                return Err(error);
-            }
+            self.work(core, false)?;
             if !self.wait() {
                 return Ok(());
             }
@@ -178,6 +174,23 @@ impl Indexer {
         self.queue.lock().stuck = stuck;
         self.changed.notify_all();
         Ok(())
+    }
+}
+
+/// Whoever rolls waits for the thread only while there is one, however it ends.
+struct Running<'a>(&'a Indexer);
+
+impl<'a> Running<'a> {
+    fn new(indexer: &'a Indexer) -> Self {
+        indexer.queue.lock().running = true;
+        Self(indexer)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().running = false;
+        self.0.changed.notify_all();
     }
 }
 
@@ -277,7 +290,7 @@ impl Core {
                 Err(chain) => {
                     let row = chain.newest().and_then(|base| {
                         let segment = self.journal.segment_at(base)?;
-                        let index = self.indexes.get(&segment).ok().flatten()?;
+                        let index = self.indexes.get(&segment)?;
                         // One made anew from its frames does not know all of a log.
                         let index = Some(index).filter(|index| !index.is_partial())?;
                         index.image(&index.row(log.id)?)

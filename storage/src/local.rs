@@ -406,7 +406,12 @@ impl LocalEngine {
         }
         let core = Arc::clone(&self.core);
         handles.push(threads::start("index", move || {
-            if let Err(error) = core.indexer.run(&core) {
+            let run = std::panic::AssertUnwindSafe(|| core.indexer.run(&core));
+            let failed = match std::panic::catch_unwind(run) {
+                Ok(result) => result.err(),
+                Err(_) => Some(io::Error::other("the indexing thread panicked")),
+            };
+            if let Some(error) = failed {
                 core.journal.fail(error);
             }
         })?);

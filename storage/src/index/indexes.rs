@@ -53,28 +53,25 @@ impl Indexes {
     }
 
     /// The index of a sealed segment; `None` if there is none that is good.
-    pub(crate) fn get(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
+    pub(crate) fn get(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
         let id = segment.life.id;
         {
             let mut state = self.state.lock();
             state.uses += 1;
             let use_number = state.uses;
             if let Some(index) = state.pinned.get(&id) {
-                return Ok(Some(Arc::clone(index)));
+                return Some(Arc::clone(index));
             }
             if let Some((index, used)) = state.cached.get_mut(&id) {
                 *used = use_number;
-                return Ok(Some(Arc::clone(index)));
+                return Some(Arc::clone(index));
             }
         }
-        let Some(index) = read(&*self.disk, id)?
+        let index = read(&*self.disk, id)
             .filter(|index| index.is_of(&segment.life, segment.base))
-            .map(Arc::new)
-        else {
-            return Ok(None);
-        };
+            .map(Arc::new)?;
         self.state.lock().keep(id, Arc::clone(&index));
-        Ok(Some(index))
+        Some(index)
     }
 }
 
@@ -108,13 +105,21 @@ impl State {
     }
 }
 
-/// Reads an index file; `None` if there is none that is good.
-pub(crate) fn read(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<SealedIndex>> {
-    let file = match disk.open(&index_path(id)) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+/// Reads an index file; `None` if there is none that is good. One that cannot be read is
+/// as good as damaged: what it tells is in the segment too.
+pub(crate) fn read(disk: &dyn Disk, id: SegmentId) -> Option<SealedIndex> {
+    match read_file(disk, id) {
+        Ok(index) => index,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            tracing::warn!(segment = %id, %error, "the index of a segment cannot be read");
+            None
+        }
+    }
+}
+
+fn read_file(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<SealedIndex>> {
+    let file = disk.open(&index_path(id))?;
     let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
     let length = file.read_full_at(&mut bytes, 0)?;
     bytes.truncate(length);

@@ -13,11 +13,8 @@ use crate::recovery;
 /// A row, and the index it is in.
 pub(super) type Found = (Arc<SealedIndex>, Row);
 
-/// Why a row could not be had.
-enum Missing {
-    Index,
-    Io(io::Error),
-}
+/// A row could not be had: an index that the chain leads through is not good.
+struct Missing;
 
 impl Core {
     /// The oldest sealed row of a log for which `holds`; it must be false for all rows up
@@ -31,18 +28,15 @@ impl Core {
         let fetch = |base| self.fetch_row(log, base);
         match chain.oldest(fetch, |(index, row)| holds(index, row)) {
             Ok(found) => Ok(found),
-            Err(Missing::Io(error)) => Err(error),
-            Err(Missing::Index) => self.sealed_row_without_chain(log, holds),
+            Err(Missing) => self.sealed_row_without_chain(log, holds),
         }
     }
 
     fn fetch_row(&self, log: LogId, base: Position) -> Result<(Found, Option<Below>), Missing> {
-        let segment = self.journal.segment_at(base).ok_or(Missing::Index)?;
-        let index = self.indexes.get(&segment).map_err(Missing::Io)?;
-        let index = index
-            .filter(|index| !index.is_partial())
-            .ok_or(Missing::Index)?;
-        let row = index.row(log).ok_or(Missing::Index)?;
+        let segment = self.journal.segment_at(base).ok_or(Missing)?;
+        let index = self.indexes.get(&segment);
+        let index = index.filter(|index| !index.is_partial()).ok_or(Missing)?;
+        let row = index.row(log).ok_or(Missing)?;
         let below = row.below;
         Ok(((index, row), below))
     }
@@ -77,7 +71,7 @@ impl Core {
         if !segment.is_indexed() {
             return Ok(None);
         }
-        if let Some(index) = self.indexes.get(segment)? {
+        if let Some(index) = self.indexes.get(segment) {
             return Ok(Some(index));
         }
         self.journal.observer.checksum_failure(ChecksumSite::Read);

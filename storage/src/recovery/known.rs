@@ -28,9 +28,16 @@ impl Recovered {
     ) -> Result<(), OpenError> {
         let fail = || OpenError::io("reading a checkpoint");
         for id in checkpoint::list(disk).map_err(fail())?.into_iter().rev() {
-            let Some(bytes) = checkpoint::read(disk, id).map_err(fail())? else {
-                tracing::warn!(checkpoint = %id, "a checkpoint is damaged; an older one serves, or the segments themselves");
-                continue;
+            let bytes = match checkpoint::read(disk, id) {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) => {
+                    tracing::warn!(checkpoint = %id, "a checkpoint is damaged; an older one serves, or the segments themselves");
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(checkpoint = %id, %error, "a checkpoint cannot be read; an older one serves, or the segments themselves");
+                    continue;
+                }
             };
             let mut drafts = Drafts::default();
             let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
@@ -102,7 +109,7 @@ impl Recovered {
         link: &Link,
     ) -> Result<bool, OpenError> {
         let fail = || OpenError::io(format!("reading {}", index_path(used.life.id)));
-        let index = read_index(disk, used.life.id).map_err(fail())?;
+        let index = read_index(disk, used.life.id);
         let agrees = |index: &SealedIndex| {
             index.is_of(&used.life, used.base)
                 && index.end == link.predecessor_end
