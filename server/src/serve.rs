@@ -418,7 +418,8 @@ fn announce(
             "cut off a torn tail: it had never been acked as durable"
         );
     }
-    for gap in &report.damage {
+    // Damage that belongs to no log is among the findings.
+    for gap in report.damage.iter().filter(|gap| gap.log.is_some()) {
         tracing::error!(
             log = gap.log.as_ref().map(|log| log.as_str()),
             from_lsn = gap.from.map(|lsn| lsn.get()),

@@ -8,9 +8,12 @@
 #[cfg(feature = "otlp")]
 mod otlp;
 
+use std::time::Duration;
+
 use http::HeaderMap;
 use tracing::Span;
 use tracing::field::Empty;
+use wald_storage::AppendTimes;
 
 #[cfg(feature = "otlp")]
 pub(crate) use otlp::Exporter;
@@ -37,12 +40,30 @@ pub(crate) fn call(path: &str, headers: &HeaderMap) -> Span {
         rpc.service = service,
         rpc.method = method,
         rpc.grpc.status_code = Empty,
+        wald.queue_us = Empty,
+        wald.encode_us = Empty,
+        wald.write_us = Empty,
+        wald.flush_us = Empty,
     );
     #[cfg(feature = "otlp")]
     otlp::adopt(&span, headers);
     #[cfg(not(feature = "otlp"))]
     let _ = headers;
     span
+}
+
+/// Writes down where the time of an append went in the engine, in the span of the call that
+/// is being worked on.
+pub(crate) fn phases(times: &AppendTimes) {
+    let span = Span::current();
+    if span.is_disabled() {
+        return;
+    }
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    span.record("wald.queue_us", micros(times.queue));
+    span.record("wald.encode_us", micros(times.encode));
+    span.record("wald.write_us", micros(times.write));
+    span.record("wald.flush_us", micros(times.flush));
 }
 
 /// Writes down how the call ended.

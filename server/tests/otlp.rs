@@ -115,6 +115,10 @@ async fn call_becomes_a_span_below_its_callers() {
         b"wald.v1.WalService/Append",
         b"rpc.grpc.status_code",
         b"service.name",
+        b"wald.queue_us",
+        b"wald.encode_us",
+        b"wald.write_us",
+        b"wald.flush_us",
     ] {
         assert!(contains(&got, part), "{:?}", String::from_utf8_lossy(part));
     }

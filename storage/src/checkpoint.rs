@@ -162,6 +162,17 @@ fn id_of(name: &str) -> Option<SegmentId> {
     u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
 }
 
+/// Removes all checkpoints.
+pub(crate) fn remove_all(disk: &dyn Disk) -> io::Result<()> {
+    for id in list(disk)? {
+        match disk.remove(&path(id)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            done => done?,
+        }
+    }
+    disk.sync_directory(DIRECTORY)
+}
+
 /// The checkpoints there are, the oldest first.
 pub(crate) fn list(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
     let mut ids: Vec<SegmentId> = disk

@@ -78,6 +78,21 @@ pub struct Appended {
     pub durability: Durability,
     /// The batch's place in the journal; `None` for a batch of checks only.
     pub position: Option<Position>,
+    /// Where its time went in the engine.
+    pub times: AppendTimes,
+}
+
+/// Where the time of one append went in the engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AppendTimes {
+    /// From submit until the committer took it.
+    pub queue: Duration,
+    /// Until its group was put together, that of others in the group included.
+    pub encode: Duration,
+    /// The write of its group; zero if it is in memory only.
+    pub write: Duration,
+    /// From written until the flush that it waited for; zero if it waited for none.
+    pub flush: Duration,
 }
 
 /// How far a [`LogEngine::sync`] goes.

@@ -240,10 +240,38 @@ impl Core {
         });
     }
 
+    /// A segment was found damaged: without its index and without checkpoints the next start
+    /// reads it, and finds that too. This run keeps the index in memory.
+    pub(crate) fn let_next_start_find(&self, segment: &Segment) {
+        if !segment.is_indexed() {
+            return;
+        }
+        if let Some(index) = self.indexes.get(segment) {
+            self.indexes.pin(index);
+        }
+        let forget = || {
+            match self.disk.remove(&index_path(segment.life.id)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                done => done?,
+            }
+            self.disk.sync_directory("index")?;
+            checkpoint::remove_all(&*self.disk)
+        };
+        if let Err(error) = forget() {
+            tracing::warn!(segment = %segment.life.id, %error, "the next start may not find this damage before it is read again");
+        }
+    }
+
     fn write_indexes(&self, progress: &mut Progress) -> io::Result<()> {
         let mut written = Vec::new();
         let mut result = Ok(());
         while let Some(index) = progress.unwritten.front() {
+            let segment = self.journal.segment_at(index.base);
+            if segment.is_some_and(|segment| !segment.holes.read().is_empty()) {
+                // Found damaged meanwhile: the next start is to find that too.
+                progress.unwritten.pop_front();
+                continue;
+            }
             let path = index_path(index.segment);
             let new = format!("{path}.new");
             result = checkpoint::replace(&*self.disk, &new, &path, index.bytes());
@@ -305,6 +333,10 @@ impl Core {
         }
         progress.checkpoint_bytes = writer.write(&*self.disk)?;
         progress.since_checkpoint = 0;
+        if !self.damages.is_empty() {
+            // Found while it was written.
+            checkpoint::remove_all(&*self.disk)?;
+        }
         let took = self.journal.clock.monotonic().duration_since(started);
         self.journal.observer.checkpoint(took);
         Ok(())

@@ -32,9 +32,9 @@ pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use disk::{Disk, DiskFile, DiskLock, FileSystem, MemoryDisk, RealDisk};
 pub use engine::{
-    Appended, BoxFuture, DurabilityTruth, LogAppended, LogEngine, LogStat, LogTarget, Ordered,
-    Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest, ScanStart, SegmentInfo,
-    Selector, Statistics, SyncTarget, Ticket,
+    AppendTimes, Appended, BoxFuture, DurabilityTruth, LogAppended, LogEngine, LogStat, LogTarget,
+    Ordered, Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest, ScanStart,
+    SegmentInfo, Selector, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
     AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, OpenError, ReadError,

@@ -111,6 +111,7 @@ impl Core {
     fn quarantine(&self, log: &Arc<Log>, place: &Place) {
         self.journal.observer.checksum_failure(ChecksumSite::Read);
         tracing::error!(
+            log = log.name.as_str(),
             log_id = log.id.get(),
             from_lsn = place.first_lsn.get(),
             to_lsn = place.next_lsn().get(),
@@ -133,6 +134,7 @@ impl Core {
                 from: place.position,
                 to: place.end(),
             });
+            self.let_next_start_find(&segment);
         }
     }
 

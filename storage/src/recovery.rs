@@ -166,7 +166,7 @@ pub(crate) fn recover(
             .ok_or_else(|| OpenError::io("reading the store")(std::io::ErrorKind::Other.into()))?,
     };
     if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
-        return Err(OpenError::Damaged(recovered.findings.join("; ")));
+        return Err(OpenError::Damaged(recovered.what_is_damaged()));
     }
     Ok(recovered)
 }
@@ -538,6 +538,20 @@ impl Recovered {
             debris,
             copy,
         });
+    }
+
+    /// In words: what was found, and where bytes are that do not verify.
+    fn what_is_damaged(&self) -> String {
+        let mut found = self.findings.clone();
+        for segment in self.segments.values() {
+            for hole in segment.holes.read().iter() {
+                found.push(format!(
+                    "positions {} to {} of segment {} do not match their checksums",
+                    hole.from, hole.to, segment.life.id
+                ));
+            }
+        }
+        found.join("; ")
     }
 
     fn is_damaged(&self) -> bool {

@@ -308,6 +308,7 @@ fn acks_tell_the_stored_time_of_a_record_and_the_arrival_of_a_batch() {
         durable_lsns: vec![Lsn::ZERO],
         durability: Durability::Accepted,
         position: None,
+        times: wald_storage::AppendTimes::default(),
     };
     let single = append_response(&appended, RecoveryEpoch::FIRST);
     assert_eq!((single.timestamp_us, single.position), (500, None));

@@ -12,6 +12,7 @@ use wald_storage::{Appended, Batch, Durability, LogName, Lsn, TrimError};
 use super::{Answer, Node, Store, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
+use crate::trace;
 
 pub(super) async fn append(
     node: &Node,
@@ -54,6 +55,7 @@ async fn submit(
     match store.engine.submit(batch, durability).await {
         Ok(appended) => {
             let acked = Instant::now();
+            trace::phases(&appended.times);
             node.metrics
                 .appended(appended.durability, acked - taken, records, bytes);
             Ok((appended, acked))

@@ -17,7 +17,7 @@ mod void;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
@@ -29,7 +29,7 @@ use super::pool::{Pool, Use};
 use super::segment::Segment;
 use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter, frame};
 use crate::disk::{DiskFile, is_out_of_space};
-use crate::engine::{LogTarget, Ordered};
+use crate::engine::{AppendTimes, LogTarget, Ordered};
 use crate::error::AppendError;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::indexer::Indexer;
@@ -129,6 +129,8 @@ struct Pending {
     cost: u64,
     /// In memory only: answered as accepted.
     buffered: bool,
+    /// How long it had queued.
+    queue: Duration,
 }
 
 /// What came of placing one request: the position that must be safe before the answer
@@ -173,6 +175,9 @@ pub(crate) struct Committer {
     frames: u64,
     records: u64,
     group_records: u64,
+    /// When the turn began, and how long the write of the group took.
+    turn_began: Instant,
+    write_took: Duration,
     /// Whether something in the group is to be flushed unasked.
     group_scheduled: bool,
     next_log_counter: u64,
@@ -216,6 +221,7 @@ impl Committer {
         settings: Settings,
         resume: Resume,
     ) -> Self {
+        let turn_began = journal.clock.monotonic();
         let mut committer = Self {
             journal,
             logs,
@@ -245,6 +251,8 @@ impl Committer {
             frames: 0,
             records: 0,
             group_records: 0,
+            turn_began,
+            write_took: Duration::ZERO,
             group_scheduled: false,
             next_log_counter: resume.next_log_counter,
             arrival: resume.arrival,
@@ -269,6 +277,7 @@ impl Committer {
     /// that want no flush, leaves the others to [`Journal::flush`].
     pub(crate) fn commit(&mut self, submissions: impl IntoIterator<Item = Submission>) {
         let started = self.journal.clock.monotonic();
+        self.turn_began = started;
         self.arrival = self.journal.clock.now();
         for submission in submissions {
             let queued = started.saturating_duration_since(submission.submitted);
@@ -341,6 +350,7 @@ impl Committer {
                 outcome,
                 cost,
                 since: submitted,
+                times: AppendTimes::default(),
             };
             return match self.journal.failure() {
                 Some(_) => self.journal.answer_failed(waiter),
@@ -365,6 +375,7 @@ impl Committer {
             outcome,
             cost,
             buffered: need == Some(NEVER),
+            queue: self.turn_began.saturating_duration_since(submitted),
         });
     }
 
@@ -442,6 +453,10 @@ impl Committer {
         let (written, durable) = (self.journal.written(), self.journal.durable());
         let now = self.journal.clock.monotonic();
         let failed = self.journal.failure().is_some();
+        let write = std::mem::take(&mut self.write_took);
+        let encode = now
+            .saturating_duration_since(self.turn_began)
+            .saturating_sub(write);
         let mut handed = Vec::new();
         for pending in self.pending.drain(..) {
             let Pending {
@@ -451,6 +466,7 @@ impl Committer {
                 outcome,
                 cost,
                 buffered,
+                queue,
             } = pending;
             let need = need.unwrap_or(written);
             tell_order(&answer, &outcome);
@@ -460,6 +476,12 @@ impl Committer {
                 outcome,
                 cost,
                 since: now,
+                times: AppendTimes {
+                    queue,
+                    encode,
+                    write,
+                    flush: Duration::ZERO,
+                },
             };
             if failed {
                 self.journal.answer_failed(waiter);
@@ -479,6 +501,7 @@ impl Committer {
     fn written(&mut self, started: Instant) {
         let journal = &self.journal;
         let took = journal.clock.monotonic().duration_since(started);
+        self.write_took = took;
         let requests = self.pending.len() as u64;
         journal.observer.phase(Phase::Write, took);
         journal

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Journal;
-use crate::engine::{Appended, LogAppended};
+use crate::engine::{AppendTimes, Appended, LogAppended};
 use crate::error::{AdminError, AppendError, SyncError, TrimError};
 use crate::ids::{Lsn, Position};
 use crate::local::Log;
@@ -48,6 +48,8 @@ pub(crate) struct Waiter {
     pub(crate) cost: u64,
     /// When the request was written.
     pub(crate) since: Instant,
+    /// Where its time went until then.
+    pub(crate) times: AppendTimes,
 }
 
 /// A written and not yet flushed group: where it ends, and whose readers to wake.
@@ -169,11 +171,16 @@ impl Journal {
                     .iter()
                     .map(|log| log.state.read().tail(durable))
                     .collect();
+                let mut times = waiter.times;
+                if reached == Durability::Durable {
+                    times.flush = self.clock.monotonic().duration_since(waiter.since);
+                }
                 ticket.settle(Ok(Appended {
                     appends,
                     durable_lsns,
                     durability: reached,
                     position,
+                    times,
                 }));
             }
             (Answer::Ticket(ticket), Outcome::Refused(error)) => ticket.settle(Err(error)),

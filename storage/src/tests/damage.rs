@@ -458,8 +458,16 @@ fn damage_found_while_serving_is_named_from_then_on_and_after_a_restart() {
         let (_, named) = read_around(&fixture, "a");
         assert_eq!(Some(&named), missing.get("a"));
         fixture.append("a", b"x").unwrap();
-        let (_, named) = read_around(&fixture.restart(), "a");
-        assert_eq!(Some(&named), missing.get("a"));
+        let mut fixture = fixture;
+        for clean in [true, false, true] {
+            fixture = match clean {
+                true => fixture.restart_cleanly(),
+                false => fixture.restart(),
+            };
+            assert!(!fixture.report.damage.is_empty(), "a start finds it again");
+            let (_, named) = read_around(&fixture, "a");
+            assert_eq!(Some(&named), missing.get("a"));
+        }
     }
 }
 
