@@ -29,13 +29,22 @@ pub(crate) async fn serve(listener: TcpListener, routes: Router) -> std::io::Res
     axum::serve(listener, routes).await
 }
 
-/// The routes.
-pub(crate) fn router(node: Arc<Node>) -> Router {
+/// The routes, but for the console's.
+pub(crate) fn router(node: Arc<Node>, has_console: bool) -> Router {
     Router::new()
         .route("/livez", get(|| async { "live\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .fallback(move || async move { (StatusCode::NOT_FOUND, nothing_here(has_console)) })
         .with_state(node)
+}
+
+fn nothing_here(has_console: bool) -> &'static str {
+    if has_console {
+        "nothing here; there are /livez, /readyz, /metrics and /console/\n"
+    } else {
+        "nothing here; there are /livez, /readyz and /metrics (the console is off: see the setting `console`)\n"
+    }
 }
 
 async fn ready(State(node): State<Arc<Node>>) -> Response {

@@ -176,7 +176,7 @@ impl Server {
             .map_err(|error| {
                 Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
             })?;
-        let mut router = http::router(Arc::clone(&node));
+        let mut router = http::router(Arc::clone(&node), config.has_console());
         if config.has_console() {
             router = router.merge(console::router(Arc::clone(&node), config, addresses));
         }
@@ -443,6 +443,9 @@ fn announce(
     }
     if !config.listen.ip().is_loopback() {
         tracing::warn!(%grpc, "plaintext on an address that other machines can reach");
+    }
+    if let Some(http) = http.filter(|http| config.has_console() && !http.ip().is_loopback()) {
+        tracing::warn!(%http, "the console shows every record on an address that other machines can reach");
     }
 }
 
