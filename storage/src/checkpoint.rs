@@ -164,11 +164,12 @@ fn id_of(name: &str) -> Option<SegmentId> {
 
 /// Removes all checkpoints.
 pub(crate) fn remove_all(disk: &dyn Disk) -> io::Result<()> {
-    for id in list(disk)? {
-        match disk.remove(&path(id)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            done => done?,
-        }
+    let ids = list(disk)?;
+    if ids.is_empty() {
+        return Ok(());
+    }
+    for id in ids {
+        disk.remove(&path(id))?;
     }
     disk.sync_directory(DIRECTORY)
 }

@@ -246,15 +246,20 @@ impl Core {
         if !segment.is_indexed() {
             return;
         }
+        // What is being written now goes too, and what comes after knows of the damage.
+        let _progress = self.indexer.progress.lock();
         if let Some(index) = self.indexes.get(segment) {
             self.indexes.pin(index);
         }
         let forget = || {
             match self.disk.remove(&index_path(segment.life.id)) {
+                // As for all but the first damage in a segment.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                done => done?,
+                removed => {
+                    removed?;
+                    self.disk.sync_directory("index")?;
+                }
             }
-            self.disk.sync_directory("index")?;
             checkpoint::remove_all(&*self.disk)
         };
         if let Err(error) = forget() {
@@ -333,10 +338,6 @@ impl Core {
         }
         progress.checkpoint_bytes = writer.write(&*self.disk)?;
         progress.since_checkpoint = 0;
-        if !self.damages.is_empty() {
-            // Found while it was written.
-            checkpoint::remove_all(&*self.disk)?;
-        }
         let took = self.journal.clock.monotonic().duration_since(started);
         self.journal.observer.checkpoint(took);
         Ok(())

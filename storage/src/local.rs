@@ -61,7 +61,7 @@ pub(crate) struct Core {
     committer: Mutex<Committer>,
     intake: Intake,
     pool: Arc<Pool>,
-    indexer: Arc<Indexer>,
+    pub(crate) indexer: Arc<Indexer>,
     truth: DurabilityTruth,
     _lock: Box<dyn DiskLock>,
 }

@@ -62,7 +62,7 @@ impl Recovered {
 
     /// What it tells was there once, whether it is there now or not: no id, position or
     /// epoch of that is given out again.
-    pub(super) fn note_checkpoint(&mut self, summary: &Summary) {
+    fn note_checkpoint(&mut self, summary: &Summary) {
         let last = summary.segments.last();
         let limit = last.map_or(Position::ZERO, |s| s.base.advance(s.life.size));
         self.checkpointed = self.checkpointed.max(Some((summary.last, limit)));
@@ -70,7 +70,7 @@ impl Recovered {
         self.next_id = self.next_id.max(summary.last.next());
     }
 
-    pub(super) fn apply_summary(&mut self, summary: Summary) {
+    fn apply_summary(&mut self, summary: Summary) {
         self.epoch = summary.epoch;
         self.next_log_counter = summary.next_log_counter;
         self.history = summary.history;

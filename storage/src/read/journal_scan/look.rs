@@ -383,6 +383,8 @@ impl Work {
         for (log, place) in lost {
             self.core.quarantine(&log, &place);
         }
+        // Also if nobody's records are known to be gone.
+        self.core.let_next_start_find(segment);
         Ok(())
     }
 
