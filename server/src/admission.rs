@@ -12,6 +12,10 @@
 //! **The share**: a connection may have under way as much as is still free for others. Alone
 //! it gets half of `max_inflight_bytes`; two greedy ones a third each; and whoever has
 //! nothing under way finds room. The engine's own budget stands behind.
+//!
+//! Sessions take from the same budget, and wait instead of being turned away ([`session`]).
+
+mod session;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -29,6 +33,9 @@ use wald_storage::AppendError;
 
 use crate::metrics::Metrics;
 use crate::status;
+use crate::transport::Peer;
+use session::SessionBody;
+pub(crate) use session::{Passage, Window};
 
 /// The RPCs that carry records.
 const APPENDS: [&str; 2] = [
@@ -36,13 +43,16 @@ const APPENDS: [&str; 2] = [
     "/wald.v1.WalService/AppendBatch",
 ];
 
+/// The RPC whose messages wait to be admitted.
+const SESSION: &str = "/wald.v1.WalService/AppendSession";
+
 /// What a request takes besides its message: names, places, its answer.
 const REQUEST_OVERHEAD: u64 = 512;
 
 /// A gRPC message begins with whether it is compressed, and its length in four bytes.
 const PREFIX_BYTES: usize = 5;
 
-/// What one connection has under way, in bytes; in the extensions of its requests.
+/// What one connection has under way, in bytes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Share(Arc<AtomicU64>);
 
@@ -50,6 +60,8 @@ pub(crate) struct Share(Arc<AtomicU64>);
 pub(crate) struct Admission {
     limit: u64,
     total: AtomicU64,
+    session_window: u64,
+    largest_message: u64,
     metrics: Arc<Metrics>,
 }
 
@@ -67,17 +79,31 @@ impl Drop for Permit {
 }
 
 impl Admission {
-    /// A budget of so many bytes.
-    pub(crate) fn new(limit: u64, metrics: Arc<Metrics>) -> Arc<Self> {
+    /// A budget of so many bytes. A session may have `session_window` of them under way; a
+    /// message of it that is longer than `largest_message` is not received.
+    pub(crate) fn new(
+        limit: u64,
+        session_window: u64,
+        largest_message: u64,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             limit,
             total: AtomicU64::new(0),
+            session_window,
+            largest_message,
             metrics,
         })
     }
 
-    /// Takes a message of so many bytes into the budget, or says what is in the way.
+    /// As [`Self::try_admit`]; who is turned away is counted.
     fn admit(self: &Arc<Self>, share: &Share, length: u64) -> Result<Permit, AppendError> {
+        self.try_admit(share, length)
+            .inspect_err(|error| self.metrics.write_failed(error))
+    }
+
+    /// Takes a message of so many bytes into the budget, or says what is in the way.
+    fn try_admit(self: &Arc<Self>, share: &Share, length: u64) -> Result<Permit, AppendError> {
         let bytes = length + REQUEST_OVERHEAD;
         let total = self.total.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let own = share.0.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -92,12 +118,10 @@ impl Admission {
             });
         }
         self.give_back(share, bytes);
-        let error = AppendError::Busy {
+        Err(AppendError::Busy {
             inflight: total - bytes,
             limit: self.limit,
-        };
-        self.metrics.write_failed(&error);
-        Err(error)
+        })
     }
 
     fn give_back(&self, share: &Share, bytes: u64) {
@@ -140,19 +164,30 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<tonic::body::Body>) -> Self::Future {
+        let peer = request.extensions().get::<Peer>();
+        let share = peer.map(|peer| peer.share.clone()).unwrap_or_default();
+        let admission = Arc::clone(&self.admission);
+        if request.uri().path() == SESSION {
+            let window = Window::new(admission.session_window);
+            request.extensions_mut().insert(window.clone());
+            let request = request.map(|inner| {
+                tonic::body::Body::new(SessionBody::new(inner, admission, share, window))
+            });
+            let inner = self.inner.call(request);
+            return AdmittedCall { inner, place: None };
+        }
         if !APPENDS.contains(&request.uri().path()) {
             let inner = self.inner.call(request);
             return AdmittedCall { inner, place: None };
         }
-        let share = request.extensions().get().cloned().unwrap_or_default();
         let place = Arc::new(Place::default());
         let request = request.map(|inner| {
             tonic::body::Body::new(AdmittedBody {
                 inner,
                 prefix: Vec::with_capacity(PREFIX_BYTES),
                 refused: None,
-                admission: Arc::clone(&self.admission),
+                admission,
                 share,
                 place: Arc::clone(&place),
             })
@@ -256,7 +291,7 @@ mod tests {
     const BYTES: u64 = 1024 - REQUEST_OVERHEAD;
 
     fn admission(limit: u64) -> Arc<Admission> {
-        Admission::new(limit, Arc::new(Metrics::new().unwrap()))
+        Admission::new(limit, 1 << 20, 8 << 20, Arc::new(Metrics::new().unwrap()))
     }
 
     fn fill(admission: &Arc<Admission>, share: &Share) -> Vec<Permit> {

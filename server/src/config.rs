@@ -132,6 +132,18 @@ settings! {
     /// the wait for an ack. One connection may have in flight what is still free for
     /// others, so half of it if it is alone: none can keep the others out.
     max_inflight_bytes: Size = "32MiB";
+    /// Bytes of requests of one append session that are read and not acked: what a client
+    /// sends beyond waits in HTTP/2's windows and at the client. One request is read however
+    /// large it is. Bounded, too, by what max_inflight_bytes leaves to the connection.
+    session_window_bytes: Size = "4MiB";
+    /// Batches of each producer whose repeats get the original answer; older ones are
+    /// refused; at least 1. Memory: some 16 bytes each.
+    producer_window: u64 = "1024";
+    /// Producers of one log; at least 1. They are never forgotten as long as the log
+    /// exists, and new ones beyond that are answered QUOTA.
+    max_producers_per_log: u64 = "10000";
+    /// Cursors of one log; at least 1. New ones beyond that are answered QUOTA.
+    max_cursors_per_log: u64 = "10000";
     /// How far a record's own time may be ahead of the server's clock.
     max_timestamp_ahead: Duration = "1m";
     /// Whether the first append to an unknown name creates the log.
@@ -248,6 +260,9 @@ impl Config {
             max_batch_bytes: narrow("max_batch_bytes", self.max_batch_bytes)?,
             max_batch_records: self.max_batch_records,
             max_future: self.max_timestamp_ahead,
+            producer_window: self.producer_window,
+            max_producers_per_log: self.max_producers_per_log,
+            max_cursors_per_log: self.max_cursors_per_log,
             auto_create: self.auto_create,
             on_damage: self.on_damage.into(),
             read_strategy: self.read_strategy.into(),

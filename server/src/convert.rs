@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use wald_proto::v1;
 use wald_storage::{
-    Batch, Durability, Guard, Header, LogCheck, LogId, LogName, LogRecords, LogTarget, Lsn,
-    ReadRequest, ReadStart, Record, ScanRequest, ScanStart, Selector, SyncTarget, Timestamp,
-    Visibility,
+    Batch, CursorCommit, Durability, Guard, Header, LogCheck, LogId, LogName, LogRecords,
+    LogTarget, Lsn, Name, Producer, ReadRequest, ReadStart, Record, ScanRequest, ScanStart,
+    Selector, SyncTarget, Timestamp, Visibility,
 };
 
 use tonic::Status;
@@ -25,8 +25,9 @@ use tonic::Status;
 use crate::status::{self, Access};
 
 pub(crate) use answer::{
-    MAX_RESPONSE_BYTES, append_batch_response, append_response, decode, log, proto_duration,
-    proto_timestamp, read_response, scan_response, segments, server_limits, tail_response, uuid,
+    MAX_RESPONSE_BYTES, ServerLimits, append_batch_response, append_response, cursor, decode,
+    fence_response, log, proto_duration, proto_timestamp, read_response, scan_response, segments,
+    server_limits, tail_response, uuid,
 };
 pub(crate) use settings::{log_config, proto_sync_mode, sync_modes, updated_log_config};
 
@@ -58,15 +59,16 @@ pub(crate) fn target(name: &str, log_id: Option<u64>, access: Access) -> Result<
 /// One record to append, as a batch of one.
 pub(crate) fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
     let durability = durability(request.durability)?;
-    let guard = guard("condition", request.condition)?;
+    let (guard, producer) = condition("condition", request.condition)?;
     let batch = Batch {
         logs: vec![LogRecords {
             log: log_name("log", &request.log, Access::Write)?,
             records: vec![record(request.record.unwrap_or_default())],
             guard,
+            producer,
         }],
-        checks: Vec::new(),
         single: true,
+        ..Batch::default()
     };
     Ok((batch, durability))
 }
@@ -75,20 +77,20 @@ pub(crate) fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durabi
 pub(crate) fn append_batch(
     request: v1::AppendBatchRequest,
 ) -> Result<(Batch, Option<Durability>), Status> {
-    if !request.cursors.is_empty() {
-        return Err(status::not_supported("cursors", Access::Write));
-    }
     let durability = durability(request.durability)?;
     let mut batch = Batch {
         logs: Vec::with_capacity(request.batches.len()),
         checks: Vec::with_capacity(request.checks.len()),
+        cursors: Vec::with_capacity(request.cursors.len()),
         single: false,
     };
     for (index, part) in request.batches.into_iter().enumerate() {
+        let (guard, producer) = condition(&format!("batches[{index}].condition"), part.condition)?;
         batch.logs.push(LogRecords {
             log: log_name(&format!("batches[{index}].log"), &part.log, Access::Write)?,
-            guard: guard(&format!("batches[{index}].condition"), part.condition)?,
             records: part.records.into_iter().map(record).collect(),
+            guard,
+            producer,
         });
     }
     for (index, check) in request.checks.into_iter().enumerate() {
@@ -99,8 +101,13 @@ pub(crate) fn append_batch(
                 must_exist: check.must_exist,
                 must_not_exist: check.must_not_exist,
                 log_id: check.log_id.map(LogId::new),
+                writer_epoch: None,
             },
         });
+    }
+    for (index, commit) in request.cursors.into_iter().enumerate() {
+        let commit = cursor_commit(&format!("cursors[{index}]"), commit)?;
+        batch.cursors.push(commit);
     }
     Ok((batch, durability))
 }
@@ -132,7 +139,10 @@ fn record(record: v1::Record) -> Record {
     }
 }
 
-fn guard(field: &str, condition: Option<v1::AppendCondition>) -> Result<Guard, Status> {
+fn condition(
+    field: &str,
+    condition: Option<v1::AppendCondition>,
+) -> Result<(Guard, Option<Producer>), Status> {
     let v1::AppendCondition {
         expected_lsn,
         must_exist,
@@ -141,17 +151,45 @@ fn guard(field: &str, condition: Option<v1::AppendCondition>) -> Result<Guard, S
         producer,
         log_id,
     } = condition.unwrap_or_default();
-    let unbuilt = |name: &str| status::not_supported(&format!("{field}.{name}"), Access::Write);
-    if writer_epoch.is_some() {
-        return Err(unbuilt("writer_epoch"));
-    }
-    if producer.is_some() {
-        return Err(unbuilt("producer"));
-    }
-    Ok(Guard {
+    let guard = Guard {
         expected_lsn: expected_lsn.map(Lsn::new),
         must_exist,
         must_not_exist,
+        log_id: log_id.map(LogId::new),
+        writer_epoch,
+    };
+    let producer = match producer {
+        Some(producer) => Some(Producer {
+            id: Name::new(&producer.id).map_err(|error| {
+                status::invalid_producer(&format!("{field}.producer.id"), error)
+            })?,
+            epoch: producer.epoch,
+            sequence: producer.sequence,
+        }),
+        None => None,
+    };
+    Ok((guard, producer))
+}
+
+/// A cursor's name in the field `field`.
+pub(crate) fn cursor_name(field: &str, name: &str, access: Access) -> Result<Name, Status> {
+    Name::new(name).map_err(|error| status::invalid_cursor_name(field, error, access))
+}
+
+/// A cursor to be moved, from the message in the field `field`.
+pub(crate) fn cursor_commit(field: &str, commit: v1::CursorCommit) -> Result<CursorCommit, Status> {
+    let v1::CursorCommit {
+        log,
+        cursor,
+        lsn,
+        expected_lsn,
+        log_id,
+    } = commit;
+    Ok(CursorCommit {
+        log: log_name(&format!("{field}.log"), &log, Access::Write)?,
+        cursor: cursor_name(&format!("{field}.cursor"), &cursor, Access::Write)?,
+        lsn: Lsn::new(lsn),
+        expected_lsn: expected_lsn.map(Lsn::new),
         log_id: log_id.map(LogId::new),
     })
 }

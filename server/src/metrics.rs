@@ -48,8 +48,9 @@ fn byte_buckets() -> Vec<f64> {
 }
 
 /// Reasons for which a write is turned away, whatever it asks for.
-const REJECTIONS: [&str; 6] = [
+const REJECTIONS: [&str; 7] = [
     "BUSY",
+    "QUOTA",
     "DISK_FULL",
     "DRAINING",
     "JOURNAL_FAILED",
@@ -57,11 +58,16 @@ const REJECTIONS: [&str; 6] = [
     "QUARANTINED",
 ];
 /// Reasons for which a condition fails.
-const CONDITIONS: [&str; 4] = [
+const CONDITIONS: [&str; 9] = [
     "POSITION_MISMATCH",
     "LOG_MISSING",
     "LOG_EXISTS",
     "LOG_REPLACED",
+    "FENCED",
+    "PRODUCER_GAP",
+    "PRODUCER_FENCED",
+    "PRODUCER_EXPIRED",
+    "PRODUCER_CONFLICT",
 ];
 
 /// Registers what it makes, and remembers the first failure.
@@ -147,11 +153,22 @@ pub(crate) struct Metrics {
     delivery_lag: Histogram,
     appended_records: IntCounter,
     appended_bytes: IntCounter,
+    deduplicated: IntCounter,
+    sessions: IntGauge,
     rejected: IntCounterVec,
     condition_failures: IntCounterVec,
     state: StateGauges,
     recovery_seconds: GaugeVec,
     recovery_epoch: IntGauge,
+}
+
+/// An append session that is counted as open.
+pub(crate) struct OpenSession(IntGauge);
+
+impl Drop for OpenSession {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 /// Where the time of a start goes; the first is all of it.
@@ -323,6 +340,11 @@ impl Metrics {
                 "wald_appended_bytes_total",
                 "How many bytes of data and headers were appended and acked?",
             )?,
+            deduplicated: make.counter(
+                "wald_deduplicated_total",
+                "How many appends were repeats by their producer, answered and not applied again?",
+            )?,
+            sessions: make.gauge("wald_append_sessions", "How many append sessions are open?")?,
             rejected: make.counters(
                 "wald_rejected_total",
                 "How many writes were turned away because of the server's state, by reason?",
@@ -357,6 +379,17 @@ impl Metrics {
         self.appended_bytes.inc_by(bytes);
     }
 
+    /// The append was a repeat of one that was applied before.
+    pub(crate) fn deduplicated(&self) {
+        self.deduplicated.inc();
+    }
+
+    /// An append session began; it is open until the answer is dropped.
+    pub(crate) fn session_opened(&self) -> OpenSession {
+        self.sessions.inc();
+        OpenSession(self.sessions.clone())
+    }
+
     /// From the engine's answer to the finished response.
     pub(crate) fn replied(&self, time: Duration) {
         self.engine.replied(time);
@@ -365,23 +398,33 @@ impl Metrics {
     /// An append, or a trim or change of a log, was not acked.
     pub(crate) fn write_failed(&self, error: &AppendError) {
         let rejected = |reason: &str| self.rejected.with_label_values(&[reason]).inc();
+        let condition = |reason: &str| {
+            self.condition_failures.with_label_values(&[reason]).inc();
+        };
         match error {
             AppendError::ConditionsFailed(failed) => {
-                for condition in failed {
-                    self.condition_failures
-                        .with_label_values(&[status::condition_reason(&condition.check)])
-                        .inc();
+                for failed in failed {
+                    condition(status::condition_reason(&failed.check));
                 }
             }
+            AppendError::ProducerGap { .. } => condition("PRODUCER_GAP"),
+            AppendError::ProducerFenced { .. } => condition("PRODUCER_FENCED"),
+            AppendError::ProducerExpired { .. } => condition("PRODUCER_EXPIRED"),
+            AppendError::ProducerConflict { .. } => condition("PRODUCER_CONFLICT"),
+            AppendError::Quota { .. } => rejected("QUOTA"),
             AppendError::TailUnproven { .. } => rejected("QUARANTINED"),
             AppendError::Busy { .. } => rejected("BUSY"),
             AppendError::DiskFull => rejected("DISK_FULL"),
             AppendError::Draining => rejected("DRAINING"),
             AppendError::JournalFailed(_) => rejected("JOURNAL_FAILED"),
-            // The first two are the caller's; the last was not turned away, and shows
-            // in wald_journal_failed and as grpc_code Internal.
-            AppendError::Invalid(_) | AppendError::LogNotFound { .. } | AppendError::Unknown(_) => {
-            }
+            // The first three are the caller's; what ended the session is counted, and not
+            // what came after; the last was not turned away, and shows in
+            // wald_journal_failed and as grpc_code Internal.
+            AppendError::Invalid(_)
+            | AppendError::LogNotFound { .. }
+            | AppendError::CursorBeyondTail { .. }
+            | AppendError::SessionEnded
+            | AppendError::Unknown(_) => {}
         }
     }
 

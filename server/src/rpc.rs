@@ -7,6 +7,7 @@ mod log;
 mod ops;
 mod read;
 mod scan;
+mod session;
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -18,6 +19,7 @@ use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::{AdminError, LogEngine, RecoveryEpoch, RecoveryReport, SyncMode, Timestamp};
 
+use crate::convert::ServerLimits;
 use crate::drain::Phase;
 use crate::metrics::{Deadline, Metrics};
 use crate::status::{self, Access};
@@ -44,7 +46,7 @@ pub(crate) struct Node {
     pub(crate) heartbeat_interval: Duration,
     pub(crate) sync_mode: SyncMode,
     pub(crate) sync_interval: Duration,
-    pub(crate) max_timestamp_ahead: Duration,
+    pub(crate) limits: ServerLimits,
     pub(crate) auto_create: bool,
     pub(crate) start_time: Timestamp,
 }
@@ -104,9 +106,9 @@ impl v1::wal_service_server::WalService for Services {
 
     async fn append_session(
         &self,
-        _request: Request<tonic::Streaming<v1::AppendSessionRequest>>,
+        request: Request<tonic::Streaming<v1::AppendSessionRequest>>,
     ) -> Answer<Self::AppendSessionStream> {
-        Err(unbuilt("wald.v1.WalService.AppendSession", Access::Write))
+        session::append_session(&self.0, request).map(Response::new)
     }
 
     async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<v1::ReadResponse> {
@@ -129,8 +131,8 @@ impl v1::wal_service_server::WalService for Services {
         append::trim(&self.0, request).await
     }
 
-    async fn fence(&self, _request: Request<v1::FenceRequest>) -> Answer<v1::FenceResponse> {
-        Err(unbuilt("wald.v1.WalService.Fence", Access::Write))
+    async fn fence(&self, request: Request<v1::FenceRequest>) -> Answer<v1::FenceResponse> {
+        append::fence(&self.0, request).await
     }
 }
 
@@ -140,21 +142,4 @@ fn unbuilt(name: &str, access: Access) -> Status {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-
-    #[test]
-    fn request_whose_deadline_has_passed_is_refused_before_it_is_queued() {
-        let mut request = Request::new(());
-        assert!(refuse_late(&request).is_ok());
-        let now = Instant::now();
-        let later = Deadline::new(now + Duration::from_secs(3600));
-        request.extensions_mut().insert(later);
-        assert!(refuse_late(&request).is_ok());
-        request.extensions_mut().insert(Deadline::new(now));
-        let refused = refuse_late(&request).unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::DeadlineExceeded);
-    }
-}
+mod tests;

@@ -21,6 +21,7 @@ use wald_storage::{Clock, LogEngine, RecoveryReport, SystemClock};
 use crate::admission::{Admission, AdmissionLayer};
 use crate::config::{Config, FlushFailurePolicy, Value};
 use crate::console;
+use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::http;
 use crate::metrics::Metrics;
@@ -133,7 +134,13 @@ impl Server {
             heartbeat_interval: config.heartbeat_interval,
             sync_mode: config.sync_mode.into(),
             sync_interval: config.sync_interval,
-            max_timestamp_ahead: config.max_timestamp_ahead,
+            limits: ServerLimits {
+                max_timestamp_ahead: config.max_timestamp_ahead,
+                producer_window: config.producer_window,
+                max_producers_per_log: config.max_producers_per_log,
+                max_cursors_per_log: config.max_cursors_per_log,
+                session_window_bytes: config.session_window_bytes.0,
+            },
             auto_create: config.auto_create,
             start_time: SystemClock.now(),
         });
@@ -170,7 +177,12 @@ impl Server {
         let addresses = (listener.address(), http.local_addr().ok());
         let routes = routes(&node, &life.health, config)?;
         let calls = node.metrics.call_layer(bound(config.request_timeout));
-        let budget = Admission::new(config.max_inflight_bytes.0, Arc::clone(&node.metrics));
+        let budget = Admission::new(
+            config.max_inflight_bytes.0,
+            config.session_window_bytes.0,
+            largest_message(config)?,
+            Arc::clone(&node.metrics),
+        );
         let layers = (calls, AdmissionLayer(budget));
         let mut transport = Transport::start(listener, &routes, &layers, config, &node.phase)
             .map_err(|error| {
@@ -220,18 +232,20 @@ fn bind(config: &Config) -> Result<(Listener, tokio::net::TcpListener), Exit> {
     Ok((listener, http))
 }
 
-fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<Routes, Exit> {
-    let services = || Services(Arc::clone(node));
-    // Twice what a request may hold, so that the answer to too much is REQUEST_TOO_LARGE
-    // with its facts; and room for names and conditions beside the records.
+/// Bytes of a message that is still decoded: twice what a request may hold, so that the
+/// answer to too much is REQUEST_TOO_LARGE with its facts; and room for names and conditions
+/// beside the records.
+fn largest_message(config: &Config) -> Result<u64, Exit> {
     let limits = config
         .storage()
         .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?
         .limits();
-    let decode = usize::try_from(limits.max_batch_bytes)
-        .unwrap_or(usize::MAX)
-        .saturating_mul(2)
-        .saturating_add(64 << 10);
+    Ok(u64::from(limits.max_batch_bytes) * 2 + (64 << 10))
+}
+
+fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<Routes, Exit> {
+    let services = || Services(Arc::clone(node));
+    let decode = usize::try_from(largest_message(config)?).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
     let mut routes = Routes::new(
         v1::wal_service_server::WalServiceServer::new(services()).max_decoding_message_size(decode),

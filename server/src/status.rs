@@ -9,10 +9,11 @@ mod failure;
 use std::time::Duration;
 
 use tonic::{Code, Status};
-use tonic_types::PreconditionViolation;
+use tonic_types::{PreconditionViolation, StatusExt as _};
 use wald_storage::{
-    AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, InvalidLogName,
-    MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError,
+    AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, InvalidBatch,
+    InvalidLogName, InvalidName, LogId, LogName, MAX_LOG_NAME_BYTES, Name, ReadError, SyncError,
+    TrimError,
 };
 
 pub(crate) use failure::Access;
@@ -22,6 +23,8 @@ use failure::{Failure, Retry};
 const RETRY_SOON: Duration = Duration::from_millis(50);
 /// When to come back after what takes a restart or an operator.
 const RETRY_LATER: Duration = Duration::from_secs(1);
+/// When to come back after a quota, which passes only if somebody makes room.
+const RETRY_QUOTA: Duration = Duration::from_secs(10);
 
 /// Answers an append that was not acknowledged.
 pub(crate) fn append(error: &AppendError) -> Status {
@@ -36,6 +39,76 @@ fn append_failure(error: &AppendError) -> Failure {
         AppendError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
             .fact("log", log)
             .refused(Retry::Never),
+        AppendError::ProducerGap {
+            log,
+            producer,
+            given,
+            expected,
+        } => producer_failure(Code::Aborted, "PRODUCER_GAP", message, (log, producer))
+            .fact("sequence", given)
+            .fact("expected", expected),
+        AppendError::ProducerFenced {
+            log,
+            producer,
+            given,
+            current,
+        } => producer_failure(
+            Code::FailedPrecondition,
+            "PRODUCER_FENCED",
+            message,
+            (log, producer),
+        )
+        .fact("given_epoch", given)
+        .fact("producer_epoch", current),
+        AppendError::ProducerExpired {
+            log,
+            producer,
+            given,
+            oldest,
+        } => producer_failure(
+            Code::FailedPrecondition,
+            "PRODUCER_EXPIRED",
+            message,
+            (log, producer),
+        )
+        .fact("sequence", given)
+        .fact("oldest", oldest),
+        AppendError::ProducerConflict {
+            log,
+            producer,
+            sequence,
+            what: _,
+        } => producer_failure(
+            Code::AlreadyExists,
+            "PRODUCER_CONFLICT",
+            message,
+            (log, producer),
+        )
+        .fact("sequence", sequence),
+        AppendError::Quota { log, what, limit } => {
+            Failure::new(Code::ResourceExhausted, "QUOTA", message)
+                .fact("log", log)
+                .fact("quota", what)
+                .fact("limit", limit)
+                .refused(Retry::Safe)
+                .retry_after(RETRY_QUOTA)
+        }
+        AppendError::CursorBeyondTail {
+            log,
+            cursor,
+            tail,
+            asked,
+        } => Failure::new(Code::OutOfRange, "BEYOND_TAIL", message)
+            .fact("log", log)
+            .fact("cursor", cursor)
+            .fact("tail_lsn", tail)
+            .fact("lsn", asked)
+            .refused(Retry::Never),
+        // Only what comes after the request that ended the session gets it, and the stream
+        // ends with that request's own failure.
+        AppendError::SessionEnded => {
+            Failure::new(Code::Aborted, "SESSION_ENDED", message).refused(Retry::Safe)
+        }
         AppendError::TailUnproven { log, from } => {
             Failure::new(Code::DataLoss, "QUARANTINED", message)
                 .fact("log", log)
@@ -64,6 +137,19 @@ fn append_failure(error: &AppendError) -> Failure {
     }
 }
 
+/// A batch that does not follow the producer's last.
+fn producer_failure(
+    code: Code,
+    reason: &'static str,
+    message: String,
+    (log, producer): (&LogName, &Name),
+) -> Failure {
+    Failure::new(code, reason, message)
+        .fact("log", log)
+        .fact("producer", producer)
+        .refused(Retry::Never)
+}
+
 fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
     let failure = |reason| Failure::new(Code::InvalidArgument, reason, message.clone());
     let failure = match invalid {
@@ -73,6 +159,13 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
         InvalidBatch::DuplicateLog { log } => {
             failure("DUPLICATE_LOG").fact("log", log).field("batches")
         }
+        InvalidBatch::DuplicateCursor { log, cursor } => failure("DUPLICATE_CURSOR")
+            .fact("log", log)
+            .fact("cursor", cursor)
+            .field("cursors"),
+        InvalidBatch::ProducerMissing { log } => failure("INVALID_PRODUCER")
+            .fact("log", log)
+            .field("batches"),
         InvalidBatch::RecordTooLarge {
             log,
             index,
@@ -143,32 +236,61 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
 /// The reason of one failed condition; also a label of `wald_condition_failures_total`.
 pub(crate) fn condition_reason(check: &FailedCheck) -> &'static str {
     match check {
-        FailedCheck::PositionMismatch { .. } => "POSITION_MISMATCH",
+        FailedCheck::PositionMismatch { .. } | FailedCheck::CursorMismatch { .. } => {
+            "POSITION_MISMATCH"
+        }
+        FailedCheck::Fenced { .. } => "FENCED",
         FailedCheck::LogMissing => "LOG_MISSING",
         FailedCheck::LogExists { .. } => "LOG_EXISTS",
         FailedCheck::LogReplaced { .. } => "LOG_REPLACED",
     }
 }
 
-/// The first failed condition gives reason and facts; all of them are violations.
+/// Which of several failed conditions of one log tells the most: that it is another log
+/// explains why it stands elsewhere, and not the other way round.
+fn rank(check: &FailedCheck) -> u8 {
+    match check {
+        FailedCheck::LogReplaced { .. } => 0,
+        FailedCheck::LogMissing | FailedCheck::LogExists { .. } => 1,
+        FailedCheck::Fenced { .. } => 2,
+        FailedCheck::PositionMismatch { .. } => 3,
+        FailedCheck::CursorMismatch { .. } => 4,
+    }
+}
+
+/// One failed condition of the first log that has one gives reason and facts; all of them
+/// are violations.
 fn conditions(failed: &[FailedCondition], message: String) -> Failure {
-    let reason = failed
-        .first()
-        .map_or("POSITION_MISMATCH", |first| condition_reason(&first.check));
+    let told = failed
+        .iter()
+        .filter(|condition| condition.log == failed[0].log)
+        .min_by_key(|condition| rank(&condition.check));
+    let reason = told.map_or("POSITION_MISMATCH", |told| condition_reason(&told.check));
     let mut failure = Failure::new(Code::FailedPrecondition, reason, message).refused(Retry::Never);
-    if let Some(first) = failed.first() {
+    if let Some(told) = told {
         failure = failure
-            .fact("log", &first.log)
+            .fact("log", &told.log)
             .fact("failed_checks", failed.len());
-        failure = match first.check {
+        failure = match &told.check {
             FailedCheck::PositionMismatch { expected, actual } => failure
+                .fact("expected_lsn", expected)
+                .fact("actual_lsn", actual),
+            FailedCheck::Fenced { given, current } => failure
+                .fact("writer_epoch", current)
+                .fact_if("given_writer_epoch", *given),
+            FailedCheck::CursorMismatch {
+                cursor,
+                expected,
+                actual,
+            } => failure
+                .fact("cursor", cursor)
                 .fact("expected_lsn", expected)
                 .fact("actual_lsn", actual),
             FailedCheck::LogMissing => failure,
             FailedCheck::LogExists { log_id } => failure.fact("log_id", log_id),
             FailedCheck::LogReplaced { expected, actual } => failure
                 .fact("expected_log_id", expected)
-                .fact_if("actual_log_id", actual),
+                .fact_if("actual_log_id", *actual),
         };
     }
     failure.preconditions = failed
@@ -195,7 +317,7 @@ pub(crate) fn read(error: &ReadError) -> Status {
             log,
             expected,
             actual,
-        } => log_replaced(message, log.as_str(), *expected, *actual),
+        } => log_replaced(message, log, *expected, *actual),
         ReadError::Trimmed { log, first, asked } => {
             Failure::new(Code::OutOfRange, "TRIMMED", message)
                 .fact("log", log)
@@ -232,17 +354,17 @@ pub(crate) fn read(error: &ReadError) -> Status {
 
 fn log_replaced(
     message: String,
-    log: &str,
-    expected: wald_storage::LogId,
-    actual: wald_storage::LogId,
+    log: &LogName,
+    expected: LogId,
+    actual: impl Into<Option<LogId>>,
 ) -> Failure {
     let mut failure = Failure::new(Code::FailedPrecondition, "LOG_REPLACED", message)
         .fact("log", log)
         .fact("expected_log_id", expected)
-        .fact("actual_log_id", actual);
+        .fact_if("actual_log_id", actual.into());
     failure.preconditions = vec![PreconditionViolation::new(
         "LOG_REPLACED",
-        log,
+        log.as_str(),
         failure.message.clone(),
     )];
     failure
@@ -265,7 +387,7 @@ pub(crate) fn admin(error: &AdminError) -> Status {
             log,
             expected,
             actual,
-        } => log_replaced(message, log.as_str(), *expected, *actual).refused(Retry::Never),
+        } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
         AdminError::Append(error) => append_failure(error),
     }
     .status()
@@ -282,7 +404,7 @@ pub(crate) fn trim(error: &TrimError) -> Status {
             log,
             expected,
             actual,
-        } => log_replaced(message, log.as_str(), *expected, *actual).refused(Retry::Never),
+        } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
         TrimError::BeyondTail { log, tail, asked } => {
             Failure::new(Code::OutOfRange, "BEYOND_TAIL", message)
                 .fact("log", log)
@@ -292,6 +414,89 @@ pub(crate) fn trim(error: &TrimError) -> Status {
         }
         TrimError::Append(error) => append_failure(error),
     }
+    .status()
+}
+
+/// Answers a fence that was not raised.
+pub(crate) fn fence(error: &FenceError) -> Status {
+    let message = error.to_string();
+    match error {
+        FenceError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
+            .fact("log", log)
+            .refused(Retry::Never),
+        FenceError::LogReplaced {
+            log,
+            expected,
+            actual,
+        } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
+        FenceError::Fenced {
+            log,
+            given,
+            current,
+        } => {
+            let mut failure = Failure::new(Code::FailedPrecondition, "FENCED", message)
+                .fact("log", log)
+                .fact("writer_epoch", current)
+                .fact("given_writer_epoch", given)
+                .refused(Retry::Never);
+            failure.preconditions = vec![PreconditionViolation::new(
+                "FENCED",
+                log.as_str(),
+                failure.message.clone(),
+            )];
+            failure
+        }
+        FenceError::Append(error) => append_failure(error),
+    }
+    .status()
+}
+
+/// Answers a cursor that was not moved, forgotten or found.
+pub(crate) fn cursor(error: &CursorError, access: Access) -> Status {
+    let message = error.to_string();
+    match error {
+        CursorError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
+            .fact("log", log)
+            .refused_if_write(access, Retry::Never),
+        CursorError::LogReplaced {
+            log,
+            expected,
+            actual,
+        } => log_replaced(message, log, *expected, *actual).refused_if_write(access, Retry::Never),
+        CursorError::NotFound { log, cursor } => {
+            Failure::new(Code::NotFound, "CURSOR_NOT_FOUND", message)
+                .fact("log", log)
+                .fact("cursor", cursor)
+                .refused_if_write(access, Retry::Never)
+        }
+        CursorError::Append(error) => append_failure(error),
+    }
+    .status()
+}
+
+/// The failure of one request of a session, with the number that the request carried.
+pub(crate) fn in_session(status: &Status, request_id: u64) -> Status {
+    let mut details = status.get_error_details();
+    let Some(info) = details.error_info().cloned() else {
+        return status.clone();
+    };
+    let mut metadata = info.metadata;
+    metadata.insert("request_id".to_owned(), request_id.to_string());
+    details.set_error_info(info.reason, info.domain, metadata);
+    Status::with_error_details(status.code(), status.message(), details)
+}
+
+/// A message of a session that is longer than any request may be.
+pub(crate) fn message_too_large(bytes: u64, most: u64) -> Status {
+    Failure::new(
+        Code::InvalidArgument,
+        "REQUEST_TOO_LARGE",
+        format!("a message of the session has {bytes} bytes; at most {most} are read"),
+    )
+    .fact("bytes", bytes)
+    .fact("limit_bytes", most)
+    .field("batch")
+    .refused(Retry::Never)
     .status()
 }
 
@@ -331,6 +536,16 @@ pub(crate) fn invalid_log_name(field: &str, error: InvalidLogName, access: Acces
     }
     .refused_if_write(access, Retry::Never)
     .status()
+}
+
+/// The name of a producer that breaks a rule, in the request field `field`.
+pub(crate) fn invalid_producer(field: &str, error: InvalidName) -> Status {
+    invalid_field("INVALID_PRODUCER", field, &error.to_string(), Access::Write)
+}
+
+/// The name of a cursor that breaks a rule, in the request field `field`.
+pub(crate) fn invalid_cursor_name(field: &str, error: InvalidName, access: Access) -> Status {
+    invalid_field("INVALID_CURSOR_NAME", field, &error.to_string(), access)
 }
 
 /// A field with a value that no state of the server would make right.

@@ -31,6 +31,7 @@ use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::metrics::CallLayer;
 use conn::Conn;
+pub(crate) use conn::Peer;
 
 /// After a failed accept (usually: out of file descriptors) trying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

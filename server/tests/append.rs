@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{Daemon, Told, append, part, payload, records, text};
+use support::{Daemon, Told, append, part, payload, records};
 use tonic::Code;
 use wald_proto::v1;
 
@@ -166,74 +166,6 @@ async fn too_large_is_said_by_wald_and_not_by_the_transport() {
 }
 
 #[tokio::test]
-async fn wrong_requests_are_refused_with_their_reason() {
-    let daemon = Daemon::start(&[]);
-    let mut wal = daemon.wal().await;
-    for name in ["", "$reserved", "a\nb"] {
-        let told = Told::of(&wal.append(append(name, "x")).await.unwrap_err());
-        assert_eq!(told.reason, "INVALID_LOG_NAME", "{name:?}");
-    }
-    let batch = |batches| v1::AppendBatchRequest {
-        batches,
-        ..v1::AppendBatchRequest::default()
-    };
-    for (request, reason) in [
-        (batch(vec![]), "EMPTY_BATCH"),
-        (batch(vec![part("a", &[])]), "EMPTY_BATCH"),
-        (
-            batch(vec![part("a", &["1"]), part("a", &["2"])]),
-            "DUPLICATE_LOG",
-        ),
-    ] {
-        let told = Told::of(&wal.append_batch(request).await.unwrap_err());
-        assert_eq!(
-            (told.code, told.reason.as_str()),
-            (Code::InvalidArgument, reason)
-        );
-    }
-    let future = v1::Record {
-        timestamp_us: i64::MAX,
-        ..text("x")
-    };
-    let told = Told::of(
-        &wal.append(v1::AppendRequest {
-            record: Some(future),
-            ..append("a", "")
-        })
-        .await
-        .unwrap_err(),
-    );
-    assert_eq!(told.reason, "TIMESTAMP_IN_FUTURE");
-}
-
-#[tokio::test]
-async fn what_is_not_built_is_named_and_never_ignored() {
-    let daemon = Daemon::start(&[]);
-    let mut wal = daemon.wal().await;
-    let told = Told::of(
-        &wal.append(v1::AppendRequest {
-            condition: Some(v1::AppendCondition {
-                writer_epoch: Some(1),
-                ..v1::AppendCondition::default()
-            }),
-            ..append("a", "x")
-        })
-        .await
-        .unwrap_err(),
-    );
-    assert_eq!(
-        (told.code, told.reason.as_str()),
-        (Code::Unimplemented, "NOT_SUPPORTED")
-    );
-    assert_eq!(told.fact("field"), "condition.writer_epoch");
-    let told = Told::of(&wal.fence(v1::FenceRequest::default()).await.unwrap_err());
-    assert_eq!(told.fact("field"), "wald.v1.WalService.Fence");
-    assert_eq!(told.fact("outcome"), "NOT_APPLIED");
-    let missing = wal.read(read("a")).await.unwrap_err();
-    assert_eq!(missing.code(), Code::NotFound);
-}
-
-#[tokio::test]
 async fn written_is_acked_as_written_and_sync_makes_it_durable() {
     let daemon = Daemon::start(&["--sync-interval", "1h"]);
     let mut wal = daemon.wal().await;
@@ -263,23 +195,6 @@ async fn written_is_acked_as_written_and_sync_makes_it_durable() {
         .into_inner();
     assert_eq!((tail.tail_lsn, tail.durable_lsn), (Some(1), Some(1)));
     assert_eq!((tail.first_lsn, tail.writer_epoch), (Some(0), Some(0)));
-}
-
-#[tokio::test]
-async fn auto_create_off_refuses_unknown_logs() {
-    let daemon = Daemon::start(&["--auto-create=false"]);
-    let told = Told::of(
-        &daemon
-            .wal()
-            .await
-            .append(append("a", "x"))
-            .await
-            .unwrap_err(),
-    );
-    assert_eq!(
-        (told.code, told.reason.as_str()),
-        (Code::NotFound, "LOG_NOT_FOUND")
-    );
 }
 
 #[tokio::test]

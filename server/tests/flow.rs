@@ -4,10 +4,8 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
-
 use bytes::Bytes;
-use support::{Daemon, append};
+use support::{Daemon, append, until};
 use tonic::transport::Channel;
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
@@ -48,15 +46,6 @@ fn scan_of(selector: v1::scan_request::Selector, follow: bool) -> v1::ScanReques
         follow,
         visibility: v1::Visibility::Written.into(),
         ..v1::ScanRequest::default()
-    }
-}
-
-/// Waits, for as long as a slow machine may need, until the metric is as it should be.
-async fn until(daemon: &Daemon, metric: &str, holds: impl Fn(f64) -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !holds(daemon.metric(metric)) {
-        assert!(Instant::now() < deadline, "{metric} stays as it is");
-        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

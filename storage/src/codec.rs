@@ -44,6 +44,32 @@ pub(crate) fn encoded_len(record: &Record) -> usize {
     delimited_len(message_len(record, true))
 }
 
+/// Digest of records as they were sent: a repeat has the same, whenever it arrives.
+pub(crate) fn digest(records: &[Record]) -> u64 {
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    let mut put = |bytes: &[u8]| {
+        hash.update(&(bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    for record in records {
+        put(&record.data);
+        put(&(record.headers.len() as u64).to_le_bytes());
+        for header in &record.headers {
+            put(header.key.as_bytes());
+            put(&header.value);
+        }
+        match record.timestamp {
+            Some(time) => put(&time.micros().to_le_bytes()),
+            None => put(&[]),
+        }
+        match record.crc32c {
+            Some(crc) => put(&crc.to_le_bytes()),
+            None => put(&[]),
+        }
+    }
+    hash.digest()
+}
+
 /// Writes one record. `own_time`: the time to store with it, where it differs from
 /// its batch's.
 pub(crate) fn put_record(out: &mut Vec<u8>, record: &Record, own_time: Option<Timestamp>) {

@@ -62,6 +62,14 @@ pub struct StorageConfig {
     pub max_batch_records: u32,
     /// How far a record's own time may be ahead of the clock. Default: one minute.
     pub max_future: Duration,
+    /// Batches of each producer whose repeats get the original answer. Default: 1,024.
+    /// Older ones are refused. Memory: some 16 bytes each.
+    pub producer_window: u64,
+    /// Producers of one log. Default: 10,000. They are never forgotten as long as the log
+    /// exists; a new one beyond that is refused.
+    pub max_producers_per_log: u64,
+    /// Cursors of one log. Default: 10,000.
+    pub max_cursors_per_log: u64,
     /// Whether the first append to an unknown name creates the log. Default: yes.
     pub auto_create: bool,
     /// What a start does about damage. Default: quarantine.
@@ -90,6 +98,9 @@ impl Default for StorageConfig {
             max_batch_bytes: 4 << 20,
             max_batch_records: 1000,
             max_future: Duration::from_secs(60),
+            producer_window: 1024,
+            max_producers_per_log: 10_000,
+            max_cursors_per_log: 10_000,
             auto_create: true,
             on_damage: OnDamage::Quarantine,
             read_strategy: ReadStrategy::Pread,
@@ -138,6 +149,9 @@ impl StorageConfig {
             ("max_record_bytes", self.max_record_bytes == 0),
             ("max_batch_bytes", self.max_batch_bytes == 0),
             ("max_batch_records", self.max_batch_records == 0),
+            ("producer_window", self.producer_window == 0),
+            ("max_producers_per_log", self.max_producers_per_log == 0),
+            ("max_cursors_per_log", self.max_cursors_per_log == 0),
             ("max_open_segments", self.max_open_segments == 0),
             ("reader_threads", self.reader_threads == 0),
         ] {

@@ -17,9 +17,12 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::config::Limits;
-use crate::error::{AdminError, ReadError, SyncError, TrimError};
-use crate::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch, Timestamp};
-use crate::record::{Batch, Durability, Gap, LogConfig, LogInfo, StoredBatch, Visibility};
+use crate::error::{AdminError, CursorError, FenceError, ReadError, SyncError, TrimError};
+use crate::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch, Timestamp};
+use crate::record::{
+    Batch, Cursor, CursorCommit, Durability, Gap, LogConfig, LogInfo, StoredBatch, Visibility,
+};
+pub use crate::session::Session;
 pub use crate::ticket::Ticket;
 
 /// A future without a runtime.
@@ -56,6 +59,8 @@ pub struct LogAppended {
     /// Time of arrival: what records without a time of their own get, unless the log's
     /// newest record is later.
     pub arrival: Timestamp,
+    /// Whether this is a repeat of a batch applied before, and the answer that one got.
+    pub deduplicated: bool,
 }
 
 /// A batch that has its place.
@@ -80,6 +85,17 @@ pub struct Appended {
     pub position: Option<Position>,
     /// Where its time went in the engine.
     pub times: AppendTimes,
+}
+
+/// A log whose older writers are shut out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fenced {
+    /// The log's identity.
+    pub log_id: LogId,
+    /// The tail that no older writer can pass.
+    pub tail_lsn: Lsn,
+    /// The epoch from now on.
+    pub writer_epoch: u64,
 }
 
 /// Where the time of one append went in the engine.
@@ -315,8 +331,14 @@ pub trait LogEngine: Send + Sync + 'static {
     /// What kind of engine this is and what it promises.
     fn profile(&self) -> Profile;
 
-    /// Takes a batch in. `durability` `None` = what the logs' sync modes say.
-    fn submit(&self, batch: Batch, durability: Option<Durability>) -> Ticket;
+    /// Takes a batch in. `durability` `None` = what the logs' sync modes say. Batches of one
+    /// `session` are applied in the order of the calls, and none after one that is refused.
+    fn submit(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        durability: Option<Durability>,
+    ) -> Ticket;
 
     /// Makes everything accepted before it as safe as `target` says; answers the
     /// position below which everything is durable.
@@ -376,6 +398,39 @@ pub trait LogEngine: Send + Sync + 'static {
     /// Forgets the records below `before`, durably; answers the first lsn kept. Below
     /// what is forgotten already it changes nothing.
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>>;
+
+    /// Raises a log's writer epoch, durably: by one, or to `epoch`, which must exceed it.
+    /// Creates the log if there is none (and `auto_create` is on).
+    fn fence(
+        &self,
+        log: LogTarget,
+        epoch: Option<u64>,
+    ) -> BoxFuture<'_, Result<Fenced, FenceError>>;
+
+    /// Moves a cursor, or makes it, durably.
+    fn commit_cursor(&self, commit: CursorCommit) -> BoxFuture<'_, Result<Cursor, CursorError>>;
+
+    /// Forgets a cursor, durably.
+    fn delete_cursor(&self, log: LogTarget, cursor: Name)
+    -> BoxFuture<'_, Result<(), CursorError>>;
+
+    /// Where a cursor stands, as far as that is on the device.
+    ///
+    /// # Errors
+    /// If there is no such log, or no such cursor.
+    fn cursor(&self, log: LogTarget, cursor: &Name) -> Result<Cursor, CursorError>;
+
+    /// Up to `limit` cursors of a log, by name, those after `after` only, as far as they are
+    /// on the device.
+    ///
+    /// # Errors
+    /// If there is no such log.
+    fn list_cursors(
+        &self,
+        log: LogTarget,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Cursor>, CursorError>;
 
     /// Up to `limit` logs whose names start with `prefix`, in name order, those after
     /// `after` only.

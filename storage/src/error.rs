@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::ConfigError;
-use crate::ids::{LogId, LogName, Lsn, Timestamp};
+use crate::ids::{LogId, LogName, Lsn, Name, Timestamp};
 
 /// Why an append was not acknowledged.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -22,6 +22,87 @@ pub enum AppendError {
         /// The unknown log.
         log: LogName,
     },
+    /// The producer left batches out; nothing was written.
+    #[error(
+        "producer {producer:?} of log {log:?} left out batches: sequence {given}, the next is {expected}"
+    )]
+    ProducerGap {
+        /// The log.
+        log: LogName,
+        /// The producer.
+        producer: Name,
+        /// The sequence given.
+        given: u64,
+        /// The sequence that may come next.
+        expected: u64,
+    },
+    /// A newer incarnation of the producer has appended; nothing was written.
+    #[error("producer {producer:?} of log {log:?} has epoch {current}; epoch {given} is shut out")]
+    ProducerFenced {
+        /// The log.
+        log: LogName,
+        /// The producer.
+        producer: Name,
+        /// The epoch given.
+        given: u64,
+        /// The newest epoch.
+        current: u64,
+    },
+    /// The batch is older than those whose answers are remembered; nothing was written,
+    /// now. Whether it was applied once is not known any more.
+    #[error(
+        "sequence {given} of producer {producer:?} of log {log:?} is older than what is remembered, {oldest} and later; it is never appended again"
+    )]
+    ProducerExpired {
+        /// The log.
+        log: LogName,
+        /// The producer.
+        producer: Name,
+        /// The sequence given.
+        given: u64,
+        /// The oldest sequence that is remembered.
+        oldest: u64,
+    },
+    /// The producer used the sequence for other records, or for another batch; nothing was
+    /// written.
+    #[error(
+        "producer {producer:?} of log {log:?} used sequence {sequence} for something else: {what}"
+    )]
+    ProducerConflict {
+        /// The log.
+        log: LogName,
+        /// The producer.
+        producer: Name,
+        /// The sequence.
+        sequence: u64,
+        /// How it differs.
+        what: &'static str,
+    },
+    /// The log has as many producers or cursors as are allowed; nothing was written.
+    #[error("log {log:?} has {limit} {what}, the most allowed")]
+    Quota {
+        /// The log.
+        log: LogName,
+        /// `producers` or `cursors`.
+        what: &'static str,
+        /// How many are allowed.
+        limit: u64,
+    },
+    /// A cursor was to go beyond the tail; nothing was written.
+    #[error("cursor {cursor:?} was to move to lsn {asked}, beyond the tail of log {log:?}, {tail}")]
+    CursorBeyondTail {
+        /// The log.
+        log: LogName,
+        /// The cursor.
+        cursor: Name,
+        /// The log's tail.
+        tail: Lsn,
+        /// The lsn asked for.
+        asked: Lsn,
+    },
+    /// An earlier batch of the session was refused; nothing was written.
+    #[error("an earlier batch of the session was refused; nothing after it is applied")]
+    SessionEnded,
     /// Damage may have taken the newest records of this log, so the next lsn cannot
     /// be proven; nothing was written. An operator must repair the store.
     #[error(
@@ -81,7 +162,7 @@ pub struct FailedCondition {
 }
 
 /// What about a log was not as the request wanted it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FailedCheck {
     /// The tail is elsewhere.
     #[error("expected lsn {expected}, the next is {actual}")]
@@ -89,6 +170,27 @@ pub enum FailedCheck {
         /// What the request expected.
         expected: Lsn,
         /// The log's tail.
+        actual: Lsn,
+    },
+    /// A writer is shut out.
+    #[error("the writer epoch is {current}, {}", match given {
+        Some(given) => format!("not {given}"),
+        None => "and the append names none".to_owned(),
+    })]
+    Fenced {
+        /// The epoch given.
+        given: Option<u64>,
+        /// The log's writer epoch.
+        current: u64,
+    },
+    /// A cursor is elsewhere.
+    #[error("cursor {cursor:?} was expected at lsn {expected}, it is at {actual}")]
+    CursorMismatch {
+        /// The cursor.
+        cursor: Name,
+        /// Where the request expected it.
+        expected: Lsn,
+        /// Where it is; 0 if it does not exist.
         actual: Lsn,
     },
     /// It does not exist.
@@ -129,6 +231,21 @@ pub enum InvalidBatch {
     #[error("log {log:?} is named twice in one batch")]
     DuplicateLog {
         /// The log.
+        log: LogName,
+    },
+    /// A cursor appears twice.
+    #[error("cursor {cursor:?} of log {log:?} is named twice in one batch")]
+    DuplicateCursor {
+        /// The log.
+        log: LogName,
+        /// The cursor.
+        cursor: Name,
+    },
+    /// Some logs of the batch name a producer and this one does not: a repeat of it could
+    /// not be recognised.
+    #[error("log {log:?} names no producer, and others of the batch do; name one for each log")]
+    ProducerMissing {
+        /// The log without.
         log: LogName,
     },
     /// A record is over the limit.
@@ -340,6 +457,75 @@ pub enum TrimError {
         asked: Lsn,
     },
     /// What stopped the trim is what stops appends.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+}
+
+/// Why a fence was not raised; nothing was changed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum FenceError {
+    /// No such log, and none is made.
+    #[error("log {log:?} does not exist, and auto_create is off; create it with CreateLog")]
+    LogNotFound {
+        /// The unknown log.
+        log: LogName,
+    },
+    /// The name belongs to another log now, or to none.
+    #[error("log {log:?} {}, not {expected}: it was deleted", match actual {
+        Some(actual) => format!("has id {actual}"),
+        None => "does not exist".to_owned(),
+    })]
+    LogReplaced {
+        /// The log.
+        log: LogName,
+        /// The identity asked for.
+        expected: LogId,
+        /// The identity of the log that has the name now.
+        actual: Option<LogId>,
+    },
+    /// The epoch given does not exceed the log's: another writer was faster.
+    #[error("log {log:?} has writer epoch {current}; {given} does not exceed it")]
+    Fenced {
+        /// The log.
+        log: LogName,
+        /// The epoch given; one more than the highest there is, if none was.
+        given: u64,
+        /// The log's writer epoch.
+        current: u64,
+    },
+    /// What stopped the fence is what stops appends.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+}
+
+/// Why a cursor was not moved, forgotten or found; nothing was changed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CursorError {
+    /// No such log.
+    #[error("log {log:?} does not exist")]
+    LogNotFound {
+        /// The unknown log.
+        log: LogName,
+    },
+    /// The name belongs to another log now.
+    #[error("log {log:?} has id {actual}, not {expected}: it was deleted and created again")]
+    LogReplaced {
+        /// The log.
+        log: LogName,
+        /// The identity asked for.
+        expected: LogId,
+        /// The identity of the log that has the name now.
+        actual: LogId,
+    },
+    /// No such cursor.
+    #[error("log {log:?} has no cursor {cursor:?}")]
+    NotFound {
+        /// The log.
+        log: LogName,
+        /// The cursor.
+        cursor: Name,
+    },
+    /// What stopped the change is what stops appends.
     #[error(transparent)]
     Append(#[from] AppendError),
 }

@@ -244,15 +244,7 @@ impl LogName {
     /// # Errors
     /// Says which rule the name breaks.
     pub fn new(name: &str) -> Result<Self, InvalidLogName> {
-        if name.is_empty() {
-            return Err(InvalidLogName::Empty);
-        }
-        if name.len() > MAX_LOG_NAME_BYTES {
-            return Err(InvalidLogName::TooLong { bytes: name.len() });
-        }
-        if let Some(character) = name.chars().find(|c| c.is_control()) {
-            return Err(InvalidLogName::ControlCharacter { character });
-        }
+        check_name(name)?;
         if name.starts_with('$') {
             return Err(InvalidLogName::Reserved);
         }
@@ -281,6 +273,90 @@ impl fmt::Display for LogName {
 impl std::borrow::Borrow<str> for LogName {
     fn borrow(&self) -> &str {
         &self.0
+    }
+}
+
+/// A name that a client gives to something inside a log: 1 to 255 bytes of UTF-8 without
+/// control characters, compared byte by byte.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<str>);
+
+impl Name {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// Says which rule the name breaks.
+    pub fn new(name: &str) -> Result<Self, InvalidName> {
+        check_name(name)?;
+        Ok(Self(name.into()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// As text in quotes, like names of logs.
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::borrow::Borrow<str> for Name {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The rules that all names share.
+fn check_name(name: &str) -> Result<(), InvalidName> {
+    if name.is_empty() {
+        return Err(InvalidName::Empty);
+    }
+    if name.len() > MAX_LOG_NAME_BYTES {
+        return Err(InvalidName::TooLong { bytes: name.len() });
+    }
+    match name.chars().find(|c| c.is_control()) {
+        Some(character) => Err(InvalidName::ControlCharacter { character }),
+        None => Ok(()),
+    }
+}
+
+/// Which rule the name of a producer or a cursor breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidName {
+    /// No name was given.
+    #[error("the name is empty; give 1 to 255 bytes of UTF-8")]
+    Empty,
+    /// Longer than 255 bytes.
+    #[error("the name has {bytes} bytes; at most 255 are allowed")]
+    TooLong {
+        /// Bytes of the name given.
+        bytes: usize,
+    },
+    /// Contains a control character.
+    #[error("the name contains the control character U+{:04X}", u32::from(*character))]
+    ControlCharacter {
+        /// The first such character.
+        character: char,
+    },
+}
+
+impl From<InvalidName> for InvalidLogName {
+    fn from(error: InvalidName) -> Self {
+        match error {
+            InvalidName::Empty => Self::Empty,
+            InvalidName::TooLong { bytes } => Self::TooLong { bytes },
+            InvalidName::ControlCharacter { character } => Self::ControlCharacter { character },
+        }
     }
 }
 

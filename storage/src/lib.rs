@@ -21,6 +21,7 @@ mod quarantine;
 mod read;
 mod record;
 mod recovery;
+mod session;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -32,24 +33,24 @@ pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use disk::{Disk, DiskFile, DiskLock, FileSystem, MemoryDisk, RealDisk};
 pub use engine::{
-    AppendTimes, Appended, BoxFuture, DurabilityTruth, LogAppended, LogEngine, LogStat, LogTarget,
-    Ordered, Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest, ScanStart,
-    SegmentInfo, Selector, Statistics, SyncTarget, Ticket,
+    AppendTimes, Appended, BoxFuture, DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat,
+    LogTarget, Ordered, Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest,
+    ScanStart, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
-    AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, OpenError, ReadError,
-    SyncError, TrimError,
+    AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, InvalidBatch,
+    OpenError, ReadError, SyncError, TrimError,
 };
 pub use ids::{
-    InvalidLogName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Position, RecoveryEpoch, SegmentId,
-    Timestamp,
+    InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
+    RecoveryEpoch, SegmentId, Timestamp,
 };
 pub use journal::MIN_SEGMENT_BYTES;
 pub use local::LocalEngine;
 pub use metrics::{ChecksumSite, NoObserver, Observer, Phase};
 pub use record::{
-    Batch, Compression, Durability, Gap, GapReason, Guard, Header, LogCheck, LogConfig, LogInfo,
-    LogRecords, Record, StoredBatch, SyncMode, Visibility,
+    Batch, Compression, Cursor, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
+    LogConfig, LogInfo, LogRecords, Producer, Record, StoredBatch, SyncMode, Visibility,
 };
 pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use ticket::block_on;

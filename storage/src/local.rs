@@ -5,9 +5,13 @@
 
 mod admin;
 mod conditions;
+mod cursors;
 mod drive;
+mod extras;
 mod logs;
+mod producers;
 pub(crate) mod submit;
+mod versions;
 
 use std::io;
 use std::sync::Arc;
@@ -16,19 +20,23 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-pub(crate) use self::conditions::{Checked, Creation, check};
+pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
 use self::drive::Intake;
+pub(crate) use self::extras::{ExtrasImage, Mark};
 pub(crate) use self::logs::{Buffered, Log, LogState, Logs, Standing};
+pub(crate) use self::producers::{Before as ProducerBefore, Recall, Remembered};
 use crate::clock::Clock;
 use crate::config::{Limits, StorageConfig};
 use crate::directory;
 use crate::disk::{Disk, DiskLock};
 use crate::engine::{
-    BoxFuture, DurabilityTruth, LogEngine, LogStat, LogTarget, Page, Profile, ReadRequest, Scan,
-    ScanRequest, SegmentInfo, Statistics, SyncTarget,
+    BoxFuture, DurabilityTruth, Fenced, LogEngine, LogStat, LogTarget, Page, Profile, ReadRequest,
+    Scan, ScanRequest, SegmentInfo, Statistics, SyncTarget,
 };
-use crate::error::{AdminError, AppendError, OpenError, ReadError, SyncError, TrimError};
-use crate::ids::{LogName, Lsn, Position, RecoveryEpoch};
+use crate::error::{
+    AdminError, AppendError, CursorError, FenceError, OpenError, ReadError, SyncError, TrimError,
+};
+use crate::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
 use crate::index::Indexes;
 use crate::indexer::Indexer;
 use crate::journal::committer::{Committer, Operation, Submission};
@@ -37,8 +45,11 @@ use crate::journal::{Answer, Journal};
 use crate::metrics::Observer;
 use crate::quarantine::Damages;
 use crate::read::{self, OpenSegments};
-use crate::record::{Batch, Durability, LogConfig, LogInfo, SyncMode, Visibility};
+use crate::record::{
+    Batch, Cursor, CursorCommit, Durability, LogConfig, LogInfo, SyncMode, Visibility,
+};
 use crate::recovery::{self, RecoveryReport};
+use crate::session::Session;
 use crate::threads::{self, Workers};
 use crate::ticket::{Promise, Ticket};
 use crate::watch::Until;
@@ -116,50 +127,80 @@ impl Core {
     }
 
     /// Takes in a request that is to be answered as its logs' sync modes say.
-    pub(crate) fn enqueue_by_mode(&self, batch: Batch) -> Ticket {
+    pub(crate) fn enqueue_by_mode(&self, session: Option<&Session>, batch: Batch) -> Ticket {
         let level = self.level(&batch);
-        self.enqueue(batch, level)
+        self.enqueue_of(session, batch, level)
+    }
+
+    /// Takes a request of a session into the queue. If it is refused here, the session has
+    /// ended, unless there is only no room for it now.
+    pub(crate) fn enqueue_of(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        level: Durability,
+    ) -> Ticket {
+        if session.is_some_and(Session::has_ended_at_intake) {
+            return Ticket::refused(AppendError::SessionEnded);
+        }
+        match self.take_in(session, batch, level) {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                if let Some(session) =
+                    session.filter(|_| !matches!(error, AppendError::Busy { .. }))
+                {
+                    session.end_at_intake();
+                }
+                Ticket::refused(error)
+            }
+        }
     }
 
     /// Takes a request into the queue, unless its bytes are over the budget.
-    pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
+    fn take_in(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        level: Durability,
+    ) -> Result<Ticket, AppendError> {
         let now = self.journal.clock.now();
         let future = i64::try_from(self.config.max_future.as_micros()).unwrap_or(i64::MAX);
-        let cost = match submit::validate(&batch, &self.limits, now, future) {
-            Ok(cost) => cost,
-            Err(error) => return Ticket::refused(error.into()),
-        };
+        let cost = submit::validate(&batch, &self.limits, now, future)?;
         if let Some(error) = self.refusal() {
-            return Ticket::refused(error);
+            return Err(error);
         }
+        let digests = submit::digests(&batch);
         let inflight = self.journal.inflight.fetch_add(cost, Ordering::SeqCst) + cost;
         let limit = self.limits.max_inflight_bytes;
         // A request larger than the whole budget passes when it is alone.
         if inflight > limit && inflight > cost {
             self.journal.inflight.fetch_sub(cost, Ordering::SeqCst);
-            return Ticket::refused(AppendError::Busy {
+            return Err(AppendError::Busy {
                 inflight: inflight - cost,
                 limit,
             });
         }
         let (ticket, answer) = Ticket::new();
-        self.push(
-            Operation::Append(batch),
+        self.intake.push(Submission {
+            operation: Operation::Append { batch, digests },
             level,
-            Answer::Ticket(answer),
+            answer: Answer::Ticket(answer),
             cost,
-        );
-        ticket
+            submitted: self.journal.clock.monotonic(),
+            session: session.cloned(),
+        });
+        Ok(ticket)
     }
 
-    fn push(&self, operation: Operation, level: Durability, answer: Answer, cost: u64) {
-        let submitted = self.journal.clock.monotonic();
+    /// Queues what costs nothing of the budget.
+    fn push(&self, operation: Operation, level: Durability, answer: Answer) {
         self.intake.push(Submission {
             operation,
             level,
             answer,
-            cost,
-            submitted,
+            cost: 0,
+            submitted: self.journal.clock.monotonic(),
+            session: None,
         });
     }
 
@@ -182,6 +223,12 @@ impl Core {
             self.journal.flush();
         }
         self.index();
+    }
+
+    /// The write stage of a turn, without its flush.
+    #[cfg(test)]
+    pub(crate) fn write_in_turn(&self) {
+        self.committer.lock().commit(self.intake.take());
     }
 
     /// Indexes what was sealed, without a thread.
@@ -218,6 +265,12 @@ impl Core {
         config: LogConfig,
     ) -> crate::ticket::Awaited<Result<(), AdminError>> {
         self.administer(Operation::Create { name, config })
+    }
+
+    /// Takes a request of no session into the queue.
+    #[cfg(test)]
+    pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
+        self.enqueue_of(None, batch, level)
     }
 
     /// Fills the pool, as its thread would.
@@ -275,7 +328,7 @@ impl Core {
         let (promise, awaited) = Promise::new();
         match self.journal.failure() {
             Some(error) => promise.keep(Err(SyncError::JournalFailed(error))),
-            None => self.push(Operation::Barrier, level, Answer::Sync(promise), 0),
+            None => self.push(Operation::Barrier, level, Answer::Sync(promise)),
         }
         awaited
     }
@@ -289,6 +342,10 @@ impl Core {
     /// What an append is answered after that does not say: the strongest that one of
     /// its logs asks for.
     fn level(&self, batch: &Batch) -> Durability {
+        if !batch.cursors.is_empty() {
+            // A cursor says what is done: that is to be as safe as by itself.
+            return Durability::Durable;
+        }
         let named = batch
             .logs
             .iter()
@@ -454,10 +511,15 @@ impl LogEngine for LocalEngine {
         }
     }
 
-    fn submit(&self, batch: Batch, durability: Option<Durability>) -> Ticket {
+    fn submit(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        durability: Option<Durability>,
+    ) -> Ticket {
         match durability {
-            Some(level) => self.core.enqueue(batch, level),
-            None => self.core.enqueue_by_mode(batch),
+            Some(level) => self.core.enqueue_of(session, batch, level),
+            None => self.core.enqueue_by_mode(session, batch),
         }
     }
 
@@ -558,6 +620,39 @@ impl LogEngine for LocalEngine {
 
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>> {
         Box::pin(self.core.trim(log, before))
+    }
+
+    fn fence(
+        &self,
+        log: LogTarget,
+        epoch: Option<u64>,
+    ) -> BoxFuture<'_, Result<Fenced, FenceError>> {
+        Box::pin(self.core.fence(log, epoch))
+    }
+
+    fn commit_cursor(&self, commit: CursorCommit) -> BoxFuture<'_, Result<Cursor, CursorError>> {
+        Box::pin(self.core.commit_cursor(commit))
+    }
+
+    fn delete_cursor(
+        &self,
+        log: LogTarget,
+        cursor: Name,
+    ) -> BoxFuture<'_, Result<(), CursorError>> {
+        Box::pin(self.core.delete_cursor(log, cursor))
+    }
+
+    fn cursor(&self, log: LogTarget, cursor: &Name) -> Result<Cursor, CursorError> {
+        self.core.cursor(&log, cursor)
+    }
+
+    fn list_cursors(
+        &self,
+        log: LogTarget,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Cursor>, CursorError> {
+        self.core.list_cursors(&log, after, limit)
     }
 
     fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo> {

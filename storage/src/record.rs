@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::ids::{LogId, LogName, Lsn, Timestamp};
+use crate::ids::{LogId, LogName, Lsn, Name, Timestamp};
 
 /// One record to append.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,6 +43,48 @@ pub struct Guard {
     pub must_not_exist: bool,
     /// The log must be this one, not a re-created one of the same name.
     pub log_id: Option<LogId>,
+    /// The log's writer epoch must be this (0 until the first fence). A log that was fenced
+    /// takes no records from a batch that does not say.
+    pub writer_epoch: Option<u64>,
+}
+
+/// Which batch of which source this is, so that a repeat of it is recognised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Producer {
+    /// Name of the source, within the log.
+    pub id: Name,
+    /// Its incarnation; a higher one takes over.
+    pub epoch: u64,
+    /// Counts its batches in this log from 0, again from 0 in a higher epoch.
+    pub sequence: u64,
+}
+
+/// A cursor to be moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CursorCommit {
+    /// The log it belongs to.
+    pub log: LogName,
+    /// Its name within the log.
+    pub cursor: Name,
+    /// The next lsn to read; at most the tail.
+    pub lsn: Lsn,
+    /// Where it must stand now; 0 is also a cursor that does not exist.
+    pub expected_lsn: Option<Lsn>,
+    /// The log must be this one.
+    pub log_id: Option<LogId>,
+}
+
+/// A cursor as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cursor {
+    /// Its name within the log.
+    pub name: Name,
+    /// Identity of the log.
+    pub log_id: LogId,
+    /// The next lsn to read.
+    pub lsn: Lsn,
+    /// When it was last moved.
+    pub update_time: Timestamp,
 }
 
 /// The records of one log in a [`Batch`].
@@ -54,6 +96,8 @@ pub struct LogRecords {
     pub records: Vec<Record>,
     /// Conditions on this log.
     pub guard: Guard,
+    /// If given, a repeat is recognised and gets the original answer.
+    pub producer: Option<Producer>,
 }
 
 /// Conditions on a log that the batch does not write.
@@ -75,6 +119,8 @@ pub struct Batch {
     pub logs: Vec<LogRecords>,
     /// Conditions on other logs.
     pub checks: Vec<LogCheck>,
+    /// Cursors to move in the same step; none twice.
+    pub cursors: Vec<CursorCommit>,
 }
 
 /// Consecutive records of one log as they are stored.
@@ -240,6 +286,8 @@ pub struct LogInfo {
     pub tail_lsn: Lsn,
     /// All below it are on the device.
     pub durable_lsn: Lsn,
+    /// Raised by each fence; 0 until the first.
+    pub writer_epoch: u64,
     /// Bytes the log's records take in segments, headers included.
     pub stored_bytes: u64,
     /// When it was created.

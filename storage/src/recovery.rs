@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::drafts::Drafts;
+use self::drafts::{Drafts, Found};
 use self::files::{LoadedTail, Used};
 use self::walk::{Bytes, Item, Walked};
 use crate::clock::Clock;
@@ -159,10 +159,12 @@ pub(crate) fn recover(
     config: &StorageConfig,
     (clock, observer): (&dyn Clock, &dyn Observer),
 ) -> Result<Recovered, OpenError> {
-    let recovered = match Recovered::read_store(disk, store, (clock, observer), true)? {
+    let new = || Recovered::new(disk, store, config.producer_window);
+    let recovered = match new().read_store(&**disk, (clock, observer), true)? {
         Some(recovered) => recovered,
         // Files are not where the checkpoint says: the segments themselves are asked.
-        None => Recovered::read_store(disk, store, (clock, observer), false)?
+        None => new()
+            .read_store(&**disk, (clock, observer), false)?
             .ok_or_else(|| OpenError::io("reading the store")(std::io::ErrorKind::Other.into()))?,
     };
     if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
@@ -172,13 +174,13 @@ pub(crate) fn recover(
 }
 
 impl Recovered {
-    fn new(disk: &Arc<dyn Disk>, store: Store) -> Self {
+    fn new(disk: &Arc<dyn Disk>, store: Store, producer_window: u64) -> Self {
         Self {
             store,
             clean: false,
             epoch: RecoveryEpoch::FIRST,
             next_log_counter: 1,
-            drafts: Drafts::default(),
+            drafts: Drafts::new(producer_window),
             segments: BTreeMap::new(),
             indexes: Indexes::new(Arc::clone(disk)),
             progress: Progress::default(),
@@ -204,33 +206,32 @@ impl Recovered {
     /// Reads the store, from the newest checkpoint if that is wanted; `None` if there is
     /// one that does not go with the files.
     fn read_store(
-        disk: &Arc<dyn Disk>,
-        store: Store,
+        mut self,
+        disk: &dyn Disk,
         (clock, observer): (&dyn Clock, &dyn Observer),
         from_checkpoint: bool,
     ) -> Result<Option<Self>, OpenError> {
         let started = clock.monotonic();
-        let mut recovered = Self::new(disk, store);
-        let mut ids = recovered.list_files(&**disk)?;
-        recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
-        recovered.read_checkpoint(&**disk, &ids, from_checkpoint)?;
+        let mut ids = self.list_files(disk)?;
+        self.last_begun = LastBegun::read(disk).map_err(OpenError::io("reading BEGUN"))?;
+        self.read_checkpoint(disk, &ids, from_checkpoint)?;
         let begun = clock.monotonic();
-        recovered.times.checkpoint = begun.duration_since(started);
-        let covered: Vec<SegmentId> = recovered.segments.values().map(|s| s.life.id).collect();
+        self.times.checkpoint = begun.duration_since(started);
+        let covered: Vec<SegmentId> = self.segments.values().map(|s| s.life.id).collect();
         ids.retain(|id| covered.binary_search(id).is_err());
-        let mut used = recovered.sort_files(&**disk, &ids)?;
-        let last = recovered.last;
+        let mut used = self.sort_files(disk, &ids)?;
+        let last = self.last;
         if used
             .first()
             .is_some_and(|first| Some(first.life.id) <= last)
         {
             return Ok(None);
         }
-        let tail = recovered.drop_unwritten(&**disk, &mut used)?;
-        let tail = recovered.look_behind_seal(&**disk, &mut used, tail)?;
-        recovered.read(&**disk, &used, tail, observer)?;
-        recovered.times.segments = clock.monotonic().duration_since(begun);
-        Ok(Some(recovered))
+        let tail = self.drop_unwritten(disk, &mut used)?;
+        let tail = self.look_behind_seal(disk, &mut used, tail)?;
+        self.read(disk, &used, tail, observer)?;
+        self.times.segments = clock.monotonic().duration_since(begun);
+        Ok(Some(self))
     }
 
     /// Goes over all segments in order and applies what their indexes say, or they
@@ -417,10 +418,13 @@ impl Recovered {
             .map_or(Position::ZERO, |before| {
                 before.end.read().unwrap_or(before.base)
             });
+        // Where the atomic unit at hand began.
+        let mut unit = None;
         for item in &walked.items {
             let (header, body_good) = match *item {
                 Item::Frame { header, body_good } => (header, body_good),
                 Item::Hole { from, to } => {
+                    unit = None;
                     observer.checksum_failure(ChecksumSite::Recovery);
                     holes.push(Hole { from, to });
                     last_hole = from;
@@ -435,7 +439,16 @@ impl Recovered {
             if header.kind != Kind::Link {
                 self.highest_epoch = self.highest_epoch.max(header.log_id.epoch());
             }
-            self.drafts.apply(id, &header, body, last_hole);
+            let found = Found {
+                header: &header,
+                body,
+                producer: frame::producer_of(bytes.frame(&header), &header),
+                unit: *unit.get_or_insert(header.position),
+            };
+            if !header.continues() {
+                unit = None;
+            }
+            self.drafts.apply(id, &found, last_hole);
             self.apply_directory(bytes, &header, &mut holes);
         }
         holes

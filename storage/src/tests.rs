@@ -2,7 +2,9 @@
 
 mod appending;
 mod compression;
+mod cursors;
 mod damage;
+mod exactly_once;
 mod faults;
 mod full_disk;
 mod histories;
@@ -233,6 +235,7 @@ fn batch(logs: &[(&str, &[&[u8]])]) -> Batch {
             log: LogName::new(log).unwrap(),
             records: data.iter().map(|data| record(data)).collect(),
             guard: Guard::default(),
+            producer: None,
         })
         .collect();
     Batch {

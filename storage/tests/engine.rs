@@ -39,6 +39,7 @@ fn batch(log: &str, data: impl Into<Bytes>) -> Batch {
             log,
             records,
             guard: Guard::default(),
+            producer: None,
         }],
         ..Batch::default()
     }
@@ -115,7 +116,7 @@ fn many_writers_and_a_follower_agree_on_what_was_written() {
                         Durability::Written
                     };
                     let answer =
-                        engine.submit(batch(&log, index.to_le_bytes().to_vec()), Some(level));
+                        engine.submit(None, batch(&log, index.to_le_bytes().to_vec()), Some(level));
                     let answer = answer.wait().unwrap();
                     assert!(answer.durability >= level);
                     highest.fetch_max(answer.position.unwrap().get(), Ordering::SeqCst);
@@ -145,7 +146,7 @@ fn what_nobody_asked_to_flush_is_durable_within_the_interval() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path());
     let answer = engine
-        .submit(batch("a", "x"), Some(Durability::Written))
+        .submit(None, batch("a", "x"), Some(Durability::Written))
         .wait()
         .unwrap();
     assert_eq!(answer.durability, Durability::Written);
@@ -190,6 +191,7 @@ fn open_segments_are_bounded_while_many_scans_read_right() {
         let tickets: Vec<_> = (0..records)
             .map(|index| {
                 engine.submit(
+                    None,
                     batch(&format!("log/{}", index % 4), data.clone()),
                     Some(Durability::Written),
                 )
@@ -251,7 +253,7 @@ fn everyone_who_waits_is_answered_when_the_engine_goes_away() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path());
     let tickets: Vec<_> = (0..1000)
-        .map(|_| engine.submit(batch("a", "x"), None))
+        .map(|_| engine.submit(None, batch("a", "x"), None))
         .collect();
     drop(engine);
     let answered = tickets

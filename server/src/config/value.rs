@@ -49,7 +49,7 @@ macro_rules! number {
     )+ };
 }
 
-number!(u32, usize);
+number!(u32, u64, usize);
 
 impl Value for String {
     fn parse(text: &str) -> Result<Self, String> {

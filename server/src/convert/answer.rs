@@ -4,8 +4,8 @@ use prost::Message;
 use tonic::Status;
 use wald_proto::v1;
 use wald_storage::{
-    Appended, Durability, Gap, GapReason, Limits, LogInfo, LogName, LogStat, Lsn, Page, Position,
-    RecoveryEpoch, ScanChunk, SegmentInfo, StoredBatch, Timestamp,
+    Appended, Cursor, Durability, Fenced, Gap, GapReason, Limits, LogInfo, LogName, LogStat, Lsn,
+    Page, Position, RecoveryEpoch, ScanChunk, SegmentInfo, StoredBatch, Timestamp,
 };
 
 use crate::status;
@@ -24,7 +24,7 @@ pub(crate) fn append_response(appended: &Appended, epoch: RecoveryEpoch) -> v1::
         timestamp_us: log.map_or(0, |log| log.timestamp.micros()),
         durable_lsn: appended.durable_lsns.first().map(|lsn| lsn.get()),
         durability: durability(appended.durability).into(),
-        deduplicated: false,
+        deduplicated: log.is_some_and(|log| log.deduplicated),
         position: appended.position.map(Position::get),
         recovery_epoch: epoch.get(),
         log_id: log.map_or(0, |log| log.log_id.get()),
@@ -47,7 +47,7 @@ pub(crate) fn append_batch_response(
             next_lsn: Some(log.next_lsn.get()),
             timestamp_us: log.arrival.micros(),
             durable_lsn: Some(durable.get()),
-            deduplicated: false,
+            deduplicated: log.deduplicated,
             log_id: log.log_id.get(),
         })
         .collect();
@@ -226,11 +226,30 @@ pub(crate) fn tail_response(stat: &LogStat, epoch: RecoveryEpoch) -> v1::GetTail
         first_lsn: Some(stat.info.first_lsn.get()),
         tail_lsn: Some(stat.info.tail_lsn.get()),
         durable_lsn: Some(stat.info.durable_lsn.get()),
-        // No log can be fenced yet, and 0 is what an unfenced log has.
-        writer_epoch: Some(0),
+        writer_epoch: Some(stat.info.writer_epoch),
         recovery_epoch: epoch.get(),
         log_id: stat.info.log_id.get(),
         survived_position: stat.survived_position.map(Position::get),
+    }
+}
+
+/// A log whose older writers are shut out.
+pub(crate) fn fence_response(fenced: &Fenced) -> v1::FenceResponse {
+    v1::FenceResponse {
+        tail_lsn: Some(fenced.tail_lsn.get()),
+        writer_epoch: Some(fenced.writer_epoch),
+        log_id: fenced.log_id.get(),
+    }
+}
+
+/// A cursor of the log `log`.
+pub(crate) fn cursor(log: &LogName, cursor: &Cursor) -> v1::Cursor {
+    v1::Cursor {
+        log: log.as_str().to_owned(),
+        name: cursor.name.as_str().to_owned(),
+        lsn: Some(cursor.lsn.get()),
+        log_id: cursor.log_id.get(),
+        update_time: Some(proto_timestamp(cursor.update_time)),
     }
 }
 
@@ -243,15 +262,30 @@ pub(crate) fn log(info: &LogInfo) -> v1::Log {
         first_lsn: Some(info.first_lsn.get()),
         tail_lsn: Some(info.tail_lsn.get()),
         durable_lsn: Some(info.durable_lsn.get()),
-        writer_epoch: Some(0),
+        writer_epoch: Some(info.writer_epoch),
         stored_bytes: info.stored_bytes,
         create_time: Some(proto_timestamp(info.create_time)),
         update_time: Some(proto_timestamp(info.update_time)),
     }
 }
 
-/// What a request may hold.
-pub(crate) fn server_limits(limits: &Limits, max_future: std::time::Duration) -> v1::ServerLimits {
+/// Limits that are not of one request.
+#[derive(Debug, Clone)]
+pub(crate) struct ServerLimits {
+    /// How far ahead of the clock a record's time may be.
+    pub(crate) max_timestamp_ahead: std::time::Duration,
+    /// Batches of a producer whose repeats are recognised.
+    pub(crate) producer_window: u64,
+    /// Producers of one log.
+    pub(crate) max_producers_per_log: u64,
+    /// Cursors of one log.
+    pub(crate) max_cursors_per_log: u64,
+    /// What a session may have under way.
+    pub(crate) session_window_bytes: u64,
+}
+
+/// What requests and logs may hold.
+pub(crate) fn server_limits(limits: &Limits, server: &ServerLimits) -> v1::ServerLimits {
     v1::ServerLimits {
         max_record_bytes: limits.max_record_bytes.into(),
         max_request_records: limits.max_batch_records,
@@ -260,9 +294,11 @@ pub(crate) fn server_limits(limits: &Limits, max_future: std::time::Duration) ->
         max_headers: limits.max_headers,
         max_headers_bytes: limits.max_header_bytes,
         max_response_bytes: count(MAX_RESPONSE_BYTES),
-        max_timestamp_ahead: Some(proto_duration(max_future)),
-        // Producers are not built: none of their repeats is recognised.
-        producer_window: 0,
+        max_timestamp_ahead: Some(proto_duration(server.max_timestamp_ahead)),
+        producer_window: u32::try_from(server.producer_window).unwrap_or(u32::MAX),
+        max_producers_per_log: server.max_producers_per_log,
+        max_cursors_per_log: server.max_cursors_per_log,
+        session_window_bytes: server.session_window_bytes,
     }
 }
 

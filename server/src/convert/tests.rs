@@ -108,31 +108,19 @@ fn text_is_data_and_an_absent_record_is_empty() {
 
 #[test]
 fn fields_that_are_not_built_are_refused_by_name() {
-    let append_with = |condition, durability| {
+    let append_with = |durability| {
         unsupported(
             &append(v1::AppendRequest {
                 log: "a".to_owned(),
-                condition: Some(condition),
                 durability,
                 ..v1::AppendRequest::default()
             })
             .unwrap_err(),
         )
     };
-    let fenced = v1::AppendCondition {
-        writer_epoch: Some(0),
-        ..v1::AppendCondition::default()
-    };
-    let produced = v1::AppendCondition {
-        producer: Some(v1::Producer::default()),
-        ..v1::AppendCondition::default()
-    };
-    assert_eq!(append_with(fenced.clone(), 0), "condition.writer_epoch");
-    assert_eq!(append_with(produced, 0), "condition.producer");
     let replicated = v1::Durability::Replicated.into();
-    let plain = v1::AppendCondition::default();
-    assert_eq!(append_with(plain.clone(), replicated), "durability");
-    assert_eq!(append_with(plain, 99), "durability");
+    assert_eq!(append_with(replicated), "durability");
+    assert_eq!(append_with(99), "durability");
     assert_eq!(
         durability(replicated).unwrap_err().message(),
         "durability: DURABILITY_REPLICATED is not supported by this server"
@@ -141,23 +129,106 @@ fn fields_that_are_not_built_are_refused_by_name() {
         view(99).unwrap_err().message(),
         "view: 99 is not supported by this server"
     );
-    let batch = v1::AppendBatchRequest {
+}
+
+#[test]
+fn conditions_producer_and_cursors_reach_the_engine() {
+    let (batch, _) = append_batch(v1::AppendBatchRequest {
         batches: vec![v1::LogBatch {
             log: "a".to_owned(),
-            condition: Some(fenced),
+            records: vec![data(b"x")],
+            condition: Some(v1::AppendCondition {
+                expected_lsn: Some(1),
+                writer_epoch: Some(2),
+                producer: Some(v1::Producer {
+                    id: "p".to_owned(),
+                    epoch: 3,
+                    sequence: 4,
+                }),
+                log_id: Some(5),
+                ..v1::AppendCondition::default()
+            }),
+        }],
+        cursors: vec![v1::CursorCommit {
+            log: "b".to_owned(),
+            cursor: "c".to_owned(),
+            lsn: 6,
+            expected_lsn: Some(7),
+            log_id: Some(8),
+        }],
+        ..v1::AppendBatchRequest::default()
+    })
+    .unwrap();
+    let guard = Guard {
+        expected_lsn: Some(Lsn::new(1)),
+        writer_epoch: Some(2),
+        log_id: Some(LogId::new(5)),
+        ..Guard::default()
+    };
+    assert_eq!(batch.logs[0].guard, guard);
+    let producer = Producer {
+        id: Name::new("p").unwrap(),
+        epoch: 3,
+        sequence: 4,
+    };
+    assert_eq!(batch.logs[0].producer, Some(producer));
+    let moved = CursorCommit {
+        log: LogName::new("b").unwrap(),
+        cursor: Name::new("c").unwrap(),
+        lsn: Lsn::new(6),
+        expected_lsn: Some(Lsn::new(7)),
+        log_id: Some(LogId::new(8)),
+    };
+    assert_eq!(batch.cursors, [moved]);
+}
+
+#[test]
+fn names_of_producers_and_cursors_are_checked_where_they_stand() {
+    let told = |status: Status| {
+        let details = status.get_error_details();
+        let field = details.bad_request().unwrap().field_violations[0]
+            .field
+            .clone();
+        (reason(&status), field)
+    };
+    let nameless = v1::AppendCondition {
+        producer: Some(v1::Producer::default()),
+        ..v1::AppendCondition::default()
+    };
+    let invalid = |reason: &str, field: &str| (reason.to_owned(), field.to_owned());
+    let refused = append(v1::AppendRequest {
+        log: "a".to_owned(),
+        condition: Some(nameless.clone()),
+        ..v1::AppendRequest::default()
+    });
+    assert_eq!(
+        told(refused.unwrap_err()),
+        invalid("INVALID_PRODUCER", "condition.producer.id")
+    );
+    let refused = append_batch(v1::AppendBatchRequest {
+        batches: vec![v1::LogBatch {
+            log: "a".to_owned(),
+            condition: Some(nameless),
             ..v1::LogBatch::default()
         }],
         ..v1::AppendBatchRequest::default()
-    };
+    });
     assert_eq!(
-        unsupported(&append_batch(batch.clone()).unwrap_err()),
-        "batches[0].condition.writer_epoch"
+        told(refused.unwrap_err()),
+        invalid("INVALID_PRODUCER", "batches[0].condition.producer.id")
     );
-    let cursors = v1::AppendBatchRequest {
-        cursors: vec![v1::CursorCommit::default()],
-        ..batch
-    };
-    assert_eq!(unsupported(&append_batch(cursors).unwrap_err()), "cursors");
+    let refused = append_batch(v1::AppendBatchRequest {
+        cursors: vec![v1::CursorCommit {
+            log: "a".to_owned(),
+            cursor: "a\nb".to_owned(),
+            ..v1::CursorCommit::default()
+        }],
+        ..v1::AppendBatchRequest::default()
+    });
+    assert_eq!(
+        told(refused.unwrap_err()),
+        invalid("INVALID_CURSOR_NAME", "cursors[0].cursor")
+    );
 }
 
 #[test]
@@ -304,6 +375,7 @@ fn acks_tell_the_stored_time_of_a_record_and_the_arrival_of_a_batch() {
             next_lsn: Lsn::new(2),
             timestamp: Timestamp::from_micros(500),
             arrival: Timestamp::from_micros(400),
+            deduplicated: true,
         }],
         durable_lsns: vec![Lsn::ZERO],
         durability: Durability::Accepted,
@@ -313,9 +385,11 @@ fn acks_tell_the_stored_time_of_a_record_and_the_arrival_of_a_batch() {
     let single = append_response(&appended, RecoveryEpoch::FIRST);
     assert_eq!((single.timestamp_us, single.position), (500, None));
     assert_eq!(single.durability(), v1::Durability::Accepted);
+    assert!(single.deduplicated);
     let names = [LogName::new("a").unwrap()];
     let batch = append_batch_response(&names, &appended, RecoveryEpoch::FIRST);
     assert_eq!(batch.appends[0].timestamp_us, 400);
+    assert!(batch.appends[0].deduplicated);
 }
 
 #[test]
@@ -452,12 +526,13 @@ fn log_shows_lsn_zero_and_its_settings() {
         first_lsn: Lsn::ZERO,
         tail_lsn: Lsn::ZERO,
         durable_lsn: Lsn::ZERO,
+        writer_epoch: 3,
         stored_bytes: 0,
         create_time: Timestamp::from_micros(-1),
         update_time: Timestamp::from_micros(0),
     };
     let shown = log(&info);
-    assert_eq!(shown.first_lsn, Some(0));
+    assert_eq!((shown.first_lsn, shown.writer_epoch), (Some(0), Some(3)));
     assert_eq!(shown.config.unwrap().max_record_bytes, 9);
     let created = shown.create_time.unwrap();
     assert_eq!((created.seconds, created.nanos), (-1, 999_999_000));

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use wald_storage::{
-    AppendError, FailedCheck, FailedCondition, LogName, Observer, Phase, Statistics,
+    AppendError, FailedCheck, FailedCondition, LogName, Name, Observer, Phase, Statistics,
 };
 
 use super::{Durability, Metrics, ReadOp, latency_buckets, phase_buckets};
@@ -38,6 +38,8 @@ fn every_promised_metric_is_there_before_anything_happened() {
         "wald_durable_lag_seconds",
         "wald_inflight_bytes",
         "wald_rejected_total",
+        "wald_deduplicated_total",
+        "wald_append_sessions",
         "wald_condition_failures_total",
         "wald_logs",
         "wald_followers",
@@ -65,6 +67,8 @@ fn every_combination_of_labels_starts_at_zero() {
     for line in [
         r#"wald_rejected_total{reason="BUSY"} 0"#,
         r#"wald_condition_failures_total{reason="POSITION_MISMATCH"} 0"#,
+        r#"wald_condition_failures_total{reason="FENCED"} 0"#,
+        r#"wald_condition_failures_total{reason="PRODUCER_GAP"} 0"#,
         r#"wald_checksum_failures_total{where="read"} 0"#,
         r#"wald_append_phase_seconds_count{phase="reply"} 0"#,
         r#"wald_append_duration_seconds_count{durability="durable"} 0"#,
@@ -103,7 +107,16 @@ fn what_happens_is_counted_where_it_belongs() {
     metrics.read(ReadOp::Scan, Duration::from_millis(1));
     metrics.phase(Phase::Queue, Duration::from_millis(1));
     Observer::read(&metrics, 5, 50);
+    metrics.deduplicated();
+    drop(metrics.session_opened());
+    let _open = metrics.session_opened();
     metrics.write_failed(&AppendError::DiskFull);
+    metrics.write_failed(&AppendError::ProducerGap {
+        log: LogName::new("a").unwrap(),
+        producer: Name::new("p").unwrap(),
+        given: 1,
+        expected: 0,
+    });
     metrics.write_failed(&AppendError::ConditionsFailed(vec![FailedCondition {
         log: LogName::new("a").unwrap(),
         check: FailedCheck::LogMissing,
@@ -127,7 +140,10 @@ fn what_happens_is_counted_where_it_belongs() {
         r#"wald_append_duration_seconds_count{durability="durable"} 1"#,
         r#"wald_append_phase_seconds_count{phase="queue"} 1"#,
         r#"wald_read_duration_seconds_count{op="scan"} 1"#,
+        "wald_deduplicated_total 1",
+        "wald_append_sessions 1",
         r#"wald_rejected_total{reason="DISK_FULL"} 1"#,
+        r#"wald_condition_failures_total{reason="PRODUCER_GAP"} 1"#,
         r#"wald_condition_failures_total{reason="LOG_MISSING"} 1"#,
         r#"wald_segments{state="sealed"} 2"#,
         "wald_journal_failed 1",

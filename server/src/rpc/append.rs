@@ -1,4 +1,4 @@
-//! Append, AppendBatch, Sync, Trim.
+//! Append, AppendBatch, Sync, Trim, Fence.
 //!
 //! Once submitted, an append is finished whoever still listens: a client that goes away
 //! drops the future here and with it the ticket, which cancels nothing.
@@ -7,9 +7,11 @@ use std::time::Instant;
 
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{Appended, Batch, Durability, LogName, Lsn, TrimError};
+use wald_storage::{
+    AppendError, Appended, Batch, FenceError, LogName, Lsn, RecoveryEpoch, TrimError,
+};
 
-use super::{Answer, Node, Store, refuse_late};
+use super::{Answer, Node, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 use crate::trace;
@@ -22,7 +24,10 @@ pub(super) async fn append(
     let store = node.store_to_write()?;
     refuse_late(&request)?;
     let (batch, durability) = convert::append(request.into_inner())?;
-    let (appended, acked) = submit(node, store, batch, durability, taken).await?;
+    let submitted = Submitted::new(&batch, taken);
+    let settled = store.engine.submit(None, batch, durability).await;
+    let (appended, acked) = submitted.settled(node, settled)?;
+    trace::phases(&appended.times);
     let response = Response::new(convert::append_response(&appended, store.epoch));
     node.metrics.replied(acked.elapsed());
     Ok(response)
@@ -36,34 +41,86 @@ pub(super) async fn append_batch(
     let store = node.store_to_write()?;
     refuse_late(&request)?;
     let (batch, durability) = convert::append_batch(request.into_inner())?;
-    let names: Vec<LogName> = batch.logs.iter().map(|log| log.log.clone()).collect();
-    let (appended, acked) = submit(node, store, batch, durability, taken).await?;
-    let response = convert::append_batch_response(&names, &appended, store.epoch);
-    node.metrics.replied(acked.elapsed());
-    Ok(Response::new(response))
+    let submitted = SubmittedBatch::new(&batch, taken);
+    let settled = store.engine.submit(None, batch, durability).await;
+    if let Ok(appended) = &settled {
+        trace::phases(&appended.times);
+    }
+    submitted.ack(node, store.epoch, settled).map(Response::new)
 }
 
-/// Hands the batch to the engine and waits for its last answer; also says when that came.
-async fn submit(
-    node: &Node,
-    store: &Store,
-    batch: Batch,
-    durability: Option<Durability>,
+/// A request that the engine has: what is counted of it when it is answered.
+struct Submitted {
     taken: Instant,
-) -> Result<(Appended, Instant), Status> {
-    let (records, bytes) = size(&batch);
-    match store.engine.submit(batch, durability).await {
-        Ok(appended) => {
-            let acked = Instant::now();
-            trace::phases(&appended.times);
-            node.metrics
-                .appended(appended.durability, acked - taken, records, bytes);
-            Ok((appended, acked))
+    records: u64,
+    bytes: u64,
+}
+
+impl Submitted {
+    fn new(batch: &Batch, taken: Instant) -> Self {
+        let (records, bytes) = size(batch);
+        Self {
+            taken,
+            records,
+            bytes,
         }
-        Err(error) => {
-            node.metrics.write_failed(&error);
-            Err(status::append(&error))
+    }
+
+    /// Counts the engine's last answer; also says when it came.
+    fn settled(
+        &self,
+        node: &Node,
+        settled: Result<Appended, AppendError>,
+    ) -> Result<(Appended, Instant), Status> {
+        match settled {
+            Ok(appended) => {
+                let acked = Instant::now();
+                let repeat = appended.appends.iter().any(|log| log.deduplicated);
+                let (records, bytes) = match repeat {
+                    true => (0, 0),
+                    false => (self.records, self.bytes),
+                };
+                let time = acked - self.taken;
+                node.metrics
+                    .appended(appended.durability, time, records, bytes);
+                if repeat {
+                    node.metrics.deduplicated();
+                }
+                Ok((appended, acked))
+            }
+            Err(error) => {
+                node.metrics.write_failed(&error);
+                Err(status::append(&error))
+            }
         }
+    }
+}
+
+/// A batch that the engine has: what its answer is made of.
+pub(super) struct SubmittedBatch {
+    submitted: Submitted,
+    names: Vec<LogName>,
+}
+
+impl SubmittedBatch {
+    pub(super) fn new(batch: &Batch, taken: Instant) -> Self {
+        Self {
+            submitted: Submitted::new(batch, taken),
+            names: batch.logs.iter().map(|log| log.log.clone()).collect(),
+        }
+    }
+
+    /// The answer to the batch.
+    pub(super) fn ack(
+        &self,
+        node: &Node,
+        epoch: RecoveryEpoch,
+        settled: Result<Appended, AppendError>,
+    ) -> Result<v1::AppendBatchResponse, Status> {
+        let (appended, acked) = self.submitted.settled(node, settled)?;
+        let response = convert::append_batch_response(&self.names, &appended, epoch);
+        node.metrics.replied(acked.elapsed());
+        Ok(response)
     }
 }
 
@@ -123,4 +180,25 @@ pub(super) async fn trim(
     Ok(Response::new(v1::TrimResponse {
         first_lsn: Some(first.get()),
     }))
+}
+
+pub(super) async fn fence(
+    node: &Node,
+    request: Request<v1::FenceRequest>,
+) -> Answer<v1::FenceResponse> {
+    let store = node.store_to_write()?;
+    refuse_late(&request)?;
+    let request = request.into_inner();
+    let target = convert::target(&request.log, request.log_id, Access::Write)?;
+    let fenced = store
+        .engine
+        .fence(target, request.writer_epoch)
+        .await
+        .map_err(|error| {
+            if let FenceError::Append(error) = &error {
+                node.metrics.write_failed(error);
+            }
+            status::fence(&error)
+        })?;
+    Ok(Response::new(convert::fence_response(&fenced)))
 }

@@ -1,38 +1,106 @@
-//! CursorService: in the contract, not in this version.
+//! CursorService: named positions of consumers.
 
-use tonic::Request;
+use tonic::{Request, Response, Status};
 use wald_proto::v1;
+use wald_storage::CursorError;
 
-use super::{Answer, Services, unbuilt};
-use crate::status::Access;
+use super::{Answer, Node, Services, refuse_late};
+use crate::convert;
+use crate::status::{self, Access};
 
 #[tonic::async_trait]
 impl v1::cursor_service_server::CursorService for Services {
     async fn commit_cursor(
         &self,
-        _request: Request<v1::CommitCursorRequest>,
+        request: Request<v1::CommitCursorRequest>,
     ) -> Answer<v1::CommitCursorResponse> {
-        Err(unbuilt("wald.v1.CursorService.CommitCursor", Access::Write))
+        let store = self.0.store_to_write()?;
+        refuse_late(&request)?;
+        let commit = request.into_inner().commit.unwrap_or_default();
+        let commit = convert::cursor_commit("commit", commit)?;
+        let log = commit.log.clone();
+        let cursor = store
+            .engine
+            .commit_cursor(commit)
+            .await
+            .map_err(|error| self.0.cursor_failed(&error))?;
+        Ok(Response::new(v1::CommitCursorResponse {
+            cursor: Some(convert::cursor(&log, &cursor)),
+        }))
     }
 
     async fn get_cursor(
         &self,
-        _request: Request<v1::GetCursorRequest>,
+        request: Request<v1::GetCursorRequest>,
     ) -> Answer<v1::GetCursorResponse> {
-        Err(unbuilt("wald.v1.CursorService.GetCursor", Access::Read))
+        let store = self.0.store(Access::Read)?;
+        let request = request.get_ref();
+        let target = convert::target(&request.log, request.log_id, Access::Read)?;
+        let log = target.name.clone();
+        let name = convert::cursor_name("cursor", &request.cursor, Access::Read)?;
+        let cursor = store
+            .engine
+            .cursor(target, &name)
+            .map_err(|error| status::cursor(&error, Access::Read))?;
+        Ok(Response::new(v1::GetCursorResponse {
+            cursor: Some(convert::cursor(&log, &cursor)),
+        }))
     }
 
     async fn list_cursors(
         &self,
-        _request: Request<v1::ListCursorsRequest>,
+        request: Request<v1::ListCursorsRequest>,
     ) -> Answer<v1::ListCursorsResponse> {
-        Err(unbuilt("wald.v1.CursorService.ListCursors", Access::Read))
+        let store = self.0.store(Access::Read)?;
+        let request = request.get_ref();
+        let target = convert::target(&request.log, request.log_id, Access::Read)?;
+        let log = target.name.clone();
+        let size = convert::page_size(request.page_size);
+        let after = convert::parse_page_token(&request.page_token)?;
+        // One more than asked tells whether there is a next page.
+        let mut found = store
+            .engine
+            .list_cursors(target, after.as_deref(), size + 1)
+            .map_err(|error| status::cursor(&error, Access::Read))?;
+        let more = found.len() > size;
+        found.truncate(size);
+        let next_page_token = match found.last() {
+            Some(last) if more => convert::page_token(last.name.as_str()),
+            _ => String::new(),
+        };
+        Ok(Response::new(v1::ListCursorsResponse {
+            cursors: found
+                .iter()
+                .map(|cursor| convert::cursor(&log, cursor))
+                .collect(),
+            next_page_token,
+        }))
     }
 
     async fn delete_cursor(
         &self,
-        _request: Request<v1::DeleteCursorRequest>,
+        request: Request<v1::DeleteCursorRequest>,
     ) -> Answer<v1::DeleteCursorResponse> {
-        Err(unbuilt("wald.v1.CursorService.DeleteCursor", Access::Write))
+        let store = self.0.store_to_write()?;
+        refuse_late(&request)?;
+        let request = request.into_inner();
+        let target = convert::target(&request.log, request.log_id, Access::Write)?;
+        let name = convert::cursor_name("cursor", &request.cursor, Access::Write)?;
+        store
+            .engine
+            .delete_cursor(target, name)
+            .await
+            .map_err(|error| self.0.cursor_failed(&error))?;
+        Ok(Response::new(v1::DeleteCursorResponse {}))
+    }
+}
+
+impl Node {
+    /// Answers a change of a cursor that was not carried out.
+    fn cursor_failed(&self, error: &CursorError) -> Status {
+        if let CursorError::Append(error) = error {
+            self.metrics.write_failed(error);
+        }
+        status::cursor(error, Access::Write)
     }
 }

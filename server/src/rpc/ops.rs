@@ -26,10 +26,7 @@ impl v1::ops_service_server::OpsService for Services {
             recovery_epoch: profile.recovery_epoch.get(),
             engine: v1::EngineKind::Local.into(),
             start_time: Some(convert::proto_timestamp(node.start_time)),
-            limits: Some(convert::server_limits(
-                &profile.limits,
-                node.max_timestamp_ahead,
-            )),
+            limits: Some(convert::server_limits(&profile.limits, &node.limits)),
             sync_modes: convert::sync_modes().map(i32::from).to_vec(),
             default_sync_mode: convert::proto_sync_mode(node.sync_mode).into(),
             sync_interval: Some(convert::proto_duration(node.sync_interval)),

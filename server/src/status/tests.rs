@@ -4,14 +4,21 @@ use std::sync::Arc;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use wald_storage::{
-    AdminError, AppendError, FailedCheck, FailedCondition, InvalidBatch, InvalidLogName, LogId,
-    LogName, Lsn, ReadError, SyncError, Timestamp, TrimError,
+    AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, InvalidBatch,
+    InvalidLogName, LogId, LogName, Lsn, Name, ReadError, SyncError, Timestamp, TrimError,
 };
 
-use super::{Access, admin, append, invalid_log_name, not_supported, read, starting, sync, trim};
+use super::{
+    Access, admin, append, cursor, fence, in_session, invalid_log_name, message_too_large,
+    not_supported, read, starting, sync, trim,
+};
 
 fn log() -> LogName {
     LogName::new("flights").unwrap()
+}
+
+fn name() -> Name {
+    Name::new("booking").unwrap()
 }
 
 fn eio() -> Arc<io::Error> {
@@ -67,6 +74,27 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
             (Code::DataLoss, "QUARANTINED", never()),
         ),
         (
+            AppendError::Quota {
+                log: log(),
+                what: "producers",
+                limit: 1,
+            },
+            (Code::ResourceExhausted, "QUOTA", safe()),
+        ),
+        (
+            AppendError::CursorBeyondTail {
+                log: log(),
+                cursor: name(),
+                tail: Lsn::new(5),
+                asked: Lsn::new(9),
+            },
+            (Code::OutOfRange, "BEYOND_TAIL", never()),
+        ),
+        (
+            AppendError::SessionEnded,
+            (Code::Aborted, "SESSION_ENDED", safe()),
+        ),
+        (
             AppendError::Busy {
                 inflight: 2,
                 limit: 1,
@@ -106,6 +134,61 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
 }
 
 #[test]
+fn producers_are_told_what_they_may_send() {
+    let (log, producer) = (log(), name());
+    let cases = [
+        (
+            AppendError::ProducerGap {
+                log: log.clone(),
+                producer: producer.clone(),
+                given: 9,
+                expected: 4,
+            },
+            (Code::Aborted, "PRODUCER_GAP"),
+            ("expected", "4"),
+        ),
+        (
+            AppendError::ProducerFenced {
+                log: log.clone(),
+                producer: producer.clone(),
+                given: 1,
+                current: 2,
+            },
+            (Code::FailedPrecondition, "PRODUCER_FENCED"),
+            ("producer_epoch", "2"),
+        ),
+        (
+            AppendError::ProducerExpired {
+                log: log.clone(),
+                producer: producer.clone(),
+                given: 1,
+                oldest: 7,
+            },
+            (Code::FailedPrecondition, "PRODUCER_EXPIRED"),
+            ("oldest", "7"),
+        ),
+        (
+            AppendError::ProducerConflict {
+                log,
+                producer,
+                sequence: 3,
+                what: "other records",
+            },
+            (Code::AlreadyExists, "PRODUCER_CONFLICT"),
+            ("sequence", "3"),
+        ),
+    ];
+    for (error, told, (fact, value)) in cases {
+        let got = seen(&append(&error));
+        assert_eq!((got.code, got.reason.as_str()), told);
+        assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+        assert_eq!(got.fact(fact), Some(value));
+        assert_eq!(got.fact("log"), Some("flights"));
+        assert_eq!(got.fact("producer"), Some("booking"));
+    }
+}
+
+#[test]
 fn invalid_batches_name_the_field_and_every_fact() {
     let cases = [
         (
@@ -116,6 +199,19 @@ fn invalid_batches_name_the_field_and_every_fact() {
         (
             InvalidBatch::DuplicateLog { log: log() },
             "DUPLICATE_LOG",
+            "log",
+        ),
+        (
+            InvalidBatch::DuplicateCursor {
+                log: log(),
+                cursor: name(),
+            },
+            "DUPLICATE_CURSOR",
+            "cursor",
+        ),
+        (
+            InvalidBatch::ProducerMissing { log: log() },
+            "INVALID_PRODUCER",
             "log",
         ),
         (
@@ -193,6 +289,15 @@ fn all_failed_conditions_are_violations_with_actual_values() {
             expected: Lsn::new(4),
             actual: Lsn::new(5),
         },
+        FailedCheck::Fenced {
+            given: None,
+            current: 3,
+        },
+        FailedCheck::CursorMismatch {
+            cursor: name(),
+            expected: Lsn::new(1),
+            actual: Lsn::new(2),
+        },
         FailedCheck::LogMissing,
         FailedCheck::LogExists {
             log_id: LogId::new(9),
@@ -203,29 +308,66 @@ fn all_failed_conditions_are_violations_with_actual_values() {
         },
     ];
     let reasons = [
-        "POSITION_MISMATCH",
-        "LOG_MISSING",
-        "LOG_EXISTS",
-        "LOG_REPLACED",
+        ("POSITION_MISMATCH", "actual_lsn"),
+        ("FENCED", "writer_epoch"),
+        ("POSITION_MISMATCH", "cursor"),
+        ("LOG_MISSING", "log"),
+        ("LOG_EXISTS", "log_id"),
+        ("LOG_REPLACED", "expected_log_id"),
     ];
-    for (check, reason) in checks.into_iter().zip(reasons) {
-        let got = seen(&append(&AppendError::ConditionsFailed(vec![condition(
-            check,
-        )])));
+    for (check, (reason, fact)) in checks.iter().zip(reasons) {
+        let failed = vec![condition(check.clone())];
+        let got = seen(&append(&AppendError::ConditionsFailed(failed)));
         assert_eq!(
             (got.code, got.reason.as_str()),
             (Code::FailedPrecondition, reason)
         );
         assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+        assert!(got.fact(fact).is_some(), "{reason} lacks {fact}");
     }
     let got = seen(&append(&AppendError::ConditionsFailed(
         checks.map(condition).to_vec(),
     )));
     let violations = &got.details.precondition_failure().unwrap().violations;
     let types: Vec<&str> = violations.iter().map(|v| v.r#type.as_str()).collect();
-    assert_eq!(types, reasons);
+    assert_eq!(types, reasons.map(|(reason, _)| reason));
     assert!(violations[0].description.contains("next is 5"));
-    assert_eq!(got.fact("actual_lsn"), Some("5"));
+    assert_eq!(got.fact("failed_checks"), Some("6"));
+}
+
+#[test]
+fn of_several_failed_conditions_the_most_telling_of_the_first_log_gives_the_reason() {
+    let of = |log: &str, check| FailedCondition {
+        log: LogName::new(log).unwrap(),
+        check,
+    };
+    let position = || FailedCheck::PositionMismatch {
+        expected: Lsn::new(4),
+        actual: Lsn::new(5),
+    };
+    let fenced = || FailedCheck::Fenced {
+        given: Some(1),
+        current: 3,
+    };
+    let exists = || FailedCheck::LogExists {
+        log_id: LogId::new(9),
+    };
+    let replaced = || FailedCheck::LogReplaced {
+        expected: LogId::new(1),
+        actual: Some(LogId::new(9)),
+    };
+    let reason = |failed| seen(&append(&AppendError::ConditionsFailed(failed))).reason;
+    let mut failed = vec![
+        of("a", position()),
+        of("a", fenced()),
+        of("a", exists()),
+        of("a", replaced()),
+        of("b", replaced()),
+    ];
+    for expected in ["LOG_REPLACED", "LOG_EXISTS", "FENCED", "POSITION_MISMATCH"] {
+        assert_eq!(reason(failed.clone()), expected);
+        failed.remove(failed.len() - 2);
+    }
 }
 
 #[test]
@@ -361,6 +503,112 @@ fn a_trim_that_is_refused_forgot_nothing_and_says_where_the_tail_is() {
 }
 
 #[test]
+fn a_fence_that_is_not_raised_says_which_epoch_is() {
+    let got = seen(&fence(&FenceError::Fenced {
+        log: log(),
+        given: 2,
+        current: 3,
+    }));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::FailedPrecondition, "FENCED")
+    );
+    assert_eq!(got.fact("writer_epoch"), Some("3"));
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    assert!(got.details.precondition_failure().is_some());
+    let got = seen(&fence(&FenceError::LogNotFound { log: log() }));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::NotFound, "LOG_NOT_FOUND")
+    );
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    let got = seen(&fence(&FenceError::LogReplaced {
+        log: log(),
+        expected: LogId::new(1),
+        actual: None,
+    }));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::FailedPrecondition, "LOG_REPLACED")
+    );
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    let got = seen(&fence(&FenceError::Append(AppendError::Unknown(eio()))));
+    assert_eq!(got.effect, effect("UNKNOWN", "SAFE_WITH_CONDITION"));
+}
+
+#[test]
+fn errors_about_cursors_tell_an_outcome_only_for_writes() {
+    let cases = [
+        (
+            CursorError::LogNotFound { log: log() },
+            (Code::NotFound, "LOG_NOT_FOUND"),
+        ),
+        (
+            CursorError::LogReplaced {
+                log: log(),
+                expected: LogId::new(1),
+                actual: LogId::new(2),
+            },
+            (Code::FailedPrecondition, "LOG_REPLACED"),
+        ),
+        (
+            CursorError::NotFound {
+                log: log(),
+                cursor: name(),
+            },
+            (Code::NotFound, "CURSOR_NOT_FOUND"),
+        ),
+    ];
+    for (error, told) in cases {
+        let got = seen(&cursor(&error, Access::Write));
+        assert_eq!((got.code, got.reason.as_str()), told);
+        assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+        assert_eq!(seen(&cursor(&error, Access::Read)).effect, None);
+    }
+    let error = CursorError::Append(AppendError::Unknown(eio()));
+    let got = seen(&cursor(&error, Access::Write));
+    assert_eq!(got.effect, effect("UNKNOWN", "SAFE_WITH_CONDITION"));
+}
+
+#[test]
+fn failure_of_a_session_is_that_of_its_request_with_the_number() {
+    let failed = FailedCondition {
+        log: log(),
+        check: FailedCheck::LogMissing,
+    };
+    let alone = append(&AppendError::ConditionsFailed(vec![failed]));
+    let got = seen(&in_session(&alone, u64::MAX));
+    assert_eq!(got.fact("request_id"), Some("18446744073709551615"));
+    let alone = seen(&alone);
+    assert_eq!(
+        (got.code, got.reason, got.effect),
+        (alone.code, alone.reason, alone.effect)
+    );
+    let violations =
+        |details: &ErrorDetails| details.precondition_failure().unwrap().violations.len();
+    assert_eq!(violations(&got.details), violations(&alone.details));
+    let leaving = seen(&in_session(&append(&AppendError::Draining), 1));
+    assert!(leaving.details.retry_info().is_some());
+    // An error of the transport's has no details to add to.
+    let foreign = in_session(&Status::cancelled("gone"), 1);
+    assert_eq!(
+        (foreign.code(), foreign.message()),
+        (Code::Cancelled, "gone")
+    );
+}
+
+#[test]
+fn message_that_is_too_long_to_be_read_says_how_long_one_may_be() {
+    let got = seen(&message_too_large(9, 8));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::InvalidArgument, "REQUEST_TOO_LARGE")
+    );
+    assert_eq!(got.fact("limit_bytes"), Some("8"));
+    assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+}
+
+#[test]
 fn a_failed_barrier_is_internal_and_unknown() {
     let got = seen(&sync(&SyncError::JournalFailed(eio())));
     assert_eq!(
@@ -385,12 +633,12 @@ fn refusals_of_the_server_itself_tell_an_outcome_only_for_writes() {
     assert_eq!(name(Access::Write).effect, effect("NOT_APPLIED", "NEVER"));
     assert_eq!(name(Access::Read).effect, None);
     assert_eq!(name(Access::Read).reason, "INVALID_LOG_NAME");
-    let got = seen(&not_supported("condition.producer", Access::Write));
+    let got = seen(&not_supported("config.retention", Access::Write));
     assert_eq!(
         (got.code, got.reason.as_str()),
         (Code::Unimplemented, "NOT_SUPPORTED")
     );
-    assert_eq!(got.fact("field"), Some("condition.producer"));
+    assert_eq!(got.fact("field"), Some("config.retention"));
     let got = seen(&starting(Access::Write));
     assert_eq!(
         (got.code, got.reason.as_str()),

@@ -3,8 +3,12 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -15,11 +19,45 @@ use tonic::transport::server::Connected;
 use super::{Accepted, Load};
 use crate::admission::Share;
 
+/// What the calls of one connection share; in the extensions of their requests.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Peer {
+    /// What they have under way.
+    pub(crate) share: Share,
+    cut: Arc<Cut>,
+}
+
+#[derive(Debug, Default)]
+struct Cut {
+    asked: AtomicBool,
+    connection: AtomicWaker,
+}
+
+impl Peer {
+    /// Ends the connection, with all that runs on it: the one way to end a call whose
+    /// client does not read.
+    pub(crate) fn cut_off(&self) {
+        self.cut.asked.store(true, Ordering::Release);
+        self.cut.connection.wake();
+    }
+
+    /// Whether the connection may go on.
+    fn go_on(&self) -> io::Result<()> {
+        if self.cut.asked.load(Ordering::Acquire) {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the server leaves, and the client does not read",
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// A connection that an event loop serves.
 pub(super) struct Conn {
     socket: TcpStream,
     end: Option<Pin<Box<Sleep>>>,
-    share: Share,
+    peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
     _load: Load,
 }
@@ -30,7 +68,7 @@ impl Conn {
         Ok(Self {
             socket: TcpStream::from_std(accepted.socket)?,
             end: lifetime.map(|lifetime| Box::pin(tokio::time::sleep(lifetime))),
-            share: Share::default(),
+            peer: Peer::default(),
             _permit: accepted.permit,
             _load: accepted.load,
         })
@@ -39,10 +77,10 @@ impl Conn {
 
 impl Connected for Conn {
     /// Each request learns what its connection has under way.
-    type ConnectInfo = Share;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> Share {
-        self.share.clone()
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
     }
 }
 
@@ -60,6 +98,8 @@ impl AsyncRead for Conn {
                 "the connection outlived its age and grace",
             )));
         }
+        self.peer.cut.connection.register(context.waker());
+        self.peer.go_on()?;
         Pin::new(&mut self.socket).poll_read(context, buffer)
     }
 }
@@ -70,6 +110,7 @@ impl AsyncWrite for Conn {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.peer.go_on()?;
         Pin::new(&mut self.socket).poll_write(context, bytes)
     }
 
@@ -78,6 +119,7 @@ impl AsyncWrite for Conn {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.peer.go_on()?;
         Pin::new(&mut self.socket).poll_write_vectored(context, slices)
     }
 

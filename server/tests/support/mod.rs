@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -17,6 +17,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use wald_proto::v1;
+use wald_proto::v1::cursor_service_client::CursorServiceClient;
 use wald_proto::v1::log_service_client::LogServiceClient;
 use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
@@ -138,6 +139,10 @@ impl Daemon {
         LogServiceClient::new(self.channel().await)
     }
 
+    pub(crate) async fn cursors(&self) -> CursorServiceClient<Channel> {
+        CursorServiceClient::new(self.channel().await)
+    }
+
     pub(crate) async fn ops(&self) -> OpsServiceClient<Channel> {
         OpsServiceClient::new(self.channel().await)
     }
@@ -201,6 +206,15 @@ impl Drop for Daemon {
     }
 }
 
+/// Waits, for as long as a slow machine may need, until the metric is as it should be.
+pub(crate) async fn until(daemon: &Daemon, metric: &str, holds: impl Fn(f64) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds(daemon.metric(metric)) {
+        assert!(Instant::now() < deadline, "{metric} stays as it is");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// A record with text.
 pub(crate) fn text(text: &str) -> v1::Record {
     v1::Record {
@@ -224,6 +238,65 @@ pub(crate) fn part(log: &str, payloads: &[&str]) -> v1::LogBatch {
         log: log.to_owned(),
         records: payloads.iter().map(|payload| text(payload)).collect(),
         ..v1::LogBatch::default()
+    }
+}
+
+/// A session under way, as its client sees it.
+pub(crate) struct SessionClient {
+    /// Dropped: the client half-closes.
+    pub(crate) requests: tokio::sync::mpsc::Sender<v1::AppendSessionRequest>,
+    pub(crate) answers: tonic::Streaming<v1::AppendSessionResponse>,
+}
+
+impl SessionClient {
+    /// Opens a session.
+    pub(crate) async fn open(wal: &mut WalServiceClient<Channel>) -> Self {
+        Self::open_with(wal, None).await
+    }
+
+    /// Opens a session that ends after `timeout`.
+    pub(crate) async fn open_with(
+        wal: &mut WalServiceClient<Channel>,
+        timeout: Option<Duration>,
+    ) -> Self {
+        let (requests, sent) = tokio::sync::mpsc::channel(1);
+        let sent = tokio_stream::wrappers::ReceiverStream::new(sent);
+        let mut request = tonic::Request::new(sent);
+        if let Some(timeout) = timeout {
+            request.set_timeout(timeout);
+        }
+        let answers = wal.append_session(request).await.unwrap().into_inner();
+        Self { requests, answers }
+    }
+
+    pub(crate) async fn send(&self, request_id: u64, batches: Vec<v1::LogBatch>) {
+        self.send_batch(
+            request_id,
+            v1::AppendBatchRequest {
+                batches,
+                ..v1::AppendBatchRequest::default()
+            },
+        )
+        .await;
+    }
+
+    /// Sends, unless the session has ended: how it did is what the answers say.
+    pub(crate) async fn send_batch(&self, request_id: u64, batch: v1::AppendBatchRequest) {
+        let batch = Some(batch);
+        let request = v1::AppendSessionRequest { request_id, batch };
+        let _ = self.requests.send(request).await;
+    }
+
+    /// The numbers of the requests acked until the end, and how that came.
+    pub(crate) async fn rest(&mut self) -> (Vec<u64>, Result<(), Status>) {
+        let mut acked = Vec::new();
+        loop {
+            match self.answers.message().await {
+                Ok(Some(answer)) => acked.push(answer.request_id),
+                Ok(None) => return (acked, Ok(())),
+                Err(status) => return (acked, Err(status)),
+            }
+        }
     }
 }
 

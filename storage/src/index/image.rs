@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::chain::{Chain, Node};
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::body;
+use crate::local::ExtrasImage;
 use crate::record::LogConfig;
 use crate::wire::{self, Value};
 
@@ -32,6 +33,8 @@ pub(crate) struct Image {
     pub(crate) created_in: Option<SegmentId>,
     /// The sealed segments it lies in.
     pub(crate) chain: Chain,
+    /// Writer epoch, producers, cursors.
+    pub(crate) extras: Option<Box<ExtrasImage>>,
 }
 
 impl Image {
@@ -68,6 +71,9 @@ impl Image {
         if !part.is_empty() {
             wire::put_bytes(out, 15, &part);
         }
+        if let Some(extras) = &self.extras {
+            extras.encode(out);
+        }
     }
 
     pub(crate) fn decode(input: &[u8]) -> Option<Self> {
@@ -87,7 +93,9 @@ impl Image {
             touched_in: None,
             created_in: None,
             chain: Chain::default(),
+            extras: None,
         };
+        let mut extras = ExtrasImage::default();
         let segment = |id| (id != 0).then(|| SegmentId::new(id));
         let time = |bits: u64| Timestamp::from_micros(bits.cast_signed());
         for field in wire::fields(input) {
@@ -109,9 +117,10 @@ impl Image {
                 (13, Value::Varint(id)) => image.touched_in = segment(id),
                 (14, Value::Varint(id)) => image.created_in = segment(id),
                 (15, Value::Bytes(roots)) => image.chain = chain(roots)?,
-                _ => {}
+                (field, value) => extras.take(field, value)?,
             }
         }
+        image.extras = (!extras.is_empty()).then(|| Box::new(extras));
         Some(image)
     }
 }
@@ -131,7 +140,32 @@ fn chain(mut input: &[u8]) -> Option<Chain> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Compression, SyncMode};
+    use crate::ids::Name;
+    use crate::local::{Mark, Remembered};
+    use crate::record::{Compression, Producer, SyncMode};
+
+    fn extras() -> ExtrasImage {
+        let mut extras = ExtrasImage {
+            writer_epoch: 9,
+            ..ExtrasImage::default()
+        };
+        let mark = Mark {
+            lsn: Lsn::new(4),
+            time: Timestamp::from_micros(-9),
+        };
+        extras.cursors.insert(Name::new("c").unwrap(), mark);
+        let producer = Producer {
+            id: Name::new("p").unwrap(),
+            epoch: 2,
+            sequence: 0,
+        };
+        let batch = Remembered {
+            digest: 7,
+            ..Remembered::default()
+        };
+        extras.producers.remember(&producer, batch, 10);
+        extras
+    }
 
     #[test]
     fn an_image_reads_back() {
@@ -159,6 +193,7 @@ mod tests {
             touched_in: Some(SegmentId::new(4)),
             created_in: None,
             chain,
+            extras: Some(Box::new(extras())),
         };
         let mut bytes = Vec::new();
         image.encode(&mut bytes);

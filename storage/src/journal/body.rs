@@ -1,7 +1,7 @@
 //! Bodies of the frames that are not records, in protobuf wire format, so that later
 //! versions can add fields.
 
-use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::ids::{LogId, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::record::{Compression, LogConfig, SyncMode};
 use crate::wire::{self, Value};
 
@@ -115,6 +115,40 @@ impl Created {
     }
 }
 
+/// Body of a `Cursor` frame, whose first lsn is where the cursor stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CursorBody {
+    pub(crate) name: Name,
+    /// It is forgotten.
+    pub(crate) deleted: bool,
+}
+
+impl CursorBody {
+    /// The most bytes of a body with this name.
+    pub(crate) fn max_len(name: &Name) -> usize {
+        name.as_str().len() + 3 + 2
+    }
+
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        wire::put_bytes(out, 1, self.name.as_str().as_bytes());
+        wire::put_uint(out, 2, u64::from(self.deleted));
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut name = None;
+        let mut deleted = false;
+        collect(input, |number, value| match (number, value) {
+            (1, Value::Bytes(bytes)) => name = text(bytes).and_then(|name| Name::new(&name).ok()),
+            (2, Value::Varint(flag)) => deleted = flag != 0,
+            _ => {}
+        })?;
+        Some(Self {
+            name: name?,
+            deleted,
+        })
+    }
+}
+
 /// How a log stood when a segment that touched it was left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Closing {
@@ -125,6 +159,7 @@ pub(crate) struct Closing {
     pub(crate) deleted: bool,
     /// The first record kept.
     pub(crate) first_lsn: Lsn,
+    pub(crate) writer_epoch: u64,
 }
 
 impl Closing {
@@ -136,6 +171,7 @@ impl Closing {
         }
         wire::put_uint(out, 4, u64::from(self.deleted));
         wire::put_uint(out, 5, self.first_lsn.get());
+        wire::put_uint(out, 6, self.writer_epoch);
     }
 
     fn decode(input: &[u8]) -> Option<Self> {
@@ -145,6 +181,7 @@ impl Closing {
             name: None,
             deleted: false,
             first_lsn: Lsn::ZERO,
+            writer_epoch: 0,
         };
         collect(input, |number, value| match (number, value) {
             (1, Value::Varint(id)) => closing.log_id = LogId::new(id),
@@ -152,6 +189,7 @@ impl Closing {
             (3, Value::Bytes(bytes)) => closing.name = text(bytes),
             (4, Value::Varint(flag)) => closing.deleted = flag != 0,
             (5, Value::Varint(lsn)) => closing.first_lsn = Lsn::new(lsn),
+            (6, Value::Varint(epoch)) => closing.writer_epoch = epoch,
             _ => {}
         })?;
         Some(closing)
@@ -317,10 +355,20 @@ mod tests {
                 name: Some("x".to_owned()),
                 deleted: true,
                 first_lsn: Lsn::new(2),
+                writer_epoch: 6,
             }]),
             lost_before: Some(Position::new(70)),
         };
         assert_eq!(Link::decode(&link.encode()), Some(link));
+
+        let cursor = CursorBody {
+            name: Name::new("é").unwrap(),
+            deleted: true,
+        };
+        out.clear();
+        cursor.put(&mut out);
+        assert!(out.len() <= CursorBody::max_len(&cursor.name));
+        assert_eq!(CursorBody::decode(&out), Some(cursor));
 
         let seal = Seal {
             frames: u64::MAX,

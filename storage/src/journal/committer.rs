@@ -11,7 +11,10 @@
 mod admin;
 mod append;
 mod buffer;
+mod cursors;
+mod fence;
 mod frames;
+mod producers;
 mod room;
 mod void;
 
@@ -31,11 +34,12 @@ use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter, frame};
 use crate::disk::{DiskFile, is_out_of_space};
 use crate::engine::{AppendTimes, LogTarget, Ordered};
 use crate::error::AppendError;
-use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::ids::{LogId, LogName, Lsn, Name, Position, SegmentId, Timestamp};
 use crate::indexer::Indexer;
-use crate::local::{Creation, Log, Logs};
+use crate::local::{Allowed, Creation, Log, Logs};
 use crate::metrics::Phase;
-use crate::record::{Batch, Compression, Durability, LogConfig, SyncMode};
+use crate::record::{Batch, Compression, CursorCommit, Durability, LogConfig, SyncMode};
+use crate::session::Session;
 
 /// A group is written when it has grown to this.
 const GROUP_BYTES: usize = 4 << 20;
@@ -48,7 +52,20 @@ const COALESCED_BYTES: usize = 256 << 10;
 
 /// What is asked of the committer.
 pub(crate) enum Operation {
-    Append(Batch),
+    Append {
+        batch: Batch,
+        /// Of each log's records as they were sent, where it names a producer.
+        digests: Vec<u64>,
+    },
+    Fence {
+        target: LogTarget,
+        epoch: Option<u64>,
+    },
+    CommitCursor(CursorCommit),
+    DeleteCursor {
+        target: LogTarget,
+        cursor: Name,
+    },
     Create {
         name: LogName,
         config: LogConfig,
@@ -75,6 +92,8 @@ pub(crate) struct Submission {
     /// Bytes taken from the budget, given back by the answer.
     pub(crate) cost: u64,
     pub(crate) submitted: Instant,
+    /// What it is refused with if something before it was.
+    pub(crate) session: Option<Session>,
 }
 
 /// A frame that still takes records of its log.
@@ -131,6 +150,7 @@ struct Pending {
     buffered: bool,
     /// How long it had queued.
     queue: Duration,
+    session: Option<Session>,
 }
 
 /// What came of placing one request: the position that must be safe before the answer
@@ -197,6 +217,11 @@ pub(crate) struct Settings {
     pub(crate) sync_mode: SyncMode,
     /// Bytes of records in memory only, at most.
     pub(crate) buffer_bytes: u64,
+    /// Batches of each producer that are remembered.
+    pub(crate) producer_window: u64,
+    /// Producers, and cursors, of one log at most.
+    pub(crate) max_producers: u64,
+    pub(crate) max_cursors: u64,
     /// After damage logs may be missing of which nothing is left: none is created then,
     /// lest one of them begins again at lsn 0.
     pub(crate) uncertain: bool,
@@ -341,6 +366,7 @@ impl Committer {
             answer,
             cost,
             submitted,
+            session,
         } = submission;
         if self.closed || self.journal.failure().is_some() {
             let outcome = Outcome::Refused(AppendError::Draining);
@@ -357,17 +383,28 @@ impl Committer {
                 None => self.journal.answer(waiter, Durability::Durable),
             };
         }
+        let ended = session.as_ref().is_some_and(Session::has_ended_in_turn);
         let (need, outcome) = match operation {
-            Operation::Append(batch) => match self.buffer(&batch, level) {
+            _ if ended => {
+                let outcome = Outcome::Refused(AppendError::SessionEnded);
+                (Some(Position::ZERO), outcome)
+            }
+            Operation::Append { batch, digests } => match self.buffer(&batch, level) {
                 Some(placed) => placed,
-                None => self.append(&batch),
+                None => self.append(&batch, &digests),
             },
+            Operation::Fence { target, epoch } => self.fence(&target, epoch),
+            Operation::CommitCursor(commit) => self.commit_cursor(&commit),
+            Operation::DeleteCursor { target, cursor } => self.delete_cursor(&target, &cursor),
             Operation::Create { name, config } => self.create(name, config),
             Operation::Configure { name, config } => self.configure(&name, config),
             Operation::Delete(target) => self.delete(&target),
             Operation::Trim { target, before } => self.trim(&target, before),
             Operation::Barrier => self.barrier(),
         };
+        if let (Outcome::Refused(_), Some(session)) = (&outcome, &session) {
+            session.end_in_turn();
+        }
         self.pending.push(Pending {
             level,
             need,
@@ -376,6 +413,7 @@ impl Committer {
             cost,
             buffered: need == Some(NEVER),
             queue: self.turn_began.saturating_duration_since(submitted),
+            session,
         });
     }
 
@@ -387,6 +425,14 @@ impl Committer {
         };
         self.finish_open();
         (Some(self.end()), outcome)
+    }
+
+    fn allowed(&self) -> Allowed {
+        Allowed {
+            creation: self.creation(),
+            max_producers: self.settings.max_producers,
+            max_cursors: self.settings.max_cursors,
+        }
     }
 
     fn creation(&self) -> Creation {
@@ -467,6 +513,7 @@ impl Committer {
                 cost,
                 buffered,
                 queue,
+                session: _,
             } = pending;
             let need = need.unwrap_or(written);
             tell_order(&answer, &outcome);

@@ -28,7 +28,8 @@
 //!
 //! This module is pure: bytes in, bytes out. It must never panic on any input.
 
-use crate::ids::{LogId, Lsn, Position, Timestamp};
+use crate::ids::{LogId, Lsn, Name, Position, Timestamp};
+use crate::record::Producer;
 use crate::wire;
 use crate::wire::{u32_at, u64_at};
 
@@ -293,6 +294,7 @@ pub(crate) fn verified_body<'a>(frame: &'a [u8], header: &Header) -> Option<&'a 
 }
 
 /// Kinds of extensions. Unknown ones are skipped by readers.
+const EXTENSION_PRODUCER: u16 = 1;
 const EXTENSION_DIRECTORY: u16 = 3;
 
 fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
@@ -304,19 +306,51 @@ fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
     out.resize(out.len().next_multiple_of(8), 0);
 }
 
-/// The directory in the extensions of a verified frame, if there is one.
-pub(crate) fn directory_of(frame: &[u8], header: &Header) -> Option<Directory> {
+/// The payload of an extension of a verified frame, if there is one of that kind.
+fn extension_of<'a>(frame: &'a [u8], header: &Header, wanted: u16) -> Option<&'a [u8]> {
     let mut rest = frame.get(HEADER_BYTES..header.header_len as usize)?;
     while rest.len() >= 8 {
         let kind = u16::from_le_bytes([rest[0], rest[1]]);
         let length = u32_at(rest, 4) as usize;
         let payload = rest.get(8..8usize.checked_add(length)?)?;
-        if kind == EXTENSION_DIRECTORY {
-            return Directory::decode(payload);
+        if kind == wanted {
+            return Some(payload);
         }
         rest = rest.get((8 + length).next_multiple_of(8)..).unwrap_or(&[]);
     }
     None
+}
+
+/// The directory in the extensions of a verified frame, if there is one.
+pub(crate) fn directory_of(frame: &[u8], header: &Header) -> Option<Directory> {
+    Directory::decode(extension_of(frame, header, EXTENSION_DIRECTORY)?)
+}
+
+/// Whose batch a frame is, and the digest of its records as they were sent.
+pub(crate) fn producer_of(frame: &[u8], header: &Header) -> Option<(Producer, u64)> {
+    let payload = extension_of(frame, header, EXTENSION_PRODUCER)?;
+    let (numbers, id) = payload.split_at_checked(24)?;
+    let producer = Producer {
+        id: Name::new(std::str::from_utf8(id).ok()?).ok()?,
+        epoch: u64_at(numbers, 0),
+        sequence: u64_at(numbers, 8),
+    };
+    Some((producer, u64_at(numbers, 16)))
+}
+
+/// Appends the extension that [`producer_of`] reads.
+pub(crate) fn put_producer(out: &mut Vec<u8>, producer: &Producer, digest: u64) {
+    let mut payload = Vec::with_capacity(24 + producer.id.as_str().len());
+    for number in [producer.epoch, producer.sequence, digest] {
+        payload.extend_from_slice(&number.to_le_bytes());
+    }
+    payload.extend_from_slice(producer.id.as_str().as_bytes());
+    put_extension(out, EXTENSION_PRODUCER, &payload);
+}
+
+/// Bytes of the extension of a producer.
+pub(crate) fn producer_len(producer: &Producer) -> usize {
+    (8 + 24 + producer.id.as_str().len()).next_multiple_of(8)
 }
 
 /// What one frame of a group was, told again by the first frame of the next group, so
@@ -446,6 +480,14 @@ mod tests {
         }
     }
 
+    fn producer() -> Producer {
+        Producer {
+            id: Name::new("billing").unwrap(),
+            epoch: 3,
+            sequence: u64::MAX,
+        }
+    }
+
     fn frame(body: &[u8]) -> (Vec<u8>, Header) {
         let mut directory = DirectoryBuilder::default();
         directory.reset(Position::new(8192));
@@ -458,8 +500,11 @@ mod tests {
         };
         let header = finish(&mut out, start, HEADER_BYTES, SALT, &created);
         directory.push(&header, Some("flights"));
-        let extension = directory.extension();
+        let mut extension = directory.extension();
         assert_eq!(extension.len(), directory.extension_len());
+        put_producer(&mut extension, &producer(), 77);
+        let producer_bytes = extension.len() - directory.extension_len();
+        assert_eq!(producer_bytes, producer_len(&producer()));
         out.clear();
         let start = begin(&mut out, &extension);
         out.extend_from_slice(body);
@@ -481,6 +526,7 @@ mod tests {
         assert_eq!(read.durable_mark, Position::new(8192));
         assert_eq!(read.frame_len(), bytes.len() as u64);
         assert_eq!(verified_body(&bytes, &read), Some(&b"hello"[..]));
+        assert_eq!(producer_of(&bytes, &read), Some((producer(), 77)));
         let directory = directory_of(&bytes, &read).unwrap();
         assert_eq!(directory.start, Position::new(8192));
         assert_eq!(directory.entries[0].name.as_deref(), Some("flights"));
@@ -536,6 +582,7 @@ mod tests {
             if let Some(header) = decode_header(&bytes, SALT) {
                 let _ = verified_body(&bytes, &header);
                 let _ = directory_of(&bytes, &header);
+                let _ = producer_of(&bytes, &header);
             }
         }
     }

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Journal;
-use crate::engine::{AppendTimes, Appended, LogAppended};
-use crate::error::{AdminError, AppendError, SyncError, TrimError};
+use crate::engine::{AppendTimes, Appended, Fenced, LogAppended};
+use crate::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
 use crate::ids::{Lsn, Position};
 use crate::local::Log;
-use crate::record::Durability;
+use crate::record::{Cursor, Durability};
 use crate::ticket::{Promise, TicketAnswer};
 
 /// Who is to be told.
@@ -18,6 +18,9 @@ pub(crate) enum Answer {
     Ticket(TicketAnswer),
     Admin(Promise<Result<(), AdminError>>),
     Trim(Promise<Result<Lsn, TrimError>>),
+    Fence(Promise<Result<Fenced, FenceError>>),
+    /// What is left of it: `None` if it was to be forgotten.
+    Cursor(Promise<Result<Option<Cursor>, CursorError>>),
     Sync(Promise<Result<Position, SyncError>>),
 }
 
@@ -33,6 +36,10 @@ pub(crate) enum Outcome {
     AdminRefused(AdminError),
     Trimmed(Lsn),
     TrimRefused(TrimError),
+    Fenced(Fenced),
+    FenceRefused(FenceError),
+    Cursor(Option<Cursor>),
+    CursorRefused(CursorError),
     /// Buffered records could not be written for want of space.
     SyncRefused,
     Done,
@@ -195,6 +202,20 @@ impl Journal {
                 debug_assert!(false, "a trim has a trim's outcome");
                 promise.keep(Err(AppendError::Draining.into()));
             }
+            (Answer::Fence(promise), Outcome::Fenced(fenced)) => promise.keep(Ok(fenced)),
+            (Answer::Fence(promise), Outcome::FenceRefused(error)) => promise.keep(Err(error)),
+            (Answer::Fence(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
+            (Answer::Fence(promise), _) => {
+                debug_assert!(false, "a fence has a fence's outcome");
+                promise.keep(Err(AppendError::Draining.into()));
+            }
+            (Answer::Cursor(promise), Outcome::Cursor(cursor)) => promise.keep(Ok(cursor)),
+            (Answer::Cursor(promise), Outcome::CursorRefused(error)) => promise.keep(Err(error)),
+            (Answer::Cursor(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
+            (Answer::Cursor(promise), _) => {
+                debug_assert!(false, "a cursor has a cursor's outcome");
+                promise.keep(Err(AppendError::Draining.into()));
+            }
             (Answer::Admin(promise), Outcome::AdminRefused(error)) => promise.keep(Err(error)),
             (Answer::Admin(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
             (Answer::Admin(promise), _) => promise.keep(Ok(())),
@@ -210,7 +231,11 @@ impl Journal {
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
         let refused = matches!(
             waiter.outcome,
-            Outcome::Refused(_) | Outcome::AdminRefused(_) | Outcome::TrimRefused(_)
+            Outcome::Refused(_)
+                | Outcome::AdminRefused(_)
+                | Outcome::TrimRefused(_)
+                | Outcome::FenceRefused(_)
+                | Outcome::CursorRefused(_)
         );
         let told = if refused {
             AppendError::JournalFailed(Arc::clone(&error))
@@ -221,6 +246,8 @@ impl Journal {
             Answer::Ticket(ticket) => ticket.settle(Err(told)),
             Answer::Admin(promise) => promise.keep(Err(told.into())),
             Answer::Trim(promise) => promise.keep(Err(told.into())),
+            Answer::Fence(promise) => promise.keep(Err(told.into())),
+            Answer::Cursor(promise) => promise.keep(Err(told.into())),
             Answer::Sync(promise) => promise.keep(Err(SyncError::JournalFailed(error))),
         }
     }

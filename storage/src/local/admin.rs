@@ -18,7 +18,7 @@ impl Core {
         let (promise, awaited) = Promise::new();
         match self.refusal() {
             Some(error) => promise.keep(Err(error.into())),
-            None => self.push(operation, Durability::Durable, Answer::Admin(promise), 0),
+            None => self.push(operation, Durability::Durable, Answer::Admin(promise)),
         }
         awaited
     }
@@ -73,7 +73,6 @@ impl Core {
             Operation::Trim { target, before },
             Durability::Durable,
             answer,
-            0,
         );
         awaited
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Log, Logs};
 use crate::error::{AppendError, FailedCheck, FailedCondition, InvalidBatch};
 use crate::ids::{LogName, Lsn, Position};
-use crate::record::{Batch, Guard, LogRecords};
+use crate::record::{Batch, CursorCommit, Guard, LogRecords};
 
 /// What came of checking a batch. `reveals`: the answer tells of state that is only
 /// as safe as this position.
@@ -30,13 +30,31 @@ pub(crate) enum Creation {
     Unproven,
 }
 
+/// What the settings let a request do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allowed {
+    pub(crate) creation: Creation,
+    /// Of one log.
+    pub(crate) max_producers: u64,
+    pub(crate) max_cursors: u64,
+}
+
+/// Who looks at a log under a guard.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// It is written: a log that was fenced wants to know by whom.
+    Written,
+    /// It is not.
+    Other,
+}
+
 /// Checks every condition of a batch. `targets[i]` is the log of `batch.logs[i]`, if
 /// it exists. All conditions that fail are told, not only the first.
 pub(crate) fn check(
     logs: &Logs,
     batch: &Batch,
     targets: &[Option<Arc<Log>>],
-    creation: Creation,
+    allowed: &Allowed,
 ) -> Checked {
     let mut reveals = Position::ZERO;
     let mut failed = Vec::new();
@@ -45,12 +63,12 @@ pub(crate) fn check(
         check_guard(
             &records.log,
             target.as_deref(),
-            &records.guard,
+            (&records.guard, Part::Written),
             &mut reveals,
             &mut failed,
         );
         if refused.is_none() {
-            refused = refuse(records, target.as_deref(), creation);
+            refused = refuse(records, target.as_deref(), allowed);
         }
     }
     for other in &batch.checks {
@@ -58,10 +76,18 @@ pub(crate) fn check(
         check_guard(
             &other.log,
             log.as_deref(),
-            &other.guard,
+            (&other.guard, Part::Other),
             &mut reveals,
             &mut failed,
         );
+    }
+    for commit in &batch.cursors {
+        let log = logs.by_name(commit.log.as_str());
+        if let Some(log) = &log {
+            reveals = reveals.max(log.state.read().last_end);
+        }
+        let error = check_cursor(log.as_deref(), commit, allowed, &mut failed);
+        refused = refused.or(error);
     }
     if !failed.is_empty() {
         return Checked::Refused {
@@ -78,14 +104,14 @@ pub(crate) fn check(
 fn check_guard(
     name: &LogName,
     log: Option<&Log>,
-    guard: &Guard,
+    (guard, part): (&Guard, Part),
     reveals: &mut Position,
     failed: &mut Vec<FailedCondition>,
 ) {
-    let tail = log.map_or(Lsn::ZERO, |log| {
+    let (tail, epoch) = log.map_or((Lsn::ZERO, 0), |log| {
         let state = log.state.read();
         *reveals = (*reveals).max(state.last_end);
-        state.next
+        (state.next, state.writer_epoch())
     });
     let mut fail = |check| {
         failed.push(FailedCondition {
@@ -93,18 +119,25 @@ fn check_guard(
             check,
         })
     };
-    if guard.must_exist && log.is_none() {
-        fail(FailedCheck::LogMissing);
-    }
-    if let Some(log) = log.filter(|_| guard.must_not_exist) {
-        fail(FailedCheck::LogExists { log_id: log.id });
-    }
     if let Some(expected) = guard.log_id
         && log.map(|log| log.id) != Some(expected)
     {
         fail(FailedCheck::LogReplaced {
             expected,
             actual: log.map(|log| log.id),
+        });
+    }
+    if guard.must_exist && log.is_none() {
+        fail(FailedCheck::LogMissing);
+    }
+    if let Some(log) = log.filter(|_| guard.must_not_exist) {
+        fail(FailedCheck::LogExists { log_id: log.id });
+    }
+    let unsaid = if part == Part::Written { 0 } else { epoch };
+    if guard.writer_epoch.unwrap_or(unsaid) != epoch {
+        fail(FailedCheck::Fenced {
+            given: guard.writer_epoch,
+            current: epoch,
         });
     }
     if let Some(expected) = guard.expected_lsn
@@ -118,10 +151,10 @@ fn check_guard(
 }
 
 /// What the state of a log forbids, apart from conditions.
-fn refuse(records: &LogRecords, log: Option<&Log>, creation: Creation) -> Option<AppendError> {
+fn refuse(records: &LogRecords, log: Option<&Log>, allowed: &Allowed) -> Option<AppendError> {
     let Some(log) = log else {
         let log = records.log.clone();
-        return match creation {
+        return match allowed.creation {
             Creation::ByAppend => None,
             Creation::ByRequest => Some(AppendError::LogNotFound { log }),
             Creation::Unproven => Some(AppendError::TailUnproven {
@@ -137,6 +170,17 @@ fn refuse(records: &LogRecords, log: Option<&Log>, creation: Creation) -> Option
             from: state.next,
         });
     }
+    let limit = allowed.max_producers;
+    if let Some((producer, extras)) = records.producer.as_ref().zip(state.extras.as_deref())
+        && extras.producers.len() >= limit
+        && !extras.producers.knows(&producer.id)
+    {
+        return Some(AppendError::Quota {
+            log: log.name.clone(),
+            what: "producers",
+            limit,
+        });
+    }
     let limit = u64::from(state.config.max_record_bytes?);
     let (index, bytes) = (0..)
         .zip(records.records.iter().map(super::submit::record_bytes))
@@ -148,4 +192,57 @@ fn refuse(records: &LogRecords, log: Option<&Log>, creation: Creation) -> Option
         bytes,
         limit,
     }))
+}
+
+/// Checks what a commit of a cursor asks of its log and of the cursor.
+pub(crate) fn check_cursor(
+    log: Option<&Log>,
+    commit: &CursorCommit,
+    allowed: &Allowed,
+    failed: &mut Vec<FailedCondition>,
+) -> Option<AppendError> {
+    let mut fail = |check| {
+        failed.push(FailedCondition {
+            log: commit.log.clone(),
+            check,
+        });
+    };
+    let id = log.map(|log| log.id);
+    if let Some(expected) = commit.log_id.filter(|expected| Some(*expected) != id) {
+        fail(FailedCheck::LogReplaced {
+            expected,
+            actual: id,
+        });
+    }
+    let Some(log) = log else {
+        return Some(AppendError::LogNotFound {
+            log: commit.log.clone(),
+        });
+    };
+    let state = log.state.read();
+    let extras = state.extras.as_deref();
+    let mark = extras.and_then(|extras| *extras.cursors.get(&commit.cursor)?.newest());
+    let actual = mark.map_or(Lsn::ZERO, |mark| mark.lsn);
+    if let Some(expected) = commit.expected_lsn.filter(|expected| *expected != actual) {
+        fail(FailedCheck::CursorMismatch {
+            cursor: commit.cursor.clone(),
+            expected,
+            actual,
+        });
+    }
+    if commit.lsn > state.next {
+        return Some(AppendError::CursorBeyondTail {
+            log: commit.log.clone(),
+            cursor: commit.cursor.clone(),
+            tail: state.next,
+            asked: commit.lsn,
+        });
+    }
+    let limit = allowed.max_cursors;
+    let full = mark.is_none() && extras.is_some_and(|extras| extras.cursor_count() >= limit);
+    full.then(|| AppendError::Quota {
+        log: commit.log.clone(),
+        what: "cursors",
+        limit,
+    })
 }

@@ -272,6 +272,7 @@ mod tests {
             log: LogName::new("a").unwrap(),
             records: vec![record],
             guard: Default::default(),
+            producer: None,
         };
         let batch = Batch {
             logs: vec![records],

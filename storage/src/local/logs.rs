@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
+use super::extras::{Extras, ExtrasImage};
+
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Chain, Image, Place, Places};
 use crate::record::{Compression, LogConfig, LogInfo};
@@ -51,6 +53,8 @@ pub(crate) struct LogState {
     /// Records in memory only (sync mode `manual`).
     pub(crate) buffered: Option<Box<Buffered>>,
     pub(crate) config: Arc<LogConfig>,
+    /// Writer epoch, producers, cursors.
+    pub(crate) extras: Option<Box<Extras>>,
     pub(crate) create_time: Timestamp,
     pub(crate) update_time: Timestamp,
     pub(crate) stored_bytes: u64,
@@ -109,6 +113,9 @@ impl LogState {
         self.update_time = standing.update_time;
         self.touched_in = standing.touched_in;
         self.trims.retain(|(end, _)| *end <= start);
+        if let Some(extras) = &mut self.extras {
+            extras.cut(start);
+        }
         self.stored_bytes -= self.places.cut(start).min(self.stored_bytes);
     }
 
@@ -198,6 +205,26 @@ impl LogState {
         kept.saturating_sub(damaged)
     }
 
+    /// The writer epoch with every fence so far.
+    pub(crate) fn writer_epoch(&self) -> u64 {
+        let newest = |extras: &Extras| *extras.writer_epoch.newest();
+        self.extras.as_deref().map_or(0, newest)
+    }
+
+    /// The newest frame about the log was a fence.
+    pub(crate) fn add_fence(&mut self, end: Position, epoch: u64, durable: Position) {
+        self.last_end = self.last_end.max(end);
+        let extras = self.extras.get_or_insert_default();
+        extras.writer_epoch.push(end, epoch, durable);
+    }
+
+    /// All frames so far are on the device.
+    pub(crate) fn settle_extras(&mut self) {
+        if let Some(extras) = &mut self.extras {
+            **extras = Extras::from(&ExtrasImage::from(&**extras));
+        }
+    }
+
     /// How the log stands, apart from what is in memory only and what is damaged.
     pub(crate) fn image(&self, id: LogId, name: Option<LogName>) -> Image {
         Image {
@@ -219,6 +246,10 @@ impl LogState {
             touched_in: self.touched_in,
             created_in: self.created_in,
             chain: self.chain.clone(),
+            extras: self
+                .extras
+                .as_deref()
+                .map(|extras| Box::new(ExtrasImage::from(extras))),
         }
     }
 
@@ -237,6 +268,10 @@ impl LogState {
         self.config = Arc::clone(&image.config);
         self.touched_in = image.touched_in;
         self.created_in = image.created_in;
+        self.extras = image
+            .extras
+            .as_deref()
+            .map(|extras| Box::new(Extras::from(extras)));
     }
 
     /// The segment at `base` has an index now, which tells of everything before `limit`.
@@ -293,6 +328,7 @@ impl Log {
                 trims: Vec::new(),
                 buffered: None,
                 config: Arc::new(config),
+                extras: None,
                 create_time,
                 update_time: create_time,
                 stored_bytes: 0,
@@ -326,6 +362,10 @@ impl Log {
             first_lsn: state.first(durable),
             tail_lsn,
             durable_lsn: state.tail(durable),
+            writer_epoch: state
+                .extras
+                .as_deref()
+                .map_or(0, |extras| *extras.writer_epoch.at(durable)),
             stored_bytes: state.stored_bytes,
             create_time: state.create_time,
             update_time: state.update_time,

@@ -33,10 +33,12 @@ pub(crate) fn validate(
     now: Timestamp,
     max_future_micros: i64,
 ) -> Result<u64, InvalidBatch> {
-    if batch.logs.is_empty() && batch.checks.is_empty() {
+    if batch.logs.is_empty() && batch.checks.is_empty() && batch.cursors.is_empty() {
         return Err(InvalidBatch::Empty { log: None });
     }
     check_names(batch)?;
+    check_cursors(batch)?;
+    check_producers(batch)?;
     let mut count = 0;
     let mut bytes = 0;
     for records in &batch.logs {
@@ -67,7 +69,47 @@ pub(crate) fn validate(
         }
     }
     // Names and conditions take memory too.
-    Ok(bytes + (batch.logs.len() + batch.checks.len()) as u64 * REQUEST_OVERHEAD)
+    let parts = batch.logs.len() + batch.checks.len() + batch.cursors.len();
+    Ok(bytes + parts as u64 * REQUEST_OVERHEAD)
+}
+
+/// Of each log's records as they were sent, if they are of producers.
+pub(crate) fn digests(batch: &Batch) -> Vec<u64> {
+    match batch.logs.first() {
+        Some(first) if first.producer.is_some() => batch
+            .logs
+            .iter()
+            .map(|log| codec::digest(&log.records))
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn check_cursors(batch: &Batch) -> Result<(), InvalidBatch> {
+    let mut seen = HashSet::new();
+    for commit in &batch.cursors {
+        if !seen.insert((&commit.log, &commit.cursor)) {
+            return Err(InvalidBatch::DuplicateCursor {
+                log: commit.log.clone(),
+                cursor: commit.cursor.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// All of a batch is a repeat, or nothing of it: that can only be told where every part
+/// says whose it is.
+fn check_producers(batch: &Batch) -> Result<(), InvalidBatch> {
+    let without = batch.logs.iter().find(|log| log.producer.is_none());
+    match without {
+        Some(log) if batch.logs.iter().any(|log| log.producer.is_some()) => {
+            Err(InvalidBatch::ProducerMissing {
+                log: log.log.clone(),
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_names(batch: &Batch) -> Result<(), InvalidBatch> {
@@ -172,6 +214,7 @@ mod tests {
             log,
             records: vec![record],
             guard: Default::default(),
+            producer: None,
         }];
         Batch {
             logs,

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use crate::codec;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Chain, Image, NewRow, Place, SealedIndex};
-use crate::journal::body::{self, Closing, Created};
+use crate::journal::body::{self, Closing, Created, CursorBody};
 use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
 use crate::journal::segment::Life;
-use crate::local::{Log, LogState, Logs};
+use crate::local::{Log, LogState, Logs, Mark, Remembered};
 use crate::quarantine::Damage;
-use crate::record::LogConfig;
+use crate::record::{LogConfig, Producer};
 
 struct Draft {
     name: Option<LogName>,
@@ -38,6 +38,17 @@ impl Draft {
     }
 }
 
+/// One frame, as far as it could be read.
+pub(super) struct Found<'a> {
+    pub(super) header: &'a Header,
+    /// `None` if it is damaged.
+    pub(super) body: Option<&'a [u8]>,
+    /// Whose batch it is, and its digest.
+    pub(super) producer: Option<(Producer, u64)>,
+    /// Position of the first frame of its atomic unit.
+    pub(super) unit: Position,
+}
+
 /// Records found missing: of which log, and where in the journal that shows.
 struct Missing {
     position: Position,
@@ -56,6 +67,8 @@ pub(super) struct Drafts {
     segment: Option<SegmentId>,
     touched: Vec<LogId>,
     pub(super) arrival: Timestamp,
+    /// Batches of each producer that are remembered.
+    producer_window: u64,
     /// Damage somewhere from here on that nothing attributes: every log without a later
     /// frame may have lost its newest records.
     uncertain: Option<Position>,
@@ -75,6 +88,18 @@ pub(super) struct Finished {
 }
 
 impl Drafts {
+    /// No logs yet; of each producer so many batches are to be remembered.
+    pub(super) fn new(producer_window: u64) -> Self {
+        Self {
+            producer_window,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn producer_window(&self) -> u64 {
+        self.producer_window
+    }
+
     fn draft(&mut self, id: LogId) -> &mut Draft {
         self.logs.entry(id).or_insert_with(|| Draft::of(id))
     }
@@ -124,37 +149,31 @@ impl Drafts {
         }
     }
 
-    /// Applies one frame. `body` is `None` if it is damaged. `hole` is where a jump of
-    /// lsns must come from: the last hole before it, or the end of the segment before.
-    pub(super) fn apply(
-        &mut self,
-        segment: SegmentId,
-        header: &Header,
-        body: Option<&[u8]>,
-        hole: Position,
-    ) {
+    /// Applies one frame. `hole` is where a jump of lsns must come from: the last hole
+    /// before it, or the end of the segment before.
+    pub(super) fn apply(&mut self, segment: SegmentId, found: &Found<'_>, hole: Position) {
+        let (header, body) = (found.header, found.body);
         self.arrival = self.arrival.max(header.arrival);
         match header.kind {
-            Kind::Batch => self.apply_batch(segment, header, body, hole),
+            Kind::Batch => self.apply_batch(segment, found, hole),
             Kind::Created => self.apply_created(segment, header, body),
             Kind::Configured => self.apply_configured(segment, header, body),
             Kind::Deleted => self.apply_deleted(segment, header.log_id, header.end()),
             Kind::Link | Kind::Marker | Kind::Seal => {}
             Kind::Trim => self.apply_trim(segment, header.log_id, header.first_lsn, header.end()),
-            Kind::Fence | Kind::Cursor | Kind::Swap => self.findings.push(format!(
+            Kind::Fence => {
+                self.apply_fence(segment, header.log_id, header.first_lsn.get(), header.end());
+            }
+            Kind::Cursor => self.apply_cursor(segment, header, body),
+            Kind::Swap => self.findings.push(format!(
                 "a frame at position {} is of kind {:?}, which this version does not know how to apply",
                 header.position, header.kind
             )),
         }
     }
 
-    fn apply_batch(
-        &mut self,
-        segment: SegmentId,
-        header: &Header,
-        body: Option<&[u8]>,
-        hole: Position,
-    ) {
+    fn apply_batch(&mut self, segment: SegmentId, found: &Found<'_>, hole: Position) {
+        let (header, body) = (found.header, found.body);
         let Some(next) = header.next_lsn() else {
             return;
         };
@@ -169,6 +188,24 @@ impl Drafts {
             return;
         }
         let readable = body.and_then(|body| compress::decompress(header.codec(), body));
+        if let Some((producer, digest)) = &found.producer {
+            // Whether its records can be read or not: it was applied.
+            let first = readable
+                .as_deref()
+                .and_then(|body| codec::spans(body).next()?.own_time);
+            let batch = Remembered {
+                digest: *digest,
+                first_lsn: header.first_lsn,
+                count: header.count,
+                arrival: header.arrival,
+                timestamp: first.unwrap_or(header.arrival),
+                position: found.unit,
+            };
+            let window = self.producer_window;
+            let draft = self.draft(header.log_id);
+            let extras = draft.state.extras.get_or_insert_default();
+            extras.producers.remember(producer, batch, window);
+        }
         let Some(body) = readable else {
             self.lose(hole, header.log_id, expected, header.first_lsn);
             self.lose(header.position, header.log_id, header.first_lsn, next);
@@ -244,6 +281,36 @@ impl Drafts {
         }
     }
 
+    fn apply_fence(&mut self, segment: SegmentId, id: LogId, epoch: u64, end: Position) {
+        let state = &mut self.touch(id, segment).state;
+        if epoch > state.writer_epoch() {
+            // What was found is on the device by the time that anybody asks.
+            state.add_fence(end, epoch, end);
+        }
+    }
+
+    fn apply_cursor(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
+        let Some(cursor) = body.and_then(CursorBody::decode) else {
+            self.lost_cursor(header.log_id);
+            return;
+        };
+        let mark = Mark {
+            lsn: header.first_lsn,
+            time: header.arrival,
+        };
+        let state = &mut self.touch(header.log_id, segment).state;
+        state.last_end = state.last_end.max(header.end());
+        let extras = state.extras.get_or_insert_default();
+        let mark = (!cursor.deleted).then_some(mark);
+        extras.move_cursor(header.end(), &cursor.name, mark, header.end());
+    }
+
+    fn lost_cursor(&mut self, id: LogId) {
+        self.findings.push(format!(
+            "a move of a cursor of log {id} is damaged; the cursor stands where it was before"
+        ));
+    }
+
     fn apply_deleted(&mut self, segment: SegmentId, id: LogId, end: Position) {
         let state = &mut self.touch(id, segment).state;
         state.deleted = true;
@@ -281,8 +348,9 @@ impl Drafts {
             Kind::Deleted => self.apply_deleted(segment, id, position),
             Kind::Configured => self.lost_settings(id),
             Kind::Trim => self.apply_trim(segment, id, entry.first_lsn, position),
-            Kind::Link | Kind::Marker | Kind::Seal => {}
-            Kind::Fence | Kind::Cursor | Kind::Swap => {}
+            Kind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
+            Kind::Cursor => self.lost_cursor(id),
+            Kind::Link | Kind::Marker | Kind::Seal | Kind::Swap => {}
         }
     }
 
@@ -301,6 +369,7 @@ impl Drafts {
             } else {
                 self.lose(position, closing.log_id, seen, closing.next_lsn);
                 self.apply_trim(segment, closing.log_id, closing.first_lsn, position);
+                self.apply_fence(segment, closing.log_id, closing.writer_epoch, position);
             }
             let draft = self.draft(closing.log_id);
             if draft.name.is_none() {
@@ -329,6 +398,7 @@ impl Drafts {
                     .map(|name| name.as_str().to_owned()),
                 deleted: draft.state.deleted,
                 first_lsn: draft.state.coming_first(),
+                writer_epoch: draft.state.writer_epoch(),
             })
             .collect();
         closings.sort_unstable_by_key(|closing| closing.log_id);
@@ -428,6 +498,7 @@ impl Drafts {
             };
             // Everything found is on the device by now.
             draft.state.apply_trims(Position::new(u64::MAX));
+            draft.state.settle_extras();
             let deleted = draft.state.deleted;
             if !deleted {
                 records += draft.state.records();

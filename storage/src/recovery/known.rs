@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::drafts::Drafts;
+use super::drafts::{Drafts, Found};
 use super::files::Used;
 use super::walk::{Bytes, Item, Walked};
 use super::{Recovered, Tail};
@@ -39,7 +39,7 @@ impl Recovered {
                     continue;
                 }
             };
-            let mut drafts = Drafts::default();
+            let mut drafts = Drafts::new(self.drafts.producer_window());
             let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
             let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) else {
                 continue;
@@ -170,11 +170,16 @@ pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Resul
     };
     let end = segment.end.read().unwrap_or(segment.base);
     let walked = bytes.walk_finished(end);
-    let mut drafts = Drafts::default();
+    let mut drafts = Drafts::new(0);
     for item in &walked.items {
         if let Item::Frame { header, body_good } = item {
-            let body = bytes.walked_body(header, *body_good);
-            drafts.apply(segment.life.id, header, body, segment.base);
+            let found = Found {
+                header,
+                body: bytes.walked_body(header, *body_good),
+                producer: None,
+                unit: header.position,
+            };
+            drafts.apply(segment.life.id, &found, segment.base);
         }
     }
     let index = drafts.seal(&segment.life, segment.base, end, walked.chain);

@@ -105,7 +105,7 @@ fn a_batch_over_several_logs_is_refused_whole_with_every_failed_condition() {
     let Err(AppendError::ConditionsFailed(failed)) = fixture.append_batch(both) else {
         panic!("refused");
     };
-    let checks: Vec<FailedCheck> = failed.iter().map(|f| f.check).collect();
+    let checks: Vec<FailedCheck> = failed.iter().map(|f| f.check.clone()).collect();
     assert_eq!(
         checks,
         [

@@ -309,12 +309,12 @@ fn what_the_interval_flushed_is_proven_by_a_marker() {
         let disk = MemoryDisk::new();
         let engine = threaded(&disk, small_config());
         engine
-            .submit(batch(&[("a", &[b"0"])]), Some(Durability::Durable))
+            .submit(None, batch(&[("a", &[b"0"])]), Some(Durability::Durable))
             .wait()
             .unwrap();
         until_marked(&engine);
         engine
-            .submit(batch(&[("a", &[b"hello-1"])]), Some(level))
+            .submit(None, batch(&[("a", &[b"hello-1"])]), Some(level))
             .wait()
             .unwrap();
         until_marked(&engine);
@@ -437,7 +437,10 @@ fn followers_are_woken_by_the_flush() {
     };
     let engine = threaded(&disk, config);
     for l in ["x", "y"] {
-        engine.submit(batch(&[(l, &[b"0"])]), None).wait().unwrap();
+        engine
+            .submit(None, batch(&[(l, &[b"0"])]), None)
+            .wait()
+            .unwrap();
     }
     let (tx, rx) = std::sync::mpsc::channel();
     for l in ["x", "y"] {
@@ -458,11 +461,11 @@ fn followers_are_woken_by_the_flush() {
     let begun = Instant::now();
     let mut rounds = 0u64;
     while begun.elapsed() < Duration::from_secs(1) {
-        let a = engine.submit(batch(&[("x", &[b"1"])]), None);
+        let a = engine.submit(None, batch(&[("x", &[b"1"])]), None);
         for _ in 0..(rounds % 200) {
             std::hint::spin_loop();
         }
-        let b = engine.submit(batch(&[("y", &[b"1"])]), None);
+        let b = engine.submit(None, batch(&[("y", &[b"1"])]), None);
         a.wait().unwrap();
         b.wait().unwrap();
         for _ in 0..2 {

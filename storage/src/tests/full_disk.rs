@@ -46,7 +46,7 @@ fn furnished() -> Fixture {
     poll(&mut created).unwrap().unwrap();
     let mut accepted = f
         .core
-        .enqueue_by_mode(batch(&[("m", &[b"in memory" as &[u8]])]));
+        .enqueue_by_mode(None, batch(&[("m", &[b"in memory" as &[u8]])]));
     f.core.turn();
     let answer = settled(&mut accepted).unwrap().unwrap();
     assert_eq!(answer.durability, Durability::Accepted);
@@ -143,7 +143,7 @@ impl Load {
                 let actual = Lsn::new(2);
                 let expected = Lsn::new(1);
                 let check = FailedCheck::PositionMismatch { expected, actual };
-                assert_eq!((data, failed[0].check), (b"too late" as &[u8], check));
+                assert_eq!((data, &failed[0].check), (b"too late" as &[u8], &check));
                 assert_eq!(appends[0].2, Fate::Done, "it rests on the first");
             }
             let level = answer
@@ -542,7 +542,7 @@ fn a_trim_of_what_is_written_needs_no_space_for_what_is_in_memory() {
     fill(&f, &[1; 4000]);
     fill(&f, &[1]);
     let data = vec![2; 4000];
-    let mut accepted = f.core.enqueue_by_mode(batch(&[("m", &[&data])]));
+    let mut accepted = f.core.enqueue_by_mode(None, batch(&[("m", &[&data])]));
     f.core.turn();
     settled(&mut accepted).unwrap().unwrap();
     assert_eq!(trim(&f, "m", 1).unwrap(), Lsn::new(1));

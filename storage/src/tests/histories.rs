@@ -263,7 +263,7 @@ impl History {
                 let ticket = match self.random.random_range(0..3) {
                     0 => core.enqueue(batch, Durability::Written),
                     1 => core.enqueue(batch, Durability::Durable),
-                    _ => core.enqueue_by_mode(batch),
+                    _ => core.enqueue_by_mode(None, batch),
                 };
                 pending.push(ticket);
             }

@@ -418,7 +418,7 @@ fn work_on(engine: &Arc<dyn LogEngine>, log: &str, rounds: u32) -> (u64, Vec<Vec
     for round in 0..rounds {
         let data = [round.to_le_bytes().as_slice(), &[9; 900]].concat();
         let level = [Durability::Written, Durability::Durable][round as usize % 2];
-        let ticket = engine.submit(batch(&[(log, &[&data])]), Some(level));
+        let ticket = engine.submit(None, batch(&[(log, &[&data])]), Some(level));
         let appended = block_on(ticket).unwrap();
         assert_eq!(appended.appends[0].first_lsn.get(), records.len() as u64);
         records.push(data);
@@ -440,7 +440,7 @@ fn work_on(engine: &Arc<dyn LogEngine>, log: &str, rounds: u32) -> (u64, Vec<Vec
         }
         if round % 60 == 59 {
             let other = format!("{log}-short");
-            block_on(engine.submit(batch(&[(&other, &[b"x"])]), None)).unwrap();
+            block_on(engine.submit(None, batch(&[(&other, &[b"x"])]), None)).unwrap();
             block_on(engine.delete_log(target(&other))).unwrap();
         }
     }

@@ -26,7 +26,7 @@ impl Fixture {
             single,
             ..batch(&[("a", &[data])])
         };
-        let mut ticket = self.core.enqueue_by_mode(batch);
+        let mut ticket = self.core.enqueue_by_mode(None, batch);
         self.core.turn();
         settled(&mut ticket).unwrap().unwrap()
     }

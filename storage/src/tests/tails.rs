@@ -178,6 +178,7 @@ fn what_is_in_memory_is_answered_at_once_and_the_rest_by_a_reader_thread() {
     let count = RECENT_BYTES / (100 << 10) + 20;
     for _ in 0..count {
         let ticket = engine.submit(
+            None,
             batch(&[("a", &[&[1; 100 << 10]])]),
             Some(Durability::Durable),
         );

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::producers::Recognised;
 use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES};
 use crate::codec;
 use crate::engine::LogAppended;
@@ -9,38 +10,32 @@ use crate::error::AppendError;
 use crate::ids::{Lsn, Position};
 use crate::index::Place;
 use crate::journal::Outcome;
-use crate::journal::body::Created;
-use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::body::{Created, CursorBody};
+use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind, producer_len};
 use crate::journal::pool::Use;
 use crate::local::{Checked, Log, check};
 use crate::record::{Batch, Compression, LogConfig, LogRecords, Record};
 
 impl Committer {
     /// Checks and places one batch.
-    pub(super) fn append(&mut self, batch: &Batch) -> Placed {
+    pub(super) fn append(&mut self, batch: &Batch, digests: &[u64]) -> Placed {
         let targets: Vec<Option<Arc<Log>>> = batch
             .logs
             .iter()
             .map(|l| self.logs.by_name(l.log.as_str()))
             .collect();
-        // What a log has in memory goes before anything stronger.
-        for log in targets.iter().flatten() {
-            if let Err(error) = self.write_buffered(log) {
-                return (Some(Position::ZERO), Outcome::Refused(error));
-            }
+        match self.recognise(batch, &targets, digests) {
+            Recognised::New => {}
+            Recognised::Repeat(placed) | Recognised::Refused(placed) => return placed,
         }
-        let size = match self.unit_size(batch, &targets) {
-            Ok(size) => size,
-            Err(error) => return (Some(Position::ZERO), Outcome::Refused(error)),
-        };
-        if let Err(error) = self.secure(size.0, size.1, Use::Growth) {
+        if let Err(error) = self.make_room(batch, &targets) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
-        match check(&self.logs, batch, &targets, self.creation()) {
+        match check(&self.logs, batch, &targets, &self.allowed()) {
             Checked::Refused { error, reveals } => {
                 return (Some(reveals), Outcome::Refused(error));
             }
-            Checked::Passed { reveals } if batch.logs.is_empty() => {
+            Checked::Passed { reveals } if batch.logs.is_empty() && batch.cursors.is_empty() => {
                 let outcome = Outcome::Appended {
                     appends: Vec::new(),
                     logs: Vec::new(),
@@ -51,11 +46,11 @@ impl Committer {
             Checked::Passed { .. } => {}
         }
         let (appends, logs, position) = match (batch.logs.as_slice(), targets.as_slice()) {
-            ([one], [Some(log)]) => {
+            ([one], [Some(log)]) if one.producer.is_none() && batch.cursors.is_empty() => {
                 let (append, position) = self.append_plain(one, log);
                 (vec![append], vec![Arc::clone(log)], position)
             }
-            _ => self.append_unit(batch, targets),
+            _ => self.append_unit(batch, targets, digests),
         };
         (
             None,
@@ -65,6 +60,29 @@ impl Committer {
                 position: Some(position),
             },
         )
+    }
+
+    /// Room for all of a batch, behind what its logs have in memory only.
+    fn make_room(
+        &mut self,
+        batch: &Batch,
+        targets: &[Option<Arc<Log>>],
+    ) -> Result<(), AppendError> {
+        let with_cursors = batch
+            .cursors
+            .iter()
+            .filter_map(|commit| self.logs.by_name(commit.log.as_str()));
+        let before: Vec<Arc<Log>> = targets
+            .iter()
+            .flatten()
+            .cloned()
+            .chain(with_cursors)
+            .collect();
+        for log in &before {
+            self.write_buffered(log)?;
+        }
+        let (frames, directory) = self.unit_size(batch, targets)?;
+        self.secure(frames, directory, Use::Growth)
     }
 
     /// The most bytes of frames and of directory entries that a batch can take.
@@ -78,12 +96,17 @@ impl Committer {
         for (records, target) in batch.logs.iter().zip(targets) {
             let body: usize = records.records.iter().map(codec::encoded_len).sum();
             frames += HEADER_BYTES + body.next_multiple_of(8);
+            frames += records.producer.as_ref().map_or(0, producer_len);
             directory += DirectoryBuilder::entry_len(None);
             if target.is_none() {
                 let name = records.log.as_str();
                 frames += HEADER_BYTES + Created::max_len(name).next_multiple_of(8);
                 directory += DirectoryBuilder::entry_len(Some(name));
             }
+        }
+        for commit in &batch.cursors {
+            frames += HEADER_BYTES + CursorBody::max_len(&commit.cursor).next_multiple_of(8);
+            directory += DirectoryBuilder::entry_len(None);
         }
         let limit = self.settings.largest_unit;
         if (frames + directory) as u64 > limit || directory > UNIT_DIRECTORY_BYTES {
@@ -191,33 +214,41 @@ impl Committer {
             next_lsn: state.next,
             timestamp: first_time.unwrap_or(self.arrival),
             arrival: self.arrival,
+            deduplicated: false,
         }
     }
 
-    /// A batch over several logs, or one that creates its log: a run of frames that
-    /// recovery keeps together.
+    /// A batch over several logs, one that creates its log, one of a producer, or one with
+    /// cursors: a run of frames that recovery keeps together.
     pub(super) fn append_unit(
         &mut self,
         batch: &Batch,
         targets: Vec<Option<Arc<Log>>>,
+        digests: &[u64],
     ) -> (Vec<LogAppended>, Vec<Arc<Log>>, Position) {
         self.finish_open();
         let position = self.end();
         let mut appends = Vec::with_capacity(targets.len());
         let mut logs = Vec::with_capacity(targets.len());
-        let last = targets.len() - 1;
+        let last = targets.len() + batch.cursors.len() - 1;
+        let flags = |index| if index == last { 0 } else { CONTINUES };
+        let behind = targets.len();
         for (index, (records, target)) in batch.logs.iter().zip(targets).enumerate() {
             let log = match target {
                 Some(log) => log,
                 None => self.push_created(&records.log, LogConfig::default(), CONTINUES),
             };
-            let (start, header_len) = self.begin_frame();
+            let producer = records.producer.as_ref();
+            let producer = producer.zip(digests.get(index).copied());
+            let (start, header_len) = self.begin_frame_of(producer);
             let append = self.put_records(&log, &records.records, start, None);
+            if let Some((producer, digest)) = producer {
+                self.remember(&log, producer, digest, &append, position);
+            }
             let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
-            let flags = if index == last { 0 } else { CONTINUES };
             let about = About {
                 kind: Kind::Batch,
-                flags,
+                flags: flags(index),
                 first_lsn: append.first_lsn,
                 count,
                 arrival: None,
@@ -225,6 +256,9 @@ impl Committer {
             self.end_batch(start, header_len, about, &log);
             appends.push(append);
             logs.push(log);
+        }
+        for (index, commit) in (behind..).zip(&batch.cursors) {
+            self.push_cursor(&commit.log, &commit.cursor, Some(commit.lsn), flags(index));
         }
         (appends, logs, position)
     }

@@ -23,7 +23,10 @@ impl Committer {
         let [records] = batch.logs.as_slice() else {
             return None;
         };
-        if level != Durability::Accepted || !batch.checks.is_empty() {
+        // What is remembered of a producer's batch, and a cursor, lies in frames.
+        let plain =
+            batch.checks.is_empty() && batch.cursors.is_empty() && records.producer.is_none();
+        if level != Durability::Accepted || !plain {
             return None;
         }
         let log = self.logs.by_name(records.log.as_str())?;
@@ -52,7 +55,7 @@ impl Committer {
         }
         let targets = [Some(Arc::clone(&log))];
         if let Checked::Refused { error, reveals } =
-            check(&self.logs, batch, &targets, self.creation())
+            check(&self.logs, batch, &targets, &self.allowed())
         {
             return Some((Some(reveals), Outcome::Refused(error)));
         }
@@ -108,6 +111,7 @@ impl Committer {
             next_lsn: state.next,
             timestamp: first_time.unwrap_or(arrival),
             arrival,
+            deduplicated: false,
         }
     }
 

@@ -7,6 +7,7 @@ use crate::ids::{LogId, Position};
 use crate::journal::frame::{HEADER_BYTES, Head, Header, Kind};
 use crate::journal::{compress, frame};
 use crate::local::Log;
+use crate::record::Producer;
 
 impl Committer {
     /// Position of an offset in the buffer.
@@ -20,13 +21,21 @@ impl Committer {
     }
 
     pub(super) fn begin_frame(&mut self) -> (usize, usize) {
-        let extension = if self.buffer.is_empty() {
+        self.begin_frame_of(None)
+    }
+
+    /// Begins a frame that says whose batch it is.
+    pub(super) fn begin_frame_of(&mut self, producer: Option<(&Producer, u64)>) -> (usize, usize) {
+        let mut extension = if self.buffer.is_empty() {
             self.note_start();
             self.directory.reset(self.end());
             self.previous.extension()
         } else {
             Vec::new()
         };
+        if let Some((producer, digest)) = producer {
+            frame::put_producer(&mut extension, producer, digest);
+        }
         (
             frame::begin(&mut self.buffer, &extension),
             HEADER_BYTES + extension.len(),

@@ -137,13 +137,14 @@ impl Committer {
         for log in self.touched.drain(..) {
             let state = log.state.read();
             let name = (state.created_in == Some(segment)).then(|| log.name.as_str().to_owned());
-            bytes += 32 + name.as_ref().map_or(0, String::len);
+            bytes += 40 + name.as_ref().map_or(0, String::len);
             closings.push(Closing {
                 log_id: log.id,
                 next_lsn: state.journaled_next(),
                 name,
                 deleted: state.deleted,
                 first_lsn: state.coming_first(),
+                writer_epoch: state.writer_epoch(),
             });
             let image = state.image(log.id, Some(log.name.clone()));
             drop(state);

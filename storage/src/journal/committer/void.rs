@@ -15,7 +15,7 @@ use super::{Committer, Pending};
 use crate::error::AppendError;
 use crate::ids::Position;
 use crate::journal::{Answer, Outcome};
-use crate::local::{Buffered, Log, LogState, Standing};
+use crate::local::{Buffered, Log, LogState, ProducerBefore, Standing};
 
 /// What the group in hand has changed, and how it was before.
 #[derive(Default)]
@@ -27,6 +27,8 @@ pub(super) struct Undo {
     touched: usize,
     logs: Vec<(Arc<Log>, Standing)>,
     created: Vec<Arc<Log>>,
+    /// Batches that producers are remembered for, in order.
+    remembered: Vec<(Arc<Log>, ProducerBefore)>,
     /// What logs had in memory only, and the group took.
     taken: Vec<(Arc<Log>, Box<Buffered>)>,
 }
@@ -43,6 +45,10 @@ impl Undo {
 
     pub(super) fn note_created(&mut self, log: &Arc<Log>) {
         self.created.push(Arc::clone(log));
+    }
+
+    pub(super) fn note_remembered(&mut self, log: &Arc<Log>, before: ProducerBefore) {
+        self.remembered.push((Arc::clone(log), before));
     }
 
     pub(super) fn note_taken(&mut self, log: &Arc<Log>, buffered: Box<Buffered>) {
@@ -99,6 +105,11 @@ impl Committer {
         self.group_records = 0;
         self.group_scheduled = false;
         self.journal.forget_trims(start);
+        for (log, before) in undo.remembered.into_iter().rev() {
+            if let Some(extras) = &mut log.state.write().extras {
+                extras.producers.take_back(before);
+            }
+        }
         for (log, standing) in undo.logs {
             log.state.write().roll_back(start, standing);
         }
@@ -128,6 +139,9 @@ impl Pending {
 
     /// Nothing of it was done. `nothing_left`: no record is in memory only.
     fn refuse(&mut self, start: Position, nothing_left: bool) {
+        if let Some(session) = &self.session {
+            session.end_in_turn();
+        }
         self.need = Some(Position::ZERO);
         self.outcome = match self.answer {
             // What came before it and was not refused is written.

@@ -1,0 +1,336 @@
+//! What of an append session is received, and when.
+//!
+//! A session is never answered BUSY: it waits. Its messages are admitted one by one, as
+//! other appends are, by the length that stands before them; one that is not admitted yet
+//! is not taken from the connection, so that HTTP/2 flow control holds the client back.
+//!
+//! ```text
+//! connection ── frames ──▶ SessionBody ── messages ──▶ the session ── acks ──▶ client
+//!                             │ waits for room                         │
+//!                             └──────────────── Window ◀── Passage ────┘ dropped
+//! ```
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::task::AtomicWaker;
+use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use pin_project_lite::pin_project;
+use tokio::time::Sleep;
+use tonic::Status;
+
+use super::{Admission, PREFIX_BYTES, Permit, REQUEST_OVERHEAD, Share};
+use crate::status;
+
+/// When to look again whether other connections have left room: their acks wake nobody
+/// here.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What a session has received and not acked; in the extensions of its request.
+#[derive(Clone)]
+pub(crate) struct Window(Arc<Shared>);
+
+struct Shared {
+    /// The most bytes at a time, if there is more than one message.
+    bytes: u64,
+    state: Mutex<State>,
+    /// The body, while it waits for room.
+    waiting: AtomicWaker,
+}
+
+#[derive(Default)]
+struct State {
+    used: u64,
+    /// Of messages that the session has not taken yet, in order.
+    admitted: VecDeque<Permit>,
+}
+
+/// The room that one message takes, given back when it is dropped.
+pub(crate) struct Passage {
+    window: Window,
+    permit: Permit,
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        self.window.0.state.lock().used -= self.permit.bytes;
+        self.window.0.waiting.wake();
+    }
+}
+
+impl Window {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self(Arc::new(Shared {
+            bytes,
+            state: Mutex::default(),
+            waiting: AtomicWaker::new(),
+        }))
+    }
+
+    /// The room of the message that was received next; `None` if none was.
+    pub(crate) fn next(&self) -> Option<Passage> {
+        let permit = self.0.state.lock().admitted.pop_front()?;
+        let window = self.clone();
+        Some(Passage { window, permit })
+    }
+
+    /// Makes room for a message of so many bytes, in the window and then, by `admit`, in the
+    /// budget of the server.
+    fn enter(&self, length: u64, admit: impl FnOnce() -> Option<Permit>) -> Entry {
+        let mut state = self.0.state.lock();
+        if state.used > 0 && state.used + length + REQUEST_OVERHEAD > self.0.bytes {
+            return Entry::WindowFull;
+        }
+        let Some(permit) = admit() else {
+            return Entry::BudgetFull;
+        };
+        state.used += permit.bytes;
+        state.admitted.push_back(permit);
+        Entry::Granted
+    }
+}
+
+/// Whether a message may be received.
+enum Entry {
+    Granted,
+    /// An ack of the session makes room.
+    WindowFull,
+    /// An ack of any connection makes room.
+    BudgetFull,
+}
+
+pin_project! {
+    /// The requests of a session, each received only when there is room for it.
+    pub(super) struct SessionBody {
+        #[pin]
+        inner: tonic::body::Body,
+        // Received and not passed on: begins with the rest of a message, or with a prefix.
+        held: Bytes,
+        // What is left of the message that was granted.
+        granted: u64,
+        admission: Arc<Admission>,
+        share: Share,
+        window: Window,
+        pause: Option<Pin<Box<Sleep>>>,
+    }
+}
+
+impl SessionBody {
+    pub(super) fn new(
+        inner: tonic::body::Body,
+        admission: Arc<Admission>,
+        share: Share,
+        window: Window,
+    ) -> Self {
+        Self {
+            inner,
+            held: Bytes::new(),
+            granted: 0,
+            admission,
+            share,
+            window,
+            pause: None,
+        }
+    }
+
+    /// Resolves when the message with the prefix `held` begins with may be received.
+    fn poll_entry(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<u64, Status>> {
+        let this = self.project();
+        let length = u64::from((&this.held[1..PREFIX_BYTES]).get_u32());
+        let most = this.admission.largest_message;
+        if length > most {
+            return Poll::Ready(Err(status::message_too_large(length, most)));
+        }
+        loop {
+            // Before the look, so that no ack between the two is missed.
+            this.window.0.waiting.register(context.waker());
+            let admit = || this.admission.try_admit(this.share, length).ok();
+            match this.window.enter(length, admit) {
+                Entry::Granted => {
+                    *this.pause = None;
+                    return Poll::Ready(Ok(length));
+                }
+                Entry::WindowFull => return Poll::Pending,
+                Entry::BudgetFull => {
+                    let pause = || Box::pin(tokio::time::sleep(PAUSE));
+                    ready!(this.pause.get_or_insert_with(pause).as_mut().poll(context));
+                    *this.pause = None;
+                }
+            }
+        }
+    }
+}
+
+impl Body for SessionBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            let begins = self.granted == 0;
+            if begins && self.held.len() >= PREFIX_BYTES {
+                match ready!(self.as_mut().poll_entry(context)) {
+                    Ok(length) => *self.as_mut().project().granted = length + PREFIX_BYTES as u64,
+                    Err(status) => return Poll::Ready(Some(Err(status))),
+                }
+            } else if begins || self.held.is_empty() {
+                let this = self.as_mut().project();
+                match ready!(this.inner.poll_frame(context))
+                    .map(|frame| frame.map(Frame::into_data))
+                {
+                    Some(Ok(Ok(data))) if this.held.is_empty() => *this.held = data,
+                    Some(Ok(Ok(data))) => {
+                        let mut joined = BytesMut::from(&this.held[..]);
+                        joined.extend_from_slice(&data);
+                        *this.held = joined.freeze();
+                    }
+                    Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
+                    Some(Err(status)) => return Poll::Ready(Some(Err(status))),
+                    // Cut off within a prefix: the decoder says so.
+                    None if !this.held.is_empty() => *this.granted = this.held.len() as u64,
+                    None => return Poll::Ready(None),
+                }
+            } else {
+                let this = self.as_mut().project();
+                let fits = usize::try_from(*this.granted).unwrap_or(usize::MAX);
+                let part = this.held.split_to(fits.min(this.held.len()));
+                *this.granted -= part.len() as u64;
+                return Poll::Ready(Some(Ok(Frame::data(part))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.held.is_empty() && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Waker;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    /// A body of these frames.
+    struct Frames(VecDeque<Bytes>);
+
+    impl Body for Frames {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _context: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(self.0.pop_front().map(|data| Ok(Frame::data(data))))
+        }
+    }
+
+    fn admission(limit: u64) -> Arc<Admission> {
+        Admission::new(limit, 0, 1 << 20, Arc::new(Metrics::new().unwrap()))
+    }
+
+    /// Messages with their prefixes, cut into frames of `size` bytes.
+    fn frames(messages: &[&[u8]], size: usize) -> tonic::body::Body {
+        let mut bytes = Vec::new();
+        for message in messages {
+            bytes.push(0);
+            bytes.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+            bytes.extend_from_slice(message);
+        }
+        let frames = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
+        tonic::body::Body::new(Frames(frames))
+    }
+
+    fn session(body: tonic::body::Body, admission: &Arc<Admission>, window: u64) -> SessionBody {
+        let window = Window::new(window);
+        SessionBody::new(body, Arc::clone(admission), Share::default(), window)
+    }
+
+    /// What the body gives until it waits or ends, and whether it has ended.
+    fn given(body: &mut SessionBody) -> (Vec<u8>, bool) {
+        let mut given = Vec::new();
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            match Pin::new(&mut *body).poll_frame(&mut context) {
+                Poll::Ready(Some(frame)) => given.extend(frame.unwrap().into_data().unwrap()),
+                Poll::Ready(None) => return (given, true),
+                Poll::Pending => return (given, false),
+            }
+        }
+    }
+
+    #[test]
+    fn messages_come_through_unchanged_however_they_are_cut() {
+        let messages: [&[u8]; 4] = [b"first", b"", b"a longer one than the others", b"x"];
+        let whole = 4 * PREFIX_BYTES + 5 + 28 + 1;
+        for size in 1..=whole {
+            let admission = admission(1 << 20);
+            let mut body = session(frames(&messages, size), &admission, 1 << 20);
+            let (bytes, ended) = given(&mut body);
+            assert!(ended && bytes.len() == whole, "{size}");
+            let (expected, _) = given(&mut session(frames(&messages, whole), &admission, 1 << 20));
+            assert_eq!(bytes, expected, "{size}");
+            let rooms: Vec<_> = std::iter::from_fn(|| body.window.next()).collect();
+            assert_eq!(rooms.len(), 4);
+        }
+    }
+
+    #[test]
+    fn message_beyond_the_window_waits_for_an_ack_and_the_first_never_waits() {
+        let large = [7; 2000];
+        let admission = admission(1 << 20);
+        let mut body = session(frames(&[&large, &large, b"x"], 700), &admission, 1000);
+        let message = large.len() + PREFIX_BYTES;
+        for left in [message, message] {
+            let (bytes, ended) = given(&mut body);
+            assert_eq!((bytes.len(), ended), (left, false));
+            // Received, and still under way: only its end makes room.
+            let room = body.window.next().unwrap();
+            assert_eq!(given(&mut body).0.len(), 0);
+            drop(room);
+        }
+        assert_eq!(given(&mut body), (vec![0, 0, 0, 0, 1, b'x'], true));
+        drop(body);
+        assert!(admission.try_admit(&Share::default(), 500_000).is_ok());
+    }
+
+    #[tokio::test]
+    async fn message_waits_for_other_connections_to_leave_room() {
+        let admission = admission(4096);
+        let other = admission.try_admit(&Share::default(), 4096).ok().unwrap();
+        let mut body = session(frames(&[b"x"], 100), &admission, 1 << 20);
+        let next = poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+        let mut next = std::pin::pin!(next);
+        let waited = tokio::time::timeout(4 * PAUSE, next.as_mut()).await;
+        assert!(waited.is_err());
+        drop(other);
+        assert!(next.await.unwrap().is_ok());
+    }
+
+    #[tokio::test]
+    async fn message_that_is_too_long_is_refused_by_its_prefix() {
+        let admission = admission(1 << 20);
+        let prefix = Bytes::from_static(&[0, 0, 0x10, 0, 1]);
+        let body = tonic::body::Body::new(Frames([prefix].into()));
+        let mut body = session(body, &admission, 1 << 20);
+        let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
+        let refused = frame.unwrap().unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    }
+}

@@ -1,0 +1,343 @@
+//! AppendSession: pipelined batches on one stream, acked in order.
+//!
+//! ```text
+//! requests ──▶ read while the window has room ──▶ submit, in order ──▶ pending
+//!  (admission/session.rs)                           │ BUSY: held, then again    │ settled,
+//!                                                   └───────────────────────────┤ in order
+//! client ◀── transport pulls ◀── acks, and at last why the session ended ◀──────┘
+//! ```
+//!
+//! One task drives it. It ends at the first failure: the engine's [`Session`] refuses what
+//! queues behind that, nothing more is submitted, and dropping the tickets cancels nothing.
+//! Memory is bounded by the window, which an ack leaves when the transport has taken it: as
+//! long as the client reads no acks, nothing more is read from it.
+
+use std::collections::VecDeque;
+use std::future::{Future, pending, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use futures_util::stream;
+use tokio::sync::{mpsc, watch};
+use tonic::{Request, Status, Streaming};
+use wald_proto::v1;
+use wald_storage::{
+    AppendError, Appended, Batch, Durability, LogEngine, RecoveryEpoch, Session, Ticket,
+};
+
+use super::append::SubmittedBatch;
+use super::{Answers, Node, refuse_late};
+use crate::admission::{Passage, Window};
+use crate::convert;
+use crate::drain::{Phase, draining};
+use crate::metrics::{Deadline, OpenSession};
+use crate::status::{self, Access};
+use crate::transport::Peer;
+
+/// Acks that are ready and not taken by the transport; the window bounds their bytes.
+const ACKS: usize = 256;
+
+/// When to submit again what the engine had no room for.
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a client may leave its acks unread when the server leaves. Nobody but it is
+/// waiting for them, and everything in them is done.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the client is told next.
+enum Told {
+    /// An ack, and the room of its request, which is free once the transport has taken it.
+    Ack(v1::AppendSessionResponse, Option<Passage>),
+    /// How the session ended.
+    End(Result<(), Status>),
+}
+
+pub(super) fn append_session(
+    node: &Arc<Node>,
+    request: Request<Streaming<v1::AppendSessionRequest>>,
+) -> Result<Answers<v1::AppendSessionResponse>, Status> {
+    let store = node.store_to_write()?;
+    refuse_late(&request)?;
+    let extensions = request.extensions();
+    let (acks, told) = mpsc::channel(ACKS);
+    let run = Run {
+        node: Arc::clone(node),
+        engine: Arc::clone(&store.engine),
+        epoch: store.epoch,
+        deadline: extensions.get::<Deadline>().map(|deadline| deadline.at),
+        peer: extensions.get::<Peer>().cloned().unwrap_or_default(),
+        window: extensions.get::<Window>().cloned(),
+        acks,
+        session: Session::new(),
+        pending: VecDeque::new(),
+        held: None,
+        end: None,
+        _open: node.metrics.session_opened(),
+    };
+    tokio::spawn(run.live(request.into_inner()));
+    Ok(Box::pin(stream::unfold(told, next_answer)))
+}
+
+/// What the transport sends next.
+async fn next_answer(
+    mut told: mpsc::Receiver<Told>,
+) -> Option<(
+    Result<v1::AppendSessionResponse, Status>,
+    mpsc::Receiver<Told>,
+)> {
+    let answer = match told.recv().await {
+        Some(Told::Ack(ack, _room)) => Ok(ack),
+        Some(Told::End(Ok(()))) => return None,
+        Some(Told::End(Err(status))) => Err(status),
+        // Only a panic ends the task without a word.
+        None => Err(Status::internal("the session was broken off")),
+    };
+    Some((answer, told))
+}
+
+/// A session under way.
+struct Run {
+    node: Arc<Node>,
+    engine: Arc<dyn LogEngine>,
+    epoch: RecoveryEpoch,
+    deadline: Option<Instant>,
+    peer: Peer,
+    window: Option<Window>,
+    acks: mpsc::Sender<Told>,
+    session: Session,
+    /// Submitted and not acked, in order.
+    pending: VecDeque<Pending>,
+    /// Read, and not submitted yet because the engine had no room.
+    held: Option<Held>,
+    /// Set when nothing more is read: how the session ends if all that is pending is acked.
+    end: Option<Result<(), Status>>,
+    _open: OpenSession,
+}
+
+/// A request as it was read.
+struct Taken {
+    request_id: u64,
+    batch: Batch,
+    durability: Option<Durability>,
+    at: Instant,
+    room: Option<Passage>,
+}
+
+/// A request that the engine has no room for until, perhaps, then.
+struct Held {
+    request: Taken,
+    again: Pin<Box<tokio::time::Sleep>>,
+}
+
+/// A request that the engine has.
+struct Pending {
+    request_id: u64,
+    answer: SubmittedBatch,
+    settled: Settled,
+    room: Option<Passage>,
+}
+
+/// The engine's last answer.
+enum Settled {
+    Coming(Ticket),
+    There(Result<Appended, AppendError>),
+}
+
+impl Run {
+    /// Serves the session until it has ended and the client has been told, or is gone.
+    async fn live(mut self, requests: Streaming<v1::AppendSessionRequest>) {
+        let acks = self.acks.clone();
+        tokio::select! {
+            biased;
+            () = acks.closed() => {}
+            () = async {
+                let end = self.serve(requests).await;
+                self.tell(Told::End(end)).await;
+                // Taken by the transport, or not: then the drain must not wait for it.
+                impatience(self.node.phase.clone()).await;
+                self.peer.cut_off();
+            } => {}
+        }
+    }
+
+    /// Reads, submits and acks; answers how the session ended.
+    async fn serve(
+        &mut self,
+        mut requests: Streaming<v1::AppendSessionRequest>,
+    ) -> Result<(), Status> {
+        let mut phase = self.node.phase.clone();
+        let mut left = pin!(draining(&mut phase));
+        let mut late = pin!(passed(self.deadline));
+        loop {
+            if self.pending.is_empty()
+                && let Some(end) = self.end.take()
+            {
+                return end;
+            }
+            let reading = self.end.is_none();
+            tokio::select! {
+                biased;
+                settled = first_settled(&mut self.pending) => self.ack(settled).await?,
+                () = &mut late => return Err(self.too_late()),
+                () = &mut left, if reading => self.leave(),
+                () = again(&mut self.held), if reading => self.submit_held(),
+                request = requests.message(), if reading && self.held.is_none() => {
+                    self.take(request);
+                }
+            }
+        }
+    }
+
+    /// Takes in what was read.
+    fn take(&mut self, request: Result<Option<v1::AppendSessionRequest>, Status>) {
+        let request = match request {
+            Ok(Some(request)) => request,
+            Ok(None) => return self.end = Some(Ok(())),
+            Err(status) => return self.end = Some(Err(status)),
+        };
+        let request_id = request.request_id;
+        let (room, at) = (self.window.as_ref().and_then(Window::next), Instant::now());
+        if self.deadline.is_some_and(|deadline| at >= deadline) {
+            let status = status::deadline_before_start();
+            return self.end = Some(Err(status::in_session(&status, request_id)));
+        }
+        match convert::append_batch(request.batch.unwrap_or_default()) {
+            Ok((batch, durability)) => self.submit(Taken {
+                request_id,
+                batch,
+                durability,
+                at,
+                room,
+            }),
+            Err(status) => self.end = Some(Err(status::in_session(&status, request_id))),
+        }
+    }
+
+    /// Hands a request to the engine; what it has no room for is held, and nothing is read
+    /// meanwhile.
+    fn submit(&mut self, request: Taken) {
+        let answer = SubmittedBatch::new(&request.batch, request.at);
+        let batch = request.batch.clone();
+        let mut ticket = self
+            .engine
+            .submit(Some(&self.session), batch, request.durability);
+        let mut nobody = Context::from_waker(Waker::noop());
+        let settled = match Pin::new(&mut ticket).poll(&mut nobody) {
+            Poll::Ready(Err(AppendError::Busy { .. })) => {
+                let again = Box::pin(tokio::time::sleep(BUSY_PAUSE));
+                self.held = Some(Held { request, again });
+                return;
+            }
+            Poll::Ready(settled) => {
+                if settled.is_err() {
+                    // What is pending before it is acked, then this fails the session.
+                    self.end = Some(Ok(()));
+                }
+                Settled::There(settled)
+            }
+            Poll::Pending => Settled::Coming(ticket),
+        };
+        self.pending.push_back(Pending {
+            request_id: request.request_id,
+            answer,
+            settled,
+            room: request.room,
+        });
+    }
+
+    fn submit_held(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.submit(held.request);
+        }
+    }
+
+    /// Sends the ack of the first pending request, or fails as it did.
+    async fn ack(&mut self, settled: Result<Appended, AppendError>) -> Result<(), Status> {
+        let Some(first) = self.pending.pop_front() else {
+            return Ok(());
+        };
+        let request_id = first.request_id;
+        let ack = first
+            .answer
+            .ack(&self.node, self.epoch, settled)
+            .map_err(|status| status::in_session(&status, request_id))?;
+        let response = v1::AppendSessionResponse {
+            request_id,
+            ack: Some(ack),
+        };
+        self.tell(Told::Ack(response, first.room)).await;
+        // What was acked has made room.
+        self.submit_held();
+        Ok(())
+    }
+
+    /// Passes on what the client is told next; waits for the transport to take earlier acks.
+    async fn tell(&self, told: Told) {
+        let Err(mpsc::error::TrySendError::Full(told)) = self.acks.try_send(told) else {
+            return;
+        };
+        tokio::select! {
+            _ = self.acks.send(told) => {}
+            () = impatience(self.node.phase.clone()) => self.peer.cut_off(),
+        }
+    }
+
+    /// The server leaves: nothing more is taken in.
+    fn leave(&mut self) {
+        let status = status::append(&AppendError::Draining);
+        self.end = Some(Err(match self.held.take() {
+            Some(held) => status::in_session(&status, held.request.request_id),
+            None => status,
+        }));
+    }
+
+    /// The deadline of the stream has passed.
+    fn too_late(&self) -> Status {
+        if let Some(first) = self.pending.front() {
+            let status = status::deadline_under_way(Access::Write);
+            return status::in_session(&status, first.request_id);
+        }
+        let status = status::deadline_before_start();
+        match &self.held {
+            Some(held) => status::in_session(&status, held.request.request_id),
+            None => status,
+        }
+    }
+}
+
+/// The engine's answer to the first pending request; never comes if there is none.
+fn first_settled(
+    pending: &mut VecDeque<Pending>,
+) -> impl Future<Output = Result<Appended, AppendError>> {
+    poll_fn(|context| match pending.front_mut() {
+        Some(first) => match &mut first.settled {
+            Settled::Coming(ticket) => Pin::new(ticket).poll(context),
+            Settled::There(settled) => Poll::Ready(settled.clone()),
+        },
+        None => Poll::Pending,
+    })
+}
+
+/// Resolves when what is held may be submitted again.
+async fn again(held: &mut Option<Held>) {
+    match held {
+        Some(held) => held.again.as_mut().await,
+        None => pending().await,
+    }
+}
+
+/// Resolves at the deadline.
+async fn passed(deadline: Option<Instant>) {
+    match deadline {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => pending().await,
+    }
+}
+
+/// Resolves when the server has been leaving for longer than a client is waited for.
+async fn impatience(mut phase: watch::Receiver<Phase>) {
+    draining(&mut phase).await;
+    tokio::time::sleep(PATIENCE).await;
+}

@@ -1,0 +1,318 @@
+//! What takes a fault to see, through gRPC: a node on a disk in memory that does as it is
+//! told. (`tests/errors.rs` has the rest of the error table.)
+
+use std::time::{Duration, Instant};
+
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::Code;
+use tonic::service::Routes;
+use tonic::transport::{Channel, Server};
+use tonic_types::StatusExt as _;
+use v1::cursor_service_client::CursorServiceClient;
+use v1::log_service_client::LogServiceClient;
+use v1::wal_service_client::WalServiceClient;
+use wald_storage::{LocalEngine, MemoryDisk, StorageConfig, SystemClock};
+
+use super::*;
+use crate::admission::{Admission, AdmissionLayer};
+
+/// A node and its clients.
+struct Fixture {
+    disk: MemoryDisk,
+    node: Arc<Node>,
+    _phase: watch::Sender<Phase>,
+    wal: WalServiceClient<Channel>,
+    logs: LogServiceClient<Channel>,
+    cursors: CursorServiceClient<Channel>,
+}
+
+impl Fixture {
+    /// A node whose store is not open yet.
+    async fn starting() -> Self {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let (phase, receiver) = watch::channel(Phase::Serving);
+        let config = StorageConfig::default();
+        let node = Arc::new(Node {
+            store: OnceLock::new(),
+            metrics: Arc::clone(&metrics),
+            phase: receiver,
+            heartbeat_interval: Duration::from_secs(15),
+            sync_mode: SyncMode::Strict,
+            sync_interval: config.sync_interval,
+            limits: ServerLimits {
+                max_timestamp_ahead: config.max_future,
+                producer_window: config.producer_window,
+                max_producers_per_log: config.max_producers_per_log,
+                max_cursors_per_log: config.max_cursors_per_log,
+                session_window_bytes: 4 << 20,
+            },
+            auto_create: true,
+            start_time: Timestamp::from_micros(1),
+        });
+        let services = || Services(Arc::clone(&node));
+        let routes = Routes::new(v1::wal_service_server::WalServiceServer::new(services()))
+            .add_service(v1::log_service_server::LogServiceServer::new(services()))
+            .add_service(v1::cursor_service_server::CursorServiceServer::new(
+                services(),
+            ));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let budget = Admission::new(64 << 20, 4 << 20, 16 << 20, metrics);
+        tokio::spawn(
+            Server::builder()
+                .layer(AdmissionLayer(budget))
+                .add_routes(routes)
+                .serve_with_incoming(TcpListenerStream::new(listener)),
+        );
+        let channel = Channel::from_shared(format!("http://{address}"));
+        let channel = channel.unwrap().connect().await.unwrap();
+        Self {
+            disk: MemoryDisk::new(),
+            node,
+            _phase: phase,
+            wal: WalServiceClient::new(channel.clone()),
+            logs: LogServiceClient::new(channel.clone()),
+            cursors: CursorServiceClient::new(channel),
+        }
+    }
+
+    async fn serving(config: StorageConfig) -> Self {
+        let fixture = Self::starting().await;
+        let (engine, report) = LocalEngine::open(
+            Arc::new(fixture.disk.clone()),
+            config,
+            Arc::new(SystemClock),
+            Arc::clone(&fixture.node.metrics) as Arc<dyn wald_storage::Observer>,
+        )
+        .unwrap();
+        let store = Store {
+            engine,
+            epoch: report.recovery_epoch,
+            report,
+        };
+        assert!(fixture.node.store.set(store).is_ok());
+        fixture
+    }
+
+    async fn append(&mut self, log: &str) -> Result<v1::AppendResponse, Status> {
+        let request = v1::AppendRequest {
+            log: log.to_owned(),
+            ..v1::AppendRequest::default()
+        };
+        self.wal.append(request).await.map(Response::into_inner)
+    }
+
+    /// Every other RPC that writes, refused.
+    async fn writes_refused(&mut self) -> Vec<Status> {
+        let log = || "a".to_owned();
+        let batch = v1::AppendBatchRequest {
+            batches: vec![part("a", 1)],
+            ..v1::AppendBatchRequest::default()
+        };
+        let fence = v1::FenceRequest {
+            log: log(),
+            ..v1::FenceRequest::default()
+        };
+        let trim = v1::TrimRequest {
+            log: log(),
+            ..v1::TrimRequest::default()
+        };
+        let create = v1::CreateLogRequest {
+            log: "new".to_owned(),
+            config: None,
+        };
+        let delete = v1::DeleteLogRequest {
+            log: log(),
+            log_id: None,
+        };
+        let commit = v1::CommitCursorRequest {
+            commit: Some(v1::CursorCommit {
+                log: log(),
+                cursor: "c".to_owned(),
+                ..v1::CursorCommit::default()
+            }),
+        };
+        vec![
+            self.append("a").await.unwrap_err(),
+            self.wal.append_batch(batch).await.unwrap_err(),
+            self.wal.fence(fence).await.unwrap_err(),
+            self.wal.trim(trim).await.unwrap_err(),
+            self.logs.create_log(create).await.unwrap_err(),
+            self.logs.delete_log(delete).await.unwrap_err(),
+            self.cursors.commit_cursor(commit).await.unwrap_err(),
+        ]
+    }
+
+    /// A session of so many requests of 1 KiB each, all sent before an ack is read: how many
+    /// were acked, and how it ended.
+    async fn session(&mut self, requests: u64) -> (u64, Result<(), Status>) {
+        let (sender, sent) = tokio::sync::mpsc::channel(1);
+        tokio::spawn(async move {
+            for request_id in 0..requests {
+                let batch = Some(v1::AppendBatchRequest {
+                    batches: vec![part("a", 1024)],
+                    ..v1::AppendBatchRequest::default()
+                });
+                let request = v1::AppendSessionRequest { request_id, batch };
+                if sender.send(request).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let answers = self.wal.append_session(ReceiverStream::new(sent)).await;
+        let mut answers = match answers {
+            Ok(answers) => answers.into_inner(),
+            Err(status) => return (0, Err(status)),
+        };
+        let mut acked = 0;
+        loop {
+            match answers.message().await {
+                Ok(Some(answer)) => assert_eq!(answer.request_id, acked),
+                Ok(None) => return (acked, Ok(())),
+                Err(status) => return (acked, Err(status)),
+            }
+            acked += 1;
+        }
+    }
+
+    async fn durable_tail(&mut self) -> u64 {
+        let request = v1::GetTailRequest {
+            log: "a".to_owned(),
+            visibility: v1::Visibility::Durable.into(),
+            ..v1::GetTailRequest::default()
+        };
+        let answer = self.wal.get_tail(request).await.unwrap();
+        answer.into_inner().tail_lsn.unwrap()
+    }
+}
+
+fn part(log: &str, bytes: usize) -> v1::LogBatch {
+    v1::LogBatch {
+        log: log.to_owned(),
+        records: vec![v1::Record {
+            payload: Some(v1::record::Payload::Data(vec![7; bytes].into())),
+            ..v1::Record::default()
+        }],
+        condition: None,
+    }
+}
+
+fn fact(status: &Status, key: &str) -> Option<String> {
+    let details = status.get_error_details();
+    details.error_info()?.metadata.get(key).cloned()
+}
+
+/// Code and reason, outcome and retry, and whether it says when to come back.
+fn expect(
+    status: &Status,
+    (code, reason): (Code, &str),
+    (outcome, retry): (&str, &str),
+    comes_back: bool,
+) {
+    let details = status.get_error_details();
+    let info = details.error_info().unwrap();
+    assert_eq!((status.code(), info.reason.as_str()), (code, reason));
+    assert_eq!(
+        fact(status, "outcome").as_deref(),
+        Some(outcome),
+        "{status}"
+    );
+    assert_eq!(fact(status, "retry").as_deref(), Some(retry), "{status}");
+    assert_eq!(details.retry_info().is_some(), comes_back, "{status}");
+}
+
+const NOT_APPLIED: (&str, &str) = ("NOT_APPLIED", "SAFE");
+const UNKNOWN: (&str, &str) = ("UNKNOWN", "SAFE_WITH_CONDITION");
+
+#[test]
+fn request_whose_deadline_has_passed_is_refused_before_it_is_queued() {
+    let mut request = Request::new(());
+    assert!(refuse_late(&request).is_ok());
+    let now = Instant::now();
+    let later = Deadline::new(now + Duration::from_secs(3600));
+    request.extensions_mut().insert(later);
+    assert!(refuse_late(&request).is_ok());
+    request.extensions_mut().insert(Deadline::new(now));
+    let refused = refuse_late(&request).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::DeadlineExceeded);
+}
+
+#[tokio::test]
+async fn before_the_store_is_open_everything_is_unavailable_and_not_applied() {
+    let mut fixture = Fixture::starting().await;
+    let mut refused = fixture.writes_refused().await;
+    refused.push(fixture.session(1).await.1.unwrap_err());
+    for status in refused {
+        expect(&status, (Code::Unavailable, "STARTING"), NOT_APPLIED, true);
+    }
+}
+
+#[tokio::test]
+async fn append_in_flight_when_a_flush_fails_is_unknown_and_what_comes_later_not_applied() {
+    let mut fixture = Fixture::serving(StorageConfig::default()).await;
+    fixture.append("a").await.unwrap();
+    fixture.disk.fail_sync(1);
+    let status = fixture.append("a").await.unwrap_err();
+    expect(&status, (Code::Internal, "JOURNAL_FAILED"), UNKNOWN, false);
+    let failed = (Code::Unavailable, "JOURNAL_FAILED");
+    for status in fixture.writes_refused().await {
+        expect(&status, failed, NOT_APPLIED, true);
+    }
+    let (acked, end) = fixture.session(3).await;
+    let status = end.unwrap_err();
+    expect(&status, failed, NOT_APPLIED, true);
+    assert_eq!(
+        (acked, fact(&status, "request_id")),
+        (0, Some("0".to_owned()))
+    );
+}
+
+#[tokio::test]
+async fn session_in_flight_when_a_flush_fails_ends_unknown_at_its_first_unacked_request() {
+    let mut fixture = Fixture::serving(StorageConfig::default()).await;
+    fixture.append("a").await.unwrap();
+    fixture.disk.fail_sync(2);
+    let (acked, end) = fixture.session(5_000).await;
+    let status = end.unwrap_err();
+    expect(&status, (Code::Internal, "JOURNAL_FAILED"), UNKNOWN, false);
+    assert_eq!(fact(&status, "request_id"), Some(acked.to_string()));
+    assert_eq!(fixture.durable_tail().await, 1 + acked);
+}
+
+#[tokio::test]
+async fn full_disk_is_told_and_ends_a_session_where_it_is_met() {
+    let config = StorageConfig {
+        segment_bytes: 64 << 10,
+        ..StorageConfig::default()
+    };
+    let mut fixture = Fixture::serving(config).await;
+    fixture.append("a").await.unwrap();
+    fixture.disk.set_full(true);
+    let full = (Code::ResourceExhausted, "DISK_FULL");
+    let (acked, end) = fixture.session(1_000).await;
+    let status = end.unwrap_err();
+    expect(&status, full, NOT_APPLIED, true);
+    assert!(acked > 0);
+    assert_eq!(fact(&status, "request_id"), Some(acked.to_string()));
+    assert_eq!(fixture.durable_tail().await, 1 + acked);
+    let status = loop {
+        match fixture.session(1).await.1 {
+            Ok(()) => {}
+            Err(status) => break status,
+        }
+    };
+    expect(&status, full, NOT_APPLIED, true);
+}
+
+#[tokio::test]
+async fn session_waits_when_the_engine_has_no_room_and_loses_nothing() {
+    let config = StorageConfig {
+        max_inflight_bytes: 3 << 10,
+        ..StorageConfig::default()
+    };
+    let mut fixture = Fixture::serving(config).await;
+    let (acked, end) = fixture.session(500).await;
+    end.unwrap();
+    assert_eq!(acked, 500);
+    assert_eq!(fixture.durable_tail().await, 500);
+}

@@ -1,0 +1,129 @@
+//! Placing what consumers say: cursors that move, by themselves or with a batch.
+
+use std::sync::Arc;
+
+use super::{About, Committer, Placed};
+use crate::engine::LogTarget;
+use crate::error::{AppendError, CursorError};
+use crate::ids::{LogName, Lsn, Name, Position};
+use crate::journal::Outcome;
+use crate::journal::body::CursorBody;
+use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::pool::Use;
+use crate::local::{Log, Mark, check_cursor};
+use crate::record::{Cursor, CursorCommit};
+
+impl Committer {
+    pub(super) fn commit_cursor(&mut self, commit: &CursorCommit) -> Placed {
+        self.finish_open();
+        let Some(log) = self.logs.by_name(commit.log.as_str()) else {
+            return unknown(&commit.log);
+        };
+        let room = self
+            .write_buffered(&log)
+            .and_then(|()| self.secure_cursor(&commit.cursor, Use::Growth));
+        if let Err(error) = room {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        let reveals = log.state.read().last_end;
+        let mut failed = Vec::new();
+        let refused = check_cursor(Some(&log), commit, &self.allowed(), &mut failed);
+        if !failed.is_empty() {
+            let error = AppendError::ConditionsFailed(failed);
+            return (Some(reveals), Outcome::Refused(error));
+        }
+        if let Some(error) = refused {
+            return (Some(reveals), Outcome::Refused(error));
+        }
+        self.push_cursor(&commit.log, &commit.cursor, Some(commit.lsn), 0);
+        let cursor = Cursor {
+            name: commit.cursor.clone(),
+            log_id: log.id,
+            lsn: commit.lsn,
+            update_time: self.arrival,
+        };
+        (None, Outcome::Cursor(Some(cursor)))
+    }
+
+    pub(super) fn delete_cursor(&mut self, target: &LogTarget, cursor: &Name) -> Placed {
+        self.finish_open();
+        let Some(log) = self.logs.by_name(target.name.as_str()) else {
+            return unknown(&target.name);
+        };
+        let reveals = log.state.read().last_end;
+        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
+            let error = CursorError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.id,
+            };
+            return (Some(reveals), Outcome::CursorRefused(error));
+        }
+        if cursor_of(&log, cursor).is_none() {
+            let error = CursorError::NotFound {
+                log: target.name.clone(),
+                cursor: cursor.clone(),
+            };
+            return (Some(reveals), Outcome::CursorRefused(error));
+        }
+        if let Err(error) = self.secure_cursor(cursor, Use::Reserve) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        self.push_cursor(&target.name, cursor, None, 0);
+        (None, Outcome::Cursor(None))
+    }
+
+    fn secure_cursor(&mut self, cursor: &Name, purpose: Use) -> Result<(), AppendError> {
+        let frame = HEADER_BYTES + CursorBody::max_len(cursor).next_multiple_of(8);
+        self.secure(frame, DirectoryBuilder::entry_len(None), purpose)
+    }
+
+    /// The frame that moves a cursor of a log that exists, or forgets it.
+    pub(super) fn push_cursor(
+        &mut self,
+        log: &LogName,
+        cursor: &Name,
+        lsn: Option<Lsn>,
+        flags: u8,
+    ) {
+        let Some(log) = self.logs.by_name(log.as_str()) else {
+            return;
+        };
+        let about = About {
+            flags,
+            ..About::act(Kind::Cursor, lsn.unwrap_or(Lsn::ZERO))
+        };
+        let body = CursorBody {
+            name: cursor.clone(),
+            deleted: lsn.is_none(),
+        };
+        let header = self.push_frame(about, log.id, None, |out| body.put(out));
+        let start = self.position(0);
+        let mark = lsn.map(|lsn| Mark {
+            lsn,
+            time: self.arrival,
+        });
+        {
+            let mut state = log.state.write();
+            self.undo.note(start, &log, &state);
+            state.last_end = header.end();
+            let durable = self.journal.durable();
+            let extras = state.extras.get_or_insert_default();
+            extras.move_cursor(header.end(), cursor, mark, durable);
+        }
+        self.touch(&log);
+    }
+}
+
+fn cursor_of(log: &Arc<Log>, cursor: &Name) -> Option<Mark> {
+    let state = log.state.read();
+    let extras = state.extras.as_deref()?;
+    *extras.cursors.get(cursor)?.newest()
+}
+
+fn unknown(log: &LogName) -> Placed {
+    let error = CursorError::LogNotFound { log: log.clone() };
+    (Some(Position::ZERO), Outcome::CursorRefused(error))
+}

@@ -1,0 +1,125 @@
+//! Fences: from its frame on, a log takes no records of an older writer.
+//!
+//! The committer is the only one who gives out lsns, one request after another. So what
+//! was before the fence is below its tail, and what comes after it is checked against
+//! the new epoch, however long it had been under way.
+
+use std::sync::Arc;
+
+use super::{About, Committer, Placed};
+use crate::engine::{Fenced, LogTarget};
+use crate::error::{AppendError, FenceError};
+use crate::ids::{Lsn, Position};
+use crate::journal::Outcome;
+use crate::journal::body::Created;
+use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::pool::Use;
+use crate::local::{Creation, Log};
+use crate::record::LogConfig;
+
+impl Committer {
+    pub(super) fn fence(&mut self, target: &LogTarget, epoch: Option<u64>) -> Placed {
+        let log = self.logs.by_name(target.name.as_str());
+        self.finish_open();
+        if let Some(expected) = target.log_id
+            && log.as_ref().map(|log| log.id) != Some(expected)
+        {
+            let error = FenceError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.as_ref().map(|log| log.id),
+            };
+            let reveals = log.map_or(Position::ZERO, |log| log.state.read().created_end);
+            return (Some(reveals), Outcome::FenceRefused(error));
+        }
+        match log {
+            Some(log) => self.fence_log(&log, epoch),
+            None => self.fence_new(target, epoch),
+        }
+    }
+
+    fn fence_log(&mut self, log: &Arc<Log>, epoch: Option<u64>) -> Placed {
+        let (current, unproven, tail, last_end) = {
+            let state = log.state.read();
+            let epoch = state.writer_epoch();
+            (epoch, state.unproven, state.next, state.last_end)
+        };
+        if unproven {
+            let error = AppendError::TailUnproven {
+                log: log.name.clone(),
+                from: tail,
+            };
+            return (Some(last_end), Outcome::Refused(error));
+        }
+        let given = epoch.unwrap_or(current.saturating_add(1));
+        if given <= current {
+            let error = FenceError::Fenced {
+                log: log.name.clone(),
+                given,
+                current,
+            };
+            return (Some(last_end), Outcome::FenceRefused(error));
+        }
+        let directory = DirectoryBuilder::entry_len(None);
+        let room = self
+            .write_buffered(log)
+            .and_then(|()| self.secure(HEADER_BYTES, directory, Use::Reserve));
+        if let Err(error) = room {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        self.finish_open();
+        (None, Outcome::Fenced(self.push_fence(log, given)))
+    }
+
+    /// Fences a log that does not exist: makes it.
+    fn fence_new(&mut self, target: &LogTarget, epoch: Option<u64>) -> Placed {
+        let log = target.name.clone();
+        let given = epoch.unwrap_or(1);
+        let refused = match self.creation() {
+            Creation::ByAppend if given == 0 => Outcome::FenceRefused(FenceError::Fenced {
+                log,
+                given,
+                current: 0,
+            }),
+            Creation::ByAppend => {
+                let name = target.name.as_str();
+                let created = HEADER_BYTES + Created::max_len(name).next_multiple_of(8);
+                let directory =
+                    DirectoryBuilder::entry_len(Some(name)) + DirectoryBuilder::entry_len(None);
+                match self.secure(created + HEADER_BYTES, directory, Use::Growth) {
+                    Ok(()) => {
+                        self.finish_open();
+                        let log = self.push_created(&log, LogConfig::default(), CONTINUES);
+                        return (None, Outcome::Fenced(self.push_fence(&log, given)));
+                    }
+                    Err(error) => Outcome::Refused(error),
+                }
+            }
+            Creation::ByRequest => Outcome::FenceRefused(FenceError::LogNotFound { log }),
+            Creation::Unproven => Outcome::Refused(AppendError::TailUnproven {
+                log,
+                from: Lsn::ZERO,
+            }),
+        };
+        (Some(Position::ZERO), refused)
+    }
+
+    fn push_fence(&mut self, log: &Arc<Log>, epoch: u64) -> Fenced {
+        // The header has all of it, and so has the directory of the next group.
+        let about = About::act(Kind::Fence, Lsn::new(epoch));
+        let header = self.push_frame(about, log.id, None, |_| {});
+        let start = self.position(0);
+        let tail_lsn = {
+            let mut state = log.state.write();
+            self.undo.note(start, log, &state);
+            state.add_fence(header.end(), epoch, self.journal.durable());
+            state.next
+        };
+        self.touch(log);
+        Fenced {
+            log_id: log.id,
+            tail_lsn,
+            writer_epoch: epoch,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Repeats of batches: recognised before anything else is looked at.
+
+use std::sync::Arc;
+
+use super::{Committer, Placed};
+use crate::engine::LogAppended;
+use crate::error::AppendError;
+use crate::ids::{LogName, Position};
+use crate::journal::Outcome;
+use crate::local::{Log, Recall, Remembered};
+use crate::record::{Batch, Producer};
+
+/// What a batch is.
+pub(super) enum Recognised {
+    /// One to be checked and placed.
+    New,
+    /// One that was applied: the answer that it got then.
+    Repeat(Placed),
+    /// One that its producer may not send.
+    Refused(Placed),
+}
+
+impl Committer {
+    /// Looks whether a batch was applied before. `targets[i]` is the log of `batch.logs[i]`.
+    pub(super) fn recognise(
+        &self,
+        batch: &Batch,
+        targets: &[Option<Arc<Log>>],
+        digests: &[u64],
+    ) -> Recognised {
+        let mut repeats = Vec::new();
+        let mut new = false;
+        for ((records, target), digest) in batch.logs.iter().zip(targets).zip(digests) {
+            let Some(producer) = &records.producer else {
+                return Recognised::New;
+            };
+            let id = target.as_ref().map(|log| log.id);
+            if records.guard.log_id.is_some_and(|given| Some(given) != id) {
+                // It is meant for another log: the conditions say so.
+                return Recognised::New;
+            }
+            let (recall, reveals) = self.recall(target.as_deref(), producer, *digest);
+            match (recall, target) {
+                (Recall::New, _) => new = true,
+                (Recall::Repeat(batch), Some(log)) => repeats.push((log, producer, batch)),
+                (recall, _) => {
+                    let error = refusal(&records.log, producer, recall);
+                    return Recognised::Refused((Some(reveals), Outcome::Refused(error)));
+                }
+            }
+        }
+        let Some((log, producer, _)) = repeats.first() else {
+            return Recognised::New;
+        };
+        if new {
+            let error = AppendError::ProducerConflict {
+                log: log.name.clone(),
+                producer: producer.id.clone(),
+                sequence: producer.sequence,
+                what: "it was part of a batch over other logs",
+            };
+            let reveals = log.state.read().last_end;
+            return Recognised::Refused((Some(reveals), Outcome::Refused(error)));
+        }
+        Recognised::Repeat(self.answer_again(&repeats))
+    }
+
+    fn recall(&self, log: Option<&Log>, producer: &Producer, digest: u64) -> (Recall, Position) {
+        let window = self.settings.producer_window;
+        let recall = |log: &Log| {
+            let state = log.state.read();
+            let extras = state.extras.as_deref();
+            let known = extras.map(|extras| extras.producers.recall(producer, digest, window));
+            (known, state.last_end)
+        };
+        let (known, reveals) = log.map_or((None, Position::ZERO), recall);
+        let unknown = match producer.sequence {
+            0 => Recall::New,
+            _ => Recall::Gap { expected: 0 },
+        };
+        (known.unwrap_or(unknown), reveals)
+    }
+
+    fn answer_again(&self, repeats: &[(&Arc<Log>, &Producer, Remembered)]) -> Placed {
+        let appends: Vec<LogAppended> = repeats
+            .iter()
+            .map(|(log, _, batch)| batch.answer(log.id))
+            .collect();
+        let newest = repeats.iter().map(|(_, _, batch)| batch.position).max();
+        let position = newest.unwrap_or(Position::ZERO);
+        let outcome = Outcome::Appended {
+            appends,
+            logs: repeats.iter().map(|(log, ..)| Arc::clone(log)).collect(),
+            position: Some(position),
+        };
+        // What is in the group at hand shares its fate; what was written before is as safe
+        // as the group that it was in, which ends beyond it.
+        let in_group = position >= self.position(0);
+        ((!in_group).then(|| position.advance(1)), outcome)
+    }
+
+    /// Notes what repeats of a batch are to be answered.
+    pub(super) fn remember(
+        &mut self,
+        log: &Arc<Log>,
+        producer: &Producer,
+        digest: u64,
+        append: &LogAppended,
+        position: Position,
+    ) {
+        let batch = Remembered {
+            digest,
+            first_lsn: append.first_lsn,
+            count: u32::try_from(append.next_lsn.since(append.first_lsn)).unwrap_or(u32::MAX),
+            arrival: append.arrival,
+            timestamp: append.timestamp,
+            position,
+        };
+        let window = self.settings.producer_window;
+        let before = {
+            let mut state = log.state.write();
+            let extras = state.extras.get_or_insert_default();
+            extras.producers.remember(producer, batch, window)
+        };
+        self.undo.note_remembered(log, before);
+    }
+}
+
+fn refusal(log: &LogName, producer: &Producer, recall: Recall) -> AppendError {
+    let (log, given) = (log.clone(), producer.sequence);
+    let id = producer.id.clone();
+    match recall {
+        Recall::Gap { expected } => AppendError::ProducerGap {
+            log,
+            producer: id,
+            given,
+            expected,
+        },
+        Recall::Fenced { current } => AppendError::ProducerFenced {
+            log,
+            producer: id,
+            given: producer.epoch,
+            current,
+        },
+        Recall::Expired { oldest } => AppendError::ProducerExpired {
+            log,
+            producer: id,
+            given,
+            oldest,
+        },
+        Recall::Conflict | Recall::New | Recall::Repeat(_) => AppendError::ProducerConflict {
+            log,
+            producer: id,
+            sequence: given,
+            what: "the records differ",
+        },
+    }
+}

@@ -1,0 +1,143 @@
+//! Cursors and fences, as callers ask for them.
+
+use super::Core;
+use crate::engine::{Fenced, LogTarget};
+use crate::error::{CursorError, FenceError, ReadError};
+use crate::ids::{LogId, Name};
+use crate::journal::Answer;
+use crate::journal::committer::Operation;
+use crate::record::{Cursor, CursorCommit, Durability, Visibility};
+use crate::ticket::{Awaited, Promise};
+
+use super::extras::{Extras, Mark};
+use super::versions::Versions;
+
+impl Core {
+    pub(crate) fn fence(
+        &self,
+        target: LogTarget,
+        epoch: Option<u64>,
+    ) -> Awaited<Result<Fenced, FenceError>> {
+        let (promise, awaited) = Promise::new();
+        match self.refusal() {
+            Some(error) => promise.keep(Err(error.into())),
+            None => self.push(
+                Operation::Fence { target, epoch },
+                Durability::Durable,
+                Answer::Fence(promise),
+            ),
+        }
+        awaited
+    }
+
+    pub(crate) async fn commit_cursor(&self, commit: CursorCommit) -> Result<Cursor, CursorError> {
+        let missing = CursorError::NotFound {
+            log: commit.log.clone(),
+            cursor: commit.cursor.clone(),
+        };
+        let moved = self.move_cursor(Operation::CommitCursor(commit)).await?;
+        moved.ok_or(missing)
+    }
+
+    pub(crate) async fn delete_cursor(
+        &self,
+        target: LogTarget,
+        cursor: Name,
+    ) -> Result<(), CursorError> {
+        self.move_cursor(Operation::DeleteCursor { target, cursor })
+            .await
+            .map(drop)
+    }
+
+    /// Asks the committer; answered when the change is on the device.
+    pub(crate) fn move_cursor(
+        &self,
+        operation: Operation,
+    ) -> Awaited<Result<Option<Cursor>, CursorError>> {
+        let (promise, awaited) = Promise::new();
+        match self.refusal() {
+            Some(error) => promise.keep(Err(error.into())),
+            None => self.push(operation, Durability::Durable, Answer::Cursor(promise)),
+        }
+        awaited
+    }
+
+    pub(crate) fn cursor(&self, target: &LogTarget, cursor: &Name) -> Result<Cursor, CursorError> {
+        let missing = || CursorError::NotFound {
+            log: target.name.clone(),
+            cursor: cursor.clone(),
+        };
+        self.look_at_cursors(target, |id, extras| {
+            let versions = extras.cursors.get(cursor)?;
+            self.durable_cursor(id, cursor, versions)
+        })?
+        .ok_or_else(missing)
+    }
+
+    pub(crate) fn list_cursors(
+        &self,
+        target: &LogTarget,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Cursor>, CursorError> {
+        let found = self.look_at_cursors(target, |id, extras| {
+            let from = match after {
+                Some(after) => std::ops::Bound::Excluded(after),
+                None => std::ops::Bound::Unbounded,
+            };
+            let later = extras
+                .cursors
+                .range::<str, _>((from, std::ops::Bound::Unbounded));
+            let there =
+                later.filter_map(|(name, versions)| self.durable_cursor(id, name, versions));
+            Some(there.take(limit).collect())
+        })?;
+        Ok(found.unwrap_or_default())
+    }
+
+    /// Looks at what a log has of cursors, if it has any.
+    fn look_at_cursors<T>(
+        &self,
+        target: &LogTarget,
+        look: impl FnOnce(LogId, &Extras) -> Option<T>,
+    ) -> Result<Option<T>, CursorError> {
+        let unknown = || CursorError::LogNotFound {
+            log: target.name.clone(),
+        };
+        let log = match self.resolve(target, Visibility::Durable) {
+            Ok(log) => log,
+            Err(ReadError::LogReplaced {
+                log,
+                expected,
+                actual,
+            }) => {
+                return Err(CursorError::LogReplaced {
+                    log,
+                    expected,
+                    actual,
+                });
+            }
+            Err(_) => return Err(unknown()),
+        };
+        let state = log.state.read();
+        Ok(state
+            .extras
+            .as_deref()
+            .and_then(|extras| look(log.id, extras)))
+    }
+
+    fn durable_cursor(
+        &self,
+        log_id: LogId,
+        name: &Name,
+        versions: &Versions<Option<Mark>>,
+    ) -> Option<Cursor> {
+        let mark = (*versions.at(self.journal.durable()))?;
+        Some(Cursor {
+            name: name.clone(),
+            log_id,
+            lsn: mark.lsn,
+            update_time: mark.time,
+        })
+    }
+}

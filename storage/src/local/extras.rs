@@ -1,0 +1,151 @@
+//! What few logs have: a writer epoch, producers, cursors.
+
+use std::collections::BTreeMap;
+
+use super::producers::Producers;
+use super::versions::Versions;
+use crate::ids::{Lsn, Name, Position, Timestamp};
+use crate::wire::{self, Value};
+
+/// Where a cursor stands, and since when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) lsn: Lsn,
+    pub(crate) time: Timestamp,
+}
+
+/// Kept apart, so that a log without any of it takes one word for it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Extras {
+    /// 0 until the first fence.
+    pub(crate) writer_epoch: Versions<u64>,
+    pub(crate) producers: Producers,
+    /// `None`: forgotten.
+    pub(crate) cursors: BTreeMap<Name, Versions<Option<Mark>>>,
+}
+
+impl Extras {
+    /// Moves a cursor, or forgets it, in the frame that ends at `end`.
+    pub(crate) fn move_cursor(
+        &mut self,
+        end: Position,
+        cursor: &Name,
+        mark: Option<Mark>,
+        durable: Position,
+    ) {
+        if mark.is_none() {
+            // Those forgotten before are gone for every reader by now, or will be then.
+            self.cursors.retain(|_, versions| {
+                versions.settle(durable);
+                *versions != Versions::settled(None)
+            });
+        }
+        self.cursors
+            .entry(cursor.clone())
+            .or_insert_with(|| Versions::settled(None))
+            .push(end, mark, durable);
+    }
+
+    /// How many cursors there are.
+    pub(crate) fn cursor_count(&self) -> u64 {
+        let there = self.cursors.values().filter(|mark| mark.newest().is_some());
+        there.count() as u64
+    }
+
+    /// Changes from `start` on were taken back, but for those of producers, which are taken
+    /// back one by one.
+    pub(crate) fn cut(&mut self, start: Position) {
+        self.writer_epoch.cut(start);
+        self.cursors.values_mut().for_each(|mark| mark.cut(start));
+    }
+}
+
+/// As an image of a log tells it: with all changes so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ExtrasImage {
+    pub(crate) writer_epoch: u64,
+    pub(crate) producers: Producers,
+    pub(crate) cursors: BTreeMap<Name, Mark>,
+}
+
+/// Fields of an image of a log.
+const WRITER_EPOCH: u32 = 16;
+const CURSOR: u32 = 17;
+const PRODUCER: u32 = 18;
+
+impl ExtrasImage {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        wire::put_uint(out, WRITER_EPOCH, self.writer_epoch);
+        let mut part = Vec::new();
+        for (name, mark) in &self.cursors {
+            part.clear();
+            wire::put_bytes(&mut part, 1, name.as_str().as_bytes());
+            wire::put_uint(&mut part, 2, mark.lsn.get());
+            wire::put_fixed64(&mut part, 3, mark.time.micros().cast_unsigned());
+            wire::put_bytes(out, CURSOR, &part);
+        }
+        self.producers
+            .encode(|producer| wire::put_bytes(out, PRODUCER, producer));
+    }
+
+    /// Takes in a field of an image, if it is one of these. `None` if it is malformed.
+    pub(crate) fn take(&mut self, field: u32, value: Value<'_>) -> Option<()> {
+        match (field, value) {
+            (WRITER_EPOCH, Value::Varint(epoch)) => self.writer_epoch = epoch,
+            (CURSOR, Value::Bytes(part)) => {
+                let (name, mark) = cursor(part)?;
+                self.cursors.insert(name, mark);
+            }
+            (PRODUCER, Value::Bytes(part)) => self.producers.decode(part)?,
+            _ => {}
+        }
+        Some(())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn cursor(input: &[u8]) -> Option<(Name, Mark)> {
+    let mut name = None;
+    let mut mark = Mark {
+        lsn: Lsn::ZERO,
+        time: Timestamp::default(),
+    };
+    for field in wire::fields(input) {
+        match field? {
+            (1, Value::Bytes(bytes)) => {
+                name = Some(Name::new(std::str::from_utf8(bytes).ok()?).ok()?);
+            }
+            (2, Value::Varint(lsn)) => mark.lsn = Lsn::new(lsn),
+            (3, Value::Fixed64(time)) => mark.time = Timestamp::from_micros(time.cast_signed()),
+            _ => {}
+        }
+    }
+    Some((name?, mark))
+}
+
+impl From<&Extras> for ExtrasImage {
+    fn from(extras: &Extras) -> Self {
+        let there = |(name, versions): (&Name, &Versions<Option<Mark>>)| {
+            versions.newest().map(|mark| (name.clone(), mark))
+        };
+        Self {
+            writer_epoch: *extras.writer_epoch.newest(),
+            producers: extras.producers.clone(),
+            cursors: extras.cursors.iter().filter_map(there).collect(),
+        }
+    }
+}
+
+impl From<&ExtrasImage> for Extras {
+    fn from(image: &ExtrasImage) -> Self {
+        let settled = |(name, mark): (&Name, &Mark)| (name.clone(), Versions::settled(Some(*mark)));
+        Self {
+            writer_epoch: Versions::settled(image.writer_epoch),
+            producers: image.producers.clone(),
+            cursors: image.cursors.iter().map(settled).collect(),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A value that changes with the journal: what it is, and what it becomes when frames that
+//! are on their way are on the device. A change that a power cut could take back is shown
+//! to nobody who asks for what is durable.
+
+use crate::ids::Position;
+
+/// A value and its changes on the way, in journal order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Versions<T> {
+    settled: T,
+    /// End of the frame that changed it, and what to.
+    coming: Vec<(Position, T)>,
+}
+
+impl<T: Clone> Versions<T> {
+    /// A value that has been so for long.
+    pub(crate) fn settled(value: T) -> Self {
+        Self {
+            settled: value,
+            coming: Vec::new(),
+        }
+    }
+
+    /// With all changes so far.
+    pub(crate) fn newest(&self) -> &T {
+        self.coming.last().map_or(&self.settled, |(_, value)| value)
+    }
+
+    /// As it is for who sees what lies below `published`.
+    pub(crate) fn at(&self, published: Position) -> &T {
+        let visible = self.coming.iter().rev().find(|(end, _)| *end <= published);
+        visible.map_or(&self.settled, |(_, value)| value)
+    }
+
+    /// Changes it in the frame that ends at `end`. What is below `durable` stays.
+    pub(crate) fn push(&mut self, end: Position, value: T, durable: Position) {
+        self.settle(durable);
+        self.coming.push((end, value));
+    }
+
+    /// Forgets what it was before it was what it is on the device.
+    pub(crate) fn settle(&mut self, durable: Position) {
+        let through = self.coming.partition_point(|(end, _)| *end <= durable);
+        if let Some((_, value)) = self.coming.drain(..through).next_back() {
+            self.settled = value;
+        }
+    }
+
+    /// Changes from `start` on were taken back.
+    pub(crate) fn cut(&mut self, start: Position) {
+        self.coming.retain(|(end, _)| *end <= start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reader_sees_what_is_published_for_it_and_a_cut_takes_back_the_rest() {
+        let at = Position::new;
+        let mut epoch = Versions::settled(0);
+        epoch.push(at(10), 1, at(0));
+        epoch.push(at(20), 2, at(0));
+        assert_eq!(
+            (*epoch.at(at(9)), *epoch.at(at(10)), *epoch.newest()),
+            (0, 1, 2)
+        );
+        epoch.push(at(30), 3, at(10));
+        assert_eq!(
+            (*epoch.at(at(10)), *epoch.at(at(29)), *epoch.newest()),
+            (1, 2, 3)
+        );
+        epoch.cut(at(20));
+        assert_eq!(*epoch.newest(), 2);
+        epoch.cut(at(5));
+        assert_eq!(*epoch.newest(), 1);
+    }
+}

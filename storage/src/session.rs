@@ -1,0 +1,42 @@
+//! Sessions: batches that are applied in order, and none after one that was refused.
+//!
+//! Pipelined batches queue before the first of them is answered. Who is refused is known
+//! to the committer only, so it is the committer that refuses what comes after.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A run of batches in order. Cheap to clone; clones are the same session.
+#[derive(Debug, Clone, Default)]
+pub struct Session(Arc<Ended>);
+
+#[derive(Debug, Default)]
+struct Ended {
+    /// A batch was refused before it queued: what queues already is not after it.
+    at_intake: AtomicBool,
+    /// A batch was refused in its turn: all that comes now is after it.
+    in_turn: AtomicBool,
+}
+
+impl Session {
+    /// A new session.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn end_at_intake(&self) {
+        self.0.at_intake.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_ended_at_intake(&self) -> bool {
+        self.0.at_intake.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn end_in_turn(&self) {
+        self.0.in_turn.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_ended_in_turn(&self) -> bool {
+        self.0.in_turn.load(Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,469 @@
+//! Repeats of producers, fences, sessions: what makes a retry safe and shuts writers out.
+
+use super::*;
+use crate::disk::Disk;
+use crate::engine::Session;
+use crate::error::{FailedCheck, FenceError};
+use crate::ids::Name;
+use crate::record::{LogCheck, Producer};
+
+fn producer(epoch: u64, sequence: u64) -> Producer {
+    Producer {
+        id: Name::new("p").unwrap(),
+        epoch,
+        sequence,
+    }
+}
+
+/// A batch of one record for each log, by producer `p`.
+fn of(logs: &[&str], data: &[u8], epoch: u64, sequence: u64) -> Batch {
+    let parts: Vec<(&str, &[&[u8]])> = Vec::new();
+    let mut batch = batch(&parts);
+    for log in logs {
+        batch.logs.push(LogRecords {
+            log: LogName::new(log).unwrap(),
+            records: vec![record(data)],
+            guard: Guard::default(),
+            producer: Some(producer(epoch, sequence)),
+        });
+    }
+    batch
+}
+
+/// The same answer, but for what says that it is given again, and how safe things are now.
+fn is_repeat_of(again: &Appended, first: &Appended) -> bool {
+    let mut appends = first.appends.clone();
+    appends.iter_mut().for_each(|a| a.deduplicated = true);
+    again.appends == appends && again.position == first.position
+}
+
+impl Fixture {
+    fn answer(&self, batch: Batch) -> Result<Appended, AppendError> {
+        self.append_batch(batch)
+    }
+
+    fn fence(&self, log: &str, epoch: Option<u64>) -> Result<crate::engine::Fenced, FenceError> {
+        let mut awaited = self.core.fence(target(log), epoch);
+        self.core.turn();
+        awaited_now(&mut awaited).expect("a turn flushes")
+    }
+
+    /// Fills segments until there is a checkpoint and the log's frames are in none that a
+    /// start reads.
+    fn roll_far(&self) {
+        while self.disk.list("checkpoint").unwrap().is_empty() {
+            self.core.pool_in_turn();
+            self.append("filler", &[5; 9000]).unwrap();
+        }
+    }
+}
+
+fn awaited_now<T>(awaited: &mut crate::ticket::Awaited<T>) -> Option<T> {
+    let mut context = Context::from_waker(Waker::noop());
+    match Future::poll(Pin::new(awaited), &mut context) {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => None,
+    }
+}
+
+#[test]
+fn a_repeat_gets_the_original_answer_at_once_after_kills_rolls_trims_and_clean_starts() {
+    let mut f = Fixture::new();
+    f.append("a", b"someone else's").unwrap();
+    let mut firsts = Vec::new();
+    for sequence in 0..3 {
+        let data = [u8::try_from(sequence).unwrap()];
+        firsts.push(f.answer(of(&["a"], &data, 7, sequence)).unwrap());
+        f.clock.advance(1_000_000);
+    }
+    let both = f.answer(of(&["a", "new"], b"both", 7, 3)).unwrap_err();
+    // It counts batches of each log: this one has not had any.
+    assert!(
+        matches!(
+            both,
+            AppendError::ProducerGap {
+                expected: 0,
+                given: 3,
+                ..
+            }
+        ),
+        "{both}"
+    );
+    let mut both = of(&["a", "new"], b"both", 7, 3);
+    both.logs[1].producer = Some(producer(7, 0));
+    let of_both = f.answer(both.clone()).unwrap();
+    assert!(of_both.appends.iter().all(|append| !append.deduplicated));
+
+    let check = |f: &Fixture| {
+        let tail = f.read("a", 4).unwrap().tail_lsn;
+        for (sequence, first) in (0..).zip(&firsts) {
+            let data = [u8::try_from(sequence).unwrap()];
+            let again = f.answer(of(&["a"], &data, 7, sequence)).unwrap();
+            assert!(is_repeat_of(&again, first), "{again:?} {first:?}");
+        }
+        let again = f.answer(both.clone()).unwrap();
+        assert!(is_repeat_of(&again, &of_both), "{again:?} {of_both:?}");
+        assert_eq!(f.read("a", 4).unwrap().tail_lsn, tail);
+    };
+    check(&f);
+    f = f.restart();
+    check(&f);
+    f = f.restart_cleanly();
+    check(&f);
+    let mut trim = f.core.trim_in_turn(target("a"), Lsn::new(4));
+    f.core.turn();
+    awaited_now(&mut trim).unwrap().unwrap();
+    check(&f);
+    f = f.restart();
+    check(&f);
+    f.roll_far();
+    check(&f);
+    f = f.restart();
+    check(&f);
+    f = f.restart_cleanly();
+    check(&f);
+    assert_eq!(
+        f.answer(of(&["a"], b"next", 7, 4)).unwrap().appends[0]
+            .first_lsn
+            .get(),
+        5
+    );
+}
+
+#[test]
+fn a_repeat_in_flight_waits_with_the_original_and_shares_its_failure() {
+    let f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    // In one group.
+    let mut tickets = [0, 0].map(|sequence| f.submit(of(&["a"], b"x", 0, sequence)));
+    f.core.turn();
+    let [first, again] = tickets.each_mut().map(|t| settled(t).unwrap().unwrap());
+    assert!(is_repeat_of(&again, &first));
+    // Written, and not flushed: who wants less is answered, who wants more waits.
+    let mut weak = f.core.enqueue(of(&["a"], b"y", 0, 1), Durability::Written);
+    f.core.turn();
+    assert_eq!(
+        settled(&mut weak).unwrap().unwrap().durability,
+        Durability::Written
+    );
+    let mut weak = f.core.enqueue(of(&["a"], b"y", 0, 1), Durability::Written);
+    f.core.turn();
+    let again = settled(&mut weak).unwrap().unwrap();
+    assert_eq!(
+        (again.durability, again.appends[0].deduplicated),
+        (Durability::Written, true)
+    );
+    assert!(f.core.journal.durable() < f.core.journal.written());
+    let again = f.answer(of(&["a"], b"y", 0, 1)).unwrap();
+    assert_eq!(again.durability, Durability::Durable);
+    assert_eq!(f.core.journal.durable(), f.core.journal.written());
+    // The original's flush fails.
+    f.disk.fail_sync(1);
+    let mut tickets = [2, 2].map(|sequence| f.submit(of(&["a"], b"z", 0, sequence)));
+    f.core.turn();
+    for ticket in &mut tickets {
+        let answer = settled(ticket).unwrap();
+        assert!(matches!(answer, Err(AppendError::Unknown(_))), "{answer:?}");
+    }
+}
+
+#[test]
+fn what_a_producer_may_not_send_is_refused_with_what_it_should() {
+    let config = StorageConfig {
+        producer_window: 10,
+        max_producers_per_log: 2,
+        ..small_config()
+    };
+    let f = Fixture::with(MemoryDisk::new(), config);
+    let unknown = f.answer(of(&["a"], b"x", 0, 1)).unwrap_err();
+    assert!(matches!(
+        unknown,
+        AppendError::ProducerGap { expected: 0, .. }
+    ));
+    assert!(f.read("a", 0).is_err(), "a refusal makes no log");
+    for sequence in 0..20 {
+        f.answer(of(&["a"], b"x", 1, sequence)).unwrap();
+    }
+    let refused = |batch| f.answer(batch).unwrap_err();
+    assert!(matches!(
+        refused(of(&["a"], b"y", 1, 19)),
+        AppendError::ProducerConflict { sequence: 19, .. }
+    ));
+    assert!(matches!(
+        refused(of(&["a"], b"x", 1, 21)),
+        AppendError::ProducerGap { expected: 20, .. }
+    ));
+    assert!(matches!(
+        refused(of(&["a"], b"x", 0, 20)),
+        AppendError::ProducerFenced { current: 1, .. }
+    ));
+    assert!(matches!(
+        refused(of(&["a"], b"x", 2, 20)),
+        AppendError::ProducerGap { expected: 0, .. }
+    ));
+    assert!(matches!(
+        refused(of(&["a"], b"x", 1, 9)),
+        AppendError::ProducerExpired { oldest: 10, .. }
+    ));
+    assert!(f.answer(of(&["a"], b"x", 1, 10)).unwrap().appends[0].deduplicated);
+    // A repeat and something new in one batch.
+    let mut mixed = of(&["a", "b"], b"x", 1, 19);
+    mixed.logs[1].producer = Some(producer(1, 0));
+    assert!(matches!(
+        refused(mixed),
+        AppendError::ProducerConflict { .. }
+    ));
+    // One part whose repeat could not be recognised.
+    let mut half = of(&["a", "b"], b"x", 1, 20);
+    half.logs[1].producer = None;
+    assert!(matches!(
+        refused(half),
+        AppendError::Invalid(crate::error::InvalidBatch::ProducerMissing { .. })
+    ));
+    // The limit of producers is never a reason to forget one.
+    let named = |name: &str| {
+        let mut batch = of(&["a"], b"x", 0, 0);
+        batch.logs[0].producer.as_mut().unwrap().id = Name::new(name).unwrap();
+        batch
+    };
+    f.answer(named("second")).unwrap();
+    assert!(matches!(
+        refused(named("third")),
+        AppendError::Quota { limit: 2, .. }
+    ));
+    assert!(f.answer(named("second")).unwrap().appends[0].deduplicated);
+    // A newer epoch takes over, beginning with 0.
+    assert!(!f.answer(of(&["a"], b"x", 2, 0)).unwrap().appends[0].deduplicated);
+    assert!(matches!(
+        refused(of(&["a"], b"x", 1, 19)),
+        AppendError::ProducerFenced { current: 2, .. }
+    ));
+    // Checked before every other condition.
+    let mut again = of(&["a"], b"x", 2, 0);
+    again.logs[0].guard.expected_lsn = Some(Lsn::new(999));
+    again.logs[0].guard.must_not_exist = true;
+    assert!(f.answer(again).unwrap().appends[0].deduplicated);
+}
+
+#[test]
+fn a_deleted_log_takes_nothing_from_those_who_knew_it() {
+    let f = Fixture::new();
+    let first = f.answer(of(&["a"], b"x", 0, 0)).unwrap();
+    let id = first.appends[0].log_id;
+    let mut deleted = f.core.delete_in_turn(target("a"));
+    f.core.turn();
+    awaited_now(&mut deleted).unwrap().unwrap();
+    let with_id = |sequence| {
+        let mut batch = of(&["a"], b"x", 0, sequence);
+        batch.logs[0].guard.log_id = Some(id);
+        batch
+    };
+    let replaced = |error: AppendError| match error {
+        AppendError::ConditionsFailed(failed) => {
+            matches!(failed[0].check, FailedCheck::LogReplaced { .. })
+        }
+        _ => false,
+    };
+    assert!(replaced(f.answer(with_id(0)).unwrap_err()), "a repeat");
+    assert!(replaced(f.answer(with_id(1)).unwrap_err()));
+    assert!(f.read("a", 0).is_err(), "nothing came into being");
+    f.append("a", b"another").unwrap();
+    assert!(replaced(f.answer(with_id(0)).unwrap_err()), "a repeat");
+    assert!(replaced(f.answer(with_id(1)).unwrap_err()));
+    let old = LogTarget {
+        log_id: Some(id),
+        ..target("a")
+    };
+    let mut fence = f.core.fence(old, None);
+    f.core.turn();
+    assert!(matches!(
+        awaited_now(&mut fence).unwrap(),
+        Err(FenceError::LogReplaced { .. })
+    ));
+    assert_eq!(f.contents("a"), [b"another"]);
+}
+
+#[test]
+fn after_a_fence_nothing_of_an_older_writer_is_appended_whatever_was_under_way() {
+    let mut f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    let by = |epoch: Option<u64>| {
+        let mut batch = batch(&[("a", &[b"x"])]);
+        batch.logs[0].guard.writer_epoch = epoch;
+        batch
+    };
+    f.answer(by(Some(0))).unwrap();
+    // In one turn: appends of epoch 0 around a fence.
+    let mut before = f.submit(by(None));
+    let mut fence = f.core.fence(target("a"), None);
+    let mut after = [None, Some(0), Some(1), Some(2)].map(|epoch| f.submit(by(epoch)));
+    f.core.turn();
+    assert_eq!(
+        settled(&mut before).unwrap().unwrap().appends[0]
+            .first_lsn
+            .get(),
+        2
+    );
+    let fenced = awaited_now(&mut fence).unwrap().unwrap();
+    assert_eq!((fenced.tail_lsn.get(), fenced.writer_epoch), (3, 1));
+    let after = after.each_mut().map(|ticket| settled(ticket).unwrap());
+    for (given, answer) in [None, Some(0), Some(1), Some(2)].into_iter().zip(after) {
+        match answer {
+            Ok(appended) => {
+                assert_eq!((given, appended.appends[0].first_lsn.get()), (Some(1), 3));
+            }
+            Err(AppendError::ConditionsFailed(failed)) => {
+                let check = FailedCheck::Fenced { given, current: 1 };
+                assert_eq!(failed[0].check, check);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    // Explicit epochs must exceed.
+    assert!(matches!(
+        f.fence("a", Some(1)),
+        Err(FenceError::Fenced { current: 1, .. })
+    ));
+    assert_eq!(f.fence("a", Some(9)).unwrap().writer_epoch, 9);
+    // A log that is not there.
+    let made = f.fence("new", None).unwrap();
+    assert_eq!((made.tail_lsn.get(), made.writer_epoch), (0, 1));
+    f = f.restart();
+    assert!(f.answer(by(Some(1))).is_err());
+    f.answer(by(Some(9))).unwrap();
+    f.roll_far();
+    f = f.restart();
+    assert!(f.append("new", b"x").is_err());
+    assert!(f.answer(by(None)).is_err());
+    assert_eq!(f.fence("a", None).unwrap().writer_epoch, 10);
+    // As a condition of a log that is not written, an epoch may be left out.
+    let check = |epoch| LogCheck {
+        log: LogName::new("a").unwrap(),
+        guard: Guard {
+            must_exist: true,
+            writer_epoch: epoch,
+            ..Guard::default()
+        },
+    };
+    let with = |epoch| Batch {
+        checks: vec![check(epoch)],
+        ..batch(&[("b", &[b"x"])])
+    };
+    f.answer(with(None)).unwrap();
+    f.answer(with(Some(10))).unwrap();
+    assert!(f.answer(with(Some(9))).is_err());
+}
+
+#[test]
+fn a_fence_that_a_power_cut_could_take_back_is_shown_to_nobody() {
+    let f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    let epoch = |f: &Fixture| {
+        let log = f.core.logs.by_name("a").unwrap();
+        let durable = f.core.journal.durable();
+        log.info(f.core.tail(&log, Visibility::Durable), durable)
+            .writer_epoch
+    };
+    let mut fence = f.core.fence(target("a"), None);
+    let mut refused = f.submit(batch(&[("a", &[b"x"])]));
+    f.core.write_in_turn();
+    assert!(awaited_now(&mut fence).is_none());
+    assert!(settled(&mut refused).is_none(), "it tells of the fence");
+    assert_eq!(epoch(&f), 0);
+    f.core.turn();
+    assert!(awaited_now(&mut fence).unwrap().is_ok());
+    assert!(settled(&mut refused).unwrap().is_err());
+    assert_eq!(epoch(&f), 1);
+}
+
+#[test]
+fn a_session_ends_with_its_first_refusal_and_what_queued_before_is_applied() {
+    let f = Fixture::new();
+    let session = Session::new();
+    let submit = |data: &[u8], expected: Option<u64>| {
+        let mut batch = batch(&[("a", &[data])]);
+        batch.logs[0].guard.expected_lsn = expected.map(Lsn::new);
+        f.core
+            .enqueue_of(Some(&session), batch, Durability::Durable)
+    };
+    let mut tickets: Vec<Ticket> = (0..6)
+        .map(|number| submit(&[number], (number == 3).then_some(77)))
+        .collect();
+    // Another session, and none, are not concerned.
+    let mut other = f.submit(batch(&[("b", &[b"x"])]));
+    f.core.turn();
+    let answers: Vec<_> = tickets.iter_mut().map(|t| settled(t).unwrap()).collect();
+    assert!(answers[..3].iter().all(Result::is_ok));
+    assert!(matches!(answers[3], Err(AppendError::ConditionsFailed(_))));
+    for answer in &answers[4..] {
+        assert!(matches!(answer, Err(AppendError::SessionEnded)));
+    }
+    assert!(settled(&mut other).unwrap().is_ok());
+    let mut late = submit(b"late", None);
+    f.core.turn();
+    assert!(matches!(
+        settled(&mut late),
+        Some(Err(AppendError::SessionEnded))
+    ));
+    assert_eq!(f.contents("a").len(), 3);
+
+    // Refused before it queues: what queued before is applied all the same.
+    let session = Session::new();
+    let submit = |data: &[u8]| {
+        let batch = batch(&[("a", &[data])]);
+        f.core
+            .enqueue_of(Some(&session), batch, Durability::Durable)
+    };
+    let mut good = submit(b"good");
+    let mut bad = submit(&vec![0; 2 << 20]);
+    let mut after = submit(b"after");
+    f.core.turn();
+    assert!(settled(&mut good).unwrap().is_ok());
+    assert!(matches!(
+        settled(&mut bad),
+        Some(Err(AppendError::Invalid(_)))
+    ));
+    assert!(matches!(
+        settled(&mut after),
+        Some(Err(AppendError::SessionEnded))
+    ));
+}
+
+#[test]
+fn a_void_group_takes_back_producers_fences_cursors_and_its_sessions() {
+    let f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    f.answer(of(&["a"], b"1", 3, 0)).unwrap();
+    f.fence("b", Some(4)).unwrap();
+    f.disk.fail_write(1, std::io::ErrorKind::StorageFull, 512);
+    let session = Session::new();
+    let enqueue = |batch| {
+        f.core
+            .enqueue_of(Some(&session), batch, Durability::Durable)
+    };
+    let mut tickets = vec![
+        enqueue(of(&["a"], b"2", 3, 1)),
+        enqueue(of(&["a"], b"2", 3, 1)),
+        enqueue(of(&["a"], b"new", 4, 0)),
+    ];
+    let mut fence = f.core.fence(target("b"), None);
+    let mut made = f.core.fence(target("c"), None);
+    f.core.turn();
+    for ticket in &mut tickets {
+        let answer = settled(ticket).unwrap();
+        assert!(matches!(answer, Err(AppendError::DiskFull)), "{answer:?}");
+    }
+    assert!(awaited_now(&mut fence).unwrap().is_err());
+    assert!(awaited_now(&mut made).unwrap().is_err());
+    let mut late = enqueue(batch(&[("a", &[b"late"])]));
+    f.core.turn();
+    assert!(matches!(
+        settled(&mut late),
+        Some(Err(AppendError::SessionEnded))
+    ));
+    let f = f.restart();
+    assert!(f.answer(of(&["a"], b"1", 3, 0)).unwrap().appends[0].deduplicated);
+    assert!(!f.answer(of(&["a"], b"2", 3, 1)).unwrap().appends[0].deduplicated);
+    assert_eq!(f.fence("b", None).unwrap().writer_epoch, 5);
+    assert!(f.read("c", 0).is_err());
+}
