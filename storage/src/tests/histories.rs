@@ -1,7 +1,7 @@
 //! Random histories, and after each of their starts the same question: does a start tell
 //! the same whatever index files and checkpoints there are?
 //!
-//! Records, batches, trims, settings, logs deleted and created again, records in memory
+//! Records, batches, producers and their repeats, fences, cursors, trims, settings, logs deleted and created again, records in memory
 //! only, rolls, full disks; runs that end cleanly, with a kill or with a power cut. Then
 //! copies of the disk are started from: with all files, with none of what the indexer
 //! wrote, and with some of it missing, damaged, or from earlier in the history. All must
@@ -17,7 +17,9 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::disk::Disk;
-use crate::record::{Compression, LogConfig, SyncMode};
+use crate::ids::Name;
+use crate::journal::committer::Operation;
+use crate::record::{Compression, CursorCommit, LogConfig, Producer, SyncMode};
 
 const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "e"];
 
@@ -40,6 +42,8 @@ struct Counts {
     segments: u64,
     checkpoints: u64,
     answers: u64,
+    remembered: u64,
+    cursors: u64,
 }
 
 fn is_derived(path: &str) -> bool {
@@ -53,6 +57,7 @@ impl History {
             pool_segments: random.random_range(1..3),
             max_batch_bytes: 20_000,
             buffer_bytes: 9000,
+            producer_window: random.random_range(1..90),
             ..small_config()
         };
         Self {
@@ -230,6 +235,8 @@ impl History {
                 drop(core.trim_in_turn(target(log.name.as_str()), before));
             }
             26..28 => drop(core.sync_in_turn(Durability::Durable)),
+            28..31 => drop(core.fence(target(log), None)),
+            31..37 => self.cursor(core, log),
             _ => {
                 let count = self.random.random_range(1..4usize);
                 let mut logs: Vec<&str> = vec![log];
@@ -259,6 +266,7 @@ impl History {
                     let time = Timestamp::from_micros(self.clock.now().micros() + ahead);
                     batch.logs[0].records[0].timestamp = Some(time);
                 }
+                self.condition(core, &mut batch);
                 batch.single = logs.len() == 1;
                 let ticket = match self.random.random_range(0..3) {
                     0 => core.enqueue(batch, Durability::Written),
@@ -267,6 +275,65 @@ impl History {
                 };
                 pending.push(ticket);
             }
+        }
+    }
+
+    /// Moves a cursor, or forgets it.
+    fn cursor(&mut self, core: &Arc<Core>, log: &'static str) {
+        let cursor = Name::new(["x", "y", "z"][self.random.random_range(0..3)]).unwrap();
+        let operation = if self.chance(20) {
+            let target = target(log);
+            Operation::DeleteCursor { target, cursor }
+        } else {
+            Operation::CommitCursor(CursorCommit {
+                log: LogName::new(log).unwrap(),
+                cursor,
+                lsn: Lsn::new(self.random.random_range(0..20)),
+                expected_lsn: None,
+                log_id: None,
+            })
+        };
+        drop(core.move_cursor(operation));
+    }
+
+    /// Most writers know the epoch; many are producers, and some of those repeat.
+    fn condition(&mut self, core: &Arc<Core>, batch: &mut Batch) {
+        let producer = self.chance(60);
+        for part in &mut batch.logs {
+            let log = core.logs.by_name(part.log.as_str());
+            let extras = log
+                .as_ref()
+                .and_then(|log| log.state.read().extras.clone())
+                .unwrap_or_default();
+            if self.chance(90) {
+                part.guard.writer_epoch = Some(*extras.writer_epoch.newest());
+            }
+            if !producer {
+                continue;
+            }
+            let id = Name::new(["p", "q"][self.random.random_range(0..2)]).unwrap();
+            let told = extras.producers.told(1);
+            let known = told.iter().find(|(name, ..)| *name == id);
+            let (epoch, next) = known.map_or((0, 0), |(_, epoch, next, _)| (*epoch, *next));
+            let (epoch, sequence) = match self.random.random_range(0..20) {
+                0 => (epoch + 1, 0),
+                1 => (epoch, next.saturating_sub(1)),
+                _ => (epoch, next),
+            };
+            part.producer = Some(Producer {
+                id,
+                epoch,
+                sequence,
+            });
+        }
+        if self.chance(10) {
+            batch.cursors.push(CursorCommit {
+                log: batch.logs[0].log.clone(),
+                cursor: Name::new("x").unwrap(),
+                lsn: Lsn::ZERO,
+                expected_lsn: None,
+                log_id: None,
+            });
         }
     }
 
@@ -385,6 +452,7 @@ impl History {
             writeln!(out, "{info:?} {}", log.state.read().records()).unwrap();
             let records = from(core, name, info.first_lsn);
             writeln!(out, "{} records, {:x}", records.len(), checksum(&records)).unwrap();
+            self.ask_extras(&log, out);
             for time in self.times.iter().rev().step_by(3).take(30) {
                 let start = ReadStart::Time(Timestamp::from_micros(*time));
                 let mut request = read_request(name, start);
@@ -415,6 +483,24 @@ impl History {
         }
     }
 
+    /// What few logs have, as far as anybody can ask.
+    fn ask_extras(&mut self, log: &crate::local::Log, out: &mut String) {
+        let extras = log.state.read().extras.clone().unwrap_or_default();
+        let there = extras
+            .cursors
+            .iter()
+            .filter_map(|(name, mark)| Some((name, (*mark.newest())?)));
+        let cursors: Vec<_> = there.collect();
+        let told = extras.producers.told(self.config.producer_window);
+        self.counts.remembered += told
+            .iter()
+            .map(|(.., newest)| newest.len() as u64)
+            .sum::<u64>();
+        self.counts.cursors += cursors.len() as u64;
+        writeln!(out, "epoch {}, {cursors:?}", extras.writer_epoch.newest()).unwrap();
+        writeln!(out, "{told:?}").unwrap();
+    }
+
     /// What is written next: its ids, lsns, times, positions.
     fn ask_for_more(&mut self, core: &Arc<Core>, report: &RecoveryReport, out: &mut String) {
         let epoch = report.recovery_epoch;
@@ -426,7 +512,11 @@ impl History {
         .unwrap();
         writeln!(out, "{:?}", core.history).unwrap();
         for name in LOGS.iter().chain(&["another"]) {
-            let mut ticket = core.enqueue(batch(&[(name, &[b"x"])]), Durability::Durable);
+            let mut batch = batch(&[(name, &[b"x"])]);
+            let log = core.logs.by_name(name);
+            let epoch = log.map(|log| log.state.read().writer_epoch());
+            batch.logs[0].guard.writer_epoch = epoch;
+            let mut ticket = core.enqueue(batch, Durability::Durable);
             core.turn();
             writeln!(out, "{:?}", settled(&mut ticket).unwrap().unwrap()).unwrap();
         }
@@ -513,6 +603,8 @@ fn a_start_tells_the_same_whatever_indexes_and_checkpoints_there_are() {
                 all.segments += counts.segments;
                 all.checkpoints += counts.checkpoints;
                 all.answers += counts.answers;
+                all.remembered += counts.remembered;
+                all.cursors += counts.cursors;
             }
             Err(panic) => {
                 eprintln!("repeat with: WALD_SEED={seed} cargo test -p wald-storage histories");
@@ -522,4 +614,5 @@ fn a_start_tells_the_same_whatever_indexes_and_checkpoints_there_are() {
     }
     println!("{all:?}");
     assert!(all.starts < 500 || (all.cut_starts > 0 && all.checkpoints > 0));
+    assert!(all.starts < 500 || (all.remembered > 0 && all.cursors > 0));
 }
