@@ -2,9 +2,11 @@
 """usage: .ci/followers.py
 
 1,000 followers with nothing to follow, followers that read nothing, and clients that die amid a
-stream or a request: writers do not notice, and after 1,000 rounds nothing is left of them.
+stream or a request: writers do not notice, and after 1,000 rounds nothing is left of them. Then
+100,000 followers of 1,000 logs: what each of them takes, and how soon they are told.
 """
 
+import selectors
 import socket
 import struct
 
@@ -13,6 +15,7 @@ from common import *
 usage()
 IDLE = 1_000
 ROUNDS = 1_000
+CROWD, CROWD_LOGS, CROWD_CONNECTIONS = 100_000, 1_000, 50
 # Flushes take so long, and nearly all of an append's time: what is compared is not the machine's noise.
 SLOW = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=150000"]
 LOAD_OF_OTHERS = dict(appends=10**9, writers=16, connections=4, pause_ms=5, logs=16, bytes=1000, prefix="small", attempts=1,
@@ -60,9 +63,60 @@ class Rude:
         self.socket.close()
 
 
+class Crowd(Rude):
+    """Many followers on one connection, polite: it takes what comes and answers pings."""
+
+    def __init__(self, daemon, selector):
+        super().__init__(daemon)
+        # All that may ever come, so that no window is to be opened later.
+        self.socket.sendall(self._frame(4, 0, 0, struct.pack(">HI", 4, 2**31 - 1))
+                            + self._frame(8, 0, 0, struct.pack(">I", 2**31 - 1 - 65535)))
+        self.rest, self.answers, self.bytes = b"", {}, {}
+        selector.register(self.socket, selectors.EVENT_READ, self)
+
+    def take(self):
+        """Takes what has come: counts messages and their bytes by stream."""
+        data = self.socket.recv(1 << 20)
+        if not data:
+            raise SystemExit("the server closed a connection of followers")
+        data, at = self.rest + data, 0
+        while len(data) - at >= 9:
+            length = int.from_bytes(data[at:at + 3], "big")
+            if len(data) - at < 9 + length:
+                break
+            kind, flags, stream = struct.unpack_from(">BBI", data, at + 3)
+            if kind == 6 and not flags & 1:
+                self.socket.sendall(self._frame(6, 1, 0, data[at + 9:at + 9 + length]))
+            elif kind == 4 and not flags & 1:
+                self.socket.sendall(self._frame(4, 1, 0, b""))
+            elif kind == 0 and length:
+                self.answers[stream] = self.answers.get(stream, 0) + 1
+                self.bytes[stream] = self.bytes.get(stream, 0) + length
+            elif kind in (3, 7) or kind == 1 and flags & 1:
+                raise SystemExit(f"the server ended a follower: frame {kind}, {data[at:at + 9 + length]!r}")
+            at += 9 + length
+        self.rest = data[at:]
+
+
+def listen(selector, until, seconds=120):
+    """Takes what comes for all, until something holds; gives back whether it does."""
+    deadline = time.monotonic() + seconds
+    while not until():
+        for key, _ in selector.select(0.05):
+            key.data.take()
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
 def follow(prefix):
     """ScanRequest: prefix, follow."""
     return b"\x12" + bytes([len(prefix)]) + prefix.encode() + b"\x50\x01"
+
+
+def follow_one(log):
+    """ScanRequest: log, from now on, follow."""
+    return b"\x0a" + bytes([len(log)]) + log.encode() + b"\x30\x00\x50\x01"
 
 
 def append(log, size):
@@ -170,7 +224,62 @@ def nothing_leaks(data):
         check("SIGTERM ends it with 0", daemon.stop() == 0)
 
 
+def cpu_seconds(daemon):
+    """Of user and system, so far."""
+    fields = Path(f"/proc/{daemon.pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def a_crowd(data):
+    """Idle followers of many logs."""
+    with Daemon(data) as daemon:
+        daemon.ready().load(appends=CROWD_LOGS * 4, writers=16, logs=CROWD_LOGS, bytes=100, prefix="crowd").result()
+        _, listed, _ = daemon.call("wald.v1.LogService/ListLogs", {"prefix": "crowd/", "pageSize": 1000})
+        names = [log["name"] for log in listed["logs"]]
+        before, began = daemon.anonymous(), time.monotonic()
+        selector = selectors.DefaultSelector()
+        crowds, of_log = [Crowd(daemon, selector) for _ in range(CROWD_CONNECTIONS)], {}
+        for number in range(CROWD):
+            crowd, name = crowds[number % CROWD_CONNECTIONS], names[number // CROWD_CONNECTIONS % len(names)]
+            of_log.setdefault(name, []).append((crowd, 2 * crowd.streams + 1))
+            crowd.call("Scan", follow_one(name))
+            if number % 500 == 0:
+                listen(selector, lambda: True)
+        there = listen(selector, lambda: daemon.metric("wald_followers") == CROWD)
+        # Each is told once that it has caught up.
+        caught_up = listen(selector, lambda: sum(len(crowd.answers) for crowd in crowds) == CROWD)
+        check(f"{CROWD:,} followers of {len(names):,} logs are there", there and caught_up,
+              f"after {time.monotonic() - began:.1f} s")
+        each = (daemon.anonymous() - before) / CROWD
+        check("each takes few bytes", each < 16 << 10, f"{each / 1024:.2f} KiB resident, its stream included")
+        spent, began = cpu_seconds(daemon), time.monotonic()
+        listen(selector, lambda: time.monotonic() - began > 30, 40)
+        share = (cpu_seconds(daemon) - spent) / (time.monotonic() - began)
+        check("idle, they take no processor time but for their heartbeats", share < 0.25,
+              f"{share:.1%} of a core, with one heartbeat each in 15 s")
+        took = []
+        for name in names[::len(names) // 50]:
+            told = [(crowd, stream, crowd.bytes.get(stream, 0)) for crowd, stream in of_log[name]]
+            began = time.monotonic()
+            done = subprocess.Popen([WALCTL, "append", name, "x" * 5000], env=clean_environment(WALD_ENDPOINT=daemon.endpoint),
+                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            # More than any heartbeat.
+            heard = lambda: all(crowd.bytes.get(stream, 0) - had > 5000 for crowd, stream, had in told)
+            if not listen(selector, heard, 20):
+                took = None
+                break
+            took.append(time.monotonic() - began)
+            done.wait()
+        check(f"an append reaches all {CROWD // len(names)} followers of its log at once", took and sorted(took)[len(took) // 2] < 0.2,
+              took and f"median {sorted(took)[len(took) // 2] * 1000:.0f} ms, slowest {max(took) * 1000:.0f} ms, "
+                       "the start of walctl included")
+        for crowd in crowds:
+            crowd.die()
+        check("nothing is left of them", wait_until(lambda: daemon.metric("wald_followers") == 0))
+
+
 with scratch() as temporary:
+    a_crowd(Path(temporary) / "crowd")
     others_unchanged(Path(temporary) / "others")
     nothing_leaks(Path(temporary) / "leaks")
 finish()

@@ -315,6 +315,7 @@ impl Drafts {
         let state = &mut self.touch(id, segment).state;
         state.deleted = true;
         state.stored_bytes = 0;
+        state.extras = None;
         state.last_end = state.last_end.max(end);
     }
 

@@ -107,6 +107,7 @@ impl Committer {
                 state.deleted = true;
                 state.last_end = header.end();
                 state.stored_bytes = 0;
+                state.extras = None;
             }
             self.logs.remove_name(&log);
             crate::watch::Watched::watch(&*log).wake();
