@@ -1,0 +1,24 @@
+// Package wald is the client of Wald, which keeps write-ahead logs for other programs.
+//
+//	client, err := wald.Dial("127.0.0.1:6925")
+//	ack, err := client.Append(ctx, "orders", wald.Text("hello"))
+//
+// A [Client] appends, reads, administers. A [Session] pipelines appends. A [Producer]
+// appends exactly once, whatever breaks. A [Follower] reads on as records arrive, whatever
+// breaks.
+//
+// Every failure is an [*Error]. It says what became of a write ([Error.Outcome]) and whether
+// the same request may be sent again ([Error.Retry]); reasons are compared with [errors.Is]:
+//
+//	if errors.Is(err, wald.ErrPositionMismatch) { ... }
+//
+// What the client repeats by itself, within its [RetryPolicy] and the deadline of the call:
+// reads, after any passing failure; appends, when the server or the transport says that
+// nothing was applied; appends with an expected lsn or a producer also when the connection
+// broke underway, because they cannot be applied twice. A plain append whose connection broke
+// is not repeated: its outcome is unknown.
+//
+// The stubs in waldv1 are made from the contract by `go generate ./...`.
+package wald
+
+//go:generate go run ./internal/generate

@@ -1,0 +1,507 @@
+package wald
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"wald.dev/client/go/waldv1"
+)
+
+// Producer appends to one log exactly once, whatever breaks: connections, the server, answers.
+// Every batch carries the producer's id and a sequence number, by which the server knows a
+// repeat from a new batch. What is not acked is sent again, in order, with the same numbers,
+// on a new connection, until it is acked or the delivery timeout is over.
+//
+//	Send ─▶ unacked: [ 7 8 9 | 10 11 ] ──stream──▶ server
+//	                     ▲     ▲    lost? a new stream begins again at 7
+//	         ack of 7 ───┘     └ not sent yet
+//
+// A failure that repeating cannot heal (FENCED, PRODUCER_FENCED, LOG_REPLACED, a condition that
+// does not hold, ...) ends the producer: batches are in order, so nothing after it is applied.
+// Open another one then.
+//
+// It may be used by many goroutines at once.
+type Producer struct {
+	client   *Client
+	settings producerSettings
+	log      string
+	logID    uint64
+	cancel   context.CancelFunc
+	done     chan struct{}
+	// Ends the producer when the oldest batch has waited too long.
+	expiry *time.Timer
+
+	mutex  sync.Mutex
+	change signal
+	// Not acked, in order; the first `out` of them are sent on the stream that is open.
+	unacked []*producerBatch
+	out     int
+	bytes   int
+	next    uint64
+	closing bool
+	failure *Error
+	// Why the last stream broke.
+	interruption *Error
+}
+
+type producerBatch struct {
+	*Pending[LogAck]
+	message  *waldv1.AppendSessionRequest
+	bytes    int
+	deadline time.Time
+	// An earlier stream may have brought it to be applied.
+	unknown bool
+}
+
+type producerSettings struct {
+	id          string
+	epoch       uint64
+	sequence    uint64
+	logID       uint64
+	windowBytes int
+	inFlight    int
+	timeout     time.Duration
+	durability  Durability
+	interrupted func(error)
+}
+
+// ProducerOption is a setting of a producer.
+type ProducerOption func(*producerSettings)
+
+// WithProducerID names the producer, so that it is exactly-once over restarts of the program
+// as well: a program that opens it again with the same id and epoch, and sends the same
+// batches again, appends none of them twice. A higher epoch takes over from a lower one, which
+// is fenced, and counts from 0 again. Default: an id drawn at random.
+func WithProducerID(id string, epoch uint64) ProducerOption {
+	return func(s *producerSettings) { s.id, s.epoch = id, epoch }
+}
+
+// WithFirstSequence is the number of the first batch, for a program that knows how many of
+// its batches were acked. Default: 0.
+func WithFirstSequence(number uint64) ProducerOption {
+	return func(s *producerSettings) { s.sequence = number }
+}
+
+// WithProducerLogID is the number that the log must have, or LOG_REPLACED. Default: what it
+// has when the producer is opened; the log is made if there is none.
+func WithProducerLogID(id uint64) ProducerOption {
+	return func(s *producerSettings) { s.logID = id }
+}
+
+// WithInFlight is how much may be sent and not acked before Send blocks. Default: 256
+// batches, 8 MiB. More than 1,024 batches is refused: the server may not recognise the
+// repeats of more. One batch is let through even if it alone is larger.
+func WithInFlight(batches, bytes int) ProducerOption {
+	return func(s *producerSettings) { s.inFlight, s.windowBytes = batches, bytes }
+}
+
+// WithDeliveryTimeout is how long a batch may wait for its ack, over all repeats. Default:
+// 60 s. When it is over, the producer ends.
+func WithDeliveryTimeout(timeout time.Duration) ProducerOption {
+	return func(s *producerSettings) { s.timeout = timeout }
+}
+
+// WithProducerDurability is how durable batches must be before they are acked. Default: as
+// the log's sync mode says.
+func WithProducerDurability(durability Durability) ProducerOption {
+	return func(s *producerSettings) { s.durability = durability }
+}
+
+// OnProducerInterruption calls back when a stream broke and everything unacked is going to be
+// sent again. For logs and metrics; must not block.
+func OnProducerInterruption(notice func(error)) ProducerOption {
+	return func(s *producerSettings) { s.interrupted = notice }
+}
+
+// The server recognises the repeats of so many batches of a producer.
+const recognisedBatches = 1024
+
+// Producer opens a producer of a log, which is made if there is none. It keeps to that log: if
+// it is deleted, appends fail with LOG_REPLACED or LOG_MISSING, and do not make another. Waits
+// for a server for as long as the delivery timeout, unless ctx ends before. What comes after
+// does not depend on ctx; Close the producer.
+func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOption) (*Producer, error) {
+	s := producerSettings{
+		id:          rand.Text(),
+		windowBytes: 8 << 20,
+		inFlight:    256,
+		timeout:     60 * time.Second,
+	}
+	for _, option := range options {
+		option(&s)
+	}
+	if s.inFlight < 1 || s.inFlight > recognisedBatches {
+		return nil, invalid("%d batches in flight: between 1 and %d can be", s.inFlight, recognisedBatches)
+	}
+	if s.logID == 0 {
+		id, failure := c.ensureLog(ctx, log, s.timeout)
+		if failure != nil {
+			return nil, failure
+		}
+		s.logID = id
+	}
+	running, cancel := context.WithCancel(c.ctx)
+	producer := &Producer{
+		client:   c,
+		settings: s,
+		log:      log,
+		logID:    s.logID,
+		cancel:   cancel,
+		done:     make(chan struct{}),
+		next:     s.sequence,
+	}
+	producer.expiry = time.AfterFunc(s.timeout, producer.expire)
+	producer.expiry.Stop()
+	go producer.run(running)
+	return producer, nil
+}
+
+// ensureLog makes the log if there is none, and tells its number.
+func (c *Client) ensureLog(ctx context.Context, log string, timeout time.Duration) (uint64, *Error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	patient := c.settings.retry.patient()
+	create := callKind{repeat: harmless, policy: &patient}
+	get := callKind{repeat: harmless, reads: true, policy: &patient}
+	for {
+		created, failure := call(ctx, c, create, c.logs.CreateLog, &waldv1.CreateLogRequest{Log: log})
+		if failure == nil {
+			return created.GetLog().GetLogId(), nil
+		}
+		if failure.Reason != ErrLogExists {
+			return 0, failure
+		}
+		found, failure := call(ctx, c, get, c.logs.GetLog, &waldv1.GetLogRequest{Log: log})
+		if failure == nil {
+			return found.GetLog().GetLogId(), nil
+		}
+		// Deleted in between.
+		if failure.Reason != ErrLogNotFound {
+			return 0, failure
+		}
+	}
+}
+
+// ID is the producer's id.
+func (p *Producer) ID() string { return p.settings.id }
+
+// Epoch is the producer's incarnation.
+func (p *Producer) Epoch() uint64 { return p.settings.epoch }
+
+// LogID is the number of the log that the producer keeps to.
+func (p *Producer) LogID() uint64 { return p.logID }
+
+// Send queues records as one batch and returns at once, unless too much is in flight: then it
+// blocks. If ctx ends before there is room, nothing was sent. Of the options' condition, the
+// sequence and the log's number are the producer's.
+func (p *Producer) Send(ctx context.Context, records []Record, options ...AppendOption) (*Pending[LogAck], error) {
+	s := appendSettings{durability: p.settings.durability}
+	for _, option := range options {
+		option(&s)
+	}
+	s.condition.LogID = &p.logID
+	s.condition.Sequence = &Sequence{ProducerID: p.settings.id, Epoch: p.settings.epoch}
+	batch := Batch{
+		Logs:       []LogBatch{{Log: p.log, Records: records, Condition: s.condition}},
+		Durability: s.durability,
+	}
+	message := &waldv1.AppendSessionRequest{Batch: batch.proto()}
+	bytes := proto.Size(message)
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for !p.hasRoom(bytes) && p.failure == nil && !p.closing {
+		if !awaitChange(ctx, &p.mutex, &p.change) {
+			return nil, gaveUp(ctx, false)
+		}
+	}
+	switch {
+	case p.failure != nil:
+		return nil, p.afterFailure(false)
+	case p.closing:
+		return nil, closed("the producer")
+	}
+	message.RequestId = p.next
+	message.Batch.Batches[0].Condition.Producer.Sequence = p.next
+	p.next++
+	added := &producerBatch{
+		Pending:  newPending[LogAck](),
+		message:  message,
+		bytes:    bytes,
+		deadline: time.Now().Add(p.settings.timeout),
+	}
+	p.unacked = append(p.unacked, added)
+	p.bytes += bytes
+	if len(p.unacked) == 1 {
+		p.expiry.Reset(p.settings.timeout)
+	}
+	p.change.raise()
+	return added.Pending, nil
+}
+
+// Append sends records as one batch and waits for the ack.
+func (p *Producer) Append(ctx context.Context, records []Record, options ...AppendOption) (LogAck, error) {
+	pending, err := p.Send(ctx, records, options...)
+	if err != nil {
+		return LogAck{}, err
+	}
+	return pending.Wait(ctx)
+}
+
+// Close waits until everything sent is acked, and ends the producer. Its error is what ended
+// the producer, if something did. If ctx ends before, the producer ends at once, and what is
+// not acked is unknown.
+func (p *Producer) Close(ctx context.Context) error {
+	p.mutex.Lock()
+	p.closing = true
+	p.change.raise()
+	p.mutex.Unlock()
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		p.fail(gaveUp(ctx, true), nil)
+		<-p.done
+	}
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.failure != nil {
+		return p.failure
+	}
+	return nil
+}
+
+func (p *Producer) hasRoom(bytes int) bool {
+	if len(p.unacked) == 0 {
+		return true
+	}
+	return len(p.unacked) < p.settings.inFlight && p.bytes+bytes <= p.settings.windowBytes
+}
+
+// afterFailure is the error of what comes once the producer has ended. It carries the reason.
+func (p *Producer) afterFailure(sent bool) *Error {
+	e := earlierFailure(p.failure, sent)
+	e.Reason, e.Facts, e.Retry = p.failure.Reason, p.failure.Facts, p.failure.Retry
+	return e
+}
+
+// run opens streams, one after the other, for as long as there is something to send.
+func (p *Producer) run(ctx context.Context) {
+	defer close(p.done)
+	defer p.cancel()
+	defer p.expiry.Stop()
+	failures := 0
+	for p.waitForWork(ctx) {
+		acked, failure := p.deliver(ctx)
+		if acked {
+			failures = 0
+		}
+		if failure == nil {
+			continue
+		}
+		if !guarded.allows(failure) || ctx.Err() != nil {
+			p.fail(failure, failingRequest(failure))
+			return
+		}
+		failures++
+		if p.settings.interrupted != nil {
+			p.settings.interrupted(failure)
+		}
+		p.interrupt(failure)
+		p.client.sleep(ctx, p.client.settings.retry.pause(failures, failure))
+	}
+	if ctx.Err() != nil {
+		p.fail(closed("the client"), nil)
+	}
+}
+
+// waitForWork: false means that there will be none.
+func (p *Producer) waitForWork(ctx context.Context) bool {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for {
+		if p.failure != nil {
+			return false
+		}
+		if len(p.unacked) > 0 {
+			return ctx.Err() == nil
+		}
+		if p.closing || !awaitChange(ctx, &p.mutex, &p.change) {
+			return false
+		}
+	}
+}
+
+// deliver sends everything unacked, and what comes after, on one stream, and takes the acks.
+// No failure: the stream ended with nothing due.
+func (p *Producer) deliver(ctx context.Context) (acked bool, failure *Error) {
+	ctx, cancel := context.WithCancel(ctx)
+	attempt, _ := watchSending(ctx)
+	stream, err := p.client.wal.AppendSession(attempt)
+	if err != nil {
+		cancel()
+		return false, readError(ctx, err, false)
+	}
+	p.mutex.Lock()
+	p.out = 0
+	p.mutex.Unlock()
+	sender := make(chan struct{})
+	go func() {
+		defer close(sender)
+		p.send(ctx, stream)
+	}()
+	defer func() {
+		cancel()
+		<-sender
+	}()
+	for {
+		answer, err := stream.Recv()
+		if err != nil {
+			failure := readError(ctx, err, true)
+			p.mutex.Lock()
+			idle := len(p.unacked) == 0
+			p.mutex.Unlock()
+			if idle && guarded.allows(failure) {
+				return acked, nil
+			}
+			return acked, failure
+		}
+		if failure := p.acked(answer); failure != nil {
+			return acked, failure
+		}
+		acked = true
+	}
+}
+
+// send brings what is unacked onto the stream, and what comes after.
+func (p *Producer) send(ctx context.Context, stream appendStream) {
+	for {
+		message := p.nextToSend(ctx)
+		if message == nil {
+			// Why it did not work, Recv tells.
+			_ = stream.CloseSend()
+			return
+		}
+		if stream.Send(message) != nil {
+			return
+		}
+	}
+}
+
+// nextToSend waits for a batch. Nil: there will be none on this stream.
+func (p *Producer) nextToSend(ctx context.Context) *waldv1.AppendSessionRequest {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for p.out == len(p.unacked) {
+		if p.closing || p.failure != nil || !awaitChange(ctx, &p.mutex, &p.change) {
+			return nil
+		}
+	}
+	if p.failure != nil || ctx.Err() != nil {
+		return nil
+	}
+	p.out++
+	return p.unacked[p.out-1].message
+}
+
+func (p *Producer) acked(answer *waldv1.AppendSessionResponse) *Error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.out == 0 || p.unacked[0].message.GetRequestId() != answer.GetRequestId() {
+		return brokenContract("the ack of a batch in its order")
+	}
+	ack, failure := readBatchAck(answer.GetAck())
+	if failure != nil {
+		return failure
+	}
+	if len(ack.Appends) != 1 {
+		return brokenContract("AppendBatchResponse.appends")
+	}
+	batch := p.unacked[0]
+	p.unacked[0] = nil
+	p.unacked = p.unacked[1:]
+	p.out--
+	p.bytes -= batch.bytes
+	if len(p.unacked) > 0 {
+		p.expiry.Reset(time.Until(p.unacked[0].deadline))
+	} else {
+		p.expiry.Stop()
+	}
+	batch.resolve(ack.Appends[0])
+	p.change.raise()
+	return nil
+}
+
+// interrupt: the stream broke. What it carried may have been applied, unless the server says
+// that it was not.
+func (p *Producer) interrupt(failure *Error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if failure.Outcome == Unknown {
+		for _, batch := range p.unacked[:p.out] {
+			batch.unknown = true
+		}
+	}
+	p.out = 0
+	p.interruption = failure
+}
+
+// expire: the oldest batch may have waited too long.
+func (p *Producer) expire() {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if len(p.unacked) == 0 || time.Now().Before(p.unacked[0].deadline) {
+		// Acked a moment ago; who acked it has set the timer.
+		return
+	}
+	failure := &Error{
+		Code:    codes.DeadlineExceeded,
+		Message: "no ack within " + p.settings.timeout.String(),
+		Outcome: NotApplied,
+		Retry:   Safe,
+		cause:   context.DeadlineExceeded,
+	}
+	if last := p.interruption; last != nil {
+		failure.Message += ": " + last.Message
+		failure.cause = errors.Join(context.DeadlineExceeded, last)
+	}
+	if p.out > 0 || p.unacked[0].unknown {
+		failure = failure.afterUnknown()
+	}
+	p.failLocked(failure, nil)
+}
+
+// fail ends the producer, and gives every batch that is not acked its error.
+func (p *Producer) fail(failure *Error, failing *uint64) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.failLocked(failure, failing)
+}
+
+func (p *Producer) failLocked(failure *Error, failing *uint64) {
+	if p.failure != nil {
+		return
+	}
+	p.failure = failure
+	for i, batch := range p.unacked {
+		id, sent := batch.message.GetRequestId(), i < p.out
+		e := errorOf(failure, failing, id, i == 0, sent)
+		switch {
+		case i == 0 && failing == nil:
+			e = failure
+		case e.cause == ErrEarlierFailure:
+			e = p.afterFailure(sent)
+		}
+		if batch.unknown {
+			e = e.afterUnknown()
+		}
+		batch.fail(e)
+	}
+	p.unacked, p.out, p.bytes = nil, 0, 0
+	p.change.raise()
+	p.cancel()
+}

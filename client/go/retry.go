@@ -1,0 +1,69 @@
+package wald
+
+import (
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+// RetryPolicy is how often and how fast a call is repeated, within its deadline.
+type RetryPolicy struct {
+	// MaxAttempts is the number of attempts in all, the first included. Default: 5. 1 repeats
+	// nothing. A scan gives up as well when it has failed for as long as the client's
+	// timeout. A follower that was open once, and a producer, do not count.
+	MaxAttempts int
+	// FirstPause is the pause before the first repetition; doubles each time, with jitter
+	// down to half of it. Default: 50 ms.
+	FirstPause time.Duration
+	// MaxPause is the longest pause. Default: 2 s. A pause that the server asks for is kept
+	// even if longer.
+	MaxPause time.Duration
+}
+
+func defaultRetryPolicy() RetryPolicy {
+	return RetryPolicy{
+		MaxAttempts: 5,
+		FirstPause:  50 * time.Millisecond,
+		MaxPause:    2 * time.Second,
+	}
+}
+
+// patient is the policy of those who go on until their deadline.
+func (p RetryPolicy) patient() RetryPolicy {
+	p.MaxAttempts = math.MaxInt
+	return p
+}
+
+// pause is how long to wait after so many failures in a row.
+func (p RetryPolicy) pause(failures int, e *Error) time.Duration {
+	full := p.MaxPause
+	// Past 30 doublings of anything that matters, the bound is reached.
+	if shift := failures - 1; shift < 30 {
+		full = min(p.FirstPause<<shift, p.MaxPause)
+	}
+	jittered := time.Duration(float64(full) * (0.5 + rand.Float64()/2))
+	return max(jittered, e.RetryAfter)
+}
+
+// repeat is what happens if a request is applied twice.
+type repeat int
+
+const (
+	// harmless: nothing. Reads, and writes that say what shall be and not what shall change.
+	harmless repeat = iota
+	// guarded: it cannot be, because a condition holds at most once.
+	guarded
+	// harmful: records twice.
+	harmful
+)
+
+// allows tells whether to send the request again after this error.
+func (r repeat) allows(e *Error) bool {
+	switch e.Retry {
+	case Safe:
+		return true
+	case SafeWithCondition:
+		return r != harmful
+	}
+	return false
+}
