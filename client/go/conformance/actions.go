@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"wald.dev/client/go"
+	wald "wald.dev/client/go"
 	"wald.dev/client/go/waldv1"
 )
 

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"wald.dev/client/go"
+	wald "wald.dev/client/go"
 )
 
 // How many batches a chaos producer has in flight.

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"wald.dev/client/go"
+	wald "wald.dev/client/go"
 )
 
 // A case that takes longer has failed.

@@ -11,7 +11,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 
-	"wald.dev/client/go"
+	wald "wald.dev/client/go"
 )
 
 type step = object

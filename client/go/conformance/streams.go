@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"wald.dev/client/go"
+	wald "wald.dev/client/go"
 )
 
 // seen is what a scan has delivered.
