@@ -1,0 +1,309 @@
+package wald
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"wald.dev/client/go/waldv1"
+)
+
+// journal is a fake log that knows the repeats of its producers.
+type journal struct {
+	mutex   sync.Mutex
+	applied []string
+	sent    []uint64
+}
+
+// apply appends a batch unless it is a repeat, and answers.
+func (j *journal) apply(request *waldv1.AppendSessionRequest) (*waldv1.AppendSessionResponse, error) {
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	part := request.GetBatch().GetBatches()[0]
+	sequence := part.GetCondition().GetProducer().GetSequence()
+	j.sent = append(j.sent, sequence)
+	if sequence > uint64(len(j.applied)) {
+		return nil, refusal(codes.Aborted, ErrProducerGap, stated(NotApplied, Never))
+	}
+	answer := ackOf(request, sequence)
+	if sequence < uint64(len(j.applied)) {
+		answer.Ack.Appends[0].Deduplicated = true
+		return answer, nil
+	}
+	j.applied = append(j.applied, string(part.GetRecords()[0].GetData()))
+	return answer, nil
+}
+
+// producing is a fake with one log, number 9, whose sessions go as `session` says.
+func producing(session func(f *fake, j *journal, stream sessionStream, count int) error) (*fake, *journal) {
+	f, j, streams := new(fake), new(journal), 0
+	f.create = func(*waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error) {
+		return nil, refusal(codes.AlreadyExists, ErrLogExists, stated(NotApplied, Never))
+	}
+	f.get = func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error) {
+		return &waldv1.GetLogResponse{Log: &waldv1.Log{LogId: 9}}, nil
+	}
+	f.session = func(stream sessionStream) error {
+		j.mutex.Lock()
+		streams++
+		count := streams
+		j.mutex.Unlock()
+		return session(f, j, stream, count)
+	}
+	return f, j
+}
+
+// applyAll applies and acks, up to so many requests.
+func applyAll(j *journal, stream sessionStream, count int) error {
+	for range count {
+		request, err := stream.Recv()
+		if err != nil {
+			return nil
+		}
+		answer, err := j.apply(request)
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(answer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const always = 1 << 30
+
+func open(t *testing.T, f *fake, options ...ProducerOption) *Producer {
+	t.Helper()
+	producer, err := f.start(t).Producer(soon(t), "a", options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		producer.Close(ctx)
+	})
+	return producer
+}
+
+func produceAll(t *testing.T, producer *Producer, count int) []*Pending[LogAck] {
+	t.Helper()
+	var pending []*Pending[LogAck]
+	for i := range count {
+		sent, err := producer.Send(soon(t), []Record{Text(fmt.Sprint(i))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pending = append(pending, sent)
+	}
+	return pending
+}
+
+func TestProducerKeepsToItsLogAndNumbersItsBatches(t *testing.T) {
+	var got []*waldv1.AppendCondition
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		requests, err := receive(stream, 2)
+		if err != nil {
+			return err
+		}
+		for i, request := range requests {
+			got = append(got, request.GetBatch().GetBatches()[0].GetCondition())
+			if err := stream.Send(ackOf(request, uint64(i))); err != nil {
+				return err
+			}
+		}
+		return applyAll(j, stream, always)
+	})
+	_ = j
+	producer := open(t, f, WithProducerID("p", 3), WithFirstSequence(5))
+	produceAll(t, producer, 2)
+	if err := producer.Close(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	for i, condition := range got {
+		named := condition.GetProducer()
+		if condition.GetLogId() != 9 || named.GetId() != "p" || named.GetEpoch() != 3 || named.GetSequence() != uint64(5+i) {
+			t.Errorf("%d: got %v", i, condition)
+		}
+	}
+	if producer.LogID() != 9 {
+		t.Errorf("log id %d", producer.LogID())
+	}
+}
+
+func TestProducerSendsEverythingUnackedAgainInOrder(t *testing.T) {
+	f, j := producing(func(f *fake, j *journal, stream sessionStream, count int) error {
+		switch count {
+		case 1:
+			// Applies three, acks one, and is gone.
+			requests, err := receive(stream, 4)
+			if err != nil {
+				return err
+			}
+			for i, request := range requests[:3] {
+				answer, _ := j.apply(request)
+				if i == 0 {
+					stream.Send(answer)
+				}
+			}
+			f.listener.drop()
+			return nil
+		case 2:
+			facts := stated(NotApplied, Safe)
+			return refusal(codes.Unavailable, ErrStarting, facts)
+		case 3:
+			facts := stated(Unknown, SafeWithCondition)
+			return refusal(codes.Internal, ErrJournalFailed, facts)
+		}
+		return applyAll(j, stream, always)
+	})
+	var interruptions []error
+	producer := open(t, f, OnProducerInterruption(func(err error) { interruptions = append(interruptions, err) }))
+	pending := produceAll(t, producer, 10)
+	for i, sent := range pending {
+		ack, err := sent.Wait(soon(t))
+		if err != nil || ack.FirstLSN != LSN(i) {
+			t.Errorf("%d: got %v, %v", i, ack, err)
+		}
+	}
+	if err := producer.Close(soon(t)); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"}; !slices.Equal(j.applied, want) {
+		t.Errorf("the log has %v", j.applied)
+	}
+	if len(interruptions) != 3 || !errors.Is(interruptions[1], ErrStarting) || !errors.Is(interruptions[2], ErrJournalFailed) {
+		t.Errorf("interrupted by %v", interruptions)
+	}
+}
+
+func TestFatalFailureEndsTheProducer(t *testing.T) {
+	facts := stated(NotApplied, Never)
+	facts["request_id"] = "1"
+	f, _ := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		requests, err := receive(stream, 3)
+		if err != nil {
+			return err
+		}
+		answer, _ := j.apply(requests[0])
+		stream.Send(answer)
+		return refusal(codes.FailedPrecondition, ErrFenced, facts)
+	})
+	producer := open(t, f)
+	failed := errorsOf(t, produceAll(t, producer, 3))
+	if failed[0] != nil {
+		t.Errorf("the first got %v", failed[0])
+	}
+	if !errors.Is(failed[1], ErrFenced) || errors.Is(failed[1], ErrEarlierFailure) || failed[1].Outcome != NotApplied {
+		t.Errorf("the second got %#v", failed[1])
+	}
+	if !errors.Is(failed[2], ErrFenced) || !errors.Is(failed[2], ErrEarlierFailure) || failed[2].Outcome != NotApplied {
+		t.Errorf("the third got %#v", failed[2])
+	}
+	if _, err := producer.Append(soon(t), []Record{Text("x")}); !errors.Is(err, ErrFenced) {
+		t.Errorf("one more got %v", err)
+	}
+	if err := producer.Close(soon(t)); !errors.Is(err, ErrFenced) {
+		t.Errorf("closed with %v", err)
+	}
+}
+
+func TestFatalFailureAfterALostConnectionClaimsNothing(t *testing.T) {
+	f, _ := producing(func(f *fake, j *journal, stream sessionStream, count int) error {
+		if _, err := receive(stream, 1); err != nil {
+			return err
+		}
+		if count == 1 {
+			f.listener.drop()
+			return nil
+		}
+		return refusal(codes.FailedPrecondition, ErrProducerFenced, stated(NotApplied, Never))
+	})
+	producer := open(t, f)
+	_, err := producer.Append(soon(t), []Record{Text("x")})
+	var e *Error
+	if !errors.As(err, &e) || e.Reason != ErrProducerFenced || e.Outcome != Unknown {
+		t.Errorf("got %#v", err)
+	}
+}
+
+func TestDeliveryTimeoutEndsTheProducer(t *testing.T) {
+	f, _ := producing(func(_ *fake, _ *journal, stream sessionStream, _ int) error {
+		return refusal(codes.ResourceExhausted, ErrDiskFull, stated(NotApplied, Safe))
+	})
+	producer := open(t, f, WithDeliveryTimeout(200*time.Millisecond))
+	_, err := producer.Append(soon(t), []Record{Text("x")})
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, ErrDiskFull) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := producer.Send(soon(t), []Record{Text("x")}); !errors.Is(err, ErrEarlierFailure) {
+		t.Errorf("one more got %v", err)
+	}
+}
+
+func TestAckOnTimeKeepsTheProducerAlive(t *testing.T) {
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		return applyAll(j, stream, always)
+	})
+	const timeout = 200 * time.Millisecond
+	producer := open(t, f, WithDeliveryTimeout(timeout))
+	for began, count := time.Now(), 0; time.Since(began) < 2*timeout; count++ {
+		if ack, err := producer.Append(soon(t), []Record{Text("x")}); err != nil || ack.FirstLSN != LSN(count) {
+			t.Fatalf("got %v, %v", ack, err)
+		}
+	}
+	if len(j.applied) == 0 {
+		t.Error("nothing was applied")
+	}
+}
+
+func TestProducerHoldsBackWhatIsTooMuch(t *testing.T) {
+	goOn := make(chan struct{})
+	f, _ := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		<-goOn
+		return applyAll(j, stream, always)
+	})
+	producer := open(t, f, WithInFlight(2, 1<<20))
+	produceAll(t, producer, 2)
+	full, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := producer.Send(full, []Record{Text("x")}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	close(goOn)
+	produceAll(t, producer, 5)
+	if err := producer.Close(soon(t)); err != nil {
+		t.Error(err)
+	}
+	if _, err := producer.Send(soon(t), []Record{Text("x")}); !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := producer.client.Producer(soon(t), "a", WithInFlight(recognisedBatches+1, 1)); err == nil {
+		t.Error("more in flight than the server recognises")
+	}
+}
+
+func TestLogDeletedBetweenCreateAndGetIsMadeAnew(t *testing.T) {
+	f, _ := producing(func(*fake, *journal, sessionStream, int) error { return nil })
+	creates := 0
+	exists := f.create
+	f.create = func(r *waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error) {
+		if creates++; creates == 1 {
+			return exists(r)
+		}
+		return &waldv1.CreateLogResponse{Log: &waldv1.Log{LogId: 11}}, nil
+	}
+	f.get = func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error) {
+		return nil, refusal(codes.NotFound, ErrLogNotFound, nil)
+	}
+	if producer := open(t, f); producer.LogID() != 11 {
+		t.Errorf("log id %d", producer.LogID())
+	}
+}
