@@ -23,6 +23,8 @@ type CursorCommit struct {
 	// ExpectedLSN is where the cursor must stand now, or POSITION_MISMATCH; 0 also matches a
 	// cursor that does not exist yet. Nil: wherever it stands.
 	ExpectedLSN *LSN
+	// LogID: the log must have this number, or LOG_REPLACED.
+	LogID *uint64
 }
 
 // Cursor is a cursor as it stands.
@@ -111,6 +113,7 @@ func (c CursorCommit) proto() *waldv1.CursorCommit {
 		Cursor:      c.Cursor,
 		Lsn:         uint64(c.LSN),
 		ExpectedLsn: (*uint64)(c.ExpectedLSN),
+		LogId:       c.LogID,
 	}
 }
 

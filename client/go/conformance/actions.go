@@ -394,6 +394,7 @@ func cursorCommit(a *arguments) wald.CursorCommit {
 		Cursor:      a.text("cursor"),
 		LSN:         wald.LSN(a.number("lsn")),
 		ExpectedLSN: (*wald.LSN)(a.optional("expected_lsn")),
+		LogID:       a.optional("log_id"),
 	}
 }
 

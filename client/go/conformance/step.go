@@ -104,6 +104,7 @@ func judge(step object, result object, err error) error {
 			return err
 		}
 		if expected, given := step["expect"]; given {
+			factsAsStrings(expected)
 			if difference := differ("", expected, result); difference != "" {
 				return errors.New(difference)
 			}
@@ -117,15 +118,24 @@ func judge(step object, result object, err error) error {
 	if !errors.As(err, &failure) {
 		return err
 	}
-	if facts, given := expected.(object)["facts"].(object); given {
-		for name, fact := range facts {
-			facts[name] = fmt.Sprint(fact)
-		}
-	}
+	factsAsStrings(expected)
 	if difference := differ("", expected, describe(failure)); difference != "" {
 		return fmt.Errorf("%s (%v)", difference, err)
 	}
 	return nil
+}
+
+// factsAsStrings: ErrorInfo has nothing but strings, cases also numbers.
+func factsAsStrings(expected any) {
+	members, _ := expected.(object)
+	for name, member := range members {
+		if facts, ok := member.(object); ok && name == "facts" {
+			for name, fact := range facts {
+				facts[name] = fmt.Sprint(fact)
+			}
+		}
+		factsAsStrings(member)
+	}
 }
 
 // describe is an error as cases see it.
