@@ -1,0 +1,373 @@
+//go:build daemon
+
+// The examples of the README, against the daemon at WALD_ENDPOINT:
+//
+//	go test -tags daemon -run Example .
+package wald_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	wald "wald.dev/client/go"
+)
+
+// run calls an example with a log that nobody has.
+func run(example func(context.Context, *wald.Client, string) error) {
+	endpoint := os.Getenv("WALD_ENDPOINT")
+	if endpoint == "" {
+		endpoint = wald.DefaultEndpoint
+	}
+	client, err := wald.Dial(endpoint)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := example(ctx, client, "examples/"+rand.Text()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func ExampleClient_Append() {
+	run(appendRecord)
+	// Output:
+	// 0 DURABILITY_DURABLE
+	// 1 true
+}
+
+func appendRecord(ctx context.Context, client *wald.Client, log string) error {
+	ack, err := client.Append(ctx, log, wald.Text("hello"))
+	if err != nil {
+		return err
+	}
+	fmt.Println(ack.LSN, ack.Durability)
+
+	record := wald.Record{
+		Data:    []byte("with everything"),
+		Headers: []wald.Header{{Key: "kind", Value: []byte("demo")}},
+	}
+	ack, err = client.Append(ctx, log, record.WithChecksum(), wald.ExpectLSN(1), wald.WithDurability(wald.Written))
+	if err != nil {
+		return err
+	}
+	fmt.Println(ack.LSN, ack.Durability >= wald.Written)
+	return nil
+}
+
+func ExampleError() {
+	run(understandErrors)
+	// Output:
+	// POSITION_MISMATCH true true
+	// the tail is 1
+}
+
+func understandErrors(ctx context.Context, client *wald.Client, log string) error {
+	if _, err := client.Append(ctx, log, wald.Text("one"), wald.ExpectLSN(0)); err != nil {
+		return err
+	}
+	_, err := client.Append(ctx, log, wald.Text("two"), wald.ExpectLSN(0))
+
+	var failure *wald.Error
+	if !errors.As(err, &failure) {
+		return err
+	}
+	if errors.Is(err, wald.ErrPositionMismatch) {
+		fmt.Println(failure.Reason, failure.Outcome == wald.NotApplied, failure.Retry == wald.Never)
+		tail, _ := failure.Number("actual_lsn")
+		fmt.Println("the tail is", tail)
+	}
+	return nil
+}
+
+func ExampleClient_AppendBatch() {
+	run(appendBatch)
+	// Output:
+	// 0..2
+	// 0..1
+}
+
+func appendBatch(ctx context.Context, client *wald.Client, log string) error {
+	ack, err := client.AppendBatch(ctx, wald.Batch{
+		Logs: []wald.LogBatch{
+			{Log: log + "/orders", Records: []wald.Record{wald.Text("a"), wald.Text("b")}},
+			{Log: log + "/audit", Records: []wald.Record{wald.Text("two orders")},
+				Condition: wald.Condition{MustNotExist: true}},
+		},
+		Checks: []wald.Check{{Log: log + "/closed", MustNotExist: true}},
+	})
+	if err != nil {
+		return err
+	}
+	for _, part := range ack.Appends {
+		fmt.Printf("%d..%d\n", part.FirstLSN, part.NextLSN)
+	}
+	return nil
+}
+
+func ExampleClient_Read() {
+	run(readRecords)
+	// Output:
+	// [b c] next 3 of 3
+	// 0: a
+	// 1: b
+	// 2: c
+}
+
+func readRecords(ctx context.Context, client *wald.Client, log string) error {
+	for _, text := range []string{"a", "b", "c"} {
+		if _, err := client.Append(ctx, log, wald.Text(text)); err != nil {
+			return err
+		}
+	}
+
+	page, err := client.Read(ctx, log, wald.Last(2), wald.Wait(time.Second))
+	if err != nil {
+		return err
+	}
+	var texts []string
+	for _, record := range page.Records {
+		texts = append(texts, string(record.Data))
+	}
+	fmt.Println(texts, "next", page.NextLSN, "of", page.TailLSN)
+
+	scanner := client.Scan(ctx, wald.Prefix(log))
+	defer scanner.Close()
+	for event, err := range scanner.Events(ctx) {
+		if err != nil {
+			return err
+		}
+		for _, record := range event.Records() {
+			fmt.Printf("%d: %s\n", record.LSN, record.Data)
+		}
+	}
+	return nil
+}
+
+func ExampleClient_Follow() {
+	run(followRecords)
+	// Output:
+	// 0: a
+	// 1: b
+	// missing: none, resumed: 2: c
+}
+
+func followRecords(ctx context.Context, client *wald.Client, log string) error {
+	texts := []wald.Record{wald.Text("a"), wald.Text("b")}
+	if _, err := client.AppendBatch(ctx, wald.Batch{Logs: []wald.LogBatch{{Log: log, Records: texts}}}); err != nil {
+		return err
+	}
+
+	follower := client.Follow(ctx, wald.Log(log))
+	defer follower.Close()
+	missing := "none"
+	for follower.Next(ctx) {
+		event := follower.Event()
+		for _, gap := range event.Gaps {
+			missing = fmt.Sprint(gap.Reason)
+		}
+		for _, record := range event.Records() {
+			fmt.Printf("%d: %s\n", record.LSN, record.Data)
+		}
+		if event.CaughtUp {
+			break
+		}
+	}
+	if err := follower.Err(); err != nil {
+		return err
+	}
+
+	// Keep the cursor with what came of the records; another process goes on exactly there.
+	if _, err := client.Append(ctx, log, wald.Text("c")); err != nil {
+		return err
+	}
+	resumed := client.Follow(ctx, wald.Log(log), wald.After(follower.Cursor()))
+	defer resumed.Close()
+	if !resumed.Next(ctx) {
+		return resumed.Err()
+	}
+	for _, record := range resumed.Event().Records() {
+		fmt.Printf("missing: %s, resumed: %d: %s\n", missing, record.LSN, record.Data)
+	}
+	return nil
+}
+
+func ExampleClient_Session() {
+	run(pipeline)
+	// Output:
+	// 0
+	// 1
+	// 2
+}
+
+func pipeline(ctx context.Context, client *wald.Client, log string) error {
+	session, err := client.Session(ctx)
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	var pending []*wald.Pending[wald.BatchAck]
+	for _, text := range []string{"a", "b", "c"} {
+		sent, err := session.Send(ctx, wald.Batch{
+			Logs: []wald.LogBatch{{Log: log, Records: []wald.Record{wald.Text(text)}}},
+		})
+		if err != nil {
+			return err
+		}
+		pending = append(pending, sent)
+	}
+	if err := session.CloseSend(ctx); err != nil {
+		return err
+	}
+	for _, sent := range pending {
+		ack, err := sent.Wait(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Println(ack.Appends[0].FirstLSN)
+	}
+	return nil
+}
+
+func ExampleClient_Producer() {
+	run(produceExactlyOnce)
+	// Output:
+	// 0 false
+	// 0 true
+	// 1 false
+}
+
+func produceExactlyOnce(ctx context.Context, client *wald.Client, log string) error {
+	send := func(producer *wald.Producer, text string) error {
+		ack, err := producer.Append(ctx, []wald.Record{wald.Text(text)})
+		if err == nil {
+			fmt.Println(ack.FirstLSN, ack.Deduplicated)
+		}
+		return err
+	}
+	producer, err := client.Producer(ctx, log, wald.WithProducerID("importer-1", 1))
+	if err != nil {
+		return err
+	}
+	if err := send(producer, "line 1"); err != nil {
+		return err
+	}
+	if err := producer.Close(ctx); err != nil {
+		return err
+	}
+
+	// The program was restarted and does not know how far it got: it begins again.
+	producer, err = client.Producer(ctx, log, wald.WithProducerID("importer-1", 1))
+	if err != nil {
+		return err
+	}
+	for _, line := range []string{"line 1", "line 2"} {
+		if err := send(producer, line); err != nil {
+			return err
+		}
+	}
+	return producer.Close(ctx)
+}
+
+func ExampleClient_Fence() {
+	run(takeOver)
+	// Output:
+	// epoch 1, tail 1
+	// the old writer is fenced
+	// 1
+}
+
+func takeOver(ctx context.Context, client *wald.Client, log string) error {
+	if _, err := client.Append(ctx, log, wald.Text("by the old writer")); err != nil {
+		return err
+	}
+
+	fence, err := client.Fence(ctx, log)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("epoch %d, tail %d\n", fence.WriterEpoch, fence.TailLSN)
+
+	_, err = client.Append(ctx, log, wald.Text("late"), wald.AsWriter(fence.WriterEpoch-1))
+	if errors.Is(err, wald.ErrFenced) {
+		fmt.Println("the old writer is fenced")
+	}
+	ack, err := client.Append(ctx, log, wald.Text("by the new writer"), wald.AsWriter(fence.WriterEpoch))
+	if err != nil {
+		return err
+	}
+	fmt.Println(ack.LSN)
+	return nil
+}
+
+func ExampleClient_Cursors() {
+	run(consume)
+	// Output:
+	// billing goes on at 1
+}
+
+func consume(ctx context.Context, client *wald.Client, log string) error {
+	if _, err := client.Append(ctx, log, wald.Text("an order")); err != nil {
+		return err
+	}
+
+	// The result of what was read, and how far it was read, in one step.
+	from := wald.LSN(0)
+	_, err := client.AppendBatch(ctx, wald.Batch{
+		Logs:    []wald.LogBatch{{Log: log + "/bills", Records: []wald.Record{wald.Text("a bill")}}},
+		Cursors: []wald.CursorCommit{{Log: log, Cursor: "billing", LSN: 1, ExpectedLSN: &from}},
+	})
+	if err != nil {
+		return err
+	}
+	cursor, err := client.Cursors().Get(ctx, log, "billing")
+	if err != nil {
+		return err
+	}
+	fmt.Println(cursor.Name, "goes on at", cursor.LSN)
+	return nil
+}
+
+func ExampleClient_CreateLog() {
+	run(administer)
+	// Output:
+	// 1 of 2 kept
+	// 1 log
+}
+
+func administer(ctx context.Context, client *wald.Client, log string) error {
+	created, err := client.CreateLog(ctx, log, &wald.LogConfig{MaxRecordBytes: 1000})
+	if err != nil {
+		return err
+	}
+	for _, text := range []string{"a", "b"} {
+		if _, err := client.Append(ctx, log, wald.Text(text)); err != nil {
+			return err
+		}
+	}
+	// With the log's number nothing of this can hit another log of the same name.
+	if _, err := client.Trim(ctx, log, 1, wald.WithLogID(created.GetLogId())); err != nil {
+		return err
+	}
+	tail, err := client.Tail(ctx, log)
+	if err != nil {
+		return err
+	}
+	fmt.Println(tail.TailLSN-tail.FirstLSN, "of", tail.TailLSN, "kept")
+
+	count := 0
+	for _, err := range client.ListLogs(ctx, log) {
+		if err != nil {
+			return err
+		}
+		count++
+	}
+	fmt.Println(count, "log")
+	return client.DeleteLog(ctx, log, wald.WithLogID(created.GetLogId()))
+}
