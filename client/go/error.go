@@ -169,6 +169,9 @@ func readError(ctx context.Context, err error, sent bool) *Error {
 	failure.Facts = maps.Clone(info.GetMetadata())
 	failure.Outcome = statedOutcome(failure)
 	failure.Retry = statedRetry(failure)
+	if failure.Code == codes.DeadlineExceeded {
+		failure.cause = context.DeadlineExceeded
+	}
 	return failure
 }
 
@@ -212,7 +215,7 @@ func foreign(ctx context.Context, e *Error, sent bool) *Error {
 		return lost(e.Message, sent)
 	// The transport on the other side calls its timer's end CANCELLED.
 	case e.Code == codes.DeadlineExceeded, e.Code == codes.Canceled && e.Message == "Timeout expired":
-		e.Code = codes.DeadlineExceeded
+		e.Code, e.cause = codes.DeadlineExceeded, context.DeadlineExceeded
 		e.Outcome, e.Retry = Unknown, SafeWithCondition
 	default:
 		e.Outcome, e.Retry = Unknown, Never

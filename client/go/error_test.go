@@ -132,6 +132,18 @@ func TestCallersOwnEndIsInTheChain(t *testing.T) {
 	}
 }
 
+func TestDeadlineIsInTheChainWhoeverNoticedIt(t *testing.T) {
+	for _, err := range []error{
+		refusal(codes.DeadlineExceeded, ErrDeadlineExceeded, stated(Unknown, SafeWithCondition)),
+		status.Error(codes.DeadlineExceeded, ""),
+		status.Error(codes.Canceled, "Timeout expired"),
+	} {
+		if e := parse(err); !errors.Is(e, context.DeadlineExceeded) || e.Code != codes.DeadlineExceeded {
+			t.Errorf("got %#v", e)
+		}
+	}
+}
+
 func TestErrorAfterAnUnknownAttemptClaimsNothing(t *testing.T) {
 	refused := parse(refusal(codes.FailedPrecondition, ErrPositionMismatch, stated(NotApplied, Never)))
 	e := refused.afterUnknown()

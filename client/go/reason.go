@@ -16,6 +16,8 @@ const (
 	ErrEmptyBatch = Reason("EMPTY_BATCH")
 	// ErrDuplicateLog: a log named twice in one request.
 	ErrDuplicateLog = Reason("DUPLICATE_LOG")
+	// ErrDuplicateCursor: a cursor named twice in one request.
+	ErrDuplicateCursor = Reason("DUPLICATE_CURSOR")
 	// ErrRecordTooLarge: a record above the limit.
 	ErrRecordTooLarge = Reason("RECORD_TOO_LARGE")
 	// ErrRequestTooLarge: a request above the limits.
@@ -36,6 +38,9 @@ const (
 	ErrLogReplaced = Reason("LOG_REPLACED")
 	// ErrFenced: a newer writer has taken over (fact writer_epoch).
 	ErrFenced = Reason("FENCED")
+	// ErrInvalidProducer: the producer's id is empty, too long, or has control characters, or
+	// some logs of a batch have a producer and others have none.
+	ErrInvalidProducer = Reason("INVALID_PRODUCER")
 	// ErrProducerGap: the producer left out a sequence number (fact expected).
 	ErrProducerGap = Reason("PRODUCER_GAP")
 	// ErrProducerFenced: a newer incarnation of the producer has taken over.
@@ -82,4 +87,10 @@ const (
 	ErrInvalidPageToken = Reason("INVALID_PAGE_TOKEN")
 	// ErrInvalidUpdateMask: a path that the configuration does not have.
 	ErrInvalidUpdateMask = Reason("INVALID_UPDATE_MASK")
+	// ErrInvalidLogConfig: a log's configuration that the server's does not allow.
+	ErrInvalidLogConfig = Reason("INVALID_LOG_CONFIG")
+	// ErrReadFailed: the store could not be read; it may pass.
+	ErrReadFailed = Reason("READ_FAILED")
+	// ErrDeadlineExceeded: the call's deadline passed on the server.
+	ErrDeadlineExceeded = Reason("DEADLINE_EXCEEDED")
 )

@@ -94,21 +94,27 @@ func TestFollowerResumesByItsCursorAndDeliversNothingTwice(t *testing.T) {
 }
 
 func TestFollowerGivesUpASilentConnection(t *testing.T) {
-	f, _ := scanning(
-		func(_ *fake, stream scanStream) error {
+	f := &fake{scan: func(request *waldv1.ScanRequest, stream scanStream) error {
+		switch string(request.GetCursor()) {
+		case "":
 			stream.Send(messageOf(0, "one"))
 			<-stream.Context().Done()
 			return nil
-		},
-		send(messageOf(1, "two")),
-	)
+		case "one":
+			return stream.Send(messageOf(1, "two"))
+		}
+		return refusal(codes.DataLoss, ErrQuarantined, nil)
+	}}
 	var silence error
-	client := f.start(t, WithSilenceTimeout(50*time.Millisecond))
+	client := f.start(t, WithSilenceTimeout(100*time.Millisecond))
 	follower := client.Follow(context.Background(), Log("a"),
 		OnInterruption(func(err error) { silence = errors.Join(silence, err) }))
-	lsns, _ := collect(t, &follower.Scanner)
-	if !slices.Equal(lsns, []LSN{0, 1}) || !strings.Contains(silence.Error(), "nothing came for 50ms") {
-		t.Errorf("got %v, interrupted by %v", lsns, silence)
+	lsns, err := collect(t, &follower.Scanner)
+	if !slices.Equal(lsns, []LSN{0, 1}) || !errors.Is(err, ErrQuarantined) {
+		t.Errorf("got %v, %v", lsns, err)
+	}
+	if !strings.Contains(silence.Error(), "nothing came for 100ms") {
+		t.Errorf("interrupted by %v", silence)
 	}
 }
 
