@@ -234,8 +234,8 @@ def a_crowd(data):
     """Idle followers of many logs."""
     with Daemon(data) as daemon:
         daemon.ready().load(appends=CROWD_LOGS * 4, writers=16, logs=CROWD_LOGS, bytes=100, prefix="crowd").result()
-        _, listed, _ = daemon.call("wald.v1.LogService/ListLogs", {"prefix": "crowd/", "pageSize": 1000})
-        names = [log["name"] for log in listed["logs"]]
+        listed = daemon.walctl("logs", "--prefix", "crowd/", "--limit", CROWD_LOGS, "--output", "json").stdout.decode()
+        names = re.findall(r'"name": ?"([^"]+)"', listed)
         before, began = daemon.anonymous(), time.monotonic()
         selector = selectors.DefaultSelector()
         crowds, of_log = [Crowd(daemon, selector) for _ in range(CROWD_CONNECTIONS)], {}
@@ -257,12 +257,13 @@ def a_crowd(data):
         share = (cpu_seconds(daemon) - spent) / (time.monotonic() - began)
         check("idle, they take no processor time but for their heartbeats", share < 0.25,
               f"{share:.1%} of a core, with one heartbeat each in 15 s")
-        took = []
+        took, line = [], Path(f"{data}.line")
+        line.write_text("x" * 5000 + "\n")
         for name in names[::len(names) // 50]:
             told = [(crowd, stream, crowd.bytes.get(stream, 0)) for crowd, stream in of_log[name]]
             began = time.monotonic()
-            done = subprocess.Popen([WALCTL, "append", name, "x" * 5000], env=clean_environment(WALD_ENDPOINT=daemon.endpoint),
-                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            done = subprocess.Popen([WALCTL, "append", name, line], env=clean_environment(WALD_ENDPOINT=daemon.endpoint),
+                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             # More than any heartbeat.
             heard = lambda: all(crowd.bytes.get(stream, 0) - had > 5000 for crowd, stream, had in told)
             if not listen(selector, heard, 20):
