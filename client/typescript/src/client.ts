@@ -103,7 +103,8 @@ export class Client {
   readonly #timeoutMs: number;
   readonly #silenceTimeoutMs: number;
   readonly #policy: RetryPolicy;
-  readonly #followers = new Set<Follower>();
+  /** Followers, sessions and producers that are open. */
+  readonly #open = new Set<{ close(): Promise<void> }>();
 
   private constructor(endpoint: string, options: ClientOptions) {
     const authority = authorityOf(endpoint);
@@ -146,9 +147,12 @@ export class Client {
     return new Client(endpoint, options);
   }
 
-  /** Ends followers, lets calls underway come to their end, and closes the connection. Close sessions and producers before. */
+  /**
+   * Ends followers, lets sessions, producers and calls underway come to their end, and closes
+   * the connection. What fails meanwhile is told where it was begun.
+   */
   async close(): Promise<void> {
-    await Promise.all([...this.#followers].map((follower) => follower.close()));
+    await Promise.allSettled([...this.#open].map((each) => each.close()));
     await this.#connection.close();
   }
 
@@ -183,7 +187,13 @@ export class Client {
 
   /** Opens a stream of pipelined appends. */
   session(options: SessionOptions = {}): Session {
-    return new Session((requests, attempt) => this.#wal.appendSession(requests, attempt), options);
+    return this.#opened(
+      new Session({
+        ...options,
+        open: (requests, attempt) => this.#wal.appendSession(requests, attempt),
+        onClose: (session) => this.#open.delete(session),
+      }),
+    );
   }
 
   /**
@@ -196,13 +206,16 @@ export class Client {
       timeoutMs: timeoutMs ?? this.#timeoutMs,
       ...(options.signal && { signal: options.signal }),
     });
-    return new Producer({
-      ...others,
-      log,
-      logId,
-      open: (requests, attempt) => this.#wal.appendSession(requests, attempt),
-      policy: this.#policy,
-    });
+    return this.#opened(
+      new Producer({
+        ...others,
+        log,
+        logId,
+        open: (requests, attempt) => this.#wal.appendSession(requests, attempt),
+        policy: this.#policy,
+        onClose: (producer) => this.#open.delete(producer),
+      }),
+    );
   }
 
   /** Reads a page of one log. */
@@ -273,8 +286,10 @@ export class Client {
   ): Promise<{ tailLsn: bigint; writerEpoch: bigint; logId: bigint }> {
     const { writerEpoch } = options;
     const request = { log, ...(writerEpoch !== undefined && { writerEpoch }), ...logIdOf(options) };
-    // Without an epoch of its own, twice would raise it twice.
-    const repeat = writerEpoch === undefined ? "HARMFUL" : "GUARDED";
+    // Twice raises the epoch twice: who asked holds the newest all the same. But without its
+    // number, the log could have been deleted and made anew in between.
+    const unguarded = options.logId === undefined ? "HARMFUL" : "HARMLESS";
+    const repeat = writerEpoch === undefined ? unguarded : "GUARDED";
     const answer = await this.#write(repeat, options, (attempt) => this.#wal.fence(request, attempt));
     return {
       tailLsn: answer.tailLsn ?? missing("WRITE", "FenceResponse.tail_lsn"),
@@ -394,20 +409,28 @@ export class Client {
   }
 
   #scan(selector: Selector, options: ScanOptions, follow: boolean): Follower {
-    const follower = new Follower({
-      selector,
-      options,
-      follow,
-      open: (request, signal) => this.#wal.scan(request, { signal }),
-      tail: (log, signal) =>
-        this.tail(log, { signal, ...(options.visibility && { visibility: options.visibility }) }),
-      policy: this.#policy,
-      timeoutMs: this.#timeoutMs,
-      silenceTimeoutMs: this.#silenceTimeoutMs,
-      onClose: (closed) => this.#followers.delete(closed),
-    });
-    this.#followers.add(follower);
-    return follower;
+    const pinned = {
+      ...(options.visibility && { visibility: options.visibility }),
+      ...logIdOf(options),
+    };
+    return this.#opened(
+      new Follower({
+        selector,
+        options,
+        follow,
+        open: (request, attempt) => this.#wal.scan(request, attempt),
+        tail: (log, signal) => this.tail(log, { ...pinned, signal }),
+        policy: this.#policy,
+        timeoutMs: this.#timeoutMs,
+        silenceTimeoutMs: this.#silenceTimeoutMs,
+        onClose: (follower) => this.#open.delete(follower),
+      }),
+    );
+  }
+
+  #opened<T extends { close(): Promise<void> }>(opened: T): T {
+    this.#open.add(opened);
+    return opened;
   }
 
   #read<A>(options: CallOptions, send: (attempt: Attempt) => Promise<A>): Promise<A> {

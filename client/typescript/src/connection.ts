@@ -66,7 +66,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
       let answered = false;
       stream.once("response", () => (answered = true));
       stream.once("close", () => {
-        if (count(session, -1) === 0) {
+        if (count(session, -1) === 0 && !this.#closed) {
           session.unref();
         }
         if (!answered && stream.rstCode === http2.constants.NGHTTP2_NO_ERROR) {
@@ -86,9 +86,11 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   /** Ends the connection once what runs on it is done. */
   async close(): Promise<void> {
     this.#closed = true;
-    await Promise.all(
-      [...this.#alive].map((session) => new Promise<void>((resolve) => session.close(resolve))),
-    );
+    const ends = [...this.#alive].map((session) => {
+      session.ref();
+      return new Promise<void>((resolve) => session.close(resolve));
+    });
+    await Promise.all(ends);
   }
 
   /** The connection, made if there is none that takes calls. */

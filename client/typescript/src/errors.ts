@@ -249,14 +249,21 @@ export function usageError(message: string): WaldError {
   });
 }
 
-/** A batch that came after one that failed, and whether it may have been applied. */
+/**
+ * A batch that came after one that failed. Code, reason and facts are the first one's; the
+ * outcome is its own.
+ */
 export function earlierFailed(first: WaldError, outcome: Outcome): WaldError {
   return new WaldError({
     kind: "EARLIER_FAILED",
-    code: "ABORTED",
+    code: first.code,
     message: `an earlier batch failed: ${first.message}`,
+    reason: first.reason,
     outcome,
     retry: outcome === "UNKNOWN" ? "SAFE_WITH_CONDITION" : "SAFE",
+    facts: first.facts,
+    failedChecks: first.failedChecks,
+    retryAfterMs: first.retryAfterMs,
     cause: first,
   });
 }

@@ -88,6 +88,8 @@ export interface CursorMove {
   lsn: bigint;
   /** Where the cursor must stand now; 0 also matches one that does not exist yet. */
   expectedLsn?: bigint;
+  /** The log must have this number. */
+  logId?: bigint;
 }
 
 /** An append to one or more logs, all or nothing. */

@@ -102,6 +102,7 @@ export interface ProducerSetup extends ProducerOptions {
   logId: bigint;
   open: OpenSession;
   policy: RetryPolicy;
+  onClose: (producer: Producer) => void;
 }
 
 /**
@@ -220,7 +221,7 @@ export class Producer {
     } finally {
       this.#stream?.end();
       await this.#stream?.ended;
-      this.#setup.signal?.removeEventListener("abort", this.#cancel);
+      this.#forget();
     }
   }
 
@@ -377,6 +378,12 @@ export class Producer {
     });
     this.#reject(this.#lingering.splice(0), earlierFailed(error, "NOT_APPLIED"));
     this.#wakeIfIdle();
+    this.#forget();
+  }
+
+  #forget(): void {
+    this.#setup.signal?.removeEventListener("abort", this.#cancel);
+    this.#setup.onClose(this);
   }
 
   #reject(parts: Part[], error: WaldError): void {

@@ -65,7 +65,10 @@ export interface ScanSetup {
   selector: Selector;
   options: ScanOptions;
   follow: boolean;
-  open: (request: ScanRequest, signal: AbortSignal) => AsyncIterable<ScanResponse>;
+  open: (
+    request: ScanRequest,
+    options: { signal: AbortSignal; onHeader: () => void },
+  ) => AsyncIterable<ScanResponse>;
   tail: (log: string, signal: AbortSignal) => Promise<Tail>;
   policy: RetryPolicy;
   /** How long a scan that did not begin goes on trying. */
@@ -96,6 +99,8 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
   readonly #queue: Queued[] = [];
   #place: Place = "START";
   #remaining: bigint | undefined;
+  /** Whether the server has taken the scan once. */
+  #begun = false;
   #caughtUp = false;
   #ended = false;
   #failures = 0;
@@ -204,8 +209,19 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
       return;
     }
     const abort = new AbortController();
-    const messages = this.#setup.open(this.#request, abort.signal)[Symbol.asyncIterator]();
+    const { signal } = abort;
+    const onHeader = (): void => this.#opened();
+    const messages = this.#setup.open(this.#request, { signal, onHeader })[Symbol.asyncIterator]();
     this.#connection = { messages, abort };
+  }
+
+  /** The server has taken the scan. */
+  #opened(): void {
+    this.#begun = true;
+    // From now on "the tail" is in the past, and only a cursor can name it.
+    if (this.#place === "START" && this.#request.start.case === "tailOffset") {
+      this.#place = "LOST";
+    }
   }
 
   /**
@@ -238,17 +254,9 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
       timer = setTimeout(() => reject(error), silenceTimeoutMs);
     });
     const arriving = messages.next();
-    // "The tail" of many logs was pinned by the server when it began, or not.
-    const relative = this.#place === "START" && this.#request.start.case === "tailOffset";
     let received;
     try {
       received = await Promise.race([arriving, silence]);
-    } catch (thrown) {
-      const error = toWaldError(thrown, "READ");
-      if (relative && error.kind !== "NOT_SENT" && error.kind !== "SERVER") {
-        this.#place = "LOST";
-      }
-      throw error;
     } finally {
       clearTimeout(timer);
       arriving.catch(() => {});
@@ -313,7 +321,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     const pause = pauseMs(policy, this.#failures, error);
     this.#failingSince ??= performance.now();
     // A follower that has begun has no end to its patience; the caller may have.
-    const patient = this.#request.follow && this.#place === "CURSOR";
+    const patient = this.#request.follow && this.#begun;
     const tired =
       !patient &&
       (this.#failures >= policy.maxAttempts || performance.now() - this.#failingSince + pause >= timeoutMs);

@@ -18,6 +18,12 @@ export interface Sent<A> {
   ack: Promise<A>;
 }
 
+/** @internal */
+export interface SessionSetup extends SessionOptions {
+  open: OpenSession;
+  onClose: (session: Session) => void;
+}
+
 interface Entry {
   bytes: number;
   resolve: (ack: BatchAck) => void;
@@ -42,9 +48,9 @@ export class Session {
   #failure: WaldError | undefined;
 
   /** @internal */
-  constructor(open: OpenSession, options: SessionOptions) {
-    const { signal } = options;
-    this.#window = new Window(options.windowBytes ?? 4 << 20, Number.POSITIVE_INFINITY);
+  constructor(setup: SessionSetup) {
+    const { signal, open } = setup;
+    this.#window = new Window(setup.windowBytes ?? 4 << 20, Number.POSITIVE_INFINITY);
     this.#stream = new AppendStream(open, (answer) => {
       const entry = this.#entries.shift();
       if (entry !== undefined) {
@@ -56,6 +62,7 @@ export class Session {
     signal?.addEventListener("abort", cancel);
     this.#done = this.#stream.ended.then((error) => {
       signal?.removeEventListener("abort", cancel);
+      setup.onClose(this);
       if (error !== undefined) {
         this.#fail(error);
         throw error;
