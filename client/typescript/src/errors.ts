@@ -323,11 +323,11 @@ function answered(error: ConnectError): boolean {
 
 /**
  * Whether the server's transport says that it has not looked at the call, as it does of those
- * that come after it has begun to close the connection (RFC 9113, 8.7). connect-node tells
- * the code of RST_STREAM in nothing but the message (2.1, node-error.ts).
+ * that come after it has begun to close the connection (RFC 9113, 8.7). The code of RST_STREAM
+ * is nowhere but in the message, Node's own or connect-node's.
  */
 function refused(error: ConnectError): boolean {
-  return !answered(error) && error.rawMessage.includes("error code REFUSED_STREAM");
+  return !answered(error) && /error code (NGHTTP2_)?REFUSED_STREAM/.test(error.rawMessage);
 }
 
 /** `FailedPrecondition` -> `FAILED_PRECONDITION`. */
