@@ -113,16 +113,25 @@ export class WaldError extends Error {
 
   /** The same, said of a call of which an earlier attempt may have been applied. */
   afterUnknown(): WaldError {
-    if (this.outcome === "UNKNOWN") {
+    return this.#said(
+      "UNKNOWN",
+      this.retry === "SAFE" ? "SAFE_WITH_CONDITION" : this.retry,
+      " (an earlier attempt of this call may have been applied)",
+    );
+  }
+
+  /** The same, said of one of several batches that it is about. */
+  of(outcome: Outcome): WaldError {
+    if (this.outcome === outcome) {
       return this;
     }
-    return new WaldError({
-      ...this,
-      message: `${this.message} (an earlier attempt of this call may have been applied)`,
-      outcome: "UNKNOWN",
-      retry: this.retry === "SAFE" ? "SAFE_WITH_CONDITION" : this.retry,
-      cause: this.cause,
-    });
+    return outcome === "UNKNOWN"
+      ? this.afterUnknown()
+      : this.#said(outcome, this.retry === "SAFE_WITH_CONDITION" ? "SAFE" : this.retry, "");
+  }
+
+  #said(outcome: Outcome, retry: Retry, more: string): WaldError {
+    return new WaldError({ ...this, message: this.message + more, outcome, retry, cause: this.cause });
   }
 }
 

@@ -368,13 +368,11 @@ export class Producer {
     this.#stream = undefined;
     stream?.abort(error);
     const named = stream && failedRequest(error);
-    const culprit = stream === undefined || named === undefined ? 0 : named - stream.acked;
     this.#entries.splice(0).forEach(({ parts, unknown }, index) => {
       const outcome = unknown ? "UNKNOWN" : "NOT_APPLIED";
-      // An error that names no request is about all of them, as far as its outcome is theirs.
-      const own = index === culprit || (named === undefined && error.outcome === outcome);
-      const told = unknown ? error.afterUnknown() : error;
-      this.#reject(parts, own && told.outcome === outcome ? told : earlierFailed(error, outcome));
+      // An error that names no request is about all of them.
+      const own = named === undefined || index === named - (stream?.acked ?? 0);
+      this.#reject(parts, own ? error.of(outcome) : earlierFailed(error, outcome));
     });
     this.#reject(this.#lingering.splice(0), earlierFailed(error, "NOT_APPLIED"));
     this.#wakeIfIdle();

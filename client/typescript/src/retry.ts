@@ -96,7 +96,7 @@ export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>
       failures >= policy.maxAttempts ||
       performance.now() + pause >= deadline;
     if (last) {
-      throw unknown && access === "WRITE" ? error.afterUnknown() : error;
+      throw unknown && error.outcome !== "UNKNOWN" ? error.afterUnknown() : error;
     }
     unknown ||= error.outcome === "UNKNOWN";
     await sleep(pause, signal);

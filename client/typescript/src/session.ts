@@ -133,9 +133,9 @@ export class Session {
       const sent = request < this.#stream.sent;
       this.#window.leave(entry.bytes);
       const outcome = sent && error.outcome === "UNKNOWN" ? "UNKNOWN" : "NOT_APPLIED";
-      // An error that names no request is about all of them, as far as its outcome is theirs.
-      const own = named === undefined ? error.outcome === outcome : request === named;
-      entry.reject(own ? error : earlierFailed(error, outcome));
+      // An error that names no request is about all of them.
+      const own = named === undefined || request === named;
+      entry.reject(own ? error.of(outcome) : earlierFailed(error, outcome));
     });
   }
 }

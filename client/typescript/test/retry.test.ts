@@ -6,7 +6,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import { lostError, timeoutError, toWaldError, type WaldError } from "../src/errors.js";
 import { batchGuards, guards } from "../src/messages.js";
 import { call, DEFAULT_RETRY, mayRepeat, pauseMs, type Plan, type Repeat } from "../src/retry.js";
-import { Fake, refusal, retryAfter } from "./fake.js";
+import { Fake, gate, refusal, retryAfter } from "./fake.js";
 
 const starting = (): WaldError => toWaldError(refusal(Code.Unavailable, "STARTING"), "WRITE");
 const mismatch = (): WaldError =>
@@ -128,13 +128,15 @@ test("deadline and signal end a call underway", async () => {
   const fake = await Fake.start();
   const client = fake.client();
   const end = new AbortController();
-  fake.before = () => new Promise(() => {});
+  const { opened, open } = gate();
+  fake.before = () => opened;
   await assert.rejects(client.append("log", "a", { timeoutMs: 30 }), { kind: "TIMEOUT", outcome: "UNKNOWN" });
   fake.before = () => {
     end.abort();
-    return new Promise(() => {});
+    return opened;
   };
   await assert.rejects(client.append("log", "a", { signal: end.signal }), { kind: "CANCELLED", outcome: "UNKNOWN" });
+  open();
   await client.close();
   await fake.stop();
 });
