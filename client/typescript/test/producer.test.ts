@@ -100,6 +100,8 @@ test("fatal refusal of a repeat does not claim that nothing was applied", async 
 test("gives up when there was no ack for too long, and says that nothing was applied if nothing went out", async () => {
   const producer = await client.producer("log", { retryTimeoutMs: 60 });
   await fake.stop();
+  // Nobody knows of a lost connection before it was tried.
+  await assert.rejects(client.tail("log"), { kind: "NOT_SENT" });
   const { ack } = await producer.send("a");
   await assert.rejects(ack, {
     kind: "TIMEOUT",
