@@ -43,7 +43,7 @@ export interface ProducerOptions {
   durability?: Durability;
   /** Bytes underway before `send` waits. Default: 4 MiB. */
   windowBytes?: number;
-  /** Calls of `send` underway before the next waits. Default: 1,000; the server knows a producer's last 1,024 batches. */
+  /** Batches underway before the next ones wait for acks. Default: 1,000; the server knows a producer's last 1,024. */
   windowBatches?: number;
   /** How long there may be no ack before everything unacked fails. Default: 60 s. */
   retryTimeoutMs?: number;
@@ -123,8 +123,12 @@ export class Producer {
   #nextSequence: bigint;
   /** Batches that are not acked, in order of their sequences. */
   readonly #entries: Entry[] = [];
+  /** How many of them were given to the stream. */
+  #underway = 0;
   /** Records that linger for more. */
   #lingering: Part[] = [];
+  #lingeringRecords = 0;
+  #lingeringBytes = 0;
   #lingerTimer: NodeJS.Timeout | undefined;
   /** Sends go out in the order of their calls. */
   #sending: Promise<unknown> = Promise.resolve();
@@ -147,7 +151,7 @@ export class Producer {
     this.epoch = setup.epoch ?? 0n;
     this.#setup = setup;
     this.#nextSequence = setup.firstSequence ?? 0n;
-    this.#window = new Window(setup.windowBytes ?? 4 << 20, setup.windowBatches ?? 1_000);
+    this.#window = new Window(setup.windowBytes ?? 4 << 20);
     setup.signal?.addEventListener("abort", this.#cancel);
     if (setup.signal?.aborted) {
       this.#cancel();
@@ -234,14 +238,15 @@ export class Producer {
   #accept(part: Part, options: ProduceOptions): void {
     const { lingerMs, maxBatchRecords = 1_000, maxBatchBytes = 1 << 20 } = this.#setup;
     const conditional = options.expectedLsn !== undefined || options.writerEpoch !== undefined;
-    const sum = (count: (part: Part) => number): number =>
-      this.#lingering.reduce((total, each) => total + count(each), count(part));
     const full =
-      sum(({ records }) => records.length) > maxBatchRecords || sum(({ bytes }) => bytes) > maxBatchBytes;
+      this.#lingeringRecords + part.records.length > maxBatchRecords ||
+      this.#lingeringBytes + part.bytes > maxBatchBytes;
     if (full || conditional) {
       this.#emit();
     }
     this.#lingering.push(part);
+    this.#lingeringRecords += part.records.length;
+    this.#lingeringBytes += part.bytes;
     if (lingerMs === undefined || conditional) {
       this.#emit(options);
     } else {
@@ -258,6 +263,8 @@ export class Producer {
       return;
     }
     this.#lingering = [];
+    this.#lingeringRecords = 0;
+    this.#lingeringBytes = 0;
     const sequence = this.#nextSequence++;
     const { durability } = this.#setup;
     const writerEpoch = options.writerEpoch ?? this.#setup.writerEpoch;
@@ -276,10 +283,22 @@ export class Producer {
     });
     this.#entries.push({ sequence, batch, parts, unknown: false });
     this.#patience ??= this.#wait();
-    if (this.#stream !== undefined) {
-      this.#stream.push(batch);
-    } else if (this.#pauseTimer === undefined) {
+    if (this.#stream === undefined && this.#pauseTimer === undefined) {
       this.#connect();
+    } else {
+      this.#pump();
+    }
+  }
+
+  /** Gives batches to the stream, as many as may be underway. */
+  #pump(): void {
+    const { windowBatches = 1_000 } = this.#setup;
+    for (; this.#underway < windowBatches; this.#underway++) {
+      const next = this.#entries[this.#underway];
+      if (this.#stream === undefined || next === undefined) {
+        break;
+      }
+      this.#stream.push(next.batch);
     }
   }
 
@@ -292,6 +311,7 @@ export class Producer {
       if (entry === undefined) {
         return;
       }
+      this.#underway--;
       this.#failures = 0;
       this.#lastFailure = undefined;
       clearTimeout(this.#patience);
@@ -304,12 +324,12 @@ export class Producer {
         this.#window.leave(part.bytes);
         part.resolve({ firstLsn, nextLsn: lsn, sequence, deduplicated, durableLsn });
       }
+      this.#pump();
       this.#wakeIfIdle();
     });
     this.#stream = stream;
-    for (const { batch } of this.#entries) {
-      stream.push(batch);
-    }
+    this.#underway = 0;
+    this.#pump();
     void stream.ended.then((error) => this.#ended(stream, error));
   }
 

@@ -50,7 +50,7 @@ export class Session {
   /** @internal */
   constructor(setup: SessionSetup) {
     const { signal, open } = setup;
-    this.#window = new Window(setup.windowBytes ?? 4 << 20, Number.POSITIVE_INFINITY);
+    this.#window = new Window(setup.windowBytes ?? 4 << 20);
     this.#stream = new AppendStream(open, (answer) => {
       const entry = this.#entries.shift();
       if (entry !== undefined) {

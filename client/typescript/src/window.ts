@@ -1,16 +1,13 @@
 /** Room for what is underway: whoever finds none waits, in order. */
 
-/** A bound on bytes, and on how many things they are in. */
+/** A bound on bytes. */
 export class Window {
   #bytes = 0;
-  #count = 0;
   readonly #maxBytes: number;
-  readonly #maxCount: number;
   readonly #waiting: { bytes: number; admit: () => void }[] = [];
 
-  constructor(maxBytes: number, maxCount: number) {
+  constructor(maxBytes: number) {
     this.#maxBytes = maxBytes;
-    this.#maxCount = maxCount;
   }
 
   /** Waits for room. What is larger than the whole window passes when nothing else is underway. */
@@ -25,7 +22,6 @@ export class Window {
   /** Gives room back. */
   leave(bytes: number): void {
     this.#bytes -= bytes;
-    this.#count--;
     for (let first = this.#waiting[0]; first && this.#fits(first.bytes); first = this.#waiting[0]) {
       this.#waiting.shift();
       this.#take(first.bytes);
@@ -34,11 +30,10 @@ export class Window {
   }
 
   #fits(bytes: number): boolean {
-    return this.#count === 0 || (this.#count < this.#maxCount && this.#bytes + bytes <= this.#maxBytes);
+    return this.#bytes === 0 || this.#bytes + bytes <= this.#maxBytes;
   }
 
   #take(bytes: number): void {
     this.#bytes += bytes;
-    this.#count++;
   }
 }

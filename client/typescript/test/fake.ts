@@ -28,6 +28,8 @@ export class Fake {
   readonly #acks = new Map<string, { firstLsn: bigint; nextLsn: bigint }>();
   /** Sequences in the order in which they came, repeats too. */
   readonly sequences: bigint[] = [];
+  /** Requests that came on sessions. */
+  requests = 0;
   /** Calls that came, of any kind. */
   calls = 0;
   /** Asked before each batch, with its records; throws to refuse it. */
@@ -95,7 +97,8 @@ export class Fake {
       getTail: () => ({ firstLsn: 0n, tailLsn: BigInt(this.records.length), durableLsn: 0n, logId: this.logId }),
       scan: (request, { signal }) => this.scan(request, signal),
       appendSession: async function* (this: Fake, requests: AsyncIterable<{ requestId: bigint; batch?: AppendBatchRequest }>) {
-        for await (const { requestId, batch } of requests) {
+        const eager = ahead(requests, () => this.requests++);
+        for await (const { requestId, batch } of eager) {
           try {
             yield { requestId, ack: await this.#apply(batch ?? ({ batches: [] } as never)) };
           } catch (error) {
@@ -180,4 +183,33 @@ export function gate(): { opened: Promise<void>; open: () => void } {
   let open = (): void => {};
   const opened = new Promise<void>((resolve) => (open = resolve));
   return { opened, open };
+}
+
+/** Takes what comes as soon as it comes, and gives it on in order. */
+async function* ahead<T>(source: AsyncIterable<T>, onArrival: () => void): AsyncGenerator<T> {
+  const taken: T[] = [];
+  let wake = (): void => {};
+  let ended = false;
+  const taking = (async () => {
+    for await (const each of source) {
+      onArrival();
+      taken.push(each);
+      wake();
+    }
+  })().finally(() => {
+    ended = true;
+    wake();
+  });
+  taking.catch(() => {});
+  for (;;) {
+    const next = taken.shift();
+    if (next !== undefined) {
+      yield next;
+    } else if (ended) {
+      await taking;
+      return;
+    } else {
+      await new Promise<void>((resolve) => (wake = resolve));
+    }
+  }
 }

@@ -115,7 +115,7 @@ test("gives up when there was no ack for too long, and says that nothing was app
 test("server that never answers is given up", async () => {
   const { opened, open } = gate();
   fake.before = () => opened;
-  const producer = await client.producer("log", { retryTimeoutMs: 60 });
+  const producer = await client.producer("log", { retryTimeoutMs: 500 });
   await assert.rejects(producer.append("a"), { kind: "TIMEOUT", outcome: "UNKNOWN" });
   open();
 });
@@ -146,16 +146,35 @@ test("batch with a condition goes alone, in its place", async () => {
 
 test("no more batches are underway than the server remembers", async () => {
   const { opened, open } = gate();
-  fake.before = () => opened;
+  const arrived = gate();
+  fake.before = () => {
+    arrived.open();
+    return opened;
+  };
   const producer = await client.producer("log", { windowBatches: 3 });
+  const sent = await Promise.all(numbers(5).map((record) => producer.send(record)));
+  await arrived.opened;
+  // There and back: what could be underway is.
+  await client.tail("log");
+  assert.equal(fake.requests, 3);
+  open();
+  await Promise.all(sent.map(({ ack }) => ack));
+  assert.deepEqual(fake.records, numbers(5));
+  await producer.close();
+});
+
+test("send waits while the window is full", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const producer = await client.producer("log", { windowBytes: 3_000 });
   let sent = 0;
-  const sends = numbers(5).map(async (record) => {
-    await producer.send(record);
+  const sends = ["a", "b", "c", "d"].map(async (name) => {
+    await producer.send(name.repeat(1_000));
     sent++;
   });
-  await Promise.all(sends.slice(0, 3));
+  await Promise.all(sends.slice(0, 2));
   await new Promise((resolve) => setImmediate(resolve));
-  assert.equal(sent, 3);
+  assert.equal(sent, 2);
   open();
   await Promise.all(sends);
   await producer.close();

