@@ -19,6 +19,12 @@ import { NotSent } from "./errors.js";
 const STREAM_WINDOW_BYTES = 4 << 20;
 const CONNECTION_WINDOW_BYTES = 16 << 20;
 
+/**
+ * What Node may hold for one connection before it breaks streams off (default: 10). Callers
+ * bound what they send: this is only to be out of their way.
+ */
+const SESSION_MEGABYTES = 1_000;
+
 /** Settings of a connection. */
 export interface ConnectionSettings {
   connectTimeoutMs: number;
@@ -115,6 +121,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
     const dialing = new Promise<http2.ClientHttp2Session>((resolve, reject) => {
       const session = http2.connect(this.authority, {
         settings: { initialWindowSize: STREAM_WINDOW_BYTES, enablePush: false },
+        maxSessionMemory: SESSION_MEGABYTES,
       });
       const forget = (): void => {
         if (this.#session === dialing) {
