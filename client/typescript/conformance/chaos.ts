@@ -1,0 +1,55 @@
+/** Producers and followers that go on through whatever a chaos run does to their connections. */
+import { existsSync } from "node:fs";
+
+import { Client, type ProducerAck, type Sent } from "../src/index.js";
+
+const IN_FLIGHT = 32;
+
+/** `chaos-producer LOG ID RATE`: appends until the file `stop` is there. */
+export async function produce(endpoint: string, stop: string, args: string[]): Promise<void> {
+  const [log = "", id = "", rate = "1"] = args;
+  // The daemon may be down just now.
+  const client = Client.lazy(endpoint, { timeoutMs: 60_000, retry: { maxAttempts: 1_000 } });
+  const producer = await client.producer(log, { id, epoch: 1n });
+  const sent: Sent<ProducerAck>[] = [];
+  const began = performance.now();
+  let total = 0;
+  while (!existsSync(stop)) {
+    const early = began + (total * 1_000) / Number(rate) - performance.now();
+    if (early > 0) {
+      await new Promise((resolve) => setTimeout(resolve, early));
+    }
+    if (sent.length >= IN_FLIGHT) {
+      await sent.shift()?.ack;
+    }
+    sent.push(await producer.send(`${id}:${total}`));
+    total++;
+  }
+  await Promise.all(sent.map(({ ack }) => ack));
+  await producer.append(`END:${id}`);
+  console.log(`${id} ${total}`);
+  await client.close();
+}
+
+/** `chaos-follower PREFIX COUNT`: prints what comes until it has seen so many ends. */
+export async function follow(endpoint: string, args: string[]): Promise<void> {
+  const [prefix = "", count = "1"] = args;
+  const client = Client.lazy(endpoint, { timeoutMs: 60_000, retry: { maxAttempts: 1_000 } });
+  let left = Number(count);
+  for await (const event of client.follow({ prefix })) {
+    if (event.type === "gap") {
+      const { log, fromLsn, toLsn, reason } = event.gap;
+      console.log(`GAP ${log} ${fromLsn ?? ""} ${toLsn ?? ""} ${reason}`);
+    } else if (event.type === "batch") {
+      for (const record of event.batch.records) {
+        const data = record.text();
+        console.log(`${event.batch.log} ${record.lsn} ${data}`);
+        left -= data.startsWith("END:") ? 1 : 0;
+      }
+    }
+    if (left <= 0) {
+      break;
+    }
+  }
+  await client.close();
+}

@@ -1,0 +1,473 @@
+/** A client of one server: the calls, each in a few lines. */
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import { durationFromMs } from "@bufbuild/protobuf/wkt";
+import { createClient, type Client as Stub } from "@connectrpc/connect";
+import { createGrpcTransport } from "@connectrpc/connect-node";
+
+import { Connection } from "./connection.js";
+import { toWaldError, usageError, WaldError, type Access } from "./errors.js";
+import { CursorService, type Cursor } from "./gen/wald/v1/cursor_pb.js";
+import { LogService, type Log, type LogConfigSchema } from "./gen/wald/v1/log_pb.js";
+import { SyncTarget } from "./gen/wald/v1/types_pb.js";
+import { WalService } from "./gen/wald/v1/wal_pb.js";
+import {
+  batchAck,
+  batchGuards,
+  durability,
+  guards,
+  missing,
+  protoBatch,
+  protoCondition,
+  protoDurability,
+  protoRecord,
+  protoStart,
+  protoVisibility,
+  storedBatch,
+  type Ack,
+  type BatchAck,
+  type BatchInput,
+  type CallOptions,
+  type Condition,
+  type CursorMove,
+  type Durability,
+  type Page,
+  type RecordInput,
+  type Start,
+  type Tail,
+  type Visibility,
+} from "./messages.js";
+import { Producer, type ProducerOptions } from "./producer.js";
+import { call, DEFAULT_RETRY, type Attempt, type Repeat, type RetryPolicy } from "./retry.js";
+import { Follower, type ScanOptions, type Selector } from "./scan.js";
+import { Session, type SessionOptions } from "./session.js";
+
+/** Where a server listens unless configured otherwise. */
+export const DEFAULT_ENDPOINT = "http://127.0.0.1:6925";
+
+/** Answers stay below 1 MiB unless one record alone is larger; the server's limit on records can be raised, so leave room. */
+const MAX_ANSWER_BYTES = 64 << 20;
+
+/** Settings of a {@link Client}. */
+export interface ClientOptions {
+  /** Time to make a connection. Default: 5 s. */
+  connectTimeoutMs?: number;
+  /** How often the server is asked whether it still lives, also when idle. Default: 10 s. */
+  keepaliveIntervalMs?: number;
+  /** How long its answer may take before the connection is given up. Default: 5 s. */
+  keepaliveTimeoutMs?: number;
+  /** Deadline of calls that name none, over all their attempts. Default: 10 s. Scans have none. */
+  timeoutMs?: number;
+  /** How long a scan may be silent before it counts as lost. Default: 60 s; the server sends a heartbeat after 15 s. */
+  silenceTimeoutMs?: number;
+  /** How calls are repeated. */
+  retry?: Partial<RetryPolicy>;
+}
+
+/** What must hold for an append, and how it is made. */
+export interface AppendOptions extends Condition, CallOptions {
+  /** How durable the record must be before the answer. Default: as the log's sync mode says. */
+  durability?: Durability;
+}
+
+/** What to read. Without a start: from the first record kept. */
+export interface ReadOptions extends Start, CallOptions {
+  /** At most so many records. Default: 100. */
+  maxRecords?: number;
+  /** At most so many bytes of records. Default: what keeps the answer below 1 MiB. */
+  maxBytes?: number;
+  /** Waits so long for a first record if there is none. Comes on top of the deadline. */
+  waitMs?: number;
+  /** Which records to see. Default: those that the log's sync mode acks. */
+  visibility?: Visibility;
+  /** The log must have this number. */
+  logId?: bigint;
+}
+
+/** A log's configuration, in the contract's form. */
+export type LogConfigInput = MessageInitShape<typeof LogConfigSchema>;
+
+/**
+ * A client of one Wald server, with one connection, which is made again when it breaks.
+ *
+ * **What is repeated by itself**, within the retry policy and the deadline of the call: reads,
+ * after any passing failure; appends, when the server or the transport says that nothing was
+ * applied; appends with an expected lsn or a producer, also when the connection broke underway,
+ * because they cannot be applied twice. A plain append whose connection broke is *not*
+ * repeated: its error's `outcome` is UNKNOWN.
+ */
+export class Client {
+  readonly #connection: Connection;
+  readonly #wal: Stub<typeof WalService>;
+  readonly #logs: Stub<typeof LogService>;
+  readonly #cursors: Stub<typeof CursorService>;
+  readonly #timeoutMs: number;
+  readonly #silenceTimeoutMs: number;
+  readonly #policy: RetryPolicy;
+  /** Followers, sessions and producers that are open. */
+  readonly #open = new Set<{ close(): Promise<void> }>();
+
+  private constructor(endpoint: string, options: ClientOptions) {
+    const authority = authorityOf(endpoint);
+    this.#connection = new Connection(authority, {
+      connectTimeoutMs: options.connectTimeoutMs ?? 5_000,
+      keepaliveIntervalMs: options.keepaliveIntervalMs ?? 10_000,
+      keepaliveTimeoutMs: options.keepaliveTimeoutMs ?? 5_000,
+    });
+    const transport = createGrpcTransport({
+      baseUrl: authority,
+      sessionManager: this.#connection,
+      acceptCompression: [],
+      readMaxBytes: MAX_ANSWER_BYTES,
+    });
+    this.#wal = createClient(WalService, transport);
+    this.#logs = createClient(LogService, transport);
+    this.#cursors = createClient(CursorService, transport);
+    this.#timeoutMs = options.timeoutMs ?? 10_000;
+    this.#silenceTimeoutMs = options.silenceTimeoutMs ?? 60_000;
+    this.#policy = { ...DEFAULT_RETRY, ...options.retry };
+  }
+
+  /**
+   * Connects to a server, such as `localhost:6925`.
+   *
+   * @throws WaldError of kind USAGE, or NOT_SENT if there is no server.
+   */
+  static async connect(endpoint: string = DEFAULT_ENDPOINT, options: ClientOptions = {}): Promise<Client> {
+    const client = Client.lazy(endpoint, options);
+    try {
+      await client.#connection.connect();
+    } catch (thrown) {
+      throw toWaldError(thrown, "READ");
+    }
+    return client;
+  }
+
+  /** A client that connects with its first call. */
+  static lazy(endpoint: string = DEFAULT_ENDPOINT, options: ClientOptions = {}): Client {
+    return new Client(endpoint, options);
+  }
+
+  /**
+   * Ends followers, lets sessions, producers and calls underway come to their end, and closes
+   * the connection. What fails meanwhile is told where it was begun.
+   */
+  async close(): Promise<void> {
+    await Promise.allSettled([...this.#open].map((each) => each.close()));
+    await this.#connection.close();
+  }
+
+  /** Appends one record. */
+  async append(log: string, record: RecordInput, options: AppendOptions = {}): Promise<Ack> {
+    const request = {
+      log,
+      record: protoRecord(record),
+      condition: protoCondition(options),
+      durability: protoDurability(options.durability),
+    };
+    const repeat = guards(options) ? "GUARDED" : "HARMFUL";
+    const answer = await this.#write(repeat, options, (attempt) => this.#wal.append(request, attempt));
+    return {
+      lsn: answer.lsn ?? missing("WRITE", "AppendResponse.lsn"),
+      timestampUs: answer.timestampUs,
+      durableLsn: answer.durableLsn,
+      durability: durability(answer.durability),
+      deduplicated: answer.deduplicated,
+      position: answer.position,
+      recoveryEpoch: answer.recoveryEpoch,
+      logId: answer.logId,
+    };
+  }
+
+  /** Appends to one or more logs, all or nothing; may move cursors in the same step. */
+  async appendBatch(batch: BatchInput, options: CallOptions = {}): Promise<BatchAck> {
+    const request = protoBatch(batch);
+    const repeat = batchGuards(batch) ? "GUARDED" : "HARMFUL";
+    return batchAck(await this.#write(repeat, options, (attempt) => this.#wal.appendBatch(request, attempt)));
+  }
+
+  /** Opens a stream of pipelined appends. */
+  session(options: SessionOptions = {}): Session {
+    return this.#opened(
+      new Session({
+        ...options,
+        open: (requests, attempt) => this.#wal.appendSession(requests, attempt),
+        onClose: (session) => this.#open.delete(session),
+      }),
+    );
+  }
+
+  /**
+   * Opens an exactly-once producer of a log. Makes the log if there is none, to learn its
+   * number: what the producer appends never gets into another log of the same name.
+   */
+  async producer(log: string, options: ProducerOptions & CallOptions = {}): Promise<Producer> {
+    const { timeoutMs, ...others } = options;
+    const { logId } = await this.#logToProduceTo(log, {
+      timeoutMs: timeoutMs ?? this.#timeoutMs,
+      ...(options.signal && { signal: options.signal }),
+    });
+    return this.#opened(
+      new Producer({
+        ...others,
+        log,
+        logId,
+        open: (requests, attempt) => this.#wal.appendSession(requests, attempt),
+        policy: this.#policy,
+        onClose: (producer) => this.#open.delete(producer),
+      }),
+    );
+  }
+
+  /** Reads a page of one log. */
+  async read(log: string, options: ReadOptions = {}): Promise<Page> {
+    const { waitMs = 0, timeoutMs = this.#timeoutMs } = options;
+    const request = {
+      log,
+      start: protoStart(options),
+      maxRecords: options.maxRecords ?? 0,
+      maxBytes: options.maxBytes ?? 0,
+      visibility: protoVisibility(options.visibility),
+      ...(waitMs > 0 && { wait: durationFromMs(waitMs) }),
+      ...logIdOf(options),
+    };
+    const patient = { ...options, timeoutMs: timeoutMs + waitMs };
+    const answer = await this.#read(patient, (attempt) => this.#wal.read(request, attempt));
+    return {
+      records: answer.batch === undefined ? [] : storedBatch(answer.batch).records,
+      nextLsn: answer.nextLsn ?? missing("READ", "ReadResponse.next_lsn"),
+      tailLsn: answer.tailLsn ?? missing("READ", "ReadResponse.tail_lsn"),
+      durableLsn: answer.durableLsn,
+      firstLsn: answer.firstLsn,
+      recoveryEpoch: answer.recoveryEpoch,
+    };
+  }
+
+  /** Scans what is there now. */
+  scan(selector: Selector, options: ScanOptions = {}): Follower {
+    return this.#scan(selector, options, false);
+  }
+
+  /**
+   * Scans what is there, and then what is appended later, without end. Resumes by its cursor
+   * after a lost connection: nothing comes twice, nothing is skipped.
+   */
+  follow(selector: Selector, options: ScanOptions = {}): Follower {
+    return this.#scan(selector, options, true);
+  }
+
+  /** Where a log stands; with `recoveryEpoch` of an earlier answer, also what of that epoch survived. */
+  async tail(
+    log: string,
+    options: CallOptions & { visibility?: Visibility; recoveryEpoch?: bigint; logId?: bigint } = {},
+  ): Promise<Tail> {
+    const { recoveryEpoch } = options;
+    const request = {
+      log,
+      visibility: protoVisibility(options.visibility),
+      ...(recoveryEpoch !== undefined && { recoveryEpoch }),
+      ...logIdOf(options),
+    };
+    const answer = await this.#read(options, (attempt) => this.#wal.getTail(request, attempt));
+    return {
+      firstLsn: answer.firstLsn ?? missing("READ", "GetTailResponse.first_lsn"),
+      tailLsn: answer.tailLsn ?? missing("READ", "GetTailResponse.tail_lsn"),
+      durableLsn: answer.durableLsn ?? missing("READ", "GetTailResponse.durable_lsn"),
+      writerEpoch: answer.writerEpoch ?? 0n,
+      recoveryEpoch: answer.recoveryEpoch,
+      logId: answer.logId,
+      survivedPosition: answer.survivedPosition,
+    };
+  }
+
+  /** Shuts out older writers, durably, and tells the tail that none of them can pass. */
+  async fence(
+    log: string,
+    options: CallOptions & { writerEpoch?: bigint; logId?: bigint } = {},
+  ): Promise<{ tailLsn: bigint; writerEpoch: bigint; logId: bigint }> {
+    const { writerEpoch } = options;
+    const request = { log, ...(writerEpoch !== undefined && { writerEpoch }), ...logIdOf(options) };
+    // Twice raises the epoch twice: who asked holds the newest all the same. But without its
+    // number, the log could have been deleted and made anew in between.
+    const unguarded = options.logId === undefined ? "HARMFUL" : "HARMLESS";
+    const repeat = writerEpoch === undefined ? unguarded : "GUARDED";
+    const answer = await this.#write(repeat, options, (attempt) => this.#wal.fence(request, attempt));
+    return {
+      tailLsn: answer.tailLsn ?? missing("WRITE", "FenceResponse.tail_lsn"),
+      writerEpoch: answer.writerEpoch ?? missing("WRITE", "FenceResponse.writer_epoch"),
+      logId: answer.logId,
+    };
+  }
+
+  /** Forgets the records below an lsn, durably, and tells the first lsn kept. */
+  async trim(log: string, beforeLsn: bigint, options: CallOptions & { logId?: bigint } = {}): Promise<bigint> {
+    const request = { log, beforeLsn, ...logIdOf(options) };
+    // Without its number, the log could have been deleted and made anew in between.
+    const repeat = options.logId === undefined ? "HARMFUL" : "HARMLESS";
+    const answer = await this.#write(repeat, options, (attempt) => this.#wal.trim(request, attempt));
+    return answer.firstLsn ?? missing("WRITE", "TrimResponse.first_lsn");
+  }
+
+  /** A barrier: everything accepted before it, in one log or in all, is flushed to the device (or handed to the OS). */
+  async sync(options: CallOptions & { log?: string; target?: "OS" | "DEVICE" } = {}): Promise<void> {
+    const request = { log: options.log ?? "", target: SyncTarget[options.target ?? "UNSPECIFIED"] };
+    await this.#call("HARMLESS", "WRITE", options, (attempt) => this.#wal.sync(request, attempt));
+  }
+
+  /** Makes a log. */
+  async createLog(log: string, config?: LogConfigInput, options: CallOptions = {}): Promise<Log> {
+    const request = { log, ...(config && { config }) };
+    const answer = await this.#write("HARMFUL", options, (attempt) => this.#logs.createLog(request, attempt));
+    return answer.log ?? missing("WRITE", "CreateLogResponse.log");
+  }
+
+  /** One log: its configuration and where it stands. */
+  async getLog(log: string, options: CallOptions = {}): Promise<Log> {
+    const answer = await this.#read(options, (attempt) => this.#logs.getLog({ log }, attempt));
+    return answer.log ?? missing("READ", "GetLogResponse.log");
+  }
+
+  /** Logs by name, in byte order. */
+  async *listLogs(options: CallOptions & { prefix?: string } = {}): AsyncGenerator<Log, void> {
+    const { prefix = "" } = options;
+    let pageToken = "";
+    do {
+      const request = { prefix, pageToken };
+      const page = await this.#read(options, (attempt) => this.#logs.listLogs(request, attempt));
+      yield* page.logs;
+      pageToken = page.nextPageToken;
+    } while (pageToken !== "");
+  }
+
+  /** Deletes a log, durably, with all its records, cursors and producers. */
+  async deleteLog(log: string, options: CallOptions & { logId?: bigint } = {}): Promise<void> {
+    const request = { log, ...logIdOf(options) };
+    await this.#write("HARMFUL", options, (attempt) => this.#logs.deleteLog(request, attempt));
+  }
+
+  /** Moves a cursor, or makes it, durably. */
+  async commitCursor(move: CursorMove, options: CallOptions = {}): Promise<Cursor> {
+    const { expectedLsn, lsn } = move;
+    // Without a condition, twice could take back what another consumer did in between.
+    const repeat = expectedLsn !== undefined && expectedLsn !== lsn ? "GUARDED" : "HARMFUL";
+    const request = { commit: move };
+    const answer = await this.#write(repeat, options, (attempt) =>
+      this.#cursors.commitCursor(request, attempt),
+    );
+    return answer.cursor ?? missing("WRITE", "CommitCursorResponse.cursor");
+  }
+
+  /** Where a cursor stands. */
+  async getCursor(log: string, cursor: string, options: CallOptions & { logId?: bigint } = {}): Promise<Cursor> {
+    const request = { log, cursor, ...logIdOf(options) };
+    const answer = await this.#read(options, (attempt) => this.#cursors.getCursor(request, attempt));
+    return answer.cursor ?? missing("READ", "GetCursorResponse.cursor");
+  }
+
+  /** The cursors of a log, by name. */
+  async *listCursors(
+    log: string,
+    options: CallOptions & { logId?: bigint } = {},
+  ): AsyncGenerator<Cursor, void> {
+    let pageToken = "";
+    do {
+      const request = { log, pageToken, ...logIdOf(options) };
+      const page = await this.#read(options, (attempt) => this.#cursors.listCursors(request, attempt));
+      yield* page.cursors;
+      pageToken = page.nextPageToken;
+    } while (pageToken !== "");
+  }
+
+  /** Forgets a cursor, durably. */
+  async deleteCursor(log: string, cursor: string, options: CallOptions & { logId?: bigint } = {}): Promise<void> {
+    const request = { log, cursor, ...logIdOf(options) };
+    await this.#write("HARMFUL", options, (attempt) => this.#cursors.deleteCursor(request, attempt));
+  }
+
+  /** Makes the log or finds it, whichever it takes. */
+  async #logToProduceTo(log: string, options: CallOptions): Promise<Log> {
+    const getLog = (): Promise<Log> => this.getLog(log, options);
+    try {
+      return await getLog();
+    } catch (error) {
+      if (!(error instanceof WaldError && error.reason === "LOG_NOT_FOUND")) {
+        throw error;
+      }
+    }
+    // What becomes of it does not matter: the log is there then, or it is not.
+    const request = { log };
+    try {
+      const answer = await this.#call("HARMLESS", "WRITE", options, (attempt) =>
+        this.#logs.createLog(request, attempt),
+      );
+      return answer.log ?? missing("WRITE", "CreateLogResponse.log");
+    } catch (error) {
+      if (!(error instanceof WaldError && error.reason === "LOG_EXISTS")) {
+        throw error;
+      }
+    }
+    return getLog();
+  }
+
+  #scan(selector: Selector, options: ScanOptions, follow: boolean): Follower {
+    const pinned = {
+      ...(options.visibility && { visibility: options.visibility }),
+      ...logIdOf(options),
+    };
+    return this.#opened(
+      new Follower({
+        selector,
+        options,
+        follow,
+        open: (request, attempt) => this.#wal.scan(request, attempt),
+        tail: (log, signal) => this.tail(log, { ...pinned, signal }),
+        policy: this.#policy,
+        timeoutMs: this.#timeoutMs,
+        silenceTimeoutMs: this.#silenceTimeoutMs,
+        onClose: (follower) => this.#open.delete(follower),
+      }),
+    );
+  }
+
+  #opened<T extends { close(): Promise<void> }>(opened: T): T {
+    this.#open.add(opened);
+    return opened;
+  }
+
+  #read<A>(options: CallOptions, send: (attempt: Attempt) => Promise<A>): Promise<A> {
+    return this.#call("HARMLESS", "READ", options, send);
+  }
+
+  #write<A>(repeat: Repeat, options: CallOptions, send: (attempt: Attempt) => Promise<A>): Promise<A> {
+    return this.#call(repeat, "WRITE", options, send);
+  }
+
+  #call<A>(
+    repeat: Repeat,
+    access: Access,
+    { timeoutMs = this.#timeoutMs, signal }: CallOptions,
+    send: (attempt: Attempt) => Promise<A>,
+  ): Promise<A> {
+    return call({ policy: this.#policy, repeat, access, timeoutMs, signal }, send);
+  }
+}
+
+function logIdOf({ logId }: { logId?: bigint }): { logId?: bigint } {
+  return logId === undefined ? {} : { logId };
+}
+
+/** `localhost:6925` -> `http://localhost:6925`. */
+function authorityOf(endpoint: string): string {
+  let url: URL;
+  try {
+    url = new URL(endpoint.includes("://") ? endpoint : `http://${endpoint}`);
+  } catch {
+    throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}`);
+  }
+  if (url.protocol === "https:") {
+    throw usageError(`\`${endpoint}\` asks for TLS; there is no TLS yet, use http://`);
+  }
+  if (url.protocol !== "http:" || url.hostname === "") {
+    throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}`);
+  }
+  return url.origin;
+}

@@ -1,0 +1,348 @@
+/**
+ * Errors: what happened to the data, why, and whether it is safe to repeat.
+ *
+ * Three worlds meet here. An answer of Wald's carries ErrorInfo, and its facts are believed.
+ * A status without it comes from in between (a proxy), and says nothing about what the
+ * server did. And some failures never left this process.
+ */
+import { fromBinary, type DescMessage, type MessageShape } from "@bufbuild/protobuf";
+import { durationMs } from "@bufbuild/protobuf/wkt";
+import { Code, ConnectError } from "@connectrpc/connect";
+
+import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "./gen/details_pb.js";
+
+const DOMAIN = "wald.dev";
+
+/** What became of a write that failed: nothing was written, or nobody knows. */
+export type Outcome = "NOT_APPLIED" | "UNKNOWN";
+
+/**
+ * Whether the same request may be sent again: yes; only if it cannot be applied twice (with
+ * the same expected lsn or producer; reads always may); it would fail again.
+ */
+export type Retry = "SAFE" | "SAFE_WITH_CONDITION" | "NEVER";
+
+/**
+ * Where a call failed.
+ *
+ * - `SERVER`: the server answered with an error.
+ * - `NOT_SENT`: there was no connection, or it ended before the call went out on it.
+ * - `CONNECTION_LOST`: the connection broke underway.
+ * - `TIMEOUT`: the deadline passed.
+ * - `CANCELLED`: the caller's signal, or a close, ended the call.
+ * - `FOREIGN`: something between client and server answered, or the server is not Wald.
+ * - `CONTRACT`: the answer lacks a field that the contract promises.
+ * - `USAGE`: the call itself was wrong; nothing was sent.
+ * - `EARLIER_FAILED`: an earlier batch of the same session or producer failed.
+ */
+export type FailureKind =
+  | "SERVER"
+  | "NOT_SENT"
+  | "CONNECTION_LOST"
+  | "TIMEOUT"
+  | "CANCELLED"
+  | "FOREIGN"
+  | "CONTRACT"
+  | "USAGE"
+  | "EARLIER_FAILED";
+
+/** One check that failed, of all that were asked for. */
+export interface FailedCheck {
+  /** Its reason, such as `POSITION_MISMATCH`. */
+  reason: string;
+  /** The log that it is about. */
+  log: string;
+  /** What was expected and what is, for people. */
+  description: string;
+}
+
+/** What a {@link WaldError} is made of. */
+export interface Failure {
+  kind: FailureKind;
+  code: string;
+  message: string;
+  reason?: string | undefined;
+  outcome?: Outcome | undefined;
+  retry: Retry;
+  facts?: Readonly<Record<string, string>>;
+  failedChecks?: readonly FailedCheck[];
+  retryAfterMs?: number | undefined;
+  cause?: unknown;
+}
+
+/** Why a call failed, and what that means for the data. */
+export class WaldError extends Error {
+  override readonly name = "WaldError";
+  /** Where the call failed. */
+  readonly kind: FailureKind;
+  /** The name of the gRPC status code, such as `FAILED_PRECONDITION`. */
+  readonly code: string;
+  /** The server's reason, such as `POSITION_MISMATCH`; undefined if Wald did not answer. */
+  readonly reason: string | undefined;
+  /**
+   * What became of a write. Undefined for reads.
+   *
+   * If an earlier attempt of the same call may have been applied, the outcome is unknown
+   * even if the last attempt was refused: a POSITION_MISMATCH after a lost connection can be
+   * the echo of one's own success.
+   */
+  readonly outcome: Outcome | undefined;
+  /**
+   * Whether the same request may be sent again. The client has done so already, as far as
+   * its policy and the deadline go.
+   */
+  readonly retry: Retry;
+  /** Every fact that the server gave, by name. */
+  readonly facts: Readonly<Record<string, string>>;
+  /** All checks that failed, if the request had conditions. */
+  readonly failedChecks: readonly FailedCheck[];
+  /** How long the server asks to wait before the next attempt. */
+  readonly retryAfterMs: number | undefined;
+
+  constructor(failure: Failure) {
+    super(failure.message, failure.cause === undefined ? undefined : { cause: failure.cause });
+    this.kind = failure.kind;
+    this.code = failure.code;
+    this.reason = failure.reason;
+    this.outcome = failure.outcome;
+    this.retry = failure.retry;
+    this.facts = failure.facts ?? {};
+    this.failedChecks = failure.failedChecks ?? [];
+    this.retryAfterMs = failure.retryAfterMs;
+  }
+
+  /** The same, said of a call of which an earlier attempt may have been applied. */
+  afterUnknown(): WaldError {
+    return this.#said(
+      "UNKNOWN",
+      this.retry === "SAFE" ? "SAFE_WITH_CONDITION" : this.retry,
+      " (an earlier attempt of this call may have been applied)",
+    );
+  }
+
+  /** The same, said of one of several batches that it is about. */
+  of(outcome: Outcome): WaldError {
+    if (this.outcome === outcome) {
+      return this;
+    }
+    return outcome === "UNKNOWN"
+      ? this.afterUnknown()
+      : this.#said(outcome, this.retry === "SAFE_WITH_CONDITION" ? "SAFE" : this.retry, "");
+  }
+
+  #said(outcome: Outcome, retry: Retry, more: string): WaldError {
+    return new WaldError({ ...this, message: this.message + more, outcome, retry, cause: this.cause });
+  }
+}
+
+/** The connection was not there, so the call never went out on it. */
+export class NotSent extends Error {
+  override readonly name = "NotSent";
+}
+
+/** What a call does, as far as its errors are concerned. */
+export type Access = "READ" | "WRITE";
+
+/** Turns whatever a call threw into a {@link WaldError}. */
+export function toWaldError(thrown: unknown, access: Access, cancelled?: AbortSignal): WaldError {
+  if (thrown instanceof WaldError) {
+    return thrown;
+  }
+  const error = ConnectError.from(thrown);
+  const unknown: Outcome | undefined = access === "WRITE" ? "UNKNOWN" : undefined;
+  const info = details(error, "google.rpc.ErrorInfo", ErrorInfoSchema);
+  if (info?.domain === DOMAIN) {
+    return new WaldError({
+      kind: "SERVER",
+      code: codeName(error.code),
+      message: `${info.reason}: ${error.rawMessage}`,
+      reason: info.reason,
+      outcome: outcomeOf(info.metadata["outcome"], error.code) ?? unknown,
+      retry: retryOf(info.metadata["retry"], error.code),
+      facts: info.metadata,
+      failedChecks: failedChecks(error),
+      retryAfterMs: retryAfterMs(error),
+    });
+  }
+  if (cancelled?.aborted) {
+    return cancelledError(unknown, cancelled.reason);
+  }
+  // connect's words (2.1, protocol/serialization.ts) for values that fit no field.
+  if (!answered(error) && error.rawMessage.startsWith("serialize binary: ")) {
+    return usageError(error.rawMessage);
+  }
+  if (error.cause instanceof NotSent || refused(error)) {
+    return new WaldError({
+      kind: "NOT_SENT",
+      code: "UNAVAILABLE",
+      message: `not sent: ${error.rawMessage}`,
+      outcome: access === "WRITE" ? "NOT_APPLIED" : undefined,
+      retry: "SAFE",
+      cause: thrown,
+    });
+  }
+  // The transport on the other side calls its timer's end CANCELLED.
+  const expired = error.code === Code.Canceled && error.rawMessage === "Timeout expired";
+  if (expired || error.code === Code.DeadlineExceeded) {
+    return timeoutError(access, "the deadline passed");
+  }
+  if (answered(error)) {
+    const unbuilt = error.code === Code.Unimplemented;
+    return new WaldError({
+      kind: "FOREIGN",
+      code: codeName(error.code),
+      message: `${codeName(error.code)}: ${error.rawMessage}`,
+      // UNIMPLEMENTED: the method was not even found.
+      outcome: unbuilt && access === "WRITE" ? "NOT_APPLIED" : unknown,
+      retry: error.code === Code.Unavailable ? "SAFE_WITH_CONDITION" : "NEVER",
+      cause: thrown,
+    });
+  }
+  return lostError(access, error.rawMessage, thrown);
+}
+
+/** The connection broke underway; a write may have been applied. */
+export function lostError(access: Access, detail: string, cause?: unknown): WaldError {
+  return new WaldError({
+    kind: "CONNECTION_LOST",
+    code: "UNAVAILABLE",
+    message: `the connection was lost: ${detail}`,
+    outcome: access === "WRITE" ? "UNKNOWN" : undefined,
+    retry: "SAFE_WITH_CONDITION",
+    cause,
+  });
+}
+
+/** The deadline passed; a write may have been applied, or still be. */
+export function timeoutError(access: Access, message: string): WaldError {
+  return new WaldError({
+    kind: "TIMEOUT",
+    code: "DEADLINE_EXCEEDED",
+    message,
+    outcome: access === "WRITE" ? "UNKNOWN" : undefined,
+    retry: "SAFE_WITH_CONDITION",
+  });
+}
+
+/** The caller did not want to wait any longer. */
+export function cancelledError(outcome: Outcome | undefined, cause: unknown): WaldError {
+  return new WaldError({
+    kind: "CANCELLED",
+    code: "CANCELLED",
+    message: "cancelled",
+    outcome,
+    retry: "NEVER",
+    cause,
+  });
+}
+
+/** The answer breaks the contract. */
+export function contractError(access: Access, field: string): WaldError {
+  return new WaldError({
+    kind: "CONTRACT",
+    code: "INTERNAL",
+    message: `the answer breaks the contract: ${field} is missing`,
+    outcome: access === "WRITE" ? "UNKNOWN" : undefined,
+    retry: "NEVER",
+  });
+}
+
+/** The call was wrong; nothing was sent. */
+export function usageError(message: string): WaldError {
+  return new WaldError({
+    kind: "USAGE",
+    code: "INVALID_ARGUMENT",
+    message,
+    outcome: "NOT_APPLIED",
+    retry: "NEVER",
+  });
+}
+
+/**
+ * A batch that came after one that failed. Code, reason and facts are the first one's; the
+ * outcome is its own.
+ */
+export function earlierFailed(first: WaldError, outcome: Outcome): WaldError {
+  return new WaldError({
+    kind: "EARLIER_FAILED",
+    code: first.code,
+    message: `an earlier batch failed: ${first.message}`,
+    reason: first.reason,
+    outcome,
+    retry: outcome === "UNKNOWN" ? "SAFE_WITH_CONDITION" : "SAFE",
+    facts: first.facts,
+    failedChecks: first.failedChecks,
+    retryAfterMs: first.retryAfterMs,
+    cause: first,
+  });
+}
+
+function outcomeOf(said: string | undefined, code: Code): Outcome | undefined {
+  if (said === "NOT_APPLIED" || said === "UNKNOWN") {
+    return said;
+  }
+  // The server's promise, whatever the facts say.
+  return code === Code.Unavailable ? "NOT_APPLIED" : undefined;
+}
+
+function retryOf(said: string | undefined, code: Code): Retry {
+  if (said === "SAFE" || said === "SAFE_WITH_CONDITION" || said === "NEVER") {
+    return said;
+  }
+  // Errors of reads do not say; these two pass by themselves.
+  const passes = said === undefined && (code === Code.Unavailable || code === Code.ResourceExhausted);
+  return passes ? "SAFE" : "NEVER";
+}
+
+function failedChecks(error: ConnectError): FailedCheck[] {
+  const failure = details(error, "google.rpc.PreconditionFailure", PreconditionFailureSchema);
+  return (failure?.violations ?? []).map(({ type, subject, description }) => ({
+    reason: type,
+    log: subject,
+    description,
+  }));
+}
+
+function retryAfterMs(error: ConnectError): number | undefined {
+  const delay = details(error, "google.rpc.RetryInfo", RetryInfoSchema)?.retryDelay;
+  return delay === undefined ? undefined : durationMs(delay);
+}
+
+function details<T extends DescMessage>(
+  error: ConnectError,
+  type: string,
+  schema: T,
+): MessageShape<T> | undefined {
+  for (const detail of error.details) {
+    if ("type" in detail && detail.type === type) {
+      try {
+        return fromBinary(schema, detail.value);
+      } catch {
+        return undefined;
+      }
+    }
+  }
+  return undefined;
+}
+
+/** Whether the status came over the wire: only then there are headers or trailers. */
+function answered(error: ConnectError): boolean {
+  return !error.metadata.keys().next().done;
+}
+
+/**
+ * Whether the server's transport says that it has not looked at the call, as it does of those
+ * that come after it has begun to close the connection (RFC 9113, 8.7). The code of RST_STREAM
+ * is nowhere but in the message, Node's own or connect-node's.
+ */
+function refused(error: ConnectError): boolean {
+  return !answered(error) && /error code (NGHTTP2_)?REFUSED_STREAM/.test(error.rawMessage);
+}
+
+/** `FailedPrecondition` -> `FAILED_PRECONDITION`. */
+function codeName(code: Code): string {
+  if (code === Code.Canceled) {
+    return "CANCELLED";
+  }
+  return (Code[code] ?? "Unknown").replace(/(?<=[a-z])(?=[A-Z])/g, "_").toUpperCase();
+}

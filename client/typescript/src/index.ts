@@ -1,0 +1,38 @@
+/** Client of Wald, write-ahead logs as a service. */
+export {
+  Client,
+  DEFAULT_ENDPOINT,
+  type AppendOptions,
+  type ClientOptions,
+  type LogConfigInput,
+  type ReadOptions,
+} from "./client.js";
+export { WaldError, type FailedCheck, type FailureKind, type Outcome, type Retry } from "./errors.js";
+export type { Cursor } from "./gen/wald/v1/cursor_pb.js";
+export type { Log, LogConfig } from "./gen/wald/v1/log_pb.js";
+export { Compression, SyncMode } from "./gen/wald/v1/types_pb.js";
+export {
+  StoredRecord,
+  type Ack,
+  type Batch,
+  type BatchAck,
+  type BatchInput,
+  type CallOptions,
+  type Condition,
+  type CursorMove,
+  type Durability,
+  type LogAck,
+  type LogBatch,
+  type LogCheck,
+  type NewRecord,
+  type Page,
+  type ProducerCondition,
+  type RecordInput,
+  type Start,
+  type Tail,
+  type Visibility,
+} from "./messages.js";
+export { Producer, type ProduceOptions, type ProducerAck, type ProducerOptions } from "./producer.js";
+export type { RetryPolicy } from "./retry.js";
+export { Follower, type Gap, type GapReason, type ScanEvent, type ScanOptions, type Selector } from "./scan.js";
+export { Session, type Sent, type SessionOptions } from "./session.js";

@@ -1,0 +1,357 @@
+/** What goes in and what comes out, as programs see it, and its way to the contract's messages and back. */
+import type { MessageInitShape } from "@bufbuild/protobuf";
+
+import { contractError, usageError } from "./errors.js";
+import type { Record as ProtoRecord, RecordBatch, RecordSchema } from "./gen/wald/v1/record_pb.js";
+import { Durability as ProtoDurability, Visibility as ProtoVisibility } from "./gen/wald/v1/types_pb.js";
+import type {
+  AppendBatchRequestSchema,
+  AppendBatchResponse,
+  AppendConditionSchema,
+} from "./gen/wald/v1/wal_pb.js";
+
+/**
+ * How safe records are: in the daemon's memory; in the operating system (survives a kill -9);
+ * flushed to the device (survives a power cut); on more than one machine.
+ */
+export type Durability = Exclude<keyof typeof ProtoDurability, "UNSPECIFIED">;
+
+/** Which records a reader sees. */
+export type Visibility = Exclude<keyof typeof ProtoVisibility, "UNSPECIFIED">;
+
+/** What every call takes. */
+export interface CallOptions {
+  /** Deadline over all attempts, in milliseconds. Default: the client's. */
+  timeoutMs?: number;
+  /** Gives the call up. */
+  signal?: AbortSignal;
+}
+
+/** A record with more than data. */
+export interface NewRecord {
+  /** The payload; text becomes UTF-8. */
+  data: string | Uint8Array;
+  /** Facts beside the payload, in order. */
+  headers?: Iterable<readonly [key: string, value: string | Uint8Array]>;
+  /** The record's time, in microseconds since the Unix epoch, UTC. Default: the server's clock. */
+  timestampUs?: bigint;
+  /** CRC-32C of the payload: the server verifies it, stores it, and returns it to readers. */
+  crc32c?: number;
+}
+
+/** A record to append: text, bytes, or more. */
+export type RecordInput = string | Uint8Array | NewRecord;
+
+/** Who appends, and the how-manieth batch this is. */
+export interface ProducerCondition {
+  id: string;
+  epoch: bigint;
+  sequence: bigint;
+}
+
+/** What must hold for an append to be applied. */
+export interface Condition {
+  /** The lsn that the first record must get. Makes it safe to repeat the append, which the client then does by itself. */
+  expectedLsn?: bigint;
+  /** The log must exist. */
+  mustExist?: boolean;
+  /** The log must not exist. */
+  mustNotExist?: boolean;
+  /** Equals the log's writer epoch; required once the log was fenced. */
+  writerEpoch?: bigint;
+  /** Makes retries exactly-once. {@link Producer} does that for you. */
+  producer?: ProducerCondition;
+  /** The log must have this number. */
+  logId?: bigint;
+}
+
+/** Records for one log, and what must hold. */
+export interface LogBatch extends Condition {
+  log: string;
+  records: readonly RecordInput[];
+}
+
+/** A condition on a log that is not written. */
+export interface LogCheck {
+  log: string;
+  expectedLsn?: bigint;
+  mustExist?: boolean;
+  mustNotExist?: boolean;
+  logId?: bigint;
+}
+
+/** A wish to move a cursor. */
+export interface CursorMove {
+  log: string;
+  cursor: string;
+  /** The next lsn to read. */
+  lsn: bigint;
+  /** Where the cursor must stand now; 0 also matches one that does not exist yet. */
+  expectedLsn?: bigint;
+  /** The log must have this number. */
+  logId?: bigint;
+}
+
+/** An append to one or more logs, all or nothing. */
+export interface BatchInput {
+  /** The records; each log at most once. */
+  batches?: readonly LogBatch[];
+  /** Conditions on logs that are not written. */
+  checks?: readonly LogCheck[];
+  /** Cursors to move in the same step. */
+  cursors?: readonly CursorMove[];
+  /** How durable the records must be before the answer. Default: as the logs' sync modes say. */
+  durability?: Durability;
+}
+
+/** The record is appended. */
+export interface Ack {
+  lsn: bigint;
+  timestampUs: bigint;
+  /** Every lsn of the log below it is flushed to the device. */
+  durableLsn: bigint | undefined;
+  /** The durability reached. */
+  durability: Durability;
+  /** A repeat of an append that was applied before. */
+  deduplicated: boolean;
+  /** Where the record lies in the journal; undefined while it is in the daemon's memory only. */
+  position: bigint | undefined;
+  recoveryEpoch: bigint;
+  logId: bigint;
+}
+
+/** What became of one log's batch. */
+export interface LogAck {
+  log: string;
+  firstLsn: bigint;
+  nextLsn: bigint;
+  timestampUs: bigint;
+  durableLsn: bigint | undefined;
+  deduplicated: boolean;
+  logId: bigint;
+}
+
+/** Everything in the request is applied. */
+export interface BatchAck {
+  /** What became of each log, in the order of the request. */
+  appends: LogAck[];
+  durability: Durability;
+  position: bigint | undefined;
+  recoveryEpoch: bigint;
+}
+
+/** A record that was read. */
+export class StoredRecord {
+  constructor(
+    /** Its number in the log. */
+    readonly lsn: bigint,
+    /** Its time, in microseconds since the Unix epoch, UTC; never goes back within a log. */
+    readonly timestampUs: bigint,
+    /** The payload. */
+    readonly data: Uint8Array,
+    /** Facts beside the payload, in order. */
+    readonly headers: readonly { key: string; value: Uint8Array }[],
+    /** CRC-32C of the payload, if its writer gave it. */
+    readonly crc32c: number | undefined,
+  ) {}
+
+  /** The payload as UTF-8. */
+  text(): string {
+    return new TextDecoder().decode(this.data);
+  }
+}
+
+/** Consecutive records of one log. */
+export interface Batch {
+  log: string;
+  logId: bigint;
+  records: StoredRecord[];
+}
+
+/** A page of one log. */
+export interface Page {
+  records: StoredRecord[];
+  /** The lsn to read next. */
+  nextLsn: bigint;
+  tailLsn: bigint;
+  durableLsn: bigint | undefined;
+  firstLsn: bigint | undefined;
+  recoveryEpoch: bigint;
+}
+
+/** Where a log stands. */
+export interface Tail {
+  firstLsn: bigint;
+  /** The next lsn, at the visibility asked for. */
+  tailLsn: bigint;
+  durableLsn: bigint;
+  /** 0 until the first fence. */
+  writerEpoch: bigint;
+  recoveryEpoch: bigint;
+  logId: bigint;
+  /** Of the recovery epoch asked about: an append acked in it survived if and only if its position is below this. */
+  survivedPosition: bigint | undefined;
+}
+
+/** Where a read or a scan begins; at most one. None: at the first record kept. */
+export interface Start {
+  /** At this lsn. */
+  lsn?: bigint;
+  /** At the first record with this time or a later one, in microseconds since the Unix epoch. */
+  timestampUs?: bigint;
+  /** So many records before the tail. */
+  last?: number | bigint;
+}
+
+type Init<S extends Parameters<typeof import("@bufbuild/protobuf").create>[0]> = MessageInitShape<S>;
+
+export function protoRecord(input: RecordInput): Init<typeof RecordSchema> {
+  if (typeof input === "string" || input instanceof Uint8Array) {
+    return { payload: { case: "data", value: bytes(input) } };
+  }
+  return {
+    payload: { case: "data", value: bytes(input.data) },
+    headers: [...(input.headers ?? [])].map(([key, value]) => ({ key, value: bytes(value) })),
+    timestampUs: input.timestampUs ?? 0n,
+    ...(input.crc32c !== undefined && { crc32c: input.crc32c }),
+  };
+}
+
+export function protoCondition(condition: Condition): Init<typeof AppendConditionSchema> {
+  const { expectedLsn, mustExist, mustNotExist, writerEpoch, producer, logId } = condition;
+  return {
+    mustExist: mustExist ?? false,
+    mustNotExist: mustNotExist ?? false,
+    ...(expectedLsn !== undefined && { expectedLsn }),
+    ...(writerEpoch !== undefined && { writerEpoch }),
+    ...(producer !== undefined && { producer }),
+    ...(logId !== undefined && { logId }),
+  };
+}
+
+export function protoBatch(input: BatchInput): Init<typeof AppendBatchRequestSchema> {
+  return {
+    batches: (input.batches ?? []).map((batch) => ({
+      log: batch.log,
+      records: batch.records.map(protoRecord),
+      condition: protoCondition(batch),
+    })),
+    checks: (input.checks ?? []).map((check) => ({ ...check })),
+    cursors: (input.cursors ?? []).map((cursor) => ({ ...cursor })),
+    durability: protoDurability(input.durability),
+  };
+}
+
+export function protoDurability(durability: Durability | undefined): ProtoDurability {
+  return ProtoDurability[durability ?? "UNSPECIFIED"];
+}
+
+export function protoVisibility(visibility: Visibility | undefined): ProtoVisibility {
+  return ProtoVisibility[visibility ?? "UNSPECIFIED"];
+}
+
+export function protoStart(start: Start) {
+  const { lsn, timestampUs, last } = start;
+  if ([lsn, timestampUs, last].filter((place) => place !== undefined).length > 1) {
+    throw usageError("at most one of lsn, timestampUs and last");
+  }
+  if (lsn !== undefined) {
+    return { case: "lsn" as const, value: lsn };
+  }
+  if (timestampUs !== undefined) {
+    return { case: "timestampUs" as const, value: timestampUs };
+  }
+  if (last !== undefined) {
+    return { case: "tailOffset" as const, value: BigInt(last) };
+  }
+  return { case: undefined };
+}
+
+/** Whether an append with this condition cannot be applied twice. */
+export function guards(condition: Condition): boolean {
+  const { expectedLsn, mustNotExist, producer } = condition;
+  return expectedLsn !== undefined || mustNotExist === true || producer !== undefined;
+}
+
+/** All or nothing: what cannot be applied twice in one log cannot be in any. */
+export function batchGuards(input: BatchInput): boolean {
+  return (
+    (input.batches ?? []).some(guards) ||
+    (input.cursors ?? []).some(({ lsn, expectedLsn }) => expectedLsn !== undefined && expectedLsn !== lsn)
+  );
+}
+
+/** About how many bytes a request takes in memory and on the wire. */
+export function batchBytes(input: BatchInput): number {
+  let sum = 64;
+  for (const { log, records } of input.batches ?? []) {
+    sum += log.length + 64;
+    for (const record of records) {
+      sum += recordBytes(record);
+    }
+  }
+  return sum + 64 * ((input.checks?.length ?? 0) + (input.cursors?.length ?? 0));
+}
+
+export function recordBytes(record: RecordInput): number {
+  if (typeof record === "string" || record instanceof Uint8Array) {
+    return record.length + 16;
+  }
+  let sum = record.data.length + 32;
+  for (const [key, value] of record.headers ?? []) {
+    sum += key.length + value.length + 8;
+  }
+  return sum;
+}
+
+export function batchAck(answer: AppendBatchResponse): BatchAck {
+  return {
+    appends: answer.appends.map((append) => ({
+      log: append.log,
+      firstLsn: append.firstLsn ?? missing("WRITE", "LogAppend.first_lsn"),
+      nextLsn: append.nextLsn ?? missing("WRITE", "LogAppend.next_lsn"),
+      timestampUs: append.timestampUs,
+      durableLsn: append.durableLsn,
+      deduplicated: append.deduplicated,
+      logId: append.logId,
+    })),
+    durability: durability(answer.durability),
+    position: answer.position,
+    recoveryEpoch: answer.recoveryEpoch,
+  };
+}
+
+export function durability(reached: ProtoDurability): Durability {
+  // An answer never holds UNSPECIFIED.
+  return ProtoDurability[reached] as Durability;
+}
+
+export function storedBatch(batch: RecordBatch): Batch {
+  const first = batch.firstLsn ?? (batch.records.length === 0 ? 0n : missing("READ", "RecordBatch.first_lsn"));
+  return {
+    log: batch.log,
+    logId: batch.logId,
+    records: batch.records.map((record, index) =>
+      storedRecord(record, first + BigInt(index), batch.timestampUs),
+    ),
+  };
+}
+
+function storedRecord(record: ProtoRecord, lsn: bigint, batchTimestampUs: bigint): StoredRecord {
+  const { payload, headers, timestampUs, crc32c } = record;
+  return new StoredRecord(
+    lsn,
+    timestampUs === 0n ? batchTimestampUs : timestampUs,
+    payload.case === undefined ? new Uint8Array() : bytes(payload.value),
+    headers.map(({ key, value }) => ({ key, value })),
+    crc32c,
+  );
+}
+
+export function missing(access: "READ" | "WRITE", field: string): never {
+  throw contractError(access, field);
+}
+
+function bytes(data: string | Uint8Array): Uint8Array {
+  return typeof data === "string" ? new TextEncoder().encode(data) : data;
+}

@@ -1,0 +1,421 @@
+/**
+ * Appends to one log that are neither lost nor doubled, whatever happens to connections and
+ * to the server.
+ *
+ * ```text
+ *             first batch                    lost, or refused for now
+ *   (no call) ────────────▶ (call) ─────────────────────────────────▶ (no call)
+ *       ▲       everything unacked is sent         │        pause, longer each time
+ *       │       again, in order, with the          │ refused for good, or no ack for too long
+ *       │       sequences it had                   ▼
+ *       └────────────────────────────────── (failed: everything unacked)
+ * ```
+ *
+ * The server knows a batch by the producer's id, epoch and sequence, and answers a repeat
+ * with the original's ack. So a batch may be sent again without asking what became of it.
+ */
+import { randomUUID } from "node:crypto";
+
+import { AppendStream, failedRequest, type OpenSession, type ProtoBatch } from "./append-stream.js";
+import { cancelledError, earlierFailed, timeoutError, usageError, type WaldError } from "./errors.js";
+import { missing, protoBatch, recordBytes, type Durability, type RecordInput } from "./messages.js";
+import { mayRepeat, pauseMs, type RetryPolicy } from "./retry.js";
+import type { Sent } from "./session.js";
+import { Window } from "./window.js";
+
+/** Settings of a {@link Producer}. */
+export interface ProducerOptions {
+  /**
+   * Name of the source. Default: drawn at random, which is exactly-once for as long as this
+   * object lives. A program that keeps id and epoch is exactly-once over its restarts too.
+   */
+  id?: string;
+  /** Incarnation of the source; a higher one shuts out the lower ones. Default: 0. */
+  epoch?: bigint;
+  /**
+   * Sequence of the first batch. Default: 0. A program that goes on within an epoch gives
+   * that of the first batch it is not sure of, with the same records as before.
+   */
+  firstSequence?: bigint;
+  /** The writer epoch that batches carry unless they name one; required once the log was fenced. */
+  writerEpoch?: bigint;
+  /** How durable batches must be before the ack. Default: as the log's sync mode says. */
+  durability?: Durability;
+  /** Bytes underway before `send` waits. Default: 4 MiB. */
+  windowBytes?: number;
+  /** Batches underway before the next ones wait for acks. Default: 1,000; the server knows a producer's last 1,024. */
+  windowBatches?: number;
+  /** How long there may be no ack before everything unacked fails. Default: 60 s. */
+  retryTimeoutMs?: number;
+  /** Waits so long for more records to go in the same batch. Default: not at all, each `send` is a batch. */
+  lingerMs?: number;
+  /** Records in such a batch at most. Default: 1,000. */
+  maxBatchRecords?: number;
+  /** Bytes of such a batch at most. Default: 1 MiB. */
+  maxBatchBytes?: number;
+  /** Gives the producer up; what is not acked by then has an unknown outcome. */
+  signal?: AbortSignal;
+}
+
+/** What must hold for one batch, beside what the producer sees to. */
+export interface ProduceOptions {
+  /** The lsn that its first record must get. */
+  expectedLsn?: bigint;
+  /** Equals the log's writer epoch. Default: the producer's. */
+  writerEpoch?: bigint;
+}
+
+/** Records were appended, once. */
+export interface ProducerAck {
+  /** The lsn of the first record. */
+  firstLsn: bigint;
+  /** The lsn after the last record. */
+  nextLsn: bigint;
+  /** The sequence of the batch that they were in. */
+  sequence: bigint;
+  /** The server had the batch already. */
+  deduplicated: boolean;
+  /** Every lsn of the log below it is flushed to the device. */
+  durableLsn: bigint | undefined;
+}
+
+/** What one `send` gave. */
+interface Part {
+  records: readonly RecordInput[];
+  bytes: number;
+  resolve: (ack: ProducerAck) => void;
+  reject: (error: WaldError) => void;
+}
+
+/** One batch that is not acked. */
+interface Entry {
+  sequence: bigint;
+  batch: ProtoBatch;
+  parts: Part[];
+  /** A call that carried it ended without telling what became of it. */
+  unknown: boolean;
+}
+
+/** @internal */
+export interface ProducerSetup extends ProducerOptions {
+  log: string;
+  logId: bigint;
+  open: OpenSession;
+  policy: RetryPolicy;
+  onClose: (producer: Producer) => void;
+}
+
+/**
+ * An exactly-once source of appends to one log. It is bound to the log as it is when it is
+ * opened: if that is deleted, it fails, and never writes to a new log of the same name.
+ */
+export class Producer {
+  /** The log's name. */
+  readonly log: string;
+  /** The log's number. */
+  readonly logId: bigint;
+  /** Name of the source. */
+  readonly id: string;
+  /** Incarnation of the source. */
+  readonly epoch: bigint;
+  readonly #setup: ProducerSetup;
+  readonly #window: Window;
+  #nextSequence: bigint;
+  /** Batches that are not acked, in order of their sequences. */
+  readonly #entries: Entry[] = [];
+  /** How many of them were given to the stream. */
+  #underway = 0;
+  /** Records that linger for more. */
+  #lingering: Part[] = [];
+  #lingeringRecords = 0;
+  #lingeringBytes = 0;
+  #lingerTimer: NodeJS.Timeout | undefined;
+  /** Sends go out in the order of their calls. */
+  #sending: Promise<unknown> = Promise.resolve();
+  #stream: AppendStream | undefined;
+  #pauseTimer: NodeJS.Timeout | undefined;
+  /** Runs while something is not acked; starts anew with each ack. */
+  #patience: NodeJS.Timeout | undefined;
+  #failures = 0;
+  #lastFailure: WaldError | undefined;
+  #fatal: WaldError | undefined;
+  #closed = false;
+  #idle: (() => void)[] = [];
+  readonly #cancel = (): void => this.#fail(cancelledError("UNKNOWN", this.#setup.signal?.reason));
+
+  /** @internal */
+  constructor(setup: ProducerSetup) {
+    this.log = setup.log;
+    this.logId = setup.logId;
+    this.id = setup.id ?? randomUUID();
+    this.epoch = setup.epoch ?? 0n;
+    this.#setup = setup;
+    this.#nextSequence = setup.firstSequence ?? 0n;
+    this.#window = new Window(setup.windowBytes ?? 4 << 20);
+    setup.signal?.addEventListener("abort", this.#cancel);
+    if (setup.signal?.aborted) {
+      this.#cancel();
+    }
+  }
+
+  /** The sequence of the next batch. */
+  get nextSequence(): bigint {
+    return this.#nextSequence;
+  }
+
+  /**
+   * Appends records as one batch, and waits for the ack.
+   *
+   * @throws WaldError if it cannot be appended, or no ack came within `retryTimeoutMs`. The
+   * producer has failed then, and its later batches too: open a new one.
+   */
+  async append(records: RecordInput | readonly RecordInput[], options: ProduceOptions = {}): Promise<ProducerAck> {
+    const { ack } = await this.send(records, options);
+    return ack;
+  }
+
+  /** Sends records as one batch once there is room for it in the window, and tells how to wait for the ack. */
+  async send(
+    records: RecordInput | readonly RecordInput[],
+    options: ProduceOptions = {},
+  ): Promise<Sent<ProducerAck>> {
+    if (this.#closed) {
+      throw usageError("the producer is closed");
+    }
+    const list = Array.isArray(records) ? (records as readonly RecordInput[]) : [records as RecordInput];
+    const bytes = list.reduce((sum, record) => sum + recordBytes(record), 64);
+    const sent = this.#sending.then(async () => {
+      this.#check();
+      await this.#window.enter(bytes);
+      if (this.#fatal !== undefined) {
+        this.#window.leave(bytes);
+      }
+      this.#check();
+      const ack = new Promise<ProducerAck>((resolve, reject) => {
+        this.#accept({ records: list, bytes, resolve, reject }, options);
+      });
+      ack.catch(() => {});
+      return { ack };
+    });
+    this.#sending = sent.catch(() => {});
+    return sent;
+  }
+
+  /**
+   * Waits until everything sent so far is acked.
+   *
+   * @throws WaldError if the producer has failed.
+   */
+  async flush(): Promise<void> {
+    await this.#sending;
+    this.#emit();
+    if (this.#entries.length > 0) {
+      await new Promise<void>((resolve) => this.#idle.push(resolve));
+    }
+    if (this.#fatal !== undefined) {
+      throw this.#fatal;
+    }
+  }
+
+  /** Takes no more, and waits until everything sent is acked. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    try {
+      await this.flush();
+    } finally {
+      this.#stream?.end();
+      await this.#stream?.ended;
+      this.#forget();
+    }
+  }
+
+  #check(): void {
+    if (this.#fatal !== undefined) {
+      throw earlierFailed(this.#fatal, "NOT_APPLIED");
+    }
+  }
+
+  #accept(part: Part, options: ProduceOptions): void {
+    const { lingerMs, maxBatchRecords = 1_000, maxBatchBytes = 1 << 20 } = this.#setup;
+    const conditional = options.expectedLsn !== undefined || options.writerEpoch !== undefined;
+    const full =
+      this.#lingeringRecords + part.records.length > maxBatchRecords ||
+      this.#lingeringBytes + part.bytes > maxBatchBytes;
+    if (full || conditional) {
+      this.#emit();
+    }
+    this.#lingering.push(part);
+    this.#lingeringRecords += part.records.length;
+    this.#lingeringBytes += part.bytes;
+    if (lingerMs === undefined || conditional) {
+      this.#emit(options);
+    } else {
+      this.#lingerTimer ??= setTimeout(() => this.#emit(), lingerMs);
+    }
+  }
+
+  /** Makes a batch of what lingers, and sends it. */
+  #emit(options: ProduceOptions = {}): void {
+    clearTimeout(this.#lingerTimer);
+    this.#lingerTimer = undefined;
+    const parts = this.#lingering;
+    if (parts.length === 0) {
+      return;
+    }
+    this.#lingering = [];
+    this.#lingeringRecords = 0;
+    this.#lingeringBytes = 0;
+    const sequence = this.#nextSequence++;
+    const { durability } = this.#setup;
+    const writerEpoch = options.writerEpoch ?? this.#setup.writerEpoch;
+    const batch = protoBatch({
+      batches: [
+        {
+          log: this.log,
+          records: parts.flatMap(({ records }) => records),
+          logId: this.logId,
+          producer: { id: this.id, epoch: this.epoch, sequence },
+          ...(options.expectedLsn !== undefined && { expectedLsn: options.expectedLsn }),
+          ...(writerEpoch !== undefined && { writerEpoch }),
+        },
+      ],
+      ...(durability !== undefined && { durability }),
+    });
+    this.#entries.push({ sequence, batch, parts, unknown: false });
+    this.#patience ??= this.#wait();
+    if (this.#stream === undefined && this.#pauseTimer === undefined) {
+      this.#connect();
+    } else {
+      this.#pump();
+    }
+  }
+
+  /** Gives batches to the stream, as many as may be underway. */
+  #pump(): void {
+    const { windowBatches = 1_000 } = this.#setup;
+    for (; this.#underway < windowBatches; this.#underway++) {
+      const next = this.#entries[this.#underway];
+      if (this.#stream === undefined || next === undefined) {
+        break;
+      }
+      this.#stream.push(next.batch);
+    }
+  }
+
+  /** Sends everything that is not acked, in order. */
+  #connect(): void {
+    const stream = new AppendStream(this.#setup.open, (answer) => {
+      const append = answer.appends[0] ?? missing("WRITE", "AppendBatchResponse.appends");
+      let lsn = append.firstLsn ?? missing("WRITE", "LogAppend.first_lsn");
+      const entry = this.#entries.shift();
+      if (entry === undefined) {
+        return;
+      }
+      this.#underway--;
+      this.#failures = 0;
+      this.#lastFailure = undefined;
+      clearTimeout(this.#patience);
+      this.#patience = this.#entries.length > 0 ? this.#wait() : undefined;
+      const { sequence, parts } = entry;
+      const { deduplicated, durableLsn } = append;
+      for (const part of parts) {
+        const firstLsn = lsn;
+        lsn += BigInt(part.records.length);
+        this.#window.leave(part.bytes);
+        part.resolve({ firstLsn, nextLsn: lsn, sequence, deduplicated, durableLsn });
+      }
+      this.#pump();
+      this.#wakeIfIdle();
+    });
+    this.#stream = stream;
+    this.#underway = 0;
+    this.#pump();
+    void stream.ended.then((error) => this.#ended(stream, error));
+  }
+
+  #ended(stream: AppendStream, error: WaldError | undefined): void {
+    if (this.#stream !== stream) {
+      return;
+    }
+    this.#stream = undefined;
+    if (error === undefined || this.#entries.length === 0) {
+      return;
+    }
+    if (!mayRepeat("GUARDED", error)) {
+      this.#fail(error, stream);
+      return;
+    }
+    this.#note(error, stream);
+    this.#failures++;
+    this.#lastFailure = error;
+    this.#pauseTimer = setTimeout(
+      () => {
+        this.#pauseTimer = undefined;
+        this.#connect();
+      },
+      pauseMs(this.#setup.policy, this.#failures, error),
+    );
+  }
+
+  /** Keeps in mind which batches may have been applied without an ack. */
+  #note(error: WaldError, stream: AppendStream | undefined): void {
+    if (stream === undefined || error.outcome !== "UNKNOWN") {
+      return;
+    }
+    const acked = stream.acked;
+    this.#entries.forEach((entry, index) => (entry.unknown ||= acked + index < stream.sent));
+  }
+
+  #wait(): NodeJS.Timeout {
+    const { retryTimeoutMs = 60_000 } = this.#setup;
+    return setTimeout(() => {
+      const why = this.#lastFailure === undefined ? "" : `: ${this.#lastFailure.message}`;
+      this.#fail(timeoutError("WRITE", `no ack within ${retryTimeoutMs} ms${why}`));
+    }, retryTimeoutMs);
+  }
+
+  /** Fails everything that is not acked: a later batch cannot be applied without the ones before it. */
+  #fail(error: WaldError, ended?: AppendStream): void {
+    if (this.#fatal !== undefined) {
+      return;
+    }
+    const stream = ended ?? this.#stream;
+    this.#fatal = error;
+    this.#note(error, stream);
+    clearTimeout(this.#patience);
+    clearTimeout(this.#pauseTimer);
+    clearTimeout(this.#lingerTimer);
+    this.#stream = undefined;
+    stream?.abort(error);
+    const named = stream && failedRequest(error);
+    this.#entries.splice(0).forEach(({ parts, unknown }, index) => {
+      const outcome = unknown ? "UNKNOWN" : "NOT_APPLIED";
+      // An error that names no request is about all of them.
+      const own = named === undefined || index === named - (stream?.acked ?? 0);
+      this.#reject(parts, own ? error.of(outcome) : earlierFailed(error, outcome));
+    });
+    this.#reject(this.#lingering.splice(0), earlierFailed(error, "NOT_APPLIED"));
+    this.#wakeIfIdle();
+    this.#forget();
+  }
+
+  #forget(): void {
+    this.#setup.signal?.removeEventListener("abort", this.#cancel);
+    this.#setup.onClose(this);
+  }
+
+  #reject(parts: Part[], error: WaldError): void {
+    for (const part of parts) {
+      this.#window.leave(part.bytes);
+      part.reject(error);
+    }
+  }
+
+  #wakeIfIdle(): void {
+    if (this.#entries.length === 0) {
+      for (const wake of this.#idle.splice(0)) {
+        wake();
+      }
+    }
+  }
+}

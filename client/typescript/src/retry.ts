@@ -1,0 +1,104 @@
+/** When and how a call is repeated. */
+import { toWaldError, timeoutError, cancelledError, type Access, type WaldError } from "./errors.js";
+
+/** How often and how fast a call is repeated, within its deadline. */
+export interface RetryPolicy {
+  /**
+   * Attempts in all, the first included. Default: 5. 1 repeats nothing. A scan has no
+   * deadline; it gives up as well when it has failed for as long as the client's timeout. A
+   * follower that was open once, and a producer, count nothing.
+   */
+  maxAttempts: number;
+  /** Pause before the first repetition; doubles each time, with jitter down to half of it. Default: 50 ms. */
+  firstPauseMs: number;
+  /** Longest pause. Default: 2 s. A pause that the server asks for is kept even if longer. */
+  maxPauseMs: number;
+}
+
+/** What holds unless the caller says otherwise. */
+export const DEFAULT_RETRY: RetryPolicy = { maxAttempts: 5, firstPauseMs: 50, maxPauseMs: 2_000 };
+
+/**
+ * What happens if a request is applied twice: nothing (reads, and writes that say what shall
+ * be and not what shall change); it cannot be (a condition holds at most once); records twice.
+ */
+export type Repeat = "HARMLESS" | "GUARDED" | "HARMFUL";
+
+/** Whether to send the same request again after this error. */
+export function mayRepeat(repeat: Repeat, error: WaldError): boolean {
+  return error.retry === "SAFE" || (error.retry === "SAFE_WITH_CONDITION" && repeat !== "HARMFUL");
+}
+
+/** How long to wait after so many failures in a row. */
+export function pauseMs(policy: RetryPolicy, failures: number, error: WaldError): number {
+  const full = Math.min(policy.firstPauseMs * 2 ** Math.min(failures - 1, 30), policy.maxPauseMs);
+  return Math.max(full * (0.5 + Math.random() / 2), error.retryAfterMs ?? 0);
+}
+
+/** Waits; ends early, and well, when the signal is aborted. */
+export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    if (signal?.aborted) {
+      resolve();
+      return;
+    }
+    const done = (): void => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", done);
+      resolve();
+    };
+    const timer = setTimeout(done, ms);
+    signal?.addEventListener("abort", done);
+  });
+}
+
+/** How one call is made, and repeated. */
+export interface Plan {
+  policy: RetryPolicy;
+  repeat: Repeat;
+  access: Access;
+  /** Deadline over all attempts. */
+  timeoutMs: number;
+  /** Gives the call up. */
+  signal?: AbortSignal | undefined;
+}
+
+/** What one attempt may take. */
+export interface Attempt {
+  timeoutMs: number;
+  signal?: AbortSignal;
+}
+
+/** Makes a call, and repeats it as far as that is safe and the deadline reaches. */
+export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>): Promise<A> {
+  const { policy, repeat, access, timeoutMs, signal } = plan;
+  const deadline = performance.now() + timeoutMs;
+  let unknown = false;
+  for (let failures = 1; ; failures++) {
+    if (signal?.aborted) {
+      const outcome = unknown ? "UNKNOWN" : "NOT_APPLIED";
+      throw cancelledError(access === "WRITE" ? outcome : undefined, signal.reason);
+    }
+    const left = deadline - performance.now();
+    let error: WaldError;
+    try {
+      // The server must not write what nobody waits for any more.
+      return await send({ timeoutMs: Math.max(1, Math.ceil(left)), ...(signal && { signal }) });
+    } catch (thrown) {
+      error = toWaldError(thrown, access, signal);
+    }
+    if (error.kind === "TIMEOUT") {
+      error = timeoutError(access, `no answer within ${timeoutMs} ms`);
+    }
+    const pause = pauseMs(policy, failures, error);
+    const last =
+      !mayRepeat(repeat, error) ||
+      failures >= policy.maxAttempts ||
+      performance.now() + pause >= deadline;
+    if (last) {
+      throw unknown && error.outcome !== "UNKNOWN" ? error.afterUnknown() : error;
+    }
+    unknown ||= error.outcome === "UNKNOWN";
+    await sleep(pause, signal);
+  }
+}

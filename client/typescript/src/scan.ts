@@ -1,0 +1,340 @@
+/**
+ * A scan underway, which outlives its connections.
+ *
+ * ```text
+ *            open                    message                    lost
+ *   (closed) ─────▶ (open) ─────────────────────────▶ (open) ──────────▶ (closed)
+ *      ▲        begin at the start,     its events are queued,              │
+ *      │        or at the last cursor   its cursor is kept                  │
+ *      └───────────────────────── pause, longer each time ──────────────────┘
+ * ```
+ *
+ * Events are queued and the cursor is kept in one step, when a whole message has arrived: so
+ * the next connection begins exactly after what the caller gets to see.
+ */
+import { create } from "@bufbuild/protobuf";
+
+import { cancelledError, lostError, timeoutError, toWaldError, usageError, type WaldError } from "./errors.js";
+import { GapReason as ProtoGapReason } from "./gen/wald/v1/types_pb.js";
+import { ScanRequestSchema, type ScanRequest, type ScanResponse } from "./gen/wald/v1/wal_pb.js";
+import { protoStart, protoVisibility, storedBatch, type Batch, type Start, type Tail, type Visibility } from "./messages.js";
+import { mayRepeat, pauseMs, sleep, type RetryPolicy } from "./retry.js";
+
+/** What to scan: the log with this name, all logs whose names start with something, or all. */
+export type Selector = string | { prefix: string } | { all: true };
+
+/** Where a scan begins and ends. */
+export interface ScanOptions extends Start {
+  /** Exactly where a scan with the same selector and visibility stood. */
+  cursor?: Uint8Array;
+  /** Ends before this lsn; one log only. */
+  untilLsn?: bigint;
+  /** Ends after so many records. */
+  maxRecords?: number | bigint;
+  /** Which records to see. Default: those that each log's sync mode acks. */
+  visibility?: Visibility;
+  /** The log must have this number; one log only. */
+  logId?: bigint;
+  /** Ends the scan. */
+  signal?: AbortSignal;
+  /** Is told of every lost connection. The scan resumes by itself. */
+  onInterrupted?: (error: WaldError) => void;
+}
+
+/** Why records are missing. */
+export type GapReason = Exclude<keyof typeof ProtoGapReason, "UNSPECIFIED">;
+
+/** Records that a scan does not deliver, named exactly. */
+export interface Gap {
+  log: string;
+  /** The first missing lsn. */
+  fromLsn: bigint | undefined;
+  /** The lsn after the last missing one. Undefined: up to wherever the log ended. */
+  toLsn: bigint | undefined;
+  reason: GapReason;
+}
+
+/** What comes out of a scan, in order: records; missing records, named before what comes after them; everything that was there has been delivered. */
+export type ScanEvent =
+  | { type: "batch"; batch: Batch }
+  | { type: "gap"; gap: Gap }
+  | { type: "caughtUp"; tailLsn: bigint | undefined };
+
+/** @internal */
+export interface ScanSetup {
+  selector: Selector;
+  options: ScanOptions;
+  follow: boolean;
+  open: (
+    request: ScanRequest,
+    options: { signal: AbortSignal; onHeader: () => void },
+  ) => AsyncIterable<ScanResponse>;
+  tail: (log: string, signal: AbortSignal) => Promise<Tail>;
+  policy: RetryPolicy;
+  /** How long a scan that did not begin goes on trying. */
+  timeoutMs: number;
+  /** How long a scan may be silent before it counts as lost. */
+  silenceTimeoutMs: number;
+  onClose: (scan: Follower) => void;
+}
+
+/**
+ * Where the next connection would begin: where the caller said; after the last message; or it
+ * is not known, and going on could repeat or skip records.
+ */
+type Place = "START" | "CURSOR" | "LOST";
+
+interface Queued {
+  event: ScanEvent;
+  /** Of the last event of a message: where the scan stands after it. */
+  cursor?: Uint8Array | undefined;
+}
+
+/** The events of a scan, once or without end. Iterate over it once; leaving the loop closes it. */
+export class Follower implements AsyncIterableIterator<ScanEvent> {
+  readonly #setup: ScanSetup;
+  readonly #request: ScanRequest;
+  readonly #closing = new AbortController();
+  #connection: { messages: AsyncIterator<ScanResponse>; abort: AbortController } | undefined;
+  readonly #queue: Queued[] = [];
+  #place: Place = "START";
+  #remaining: bigint | undefined;
+  /** Whether the server has taken the scan once. */
+  #begun = false;
+  #caughtUp = false;
+  #ended = false;
+  #failures = 0;
+  /** When the attempt began that failed first, or the one under way. */
+  #failingSince: number | undefined;
+  #pauseMs = 0;
+  #cursor: Uint8Array | undefined;
+  /** One `next` at a time. */
+  #turn: Promise<unknown> = Promise.resolve();
+  readonly #cancel = (): void => void this.close();
+
+  /** @internal */
+  constructor(setup: ScanSetup) {
+    this.#setup = setup;
+    const { selector, options, follow } = setup;
+    const start = protoStart(options);
+    if (options.cursor !== undefined && start.case !== undefined) {
+      throw usageError("a cursor says where to begin; no lsn, timestampUs or last beside it");
+    }
+    this.#cursor = options.cursor;
+    this.#remaining = options.maxRecords === undefined ? undefined : BigInt(options.maxRecords);
+    this.#request = create(ScanRequestSchema, {
+      selector:
+        typeof selector === "string"
+          ? { case: "log", value: selector }
+          : "prefix" in selector
+            ? { case: "prefix", value: selector.prefix }
+            : { case: "all", value: {} },
+      start: options.cursor === undefined ? start : { case: "cursor", value: options.cursor },
+      maxRecords: this.#remaining ?? 0n,
+      follow,
+      visibility: protoVisibility(options.visibility),
+      ...(options.untilLsn !== undefined && { untilLsn: options.untilLsn }),
+      ...(options.logId !== undefined && { logId: options.logId }),
+    });
+    options.signal?.addEventListener("abort", this.#cancel);
+    if (options.signal?.aborted) {
+      this.#cancel();
+    }
+  }
+
+  /**
+   * Resumes a scan with the same selector and visibility exactly after what was delivered.
+   * Covers whole messages: if the last event was one of several that came together, it is
+   * the cursor before them. Undefined before the first.
+   */
+  get cursor(): Uint8Array | undefined {
+    return this.#cursor;
+  }
+
+  /** The next event. */
+  next(): Promise<IteratorResult<ScanEvent>> {
+    const turn = this.#turn.then(() => this.#next());
+    this.#turn = turn.catch(() => {});
+    return turn;
+  }
+
+  /** Closes the scan. */
+  async return(): Promise<IteratorResult<ScanEvent>> {
+    await this.close();
+    return { done: true, value: undefined };
+  }
+
+  /** Closes the scan; a `next` underway says that it is done. */
+  async close(): Promise<void> {
+    this.#ended = true;
+    this.#queue.length = 0;
+    this.#closing.abort();
+    this.#disconnect();
+    this.#setup.options.signal?.removeEventListener("abort", this.#cancel);
+    this.#setup.onClose(this);
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this;
+  }
+
+  async #next(): Promise<IteratorResult<ScanEvent>> {
+    for (;;) {
+      const queued = this.#queue.shift();
+      if (queued !== undefined) {
+        this.#cursor = queued.cursor ?? this.#cursor;
+        return { done: false, value: queued.event };
+      }
+      if (this.#ended) {
+        await this.close();
+        return { done: true, value: undefined };
+      }
+      try {
+        await (this.#connection === undefined ? this.#open() : this.#receive(this.#connection.messages));
+      } catch (thrown) {
+        this.#disconnect();
+        if (!this.#closing.signal.aborted) {
+          await this.#survive(toWaldError(thrown, "READ"));
+        }
+      }
+    }
+  }
+
+  async #open(): Promise<void> {
+    this.#failingSince ??= performance.now();
+    await sleep(this.#pauseMs, this.#closing.signal);
+    this.#pauseMs = 0;
+    await this.#pinTailOffset();
+    if (this.#ended) {
+      return;
+    }
+    const abort = new AbortController();
+    const { signal } = abort;
+    const onHeader = (): void => this.#opened();
+    const messages = this.#setup.open(this.#request, { signal, onHeader })[Symbol.asyncIterator]();
+    this.#connection = { messages, abort };
+  }
+
+  /** The server has taken the scan. */
+  #opened(): void {
+    this.#begun = true;
+    // From now on "the tail" is in the past, and only a cursor can name it.
+    if (this.#place === "START" && this.#request.start.case === "tailOffset") {
+      this.#place = "LOST";
+    }
+  }
+
+  /**
+   * Turns "n before the tail" of one log into an lsn, so that a connection lost before the
+   * first message can be replaced without skipping what arrived meanwhile.
+   */
+  async #pinTailOffset(): Promise<void> {
+    const { selector, start, follow } = this.#request;
+    if (selector.case !== "log" || start.case !== "tailOffset" || !follow) {
+      return;
+    }
+    try {
+      const { firstLsn, tailLsn } = await this.#setup.tail(selector.value, this.#closing.signal);
+      const before = tailLsn > start.value ? tailLsn - start.value : 0n;
+      this.#request.start = { case: "lsn", value: before > firstLsn ? before : firstLsn };
+    } catch (error) {
+      if (toWaldError(error, "READ").reason !== "LOG_NOT_FOUND") {
+        throw error;
+      }
+      // All that will ever be in it is still to come.
+      this.#request.start = { case: undefined };
+    }
+  }
+
+  async #receive(messages: AsyncIterator<ScanResponse>): Promise<void> {
+    const { silenceTimeoutMs } = this.#setup;
+    let timer: NodeJS.Timeout | undefined;
+    const silence = new Promise<never>((_, reject) => {
+      const error = timeoutError("READ", `the scan was silent for ${silenceTimeoutMs} ms`);
+      timer = setTimeout(() => reject(error), silenceTimeoutMs);
+    });
+    const arriving = messages.next();
+    let received;
+    try {
+      received = await Promise.race([arriving, silence]);
+    } finally {
+      clearTimeout(timer);
+      arriving.catch(() => {});
+    }
+    if (received.done) {
+      this.#end();
+    } else {
+      this.#deliver(received.value);
+    }
+  }
+
+  /** Queues a message's events and keeps its cursor. */
+  #deliver(message: ScanResponse): void {
+    const events: Queued[] = message.gaps.map(({ log, fromLsn, toLsn, reason }) => ({
+      event: { type: "gap", gap: { log, fromLsn, toLsn, reason: ProtoGapReason[reason] as GapReason } },
+    }));
+    let count = 0n;
+    for (const batch of message.batches) {
+      events.push({ event: { type: "batch", batch: storedBatch(batch) } });
+      count += BigInt(batch.records.length);
+    }
+    if (message.caughtUp && (events.length > 0 || !this.#caughtUp)) {
+      events.push({ event: { type: "caughtUp", tailLsn: message.tailLsn } });
+    }
+    this.#caughtUp = message.caughtUp;
+    const { cursor } = message;
+    this.#place = cursor.length === 0 ? "LOST" : "CURSOR";
+    if (cursor.length > 0) {
+      this.#request.start = { case: "cursor", value: cursor };
+      const last = events.at(-1);
+      if (last === undefined) {
+        // A heartbeat, and everything before it was taken: the queue is empty.
+        this.#cursor = cursor;
+      } else {
+        last.cursor = cursor;
+      }
+    }
+    this.#queue.push(...events);
+    if (this.#remaining !== undefined) {
+      this.#remaining -= count;
+      this.#request.maxRecords = this.#remaining;
+      // Asked again it would be 0, which is: without bound.
+      this.#ended = this.#remaining <= 0n;
+    }
+    this.#failures = 0;
+    this.#failingSince = undefined;
+  }
+
+  /** The server ended the stream in good order. */
+  #end(): void {
+    const bounded = this.#remaining !== undefined || this.#request.untilLsn !== undefined;
+    if (this.#request.follow && !bounded) {
+      throw lostError("READ", "the server ended the stream");
+    }
+    this.#ended = true;
+  }
+
+  /** Prepares the next connection, if there can be one. */
+  async #survive(error: WaldError): Promise<void> {
+    const { policy, timeoutMs, options } = this.#setup;
+    this.#failures++;
+    const pause = pauseMs(policy, this.#failures, error);
+    this.#failingSince ??= performance.now();
+    // A follower that has begun has no end to its patience; the caller may have.
+    const patient = this.#request.follow && this.#begun;
+    const tired =
+      !patient &&
+      (this.#failures >= policy.maxAttempts || performance.now() - this.#failingSince + pause >= timeoutMs);
+    if (this.#place === "LOST" || tired || !mayRepeat("HARMLESS", error)) {
+      await this.close();
+      throw error;
+    }
+    this.#pauseMs = pause;
+    options.onInterrupted?.(error);
+  }
+
+  #disconnect(): void {
+    this.#connection?.abort.abort(cancelledError(undefined, "closed"));
+    this.#connection = undefined;
+  }
+}

@@ -1,0 +1,215 @@
+/** A server for tests: the real transport, one log in memory, and faults on demand. */
+import { once } from "node:events";
+import * as http2 from "node:http2";
+import type { AddressInfo, Socket } from "node:net";
+
+import { create, toBinary, type MessageInitShape } from "@bufbuild/protobuf";
+import { durationFromMs } from "@bufbuild/protobuf/wkt";
+import { Code, ConnectError, type ConnectRouter } from "@connectrpc/connect";
+import { connectNodeAdapter } from "@connectrpc/connect-node";
+
+import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "../src/gen/details_pb.js";
+import { LogService } from "../src/gen/wald/v1/log_pb.js";
+import {
+  WalService,
+  type AppendBatchRequest,
+  type AppendBatchResponseSchema,
+  type ScanRequest,
+  type ScanResponseSchema,
+} from "../src/gen/wald/v1/wal_pb.js";
+import { Client, type ClientOptions } from "../src/index.js";
+
+/** What a log holds, and how the server behaves. */
+export class Fake {
+  readonly logId = 7n;
+  /** Every record, as text. */
+  readonly records: string[] = [];
+  /** The ack of every batch of every producer. */
+  readonly #acks = new Map<string, { firstLsn: bigint; nextLsn: bigint }>();
+  /** Sequences in the order in which they came, repeats too. */
+  readonly sequences: bigint[] = [];
+  /** Requests that came on sessions. */
+  requests = 0;
+  /** Calls that came, of any kind. */
+  calls = 0;
+  /** Asked before each batch, with its records; throws to refuse it. */
+  before: (records: string[]) => void | Promise<void> = () => {};
+  /** Asked after each batch was applied, before it is acked. */
+  after: (records: string[]) => void | Promise<void> = () => {};
+  /** What a scan sends. */
+  scan: (request: ScanRequest, signal: AbortSignal) => AsyncIterable<MessageInitShape<typeof ScanResponseSchema>> =
+    async function* () {};
+  readonly #server: http2.Http2Server;
+  readonly #sockets = new Set<Socket>();
+
+  private constructor() {
+    const handler = connectNodeAdapter({ routes: (router) => this.#routes(router) });
+    this.#server = http2.createServer((request, response) => {
+      this.calls++;
+      handler(request, response);
+    });
+    this.#server.on("connection", (socket) => {
+      this.#sockets.add(socket);
+      socket.on("close", () => this.#sockets.delete(socket));
+    });
+    this.#server.on("session", (session) => session.on("error", () => {}));
+  }
+
+  static async start(): Promise<Fake> {
+    const fake = new Fake();
+    fake.#server.listen(0, "127.0.0.1");
+    await once(fake.#server, "listening");
+    return fake;
+  }
+
+  get endpoint(): string {
+    return `127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
+  }
+
+  client(options: ClientOptions = {}): Client {
+    return Client.lazy(this.endpoint, { retry: { firstPauseMs: 1, maxPauseMs: 5 }, ...options });
+  }
+
+  /** Breaks every connection now. */
+  drop(): void {
+    for (const socket of this.#sockets) {
+      socket.destroy();
+    }
+  }
+
+  async stop(): Promise<void> {
+    this.drop();
+    await new Promise((resolve) => this.#server.close(resolve));
+  }
+
+  #routes(router: ConnectRouter): void {
+    const log = { name: "log", logId: this.logId };
+    router.service(LogService, { getLog: () => ({ log }) });
+    router.service(WalService, {
+      append: async (request) => {
+        const { record, condition } = request;
+        const { appends } = await this.#apply({
+          batches: [{ log: request.log, records: record ? [record] : [], condition }],
+        } as AppendBatchRequest);
+        return { lsn: appends?.[0]?.firstLsn ?? 0n };
+      },
+      appendBatch: (request) => this.#apply(request),
+      getTail: () => ({ firstLsn: 0n, tailLsn: BigInt(this.records.length), durableLsn: 0n, logId: this.logId }),
+      scan: (request, { signal }) => this.scan(request, signal),
+      appendSession: async function* (this: Fake, requests: AsyncIterable<{ requestId: bigint; batch?: AppendBatchRequest }>) {
+        const eager = ahead(requests, () => this.requests++);
+        for await (const { requestId, batch } of eager) {
+          try {
+            yield { requestId, ack: await this.#apply(batch ?? ({ batches: [] } as never)) };
+          } catch (error) {
+            throw error instanceof Refusal ? error.status({ request_id: String(requestId) }) : error;
+          }
+        }
+      }.bind(this),
+    });
+  }
+
+  async #apply(request: AppendBatchRequest): Promise<MessageInitShape<typeof AppendBatchResponseSchema>> {
+    const [batch] = request.batches;
+    const records = (batch?.records ?? []).map(({ payload }) =>
+      payload.case === "data" ? Buffer.from(payload.value).toString() : "",
+    );
+    const producer = batch?.condition?.producer;
+    const key = producer && `${producer.id}/${producer.epoch}/${producer.sequence}`;
+    if (producer !== undefined) {
+      this.sequences.push(producer.sequence);
+    }
+    const known = key === undefined ? undefined : this.#acks.get(key);
+    let ack = known;
+    if (ack === undefined) {
+      await this.before(records);
+      const expected = batch?.condition?.expectedLsn;
+      if (expected !== undefined && expected !== BigInt(this.records.length)) {
+        throw refusal(Code.FailedPrecondition, "POSITION_MISMATCH", "NOT_APPLIED", "NEVER");
+      }
+      ack = { firstLsn: BigInt(this.records.length), nextLsn: BigInt(this.records.length + records.length) };
+      this.records.push(...records);
+      if (key !== undefined) {
+        this.#acks.set(key, ack);
+      }
+      await this.after(records);
+    }
+    return { appends: [{ ...ack, log: "log", deduplicated: known !== undefined, logId: this.logId }], durability: 3 };
+  }
+}
+
+/** An error of Wald's, that a session adds the request's number to. */
+export class Refusal extends ConnectError {
+  readonly #info: MessageInitShape<typeof ErrorInfoSchema>;
+
+  constructor(code: Code, info: MessageInitShape<typeof ErrorInfoSchema>) {
+    super(info.reason ?? "", code);
+    this.#info = info;
+    this.details.push({ type: "google.rpc.ErrorInfo", value: toBinary(ErrorInfoSchema, create(ErrorInfoSchema, info)) });
+  }
+
+  status(more: Record<string, string>): ConnectError {
+    return new Refusal(this.code, { ...this.#info, metadata: { ...this.#info.metadata, ...more } });
+  }
+}
+
+export function refusal(code: Code, reason: string, outcome?: string, retry?: string): Refusal {
+  const metadata = { ...(outcome && { outcome }), ...(retry && { retry }) };
+  return new Refusal(code, { reason, domain: "wald.dev", metadata });
+}
+
+/** Adds RetryInfo. */
+export function retryAfter<E extends ConnectError>(error: E, ms: number): E {
+  const info = create(RetryInfoSchema, { retryDelay: durationFromMs(ms) });
+  error.details.push({ type: "google.rpc.RetryInfo", value: toBinary(RetryInfoSchema, info) });
+  return error;
+}
+
+/** Adds PreconditionFailure. */
+export function failed<E extends ConnectError>(
+  error: E,
+  violations: { type: string; subject: string; description: string }[],
+): E {
+  const failure = create(PreconditionFailureSchema, { violations });
+  error.details.push({
+    type: "google.rpc.PreconditionFailure",
+    value: toBinary(PreconditionFailureSchema, failure),
+  });
+  return error;
+}
+
+/** A promise, and what settles it. */
+export function gate(): { opened: Promise<void>; open: () => void } {
+  let open = (): void => {};
+  const opened = new Promise<void>((resolve) => (open = resolve));
+  return { opened, open };
+}
+
+/** Takes what comes as soon as it comes, and gives it on in order. */
+async function* ahead<T>(source: AsyncIterable<T>, onArrival: () => void): AsyncGenerator<T> {
+  const taken: T[] = [];
+  let wake = (): void => {};
+  let ended = false;
+  const taking = (async () => {
+    for await (const each of source) {
+      onArrival();
+      taken.push(each);
+      wake();
+    }
+  })().finally(() => {
+    ended = true;
+    wake();
+  });
+  taking.catch(() => {});
+  for (;;) {
+    const next = taken.shift();
+    if (next !== undefined) {
+      yield next;
+    } else if (ended) {
+      await taking;
+      return;
+    } else {
+      await new Promise<void>((resolve) => (wake = resolve));
+    }
+  }
+}

@@ -1,0 +1,202 @@
+import assert from "node:assert/strict";
+import test, { beforeEach, afterEach } from "node:test";
+
+import { Code } from "@connectrpc/connect";
+
+import type { Client } from "../src/index.js";
+import { Fake, gate, refusal } from "./fake.js";
+
+let fake: Fake;
+let client: Client;
+
+beforeEach(async () => {
+  fake = await Fake.start();
+  client = fake.client();
+});
+
+afterEach(async () => {
+  await client.close();
+  await fake.stop();
+});
+
+const numbers = (count: number): string[] => Array.from({ length: count }, (_, index) => `${index}`);
+
+test("every batch is there once and in order, though connections and acks are lost", async () => {
+  let applied = 0;
+  fake.after = () => {
+    applied++;
+    if (applied % 37 === 0) {
+      fake.drop();
+    }
+  };
+  const producer = await client.producer("log", { id: "p" });
+  const sent = [];
+  for (const record of numbers(400)) {
+    sent.push(await producer.send(record));
+  }
+  const acks = await Promise.all(sent.map(({ ack }) => ack));
+  assert.deepEqual(fake.records, numbers(400));
+  assert.deepEqual(acks.map(({ firstLsn }) => firstLsn), numbers(400).map(BigInt));
+  assert.ok(acks.some(({ deduplicated }) => deduplicated));
+  await producer.close();
+});
+
+test("refusals that pass are waited out, in order", async () => {
+  let refused = 0;
+  fake.before = ([record]) => {
+    if (record === "1" && refused++ < 3) {
+      throw refusal(Code.Unavailable, "DRAINING", "NOT_APPLIED", "SAFE");
+    }
+  };
+  const producer = await client.producer("log");
+  const sent = await Promise.all(numbers(3).map((record) => producer.send(record)));
+  await Promise.all(sent.map(({ ack }) => ack));
+  assert.deepEqual(fake.records, numbers(3));
+  assert.equal(refused, 4);
+  await producer.close();
+});
+
+test("failed journal is asked again with the same sequence", async () => {
+  let failures = 0;
+  fake.after = () => {
+    if (failures++ === 0) {
+      throw refusal(Code.Internal, "JOURNAL_FAILED", "UNKNOWN", "SAFE_WITH_CONDITION");
+    }
+  };
+  const producer = await client.producer("log");
+  const ack = await producer.append("a");
+  assert.deepEqual([ack.firstLsn, ack.deduplicated], [0n, true]);
+  assert.deepEqual(fake.sequences, [0n, 0n]);
+  await producer.close();
+});
+
+test("fatal refusal fails everything after it, and later batches too", async () => {
+  fake.before = ([record]) => {
+    if (record === "1") {
+      throw refusal(Code.FailedPrecondition, "PRODUCER_FENCED", "NOT_APPLIED", "NEVER");
+    }
+  };
+  const producer = await client.producer("log");
+  const [first, fenced, after] = await Promise.all(numbers(3).map((record) => producer.send(record)));
+  assert.equal((await first?.ack)?.firstLsn, 0n);
+  await assert.rejects(fenced?.ack ?? Promise.resolve(), { kind: "SERVER", reason: "PRODUCER_FENCED", outcome: "NOT_APPLIED" });
+  await assert.rejects(after?.ack ?? Promise.resolve(), { kind: "EARLIER_FAILED", outcome: "NOT_APPLIED" });
+  await assert.rejects(producer.append("3"), { kind: "EARLIER_FAILED", reason: "PRODUCER_FENCED", outcome: "NOT_APPLIED" });
+  await assert.rejects(producer.close(), { reason: "PRODUCER_FENCED" });
+  assert.deepEqual(fake.records, ["0"]);
+});
+
+test("fatal refusal of a repeat does not claim that nothing was applied", async () => {
+  const producer = await client.producer("log");
+  fake.before = () => {
+    fake.before = () => {
+      throw refusal(Code.FailedPrecondition, "LOG_REPLACED", "NOT_APPLIED", "NEVER");
+    };
+    throw refusal(Code.Internal, "JOURNAL_FAILED", "UNKNOWN", "SAFE_WITH_CONDITION");
+  };
+  await assert.rejects(producer.append("a"), { reason: "LOG_REPLACED", outcome: "UNKNOWN" });
+});
+
+test("gives up when there was no ack for too long, and says that nothing was applied if nothing went out", async () => {
+  const producer = await client.producer("log", { retryTimeoutMs: 60 });
+  await fake.stop();
+  // Nobody knows of a lost connection before it was tried.
+  await assert.rejects(client.tail("log"), { kind: "NOT_SENT" });
+  const { ack } = await producer.send("a");
+  await assert.rejects(ack, {
+    kind: "TIMEOUT",
+    code: "DEADLINE_EXCEEDED",
+    outcome: "NOT_APPLIED",
+    message: /no ack within 60 ms: not sent: connect ECONNREFUSED/,
+  });
+  await assert.rejects(producer.append("b"), { kind: "EARLIER_FAILED", outcome: "NOT_APPLIED" });
+});
+
+test("server that never answers is given up", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const producer = await client.producer("log", { retryTimeoutMs: 500 });
+  await assert.rejects(producer.append("a"), { kind: "TIMEOUT", outcome: "UNKNOWN" });
+  open();
+});
+
+test("lingering sends share a batch, each with its own ack", async () => {
+  const producer = await client.producer("log", { lingerMs: 5, maxBatchRecords: 4 });
+  const sent = await Promise.all(numbers(10).map((record) => producer.send(record)));
+  const acks = await Promise.all(sent.map(({ ack }) => ack));
+  assert.deepEqual(acks.map(({ firstLsn, nextLsn }) => [firstLsn, nextLsn]), numbers(10).map((n) => [BigInt(n), BigInt(n) + 1n]));
+  assert.deepEqual(fake.sequences, [0n, 1n, 2n]);
+  assert.deepEqual(fake.records, numbers(10));
+  await producer.close();
+});
+
+test("batch with a condition goes alone, in its place", async () => {
+  const producer = await client.producer("log", { lingerMs: 60_000 });
+  const a = await producer.send("a");
+  const b = await producer.send("b", { expectedLsn: 1n });
+  const c = await producer.send("c");
+  await producer.flush();
+  assert.deepEqual(
+    (await Promise.all([a.ack, b.ack, c.ack])).map(({ sequence }) => sequence),
+    [0n, 1n, 2n],
+  );
+  assert.deepEqual(fake.records, ["a", "b", "c"]);
+  await producer.close();
+});
+
+test("no more batches are underway than the server remembers", async () => {
+  const { opened, open } = gate();
+  const arrived = gate();
+  fake.before = () => {
+    arrived.open();
+    return opened;
+  };
+  const producer = await client.producer("log", { windowBatches: 3 });
+  const sent = await Promise.all(numbers(5).map((record) => producer.send(record)));
+  await arrived.opened;
+  // There and back: what could be underway is.
+  await client.tail("log");
+  assert.equal(fake.requests, 3);
+  open();
+  await Promise.all(sent.map(({ ack }) => ack));
+  assert.deepEqual(fake.records, numbers(5));
+  await producer.close();
+});
+
+test("send waits while the window is full", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const producer = await client.producer("log", { windowBytes: 3_000 });
+  let sent = 0;
+  const sends = ["a", "b", "c", "d"].map(async (name) => {
+    await producer.send(name.repeat(1_000));
+    sent++;
+  });
+  await Promise.all(sends.slice(0, 2));
+  await new Promise((resolve) => setImmediate(resolve));
+  assert.equal(sent, 2);
+  open();
+  await Promise.all(sends);
+  await producer.close();
+});
+
+test("idle producer whose connection was lost goes on", async () => {
+  const producer = await client.producer("log");
+  await producer.append("a");
+  fake.drop();
+  assert.equal((await producer.append("b")).firstLsn, 1n);
+  await producer.close();
+});
+
+test("signal ends it", async () => {
+  const { opened, open } = gate();
+  const end = new AbortController();
+  fake.before = () => {
+    end.abort();
+    return opened;
+  };
+  const producer = await client.producer("log", { signal: end.signal });
+  const { ack } = await producer.send("a");
+  await assert.rejects(ack, { kind: "CANCELLED", outcome: "UNKNOWN" });
+  open();
+});
