@@ -69,6 +69,25 @@ impl Append {
         self
     }
 
+    /// Equals the log's writer epoch, or FENCED.
+    pub fn writer_epoch(mut self, epoch: u64) -> Self {
+        self.condition = self.condition.writer_epoch(epoch);
+        self
+    }
+
+    /// Who appends, and the how-manieth batch it is: a repeat gets the original answer.
+    /// Makes it safe to repeat the append, which the client then does by itself.
+    pub fn producer(mut self, id: impl Into<String>, epoch: u64, sequence: u64) -> Self {
+        self.condition = self.condition.producer(id, epoch, sequence);
+        self
+    }
+
+    /// The log must have this number, or LOG_REPLACED.
+    pub fn log_id(mut self, log_id: u64) -> Self {
+        self.condition = self.condition.log_id(log_id);
+        self
+    }
+
     /// What must hold. Replaces what was set before.
     pub fn condition(mut self, condition: Condition) -> Self {
         self.condition = condition;

@@ -8,6 +8,7 @@ use wald_proto::v1;
 use wald_proto::v1::Durability;
 
 use crate::client::Client;
+use crate::cursor::CursorCommit;
 use crate::error::Error;
 use crate::lsn::Lsn;
 use crate::record::Record;
@@ -48,6 +49,18 @@ impl Condition {
         self
     }
 
+    /// Who appends, and the how-manieth batch of this incarnation it is, from 0: a repeat
+    /// gets the original answer, also after restarts of either side. A
+    /// [`Producer`](crate::Producer) counts by itself.
+    pub fn producer(mut self, id: impl Into<String>, epoch: u64, sequence: u64) -> Self {
+        self.0.producer = Some(v1::Producer {
+            id: id.into(),
+            epoch,
+            sequence,
+        });
+        self
+    }
+
     /// The log must have this number, or LOG_REPLACED.
     pub fn log_id(mut self, log_id: u64) -> Self {
         self.0.log_id = Some(log_id);
@@ -56,7 +69,7 @@ impl Condition {
 
     /// Whether a repeat cannot be applied a second time.
     pub(crate) fn guards(&self) -> bool {
-        self.0.expected_lsn.is_some() || self.0.must_not_exist
+        self.0.expected_lsn.is_some() || self.0.must_not_exist || self.0.producer.is_some()
     }
 
     pub(crate) fn into_proto(self) -> Option<v1::AppendCondition> {
@@ -107,7 +120,7 @@ impl Check {
 #[derive(Debug, Clone)]
 pub struct AppendBatch {
     client: Client,
-    request: v1::AppendBatchRequest,
+    pub(crate) request: v1::AppendBatchRequest,
     guarded: bool,
     timeout: Duration,
 }
@@ -191,6 +204,15 @@ impl AppendBatch {
         self
     }
 
+    /// Moves a cursor in the same step: what was read and what became of it are then never
+    /// apart.
+    pub fn cursor(mut self, commit: CursorCommit) -> Self {
+        // Expecting where the cursor stands guards the whole, unless it is moved to there.
+        self.guarded |= commit.guards();
+        self.request.cursors.push(commit.into_proto());
+        self
+    }
+
     /// How durable the records must be before the answer. Default: as the logs' sync modes
     /// say.
     pub fn durability(mut self, durability: Durability) -> Self {
@@ -224,16 +246,22 @@ impl IntoFuture for AppendBatch {
                     async move { wal.append_batch(request).await }
                 })
                 .await?;
-            Ok(BatchAck {
-                durability: answer.durability(),
-                position: answer.position,
-                recovery_epoch: answer.recovery_epoch,
-                appends: answer
-                    .appends
-                    .into_iter()
-                    .map(log_ack)
-                    .collect::<Result<_, _>>()?,
-            })
+            BatchAck::from_proto(answer)
+        })
+    }
+}
+
+impl BatchAck {
+    pub(crate) fn from_proto(answer: v1::AppendBatchResponse) -> Result<Self, Error> {
+        Ok(Self {
+            durability: answer.durability(),
+            position: answer.position,
+            recovery_epoch: answer.recovery_epoch,
+            appends: answer
+                .appends
+                .into_iter()
+                .map(log_ack)
+                .collect::<Result<_, _>>()?,
         })
     }
 }

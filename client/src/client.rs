@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_client::HealthClient;
+use wald_proto::v1::cursor_service_client::CursorServiceClient;
 use wald_proto::v1::log_service_client::LogServiceClient;
 use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
@@ -177,6 +178,10 @@ impl Client {
 
     pub(crate) fn log_service(&self) -> LogServiceClient<Channel> {
         LogServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+
+    pub(crate) fn cursor_service(&self) -> CursorServiceClient<Channel> {
+        CursorServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
     }
 
     pub(crate) fn ops(&self) -> OpsServiceClient<Channel> {

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::{Code, Status};
@@ -17,9 +18,11 @@ use crate::reason::Reason;
 const DOMAIN: &str = "wald.dev";
 
 /// Why a call failed. [`Error::outcome`] says what became of a write, [`Error::retry`]
-/// whether to repeat it.
-pub struct Error(Box<Inner>);
+/// whether to repeat it. Cheap to clone.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     /// An earlier attempt of the same call may have been applied, so whatever the last
@@ -28,7 +31,7 @@ struct Inner {
 }
 
 /// Where a call failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The endpoint is not a URI such as `http://127.0.0.1:6925`; nothing was sent.
@@ -42,6 +45,12 @@ pub enum ErrorKind {
     Tls {
         /// What was given.
         endpoint: String,
+    },
+    /// The system gave no random numbers to name a producer with; nothing was sent.
+    #[error("no random numbers: {detail}")]
+    Random {
+        /// What the system says.
+        detail: String,
     },
     /// No connection could be made; nothing was sent.
     #[error("cannot connect to {endpoint}: {detail}")]
@@ -76,6 +85,19 @@ pub enum ErrorKind {
     /// The answer lacks a field that the contract promises.
     #[error("the answer breaks the contract: {0} is missing")]
     Contract(&'static str),
+    /// An earlier batch of the same appender or producer failed, and everything after it
+    /// with it. Code, reason and facts are the earlier one's; the outcome is this one's.
+    #[error("an earlier batch failed: {first}")]
+    Behind {
+        /// Why the earlier one failed.
+        first: Error,
+        /// What became of this one.
+        outcome: Outcome,
+    },
+    /// The appender or producer is gone: its runtime was shut down; a write that was sent
+    /// may have been applied.
+    #[error("the appender is gone")]
+    Gone,
 }
 
 /// An error that the server answered with.
@@ -85,7 +107,19 @@ pub struct ServerError {
     message: String,
     reason: Reason,
     facts: BTreeMap<String, String>,
+    failed_checks: Vec<FailedCheck>,
     retry_delay: Option<Duration>,
+}
+
+/// A condition that did not hold. Several may fail at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedCheck {
+    /// Why it failed.
+    pub reason: Reason,
+    /// The log it was about.
+    pub log: String,
+    /// What the server says, with the actual value, for people.
+    pub description: String,
 }
 
 /// What became of a write that failed.
@@ -128,6 +162,11 @@ impl ServerError {
     /// Every fact that the server gave, by name.
     pub fn facts(&self) -> &BTreeMap<String, String> {
         &self.facts
+    }
+
+    /// Every condition that did not hold.
+    pub fn failed_checks(&self) -> &[FailedCheck] {
+        &self.failed_checks
     }
 
     fn outcome(&self) -> Outcome {
@@ -175,23 +214,29 @@ impl Error {
             ErrorKind::Server(error) => error.code,
             ErrorKind::Foreign { code, .. } => *code,
             ErrorKind::Contract(_) => Code::Internal,
+            ErrorKind::Behind { first, .. } => first.code(),
+            ErrorKind::Random { .. } => Code::Internal,
+            ErrorKind::Gone => Code::Cancelled,
+        }
+    }
+
+    /// What the server said, if it answered.
+    fn server(&self) -> Option<&ServerError> {
+        match self.kind() {
+            ErrorKind::Server(error) => Some(error),
+            ErrorKind::Behind { first, .. } => first.server(),
+            _ => None,
         }
     }
 
     /// The server's reason, if the server answered.
     pub fn reason(&self) -> Option<&Reason> {
-        match self.kind() {
-            ErrorKind::Server(error) => Some(&error.reason),
-            _ => None,
-        }
+        self.server().map(ServerError::reason)
     }
 
     /// One fact that the server gave, such as `first_lsn`.
     pub fn fact(&self, name: &str) -> Option<&str> {
-        match self.kind() {
-            ErrorKind::Server(error) => error.facts.get(name).map(String::as_str),
-            _ => None,
-        }
+        self.server()?.facts.get(name).map(String::as_str)
     }
 
     /// One fact that is a number, such as `first_lsn`.
@@ -211,6 +256,7 @@ impl Error {
         match self.kind() {
             ErrorKind::InvalidEndpoint { .. }
             | ErrorKind::Tls { .. }
+            | ErrorKind::Random { .. }
             | ErrorKind::Connect { .. }
             | ErrorKind::NotSent(_) => Outcome::NotApplied,
             ErrorKind::Server(error) => error.outcome(),
@@ -219,10 +265,12 @@ impl Error {
                 code: Code::Unimplemented,
                 ..
             } => Outcome::NotApplied,
+            ErrorKind::Behind { outcome, .. } => *outcome,
             ErrorKind::ConnectionLost(_)
             | ErrorKind::Timeout(_)
             | ErrorKind::Foreign { .. }
-            | ErrorKind::Contract(_) => Outcome::Unknown,
+            | ErrorKind::Contract(_)
+            | ErrorKind::Gone => Outcome::Unknown,
         }
     }
 
@@ -237,8 +285,14 @@ impl Error {
                 ..
             } => Retry::SafeWithCondition,
             ErrorKind::Server(error) => error.retry(),
+            ErrorKind::Behind { outcome, .. } => match outcome {
+                Outcome::NotApplied => Retry::Safe,
+                Outcome::Unknown => Retry::SafeWithCondition,
+            },
+            ErrorKind::Gone => Retry::SafeWithCondition,
             ErrorKind::InvalidEndpoint { .. }
             | ErrorKind::Tls { .. }
+            | ErrorKind::Random { .. }
             | ErrorKind::Foreign { .. }
             | ErrorKind::Contract(_) => Retry::Never,
         };
@@ -250,14 +304,11 @@ impl Error {
 
     /// How long the server asks to wait before the next attempt.
     pub fn retry_delay(&self) -> Option<Duration> {
-        match self.kind() {
-            ErrorKind::Server(error) => error.retry_delay,
-            _ => None,
-        }
+        self.server()?.retry_delay
     }
 
     pub(crate) fn new(kind: ErrorKind) -> Self {
-        Self(Box::new(Inner {
+        Self(Arc::new(Inner {
             kind,
             earlier_unknown: false,
         }))
@@ -268,7 +319,7 @@ impl Error {
     }
 
     pub(crate) fn after_unknown(mut self) -> Self {
-        self.0.earlier_unknown = true;
+        Arc::make_mut(&mut self.0).earlier_unknown = true;
         self
     }
 
@@ -283,12 +334,24 @@ impl Error {
                 message: status.message().to_owned(),
                 reason: Reason::from(info.reason.as_str()),
                 facts: info.metadata.into_iter().collect(),
+                failed_checks: status
+                    .get_details_precondition_failure()
+                    .map(|failure| failure.violations.into_iter().map(failed_check).collect())
+                    .unwrap_or_default(),
                 retry_delay: status
                     .get_details_retry_info()
                     .and_then(|info| info.retry_delay),
             }));
         }
         Self::new(foreign(status, endpoint, deadline))
+    }
+}
+
+fn failed_check(violation: tonic_types::PreconditionViolation) -> FailedCheck {
+    FailedCheck {
+        reason: Reason::from(violation.r#type.as_str()),
+        log: violation.subject,
+        description: violation.description,
     }
 }
 

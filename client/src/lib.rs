@@ -28,11 +28,15 @@
 //! in [`Error`]. Administration speaks the messages of the contract ([`proto`]).
 
 mod append;
+mod appender;
 mod batch;
 mod client;
+mod cursor;
 mod error;
 mod lsn;
 mod ops;
+mod pipeline;
+mod producer;
 mod read;
 mod reason;
 mod record;
@@ -41,17 +45,21 @@ mod scan;
 mod scan_stream;
 
 pub use append::{Ack, Append};
+pub use appender::{Appender, AppenderBuilder};
 pub use batch::{AppendBatch, BatchAck, Check, Condition, LogAck};
 pub use client::{Client, ClientBuilder, DEFAULT_ENDPOINT};
-pub use error::{Error, ErrorKind, Outcome, Retry, ServerError};
+pub use cursor::{CursorCommit, CursorPage, NamedCursor};
+pub use error::{Error, ErrorKind, FailedCheck, Outcome, Retry, ServerError};
 pub use lsn::Lsn;
-pub use ops::{Health, LogPage, SegmentPage, Tail};
+pub use ops::{Fenced, Health, LogPage, SegmentPage, Tail};
+pub use pipeline::{Pending, RecordAck};
+pub use producer::{Producer, ProducerBuilder};
 pub use read::{Page, Read};
 pub use reason::Reason;
 pub use record::{Batch, Record, StoredRecord};
 pub use retry::RetryPolicy;
 pub use scan::{Cursor, Gap, Progress, Scan, ScanEvent, Selector};
-pub use scan_stream::ScanStream;
+pub use scan_stream::{Follower, ScanStream};
 
 /// The messages of the contract.
 pub use wald_proto::v1 as proto;

@@ -28,6 +28,17 @@ pub struct Tail {
     pub log_id: u64,
 }
 
+/// Older writers are shut out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fenced {
+    /// The tail that no older writer can pass.
+    pub tail_lsn: Lsn,
+    /// The writer epoch now: appends must name it.
+    pub writer_epoch: u64,
+    /// The log's number, unique for ever.
+    pub log_id: u64,
+}
+
 /// A page of logs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogPage {
@@ -71,19 +82,23 @@ macro_rules! call {
     }};
 }
 
+pub(crate) use call;
+
 impl Client {
-    /// Where a log stands.
+    /// Where a log stands. With a `log_id`, only if it is that log.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, and what any call can fail with.
+    /// LOG_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
     pub async fn get_tail(
         &self,
         log: impl Into<String>,
         visibility: Visibility,
+        log_id: Option<u64>,
     ) -> Result<Tail, Error> {
         let request = v1::GetTailRequest {
             log: log.into(),
             visibility: visibility.into(),
+            log_id,
             ..Default::default()
         };
         let answer = call!(self, wal.get_tail, Repeat::Harmless, request)?;
@@ -105,21 +120,24 @@ impl Client {
 
     /// Where what was acked in an older recovery epoch stops surviving: an append of that
     /// epoch survived if and only if its position is below. None if that epoch is the
-    /// current one, in which nothing is lost so far.
+    /// current one, in which nothing is lost so far. With a `log_id`, only if it is that
+    /// log.
     ///
     /// An ack without a position was in the server's memory only; it survived if a
     /// [`sync`](Self::sync) answered after it.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, and what any call can fail with.
+    /// LOG_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
     pub async fn survived_position(
         &self,
         log: impl Into<String>,
         recovery_epoch: u64,
+        log_id: Option<u64>,
     ) -> Result<Option<u64>, Error> {
         let request = v1::GetTailRequest {
             log: log.into(),
             recovery_epoch: Some(recovery_epoch),
+            log_id,
             ..Default::default()
         };
         let answer = call!(self, wal.get_tail, Repeat::Harmless, request)?;
@@ -152,6 +170,46 @@ impl Client {
             .first_lsn
             .map(Lsn::new)
             .ok_or(Error::contract("TrimResponse.first_lsn"))
+    }
+
+    /// Shuts out older writers, durably: raises the log's writer epoch to `writer_epoch`, or
+    /// by one, and returns the tail that no older writer can pass. From then on, appends
+    /// must name the epoch ([`Condition::writer_epoch`](crate::Condition::writer_epoch)).
+    /// With a `log_id`, only if it is that log.
+    ///
+    /// # Errors
+    /// FENCED, if `writer_epoch` does not exceed the current one; LOG_NOT_FOUND, LOG_REPLACED, and
+    /// what any call can fail with.
+    pub async fn fence(
+        &self,
+        log: impl Into<String>,
+        writer_epoch: Option<u64>,
+        log_id: Option<u64>,
+    ) -> Result<Fenced, Error> {
+        let request = v1::FenceRequest {
+            log: log.into(),
+            writer_epoch,
+            log_id,
+        };
+        let repeat = match (writer_epoch, log_id) {
+            // The second time the epoch no longer exceeds the current one.
+            (Some(_), _) => Repeat::Guarded,
+            // Twice raises the epoch twice: who asked holds the newest all the same.
+            (None, Some(_)) => Repeat::Harmless,
+            // But it could shut out the writer of a log made anew under the name.
+            (None, None) => Repeat::Harmful,
+        };
+        let answer = call!(self, wal.fence, repeat, request)?;
+        Ok(Fenced {
+            tail_lsn: answer
+                .tail_lsn
+                .ok_or(Error::contract("FenceResponse.tail_lsn"))?
+                .into(),
+            writer_epoch: answer
+                .writer_epoch
+                .ok_or(Error::contract("FenceResponse.writer_epoch"))?,
+            log_id: answer.log_id,
+        })
     }
 
     /// Waits until everything accepted before, of one log or of all, is where it was to

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use futures_core::Stream;
@@ -26,10 +26,17 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::reason::Reason;
 use crate::retry::Repeat;
-use crate::scan::{Scan, ScanEvent, events};
+use crate::scan::{Cursor, Scan, ScanEvent, events};
 
 /// The events of a scan. Ends after the last one, or after an error.
-pub struct ScanStream(Pin<Box<dyn Stream<Item = Result<ScanEvent, Error>> + Send>>);
+pub struct ScanStream {
+    events: Pin<Box<dyn Stream<Item = Result<ScanEvent, Error>> + Send>>,
+    cursor: Option<Cursor>,
+}
+
+/// The events of a [`Client::follow`]: what is there, and then what is appended later,
+/// whatever becomes of the connection. Dropping it ends it.
+pub type Follower = ScanStream;
 
 impl ScanStream {
     pub(crate) fn new(scan: Scan) -> Self {
@@ -43,6 +50,7 @@ impl ScanStream {
             connection: None,
             queue: VecDeque::new(),
             place: Place::Start,
+            begun: false,
             failures: 0,
             failing_since: None,
             pause: Duration::ZERO,
@@ -52,12 +60,21 @@ impl ScanStream {
             let event = underway.next().await?;
             Some((event, underway))
         });
-        Self(Box::pin(events.fuse()))
+        Self {
+            events: Box::pin(events.fuse()),
+            cursor: None,
+        }
     }
 
     /// The next event; none after the last.
     pub async fn next(&mut self) -> Option<Result<ScanEvent, Error>> {
-        self.0.next().await
+        StreamExt::next(self).await
+    }
+
+    /// Resumes exactly after the last [`ScanEvent::Progress`] that was taken: no sooner, so
+    /// that what it stands for can be dealt with before it is kept. None before the first.
+    pub fn cursor(&self) -> Option<&Cursor> {
+        self.cursor.as_ref()
     }
 }
 
@@ -65,7 +82,13 @@ impl Stream for ScanStream {
     type Item = Result<ScanEvent, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.as_mut().poll_next(cx)
+        let event = ready!(self.events.as_mut().poll_next(cx));
+        if let Some(Ok(ScanEvent::Progress(progress))) = &event
+            && progress.cursor.is_some()
+        {
+            self.cursor.clone_from(&progress.cursor);
+        }
+        Poll::Ready(event)
     }
 }
 
@@ -88,6 +111,8 @@ struct Underway {
     connection: Option<Streaming<v1::ScanResponse>>,
     queue: VecDeque<ScanEvent>,
     place: Place,
+    /// Whether the server has taken the scan once.
+    begun: bool,
     /// Failures since the last message.
     failures: u32,
     /// When the attempt began that failed first, or the one under way.
@@ -128,6 +153,7 @@ impl Underway {
         match opened {
             Ok(Ok(answer)) => {
                 self.connection = Some(answer.into_inner());
+                self.begun = true;
                 // From now on "the tail" is in the past, and only a cursor can name it.
                 if self.place == Place::Start
                     && matches!(self.request.start, Some(Start::TailOffset(_)))
@@ -155,7 +181,11 @@ impl Underway {
         let offset = *offset;
         let tail = self
             .client
-            .get_tail(log.clone(), self.request.visibility())
+            .get_tail(
+                log.clone(),
+                self.request.visibility(),
+                self.request.log_id,
+            )
             .await;
         self.request.start = match tail {
             Ok(tail) => {
@@ -214,7 +244,7 @@ impl Underway {
         self.failures += 1;
         let policy = self.client.retry_policy();
         // A follow that has begun has no end to its patience; the caller may have.
-        let patient = self.request.follow && self.place == Place::Cursor;
+        let patient = self.request.follow && self.begun;
         let pause = policy.pause(self.failures, &error);
         let since = *self.failing_since.get_or_insert_with(Instant::now);
         let tired = self.failures >= policy.max_attempts

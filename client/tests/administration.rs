@@ -20,8 +20,8 @@ async fn client() -> Client {
 #[tokio::test]
 async fn what_survived_is_a_position_for_an_older_epoch_and_none_for_this() {
     let client = client().await;
-    assert_eq!(client.survived_position("log", 7).await.unwrap(), Some(100));
-    assert_eq!(client.survived_position("log", 1).await.unwrap(), None);
+    assert_eq!(client.survived_position("log", 7, None).await.unwrap(), Some(100));
+    assert_eq!(client.survived_position("log", 1, None).await.unwrap(), None);
 }
 
 #[tokio::test]

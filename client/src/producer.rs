@@ -1,0 +1,291 @@
+//! Exactly-once appends: repeated until they are acked, never applied twice.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use wald_proto::v1;
+use wald_proto::v1::Durability;
+
+use crate::appender::pipeline_settings;
+use crate::batch::{Condition, LogAck};
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::pipeline::{Pending, Pipeline, RecordAck, Reply, Settings, Stamp};
+use crate::reason::Reason;
+use crate::record::Record;
+use crate::retry::Repeat;
+
+/// Settings of a [`Producer`].
+#[must_use = "nothing is appended until it is opened"]
+#[derive(Debug, Clone)]
+pub struct ProducerBuilder {
+    client: Client,
+    log: String,
+    identity: Option<(String, u64)>,
+    first_sequence: u64,
+    log_id: Option<u64>,
+    writer_epoch: Option<u64>,
+    settings: Settings,
+}
+
+impl Client {
+    /// Appends to a log exactly once, whatever becomes of the connection; see [`Producer`].
+    pub fn producer(&self, log: impl Into<String>) -> ProducerBuilder {
+        ProducerBuilder {
+            client: self.clone(),
+            log: log.into(),
+            identity: None,
+            first_sequence: 0,
+            log_id: None,
+            writer_epoch: None,
+            settings: Settings::default(),
+        }
+    }
+}
+
+impl ProducerBuilder {
+    pipeline_settings!();
+
+    /// The producer's name, and the number of this incarnation of it: a higher one shuts out
+    /// the lower ones. Default: a name drawn at random, and 0. See [`Producer`] on restarts.
+    pub fn id(mut self, id: impl Into<String>, epoch: u64) -> Self {
+        self.identity = Some((id.into(), epoch));
+        self
+    }
+
+    /// The sequence of the first batch: of the first that is not known to be acked, when an
+    /// incarnation goes on after a restart of the program. Default: 0.
+    pub fn first_sequence(mut self, sequence: u64) -> Self {
+        self.first_sequence = sequence;
+        self
+    }
+
+    /// The log must have this number, or LOG_REPLACED. Default: the number that it has when
+    /// the producer is opened.
+    pub fn log_id(mut self, log_id: u64) -> Self {
+        self.log_id = Some(log_id);
+        self
+    }
+
+    /// Equals the log's writer epoch, or FENCED.
+    pub fn writer_epoch(mut self, epoch: u64) -> Self {
+        self.writer_epoch = Some(epoch);
+        self
+    }
+
+    /// Goes on trying for so long without an ack before it gives up. Default: 60 s.
+    pub fn retry_for(mut self, span: Duration) -> Self {
+        self.settings.patience = span;
+        self
+    }
+
+    /// Most batches that are not acked yet; beyond it they wait. Default: 512. At most the
+    /// number of batches that the server recognises (1,024 unless configured otherwise), so
+    /// that whatever is sent again is recognised.
+    pub fn window_batches(mut self, batches: usize) -> Self {
+        self.settings.window_batches = batches.max(1);
+        self
+    }
+
+    /// Begins: makes the log if there is none, and learns its number. Must be called within
+    /// a tokio runtime.
+    ///
+    /// # Errors
+    /// What GetLog and CreateLog can fail with.
+    pub async fn open(self) -> Result<Producer, Error> {
+        let (id, epoch) = match self.identity {
+            Some(identity) => identity,
+            None => (random_id()?, 0),
+        };
+        let log_id = match self.log_id {
+            Some(log_id) => log_id,
+            None => {
+                let give_up_at = Instant::now() + self.settings.patience;
+                log_id(&self.client, &self.log, give_up_at).await?
+            }
+        };
+        let stamp = Stamp {
+            id: id.clone(),
+            epoch,
+            next_sequence: self.first_sequence,
+            writer_epoch: self.writer_epoch,
+            log_id,
+        };
+        Ok(Producer {
+            log: self.log,
+            log_id,
+            id,
+            epoch,
+            durability: self.settings.durability,
+            pipeline: Pipeline::start(self.client, self.settings, Some(stamp)),
+        })
+    }
+}
+
+/// A name that no other producer has.
+fn random_id() -> Result<String, Error> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Error::new(ErrorKind::Random {
+            detail: error.to_string(),
+        })
+    })?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+}
+
+/// The number of a log, which is made if there is none.
+async fn log_id(client: &Client, log: &str, give_up_at: Instant) -> Result<u64, Error> {
+    let mut failures = 0;
+    loop {
+        let error = match client.get_log(log).await {
+            Ok(log) => return Ok(log.log_id),
+            Err(error) if error.reason() == Some(&Reason::LogNotFound) => {
+                match client.create_log(log, v1::LogConfig::default()).await {
+                    Ok(log) => return Ok(log.log_id),
+                    Err(error) => error,
+                }
+            }
+            Err(error) => error,
+        };
+        // Someone else has made it meanwhile, or the lost answer told so.
+        let passing = error.reason() == Some(&Reason::LogExists) || Repeat::Guarded.allows(&error);
+        failures += 1;
+        let pause = client.retry_policy().pause(failures, &error);
+        if !passing || Instant::now() + pause >= give_up_at {
+            return Err(error);
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Appends to one log, exactly once and in order, over any number of lost connections and
+/// restarts of the server.
+///
+/// Each batch carries the producer's id, its epoch and a sequence of its own, so that the
+/// server recognises a repeat and answers it as it answered the original. On any passing
+/// failure the producer reconnects and sends everything that is not acked again, in order,
+/// with pauses that grow, until nothing was acked for [`retry_for`](ProducerBuilder::retry_for).
+/// Batches are pipelined: nothing waits for the ack of what came before.
+///
+/// ```no_run
+/// # async fn example(client: wald_client::Client) -> Result<(), wald_client::Error> {
+/// let producer = client.producer("orders").open().await?;
+/// let first = producer.append("one").await?;
+/// let both = producer.append_batch(["two", "three"]).await?;
+/// println!("at {} and {}", first.await?.lsn, both.await?.first_lsn);
+/// producer.close().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// **Every other failure ends it** (PRODUCER_FENCED, PRODUCER_CONFLICT, FENCED, LOG_REPLACED,
+/// RECORD_TOO_LARGE, POSITION_MISMATCH, ...): what was acked before stays acked, and everything
+/// after fails too ([`ErrorKind::Behind`]), so that what is in the log is always a
+/// beginning of what was given, without a hole.
+///
+/// **The log is the one that there was at [`open`](ProducerBuilder::open)**, which is made then
+/// if there is none. Its number goes with every batch: a repeat never brings a deleted log
+/// back, nor gets into one made anew under the name (LOG_REPLACED).
+///
+/// **Restarts of the program.** With the default, a random id, a program that starts again is
+/// another producer, and cannot tell what became of the batches whose acks it has not seen.
+/// To be exactly-once over restarts of the program, store id, epoch and log id before the
+/// first batch, and each batch with its sequence (they count from
+/// [`first_sequence`](ProducerBuilder::first_sequence), in the order of the calls) before it is
+/// sent; forget it once it is acked. After a restart, either
+///
+/// - go on as the same incarnation: the same id, epoch and log id, `first_sequence` of the first
+///   stored batch, and all stored batches again, the same content in the same order, with
+///   [`append_batch`](Self::append_batch); what was applied is acked as `deduplicated`. Use
+///   only `append_batch` then: what single records are gathered into depends on time; or
+/// - take the next epoch, and count from 0: as soon as its first batch is applied, whatever is
+///   left of the old incarnation is shut out (PRODUCER_FENCED). What was not acked must be looked
+///   up in the log.
+#[derive(Debug)]
+pub struct Producer {
+    log: String,
+    log_id: u64,
+    id: String,
+    epoch: u64,
+    durability: Durability,
+    pipeline: Pipeline,
+}
+
+impl Producer {
+    /// The log's name.
+    pub fn log(&self) -> &str {
+        &self.log
+    }
+
+    /// The log's number.
+    pub fn log_id(&self) -> u64 {
+        self.log_id
+    }
+
+    /// The producer's name.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The number of this incarnation.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Appends a record, in a batch with others that come at the same time. Waits only while
+    /// the window is full; its ack is to be awaited separately.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Behind`], once something has failed; the record was not sent then.
+    pub async fn append(&self, record: impl Into<Record>) -> Result<Pending<RecordAck>, Error> {
+        let record = record.into().into_proto();
+        self.pipeline.record(self.log.clone(), record).await
+    }
+
+    /// Appends exactly these records as one batch, all or nothing.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub async fn append_batch<R>(&self, records: R) -> Result<Pending<LogAck>, Error>
+    where
+        R: IntoIterator,
+        R::Item: Into<Record>,
+    {
+        self.append_batch_if(Condition::new(), records).await
+    }
+
+    /// Appends exactly these records as one batch, if this holds. The producer, the log's
+    /// number, and unless named the writer epoch are the producer's own.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub async fn append_batch_if<R>(
+        &self,
+        condition: Condition,
+        records: R,
+    ) -> Result<Pending<LogAck>, Error>
+    where
+        R: IntoIterator,
+        R::Item: Into<Record>,
+    {
+        let records = records.into_iter();
+        let request = v1::AppendBatchRequest {
+            batches: vec![v1::LogBatch {
+                log: self.log.clone(),
+                records: records.map(|record| record.into().into_proto()).collect(),
+                condition: condition.into_proto(),
+            }],
+            durability: self.durability.into(),
+            ..Default::default()
+        };
+        self.pipeline.batch(request, Reply::Log).await
+    }
+
+    /// Sends what is still gathered, waits for all acks, and ends the session.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub async fn close(self) -> Result<(), Error> {
+        self.pipeline.close().await
+    }
+}
