@@ -181,11 +181,7 @@ impl Underway {
         let offset = *offset;
         let tail = self
             .client
-            .get_tail(
-                log.clone(),
-                self.request.visibility(),
-                self.request.log_id,
-            )
+            .get_tail(log.clone(), self.request.visibility(), self.request.log_id)
             .await;
         self.request.start = match tail {
             Ok(tail) => {

@@ -83,3 +83,26 @@ async fn scan_of_everything_ends_at_the_tail() {
     );
     assert!(stream.next().await.is_none());
 }
+
+#[tokio::test]
+async fn cursor_of_a_follower_resumes_after_what_was_taken() {
+    let (_fake, client) = Fake::start(30, 2).await;
+    let mut stream = client.follow("log").open();
+    assert!(stream.cursor().is_none());
+    // Until the message that ends with lsn 10 or later is complete.
+    let mut next = 0;
+    loop {
+        match stream.next().await.unwrap().unwrap() {
+            ScanEvent::Batch(batch) => next = batch.records.last().unwrap().lsn.get() + 1,
+            ScanEvent::Progress(_) if next >= 10 => break,
+            _ => {}
+        }
+    }
+    let cursor = stream.cursor().unwrap().clone();
+    drop(stream);
+    let mut resumed = client.follow("log").after(cursor).open();
+    assert_eq!(
+        take(&mut resumed, 30).await.0,
+        (next..30).collect::<Vec<_>>()
+    );
+}

@@ -54,6 +54,16 @@ async fn append_with_expected_lsn_is_repeated_after_a_lost_connection() {
 }
 
 #[tokio::test]
+async fn append_of_a_producer_is_repeated_after_a_lost_connection() {
+    let (fake, client) = Fake::start(0, 0).await;
+    fake.script([Step::Cut, Step::Ack(3)]);
+    let ack = client.append("log", "x").producer("p", 0, 0).await.unwrap();
+    assert_eq!(ack.lsn, Lsn::new(3));
+    let requests = fake.append_requests.lock().unwrap();
+    assert_eq!(requests[0], requests[1]);
+}
+
+#[tokio::test]
 async fn refusal_after_a_lost_connection_leaves_the_outcome_unknown() {
     let (fake, client) = Fake::start(0, 0).await;
     let facts = [

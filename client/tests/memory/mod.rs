@@ -4,30 +4,61 @@
     clippy::unwrap_used,
     reason = "a test that unwraps fails where it stands"
 )]
+#![allow(dead_code, reason = "each test file uses its part")]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use futures_core::Stream;
 use futures_util::stream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, broadcast};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_types::{ErrorDetails, StatusExt};
+use wald_client::proto::cursor_service_server::{CursorService, CursorServiceServer};
 use wald_client::proto::log_service_server::{LogService, LogServiceServer};
 use wald_client::proto::ops_service_server::{OpsService, OpsServiceServer};
 use wald_client::proto::scan_request::{Selector, Start};
 use wald_client::proto::wal_service_server::{WalService, WalServiceServer};
 use wald_client::proto::*;
 
+use self::state::State;
+pub(crate) use self::state::refuse;
+
+mod state;
+
+/// What becomes of one request on a session.
+pub(crate) enum Fault {
+    /// It is applied and acked.
+    None,
+    /// It is applied; its ack is never sent, nor any after it.
+    Withhold,
+    /// Its connection is cut before it is applied.
+    Cut,
+    /// It fails, as does its session.
+    Fail(Status),
+    /// It waits for this, and is applied and acked then.
+    Wait(Arc<Notify>),
+}
+
 /// All logs; a record's time is its lsn.
-#[derive(Default)]
 pub(crate) struct Memory {
-    logs: Mutex<BTreeMap<String, Vec<Record>>>,
+    /// For sessions, which outlive the call that opens them.
+    this: Weak<Self>,
+    pub(crate) state: Mutex<State>,
     /// Sizes of the requests seen.
     pub(crate) requests: Mutex<Vec<usize>>,
     /// What every scan begins with.
     pub(crate) gap: Mutex<Option<Gap>>,
+    /// What becomes of the next requests on sessions.
+    pub(crate) faults: Mutex<VecDeque<Fault>>,
+    /// Sessions opened so far.
+    pub(crate) sessions: AtomicUsize,
+    /// Cuts every connection through the proxy.
+    cut: broadcast::Sender<()>,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -36,8 +67,16 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Memory {
     /// Starts the server; returns it with its endpoint.
     pub(crate) async fn start() -> (Arc<Self>, String) {
-        let memory = Arc::new(Self::default());
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let memory = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            state: Mutex::default(),
+            requests: Mutex::default(),
+            gap: Mutex::default(),
+            faults: Mutex::default(),
+            sessions: AtomicUsize::new(0),
+            cut: broadcast::channel(8).0,
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         // Without it each answer's trailers wait 40 ms for the client's delayed ack.
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
@@ -51,35 +90,116 @@ impl Memory {
                 WalServiceServer::from_arc(memory.clone()).max_decoding_message_size(limit),
             )
             .add_service(LogServiceServer::from_arc(memory.clone()))
+            .add_service(CursorServiceServer::from_arc(memory.clone()))
             .add_service(OpsServiceServer::from_arc(memory.clone()))
             .add_service(health_service);
         tokio::spawn(server.serve_with_incoming(incoming));
         (memory, endpoint)
     }
 
-    fn batches(&self, matches: impl Fn(&str) -> bool) -> Vec<RecordBatch> {
-        let logs = self.logs.lock().unwrap();
-        let batch = |(log, records): (&String, &Vec<Record>)| RecordBatch {
-            log: log.clone(),
-            first_lsn: Some(0),
-            records: records.clone(),
-            timestamp_us: 1_000_000,
-            log_id: 1,
+    /// Starts the server behind a proxy, which cuts connections as the faults say; returns
+    /// it with the proxy's endpoint.
+    pub(crate) async fn start_behind_proxy() -> (Arc<Self>, String) {
+        let (memory, behind) = Self::start().await;
+        let behind = behind.replace("http://", "");
+        let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", proxy.local_addr().unwrap());
+        let cut = memory.cut.clone();
+        tokio::spawn(async move {
+            while let Ok((mut near, _)) = proxy.accept().await {
+                let mut cut = cut.subscribe();
+                let behind = behind.clone();
+                tokio::spawn(async move {
+                    let mut far = TcpStream::connect(behind).await.unwrap();
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                        _ = cut.recv() => {}
+                    }
+                });
+            }
+        });
+        (memory, endpoint)
+    }
+
+    /// What becomes of the next requests on sessions.
+    pub(crate) fn script(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.faults.lock().unwrap().extend(faults);
+    }
+
+    /// The payloads in a log.
+    pub(crate) fn payloads(&self, log: &str) -> Vec<String> {
+        let state = self.state.lock().unwrap();
+        let payload = |record: &Record| match record.payload.clone().unwrap() {
+            record::Payload::Data(data) => String::from_utf8(data.to_vec()).unwrap(),
+            record::Payload::Text(text) => text,
         };
-        logs.iter()
-            .filter(|(log, _)| matches(log))
-            .map(batch)
-            .collect()
+        state.logs[log].records.iter().map(payload).collect()
+    }
+
+    fn batches(&self, matches: impl Fn(&str) -> bool) -> Vec<RecordBatch> {
+        let state = self.state.lock().unwrap();
+        let batch = |(name, log): (&String, &state::StoredLog)| RecordBatch {
+            log: name.clone(),
+            first_lsn: Some(0),
+            records: log.records.clone(),
+            timestamp_us: 1_000_000,
+            log_id: log.log_id,
+        };
+        let logs = state.logs.iter();
+        logs.filter(|(log, _)| matches(log)).map(batch).collect()
+    }
+
+    fn apply(&self, request: AppendBatchRequest) -> Result<AppendBatchResponse, Status> {
+        let size = request.batches.iter().map(|b| b.records.len()).sum();
+        let answer = self.state.lock().unwrap().append(request)?;
+        self.requests.lock().unwrap().push(size);
+        Ok(answer)
+    }
+
+    /// Answers one request of a session; none if nothing will ever be answered.
+    async fn session_step(
+        &self,
+        withheld: &mut bool,
+        request: AppendSessionRequest,
+    ) -> Option<Result<AppendSessionResponse, Status>> {
+        let request_id = request.request_id;
+        let fault = self.faults.lock().unwrap().pop_front();
+        let applied = match fault.unwrap_or(Fault::None) {
+            Fault::None => self.apply(request.batch.unwrap_or_default()),
+            Fault::Withhold => {
+                *withheld = true;
+                self.apply(request.batch.unwrap_or_default())
+            }
+            Fault::Cut => {
+                self.cut.send(()).unwrap();
+                return None;
+            }
+            Fault::Fail(status) => Err(status),
+            Fault::Wait(until) => {
+                until.notified().await;
+                self.apply(request.batch.unwrap_or_default())
+            }
+        };
+        Some(match applied {
+            Ok(ack) => Ok(AppendSessionResponse {
+                request_id,
+                ack: Some(ack),
+            }),
+            Err(status) => Err(with_request_id(&status, request_id)),
+        })
     }
 }
 
-fn refusal(code: Code, reason: &str, message: &str) -> Status {
-    refusal_with(code, reason, message, HashMap::new())
-}
-
-fn refusal_with(code: Code, reason: &str, message: &str, facts: HashMap<String, String>) -> Status {
-    let details = ErrorDetails::with_error_info(reason, "wald.dev", facts);
-    Status::with_error_details(code, message, details)
+/// The status with the request's number among its facts.
+fn with_request_id(status: &Status, request_id: u64) -> Status {
+    let mut details = status.get_error_details();
+    if let Some(info) = details.error_info() {
+        let mut info = info.clone();
+        let id = request_id.to_string();
+        info.metadata.insert("request_id".into(), id);
+        details.set_error_info(info.reason, info.domain, info.metadata);
+    }
+    Status::with_error_details(status.code(), status.message(), details)
 }
 
 fn unforeseen<T>() -> Answer<T> {
@@ -92,47 +212,7 @@ impl WalService for Memory {
         &self,
         request: Request<AppendBatchRequest>,
     ) -> Answer<AppendBatchResponse> {
-        let mut logs = self.logs.lock().unwrap();
-        let mut appends = Vec::new();
-        let batches = request.into_inner().batches;
-        let size = batches.iter().map(|batch| batch.records.len()).sum();
-        if size > 1_000 {
-            return Err(refusal(
-                Code::InvalidArgument,
-                "REQUEST_TOO_LARGE",
-                "too many records",
-            ));
-        }
-        self.requests.lock().unwrap().push(size);
-        for batch in batches {
-            let records = logs.entry(batch.log.clone()).or_default();
-            let first = records.len() as u64;
-            let expected = batch.condition.and_then(|condition| condition.expected_lsn);
-            if let Some(expected) = expected.filter(|expected| *expected != first) {
-                let facts = [
-                    ("expected_lsn", expected.to_string()),
-                    ("actual_lsn", first.to_string()),
-                    ("outcome", "NOT_APPLIED".to_owned()),
-                ];
-                return Err(refusal_with(
-                    Code::FailedPrecondition,
-                    "POSITION_MISMATCH",
-                    &format!("the next lsn of {} is {first}", batch.log),
-                    facts.map(|(name, fact)| (name.to_owned(), fact)).into(),
-                ));
-            }
-            records.extend(batch.records);
-            appends.push(LogAppend {
-                log: batch.log,
-                first_lsn: Some(first),
-                next_lsn: Some(records.len() as u64),
-                ..Default::default()
-            });
-        }
-        Ok(Response::new(AppendBatchResponse {
-            appends,
-            ..Default::default()
-        }))
+        Ok(Response::new(self.apply(request.into_inner())?))
     }
 
     async fn read(&self, request: Request<ReadRequest>) -> Answer<ReadResponse> {
@@ -140,14 +220,16 @@ impl WalService for Memory {
         let name = request.log;
         let mut batches = self.batches(|log| log == name);
         let Some(mut batch) = batches.pop() else {
-            return Err(refusal(
-                Code::NotFound,
-                "LOG_NOT_FOUND",
-                &format!("no log {name}"),
-            ));
+            let facts = HashMap::from([("log".to_owned(), name.clone())]);
+            let details = ErrorDetails::with_error_info("LOG_NOT_FOUND", "wald.dev", facts);
+            let message = format!("no log {name}");
+            return Err(Status::with_error_details(Code::NotFound, message, details));
         };
         let tail = Some(batch.records.len() as u64);
-        batch.records.truncate(request.max_records as usize);
+        batch.records.truncate(match request.max_records {
+            0 => 100,
+            count => count as usize,
+        });
         let next = Some(batch.records.len() as u64);
         Ok(Response::new(ReadResponse {
             batch: Some(batch),
@@ -180,17 +262,48 @@ impl WalService for Memory {
         Ok(Response::new(Box::pin(stream::iter([Ok(message)]))))
     }
 
-    async fn append(&self, _: Request<AppendRequest>) -> Answer<AppendResponse> {
-        unforeseen()
+    async fn append(&self, request: Request<AppendRequest>) -> Answer<AppendResponse> {
+        let request = request.into_inner();
+        let answer = self.apply(AppendBatchRequest {
+            batches: vec![LogBatch {
+                log: request.log,
+                records: request.record.into_iter().collect(),
+                condition: request.condition,
+            }],
+            ..Default::default()
+        })?;
+        Ok(Response::new(AppendResponse {
+            lsn: answer.appends[0].first_lsn,
+            deduplicated: answer.appends[0].deduplicated,
+            log_id: answer.appends[0].log_id,
+            durability: answer.durability,
+            ..Default::default()
+        }))
     }
 
     type AppendSessionStream = Answers<AppendSessionResponse>;
 
     async fn append_session(
         &self,
-        _: Request<Streaming<AppendSessionRequest>>,
+        requests: Request<Streaming<AppendSessionRequest>>,
     ) -> Answer<Self::AppendSessionStream> {
-        unforeseen()
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        let memory = self.this.upgrade().unwrap();
+        // The memory, the requests, whether acks are withheld; none after a failure.
+        let begun = Some((memory, requests.into_inner(), false));
+        let answers = stream::unfold(begun, |session| async move {
+            let (memory, mut requests, mut withheld) = session?;
+            loop {
+                let request = requests.message().await.ok()??;
+                match memory.session_step(&mut withheld, request).await {
+                    Some(Ok(_)) if withheld => {}
+                    Some(Ok(ack)) => return Some((Ok(ack), Some((memory, requests, withheld)))),
+                    Some(Err(status)) => return Some((Err(status), None)),
+                    None => std::future::pending().await,
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(answers)))
     }
 
     async fn sync(&self, _: Request<SyncRequest>) -> Answer<SyncResponse> {
@@ -210,20 +323,108 @@ impl WalService for Memory {
 
     async fn trim(&self, request: Request<TrimRequest>) -> Answer<TrimResponse> {
         let request = request.into_inner();
-        let logs = self.logs.lock().unwrap();
-        let Some(records) = logs.get(&request.log) else {
-            return Err(refusal(Code::NotFound, "LOG_NOT_FOUND", "no such log"));
-        };
-        if request.before_lsn > records.len() as u64 {
-            return Err(refusal(Code::OutOfRange, "BEYOND_TAIL", "beyond the tail"));
+        let mut state = self.state.lock().unwrap();
+        let log = state.existing(&request.log, request.log_id)?;
+        if request.before_lsn > log.records.len() as u64 {
+            return Err(refuse(Code::OutOfRange, "BEYOND_TAIL", &[]));
         }
         Ok(Response::new(TrimResponse {
             first_lsn: Some(request.before_lsn),
         }))
     }
 
-    async fn fence(&self, _: Request<FenceRequest>) -> Answer<FenceResponse> {
-        unforeseen()
+    async fn fence(&self, request: Request<FenceRequest>) -> Answer<FenceResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock().unwrap();
+        let log = state.log(&request.log);
+        let epoch = request.writer_epoch.unwrap_or(log.writer_epoch + 1);
+        if epoch <= log.writer_epoch {
+            let facts = [("writer_epoch", log.writer_epoch.to_string())];
+            return Err(refuse(Code::FailedPrecondition, "FENCED", &facts));
+        }
+        log.writer_epoch = epoch;
+        Ok(Response::new(FenceResponse {
+            tail_lsn: Some(log.records.len() as u64),
+            writer_epoch: Some(epoch),
+            log_id: log.log_id,
+        }))
+    }
+}
+
+fn cursor(log: &str, name: &str, lsn: u64, log_id: u64) -> Cursor {
+    Cursor {
+        log: log.to_owned(),
+        name: name.to_owned(),
+        lsn: Some(lsn),
+        log_id,
+        update_time: None,
+    }
+}
+
+#[tonic::async_trait]
+impl CursorService for Memory {
+    async fn commit_cursor(
+        &self,
+        request: Request<CommitCursorRequest>,
+    ) -> Answer<CommitCursorResponse> {
+        let commit = request.into_inner().commit.unwrap();
+        let mut state = self.state.lock().unwrap();
+        state.check_cursor(&commit)?;
+        let log = state.log(&commit.log);
+        log.cursors.insert(commit.cursor.clone(), commit.lsn);
+        let moved = cursor(&commit.log, &commit.cursor, commit.lsn, log.log_id);
+        Ok(Response::new(CommitCursorResponse {
+            cursor: Some(moved),
+        }))
+    }
+
+    async fn get_cursor(&self, request: Request<GetCursorRequest>) -> Answer<GetCursorResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock().unwrap();
+        let log = state.existing(&request.log, request.log_id)?;
+        let Some(lsn) = log.cursors.get(&request.cursor) else {
+            return Err(refuse(Code::NotFound, "CURSOR_NOT_FOUND", &[]));
+        };
+        let found = cursor(&request.log, &request.cursor, *lsn, log.log_id);
+        Ok(Response::new(GetCursorResponse {
+            cursor: Some(found),
+        }))
+    }
+
+    /// Pages of two, so that there are several; the token is the last name.
+    async fn list_cursors(
+        &self,
+        request: Request<ListCursorsRequest>,
+    ) -> Answer<ListCursorsResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock().unwrap();
+        let log = state.existing(&request.log, request.log_id)?;
+        let later = |name: &&String| **name > request.page_token;
+        let names: Vec<&String> = log.cursors.keys().filter(later).collect();
+        let page: Vec<Cursor> = names
+            .iter()
+            .take(2)
+            .map(|name| cursor(&request.log, name, log.cursors[*name], log.log_id))
+            .collect();
+        let last = page.last().map(|last| last.name.clone());
+        let next_page_token = last.filter(|_| names.len() > 2).unwrap_or_default();
+        Ok(Response::new(ListCursorsResponse {
+            cursors: page,
+            next_page_token,
+        }))
+    }
+
+    async fn delete_cursor(
+        &self,
+        request: Request<DeleteCursorRequest>,
+    ) -> Answer<DeleteCursorResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock().unwrap();
+        let log = state.existing(&request.log, request.log_id)?;
+        match log.cursors.remove(&request.cursor) {
+            Some(_) => Ok(Response::new(DeleteCursorResponse {})),
+            None => Err(refuse(Code::NotFound, "CURSOR_NOT_FOUND", &[])),
+        }
     }
 }
 
@@ -232,11 +433,11 @@ impl LogService for Memory {
     /// Pages of two, so that there are several; the token is the last name.
     async fn list_logs(&self, request: Request<ListLogsRequest>) -> Answer<ListLogsResponse> {
         let request = request.into_inner();
-        let logs = self.logs.lock().unwrap();
+        let state = self.state.lock().unwrap();
         let after = |name: &&String| {
             name.starts_with(&request.prefix) && name.as_str() > request.page_token.as_str()
         };
-        let names: Vec<&String> = logs.keys().filter(after).collect();
+        let names: Vec<&String> = state.logs.keys().filter(after).collect();
         let page: Vec<Log> = names
             .iter()
             .take(2.min(request.page_size as usize))
@@ -253,20 +454,45 @@ impl LogService for Memory {
         }))
     }
 
-    async fn create_log(&self, _: Request<CreateLogRequest>) -> Answer<CreateLogResponse> {
-        unforeseen()
+    async fn create_log(&self, request: Request<CreateLogRequest>) -> Answer<CreateLogResponse> {
+        let name = request.into_inner().log;
+        let mut state = self.state.lock().unwrap();
+        if state.logs.contains_key(&name) {
+            return Err(refuse(Code::AlreadyExists, "LOG_EXISTS", &[]));
+        }
+        let log_id = state.log(&name).log_id;
+        Ok(Response::new(CreateLogResponse {
+            log: Some(Log {
+                name,
+                log_id,
+                ..Default::default()
+            }),
+        }))
     }
 
-    async fn get_log(&self, _: Request<GetLogRequest>) -> Answer<GetLogResponse> {
-        unforeseen()
+    async fn get_log(&self, request: Request<GetLogRequest>) -> Answer<GetLogResponse> {
+        let name = request.into_inner().log;
+        let mut state = self.state.lock().unwrap();
+        let log_id = state.existing(&name, None)?.log_id;
+        Ok(Response::new(GetLogResponse {
+            log: Some(Log {
+                name,
+                log_id,
+                ..Default::default()
+            }),
+        }))
     }
 
     async fn update_log(&self, _: Request<UpdateLogRequest>) -> Answer<UpdateLogResponse> {
         unforeseen()
     }
 
-    async fn delete_log(&self, _: Request<DeleteLogRequest>) -> Answer<DeleteLogResponse> {
-        unforeseen()
+    async fn delete_log(&self, request: Request<DeleteLogRequest>) -> Answer<DeleteLogResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock().unwrap();
+        state.existing(&request.log, request.log_id)?;
+        state.logs.remove(&request.log);
+        Ok(Response::new(DeleteLogResponse {}))
     }
 }
 
