@@ -239,6 +239,16 @@ impl Error {
         self.server()?.facts.get(name).map(String::as_str)
     }
 
+    /// Every fact that the server gave, by name, if the server answered.
+    pub fn facts(&self) -> Option<&BTreeMap<String, String>> {
+        self.server().map(ServerError::facts)
+    }
+
+    /// Every condition that did not hold.
+    pub fn failed_checks(&self) -> &[FailedCheck] {
+        self.server().map_or(&[], ServerError::failed_checks)
+    }
+
     /// One fact that is a number, such as `first_lsn`.
     pub fn fact_number(&self, name: &str) -> Option<u64> {
         self.fact(name)?.parse().ok()
