@@ -32,6 +32,12 @@ impl CursorCommit {
         self
     }
 
+    /// The log must have this number, or LOG_REPLACED.
+    pub fn log_id(mut self, log_id: u64) -> Self {
+        self.0.log_id = Some(log_id);
+        self
+    }
+
     /// Whether a repeat cannot be applied a second time.
     pub(crate) fn guards(&self) -> bool {
         self.0
@@ -87,8 +93,8 @@ impl Client {
     /// [`AppendBatch::cursor`](crate::AppendBatch::cursor).
     ///
     /// # Errors
-    /// POSITION_MISMATCH, LOG_NOT_FOUND, BEYOND_TAIL, INVALID_CURSOR_NAME, and what any
-    /// call can fail with.
+    /// POSITION_MISMATCH, LOG_NOT_FOUND, LOG_REPLACED, BEYOND_TAIL, INVALID_CURSOR_NAME, QUOTA,
+    /// and what any call can fail with.
     pub async fn commit_cursor(&self, commit: CursorCommit) -> Result<NamedCursor, Error> {
         let repeat = match commit.guards() {
             true => Repeat::Guarded,

@@ -144,11 +144,18 @@ pub(crate) fn records(list: &[Value]) -> Result<Vec<Record>> {
             None => records.push(record(written)?),
             Some(count) => {
                 let bytes = usize::try_from(number(written, "bytes")?)?;
-                records.extend((0..count).map(|n| Record::new(format!("{n:.<bytes$}"))));
+                records.extend((0..count).map(|number| padded(number, bytes)));
             }
         }
     }
     Ok(records)
+}
+
+/// A record of this size: a number, then dots.
+fn padded(number: u64, bytes: usize) -> Record {
+    let mut data = number.to_string().into_bytes();
+    data.resize(bytes, b'.');
+    Record::new(data)
 }
 
 fn record(written: &Value) -> Result<Record> {
@@ -334,6 +341,9 @@ fn commit(written: &Value) -> Result<CursorCommit> {
     let mut commit = CursorCommit::new(log, cursor, number(written, "lsn")?);
     if let Some(lsn) = optional(written, "expected_lsn")? {
         commit = commit.expected_lsn(lsn);
+    }
+    if let Some(log_id) = optional(written, "log_id")? {
+        commit = commit.log_id(log_id);
     }
     Ok(commit)
 }

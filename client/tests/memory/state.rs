@@ -183,7 +183,7 @@ impl State {
     }
 
     pub(crate) fn check_cursor(&mut self, commit: &CursorCommit) -> Result<(), Status> {
-        let log = self.existing(&commit.log, None)?;
+        let log = self.existing(&commit.log, commit.log_id)?;
         let stands = log.cursors.get(&commit.cursor).copied().unwrap_or(0);
         if commit
             .expected_lsn
