@@ -276,6 +276,61 @@ async fn trim_prints_the_first_lsn_kept_and_refuses_past_the_tail() {
 }
 
 #[tokio::test]
+async fn fenced_log_takes_appends_that_name_its_epoch() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log", "x\n").await;
+    let fenced = fixture.walctl("fence log", "").await;
+    assert_eq!(
+        (fenced.code, fenced.stdout.as_str()),
+        (0, "next lsn 1, writer epoch 1\n")
+    );
+    let refused = fixture.walctl("append log", "y\n").await;
+    assert_eq!(refused.code, 1);
+    let advice = "the log's writer epoch is 1: --writer-epoch names it";
+    assert!(refused.stderr.contains(advice), "{}", refused.stderr);
+    let taken = fixture.walctl("append log --writer-epoch 1", "y\n").await;
+    assert_eq!(taken.code, 0, "{}", taken.stderr);
+    let again = fixture.walctl("fence log --writer-epoch 1", "").await;
+    assert_eq!(again.code, 1);
+}
+
+#[tokio::test]
+async fn cursors_are_set_shown_listed_and_deleted() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log", "x\ny\nz\n").await;
+    for name in ["a", "b", "c"] {
+        let line = format!("cursor set log {name} 2");
+        let set = fixture.walctl(&line, "").await;
+        assert_eq!(set.code, 0, "{}", set.stderr);
+    }
+    let line = "cursor set log a 3 --expected-lsn 1";
+    let refused = fixture.walctl(line, "").await;
+    assert_eq!(refused.code, 1);
+    assert!(refused.stderr.contains("POSITION_MISMATCH"));
+    let moved = fixture
+        .walctl("cursor set log a 3 --expected-lsn 2 --output jsonl", "")
+        .await;
+    let moved: serde_json::Value = serde_json::from_str(&moved.stdout).unwrap();
+    assert_eq!((&moved["cursor"], &moved["lsn"]), (&"a".into(), &3.into()));
+    let deleted = fixture.walctl("cursor delete log b", "").await;
+    assert_eq!(deleted.code, 0, "{}", deleted.stderr);
+    let shown = fixture.walctl("cursor get log b", "").await;
+    assert_eq!(shown.code, 3);
+    let listed = fixture.walctl("cursor list log", "").await;
+    let rows: Vec<Vec<&str>> = listed
+        .stdout
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let expected = [
+        ["CURSOR", "NEXT", "MOVED"],
+        ["a", "3", "-"],
+        ["c", "2", "-"],
+    ];
+    assert_eq!(rows, expected);
+}
+
+#[tokio::test]
 async fn status_shows_server_and_journal_as_a_table_or_json() {
     let fixture = Fixture::new().await;
     let shown = fixture.walctl("status", "").await;

@@ -189,10 +189,13 @@ async fn load(
         let (records, bytes) = (pack.records, pack.bytes);
         let mut batch = client.append_batch().durability(durability);
         for (log, records) in pack.logs {
-            let condition = match expected {
-                Some(lsn) => Condition::new().expected_lsn(lsn),
-                None => Condition::new(),
-            };
+            let mut condition = Condition::new();
+            if let Some(lsn) = expected {
+                condition = condition.expected_lsn(lsn);
+            }
+            if let Some(epoch) = args.writer_epoch {
+                condition = condition.writer_epoch(epoch);
+            }
             batch = batch.log_if(log, condition, records);
         }
         let ack = batch.await.map_err(|error| match error.outcome() {

@@ -60,6 +60,11 @@ pub(crate) enum Command {
     /// Forget the records of a log below an lsn, for ever. Their space is not given back to
     /// the disk yet.
     Trim(TrimArgs),
+    /// Shut out the older writers of a log: raise its writer epoch.
+    Fence(FenceArgs),
+    /// List, show, move or delete the cursors of a log: where its consumers go on reading.
+    #[command(subcommand)]
+    Cursor(CursorCommand),
     /// Wait until everything accepted before is flushed.
     Sync(SyncArgs),
     /// Show what the server is, whether it is ready, what its flushes really promise, and
@@ -128,6 +133,9 @@ pub(crate) struct AppendArgs {
     /// meanwhile. Makes batches safe to repeat after a lost connection.
     #[arg(long, value_name = "LSN", conflicts_with = "log_from_field")]
     pub(crate) expected_lsn: Option<u64>,
+    /// The log's writer epoch; needed once it was fenced.
+    #[arg(long, value_name = "EPOCH", conflicts_with = "log_from_field")]
+    pub(crate) writer_epoch: Option<u64>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -274,6 +282,67 @@ pub(crate) struct TrimArgs {
     /// Forget every record below this lsn; at most the log's next.
     #[arg(long, value_name = "LSN")]
     pub(crate) before: u64,
+    /// Only if the log has this number.
+    #[arg(long, value_name = "ID")]
+    pub(crate) log_id: Option<u64>,
+}
+
+const FENCE_HELP: &str = "\
+Prints the tail that no older writer can pass, and the writer epoch. From then on an append must \
+name the epoch (`walctl append --writer-epoch`).";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = FENCE_HELP)]
+pub(crate) struct FenceArgs {
+    /// The log.
+    pub(crate) log: String,
+    /// The new epoch; must exceed the current one [default: the current one and 1].
+    #[arg(long, value_name = "EPOCH")]
+    pub(crate) writer_epoch: Option<u64>,
+    /// Only if the log has this number.
+    #[arg(long, value_name = "ID")]
+    pub(crate) log_id: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CursorCommand {
+    /// List the cursors of a log.
+    List {
+        /// The log.
+        log: String,
+    },
+    /// Show a cursor.
+    Get {
+        /// The log.
+        log: String,
+        /// The cursor.
+        cursor: String,
+    },
+    /// Move a cursor, or make it.
+    Set(CursorSetArgs),
+    /// Forget a cursor.
+    Delete {
+        /// The log.
+        log: String,
+        /// The cursor.
+        cursor: String,
+        /// Only if the log has this number.
+        #[arg(long, value_name = "ID")]
+        log_id: Option<u64>,
+    },
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CursorSetArgs {
+    /// The log.
+    pub(crate) log: String,
+    /// The cursor.
+    pub(crate) cursor: String,
+    /// The next lsn to read; at most the log's next.
+    pub(crate) lsn: u64,
+    /// Only if the cursor stands here; 0 also if there is none yet.
+    #[arg(long, value_name = "LSN")]
+    pub(crate) expected_lsn: Option<u64>,
     /// Only if the log has this number.
     #[arg(long, value_name = "ID")]
     pub(crate) log_id: Option<u64>,

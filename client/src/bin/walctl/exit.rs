@@ -73,6 +73,11 @@ fn advice(error: &Error) -> Option<String> {
     if let Some(reason) = error.reason() {
         return Some(match reason {
             Reason::LogNotFound => "`walctl logs` shows what there is".to_owned(),
+            Reason::CursorNotFound => "`walctl cursor list` shows what there is".to_owned(),
+            Reason::Fenced => format!(
+                "the log's writer epoch is {}: --writer-epoch names it, if you are its writer",
+                error.fact("writer_epoch")?
+            ),
             Reason::PositionMismatch => mismatch(error).to_owned(),
             Reason::Trimmed => return read_on("first_lsn"),
             Reason::Quarantined => return read_on("to_lsn"),

@@ -170,6 +170,7 @@ fn details(log: &Log) -> String {
         ("first lsn", number(log.first_lsn)),
         ("next lsn", number(log.tail_lsn)),
         ("durable below", number(log.durable_lsn)),
+        ("writer epoch", number(log.writer_epoch)),
         ("stored", HumanBytes(log.stored_bytes).to_string()),
         ("sync mode", or_default(sync_mode(log))),
         (

@@ -3,6 +3,7 @@
 mod append;
 mod args;
 mod batch;
+mod cursors;
 mod exit;
 mod input;
 mod logs;
@@ -20,7 +21,7 @@ use anyhow::Result;
 use clap::Parser;
 use wald_client::{Client, Health, RetryPolicy, SyncTarget};
 
-use crate::args::{Args, Command, Global, HealthArgs, SyncArgs, TrimArgs};
+use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
 use crate::exit::Exit;
 use crate::output::{Out, Output};
 
@@ -68,6 +69,8 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
         Command::Logs(args) => logs::list(client, args, output).await,
         Command::Log(command) => logs::log(client, command, output).await,
         Command::Trim(args) => trim(client, args, output).await,
+        Command::Fence(args) => fence(client, args, output).await,
+        Command::Cursor(command) => cursors::cursor(client, command, output).await,
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, &global.endpoint, output).await,
         Command::Health(args) => health(client, args, output).await,
@@ -86,6 +89,27 @@ async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<Exit> {
             out.json(&serde_json::json!({ "log": args.log, "first_lsn": first.get() }))?;
         }
         Output::Text | Output::Raw => out.line(&format!("first lsn {first}"))?,
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
+}
+
+async fn fence(client: &Client, args: FenceArgs, output: Output) -> Result<Exit> {
+    let fenced = client
+        .fence(args.log.as_str(), args.writer_epoch, args.log_id)
+        .await?;
+    let mut out = Out::new(output);
+    match output {
+        Output::Json | Output::Jsonl => out.json(&serde_json::json!({
+            "log": args.log,
+            "tail_lsn": fenced.tail_lsn.get(),
+            "writer_epoch": fenced.writer_epoch,
+            "log_id": fenced.log_id,
+        }))?,
+        Output::Text | Output::Raw => out.line(&format!(
+            "next lsn {}, writer epoch {}",
+            fenced.tail_lsn, fenced.writer_epoch
+        ))?,
     }
     out.flush()?;
     Ok(Exit::Ok)
