@@ -11,28 +11,28 @@
 //! what is queued, gathered and in flight together never takes more memory than the window.
 //! What is acked, and what fails, is told in the order of the appends.
 
-use std::cmp::Ordering;
-use std::collections::VecDeque;
+mod driver;
+mod gather;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout_at};
-use tonic::{Status, Streaming};
+use tokio::time::Instant;
 use wald_proto::v1;
 use wald_proto::v1::Durability;
 use wald_proto::v1::record::Payload;
 
-use crate::batch::{BatchAck, LogAck};
+use self::driver::Driver;
+pub(crate) use self::gather::Reply;
+use self::gather::{Gathered, Gatherer, Sealed, Work};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::lsn::Lsn;
-use crate::retry::Repeat;
 
 /// What a record takes of the window beside its payload and headers.
 const RECORD_OVERHEAD_BYTES: usize = 64;
@@ -141,24 +141,14 @@ impl Pipeline {
         let window = Arc::new(Semaphore::new(settings.window_bytes as usize));
         let failure = Arc::new(OnceLock::new());
         let window_bytes = settings.window_bytes;
-        let driver = Driver {
+        let driver = Driver::new(
             client,
-            patience: settings.patience,
-            window_batches: settings.window_batches,
+            &settings,
             stamp,
-            gatherer: Gatherer {
-                work,
-                put_back: None,
-                gathered: None,
-                settings,
-            },
-            in_flight: VecDeque::new(),
-            next_request_id: 0,
-            progress: Instant::now(),
-            failures: 0,
-            window: Arc::clone(&window),
-            failure: Arc::clone(&failure),
-        };
+            Gatherer::new(work, settings.clone()),
+            Arc::clone(&window),
+            Arc::clone(&failure),
+        );
         Self {
             queue,
             window,
@@ -256,384 +246,4 @@ fn size(record: &v1::Record) -> usize {
         .map(|header| header.key.len() + header.value.len())
         .sum();
     RECORD_OVERHEAD_BYTES + payload + headers
-}
-
-/// What comes out of the queue.
-#[derive(Debug)]
-enum Work {
-    /// One record, to be gathered with others.
-    Record(Box<Gathered>),
-    Batch(Sealed),
-}
-
-/// Records of one log that become one batch.
-#[derive(Debug)]
-struct Gathered {
-    log: String,
-    records: Vec<v1::Record>,
-    bytes: usize,
-    replies: Vec<oneshot::Sender<Result<RecordAck, Error>>>,
-    permit: OwnedSemaphorePermit,
-    seal_at: Instant,
-}
-
-/// A batch that does not change any more.
-#[derive(Debug)]
-struct Sealed {
-    request: v1::AppendBatchRequest,
-    reply: Reply,
-    permit: OwnedSemaphorePermit,
-}
-
-/// Who waits for a batch.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    Records(Vec<oneshot::Sender<Result<RecordAck, Error>>>),
-    Log(oneshot::Sender<Result<LogAck, Error>>),
-    Batch(oneshot::Sender<Result<BatchAck, Error>>),
-}
-
-impl Reply {
-    // Whoever dropped a Pending does not want to know: no send can fail in a way that matters.
-
-    fn ack(self, mut ack: BatchAck) {
-        match self {
-            Self::Batch(reply) => {
-                let _ = reply.send(Ok(ack));
-            }
-            Self::Log(reply) => {
-                let append = ack.appends.pop();
-                let _ = reply.send(append.ok_or(Error::contract("AppendBatchResponse.appends")));
-            }
-            Self::Records(replies) => {
-                let Some(append) = ack.appends.pop() else {
-                    let error = Error::contract("AppendBatchResponse.appends");
-                    return Self::Records(replies).fail(error);
-                };
-                for (lsn, reply) in (append.first_lsn.get()..).zip(replies) {
-                    let _ = reply.send(Ok(RecordAck {
-                        lsn: Lsn::new(lsn),
-                        durability: ack.durability,
-                        deduplicated: append.deduplicated,
-                        position: ack.position,
-                        recovery_epoch: ack.recovery_epoch,
-                        log_id: append.log_id,
-                    }));
-                }
-            }
-        }
-    }
-
-    fn fail(self, error: Error) {
-        match self {
-            Self::Records(replies) => {
-                for reply in replies {
-                    let _ = reply.send(Err(error.clone()));
-                }
-            }
-            Self::Log(reply) => {
-                let _ = reply.send(Err(error));
-            }
-            Self::Batch(reply) => {
-                let _ = reply.send(Err(error));
-            }
-        }
-    }
-}
-
-/// Makes batches of what is queued.
-#[derive(Debug)]
-struct Gatherer {
-    work: mpsc::UnboundedReceiver<Work>,
-    /// Taken from the queue, but not for the batch that is being gathered.
-    put_back: Option<Work>,
-    gathered: Option<Box<Gathered>>,
-    settings: Settings,
-}
-
-impl Gatherer {
-    /// The next batch; none once the queue is closed and empty. Loses nothing if it is
-    /// dropped while it waits.
-    async fn next(&mut self) -> Option<Sealed> {
-        loop {
-            let work = match (self.put_back.take(), &self.gathered) {
-                (Some(work), _) => Some(work),
-                (None, Some(gathered)) if self.is_full(gathered) => return self.seal(),
-                (None, Some(gathered)) => {
-                    match timeout_at(gathered.seal_at, self.work.recv()).await {
-                        Ok(work) => work,
-                        Err(_) => return self.seal(),
-                    }
-                }
-                (None, None) => self.work.recv().await,
-            };
-            match (work, &mut self.gathered) {
-                (None, _) => return self.seal(),
-                (Some(Work::Batch(sealed)), None) => return Some(sealed),
-                (Some(Work::Record(mut first)), None) => {
-                    first.seal_at = Instant::now() + self.settings.linger;
-                    self.gathered = Some(first);
-                }
-                (Some(Work::Record(more)), Some(gathered))
-                    if more.log == gathered.log
-                        && gathered.bytes + more.bytes <= self.settings.batch_bytes =>
-                {
-                    gathered.bytes += more.bytes;
-                    gathered.records.extend(more.records);
-                    gathered.replies.extend(more.replies);
-                    gathered.permit.merge(more.permit);
-                }
-                (Some(work), Some(_)) => {
-                    self.put_back = Some(work);
-                    return self.seal();
-                }
-            }
-        }
-    }
-
-    fn is_full(&self, gathered: &Gathered) -> bool {
-        gathered.records.len() >= self.settings.batch_records
-            || gathered.bytes >= self.settings.batch_bytes
-    }
-
-    fn seal(&mut self) -> Option<Sealed> {
-        let gathered = self.gathered.take()?;
-        Some(Sealed {
-            request: v1::AppendBatchRequest {
-                batches: vec![v1::LogBatch {
-                    log: gathered.log,
-                    records: gathered.records,
-                    condition: None,
-                }],
-                durability: self.settings.durability.into(),
-                ..Default::default()
-            },
-            reply: Reply::Records(gathered.replies),
-            permit: gathered.permit,
-        })
-    }
-
-    /// Fails everything that was not sent, and takes nothing any more.
-    async fn fail(&mut self, first: &Error) {
-        self.work.close();
-        while let Some(sealed) = self.next().await {
-            sealed.reply.fail(behind(first, Outcome::NotApplied));
-        }
-    }
-}
-
-/// A batch that was sent and not acked.
-struct InFlight {
-    request_id: u64,
-    /// Absent once it was sent, if it is never sent again.
-    request: Option<v1::AppendBatchRequest>,
-    reply: Reply,
-    /// Whether it was on a connection that broke.
-    doubtful: bool,
-    /// Given back to the window with the ack.
-    _permit: OwnedSemaphorePermit,
-}
-
-/// How a session ended.
-enum Ended {
-    /// Everything is acked, and nothing more will come.
-    Closed,
-    Failed(Error),
-}
-
-impl InFlight {
-    fn message(&mut self, again: bool) -> v1::AppendSessionRequest {
-        let batch = match again {
-            true => self.request.clone(),
-            false => self.request.take(),
-        };
-        v1::AppendSessionRequest {
-            request_id: self.request_id,
-            batch,
-        }
-    }
-}
-
-/// Drives the sessions, one after the other.
-struct Driver {
-    client: Client,
-    patience: Duration,
-    window_batches: usize,
-    stamp: Option<Stamp>,
-    gatherer: Gatherer,
-    in_flight: VecDeque<InFlight>,
-    next_request_id: u64,
-    /// When something was acked, or sent while nothing else was in flight.
-    progress: Instant,
-    /// Failures since then.
-    failures: u32,
-    window: Arc<Semaphore>,
-    failure: Arc<OnceLock<Error>>,
-}
-
-impl Driver {
-    async fn run(mut self) -> Result<(), Error> {
-        loop {
-            // A session that broke while nothing was in flight is opened again once there is
-            // something to send: no batch is in doubt.
-            if self.in_flight.is_empty() {
-                match self.gatherer.next().await {
-                    Some(sealed) => self.launch(sealed),
-                    None => return Ok(()),
-                }
-            }
-            match self.serve().await {
-                Ended::Closed => return Ok(()),
-                Ended::Failed(_) if self.in_flight.is_empty() => {}
-                Ended::Failed(error) => {
-                    if let Err(error) = self.survive(error).await {
-                        self.fail(&error).await;
-                        return Err(error);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Puts a batch in flight, still to be sent.
-    fn launch(&mut self, mut sealed: Sealed) {
-        if let Some(stamp) = &mut self.stamp {
-            stamp.put_on(&mut sealed.request);
-        }
-        if self.in_flight.is_empty() {
-            self.progress = Instant::now();
-        }
-        self.in_flight.push_back(InFlight {
-            request_id: self.next_request_id,
-            request: Some(sealed.request),
-            reply: sealed.reply,
-            doubtful: false,
-            _permit: sealed.permit,
-        });
-        self.next_request_id += 1;
-    }
-
-    /// One session: everything in flight is sent, then what comes out of the queue.
-    async fn serve(&mut self) -> Ended {
-        let again = self.stamp.is_some();
-        let (requests, mut outgoing) = mpsc::unbounded_channel();
-        for batch in &mut self.in_flight {
-            // Unless the session is gone already, which its answers tell.
-            let _ = requests.send(batch.message(again));
-        }
-        let mut requests = Some(requests);
-        let mut wal = self.client.wal();
-        let opening = wal.append_session(stream::poll_fn(move |cx| outgoing.poll_recv(cx)));
-        tokio::pin!(opening);
-        let mut answers = None;
-        loop {
-            let room = self.in_flight.len() < self.window_batches;
-            let give_up_at = self.progress + self.patience;
-            tokio::select! {
-                opened = &mut opening, if answers.is_none() => match opened {
-                    Ok(opened) => answers = Some(opened.into_inner()),
-                    Err(status) => return Ended::Failed(self.client.error(&status, self.patience)),
-                },
-                message = next(&mut answers), if answers.is_some() => {
-                    let acked = match message {
-                        Ok(Some(message)) => self.ack(message),
-                        Ok(None) if self.in_flight.is_empty() && requests.is_none() => {
-                            return Ended::Closed;
-                        }
-                        Ok(None) => {
-                            let detail = "the server ended the session".to_owned();
-                            Err(Error::new(ErrorKind::ConnectionLost(detail)))
-                        }
-                        Err(status) => Err(self.client.error(&status, self.patience)),
-                    };
-                    if let Err(error) = acked {
-                        return Ended::Failed(error);
-                    }
-                }
-                sealed = self.gatherer.next(), if room && requests.is_some() => match sealed {
-                    Some(sealed) => {
-                        self.launch(sealed);
-                        if let (Some(requests), Some(batch)) =
-                            (&requests, self.in_flight.back_mut())
-                        {
-                            let _ = requests.send(batch.message(again));
-                        }
-                    }
-                    // Half-closes: the server acks what it has, and ends the stream.
-                    None => requests = None,
-                },
-                () = sleep_until(give_up_at), if !self.in_flight.is_empty() => {
-                    return Ended::Failed(Error::new(ErrorKind::Timeout(self.patience)));
-                }
-            }
-        }
-    }
-
-    /// Tells who waits for the first batch in flight.
-    fn ack(&mut self, message: v1::AppendSessionResponse) -> Result<(), Error> {
-        let expected = self.in_flight.front().map(|batch| batch.request_id);
-        if expected != Some(message.request_id) {
-            return Err(Error::contract("AppendSessionResponse.request_id in order"));
-        }
-        let ack = message
-            .ack
-            .ok_or(Error::contract("AppendSessionResponse.ack"))?;
-        let ack = BatchAck::from_proto(ack)?;
-        if let Some(batch) = self.in_flight.pop_front() {
-            batch.reply.ack(ack);
-        }
-        self.progress = Instant::now();
-        self.failures = 0;
-        Ok(())
-    }
-
-    /// Prepares the next session, if everything in flight may be sent again.
-    async fn survive(&mut self, error: Error) -> Result<(), Error> {
-        self.failures += 1;
-        let pause = self.client.retry_policy().pause(self.failures, &error);
-        let give_up = Instant::now() + pause >= self.progress + self.patience;
-        if self.stamp.is_none() || give_up || !Repeat::Guarded.allows(&error) {
-            return Err(error);
-        }
-        if error.outcome() == Outcome::Unknown {
-            for batch in &mut self.in_flight {
-                batch.doubtful = true;
-            }
-        }
-        tokio::time::sleep(pause).await;
-        Ok(())
-    }
-
-    /// Tells everyone: the batch that failed why, those behind it that they are behind it.
-    async fn fail(&mut self, error: &Error) {
-        // Known before anything else is refused.
-        let _ = self.failure.set(error.clone());
-        self.window.close();
-        // Acks that were due have come before; without a name it is the first of the others.
-        let named = error.fact_number("request_id");
-        let position = |id| self.in_flight.iter().position(|b| b.request_id == id);
-        let failed = named.and_then(position).unwrap_or(0);
-        for (place, batch) in self.in_flight.drain(..).enumerate() {
-            let told = match (place.cmp(&failed), error.outcome()) {
-                (Ordering::Equal, _) => error.clone(),
-                (Ordering::Greater, outcome) => behind(error, outcome),
-                (Ordering::Less, _) => behind(error, Outcome::Unknown),
-            };
-            batch.reply.fail(match batch.doubtful {
-                true => told.after_unknown(),
-                false => told,
-            });
-        }
-        self.gatherer.fail(error).await;
-    }
-}
-
-/// The next answer of a session that is open.
-async fn next(
-    answers: &mut Option<Streaming<v1::AppendSessionResponse>>,
-) -> Result<Option<v1::AppendSessionResponse>, Status> {
-    match answers {
-        Some(answers) => answers.message().await,
-        None => std::future::pending().await,
-    }
 }

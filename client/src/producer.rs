@@ -187,6 +187,10 @@ async fn log_id(client: &Client, log: &str, give_up_at: Instant) -> Result<u64, 
 /// if there is none. Its number goes with every batch: a repeat never brings a deleted log
 /// back, nor gets into one made anew under the name (LOG_REPLACED).
 ///
+/// Acks that are less than durable ([`durability`](ProducerBuilder::durability), the log's
+/// sync mode) can be lost in a crash, and the server's memory of those batches with them: the
+/// producer is then refused (PRODUCER_GAP) instead of leaving a hole.
+///
 /// **Restarts of the program.** With the default, a random id, a program that starts again is
 /// another producer, and cannot tell what became of the batches whose acks it has not seen.
 /// To be exactly-once over restarts of the program, store id, epoch and log id before the

@@ -1,0 +1,259 @@
+//! The task that sends batches and takes their acks.
+
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures_util::stream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Instant, sleep_until};
+use tonic::{Status, Streaming};
+use wald_proto::v1;
+
+use super::gather::{Gatherer, Reply, Sealed};
+use super::{Settings, Stamp, behind};
+use crate::batch::BatchAck;
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Outcome};
+use crate::retry::Repeat;
+
+/// A batch that was sent and not acked.
+struct InFlight {
+    request_id: u64,
+    /// Absent once it was sent, if it is never sent again.
+    request: Option<v1::AppendBatchRequest>,
+    reply: Reply,
+    /// Whether it was on a connection that broke.
+    doubtful: bool,
+    /// Given back to the window with the ack.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// How a session ended.
+enum Ended {
+    /// Everything is acked, and nothing more will come.
+    Closed,
+    Failed(Error),
+}
+
+impl InFlight {
+    fn message(&mut self, again: bool) -> v1::AppendSessionRequest {
+        let batch = match again {
+            true => self.request.clone(),
+            false => self.request.take(),
+        };
+        v1::AppendSessionRequest {
+            request_id: self.request_id,
+            batch,
+        }
+    }
+}
+
+/// Drives the sessions, one after the other.
+pub(super) struct Driver {
+    client: Client,
+    patience: Duration,
+    window_batches: usize,
+    stamp: Option<Stamp>,
+    gatherer: Gatherer,
+    in_flight: VecDeque<InFlight>,
+    next_request_id: u64,
+    /// When something was acked, or sent while nothing else was in flight.
+    progress: Instant,
+    /// Failures since then.
+    failures: u32,
+    window: Arc<Semaphore>,
+    failure: Arc<OnceLock<Error>>,
+}
+
+impl Driver {
+    /// Tells the failure that ends it, and gives back to the window what was told.
+    pub(super) fn new(
+        client: Client,
+        settings: &Settings,
+        stamp: Option<Stamp>,
+        gatherer: Gatherer,
+        window: Arc<Semaphore>,
+        failure: Arc<OnceLock<Error>>,
+    ) -> Self {
+        Self {
+            client,
+            patience: settings.patience,
+            window_batches: settings.window_batches,
+            stamp,
+            gatherer,
+            in_flight: VecDeque::new(),
+            next_request_id: 0,
+            progress: Instant::now(),
+            failures: 0,
+            window,
+            failure,
+        }
+    }
+
+    pub(super) async fn run(mut self) -> Result<(), Error> {
+        loop {
+            // A session that broke while nothing was in flight is opened again once there is
+            // something to send: no batch is in doubt.
+            if self.in_flight.is_empty() {
+                match self.gatherer.next().await {
+                    Some(sealed) => self.launch(sealed),
+                    None => return Ok(()),
+                }
+            }
+            match self.serve().await {
+                Ended::Closed => return Ok(()),
+                Ended::Failed(_) if self.in_flight.is_empty() => {}
+                Ended::Failed(error) => {
+                    if let Err(error) = self.survive(error).await {
+                        self.fail(&error).await;
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts a batch in flight, still to be sent.
+    fn launch(&mut self, mut sealed: Sealed) {
+        if let Some(stamp) = &mut self.stamp {
+            stamp.put_on(&mut sealed.request);
+        }
+        if self.in_flight.is_empty() {
+            self.progress = Instant::now();
+        }
+        self.in_flight.push_back(InFlight {
+            request_id: self.next_request_id,
+            request: Some(sealed.request),
+            reply: sealed.reply,
+            doubtful: false,
+            _permit: sealed.permit,
+        });
+        self.next_request_id += 1;
+    }
+
+    /// One session: everything in flight is sent, then what comes out of the queue.
+    async fn serve(&mut self) -> Ended {
+        let again = self.stamp.is_some();
+        let (requests, mut outgoing) = mpsc::unbounded_channel();
+        for batch in &mut self.in_flight {
+            // Unless the session is gone already, which its answers tell.
+            let _ = requests.send(batch.message(again));
+        }
+        let mut requests = Some(requests);
+        let mut wal = self.client.wal();
+        let opening = wal.append_session(stream::poll_fn(move |cx| outgoing.poll_recv(cx)));
+        tokio::pin!(opening);
+        let mut answers = None;
+        loop {
+            let room = self.in_flight.len() < self.window_batches;
+            let give_up_at = self.progress + self.patience;
+            tokio::select! {
+                opened = &mut opening, if answers.is_none() => match opened {
+                    Ok(opened) => answers = Some(opened.into_inner()),
+                    Err(status) => return Ended::Failed(self.client.error(&status, self.patience)),
+                },
+                message = next(&mut answers), if answers.is_some() => {
+                    let acked = match message {
+                        Ok(Some(message)) => self.ack(message),
+                        Ok(None) if self.in_flight.is_empty() && requests.is_none() => {
+                            return Ended::Closed;
+                        }
+                        Ok(None) => {
+                            let detail = "the server ended the session".to_owned();
+                            Err(Error::new(ErrorKind::ConnectionLost(detail)))
+                        }
+                        Err(status) => Err(self.client.error(&status, self.patience)),
+                    };
+                    if let Err(error) = acked {
+                        return Ended::Failed(error);
+                    }
+                }
+                sealed = self.gatherer.next(), if room && requests.is_some() => match sealed {
+                    Some(sealed) => {
+                        self.launch(sealed);
+                        if let (Some(requests), Some(batch)) =
+                            (&requests, self.in_flight.back_mut())
+                        {
+                            let _ = requests.send(batch.message(again));
+                        }
+                    }
+                    // Half-closes: the server acks what it has, and ends the stream.
+                    None => requests = None,
+                },
+                () = sleep_until(give_up_at), if !self.in_flight.is_empty() => {
+                    return Ended::Failed(Error::new(ErrorKind::Timeout(self.patience)));
+                }
+            }
+        }
+    }
+
+    /// Tells who waits for the first batch in flight.
+    fn ack(&mut self, message: v1::AppendSessionResponse) -> Result<(), Error> {
+        let expected = self.in_flight.front().map(|batch| batch.request_id);
+        if expected != Some(message.request_id) {
+            return Err(Error::contract("AppendSessionResponse.request_id in order"));
+        }
+        let ack = message
+            .ack
+            .ok_or(Error::contract("AppendSessionResponse.ack"))?;
+        let ack = BatchAck::from_proto(ack)?;
+        if let Some(batch) = self.in_flight.pop_front() {
+            batch.reply.ack(ack);
+        }
+        self.progress = Instant::now();
+        self.failures = 0;
+        Ok(())
+    }
+
+    /// Prepares the next session, if everything in flight may be sent again.
+    async fn survive(&mut self, error: Error) -> Result<(), Error> {
+        self.failures += 1;
+        let pause = self.client.retry_policy().pause(self.failures, &error);
+        let give_up = Instant::now() + pause >= self.progress + self.patience;
+        if self.stamp.is_none() || give_up || !Repeat::Guarded.allows(&error) {
+            return Err(error);
+        }
+        if error.outcome() == Outcome::Unknown {
+            for batch in &mut self.in_flight {
+                batch.doubtful = true;
+            }
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// Tells everyone: the batch that failed why, those behind it that they are behind it.
+    async fn fail(&mut self, error: &Error) {
+        // Known before anything else is refused.
+        let _ = self.failure.set(error.clone());
+        self.window.close();
+        // Acks that were due have come before; without a name it is the first of the others.
+        let named = error.fact_number("request_id");
+        let position = |id| self.in_flight.iter().position(|b| b.request_id == id);
+        let failed = named.and_then(position).unwrap_or(0);
+        for (place, batch) in self.in_flight.drain(..).enumerate() {
+            let told = match (place.cmp(&failed), error.outcome()) {
+                (Ordering::Equal, _) => error.clone(),
+                (Ordering::Greater, outcome) => behind(error, outcome),
+                (Ordering::Less, _) => behind(error, Outcome::Unknown),
+            };
+            batch.reply.fail(match batch.doubtful {
+                true => told.after_unknown(),
+                false => told,
+            });
+        }
+        self.gatherer.fail(error).await;
+    }
+}
+
+/// The next answer of a session that is open.
+async fn next(
+    answers: &mut Option<Streaming<v1::AppendSessionResponse>>,
+) -> Result<Option<v1::AppendSessionResponse>, Status> {
+    match answers {
+        Some(answers) => answers.message().await,
+        None => std::future::pending().await,
+    }
+}
