@@ -68,7 +68,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Tells the failure that ends it, and gives back to the window what was told.
+    /// `failure` gets what ends it, and `window` is closed then.
     pub(super) fn new(
         client: Client,
         settings: &Settings,
