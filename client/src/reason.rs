@@ -41,6 +41,8 @@ reasons! {
     EmptyBatch = "EMPTY_BATCH",
     /// A log named twice in one request.
     DuplicateLog = "DUPLICATE_LOG",
+    /// A cursor named twice in one request.
+    DuplicateCursor = "DUPLICATE_CURSOR",
     /// A record above the limit.
     RecordTooLarge = "RECORD_TOO_LARGE",
     /// A request above the limits.
@@ -69,6 +71,11 @@ reasons! {
     ProducerExpired = "PRODUCER_EXPIRED",
     /// The same sequence number with other content.
     ProducerConflict = "PRODUCER_CONFLICT",
+    /// The producer's name is empty, too long, or has control characters, or some batches of
+    /// a request name a producer and others do not.
+    InvalidProducer = "INVALID_PRODUCER",
+    /// An earlier request of the session failed.
+    SessionEnded = "SESSION_ENDED",
     /// No such log.
     LogNotFound = "LOG_NOT_FOUND",
     /// Below the first lsn kept (fact `first_lsn`).
@@ -87,6 +94,10 @@ reasons! {
     DiskFull = "DISK_FULL",
     /// A write or flush of the journal failed.
     JournalFailed = "JOURNAL_FAILED",
+    /// A read of the disk failed.
+    ReadFailed = "READ_FAILED",
+    /// The deadline passed before the server could do it.
+    DeadlineExceeded = "DEADLINE_EXCEEDED",
     /// The server is starting.
     Starting = "STARTING",
     /// The server is shutting down.

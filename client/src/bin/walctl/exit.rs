@@ -87,6 +87,7 @@ fn advice(error: &Error) -> Option<String> {
                 "it may or may not be appended; read the tail once the server is back".to_owned()
             }
             Reason::JournalFailed => "the server's log says more".to_owned(),
+            Reason::DeadlineExceeded => "--timeout allows more".to_owned(),
             Reason::RecordTooLarge | Reason::RequestTooLarge => "split it".to_owned(),
             _ => return None,
         });
