@@ -147,10 +147,14 @@ with scratch() as directory, Daemon(Path(directory) / "data") as daemon:
             ("WalService/Read", {"log": "greetings", "lsn": 9}, "BEYOND_TAIL"),
             ("WalService/AppendBatch", {"batches": [{"log": "a", "records": []}]}, "EMPTY_BATCH"),
             ("WalService/AppendBatch", {"batches": [{"log": "a", "records": [{}]}] * 2}, "DUPLICATE_LOG"),
-            ("WalService/Append", {"log": "a", "record": {"text": "x"}, "condition": {"producer": {"id": "p"}}},
+            ("WalService/Append", {"log": "a", "record": {"text": "x"}, "durability": "DURABILITY_REPLICATED"},
              "NOT_SUPPORTED"),
+            ("WalService/Append", {"log": "a", "record": {"text": "x"}, "condition": {"producer": {"id": ""}}},
+             "INVALID_PRODUCER"),
+            ("WalService/Fence", {"log": "greetings", "writer_epoch": 0}, "FENCED"),
+            ("WalService/AppendSession", {"request_id": 7, "batch": {}}, "EMPTY_BATCH"),
             ("WalService/Append", {"log": "a", "record": {"text": "x", "crc32c": 1}}, "CHECKSUM_MISMATCH"),
-            ("CursorService/GetCursor", {"log": "greetings", "cursor": "c"}, "NOT_SUPPORTED")):
+            ("CursorService/GetCursor", {"log": "greetings", "cursor": "c"}, "CURSOR_NOT_FOUND")):
         code, _, text = daemon.call(f"wald.v1.{method}", request)
         check(f"{reason} is said to {method}", code != 0 and f'"reason": "{reason}"' in text,
               "" if f'"{reason}"' in text else text[:300])

@@ -72,6 +72,15 @@ pub(crate) struct Permit {
     bytes: u64,
 }
 
+impl Permit {
+    /// Takes more, whatever is free.
+    fn enlarge(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.share.0.fetch_add(bytes, Ordering::Relaxed);
+        self.admission.total.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         self.admission.give_back(&self.share, self.bytes);

@@ -237,7 +237,7 @@ async fn client_that_reads_no_acks_is_not_read_either() {
     let sent = send_until_stuck(&session, 2000).await;
     // The window; what was acked into the client's own; and nothing like all that was sent.
     let applied = tail(&daemon, "a").await.unwrap();
-    assert!((8..=30).contains(&applied), "{applied} of {sent}");
+    assert!((1..=30).contains(&applied), "{applied} of {sent}");
     assert!(sent <= applied + 20, "{applied} of {sent}");
     // Others on the same connection go on meanwhile.
     wal.append(append("b", "x")).await.unwrap();
@@ -368,7 +368,7 @@ async fn client_that_reads_no_acks_does_not_hold_up_the_end() {
     drop(session);
     let daemon = Daemon::start_in(directory.path(), &arguments);
     assert_eq!(daemon.start["recovery"], "clean");
-    assert_eq!(tail(&daemon, "a").await.unwrap(), applied);
+    assert!(tail(&daemon, "a").await.unwrap() >= applied);
 }
 
 #[tokio::test]
@@ -424,4 +424,49 @@ async fn deadline_is_that_of_the_whole_stream() {
     );
     // Nothing was under way.
     assert_eq!(told.fact("outcome"), "NOT_APPLIED");
+}
+
+/// What a client had under way when its session failed is no reason to end its connection.
+#[tokio::test]
+async fn sessions_that_fail_with_data_under_way_leave_their_connection_alone() {
+    let daemon = Daemon::start(&["--max-local-resets", "20"]);
+    let mut wal = daemon.wal().await;
+    let mut healthy = SessionClient::open(&mut wal).await;
+    let failing: Vec<_> = (0..60)
+        .map(|_| {
+            let mut wal = wal.clone();
+            tokio::spawn(async move {
+                let mut session = SessionClient::open(&mut wal).await;
+                let requests = session.requests.clone();
+                let sender = tokio::spawn(async move {
+                    for request_id in 0..50 {
+                        let batch = match request_id {
+                            1 => v1::AppendBatchRequest::default(),
+                            _ => v1::AppendBatchRequest {
+                                batches: large("a", 64 << 10),
+                                ..v1::AppendBatchRequest::default()
+                            },
+                        };
+                        let batch = Some(batch);
+                        let request = v1::AppendSessionRequest { request_id, batch };
+                        if requests.send(request).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+                let rest = session.rest().await;
+                // Whoever is told stops sending.
+                sender.abort();
+                rest
+            })
+        })
+        .collect();
+    for (number, session) in (0..).zip(failing) {
+        let (acked, end) = session.await.unwrap();
+        assert_eq!(acked, [0]);
+        assert_eq!(Told::of(&end.unwrap_err()).reason, "EMPTY_BATCH");
+        healthy.send(number, vec![part("b", &["x"])]).await;
+        let answer = healthy.answers.message().await.unwrap().unwrap();
+        assert_eq!(answer.request_id, number);
+    }
 }

@@ -11,7 +11,7 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -21,7 +21,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
-use pin_project_lite::pin_project;
+use tokio::runtime::Handle;
 use tokio::time::Sleep;
 use tonic::Status;
 
@@ -31,6 +31,12 @@ use crate::status;
 /// When to look again whether other connections have left room: their acks wake nobody
 /// here.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long what a client still sends is dropped after the session has ended, at most, and
+/// how much silence means that nothing is under way any more. Then the stream is reset,
+/// which ends those clients, too, that go on sending after they were told.
+const FAREWELL: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_millis(300);
 
 /// What a session has received and not acked; in the extensions of its request.
 #[derive(Clone)]
@@ -55,6 +61,14 @@ struct State {
 pub(crate) struct Passage {
     window: Window,
     permit: Permit,
+}
+
+impl Passage {
+    /// Takes more room than the message itself: what is made of it is larger.
+    pub(crate) fn enlarge(&mut self, bytes: u64) {
+        self.permit.enlarge(bytes);
+        self.window.0.state.lock().used += bytes;
+    }
 }
 
 impl Drop for Passage {
@@ -105,20 +119,19 @@ enum Entry {
     BudgetFull,
 }
 
-pin_project! {
-    /// The requests of a session, each received only when there is room for it.
-    pub(super) struct SessionBody {
-        #[pin]
-        inner: tonic::body::Body,
-        // Received and not passed on: begins with the rest of a message, or with a prefix.
-        held: Bytes,
-        // What is left of the message that was granted.
-        granted: u64,
-        admission: Arc<Admission>,
-        share: Share,
-        window: Window,
-        pause: Option<Pin<Box<Sleep>>>,
-    }
+/// The requests of a session, each received only when there is room for it.
+pub(super) struct SessionBody {
+    inner: tonic::body::Body,
+    /// The client has ended its half, or is gone.
+    ended: bool,
+    /// Received and not passed on: begins with the rest of a message, or with a prefix.
+    held: Bytes,
+    /// What is left of the message that was granted.
+    granted: u64,
+    admission: Arc<Admission>,
+    share: Share,
+    window: Window,
+    pause: Option<Pin<Box<Sleep>>>,
 }
 
 impl SessionBody {
@@ -130,6 +143,7 @@ impl SessionBody {
     ) -> Self {
         Self {
             inner,
+            ended: false,
             held: Bytes::new(),
             granted: 0,
             admission,
@@ -140,27 +154,26 @@ impl SessionBody {
     }
 
     /// Resolves when the message with the prefix `held` begins with may be received.
-    fn poll_entry(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<u64, Status>> {
-        let this = self.project();
-        let length = u64::from((&this.held[1..PREFIX_BYTES]).get_u32());
-        let most = this.admission.largest_message;
+    fn poll_entry(&mut self, context: &mut Context<'_>) -> Poll<Result<u64, Status>> {
+        let length = u64::from((&self.held[1..PREFIX_BYTES]).get_u32());
+        let most = self.admission.largest_message;
         if length > most {
             return Poll::Ready(Err(status::message_too_large(length, most)));
         }
         loop {
             // Before the look, so that no ack between the two is missed.
-            this.window.0.waiting.register(context.waker());
-            let admit = || this.admission.try_admit(this.share, length).ok();
-            match this.window.enter(length, admit) {
+            self.window.0.waiting.register(context.waker());
+            let admit = || self.admission.try_admit(&self.share, length).ok();
+            match self.window.enter(length, admit) {
                 Entry::Granted => {
-                    *this.pause = None;
+                    self.pause = None;
                     return Poll::Ready(Ok(length));
                 }
                 Entry::WindowFull => return Poll::Pending,
                 Entry::BudgetFull => {
                     let pause = || Box::pin(tokio::time::sleep(PAUSE));
-                    ready!(this.pause.get_or_insert_with(pause).as_mut().poll(context));
-                    *this.pause = None;
+                    ready!(self.pause.get_or_insert_with(pause).as_mut().poll(context));
+                    self.pause = None;
                 }
             }
         }
@@ -175,35 +188,34 @@ impl Body for SessionBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
         loop {
-            let begins = self.granted == 0;
-            if begins && self.held.len() >= PREFIX_BYTES {
-                match ready!(self.as_mut().poll_entry(context)) {
-                    Ok(length) => *self.as_mut().project().granted = length + PREFIX_BYTES as u64,
+            let begins = this.granted == 0;
+            if begins && this.held.len() >= PREFIX_BYTES {
+                match ready!(this.poll_entry(context)) {
+                    Ok(length) => this.granted = length + PREFIX_BYTES as u64,
                     Err(status) => return Poll::Ready(Some(Err(status))),
                 }
-            } else if begins || self.held.is_empty() {
-                let this = self.as_mut().project();
-                match ready!(this.inner.poll_frame(context))
-                    .map(|frame| frame.map(Frame::into_data))
-                {
-                    Some(Ok(Ok(data))) if this.held.is_empty() => *this.held = data,
+            } else if begins || this.held.is_empty() {
+                let frame = ready!(Pin::new(&mut this.inner).poll_frame(context));
+                this.ended |= !matches!(frame, Some(Ok(_)));
+                match frame.map(|frame| frame.map(Frame::into_data)) {
+                    Some(Ok(Ok(data))) if this.held.is_empty() => this.held = data,
                     Some(Ok(Ok(data))) => {
                         let mut joined = BytesMut::from(&this.held[..]);
                         joined.extend_from_slice(&data);
-                        *this.held = joined.freeze();
+                        this.held = joined.freeze();
                     }
                     Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
                     Some(Err(status)) => return Poll::Ready(Some(Err(status))),
                     // Cut off within a prefix: the decoder says so.
-                    None if !this.held.is_empty() => *this.granted = this.held.len() as u64,
+                    None if !this.held.is_empty() => this.granted = this.held.len() as u64,
                     None => return Poll::Ready(None),
                 }
             } else {
-                let this = self.as_mut().project();
-                let fits = usize::try_from(*this.granted).unwrap_or(usize::MAX);
+                let fits = usize::try_from(this.granted).unwrap_or(usize::MAX);
                 let part = this.held.split_to(fits.min(this.held.len()));
-                *this.granted -= part.len() as u64;
+                this.granted -= part.len() as u64;
                 return Poll::Ready(Some(Ok(Frame::data(part))));
             }
         }
@@ -218,9 +230,34 @@ impl Body for SessionBody {
     }
 }
 
+impl Drop for SessionBody {
+    /// A session that has failed reads no more, and its client may have sent more before it
+    /// learns of that. Unread, that would be taken for an error of the client's, and end the
+    /// connection if there are many: so it is dropped as it comes, for a while.
+    fn drop(&mut self) {
+        if self.ended || self.inner.is_end_stream() {
+            return;
+        }
+        if let Ok(event_loop) = Handle::try_current() {
+            let rest = std::mem::take(&mut self.inner);
+            event_loop.spawn(tokio::time::timeout(FAREWELL, drop_rest(rest)));
+        }
+    }
+}
+
+/// Drops what comes until nothing does any more.
+async fn drop_rest(mut rest: tonic::body::Body) {
+    loop {
+        let next = poll_fn(|context| Pin::new(&mut rest).poll_frame(context));
+        match tokio::time::timeout(SILENCE, next).await {
+            Ok(Some(Ok(_))) => {}
+            Ok(None | Some(Err(_))) | Err(_) => return,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
     use std::task::Waker;
 
     use super::*;
@@ -308,6 +345,28 @@ mod tests {
         assert_eq!(given(&mut body), (vec![0, 0, 0, 0, 1, b'x'], true));
         drop(body);
         assert!(admission.try_admit(&Share::default(), 500_000).is_ok());
+    }
+
+    #[test]
+    fn room_that_was_enlarged_is_given_back_whole() {
+        let admission = admission(1 << 20);
+        let mut body = session(frames(&[b"x", b"y"], 100), &admission, 2000);
+        let message = 1 + PREFIX_BYTES;
+        let mut context = Context::from_waker(Waker::noop());
+        let first = Pin::new(&mut body).poll_frame(&mut context);
+        assert!(
+            matches!(first, Poll::Ready(Some(Ok(frame))) if frame.data_ref().unwrap().len() == message)
+        );
+        let mut room = body.window.next().unwrap();
+        room.enlarge(2000);
+        assert_eq!(given(&mut body), (vec![], false));
+        drop(room);
+        assert_eq!(given(&mut body).0.len(), message);
+        drop((body.window.next(), body));
+        assert_eq!(
+            admission.total.load(std::sync::atomic::Ordering::Relaxed),
+            0
+        );
     }
 
     #[tokio::test]

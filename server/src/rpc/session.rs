@@ -39,6 +39,9 @@ use crate::transport::Peer;
 /// Acks that are ready and not taken by the transport; the window bounds their bytes.
 const ACKS: usize = 256;
 
+/// What a log of a batch takes until its ack is sent: its name twice and its answer.
+const LOG_BYTES: u64 = 256;
+
 /// When to submit again what the engine had no room for.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -154,6 +157,8 @@ impl Run {
             () = acks.closed() => {}
             () = async {
                 let end = self.serve(requests).await;
+                // What the engine has goes on without its tickets.
+                self.pending.clear();
                 self.tell(Told::End(end)).await;
                 // Taken by the transport, or not: then the drain must not wait for it.
                 impatience(self.node.phase.clone()).await;
@@ -198,19 +203,24 @@ impl Run {
             Err(status) => return self.end = Some(Err(status)),
         };
         let request_id = request.request_id;
-        let (room, at) = (self.window.as_ref().and_then(Window::next), Instant::now());
+        let (mut room, at) = (self.window.as_ref().and_then(Window::next), Instant::now());
         if self.deadline.is_some_and(|deadline| at >= deadline) {
             let status = status::deadline_before_start();
             return self.end = Some(Err(status::in_session(&status, request_id)));
         }
         match convert::append_batch(request.batch.unwrap_or_default()) {
-            Ok((batch, durability)) => self.submit(Taken {
-                request_id,
-                batch,
-                durability,
-                at,
-                room,
-            }),
+            Ok((batch, durability)) => {
+                if let Some(room) = &mut room {
+                    room.enlarge(answer_bytes(&batch));
+                }
+                self.submit(Taken {
+                    request_id,
+                    batch,
+                    durability,
+                    at,
+                    room,
+                });
+            }
             Err(status) => self.end = Some(Err(status::in_session(&status, request_id))),
         }
     }
@@ -305,6 +315,13 @@ impl Run {
             None => status,
         }
     }
+}
+
+/// What is kept of a batch until its ack is sent, beside what every request takes: its logs
+/// can be many, and their answers larger than their records.
+fn answer_bytes(batch: &Batch) -> u64 {
+    let parts = batch.logs.len() + batch.checks.len() + batch.cursors.len();
+    u64::try_from(parts.saturating_sub(1)).unwrap_or(u64::MAX) * LOG_BYTES
 }
 
 /// The engine's answer to the first pending request; never comes if there is none.

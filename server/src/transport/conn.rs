@@ -5,7 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
@@ -18,6 +18,9 @@ use tonic::transport::server::Connected;
 
 use super::{Accepted, Load};
 use crate::admission::Share;
+
+/// How long a client may take to close after the server has.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What the calls of one connection share; in the extensions of their requests.
 #[derive(Debug, Clone, Default)]
@@ -57,6 +60,7 @@ impl Peer {
 pub(super) struct Conn {
     socket: TcpStream,
     end: Option<Pin<Box<Sleep>>>,
+    linger: Option<Pin<Box<Sleep>>>,
     peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
     _load: Load,
@@ -68,6 +72,7 @@ impl Conn {
         Ok(Self {
             socket: TcpStream::from_std(accepted.socket)?,
             end: lifetime.map(|lifetime| Box::pin(tokio::time::sleep(lifetime))),
+            linger: None,
             peer: Peer::default(),
             _permit: accepted.permit,
             _load: accepted.load,
@@ -131,7 +136,29 @@ impl AsyncWrite for Conn {
         Pin::new(&mut self.socket).poll_flush(context)
     }
 
+    /// Waits for the client to close, too, and drops what it still sends: a socket that is
+    /// closed with something unread in it is reset, and takes the last answers with it.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
+        let conn = &mut *self;
+        let linger = match &mut conn.linger {
+            Some(linger) => linger,
+            none => {
+                ready!(Pin::new(&mut conn.socket).poll_shutdown(context))?;
+                none.insert(Box::pin(tokio::time::sleep(LINGER)))
+            }
+        };
+        let mut dropped = [0; 4 << 10];
+        loop {
+            let mut buffer = ReadBuf::new(&mut dropped);
+            let read = Pin::new(&mut conn.socket).poll_read(context, &mut buffer);
+            let gone = match &read {
+                Poll::Ready(read) => read.is_err() || buffer.filled().is_empty(),
+                Poll::Pending => false,
+            };
+            if gone || linger.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            ready!(read)?;
+        }
     }
 }

@@ -1,0 +1,293 @@
+//! Errors of appends, and of whatever else goes through the journal.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+use tonic_types::PreconditionViolation;
+use wald_storage::{AppendError, FailedCheck, FailedCondition, InvalidBatch, LogName, Name};
+
+use super::failure::{Failure, Retry};
+use super::{RETRY_LATER, RETRY_SOON};
+
+/// When to come back after a quota, which passes only if somebody makes room.
+const RETRY_QUOTA: Duration = Duration::from_secs(10);
+
+/// Answers an append that was not acknowledged.
+pub(crate) fn append(error: &AppendError) -> Status {
+    append_failure(error).status()
+}
+
+pub(super) fn append_failure(error: &AppendError) -> Failure {
+    let message = error.to_string();
+    match error {
+        AppendError::Invalid(invalid) => invalid_batch(invalid, message),
+        AppendError::ConditionsFailed(failed) => conditions(failed, message),
+        AppendError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
+            .fact("log", log)
+            .refused(Retry::Never),
+        AppendError::ProducerGap {
+            log,
+            producer,
+            given,
+            expected,
+        } => producer_failure(Code::Aborted, "PRODUCER_GAP", message, (log, producer))
+            .fact("sequence", given)
+            .fact("expected", expected),
+        AppendError::ProducerFenced {
+            log,
+            producer,
+            given,
+            current,
+        } => producer_failure(
+            Code::FailedPrecondition,
+            "PRODUCER_FENCED",
+            message,
+            (log, producer),
+        )
+        .fact("given_epoch", given)
+        .fact("producer_epoch", current),
+        AppendError::ProducerExpired {
+            log,
+            producer,
+            given,
+            oldest,
+        } => producer_failure(
+            Code::FailedPrecondition,
+            "PRODUCER_EXPIRED",
+            message,
+            (log, producer),
+        )
+        .fact("sequence", given)
+        .fact("oldest", oldest),
+        AppendError::ProducerConflict {
+            log,
+            producer,
+            sequence,
+            what: _,
+        } => producer_failure(
+            Code::AlreadyExists,
+            "PRODUCER_CONFLICT",
+            message,
+            (log, producer),
+        )
+        .fact("sequence", sequence),
+        AppendError::Quota { log, what, limit } => {
+            Failure::new(Code::ResourceExhausted, "QUOTA", message)
+                .fact("log", log)
+                .fact("quota", what)
+                .fact("limit", limit)
+                .refused(Retry::Safe)
+                .retry_after(RETRY_QUOTA)
+        }
+        AppendError::CursorBeyondTail {
+            log,
+            cursor,
+            tail,
+            asked,
+        } => Failure::new(Code::OutOfRange, "BEYOND_TAIL", message)
+            .fact("log", log)
+            .fact("cursor", cursor)
+            .fact("tail_lsn", tail)
+            .fact("lsn", asked)
+            .refused(Retry::Never),
+        // Only what comes after the request that ended the session gets it, and the stream
+        // ends with that request's own failure.
+        AppendError::SessionEnded => {
+            Failure::new(Code::Aborted, "SESSION_ENDED", message).refused(Retry::Safe)
+        }
+        AppendError::TailUnproven { log, from } => {
+            Failure::new(Code::DataLoss, "QUARANTINED", message)
+                .fact("log", log)
+                .fact("from_lsn", from)
+                .refused(Retry::Never)
+        }
+        AppendError::Busy { inflight, limit } => {
+            Failure::new(Code::ResourceExhausted, "BUSY", message)
+                .fact("inflight_bytes", inflight)
+                .fact("limit_bytes", limit)
+                .refused(Retry::Safe)
+                .retry_after(RETRY_SOON)
+        }
+        AppendError::DiskFull => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
+        AppendError::Draining => Failure::new(Code::Unavailable, "DRAINING", message)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
+        AppendError::JournalFailed(_) => Failure::new(Code::Unavailable, "JOURNAL_FAILED", message)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
+        AppendError::Unknown(_) => {
+            Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
+        }
+    }
+}
+
+/// A batch that does not follow the producer's last.
+fn producer_failure(
+    code: Code,
+    reason: &'static str,
+    message: String,
+    (log, producer): (&LogName, &Name),
+) -> Failure {
+    Failure::new(code, reason, message)
+        .fact("log", log)
+        .fact("producer", producer)
+        .refused(Retry::Never)
+}
+
+fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
+    let failure = |reason| Failure::new(Code::InvalidArgument, reason, message.clone());
+    let failure = match invalid {
+        InvalidBatch::Empty { log } => failure("EMPTY_BATCH")
+            .fact_if("log", log.as_ref())
+            .field("batches"),
+        InvalidBatch::DuplicateLog { log } => {
+            failure("DUPLICATE_LOG").fact("log", log).field("batches")
+        }
+        InvalidBatch::DuplicateCursor { log, cursor } => failure("DUPLICATE_CURSOR")
+            .fact("log", log)
+            .fact("cursor", cursor)
+            .field("cursors"),
+        InvalidBatch::ProducerMissing { log } => failure("INVALID_PRODUCER")
+            .fact("log", log)
+            .field("batches"),
+        InvalidBatch::RecordTooLarge {
+            log,
+            index,
+            bytes,
+            limit,
+        } => failure("RECORD_TOO_LARGE")
+            .fact("log", log)
+            .fact("index", index)
+            .fact("bytes", bytes)
+            .fact("limit_bytes", limit)
+            .field(format!("records[{index}]")),
+        InvalidBatch::HeadersTooLarge {
+            log,
+            index,
+            headers,
+            bytes,
+            max_headers,
+            max_bytes,
+        } => failure("RECORD_TOO_LARGE")
+            .fact("log", log)
+            .fact("index", index)
+            .fact("headers", headers)
+            .fact("bytes", bytes)
+            .fact("limit_headers", max_headers)
+            .fact("limit_bytes", max_bytes)
+            .field(format!("records[{index}].headers")),
+        InvalidBatch::RequestTooLarge {
+            records,
+            bytes,
+            max_records,
+            max_bytes,
+        } => failure("REQUEST_TOO_LARGE")
+            .fact("records", records)
+            .fact("bytes", bytes)
+            .fact("limit_records", max_records)
+            .fact("limit_bytes", max_bytes)
+            .field("batches"),
+        InvalidBatch::ChecksumMismatch {
+            log,
+            index,
+            given,
+            actual,
+        } => failure("CHECKSUM_MISMATCH")
+            .fact("log", log)
+            .fact("index", index)
+            .fact("given_crc32c", given)
+            .fact("actual_crc32c", actual)
+            .field(format!("records[{index}].crc32c")),
+        InvalidBatch::TimestampInFuture {
+            log,
+            index,
+            timestamp,
+            now,
+            ahead_micros,
+            max_micros,
+        } => failure("TIMESTAMP_IN_FUTURE")
+            .fact("log", log)
+            .fact("index", index)
+            .fact("timestamp_us", timestamp.micros())
+            .fact("now_us", now.micros())
+            .fact("ahead_us", ahead_micros)
+            .fact("limit_us", max_micros)
+            .field(format!("records[{index}].timestamp_us")),
+    };
+    failure.refused(Retry::Never)
+}
+
+/// The reason of one failed condition; also a label of `wald_condition_failures_total`.
+pub(crate) fn condition_reason(check: &FailedCheck) -> &'static str {
+    match check {
+        FailedCheck::PositionMismatch { .. } | FailedCheck::CursorMismatch { .. } => {
+            "POSITION_MISMATCH"
+        }
+        FailedCheck::Fenced { .. } => "FENCED",
+        FailedCheck::LogMissing => "LOG_MISSING",
+        FailedCheck::LogExists { .. } => "LOG_EXISTS",
+        FailedCheck::LogReplaced { .. } => "LOG_REPLACED",
+    }
+}
+
+/// Which of several failed conditions of one log tells the most: that it is another log
+/// explains why it stands elsewhere, and not the other way round.
+fn rank(check: &FailedCheck) -> u8 {
+    match check {
+        FailedCheck::LogReplaced { .. } => 0,
+        FailedCheck::LogMissing | FailedCheck::LogExists { .. } => 1,
+        FailedCheck::Fenced { .. } => 2,
+        FailedCheck::PositionMismatch { .. } => 3,
+        FailedCheck::CursorMismatch { .. } => 4,
+    }
+}
+
+/// One failed condition of the first log that has one gives reason and facts; all of them
+/// are violations.
+fn conditions(failed: &[FailedCondition], message: String) -> Failure {
+    let told = failed
+        .iter()
+        .filter(|condition| condition.log == failed[0].log)
+        .min_by_key(|condition| rank(&condition.check));
+    let reason = told.map_or("POSITION_MISMATCH", |told| condition_reason(&told.check));
+    let mut failure = Failure::new(Code::FailedPrecondition, reason, message).refused(Retry::Never);
+    if let Some(told) = told {
+        failure = failure
+            .fact("log", &told.log)
+            .fact("failed_checks", failed.len());
+        failure = match &told.check {
+            FailedCheck::PositionMismatch { expected, actual } => failure
+                .fact("expected_lsn", expected)
+                .fact("actual_lsn", actual),
+            FailedCheck::Fenced { given, current } => failure
+                .fact("writer_epoch", current)
+                .fact_if("given_writer_epoch", *given),
+            FailedCheck::CursorMismatch {
+                cursor,
+                expected,
+                actual,
+            } => failure
+                .fact("cursor", cursor)
+                .fact("expected_lsn", expected)
+                .fact("actual_lsn", actual),
+            FailedCheck::LogMissing => failure,
+            FailedCheck::LogExists { log_id } => failure.fact("log_id", log_id),
+            FailedCheck::LogReplaced { expected, actual } => failure
+                .fact("expected_log_id", expected)
+                .fact_if("actual_log_id", *actual),
+        };
+    }
+    failure.preconditions = failed
+        .iter()
+        .map(|condition| {
+            PreconditionViolation::new(
+                condition_reason(&condition.check),
+                condition.log.as_str(),
+                condition.check.to_string(),
+            )
+        })
+        .collect();
+    failure
+}
