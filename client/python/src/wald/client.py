@@ -174,8 +174,8 @@ class Client:
         timeout: float | None = None,
     ) -> BatchAck:
         """Appends to one or more logs and moves cursors, all or nothing."""
-        batches = list(batches)
-        guarded = any(batch.condition.guards for batch in batches)
+        batches, cursors = list(batches), list(cursors)
+        guarded = any(batch.condition.guards for batch in batches) or any(cursor.guards for cursor in cursors)
         answer = await self._call(
             self.wal.AppendBatch,
             batch_request(batches, checks, cursors, durability),
@@ -196,11 +196,11 @@ class Client:
         epoch: int = 0,
         sequence: int = 0,
         durability: Durability | None = None,
-        deadline: float = 60.0,
+        retry_for: float = 60.0,
         linger: float = 0.0,
-        max_batch_records: int = 1000,
-        max_batch_bytes: int = 1 << 20,
-        max_in_flight: int = 64,
+        batch_records: int = 1000,
+        batch_bytes: int = 1 << 20,
+        window_batches: int = 512,
         window_bytes: int = 8 << 20,
     ) -> Producer:
         """A source of appends to one log whose retries are exactly-once. Opened by `async with`.
@@ -210,10 +210,11 @@ class Client:
         earlier incarnation still has underway is refused; or the same epoch and the `sequence` to go
         on with, and what was appended already is recognised.
 
-        A batch that is not acked `deadline` seconds after it was handed over fails, and
-        everything after it. `linger`: how many seconds a record may wait for others to make a
-        batch of up to `max_batch_records` and `max_batch_bytes`. At most `max_in_flight` batches and
-        `window_bytes` are unacked; then handing over waits.
+        It goes on trying until nothing was acked for `retry_for` seconds. `linger`: how many seconds a
+        record may wait for others to make a batch of up to `batch_records` and `batch_bytes`; 0: what
+        is there when there is room. At most `window_batches` and `window_bytes` are unacked;
+        beyond that, handing over waits. The server must recognise so many batches when they are sent
+        again (1,024 unless configured otherwise).
         """
         return Producer(
             self,
@@ -222,11 +223,11 @@ class Client:
             epoch=epoch,
             sequence=sequence,
             durability=durability,
-            deadline=deadline,
+            retry_for=retry_for,
             linger=linger,
-            max_batch_records=max_batch_records,
-            max_batch_bytes=max_batch_bytes,
-            max_in_flight=max_in_flight,
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            window_batches=window_batches,
             window_bytes=window_bytes,
         )
 
@@ -356,11 +357,19 @@ class Client:
     ) -> Fence:
         """Raises a log's writer epoch, by one unless given: whoever appends with an older one, or with
         none, is Fenced."""
+        if writer_epoch is not None:
+            # The second time it no longer exceeds the current one.
+            repeat = Repeat.GUARDED
+        elif log_id is not None:
+            # Twice raises the epoch twice: whoever asked holds the newest all the same.
+            repeat = Repeat.HARMLESS
+        else:
+            # But it could shut out the writer of a log made anew under the name.
+            repeat = Repeat.HARMFUL
         answer = await self._call(
             self.wal.Fence,
             wal_pb2.FenceRequest(log=log, writer_epoch=writer_epoch, log_id=log_id),
-            # An epoch that is not named is another one the second time.
-            Repeat.HARMFUL if writer_epoch is None else Repeat.GUARDED,
+            repeat,
             timeout,
         )
         return Fence(tail_lsn=answer.tail_lsn, writer_epoch=answer.writer_epoch, log_id=answer.log_id)
@@ -429,16 +438,17 @@ class Client:
         lsn: int,
         *,
         expected_lsn: int | None = None,
+        log_id: int | None = None,
         timeout: float | None = None,
     ) -> Cursor:
         """Moves a cursor to the next lsn to read, or makes it. With `expected_lsn` only if it stands
         there now; 0 also matches one that does not exist yet."""
-        commit = CursorCommit(log, cursor, lsn, expected_lsn).to_proto()
+        commit = CursorCommit(log, cursor, lsn, expected_lsn, log_id)
         answer = await self._call(
             self.cursors.CommitCursor,
-            cursor_pb2.CommitCursorRequest(commit=commit),
-            # Twice could undo what another consumer did in between.
-            Repeat.HARMFUL if expected_lsn is None else Repeat.GUARDED,
+            cursor_pb2.CommitCursorRequest(commit=commit.to_proto()),
+            # A late repeat would take back what someone else has committed meanwhile.
+            Repeat.GUARDED if commit.guards else Repeat.HARMFUL,
             timeout,
         )
         return cursor_from_proto(answer.cursor)

@@ -60,7 +60,6 @@ class _Batch:
 
     request: wal_pb2.AppendBatchRequest
     size: int
-    deadline: float
     answer: Callable[[BatchAck], None]
     fail: Callable[[WaldError], None]
     # An attempt may have been applied.
@@ -81,7 +80,7 @@ class Producer:
     the log if there is none, leaving waits until everything is acked.
 
     A batch is sent again after lost connections, restarts of the server and refusals that pass,
-    until it is acked or its deadline is over. What the server refuses for good ends the
+    until it is acked or the producer's patience is over. What the server refuses for good ends the
     producer: that batch gets the error, the later ones EarlierFailure.
     """
 
@@ -94,20 +93,20 @@ class Producer:
         epoch: int,
         sequence: int,
         durability: Durability | None,
-        deadline: float,
+        retry_for: float,
         linger: float,
-        max_batch_records: int,
-        max_batch_bytes: int,
-        max_in_flight: int,
+        batch_records: int,
+        batch_bytes: int,
+        window_batches: int,
         window_bytes: int,
     ):
         self._client = client
         self._durability = durability
-        self._deadline = deadline
+        self._retry_for = retry_for
         self._linger = linger
-        self._max_batch_records = max_batch_records
-        self._max_batch_bytes = max_batch_bytes
-        self._max_in_flight = max_in_flight
+        self._batch_records = batch_records
+        self._batch_bytes = batch_bytes
+        self._window_batches = window_batches
         self._window_bytes = window_bytes
         self.log = log
         self.id = str(uuid.uuid4()) if id is None else id
@@ -133,6 +132,8 @@ class Producer:
         self._reconnect: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
         self._failures = 0
+        # When the last ack came, or when the first batch began to wait for one.
+        self._last_progress = 0.0
 
     async def __aenter__(self) -> Producer:
         await self.open()
@@ -147,11 +148,12 @@ class Producer:
     async def open(self) -> None:
         """Makes the log if there is none, and learns its number. `async with` does it."""
         now = asyncio.get_running_loop().time
-        deadline = now() + self._deadline
+        deadline = now() + self._retry_for
         failures = 0
         while self.log_id is None:
             try:
-                self.log_id = (await self._make_or_find(max(deadline - now(), 0.0))).log_id
+                timeout = min(max(deadline - now(), 0.0), self._client.timeout)
+                self.log_id = (await self._make_or_find(timeout)).log_id
             except WaldError as error:
                 failures += 1
                 pause = self._client.retry.pause(failures, error)
@@ -176,8 +178,8 @@ class Producer:
         size = proto.ByteSize()
         async with self._turn:
             gathered = self._gathering
-            full = len(gathered.records) >= self._max_batch_records
-            if full or (gathered.records and gathered.size + size > self._max_batch_bytes):
+            full = len(gathered.records) >= self._batch_records
+            if full or (gathered.records and gathered.size + size > self._batch_bytes):
                 await self._flush_when_room()
                 gathered = self._gathering
             self._refuse_if_ended()
@@ -185,7 +187,7 @@ class Producer:
             gathered.records.append(proto)
             gathered.futures.append(future)
             gathered.size += size
-            if len(gathered.records) >= self._max_batch_records:
+            if len(gathered.records) >= self._batch_records:
                 self._flush()
             else:
                 self._schedule_flush()
@@ -259,7 +261,7 @@ class Producer:
     def _has_room(self, size: int) -> bool:
         if not self._unacked:
             return True
-        return len(self._unacked) < self._max_in_flight and self._in_flight + size <= self._window_bytes
+        return len(self._unacked) < self._window_batches and self._in_flight + size <= self._window_bytes
 
     async def _room(self, size: int) -> None:
         self._refuse_if_ended()
@@ -328,15 +330,16 @@ class Producer:
         )
         request = batch_request([LogBatch(self.log, (), condition)], durability=self._durability)
         request.batches[0].records.extend(records)
-        deadline = asyncio.get_running_loop().time() + self._deadline
         self.sequence += 1
-        self._unacked.append(_Batch(request, size, deadline, answer, failed))
+        if not self._unacked:
+            self._last_progress = asyncio.get_running_loop().time()
+        self._unacked.append(_Batch(request, size, answer, failed))
         self._in_flight += size
         if self._stream is not None:
             self._stream.send(request)
         elif self._reconnect is None:
             self._connect()
-        self._watch_deadline()
+        self._watch()
 
     # The stream, and what survives it.
 
@@ -351,6 +354,7 @@ class Producer:
         batch = self._unacked.popleft()
         self._in_flight -= batch.size
         self._failures = 0
+        self._last_progress = asyncio.get_running_loop().time()
         batch.answer(ack)
         if self._flush_due:
             self._flush()
@@ -372,22 +376,24 @@ class Producer:
         pause = self._client.retry.pause(self._failures, error)
         self._reconnect = asyncio.get_running_loop().call_later(pause, self._connect)
 
-    def _watch_deadline(self) -> None:
+    def _watch(self) -> None:
+        """Looks again when the patience could be over."""
         if self._overdue is None and self._unacked:
             loop = asyncio.get_running_loop()
-            self._overdue = loop.call_at(self._unacked[0].deadline, self._check_deadline)
+            self._overdue = loop.call_at(self._last_progress + self._retry_for, self._check_patience)
 
-    def _check_deadline(self) -> None:
+    def _check_patience(self) -> None:
         self._overdue = None
-        if self._unacked and self._unacked[0].deadline <= asyncio.get_running_loop().time():
+        over = self._last_progress + self._retry_for <= asyncio.get_running_loop().time()
+        if self._unacked and over:
             error = DeadlineExceeded(
-                f"no ack within {self._deadline:g} s",
+                f"no ack for {self._retry_for:g} s",
                 code=grpc.StatusCode.DEADLINE_EXCEEDED,
                 outcome=Outcome.NOT_APPLIED,
                 retry=Retry.SAFE_WITH_CONDITION,
             )
             self._end(error, sent=self._stream is not None)
-        self._watch_deadline()
+        self._watch()
 
     def _end(self, error: WaldError, sent: bool) -> None:
         """Ends the producer for good. `sent`: what is unacked is underway, besides what earlier attempts

@@ -170,10 +170,21 @@ class CursorCommit:
     """The next lsn to read: all below it is done."""
     expected_lsn: int | None = None
     """Where the cursor must stand now, or PositionMismatch; 0 also matches one that does not exist yet."""
+    log_id: int | None = None
+    """The log must have this number, or LogReplaced."""
+
+    @property
+    def guards(self) -> bool:
+        """Whether a repeat cannot be applied a second time: the cursor no longer stands where it must."""
+        return self.expected_lsn is not None and self.expected_lsn != self.lsn
 
     def to_proto(self) -> cursor_pb2.CursorCommit:
         return cursor_pb2.CursorCommit(
-            log=self.log, cursor=self.cursor, lsn=self.lsn, expected_lsn=self.expected_lsn
+            log=self.log,
+            cursor=self.cursor,
+            lsn=self.lsn,
+            expected_lsn=self.expected_lsn,
+            log_id=self.log_id,
         )
 
 

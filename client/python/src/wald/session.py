@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from wald.errors import EarlierFailure, Outcome, WaldError, connection_lost, from_rpc
+from wald.errors import EarlierFailure, Outcome, WaldError, connection_lost, from_status
 from wald.records import BatchAck, Check, CursorCommit, Durability, LogBatch, batch_ack, batch_request
 from wald.v1 import wal_pb2
 
 if TYPE_CHECKING:
     from wald.client import Client
+
+# How long the server's status may come after the end of what it sent.
+_STATUS_SECONDS = 5.0
 
 
 class AppendStream:
@@ -47,6 +50,9 @@ class AppendStream:
         # A writer of its own: cancelling whoever sends must not break the stream.
         self._outbox: asyncio.Queue[wal_pb2.AppendSessionRequest | None] = asyncio.Queue()
         self._call = client.wal.AppendSession()
+        self._status: tuple | None = None
+        self._status_known = asyncio.Event()
+        self._call.add_done_callback(self._note_status)
         self._writer = asyncio.create_task(self._write())
         self.ended = asyncio.create_task(self._read())
 
@@ -87,24 +93,48 @@ class AppendStream:
             self._on_end(error, self._handed - self._acked)
 
     async def _receive(self) -> WaldError | None:
-        while True:
+        try:
+            # Not `read()`, which gives up what has arrived once it takes the call for ended.
+            async for answer in self._call:
+                if answer.request_id != self._acked:
+                    return WaldError(
+                        f"the answer breaks the contract: ack of {answer.request_id}, due was {self._acked}"
+                    )
+                self._acked += 1
+                self._on_ack(batch_ack(answer.ack))
+        except grpc.aio.AioRpcError:
             try:
-                answer = await self._call.read()
-            except grpc.aio.AioRpcError as failure:
-                error = from_rpc(failure)
-                # Every ack due before a failure comes before it.
-                in_order = error.number("request_id") in (None, self._acked)
-                return error if in_order else error.after_unknown()
-            if answer is grpc.aio.EOF:
-                if self._acked == self._sent:
-                    return None
-                return connection_lost("the server ended the session")
-            if answer.request_id != self._acked:
-                return WaldError(
-                    f"the answer breaks the contract: ack of {answer.request_id}, due was {self._acked}"
-                )
-            self._acked += 1
-            self._on_ack(batch_ack(answer.ack))
+                await asyncio.wait_for(self._status_known.wait(), _STATUS_SECONDS)
+            except asyncio.TimeoutError:
+                return connection_lost("the session ended without a status")
+        code, message, metadata = self._status
+        if code is grpc.StatusCode.OK:
+            return None if self._acked == self._sent else connection_lost("the server ended the session")
+        error = from_status(code, message, metadata)
+        # Every ack due before a failure comes before it.
+        in_order = error.number("request_id") in (None, self._acked)
+        return error if in_order else error.after_unknown()
+
+    def _note_status(self, call: grpc.aio.Call) -> None:
+        """Keeps the status that the server sent.
+
+        A write that fails because the server has ended the stream gives the call a status of its
+        own, before the server's arrives or on top of it (grpc/grpc#36066). Each time this is called.
+        """
+        code, message = _now(call.code()), _now(call.details())
+        made_up = code is grpc.StatusCode.INTERNAL and message == "Internal error from Core"
+        if not made_up and self._status is None:
+            self._status = (code, message, _now(call.trailing_metadata()))
+            self._status_known.set()
+
+
+def _now(ready):
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        ready.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("the status of a call that has ended was not there")
 
 
 class Session:
