@@ -96,3 +96,12 @@ async def test_only_one_start_is_taken():
             await client.read("log", lsn=1, tail_offset=2)
         with pytest.raises(ValueError, match="exactly one"):
             client.scan("log", prefix="l")
+
+
+async def test_one_record_is_not_taken_for_many():
+    async with serving() as (fake, client):
+        with pytest.raises(TypeError, match="list"):
+            await client.append_batch([wald.LogBatch("log", "text")])
+        with pytest.raises(TypeError, match="int"):
+            await client.append("log", 5)
+        assert not fake.attempts

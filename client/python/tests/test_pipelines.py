@@ -229,3 +229,26 @@ async def test_cancelled_wait_for_an_ack_does_not_break_the_pipeline():
             first.cancel()
             second = await producer.append("r1")
             assert (await second).lsn == 1
+
+
+async def test_closing_the_client_ends_a_producer():
+    async with serving() as (fake, client):
+        fake.open.clear()
+        producer = client.producer("log")
+        await producer.open()
+        future = await producer.send(["r0"])
+        await client.close(grace=0)
+        with pytest.raises(wald.ConnectionLost) as failed:
+            await future
+        assert failed.value.outcome is Outcome.UNKNOWN
+        fake.open.set()
+
+
+async def test_producer_appends_under_its_writer_epoch():
+    async with serving() as (fake, client):
+        async with client.producer("log", writer_epoch=3, log_id=7) as producer:
+            await producer.append("r0")
+            await producer.send(["r1"], writer_epoch=4)
+        conditions = [request.batch.batches[0].condition for request in fake.attempts]
+        assert [(c.writer_epoch, c.log_id) for c in conditions] == [(3, 7), (4, 7)]
+        assert not fake.log_exists

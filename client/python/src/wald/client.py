@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
-from functools import cached_property
 
 import grpc
 import grpc.aio
@@ -103,6 +102,7 @@ class Client:
             ("grpc.http2.max_pings_without_data", 0),
         ]
         self._channel: grpc.aio.Channel | None = None
+        self._stubs: dict[type, object] = {}
         self._closed = False
 
     async def __aenter__(self) -> Client:
@@ -195,6 +195,8 @@ class Client:
         id: str | None = None,
         epoch: int = 0,
         sequence: int = 0,
+        log_id: int | None = None,
+        writer_epoch: int | None = None,
         durability: Durability | None = None,
         retry_for: float = 60.0,
         linger: float = 0.0,
@@ -208,7 +210,9 @@ class Client:
         Without `id`, a random one: exactly-once as long as this producer lives. With a stored id
         it holds over restarts of the program: give a higher `epoch` each time, and what an
         earlier incarnation still has underway is refused; or the same epoch and the `sequence` to go
-        on with, and what was appended already is recognised.
+        on with, and what was appended already is recognised. `log_id`: the log must have this number;
+        unset, the one that it has when the producer is opened. `writer_epoch`: of batches that name no
+        other.
 
         It goes on trying until nothing was acked for `retry_for` seconds. `linger`: how many seconds a
         record may wait for others to make a batch of up to `batch_records` and `batch_bytes`; 0: what
@@ -222,6 +226,8 @@ class Client:
             id=id,
             epoch=epoch,
             sequence=sequence,
+            log_id=log_id,
+            writer_epoch=writer_epoch,
             durability=durability,
             retry_for=retry_for,
             linger=linger,
@@ -493,20 +499,26 @@ class Client:
             self._channel = grpc.aio.insecure_channel(self.endpoint, options=self._options)
         return self._channel
 
-    @cached_property
+    @property
     def wal(self) -> wal_pb2_grpc.WalServiceStub:
         """The generated stub of WalService. Nothing is repeated there."""
-        return wal_pb2_grpc.WalServiceStub(self.channel)
+        return self._stub(wal_pb2_grpc.WalServiceStub)
 
-    @cached_property
+    @property
     def logs(self) -> log_pb2_grpc.LogServiceStub:
         """The generated stub of LogService."""
-        return log_pb2_grpc.LogServiceStub(self.channel)
+        return self._stub(log_pb2_grpc.LogServiceStub)
 
-    @cached_property
+    @property
     def cursors(self) -> cursor_pb2_grpc.CursorServiceStub:
         """The generated stub of CursorService."""
-        return cursor_pb2_grpc.CursorServiceStub(self.channel)
+        return self._stub(cursor_pb2_grpc.CursorServiceStub)
+
+    def _stub(self, kind):
+        channel = self.channel
+        if kind not in self._stubs:
+            self._stubs[kind] = kind(channel)
+        return self._stubs[kind]
 
     async def _call(self, method, request, repeat: Repeat, timeout: float | None):
         """Makes a unary call, and repeats it as far as that is safe and the deadline reaches."""

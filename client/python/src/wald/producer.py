@@ -45,6 +45,7 @@ from wald.records import (
     Record,
     batch_request,
     record_to_proto,
+    records_to_proto,
 )
 from wald.retry import Repeat
 from wald.session import AppendStream, fail
@@ -92,6 +93,8 @@ class Producer:
         id: str | None,
         epoch: int,
         sequence: int,
+        log_id: int | None,
+        writer_epoch: int | None,
         durability: Durability | None,
         retry_for: float,
         linger: float,
@@ -101,6 +104,7 @@ class Producer:
         window_bytes: int,
     ):
         self._client = client
+        self._writer_epoch = writer_epoch
         self._durability = durability
         self._retry_for = retry_for
         self._linger = linger
@@ -113,7 +117,7 @@ class Producer:
         self.epoch = epoch
         self.sequence = sequence
         """The number of the next batch."""
-        self.log_id: int | None = None
+        self.log_id = log_id
         """The log's number, once the producer is open."""
         self.error: WaldError | None = None
         """What ended it for good."""
@@ -202,7 +206,7 @@ class Producer:
     ) -> asyncio.Future[LogAck]:
         """Hands over one batch, which becomes visible as a whole, and returns the future of its ack.
         Waits while the window is full."""
-        protos = [record_to_proto(record) for record in records]
+        protos = records_to_proto(records)
         async with self._turn:
             await self._flush_when_room()
             size = sum(proto.ByteSize() for proto in protos)
@@ -235,13 +239,16 @@ class Producer:
         something did."""
         try:
             await self.flush()
+            self._closed = True
+            if self._stream is not None:
+                # There is nothing underway, so that it ends at once.
+                self._stream.half_close()
+                await asyncio.wait([self._stream.ended], timeout=1.0)
         finally:
             self.abort()
 
     def abort(self) -> None:
         """Gives up. Batches without an ack have an unknown outcome."""
-        if self._closed:
-            return
         self._closed = True
         if self.error is None and (self._unacked or self._gathering.records):
             self._end(connection_lost("the producer was broken off"), sent=True)
@@ -324,7 +331,7 @@ class Producer:
     ) -> None:
         condition = Condition(
             expected_lsn=expected_lsn,
-            writer_epoch=writer_epoch,
+            writer_epoch=self._writer_epoch if writer_epoch is None else writer_epoch,
             producer=ProducerSequence(self.id, self.epoch, self.sequence),
             log_id=self.log_id,
         )
@@ -346,6 +353,9 @@ class Producer:
     def _connect(self) -> None:
         """A new stream, and everything without an ack once more, in order."""
         self._reconnect = None
+        if self._client.closed:
+            self._end(connection_lost("the client was closed"), sent=False)
+            return
         self._stream = AppendStream(self._client, self._on_ack, self._on_end)
         for batch in self._unacked:
             self._stream.send(batch.request)

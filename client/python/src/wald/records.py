@@ -136,8 +136,9 @@ class LogBatch:
     condition: Condition = Condition()
 
     def to_proto(self) -> wal_pb2.LogBatch:
-        records = [record_to_proto(record) for record in self.records]
-        return wal_pb2.LogBatch(log=self.log, records=records, condition=self.condition.to_proto())
+        return wal_pb2.LogBatch(
+            log=self.log, records=records_to_proto(self.records), condition=self.condition.to_proto()
+        )
 
 
 @dataclass(frozen=True)
@@ -319,8 +320,18 @@ def record_to_proto(record: Record | bytes | str) -> record_pb2.Record:
     )
 
 
+def records_to_proto(records: Iterable[Record | bytes | str]) -> list[record_pb2.Record]:
+    if isinstance(records, (str, bytes, bytearray, memoryview, Record)):
+        raise TypeError("records are asked for, and this is one: put it into a list")
+    return [record_to_proto(record) for record in records]
+
+
 def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"bytes or str make a record, not {type(value).__name__}")
 
 
 def records_from_proto(batch: record_pb2.RecordBatch) -> tuple[StoredRecord, ...]:

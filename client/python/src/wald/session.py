@@ -198,13 +198,17 @@ class Session:
             self._closed = True
             self._room.set()
             self._stream.half_close()
-        await asyncio.shield(self._stream.ended)
+        try:
+            await asyncio.shield(self._stream.ended)
+        except asyncio.CancelledError:
+            self.abort()
+            raise
         if self.error is not None and self._failed_requests:
             raise self.error
 
     def abort(self) -> None:
         """Breaks the session off. Requests without an ack have an unknown outcome."""
-        if not self._closed:
+        if not self._stream.ended.done():
             self._stream.cancel()
             self._on_end(connection_lost("the session was broken off"), len(self._unacked))
 
