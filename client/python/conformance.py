@@ -472,11 +472,12 @@ async def chaos_producer(log, id, rate):
     total = 0
     async with wald.Client(os.environ["WALD_ENDPOINT"]) as client:
         async with client.producer(log, id=id, epoch=1, window_batches=32) as producer:
-            began = loop.time()
+            due = loop.time()
             while not stop.exists():
                 await producer.send([f"{id}:{total}"])
                 total += 1
-                await asyncio.sleep(max(began + total / rate - loop.time(), 0))
+                due = max(due + 1 / rate, loop.time())
+                await asyncio.sleep(due - loop.time())
             await producer.flush()
             await (await producer.send([f"END:{id}"]))
     print(f"{id} {total}", flush=True)
