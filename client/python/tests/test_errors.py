@@ -55,6 +55,21 @@ def test_earlier_unknown_outcome_stays_unknown():
     assert (passing.outcome, passing.retry) == (Outcome.UNKNOWN, Retry.SAFE_WITH_CONDITION)
 
 
+@pytest.mark.parametrize(
+    "status",
+    [
+        refusal(StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", UNKNOWN),
+        (StatusCode.DEADLINE_EXCEEDED, "", ()),
+        (StatusCode.CANCELLED, "Timeout expired", ()),
+    ],
+)
+def test_deadline_is_one_error_whoever_noticed_it(status):
+    error = read(status)
+    assert type(error) is wald.DeadlineExceeded
+    assert (error.code, error.outcome) == (StatusCode.DEADLINE_EXCEEDED, Outcome.UNKNOWN)
+    assert error.retry is Retry.SAFE_WITH_CONDITION
+
+
 # Status; outcome; whether to repeat what is harmless, guarded, harmful.
 TABLE = {
     "draining": (

@@ -244,6 +244,7 @@ _BY_REASON: dict[str, type[WaldError]] = {
     "QUARANTINED": Quarantined,
 }
 _BY_CODE: dict[grpc.StatusCode, type[WaldError]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
@@ -293,7 +294,10 @@ def _retry(code: grpc.StatusCode, fact: str | None) -> Retry:
 
 def _foreign(code: grpc.StatusCode, message: str) -> WaldError:
     """Reads a status without ErrorInfo of Wald's."""
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+    # The transport on the other side calls its timer's end CANCELLED.
+    timed_out = code is grpc.StatusCode.CANCELLED and message == "Timeout expired"
+    if timed_out or code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
         return DeadlineExceeded(message, code=code, retry=Retry.SAFE_WITH_CONDITION)
     if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_NO_CONNECTION):
         return NotSent(message, code=code, outcome=Outcome.NOT_APPLIED, retry=Retry.SAFE)
