@@ -16,7 +16,7 @@ class GenerateStubs(BuildHookInterface):
             (path for path in (root / "proto", repository / "proto") if (path / "wald/v1").is_dir()), None
         )
         if proto is None:
-            raise FileNotFoundError("no proto files, neither in the sdist nor in the repository around client/python")
+            raise FileNotFoundError("no proto files, neither here nor in the repository around client/python")
         if self.target_name == "sdist":
             build_data["force_include"][str(proto / "wald")] = "proto/wald"
             license = next(path for path in (root / "LICENSE", repository / "LICENSE") if path.is_file())

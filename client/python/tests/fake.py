@@ -10,7 +10,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import wald
-from wald.v1 import log_pb2, log_pb2_grpc, types_pb2, wal_pb2, wal_pb2_grpc
+from wald.v1 import log_pb2, log_pb2_grpc, record_pb2, types_pb2, wal_pb2, wal_pb2_grpc
 
 NOT_APPLIED = {"outcome": "NOT_APPLIED", "retry": "SAFE"}
 REFUSED = {"outcome": "NOT_APPLIED", "retry": "NEVER"}
@@ -37,6 +37,22 @@ def refusal(code, reason, facts, *, failed=(), delay_ms=None, domain="wald.dev",
     return code, message, (("grpc-status-details-bin", status.SerializeToString()),)
 
 
+DRAINING = refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", NOT_APPLIED)
+
+
+def message(cursor, *batches):
+    """A piece of a scan: for each batch its first lsn and its records."""
+    return wal_pb2.ScanResponse(
+        cursor=cursor,
+        batches=[
+            record_pb2.RecordBatch(
+                log="log", first_lsn=first, records=[record_pb2.Record(data=data.encode()) for data in records]
+            )
+            for first, records in batches
+        ],
+    )
+
+
 class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
     """`script`: what the next appends get, one by one: a failure, or None for an ack; later ones are acked.
 
@@ -52,6 +68,9 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         # Acks wait for it.
         self.open = asyncio.Event()
         self.open.set()
+        # What scans get: messages, failures; and what they asked for.
+        self.messages = asyncio.Queue()
+        self.scans = []
 
     async def _follow_script(self, request, context, facts=()):
         self.attempts.append(request)
@@ -94,6 +113,15 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
             )
             ack = wal_pb2.AppendBatchResponse(appends=[append], durability=types_pb2.DURABILITY_DURABLE)
             yield wal_pb2.AppendSessionResponse(request_id=request.request_id, ack=ack)
+
+    async def Scan(self, request, context):
+        self.scans.append(request)
+        await context.send_initial_metadata(())
+        while True:
+            message = await self.messages.get()
+            if isinstance(message, tuple):
+                await context.abort(*message)
+            yield message
 
     def data(self):
         """The applied records, in order."""

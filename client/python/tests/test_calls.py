@@ -3,13 +3,12 @@
 import socket
 
 import pytest
-from fake import LOST, NOT_APPLIED, REFUSED, UNKNOWN, refusal, serving
+from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, UNKNOWN, refusal, serving
 from grpc import StatusCode
 
 import wald
 from wald import Outcome, Retry
 
-DRAINING = refusal(StatusCode.UNAVAILABLE, "DRAINING", NOT_APPLIED)
 BUSY = refusal(StatusCode.RESOURCE_EXHAUSTED, "BUSY", NOT_APPLIED)
 FAILED = refusal(StatusCode.INTERNAL, "JOURNAL_FAILED", UNKNOWN)
 MISMATCH = refusal(StatusCode.FAILED_PRECONDITION, "POSITION_MISMATCH", REFUSED)

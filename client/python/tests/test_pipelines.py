@@ -3,13 +3,11 @@
 import asyncio
 
 import pytest
-from fake import LOST, NOT_APPLIED, REFUSED, refusal, serving
+from fake import DRAINING, LOST, REFUSED, refusal, serving
 from grpc import StatusCode
 
 import wald
 from wald import LogBatch, Outcome
-
-DRAINING = refusal(StatusCode.UNAVAILABLE, "DRAINING", NOT_APPLIED)
 
 
 def mismatch(request):

@@ -211,7 +211,7 @@ class Ack:
 
 @dataclass(frozen=True)
 class LogAck:
-    """What became of one log's batch: its records have the lsns from `first_lsn` up to, not including, `next_lsn`."""
+    """What became of one log's batch: its records have the lsns from `first_lsn` on, below `next_lsn`."""
 
     log: str
     first_lsn: int
