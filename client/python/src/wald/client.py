@@ -1,0 +1,559 @@
+"""The connection, and the one place where unary calls are repeated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from datetime import timedelta
+
+import grpc
+import grpc.aio
+
+from wald.errors import Outcome, connection_lost, from_rpc
+from wald.producer import Producer
+from wald.records import (
+    Ack,
+    BatchAck,
+    Check,
+    Condition,
+    Cursor,
+    CursorCommit,
+    Durability,
+    Fence,
+    LogBatch,
+    Page,
+    Record,
+    Tail,
+    Visibility,
+    batch_ack,
+    batch_request,
+    cursor_from_proto,
+    optional,
+    record_to_proto,
+    records_from_proto,
+)
+from wald.retry import Repeat, RetryPolicy
+from wald.scan import Scan
+from wald.session import Session
+from wald.v1 import (
+    cursor_pb2,
+    cursor_pb2_grpc,
+    log_pb2,
+    log_pb2_grpc,
+    types_pb2,
+    wal_pb2,
+    wal_pb2_grpc,
+)
+
+DEFAULT_ENDPOINT = "127.0.0.1:6925"
+
+# Answers stay below 1 MiB unless one record alone is larger; the server's limit on records
+# can be raised, so leave room.
+_MAX_ANSWER_BYTES = 64 << 20
+
+
+class Client:
+    """A client of one Wald server: one connection, made with the first call and again when it breaks.
+
+    **What is repeated by itself**, within `retry` and the deadline of the call: reads, after any
+    passing failure; appends, when the server or the transport says that nothing was applied;
+    appends with an expected lsn or a producer, also when the connection broke underway, because
+    they cannot be applied twice. A plain append whose connection broke is *not* repeated: it
+    raises with `outcome` UNKNOWN.
+
+    Spans are in seconds. `timeout` is the deadline of calls that name none, over all their
+    attempts; scans, sessions and producers have none of it. The connection is pinged every
+    `keepalive` seconds, also when idle, and given up if no answer comes within
+    `keepalive_timeout`. A scan that is silent for `silence_timeout` counts as lost; the server
+    sends a heartbeat after 15 s.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        timeout: float = 10.0,
+        connect_timeout: float = 5.0,
+        keepalive: float = 10.0,
+        keepalive_timeout: float = 5.0,
+        silence_timeout: float = 60.0,
+        retry: RetryPolicy = RetryPolicy(),
+    ):
+        if endpoint.startswith("https://"):
+            raise ValueError(f"`{endpoint}` asks for TLS; there is no TLS yet, use http://")
+        self.endpoint = endpoint.removeprefix("http://").rstrip("/")
+        self.timeout = timeout
+        self.silence_timeout = silence_timeout
+        self.retry = retry
+        self._options = [
+            # One's own connection, whatever other clients of this process do to theirs.
+            ("grpc.use_local_subchannel_pool", 1),
+            # Nobody's service configuration may make the transport repeat appends.
+            ("grpc.service_config_disable_resolution", 1),
+            ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
+            ("grpc.max_send_message_length", -1),
+            # The time to make a connection, whatever its name.
+            ("grpc.min_reconnect_backoff_ms", _milliseconds(connect_timeout)),
+            ("grpc.initial_reconnect_backoff_ms", _milliseconds(retry.first_pause)),
+            ("grpc.max_reconnect_backoff_ms", _milliseconds(retry.max_pause)),
+            ("grpc.keepalive_time_ms", _milliseconds(keepalive)),
+            ("grpc.keepalive_timeout_ms", _milliseconds(keepalive_timeout)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+        self._channel: grpc.aio.Channel | None = None
+        self._stubs: dict[type, object] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = 10.0) -> None:
+        """Ends the connection. Calls underway have `grace` seconds to end; scans and sessions should
+        have been closed before."""
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close(grace)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # Appending.
+
+    async def append(
+        self,
+        log: str,
+        record: Record | bytes | str,
+        *,
+        expected_lsn: int | None = None,
+        condition: Condition | None = None,
+        durability: Durability | None = None,
+        timeout: float | None = None,
+    ) -> Ack:
+        """Appends one record to a log.
+
+        With `expected_lsn` (short for a condition of its own) the record gets that lsn or the
+        append fails with PositionMismatch; it is then safe to repeat, which the client does.
+        `durability`: how durable before the answer; unset, as the log's sync mode says.
+        """
+        if expected_lsn is not None:
+            if condition is not None:
+                raise ValueError("expected_lsn belongs into the condition, if there is one")
+            condition = Condition(expected_lsn=expected_lsn)
+        condition = condition or Condition()
+        answer = await self._call(
+            self.wal.Append,
+            wal_pb2.AppendRequest(
+                log=log, record=record_to_proto(record), condition=condition.to_proto(), durability=durability
+            ),
+            Repeat.GUARDED if condition.guards else Repeat.HARMFUL,
+            timeout,
+        )
+        return Ack(
+            lsn=answer.lsn,
+            timestamp_us=answer.timestamp_us,
+            durable_lsn=optional(answer, "durable_lsn"),
+            durability=Durability(answer.durability),
+            deduplicated=answer.deduplicated,
+            position=optional(answer, "position"),
+            recovery_epoch=answer.recovery_epoch,
+            log_id=answer.log_id,
+        )
+
+    async def append_batch(
+        self,
+        batches: Iterable[LogBatch],
+        *,
+        checks: Iterable[Check] = (),
+        cursors: Iterable[CursorCommit] = (),
+        durability: Durability | None = None,
+        timeout: float | None = None,
+    ) -> BatchAck:
+        """Appends to one or more logs and moves cursors, all or nothing."""
+        batches, cursors = list(batches), list(cursors)
+        guarded = any(batch.condition.guards for batch in batches) or any(cursor.guards for cursor in cursors)
+        answer = await self._call(
+            self.wal.AppendBatch,
+            batch_request(batches, checks, cursors, durability),
+            Repeat.GUARDED if guarded else Repeat.HARMFUL,
+            timeout,
+        )
+        return batch_ack(answer)
+
+    def session(self, *, window_bytes: int = 8 << 20) -> Session:
+        """Pipelined batches on one stream, acked in order. Must be called within the event loop."""
+        return Session(self, window_bytes)
+
+    def producer(
+        self,
+        log: str,
+        *,
+        id: str | None = None,
+        epoch: int = 0,
+        sequence: int = 0,
+        log_id: int | None = None,
+        writer_epoch: int | None = None,
+        durability: Durability | None = None,
+        retry_for: float = 60.0,
+        linger: float = 0.0,
+        batch_records: int = 1000,
+        batch_bytes: int = 1 << 20,
+        window_batches: int = 512,
+        window_bytes: int = 8 << 20,
+    ) -> Producer:
+        """A source of appends to one log whose retries are exactly-once. Opened by `async with`.
+
+        Without `id`, a random one: exactly-once as long as this producer lives. With a stored id
+        it holds over restarts of the program: give a higher `epoch` each time, and what an
+        earlier incarnation still has underway is refused; or the same epoch and the `sequence` to go
+        on with, and what was appended already is recognised. `log_id`: the log must have this number;
+        unset, the one that it has when the producer is opened. `writer_epoch`: of batches that name no
+        other.
+
+        It goes on trying until nothing was acked for `retry_for` seconds. `linger`: how many seconds a
+        record may wait for others to make a batch of up to `batch_records` and `batch_bytes`; 0: what
+        is there when there is room. At most `window_batches` and `window_bytes` are unacked;
+        beyond that, handing over waits. The server must recognise so many batches when they are sent
+        again (1,024 unless configured otherwise).
+        """
+        return Producer(
+            self,
+            log,
+            id=id,
+            epoch=epoch,
+            sequence=sequence,
+            log_id=log_id,
+            writer_epoch=writer_epoch,
+            durability=durability,
+            retry_for=retry_for,
+            linger=linger,
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            window_batches=window_batches,
+            window_bytes=window_bytes,
+        )
+
+    # Reading.
+
+    async def read(
+        self,
+        log: str,
+        *,
+        lsn: int | None = None,
+        timestamp_us: int | None = None,
+        tail_offset: int | None = None,
+        max_records: int = 0,
+        max_bytes: int = 0,
+        wait: float = 0.0,
+        visibility: Visibility | None = None,
+        log_id: int | None = None,
+        timeout: float | None = None,
+    ) -> Page:
+        """Reads a page of one log, from `lsn`, from a time, or the last `tail_offset` records; from the
+        first record kept, if nothing is said. `wait`: how many seconds to wait for a first record."""
+        one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset)
+        answer = await self._call(
+            self.wal.Read,
+            wal_pb2.ReadRequest(
+                log=log,
+                lsn=lsn,
+                timestamp_us=timestamp_us,
+                tail_offset=tail_offset,
+                max_records=max_records,
+                max_bytes=max_bytes,
+                wait=timedelta(seconds=wait) if wait else None,
+                visibility=visibility,
+                log_id=log_id,
+            ),
+            Repeat.HARMLESS,
+            self.timeout + wait if timeout is None else timeout,
+        )
+        return Page(
+            records=records_from_proto(answer.batch),
+            next_lsn=answer.next_lsn,
+            tail_lsn=answer.tail_lsn,
+            durable_lsn=answer.durable_lsn,
+            first_lsn=answer.first_lsn,
+            recovery_epoch=answer.recovery_epoch,
+        )
+
+    def scan(
+        self,
+        log: str | None = None,
+        *,
+        prefix: str | None = None,
+        all: bool = False,
+        lsn: int | None = None,
+        timestamp_us: int | None = None,
+        tail_offset: int | None = None,
+        cursor: bytes | None = None,
+        until_lsn: int | None = None,
+        max_records: int = 0,
+        visibility: Visibility | None = None,
+        log_id: int | None = None,
+        follow: bool = False,
+    ) -> Scan:
+        """A range of one log, of all logs with a prefix, or of everything, up to the tail of the moment:
+        an async iterator of `Batch` and `Gap`."""
+        if (log is not None) + (prefix is not None) + all != 1:
+            raise ValueError("exactly one of log, prefix and all says what to scan")
+        one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset, cursor=cursor)
+        request = wal_pb2.ScanRequest(
+            log=log,
+            prefix=prefix,
+            all=wal_pb2.AllLogs() if all else None,
+            lsn=lsn,
+            timestamp_us=timestamp_us,
+            tail_offset=tail_offset,
+            cursor=cursor,
+            until_lsn=until_lsn,
+            max_records=max_records,
+            follow=follow,
+            visibility=visibility,
+            log_id=log_id,
+        )
+        return Scan(self, request)
+
+    def follow(self, log: str | None = None, **arguments) -> Scan:
+        """As `scan`, and goes on with what is appended later, over lost connections and restarts of the
+        server, without end, and without repeating or skipping anything."""
+        return self.scan(log, follow=True, **arguments)
+
+    async def tail(
+        self,
+        log: str,
+        *,
+        visibility: Visibility | None = None,
+        recovery_epoch: int | None = None,
+        log_id: int | None = None,
+        timeout: float | None = None,
+    ) -> Tail:
+        """Where a log stands; with the `recovery_epoch` of an earlier ack, also what of it survived."""
+        answer = await self._call(
+            self.wal.GetTail,
+            wal_pb2.GetTailRequest(
+                log=log, visibility=visibility, recovery_epoch=recovery_epoch, log_id=log_id
+            ),
+            Repeat.HARMLESS,
+            timeout,
+        )
+        return Tail(
+            first_lsn=answer.first_lsn,
+            tail_lsn=answer.tail_lsn,
+            durable_lsn=answer.durable_lsn,
+            writer_epoch=answer.writer_epoch,
+            recovery_epoch=answer.recovery_epoch,
+            log_id=answer.log_id,
+            survived_position=optional(answer, "survived_position"),
+        )
+
+    # What is done to a log.
+
+    async def fence(
+        self,
+        log: str,
+        writer_epoch: int | None = None,
+        *,
+        log_id: int | None = None,
+        timeout: float | None = None,
+    ) -> Fence:
+        """Raises a log's writer epoch, by one unless given: whoever appends with an older one, or with
+        none, is Fenced."""
+        if writer_epoch is not None:
+            # The second time it no longer exceeds the current one.
+            repeat = Repeat.GUARDED
+        elif log_id is not None:
+            # Twice raises the epoch twice: whoever asked holds the newest all the same.
+            repeat = Repeat.HARMLESS
+        else:
+            # But it could shut out the writer of a log made anew under the name.
+            repeat = Repeat.HARMFUL
+        answer = await self._call(
+            self.wal.Fence,
+            wal_pb2.FenceRequest(log=log, writer_epoch=writer_epoch, log_id=log_id),
+            repeat,
+            timeout,
+        )
+        return Fence(tail_lsn=answer.tail_lsn, writer_epoch=answer.writer_epoch, log_id=answer.log_id)
+
+    async def trim(
+        self, log: str, before_lsn: int, *, log_id: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Forgets the records below `before_lsn`; returns the first lsn kept."""
+        answer = await self._call(
+            self.wal.Trim,
+            wal_pb2.TrimRequest(log=log, before_lsn=before_lsn, log_id=log_id),
+            # Twice is as once, except to another log that got the name in between.
+            Repeat.HARMFUL if log_id is None else Repeat.HARMLESS,
+            timeout,
+        )
+        return answer.first_lsn
+
+    async def sync(self, log: str = "", *, device: bool = True, timeout: float | None = None) -> None:
+        """A barrier: everything accepted before it is flushed to the device, or only handed to the
+        operating system. Without `log`, in all logs."""
+        target = types_pb2.SYNC_TARGET_DEVICE if device else types_pb2.SYNC_TARGET_OS
+        await self._call(
+            self.wal.Sync, wal_pb2.SyncRequest(log=log, target=target), Repeat.HARMLESS, timeout
+        )
+
+    # Administration, in the contract's own messages.
+
+    async def create_log(
+        self, log: str, config: log_pb2.LogConfig | None = None, *, timeout: float | None = None
+    ) -> log_pb2.Log:
+        """Makes a log; LogExists if there is one."""
+        request = log_pb2.CreateLogRequest(log=log, config=config)
+        return (await self._call(self.logs.CreateLog, request, Repeat.HARMFUL, timeout)).log
+
+    async def get_log(self, log: str, *, timeout: float | None = None) -> log_pb2.Log:
+        """A log: its configuration and where it stands."""
+        request = log_pb2.GetLogRequest(log=log)
+        return (await self._call(self.logs.GetLog, request, Repeat.HARMLESS, timeout)).log
+
+    async def list_logs(
+        self, prefix: str = "", *, page_size: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[log_pb2.Log]:
+        """The logs whose names start with `prefix`, by name; asks for page after page."""
+        request = log_pb2.ListLogsRequest(prefix=prefix, page_size=page_size)
+        while True:
+            answer = await self._call(self.logs.ListLogs, request, Repeat.HARMLESS, timeout)
+            for log in answer.logs:
+                yield log
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
+    async def delete_log(
+        self, log: str, *, log_id: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Forgets a log with all its records, cursors and producers."""
+        request = log_pb2.DeleteLogRequest(log=log, log_id=log_id)
+        await self._call(self.logs.DeleteLog, request, Repeat.HARMFUL, timeout)
+
+    # Cursors: named positions of consumers.
+
+    async def commit_cursor(
+        self,
+        log: str,
+        cursor: str,
+        lsn: int,
+        *,
+        expected_lsn: int | None = None,
+        log_id: int | None = None,
+        timeout: float | None = None,
+    ) -> Cursor:
+        """Moves a cursor to the next lsn to read, or makes it. With `expected_lsn` only if it stands
+        there now; 0 also matches one that does not exist yet."""
+        commit = CursorCommit(log, cursor, lsn, expected_lsn, log_id)
+        answer = await self._call(
+            self.cursors.CommitCursor,
+            cursor_pb2.CommitCursorRequest(commit=commit.to_proto()),
+            # A late repeat would take back what someone else has committed meanwhile.
+            Repeat.GUARDED if commit.guards else Repeat.HARMFUL,
+            timeout,
+        )
+        return cursor_from_proto(answer.cursor)
+
+    async def get_cursor(
+        self, log: str, cursor: str, *, log_id: int | None = None, timeout: float | None = None
+    ) -> Cursor:
+        """Where a cursor stands."""
+        request = cursor_pb2.GetCursorRequest(log=log, cursor=cursor, log_id=log_id)
+        answer = await self._call(self.cursors.GetCursor, request, Repeat.HARMLESS, timeout)
+        return cursor_from_proto(answer.cursor)
+
+    async def list_cursors(
+        self, log: str, *, log_id: int | None = None, page_size: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Cursor]:
+        """The cursors of a log, by name; asks for page after page."""
+        request = cursor_pb2.ListCursorsRequest(log=log, log_id=log_id, page_size=page_size)
+        while True:
+            answer = await self._call(self.cursors.ListCursors, request, Repeat.HARMLESS, timeout)
+            for cursor in answer.cursors:
+                yield cursor_from_proto(cursor)
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
+    async def delete_cursor(
+        self, log: str, cursor: str, *, log_id: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Forgets a cursor."""
+        request = cursor_pb2.DeleteCursorRequest(log=log, cursor=cursor, log_id=log_id)
+        await self._call(self.cursors.DeleteCursor, request, Repeat.HARMFUL, timeout)
+
+    # The connection.
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The connection, for the generated stubs (`wald.v1`) of what is not here. Nothing is repeated
+        there. Must be asked for within the event loop."""
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.endpoint, options=self._options)
+        return self._channel
+
+    @property
+    def wal(self) -> wal_pb2_grpc.WalServiceStub:
+        """The generated stub of WalService. Nothing is repeated there."""
+        return self._stub(wal_pb2_grpc.WalServiceStub)
+
+    @property
+    def logs(self) -> log_pb2_grpc.LogServiceStub:
+        """The generated stub of LogService."""
+        return self._stub(log_pb2_grpc.LogServiceStub)
+
+    @property
+    def cursors(self) -> cursor_pb2_grpc.CursorServiceStub:
+        """The generated stub of CursorService."""
+        return self._stub(cursor_pb2_grpc.CursorServiceStub)
+
+    def _stub(self, kind):
+        channel = self.channel
+        if kind not in self._stubs:
+            self._stubs[kind] = kind(channel)
+        return self._stubs[kind]
+
+    async def _call(self, method, request, repeat: Repeat, timeout: float | None):
+        """Makes a unary call, and repeats it as far as that is safe and the deadline reaches."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + (self.timeout if timeout is None else timeout)
+        failures = 0
+        unknown = False
+        while True:
+            if self._closed:
+                raise RuntimeError("the client is closed")
+            try:
+                # The server must not write what nobody waits for any more.
+                return await method(request, timeout=max(deadline - now(), 0.0))
+            except grpc.aio.AioRpcError as failure:
+                error = from_rpc(failure)
+            except asyncio.CancelledError:
+                if not self._closed:
+                    raise
+                # The call was cancelled, not its caller.
+                error = connection_lost("the client was closed")
+            failures += 1
+            pause = self.retry.pause(failures, error)
+            tired = failures >= self.retry.max_attempts or now() + pause >= deadline
+            if self._closed or tired or not repeat.allows(error):
+                raise error.after_unknown() if unknown else error
+            unknown = unknown or error.outcome is Outcome.UNKNOWN
+            await asyncio.sleep(pause)
+
+
+def one_start(**starts) -> None:
+    """Refuses to begin in two places."""
+    given = [name for name, value in starts.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"at most one of {', '.join(given)} says where to begin")
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(round(seconds * 1000), 1)

@@ -1,0 +1,44 @@
+"""When and how a call is repeated."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+from wald.errors import Retry, WaldError
+
+
+class Repeat(Enum):
+    """What happens if a request is applied twice."""
+
+    HARMLESS = "harmless"
+    """Nothing: reads, and writes that say what shall be and not what shall change."""
+    GUARDED = "guarded"
+    """It cannot be: a condition holds at most once."""
+    HARMFUL = "harmful"
+    """Records twice."""
+
+    def allows(self, error: WaldError) -> bool:
+        """Whether to send the request again after this error."""
+        if error.retry is Retry.SAFE_WITH_CONDITION:
+            return self is not Repeat.HARMFUL
+        return error.retry is Retry.SAFE
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often and how fast a call is repeated, within its deadline. Pauses in seconds."""
+
+    max_attempts: int = 5
+    """Attempts in all, the first included; 1 repeats nothing. A producer counts none, and goes by its
+    deadline. A follower that was open once goes on trying without end."""
+    first_pause: float = 0.05
+    """Before the first repetition; doubles each time, with jitter down to half of it."""
+    max_pause: float = 2.0
+    """The longest. A pause that the server asks for is kept even if longer."""
+
+    def pause(self, failures: int, error: WaldError) -> float:
+        """How long to wait after the `failures`th failure in a row."""
+        full = min(self.first_pause * 2.0 ** min(failures - 1, 62), self.max_pause)
+        return max(full * random.uniform(0.5, 1.0), error.retry_after or 0.0)

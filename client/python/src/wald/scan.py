@@ -1,0 +1,242 @@
+"""A scan underway, which outlives its connections.
+
+```text
+           open                    message                    lost
+  (closed) ─────▶ (open) ─────────────────────────▶ (open) ──────────▶ (closed)
+     ▲        begin at the start,     its events are queued,              │
+     │        or at the last cursor   its cursor is kept                  │
+     └───────────────────────── pause, longer each time ──────────────────┘
+```
+
+Events are queued and the cursor is kept in one step, when a whole message has arrived: so the
+next connection begins exactly after what the caller gets to see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from wald.errors import DeadlineExceeded, LogNotFound, Retry, WaldError, connection_lost, from_rpc, from_status
+from wald.records import Batch, Gap, GapReason, optional, records_from_proto
+from wald.retry import Repeat
+from wald.v1 import wal_pb2
+
+if TYPE_CHECKING:
+    from wald.client import Client
+
+
+class _Place(Enum):
+    """Where the next connection would begin."""
+
+    START = "where the caller said"
+    CURSOR = "after the last message"
+    LOST = "not known: going on could repeat or skip records"
+
+
+class Scan:
+    """The events of a scan: an async iterator of `Batch` and `Gap`, in order. Ends after the last one,
+    or raises. Entering it as an async context manager opens it (so that "from now on" is from
+    then on), leaving closes it.
+    """
+
+    def __init__(self, client: Client, request: wal_pb2.ScanRequest):
+        self._client = client
+        self._request = request
+        self._remaining = request.max_records or None
+        self._call = None
+        self._reading: asyncio.Future | None = None
+        self._events: deque[tuple[Batch | Gap | None, bytes | None]] = deque()
+        self._place = _Place.START
+        self._opened = False
+        self._ended = False
+        self._failures = 0
+        self._failing_since: float | None = None
+        self._pause = 0.0
+        self.cursor: bytes | None = request.cursor or None
+        """Resumes exactly after what was handed out. It goes on with the last event of a message, so it
+        never covers what was not handed out; keep it once that is dealt with."""
+        self._caught_up = False
+        self.interruption: WaldError | None = None
+        """What broke the connection; None again once it is back."""
+
+    async def __aenter__(self) -> Scan:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.close()
+
+    def __aiter__(self) -> Scan:
+        return self
+
+    async def __anext__(self) -> Batch | Gap:
+        while True:
+            while self._events:
+                event = self._hand_out()
+                if event is not None:
+                    return event
+            if self._ended:
+                raise StopAsyncIteration
+            await self._step(self._open if self._call is None else self._receive)
+
+    async def open(self) -> None:
+        """Connects now; otherwise the first event asked for does it."""
+        while self._call is None and not self._ended:
+            await self._step(self._open)
+
+    def close(self) -> None:
+        """Ends it; what was received and not handed out is dropped."""
+        self._ended = True
+        self._events.clear()
+        self._disconnect()
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that was there when the last message was sent has been handed out."""
+        return self._caught_up and not self._events
+
+    def _hand_out(self) -> Batch | Gap | None:
+        event, cursor = self._events.popleft()
+        if cursor is not None:
+            self.cursor = cursor
+        return event
+
+    async def _step(self, step) -> None:
+        try:
+            await step()
+        except grpc.aio.AioRpcError as failure:
+            self._survive(from_rpc(failure))
+        except WaldError as error:
+            self._survive(error)
+
+    async def _open(self) -> None:
+        now = asyncio.get_running_loop().time
+        if self._failing_since is None:
+            self._failing_since = now()
+        if self._pause:
+            await asyncio.sleep(self._pause)
+            self._pause = 0.0
+        await self._pin_tail_offset()
+        call = self._client.wal.Scan(self._request)
+        try:
+            # Only the answer's headers say that the server has begun.
+            headers = await asyncio.wait_for(call.initial_metadata(), self._client.silence_timeout)
+            if not headers and call.done() and await call.code() is not grpc.StatusCode.OK:
+                raise from_status(await call.code(), await call.details(), await call.trailing_metadata())
+        except asyncio.TimeoutError:
+            raise self._silent() from None
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        self._call = call
+        self._opened = True
+        # From now on "the tail" is in the past, and only a cursor can name it.
+        if self._place is _Place.START and self._request.WhichOneof("start") == "tail_offset":
+            self._place = _Place.LOST
+
+    async def _pin_tail_offset(self) -> None:
+        """Turns "n before the tail" of one log into an lsn, so that a connection lost before the first
+        message can be replaced without skipping what arrived meanwhile."""
+        request = self._request
+        one_log = request.WhichOneof("selector") == "log"
+        if not (request.follow and one_log and request.WhichOneof("start") == "tail_offset"):
+            return
+        try:
+            tail = await self._client.tail(
+                request.log, visibility=request.visibility, log_id=optional(request, "log_id")
+            )
+        except LogNotFound:
+            # All that will ever be in it is still to come.
+            request.ClearField("tail_offset")
+            return
+        request.lsn = max(tail.tail_lsn - request.tail_offset, tail.first_lsn)
+
+    async def _receive(self) -> None:
+        # A caller who loses patience must not break the stream, so the read goes on by itself.
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._call.read())
+        done, _ = await asyncio.wait([self._reading], timeout=self._client.silence_timeout)
+        if not done:
+            raise self._silent()
+        reading, self._reading = self._reading, None
+        if reading.cancelled():
+            raise connection_lost("the stream was broken off")
+        message = reading.result()
+        if message is grpc.aio.EOF:
+            self._end()
+            return
+        self._queue(message)
+
+    def _queue(self, message: wal_pb2.ScanResponse) -> None:
+        events = list(_events(message))
+        self._events.extend((event, None) for event in events[:-1])
+        self._events.append((events[-1] if events else None, message.cursor or None))
+        self._place = _Place.CURSOR if message.cursor else _Place.LOST
+        self._request.cursor = message.cursor
+        if self._remaining is not None:
+            self._remaining -= min(sum(len(batch.records) for batch in message.batches), self._remaining)
+            self._request.max_records = self._remaining
+            # Asked again it would be 0, which is: without bound.
+            if self._remaining == 0:
+                self._ended = True
+                self._disconnect()
+        self._caught_up = message.caught_up
+        self.interruption = None
+        self._failures = 0
+        self._failing_since = None
+
+    def _end(self) -> None:
+        """The server ended the stream in good order."""
+        bounded = self._remaining is not None or self._request.HasField("until_lsn")
+        if self._request.follow and not bounded:
+            raise connection_lost("the server ended the stream")
+        self._ended = True
+
+    def _survive(self, error: WaldError) -> None:
+        """Prepares the next connection, if there can be one."""
+        self._disconnect()
+        if self._client.closed:
+            self._ended = True
+            raise error
+        self._failures += 1
+        policy = self._client.retry
+        self._pause = policy.pause(self._failures, error)
+        now = asyncio.get_running_loop().time()
+        since = now if self._failing_since is None else self._failing_since
+        self._failing_since = since
+        tired = self._failures >= policy.max_attempts or now - since + self._pause >= self._client.timeout
+        # A follow that has begun has no end to its patience; the caller may have.
+        patient = self._request.follow and self._opened
+        if self._place is _Place.LOST or (tired and not patient) or not Repeat.HARMLESS.allows(error):
+            self._ended = True
+            raise error
+        self.interruption = error
+
+    def _silent(self) -> WaldError:
+        return DeadlineExceeded(
+            f"nothing came for {self._client.silence_timeout:g} s",
+            code=grpc.StatusCode.DEADLINE_EXCEEDED,
+            retry=Retry.SAFE_WITH_CONDITION,
+        )
+
+    def _disconnect(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+def _events(message: wal_pb2.ScanResponse) -> Iterator[Batch | Gap]:
+    for gap in message.gaps:
+        yield Gap(gap.log, gap.from_lsn, optional(gap, "to_lsn"), GapReason(gap.reason))
+    for batch in message.batches:
+        yield Batch(batch.log, batch.log_id, records_from_proto(batch))

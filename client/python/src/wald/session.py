@@ -1,0 +1,238 @@
+"""Append sessions: pipelined batches on one stream, acked in order.
+
+```text
+ send ──▶ [outbox] ──writer──▶ stream ──▶ server
+                                  │
+ on_ack, in order ◀────reader─────┘      on_end, once: what ended it
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from wald.errors import EarlierFailure, Outcome, WaldError, connection_lost, from_status
+from wald.records import BatchAck, Check, CursorCommit, Durability, LogBatch, batch_ack, batch_request
+from wald.v1 import wal_pb2
+
+if TYPE_CHECKING:
+    from wald.client import Client
+
+# How long the server's status may come after the end of what it sent.
+_STATUS_SECONDS = 5.0
+
+
+class AppendStream:
+    """One AppendSession call: what sessions and producers have in common.
+
+    Requests are numbered 0, 1, 2 and so on. `on_ack` gets each ack in order; then `on_end` is
+    called once, with the error that ended the stream (None: in good order) and how many of the
+    requests without an ack had been handed to the transport. The others were not applied.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        on_ack: Callable[[BatchAck], None],
+        on_end: Callable[[WaldError | None, int], None],
+    ):
+        self._on_ack = on_ack
+        self._on_end = on_end
+        self._sent = 0
+        self._handed = 0
+        self._acked = 0
+        # A writer of its own: cancelling whoever sends must not break the stream.
+        self._outbox: asyncio.Queue[wal_pb2.AppendSessionRequest | None] = asyncio.Queue()
+        self._call = client.wal.AppendSession()
+        self._status: tuple | None = None
+        self._status_known = asyncio.Event()
+        self._call.add_done_callback(self._note_status)
+        self._writer = asyncio.create_task(self._write())
+        self.ended = asyncio.create_task(self._read())
+
+    def send(self, batch: wal_pb2.AppendBatchRequest) -> None:
+        self._outbox.put_nowait(wal_pb2.AppendSessionRequest(request_id=self._sent, batch=batch))
+        self._sent += 1
+
+    def half_close(self) -> None:
+        """No more requests. The stream ends when all are acked."""
+        self._outbox.put_nowait(None)
+
+    def cancel(self) -> None:
+        """Breaks the stream off; nobody is told."""
+        self._on_ack = lambda ack: None
+        self._on_end = lambda error, handed: None
+        self._call.cancel()
+
+    async def _write(self) -> None:
+        try:
+            while (request := await self._outbox.get()) is not None:
+                self._handed += 1
+                await self._call.write(request)
+            await self._call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The stream has ended; the reader learns why.
+            pass
+
+    async def _read(self) -> None:
+        error = connection_lost("the stream was broken off")
+        try:
+            error = await self._receive()
+        except asyncio.CancelledError:
+            # The call was cancelled, or this task with the event loop.
+            pass
+        finally:
+            self._writer.cancel()
+            self._call.cancel()
+            self._on_end(error, self._handed - self._acked)
+
+    async def _receive(self) -> WaldError | None:
+        try:
+            # Not `read()`, which gives up what has arrived once it takes the call for ended.
+            async for answer in self._call:
+                if answer.request_id != self._acked:
+                    return WaldError(
+                        f"the answer breaks the contract: ack of {answer.request_id}, due was {self._acked}"
+                    )
+                self._acked += 1
+                self._on_ack(batch_ack(answer.ack))
+        except grpc.aio.AioRpcError:
+            try:
+                await asyncio.wait_for(self._status_known.wait(), _STATUS_SECONDS)
+            except asyncio.TimeoutError:
+                return connection_lost("the session ended without a status")
+        code, message, metadata = self._status
+        if code is grpc.StatusCode.OK:
+            return None if self._acked == self._sent else connection_lost("the server ended the session")
+        error = from_status(code, message, metadata)
+        # Every ack due before a failure comes before it.
+        in_order = error.number("request_id") in (None, self._acked)
+        return error if in_order else error.after_unknown()
+
+    def _note_status(self, call: grpc.aio.Call) -> None:
+        """Keeps the status that the server sent.
+
+        A write that fails because the server has ended the stream gives the call a status of its
+        own, before the server's arrives or on top of it (grpc/grpc#36066). Each time this is called.
+        """
+        code, message = _now(call.code()), _now(call.details())
+        made_up = code is grpc.StatusCode.INTERNAL and message == "Internal error from Core"
+        if not made_up and self._status is None:
+            self._status = (code, message, _now(call.trailing_metadata()))
+            self._status_known.set()
+
+
+def _now(ready):
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        ready.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("the status of a call that has ended was not there")
+
+
+class Session:
+    """Pipelined batches, acked in order. An async context manager; leaving it waits for all acks.
+
+    The first failure ends it. Acks before it are delivered, the failing request gets its error,
+    the later ones EarlierFailure: not applied, or unknown if the failure's outcome is.
+    """
+
+    def __init__(self, client: Client, window_bytes: int):
+        self._window = window_bytes
+        self._in_flight = 0
+        self._unacked: deque[tuple[int, asyncio.Future[BatchAck]]] = deque()
+        self._turn = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._closed = False
+        self._failed_requests = False
+        self.error: WaldError | None = None
+        """The failure that ended it."""
+        self._stream = AppendStream(client, self._on_ack, self._on_end)
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, kind, *_) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            self.abort()
+
+    async def send(
+        self,
+        batches: Iterable[LogBatch],
+        *,
+        checks: Iterable[Check] = (),
+        cursors: Iterable[CursorCommit] = (),
+        durability: Durability | None = None,
+    ) -> asyncio.Future[BatchAck]:
+        """Sends one request, as `append_batch` would, and returns the future of its ack. Waits while the
+        window is full."""
+        request = batch_request(batches, checks, cursors, durability)
+        size = request.ByteSize()
+        async with self._turn:
+            while not self._closed and self._unacked and self._in_flight + size > self._window:
+                self._room.clear()
+                await self._room.wait()
+            if self.error is not None:
+                raise EarlierFailure.of(self.error, Outcome.NOT_APPLIED)
+            if self._closed:
+                raise RuntimeError("the session is closed")
+            future: asyncio.Future[BatchAck] = asyncio.get_running_loop().create_future()
+            self._unacked.append((size, future))
+            self._in_flight += size
+            self._stream.send(request)
+            return future
+
+    async def close(self) -> None:
+        """Sends no more, and waits for every ack due. Raises the failure that ended the session, if
+        requests failed with it."""
+        if not self._closed:
+            self._closed = True
+            self._room.set()
+            self._stream.half_close()
+        try:
+            await asyncio.shield(self._stream.ended)
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        if self.error is not None and self._failed_requests:
+            raise self.error
+
+    def abort(self) -> None:
+        """Breaks the session off. Requests without an ack have an unknown outcome."""
+        if not self._stream.ended.done():
+            self._stream.cancel()
+            self._on_end(connection_lost("the session was broken off"), len(self._unacked))
+
+    def _on_ack(self, ack: BatchAck) -> None:
+        size, future = self._unacked.popleft()
+        self._in_flight -= size
+        self._room.set()
+        if not future.done():
+            future.set_result(ack)
+
+    def _on_end(self, error: WaldError | None, handed: int) -> None:
+        self._closed = True
+        self._room.set()
+        self.error = error
+        self._failed_requests = error is not None and bool(self._unacked)
+        for index, (_, future) in enumerate(self._unacked):
+            applied = error.outcome if index < handed else Outcome.NOT_APPLIED
+            first = index == 0 and handed > 0
+            fail(future, error if first else EarlierFailure.of(error, applied))
+        self._unacked.clear()
+
+
+def fail(future: asyncio.Future, error: WaldError) -> None:
+    """Gives a future its error. Whoever does not look is told when the session or producer is closed."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()

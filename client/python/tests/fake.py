@@ -1,0 +1,145 @@
+"""A server that does what a test says: the answers and failures that no daemon gives on demand."""
+
+import asyncio
+import contextlib
+from collections import deque
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+import wald
+from wald.v1 import log_pb2, log_pb2_grpc, record_pb2, types_pb2, wal_pb2, wal_pb2_grpc
+
+NOT_APPLIED = {"outcome": "NOT_APPLIED", "retry": "SAFE"}
+REFUSED = {"outcome": "NOT_APPLIED", "retry": "NEVER"}
+UNKNOWN = {"outcome": "UNKNOWN", "retry": "SAFE_WITH_CONDITION"}
+# What the client must take for a connection that broke: no ErrorInfo.
+LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed", ())
+
+
+def refusal(code, reason, facts, *, failed=(), delay_ms=None, domain="wald.dev", message="refused"):
+    """A status as Wald sends it: code, message, trailing metadata."""
+    details = [error_details_pb2.ErrorInfo(reason=reason, domain=domain, metadata=facts)]
+    if failed:
+        violation = error_details_pb2.PreconditionFailure.Violation
+        violations = [violation(type=type, subject=log, description=text) for type, log, text in failed]
+        details.append(error_details_pb2.PreconditionFailure(violations=violations))
+    if delay_ms is not None:
+        delay = duration_pb2.Duration(nanos=delay_ms * 1_000_000)
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = []
+    for detail in details:
+        packed.append(any_pb2.Any())
+        packed[-1].Pack(detail)
+    status = status_pb2.Status(code=code.value[0], message=message, details=packed)
+    return code, message, (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+DRAINING = refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", NOT_APPLIED)
+
+
+def message(cursor, *batches):
+    """A piece of a scan: for each batch its first lsn and its records."""
+    return wal_pb2.ScanResponse(
+        cursor=cursor,
+        batches=[
+            record_pb2.RecordBatch(
+                log="log", first_lsn=first, records=[record_pb2.Record(data=data.encode()) for data in records]
+            )
+            for first, records in batches
+        ],
+    )
+
+
+class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
+    """`script`: what the next appends get, one by one: a failure, or None for an ack; later ones are acked.
+
+    A session does with each request what Wald does with a producer's: the next sequence is
+    appended, a known one acked again.
+    """
+
+    def __init__(self):
+        self.script = deque()
+        self.attempts = []
+        self.applied = {}
+        self.log_exists = False
+        # Acks wait for it.
+        self.open = asyncio.Event()
+        self.open.set()
+        # What scans get: messages, failures; and what they asked for.
+        self.messages = asyncio.Queue()
+        self.scans = []
+
+    async def _follow_script(self, request, context, facts=()):
+        self.attempts.append(request)
+        failure = self.script.popleft() if self.script else None
+        if failure is not None:
+            await context.abort(*failure)
+
+    async def Append(self, request, context):
+        await self._follow_script(request, context)
+        return wal_pb2.AppendResponse(lsn=len(self.attempts), durability=types_pb2.DURABILITY_DURABLE)
+
+    async def GetTail(self, request, context):
+        await self._follow_script(request, context)
+        return wal_pb2.GetTailResponse(first_lsn=0, tail_lsn=7, durable_lsn=7, writer_epoch=0)
+
+    async def CreateLog(self, request, context):
+        if self.log_exists:
+            await context.abort(*refusal(grpc.StatusCode.ALREADY_EXISTS, "LOG_EXISTS", REFUSED))
+        self.log_exists = True
+        return log_pb2.CreateLogResponse(log=log_pb2.Log(name=request.log, log_id=42))
+
+    async def GetLog(self, request, context):
+        return log_pb2.GetLogResponse(log=log_pb2.Log(name=request.log, log_id=42))
+
+    async def AppendSession(self, requests, context):
+        async for request in requests:
+            await self.open.wait()
+            await self._follow_script(request, context)
+            batch = request.batch.batches[0]
+            sequence = batch.condition.producer.sequence
+            repeat = batch.condition.HasField("producer") and sequence in self.applied
+            if not repeat:
+                key = sequence if batch.condition.HasField("producer") else f"plain {len(self.attempts)}"
+                self.applied[key] = (sum(len(b.records) for _, b in self.applied.values()), batch)
+                first_lsn = self.applied[key][0]
+            else:
+                first_lsn = self.applied[sequence][0]
+            append = wal_pb2.LogAppend(
+                log=batch.log, first_lsn=first_lsn, next_lsn=first_lsn + len(batch.records), deduplicated=repeat
+            )
+            ack = wal_pb2.AppendBatchResponse(appends=[append], durability=types_pb2.DURABILITY_DURABLE)
+            yield wal_pb2.AppendSessionResponse(request_id=request.request_id, ack=ack)
+
+    async def Scan(self, request, context):
+        self.scans.append(request)
+        await context.send_initial_metadata(())
+        while True:
+            message = await self.messages.get()
+            if isinstance(message, tuple):
+                await context.abort(*message)
+            yield message
+
+    def data(self):
+        """The applied records, in order."""
+        return [record.data.decode() for _, batch in self.applied.values() for record in batch.records]
+
+
+@contextlib.asynccontextmanager
+async def serving(**settings):
+    """A fake, and a client of it whose pauses are short."""
+    server = grpc.aio.server()
+    fake = Fake()
+    wal_pb2_grpc.add_WalServiceServicer_to_server(fake, server)
+    log_pb2_grpc.add_LogServiceServicer_to_server(fake, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    settings = {"retry": wald.RetryPolicy(first_pause=0.001, max_pause=0.01), **settings}
+    try:
+        async with wald.Client(f"127.0.0.1:{port}", **settings) as client:
+            yield fake, client
+    finally:
+        await server.stop(0)

@@ -1,0 +1,106 @@
+"""Calls are repeated when that is safe, and never otherwise."""
+
+import socket
+
+import pytest
+from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, UNKNOWN, refusal, serving
+from grpc import StatusCode
+
+import wald
+from wald import Outcome, Retry
+
+BUSY = refusal(StatusCode.RESOURCE_EXHAUSTED, "BUSY", NOT_APPLIED)
+FAILED = refusal(StatusCode.INTERNAL, "JOURNAL_FAILED", UNKNOWN)
+MISMATCH = refusal(StatusCode.FAILED_PRECONDITION, "POSITION_MISMATCH", REFUSED)
+
+
+async def test_plain_append_is_repeated_if_the_server_says_not_applied():
+    async with serving() as (fake, client):
+        fake.script.extend([DRAINING, BUSY])
+        assert (await client.append("log", "x")).lsn == 3
+        assert len(fake.attempts) == 3
+
+
+@pytest.mark.parametrize("failure", [LOST, FAILED])
+async def test_plain_append_is_not_repeated_if_it_may_have_been_applied(failure):
+    async with serving() as (fake, client):
+        fake.script.append(failure)
+        with pytest.raises(wald.WaldError) as failed:
+            await client.append("log", "x")
+        assert (failed.value.outcome, failed.value.retry) == (Outcome.UNKNOWN, Retry.SAFE_WITH_CONDITION)
+        assert len(fake.attempts) == 1
+
+
+@pytest.mark.parametrize("failure", [LOST, FAILED])
+async def test_guarded_append_is_repeated_as_it_was(failure):
+    async with serving() as (fake, client):
+        fake.script.append(failure)
+        await client.append("log", "x", expected_lsn=3)
+        assert len(fake.attempts) == 2
+        assert fake.attempts[0] == fake.attempts[1]
+
+
+async def test_refusal_after_an_unknown_outcome_leaves_it_unknown():
+    async with serving() as (fake, client):
+        fake.script.extend([LOST, MISMATCH, MISMATCH])
+        with pytest.raises(wald.PositionMismatch) as echo:
+            await client.append("log", "x", expected_lsn=3)
+        assert echo.value.outcome is Outcome.UNKNOWN
+        with pytest.raises(wald.PositionMismatch) as first:
+            await client.append("log", "x", expected_lsn=3)
+        assert first.value.outcome is Outcome.NOT_APPLIED
+
+
+async def test_call_gives_up_after_the_attempts_of_its_policy():
+    async with serving() as (fake, client):
+        fake.script.extend([DRAINING] * 9)
+        with pytest.raises(wald.Unavailable):
+            await client.tail("log")
+        assert len(fake.attempts) == 5
+
+
+async def test_call_does_not_outlast_its_deadline():
+    async with serving() as (fake, client):
+        fake.script.append(refusal(StatusCode.UNAVAILABLE, "DRAINING", NOT_APPLIED, delay_ms=900))
+        with pytest.raises(wald.Unavailable):
+            await client.append("log", "x", timeout=0.5)
+        assert len(fake.attempts) == 1
+
+
+async def test_connection_that_was_never_made_means_not_applied():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{unused.getsockname()[1]}"
+        async with wald.Client(endpoint, retry=wald.RetryPolicy(max_attempts=2)) as client:
+            with pytest.raises(wald.NotSent) as failed:
+                await client.append("log", "x")
+    assert (failed.value.outcome, failed.value.retry) == (Outcome.NOT_APPLIED, Retry.SAFE)
+
+
+async def test_closed_client_says_so():
+    async with serving() as (_, client):
+        await client.append("log", "x")
+    with pytest.raises(RuntimeError, match="closed"):
+        await client.append("log", "x")
+
+
+def test_endpoint_that_asks_for_tls_is_refused():
+    with pytest.raises(ValueError, match="TLS"):
+        wald.Client("https://127.0.0.1:6925")
+
+
+async def test_only_one_start_is_taken():
+    async with serving() as (_, client):
+        with pytest.raises(ValueError, match="at most one"):
+            await client.read("log", lsn=1, tail_offset=2)
+        with pytest.raises(ValueError, match="exactly one"):
+            client.scan("log", prefix="l")
+
+
+async def test_one_record_is_not_taken_for_many():
+    async with serving() as (fake, client):
+        with pytest.raises(TypeError, match="list"):
+            await client.append_batch([wald.LogBatch("log", "text")])
+        with pytest.raises(TypeError, match="int"):
+            await client.append("log", 5)
+        assert not fake.attempts

@@ -1,0 +1,252 @@
+"""Sessions and producers: order, windows, and who is told what when something fails."""
+
+import asyncio
+
+import pytest
+from fake import DRAINING, LOST, REFUSED, refusal, serving
+from grpc import StatusCode
+
+import wald
+from wald import LogBatch, Outcome
+
+
+def mismatch(request):
+    facts = {**REFUSED, "request_id": str(request)}
+    return refusal(StatusCode.FAILED_PRECONDITION, "POSITION_MISMATCH", facts)
+
+
+def one(data):
+    return [LogBatch("log", [data])]
+
+
+async def send_all(session, count):
+    return [await session.send(one(f"r{number}")) for number in range(count)]
+
+
+async def outcomes(futures):
+    """Of each future: the lsn, or the class of its error and the outcome."""
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    return [
+        (type(r).__name__, r.outcome.name) if isinstance(r, wald.WaldError) else r.appends[0].first_lsn
+        for r in results
+    ]
+
+
+async def test_session_acks_in_order():
+    async with serving() as (_, client):
+        async with client.session() as session:
+            futures = await send_all(session, 5)
+        assert await outcomes(futures) == [0, 1, 2, 3, 4]
+
+
+async def test_session_tells_what_was_not_applied_after_a_failure():
+    async with serving() as (fake, client):
+        fake.script.extend([None, mismatch(1)])
+        session = client.session()
+        futures = await send_all(session, 4)
+        with pytest.raises(wald.PositionMismatch):
+            await session.close()
+        assert await outcomes(futures) == [
+            0,
+            ("PositionMismatch", "NOT_APPLIED"),
+            ("EarlierFailure", "NOT_APPLIED"),
+            ("EarlierFailure", "NOT_APPLIED"),
+        ]
+        with pytest.raises(wald.EarlierFailure):
+            await session.send(one("later"))
+
+
+async def test_session_whose_connection_breaks_does_not_know():
+    async with serving() as (fake, client):
+        fake.script.extend([None, LOST])
+        session = client.session()
+        futures = await send_all(session, 3)
+        with pytest.raises(wald.ConnectionLost):
+            await session.close()
+        told = await outcomes(futures)
+        assert told[:2] == [0, ("ConnectionLost", "UNKNOWN")]
+        # The last one may not have left this process yet.
+        assert told[2] in [("EarlierFailure", "UNKNOWN"), ("EarlierFailure", "NOT_APPLIED")]
+
+
+async def test_failure_of_a_session_is_the_servers_though_writes_fail_as_well():
+    # grpc/grpc#36066: a write that comes too late must not hide the status.
+    async with serving() as (fake, client):
+        for _ in range(50):
+            fake.script.append(mismatch(0))
+            session = client.session()
+            await session.send(one("x"))
+            while session.error is None:
+                try:
+                    await session.send(one("x" * 1000))
+                except wald.EarlierFailure:
+                    break
+                await asyncio.sleep(0)
+            fake.script.clear()
+            with pytest.raises(wald.PositionMismatch):
+                await session.close()
+
+
+async def test_session_waits_while_its_window_is_full():
+    async with serving() as (fake, client):
+        fake.open.clear()
+        async with client.session(window_bytes=100) as session:
+            first = await session.send(one("x" * 200))
+            waiting = asyncio.create_task(session.send(one("y" * 200)))
+            done, _ = await asyncio.wait([waiting], timeout=0.05)
+            assert not done
+            fake.open.set()
+            await first
+            assert (await (await waiting)).appends[0].first_lsn == 1
+
+
+async def test_producer_sends_everything_unacked_again_in_order():
+    async with serving() as (fake, client):
+        fake.script.extend([None, LOST, DRAINING, None, LOST])
+        async with client.producer("log") as producer:
+            futures = [await producer.send([f"r{number}"]) for number in range(20)]
+        assert [(await future).first_lsn for future in futures] == list(range(20))
+        assert fake.data() == [f"r{number}" for number in range(20)]
+        sequences = [request.batch.batches[0].condition.producer.sequence for request in fake.attempts]
+        # Each new stream begins with the first that was not acked.
+        assert sequences[:7] == [0, 1, 1, 1, 2, 2, 3]
+        conditions = [request.batch.batches[0].condition for request in fake.attempts]
+        assert {condition.log_id for condition in conditions} == {42}
+
+
+async def test_producer_learns_the_id_of_a_log_that_is_there():
+    async with serving() as (fake, client):
+        fake.log_exists = True
+        async with client.producer("log") as producer:
+            assert producer.log_id == 42
+
+
+async def test_producer_ends_at_what_does_not_pass():
+    fenced = refusal(StatusCode.FAILED_PRECONDITION, "PRODUCER_FENCED", {**REFUSED, "request_id": "1"})
+    async with serving() as (fake, client):
+        fake.script.extend([None, fenced])
+        producer = client.producer("log")
+        await producer.open()
+        futures = [await producer.send([f"r{number}"]) for number in range(3)]
+        with pytest.raises(wald.ProducerFenced):
+            await producer.flush()
+        assert (await futures[0]).first_lsn == 0
+        for future, kind in zip(futures[1:], (wald.ProducerFenced, wald.EarlierFailure)):
+            with pytest.raises(kind) as failed:
+                await future
+            assert (failed.value.reason, failed.value.outcome) == ("PRODUCER_FENCED", Outcome.NOT_APPLIED)
+        with pytest.raises(wald.EarlierFailure):
+            await producer.append("later")
+        with pytest.raises(wald.ProducerFenced):
+            await producer.close()
+        assert fake.data() == ["r0"]
+
+
+async def test_refusal_of_a_batch_that_was_lost_before_leaves_its_outcome_unknown():
+    fenced = refusal(StatusCode.FAILED_PRECONDITION, "PRODUCER_FENCED", {**REFUSED, "request_id": "0"})
+    async with serving() as (fake, client):
+        fake.script.extend([LOST, fenced])
+        producer = client.producer("log")
+        await producer.open()
+        future = await producer.send(["r0"])
+        with pytest.raises(wald.ProducerFenced) as failed:
+            await future
+        assert failed.value.outcome is Outcome.UNKNOWN
+        producer.abort()
+
+
+async def test_producer_gives_up_when_its_patience_is_over():
+    async with serving() as (fake, client):
+        fake.script.extend([DRAINING] * 10_000)
+        producer = client.producer("log", retry_for=0.2)
+        await producer.open()
+        refused = await producer.send(["r0"])
+        with pytest.raises(wald.DeadlineExceeded) as failed:
+            await producer.flush()
+        assert failed.value.outcome is refused.exception().outcome
+        fake.script.clear()
+        fake.open.clear()
+        producer = client.producer("log", retry_for=0.2)
+        await producer.open()
+        unanswered = await producer.send(["r0"])
+        with pytest.raises(wald.DeadlineExceeded) as failed:
+            await unanswered
+        assert failed.value.outcome is Outcome.UNKNOWN
+        producer.abort()
+        fake.open.set()
+
+
+async def test_producer_gathers_what_comes_in_one_turn():
+    async with serving() as (fake, client):
+        async with client.producer("log") as producer:
+            futures = [await producer.append(f"r{number}") for number in range(10)]
+        assert [(await future).lsn for future in futures] == list(range(10))
+        assert len(fake.attempts) == 1
+
+
+async def test_producer_gathers_while_its_window_is_full_and_keeps_the_limits():
+    async with serving() as (fake, client):
+        fake.open.clear()
+        async with client.producer("log", window_batches=1, batch_records=4) as producer:
+            first = await producer.send(["r0"])
+            futures = [await producer.append(f"r{number}") for number in range(1, 5)]
+            full = asyncio.create_task(producer.append("r5"))
+            done, _ = await asyncio.wait([full], timeout=0.05)
+            assert not done
+            fake.open.set()
+            await first
+            futures.append(await full)
+        assert [(await future).lsn for future in futures] == [1, 2, 3, 4, 5]
+        assert [len(request.batch.batches[0].records) for request in fake.attempts] == [1, 4, 1]
+
+
+async def test_producer_lingers_for_more_records():
+    async with serving() as (fake, client):
+        async with client.producer("log", linger=30.0, batch_records=3) as producer:
+            futures = []
+            for number in range(3):
+                futures.append(await producer.append(f"r{number}"))
+                await asyncio.sleep(0.01)
+            assert (await futures[2]).lsn == 2
+            await producer.append("r3")
+        assert [len(request.batch.batches[0].records) for request in fake.attempts] == [3, 1]
+
+
+async def test_large_record_begins_a_batch_of_its_own():
+    async with serving() as (fake, client):
+        async with client.producer("log", batch_bytes=1000) as producer:
+            for size in (10, 900, 200, 2000):
+                await producer.append("x" * size)
+        assert [len(request.batch.batches[0].records) for request in fake.attempts] == [2, 1, 1]
+
+
+async def test_cancelled_wait_for_an_ack_does_not_break_the_pipeline():
+    async with serving() as (_, client):
+        async with client.producer("log") as producer:
+            first = await producer.append("r0")
+            first.cancel()
+            second = await producer.append("r1")
+            assert (await second).lsn == 1
+
+
+async def test_closing_the_client_ends_a_producer():
+    async with serving() as (fake, client):
+        fake.open.clear()
+        producer = client.producer("log")
+        await producer.open()
+        future = await producer.send(["r0"])
+        await client.close(grace=0)
+        with pytest.raises(wald.ConnectionLost) as failed:
+            await future
+        assert failed.value.outcome is Outcome.UNKNOWN
+        fake.open.set()
+
+
+async def test_producer_appends_under_its_writer_epoch():
+    async with serving() as (fake, client):
+        async with client.producer("log", writer_epoch=3, log_id=7) as producer:
+            await producer.append("r0")
+            await producer.send(["r1"], writer_epoch=4)
+        conditions = [request.batch.batches[0].condition for request in fake.attempts]
+        assert [(c.writer_epoch, c.log_id) for c in conditions] == [(3, 7), (4, 7)]
+        assert not fake.log_exists

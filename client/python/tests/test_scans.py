@@ -1,0 +1,86 @@
+"""Followers: what becomes of a stream when its caller or its connection gives up."""
+
+import asyncio
+
+import pytest
+from fake import DRAINING, LOST, REFUSED, message, refusal, serving
+from grpc import StatusCode
+
+import wald
+
+
+async def lines(follower, count):
+    """The next so many events, as text."""
+    return [[record.text for record in await anext(follower)] for _ in range(count)]
+
+
+async def test_impatient_caller_loses_nothing():
+    async with serving() as (fake, client), client.follow("log") as follower:
+        for _ in range(3):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(follower), 0.02)
+        fake.messages.put_nowait(message(b"1", (0, ["a", "b"])))
+        assert await lines(follower, 1) == [["a", "b"]]
+        assert len(fake.scans) == 1
+
+
+async def test_cursor_goes_on_with_the_last_event_of_a_message():
+    async with serving() as (fake, client), client.follow("log", cursor=b"0") as follower:
+        fake.messages.put_nowait(message(b"1", (0, ["a"]), (1, ["b"])))
+        assert await lines(follower, 1) == [["a"]]
+        assert follower.cursor == b"0"
+        assert await lines(follower, 1) == [["b"]]
+        assert follower.cursor == b"1"
+
+
+async def test_lost_stream_goes_on_at_the_cursor():
+    async with serving() as (fake, client), client.follow("log", lsn=5) as follower:
+        for item in (message(b"1", (5, ["a"])), LOST, DRAINING, message(b"2", (6, ["b"]))):
+            fake.messages.put_nowait(item)
+        assert await lines(follower, 2) == [["a"], ["b"]]
+        assert [request.WhichOneof("start") for request in fake.scans] == ["lsn", "cursor", "cursor"]
+        assert [request.cursor for request in fake.scans[1:]] == [b"1", b"1"]
+
+
+async def test_follow_that_was_open_goes_on_without_end():
+    async with serving() as (fake, client), client.follow("log") as follower:
+        for _ in range(20):
+            fake.messages.put_nowait(LOST)
+        fake.messages.put_nowait(message(b"1", (0, ["a"])))
+        assert await lines(follower, 1) == [["a"]]
+        assert follower.interruption is None
+
+
+async def test_silent_stream_counts_as_lost():
+    async with serving(silence_timeout=0.05) as (fake, client), client.follow("log") as follower:
+        waiting = asyncio.create_task(anext(follower))
+        while len(fake.scans) < 3:
+            await asyncio.sleep(0)
+        assert isinstance(follower.interruption, wald.DeadlineExceeded)
+        waiting.cancel()
+
+
+async def test_now_in_many_logs_is_not_moved_by_a_lost_connection():
+    # Nothing tells where "now" was, and going on would skip what came since.
+    async with serving() as (fake, client), client.follow(prefix="l", tail_offset=0) as follower:
+        fake.messages.put_nowait(LOST)
+        with pytest.raises(wald.ConnectionLost):
+            await anext(follower)
+        assert len(fake.scans) == 1
+
+
+async def test_now_in_one_log_becomes_an_lsn():
+    async with serving() as (fake, client), client.follow("log", tail_offset=2) as follower:
+        fake.messages.put_nowait(LOST)
+        fake.messages.put_nowait(message(b"1", (5, ["a"])))
+        assert await lines(follower, 1) == [["a"]]
+        assert [request.lsn for request in fake.scans] == [5, 5]
+
+
+async def test_refused_scan_ends():
+    async with serving() as (fake, client), client.follow("log") as follower:
+        fake.messages.put_nowait(refusal(StatusCode.INVALID_ARGUMENT, "INVALID_SCAN", REFUSED))
+        with pytest.raises(wald.InvalidRequest):
+            await anext(follower)
+        with pytest.raises(StopAsyncIteration):
+            await anext(follower)
