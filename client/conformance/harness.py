@@ -17,6 +17,7 @@ import asyncio
 import http.server
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -326,6 +327,13 @@ class Control:
                            "lose_answer": "_lose_answer", "delay": "_delay"}[action])(**arguments)
             self.done[action] = self.done.get(action, 0) + 1
 
+    def reset(self):
+        """Undoes what a case has left behind that failed halfway."""
+        with self.lock:
+            self._resume()
+            self._delay(0)
+            self._lose_answer(0)
+
     def _kill(self):
         self.daemon.kill()
         self.daemon.start()
@@ -391,6 +399,175 @@ def end_group(process):
     process.wait()
 
 
+# What README.md's tables say: arguments of a step (those with a star must be there), members of its result.
+SELECTION = "log prefix all lsn timestamp_us tail_offset cursor until_lsn max_records log_id"
+STEPS = {
+    "append": ("log* record* condition durability", "lsn deduplicated durability durable_lsn log_id"),
+    "append_batch": ("batches* checks cursors durability", "appends durability"),
+    "session": ("requests*", "acks error"),
+    "read": ("log* lsn timestamp_us tail_offset max_records wait_ms log_id",
+             "records next_lsn tail_lsn first_lsn durable_lsn"),
+    "scan": (SELECTION, "records gaps cursor"),
+    "follow": (f"{SELECTION} as*", ""),
+    "followed": ("follower* count* gaps", "records gaps cursor"),
+    "unfollow": ("follower*", ""),
+    "tail": ("log* log_id", "first_lsn tail_lsn durable_lsn writer_epoch log_id"),
+    "fence": ("log* writer_epoch log_id", "tail_lsn writer_epoch log_id"),
+    "trim": ("log* before_lsn* log_id", "first_lsn"),
+    "sync": ("log", ""),
+    "create_log": ("log*", "log_id"),
+    "delete_log": ("log* log_id", ""),
+    "commit_cursor": ("log* cursor* lsn* expected_lsn log_id", "lsn log_id"),
+    "get_cursor": ("log* cursor* log_id", "lsn log_id"),
+    "delete_cursor": ("log* cursor* log_id", ""),
+    "list_cursors": ("log*", "cursors"),
+    "producer": ("log* id* epoch* as*", ""),
+    "produce": ("producer* records* writer_epoch expected_lsn", "first_lsn next_lsn deduplicated"),
+    "produce_many": ("producer* prefix* count* in_flight*", "acked lsns_ascend"),
+    "background": ("steps* as*", ""),
+    "join": ("job*", ""),
+    "repeat": ("times* steps*", ""),
+    "control": ("action* count ms", ""),
+    "wait_tail": ("log* at_least*", ""),
+}
+# Members of what lies within arguments, results and failures.
+INNER = {
+    "condition": "expected_lsn must_exist must_not_exist writer_epoch log_id producer",
+    "batches": "log* records* condition",
+    "checks": "log* expected_lsn must_exist must_not_exist log_id",
+    "cursors": "log cursor* lsn* expected_lsn log_id",
+    "requests": "batches* checks cursors durability",
+    "appends": "log first_lsn next_lsn deduplicated log_id",
+    "acks": "appends durability",
+    "error": "code reason outcome retry facts failed request",
+    "gaps": "log from_lsn to_lsn reason",
+    "failed": "log reason description",
+}
+FAILS = "code reason outcome retry facts failed"
+# Which step makes what an argument names.
+MADE_BY = {"follower": "follow", "producer": "producer", "job": "background"}
+CONTROL = {"kill": "", "stop": "", "pause": "", "resume": "", "drop": "", "lose_answer": "count", "delay": "ms*"}
+MATCHES = ("add", "at_least", "below", "length")
+
+
+class Checker:
+    """Whether cases are well-formed: what a runner cannot know of its own."""
+
+    def __init__(self):
+        self.trouble = []
+        self.where = ""
+
+    def wrong(self, what):
+        self.trouble.append(f"{self.where}: {what}")
+
+    def members(self, given, known, what):
+        """Only known members, and all that must be there."""
+        allowed = {name.rstrip("*") for name in known.split()}
+        needed = {name[:-1] for name in known.split() if name.endswith("*")}
+        for name in sorted(set(given) - allowed):
+            self.wrong(f"{what} has no {name}")
+        for name in sorted(needed - set(given)):
+            self.wrong(f"{what} needs {name}")
+
+    def case(self, case):
+        self.where = case.get("name", "?")
+        self.members(case, "name* why* steps*", "a case")
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", case["name"]):
+            self.wrong("the name is no sentence in kebab-case")
+        kept = {}
+        self.steps(case["steps"], kept, within_repeat=False)
+        for name, do in kept.items():
+            if do in ("background", "follow"):
+                self.wrong(f"{name} is never ended")
+
+    def steps(self, steps, kept, within_repeat):
+        for number, step in enumerate(steps):
+            where = self.where
+            self.where = f"{where} step {number + 1} ({step.get('do')})"
+            self.step(step, kept, within_repeat)
+            self.where = where
+
+    def step(self, step, kept, within_repeat):
+        do = step.get("do")
+        if do not in STEPS:
+            return self.wrong("unknown")
+        arguments, result = STEPS[do]
+        given = {name: value for name, value in step.items() if name not in ("do", "expect", "fails")}
+        self.members(given, f"{arguments} as", do)
+        if "expect" in step and "fails" in step:
+            self.wrong("both expect and fails")
+        if do == "control":
+            self.members({k: v for k, v in given.items() if k != "action"}, CONTROL.get(given.get("action"), "?"),
+                         f"action {given.get('action')}")
+        if do in ("scan", "follow") and sum(name in given for name in ("log", "prefix", "all")) != 1:
+            self.wrong("needs one of log, prefix and all")
+        for argument, maker in MADE_BY.items():
+            if argument in given and kept.get(given[argument]) != maker and not isinstance(given[argument], dict):
+                self.wrong(f"no {maker} named {given[argument]}")
+        for name, value in given.items():
+            if name != "steps":
+                self.value(value, kept, within_repeat)
+                self.inner(name, value)
+        for name in ("expect", "fails"):
+            self.value(step.get(name), kept, within_repeat)
+        self.members(step.get("expect") or {}, result, "the result")
+        for name, value in (step.get("expect") or {}).items():
+            # A list of cursors as a result is its own thing.
+            if do != "list_cursors":
+                self.inner(name, value, complete=False)
+        self.members(step.get("fails") or {}, FAILS, "a failure")
+        self.inner("failed", (step.get("fails") or {}).get("failed"))
+        if do == "background":
+            self.steps(given.get("steps", []), dict(kept), within_repeat)
+        if do == "repeat":
+            self.steps(given.get("steps", []), kept, within_repeat=True)
+        if do in ("unfollow", "join"):
+            kept[given.get("follower") or given.get("job")] = "ended"
+        if "as" in step:
+            kept[step["as"]] = do
+
+    def inner(self, name, value, complete=True):
+        """Members of objects within, by the name of what they are in."""
+        if name not in INNER or not isinstance(value, (dict, list)):
+            return
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict) and not set(one) & set(MATCHES):
+                known = INNER[name] if complete else INNER[name].replace("*", "")
+                self.members(one, known, name)
+                for inside, of_it in one.items():
+                    self.inner(inside, of_it, complete)
+
+    def value(self, value, kept, within_repeat):
+        """Every reference leads to a result kept before."""
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list):
+            for one in value:
+                self.value(one, kept, within_repeat)
+        elif isinstance(value, str):
+            for reference in re.findall(r"\$\{([^}]*)\}", value):
+                name = reference.partition(".")[0]
+                if reference.startswith("log:") or (name == "i" and within_repeat) or name in kept:
+                    continue
+                self.wrong(f"nothing kept as {name} before this")
+
+
+def check_cases(cases):
+    """Prints what is wrong with the cases, and how many are right; the exit status."""
+    checker, right = Checker(), 0
+    names = [case.get("name") for case in cases]
+    for case in cases:
+        before = len(checker.trouble)
+        checker.case(case)
+        if names.count(case.get("name")) > 1:
+            checker.wrong("the name is there more than once")
+        right += len(checker.trouble) == before
+    for trouble in checker.trouble:
+        print(f"FAIL {trouble}")
+    print(f"{right} passed, {len(cases) - right} failed")
+    return 0 if cases and not checker.trouble else 1
+
+
 def run(arguments, names):
     """Runs the runner; the exit status."""
     only = [name for name in (arguments.only or "").split(",") if name]
@@ -417,6 +594,7 @@ def run(arguments, names):
                     passed.append(rest)
                 elif word == "FAIL":
                     failed.append(rest.partition(":")[0])
+                    served.control.reset()
             status = runner.wait()
         finally:
             late.cancel()
@@ -446,6 +624,8 @@ def main():
     parser.add_argument("runner", nargs="*")
     arguments = parser.parse_args()
     cases = json.loads(arguments.cases.read_text(encoding="utf-8"))["cases"]
+    if arguments.check_cases:
+        sys.exit(check_cases(cases))
     if not arguments.wald or not arguments.runner:
         parser.error("--wald and a runner are needed")
     # So that everything ends in order, whoever ends this.
