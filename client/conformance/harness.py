@@ -296,7 +296,7 @@ class Control:
                 code, answer = 200, {}
                 try:
                     body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                    outer.act(self.path.strip("/"), json.loads(body or b"{}"))
+                    outer.act(self.path.strip("/"), json.loads(body or b"{}") or {})
                 except (KeyError, TypeError, ValueError) as error:
                     code, answer = 400, {"error": f"{type(error).__name__}: {error}"}
                 except Exception as error:  # whatever it is, the runner must not wait for ever
@@ -315,6 +315,9 @@ class Control:
         class Server(http.server.ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 128
+
+            def handle_error(self, *_):
+                pass  # the runner has gone, and with it whoever could be told
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.port = self.server.server_address[1]
