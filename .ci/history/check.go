@@ -23,8 +23,7 @@ func checkHistories(plan plan, seed uint64) error {
 			continue
 		}
 		began := time.Now()
-		history := operations(recording.events)
-		verdict := porcupine.CheckOperationsTimeout(model, history, plan.limit)
+		verdict, why := judge(recording, recording.events, plan.limit)
 		took := time.Since(began)
 		judging += took
 		calls += len(recording.events)
@@ -41,7 +40,11 @@ func checkHistories(plan plan, seed uint64) error {
 		check(verdict == porcupine.Ok, "history %d of %d calls, acked when %s, is linearizable: %s in %.2f s",
 			number, len(recording.events), what, verdict, took.Seconds())
 		if verdict != porcupine.Ok {
-			explain(recording.events, plan.limit)
+			if why != "" {
+				fmt.Printf("  %s\n", why)
+			} else {
+				explain(recording.events, plan.limit)
+			}
 			continue
 		}
 		for _, lie := range lies {
@@ -52,7 +55,7 @@ func checkHistories(plan plan, seed uint64) error {
 			}
 			planted[lie.name]++
 			began := time.Now()
-			verdict := porcupine.CheckOperationsTimeout(model, operations(changed), plan.limit)
+			verdict, _ := judge(recording, changed, plan.limit)
 			judging += time.Since(began)
 			if verdict == porcupine.Illegal {
 				caught[lie.name]++
@@ -60,8 +63,8 @@ func checkHistories(plan plan, seed uint64) error {
 		}
 	}
 	for _, lie := range lies {
-		// In each history, but for those whose logs cannot be lied about so.
-		check(planted[lie.name] >= (plan.histories+1)/2 && caught[lie.name] == planted[lie.name],
+		// In each history that can be lied about so: some lies need logs that ack early.
+		check(planted[lie.name] >= max(plan.histories/5, 1) && caught[lie.name] == planted[lie.name],
 			"%s: rejected in %d of %d histories", lie.name, caught[lie.name], planted[lie.name])
 	}
 	fmt.Printf("%d histories, %d calls, %d of them of unknown outcome; judged in %.1f s\n", plan.histories, calls, undecided, judging.Seconds())
@@ -72,6 +75,14 @@ func checkHistories(plan plan, seed uint64) error {
 		check(outcomes[name] > 0, "there were calls of the kind: %s", name)
 	}
 	return nil
+}
+
+// judge says whether there is an order, and if what may lag behind breaks its rules, why.
+func judge(recording *recording, events []event, limit time.Duration) (porcupine.CheckResult, string) {
+	if why := lagBreaks(recording, events); why != "" {
+		return porcupine.Illegal, why
+	}
+	return porcupine.CheckOperationsTimeout(model, operations(events), limit), ""
 }
 
 // until gives a copy of the history up to a pause; what is not decided by then goes on until after it.
@@ -129,7 +140,7 @@ func explain(events []event, limit time.Duration) {
 	}
 	fmt.Printf("  %d of %d calls have an order; then the logs are\n", len(longest), len(history))
 	for i, log := range now.(state) {
-		fmt.Printf("    log%d tail=%d epoch=%d durable=%d\n", i, log.tail, log.epoch, log.durable)
+		fmt.Printf("    log%d tail=%d epoch=%d\n", i, log.tail, log.epoch)
 	}
 	rest := []porcupine.Operation{}
 	for at, operation := range history {

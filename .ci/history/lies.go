@@ -15,6 +15,7 @@ var lies = []lie{
 	{"an append of an older epoch, acked after a fence was answered", appendPastFence},
 	{"half a batch in a read", halfBatch},
 	{"half a batch over logs in two reads", halfOfLogs},
+	{"a durable tail that is older than one told before the question", durableGoesBack},
 }
 
 // search tries the events in a random order.
@@ -31,7 +32,7 @@ func acked(event event) bool {
 	return event.asked.kind == appends && event.told.refusal == nil && !event.undecided
 }
 
-// told says whether a caller was told the log's tail, not one that may lag behind.
+// toldTail says whether a caller was told the log's tail, not one that may lag behind.
 func toldTail(event event) bool {
 	return (event.asked.kind == tails || event.asked.kind == reads) && event.told.refusal == nil && !event.asked.lagging
 }
@@ -152,6 +153,27 @@ func halfOfLogs(events []event, random *rand.Rand) ([]event, bool) {
 	})
 	if is {
 		events[second].told = shorten(events[second].told, before)
+	}
+	return events, is
+}
+
+func durableGoesBack(events []event, random *rand.Rand) ([]event, bool) {
+	var before uint64
+	at, is := search(events, random, func(at int) bool {
+		late := events[at]
+		if !late.asked.lagging {
+			return false
+		}
+		for _, event := range events {
+			if event.asked.lagging && event.asked.log == late.asked.log && event.to < late.from && event.told.tail > 0 {
+				before = event.told.tail - 1
+				return true
+			}
+		}
+		return false
+	})
+	if is {
+		events[at].told = shorten(events[at].told, before)
 	}
 	return events, is
 }

@@ -17,8 +17,6 @@ const (
 	fences
 	tails
 	reads
-	// Not a call, but half of one: a log is durable up to an lsn.
-	durables
 )
 
 // part is what a call wants of one log: records, or if there are none, a check.
@@ -33,12 +31,14 @@ type part struct {
 type input struct {
 	kind  kind
 	parts []part
-	// Of fences (nil: the current and one), tails, reads and durables.
+	// Of fences (nil: the current and one), tails and reads.
 	log   int
 	epoch *uint64
-	// Of tails and reads: only what is durable, in a log whose appends are acked before.
+	// Of tails and reads: only what is durable, in a log whose appends are acked before. What was told
+	// may lag behind, and is judged apart (lag.go).
 	lagging bool
-	lsn     uint64
+	// Of tails: the same of the epoch alone. It is told once it is durable, also with a tail that is not.
+	epochLags bool
 }
 
 // output is what the caller was told.
@@ -89,9 +89,7 @@ func (n *node) and(ids []uint32) *node {
 
 type logState struct {
 	tail, epoch uint64
-	// Somebody was told that the log is durable up to here.
-	durable uint64
-	last    *node
+	last        *node
 }
 
 type state [logs]logState
@@ -108,7 +106,7 @@ var model = porcupine.Model{
 		one, other := a.(state), b.(state)
 		for i := range one {
 			x, y := one[i], other[i]
-			if x.tail != y.tail || x.epoch != y.epoch || x.durable != y.durable || x.last.sum() != y.last.sum() {
+			if x.tail != y.tail || x.epoch != y.epoch || x.last.sum() != y.last.sum() {
 				return false
 			}
 		}
@@ -117,7 +115,7 @@ var model = porcupine.Model{
 	Hash: func(a any) uint64 {
 		sum := uint64(0)
 		for _, log := range a.(state) {
-			sum = (sum ^ log.last.sum() ^ log.tail<<32 ^ log.epoch<<16 ^ log.durable) * 1099511628211
+			sum = (sum ^ log.last.sum() ^ log.tail<<32 ^ log.epoch<<16) * 1099511628211
 		}
 		return sum
 	},
@@ -160,22 +158,10 @@ func step(now *state, asked input, told output) bool {
 		holds := next > log.epoch && told.epoch == next && told.tail == log.tail
 		log.epoch = next
 		return holds
-	case tails, reads:
-		if asked.lagging {
-			if told.tail < log.durable || told.tail > log.tail {
-				return false
-			}
-			log.durable = told.tail
-		} else if told.tail != log.tail {
-			return false
-		}
-		if asked.kind == tails {
-			return asked.lagging || told.epoch == log.epoch
-		}
-		return readable(log, told)
-	case durables:
-		log.durable = max(log.durable, asked.lsn)
-		return log.tail >= asked.lsn
+	case tails:
+		return told.tail == log.tail && (asked.epochLags || told.epoch == log.epoch)
+	case reads:
+		return told.tail == log.tail && readable(log, told)
 	}
 	panic("unknown kind")
 }
@@ -221,9 +207,6 @@ func refused(now *state, asked input, told *refusal) bool {
 // readable says whether a page that ends at its tail has the records of the log.
 func readable(log *logState, told output) bool {
 	last := log.last
-	for at := log.tail; at > told.tail; at-- {
-		last = last.before
-	}
 	for at := told.tail; at > told.first+uint64(len(told.ids)); at-- {
 		last = last.before
 	}
@@ -258,8 +241,6 @@ func describe(asked input, told output) string {
 		fmt.Fprintf(&text, "tail log%d lagging=%v", asked.log, asked.lagging)
 	case reads:
 		fmt.Fprintf(&text, "read log%d lagging=%v", asked.log, asked.lagging)
-	case durables:
-		fmt.Fprintf(&text, "durable log%d lsn=%d", asked.log, asked.lsn)
 	}
 	if told.refusal != nil {
 		fmt.Fprintf(&text, " -> %+v", *told.refusal)

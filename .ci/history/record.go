@@ -21,7 +21,7 @@ import (
 )
 
 // So often all callers stop, so that a history can be cut there.
-const phases = 5
+const phases = 10
 
 // plan is how much is recorded.
 type plan struct {
@@ -54,6 +54,9 @@ type recording struct {
 	// What callers have heard last: makes conditions that often hold.
 	heardTail, heardEpoch [logs]atomic.Uint64
 	ids                   atomic.Uint32
+
+	// What the logs held in the end.
+	stored [logs][]uint32
 }
 
 func (r *recording) now() int64 { return time.Since(r.began).Nanoseconds() }
@@ -181,7 +184,8 @@ func (r *recording) caller(ctx context.Context, calls, client int, random *rand.
 	defer connection.Close()
 	for r.calls.Load() < int64(calls) {
 		event := event{client: client, asked: r.choose(random)}
-		event.durable = r.early && event.asked.kind == appends && random.IntN(4) == 0
+		// Fences always are.
+		event.durable = r.early && (event.asked.kind == fences || event.asked.kind == appends && random.IntN(4) == 0)
 		event.from = r.now()
 		told, err := r.call(ctx, connection, &event)
 		event.to = r.now()
@@ -233,7 +237,7 @@ func (r *recording) choose(random *rand.Rand) input {
 	lagging := r.early && random.IntN(2) == 0
 	switch dice := random.IntN(100); {
 	case dice < 15:
-		return input{kind: tails, log: log, lagging: lagging}
+		return input{kind: tails, log: log, lagging: lagging, epochLags: r.early}
 	case dice < 35:
 		return input{kind: reads, log: log, lagging: lagging}
 	case dice < 38:
@@ -407,6 +411,7 @@ func (r *recording) resolve(ctx context.Context, connection *grpc.ClientConn) er
 				}
 				found[id], where[id] = next+uint64(i), log
 			}
+			r.stored[log] = append(r.stored[log], ids...)
 			next = page.GetNextLsn()
 		}
 	}
@@ -458,20 +463,12 @@ func (r *recording) resolve(ctx context.Context, connection *grpc.ClientConn) er
 	return nil
 }
 
-// operations is the history as the judge takes it.
+// operations is the history as the judge takes it, without what is judged apart.
 func operations(events []event) []porcupine.Operation {
 	var made []porcupine.Operation
 	for _, event := range events {
-		made = append(made, porcupine.Operation{ClientId: event.client, Input: event.asked, Call: event.from, Output: event.told, Return: event.to})
-		if !event.durable || event.undecided || event.told.refusal != nil {
-			continue
-		}
-		// Such an append is two things: seen by others, then durable, both before the answer.
-		for i, part := range event.asked.parts {
-			if len(part.ids) > 0 {
-				asked := input{kind: durables, log: part.log, lsn: event.told.firsts[i] + uint64(len(part.ids))}
-				made = append(made, porcupine.Operation{ClientId: event.client, Input: asked, Call: event.from, Output: output{}, Return: event.to})
-			}
+		if !event.asked.lagging {
+			made = append(made, porcupine.Operation{ClientId: event.client, Input: event.asked, Call: event.from, Output: event.told, Return: event.to})
 		}
 	}
 	return made
