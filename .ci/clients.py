@@ -1,6 +1,6 @@
-"""The clients of Wald: how each one's conformance runner is built, and what must break it.
+"""The clients of Wald: how each one's conformance runner is built.
 
-A runner is built from any copy of the repository, so that a fault can be planted in one.
+It is built from any copy of the repository, so that a fault can be planted in one.
 """
 
 from common import *
@@ -52,18 +52,22 @@ BUILDERS = {"rust": rust, "go": go, "python": python, "typescript": typescript}
 
 def runner(language, root=ROOT):
     """Builds a language's runner from a copy of the repository; the command that runs it."""
-    made = SCRATCH / "clients" / language if root == ROOT else root / "made"
+    made = SCRATCH / "clients" / (language if root == ROOT else f"{language}-faulty")
     made.mkdir(parents=True, exist_ok=True)
     return [str(part) for part in BUILDERS[language](root, made)]
 
 
-def copy_of_repository(into):
-    """The files of the repository, without what is built."""
+def fresh_copy(language):
+    """The files of the repository, without what is built, to plant a fault in. Always in the same place
+    for a language, so that what it depends on need not be built anew each time."""
+    root = SCRATCH / "faulty" / language
+    shutil.rmtree(root, ignore_errors=True)
     names = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT, check=True).stdout
     for name in names.decode().split("\0"):
         if name and (ROOT / name).is_file():
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, into / name)
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, root / name)
+    return root
 
 
 __all__ = [name for name in dir() if not name.startswith("_")]
