@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""usage: .ci/chaos.py [SECONDS [SEED]]
+
+16 producers and 8 followers, four and two of each language, on four logs of one daemon, for so long (180)
+while it is killed, stopped, its connections dropped, answers lost and delayed, at random. In the end every
+record that a producer says it has appended is there exactly once and in order, nothing else is, and every
+follower has seen exactly that, in the same order. Prints the seed and counts.
+"""
+
+import random
+from collections import Counter
+
+from clients import *
+
+LOGS = [f"chaos/{number}" for number in range(4)]
+# Of each producer, a second: what eight followers in four languages can keep up with on two cores.
+RATE = 50
+PATIENCE = 180
+
+
+class Part:
+    """A runner in one of its modes of chaos; what it prints goes to a file."""
+
+    def __init__(self, name, command, environment, directory):
+        self.name = name
+        self.out, self.err = directory / f"{name}.out", directory / f"{name}.err"
+        with open(self.out, "w") as out, open(self.err, "w") as err:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                            env=environment, start_new_session=True)
+
+    def ended(self, seconds):
+        """Whether it has ended well, within so many seconds."""
+        try:
+            return self.process.wait(timeout=max(0, seconds)) == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def lines(self):
+        return self.out.read_text(encoding="utf-8").splitlines()
+
+    def trouble(self):
+        return f"status {self.process.poll()}: {self.err.read_text(errors='replace')[-500:].strip()}"
+
+
+def disturb(served, dice, seconds):
+    """Does harm at random moments; how often each."""
+    done = Counter()
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, dice.uniform(3, 8)))
+        action = dice.choices(["kill", "stop", "drop", "lose_answer", "delay"], [5, 1, 3, 3, 2])[0]
+        arguments = {"lose_answer": {"count": dice.randint(1, 4)}, "delay": {"ms": dice.choice([5, 20, 100])}}
+        served.control.act(action, arguments.get(action, {}))
+        done[action] += 1
+        if action == "delay":
+            time.sleep(1)
+            served.control.act("delay", {"ms": 0})
+    return done
+
+
+def scanned(endpoint):
+    """What a scan by walctl finds, as followers print it."""
+    done = run(WALCTL, "scan", "--prefix", "chaos/", "--output", "json", env=clean_environment(
+        WALD_ENDPOINT=f"http://{endpoint}"), timeout=600, check=True)
+    found = []
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        payload = next(record[key] for key in ("value", "text") if key in record)
+        found.append(f"{record['log']} {record['lsn']} {payload}")
+    return found
+
+
+def first_difference(one, other):
+    for number, (a, b) in enumerate(zip(one, other)):
+        if a != b:
+            return f"line {number + 1} is {a!r}, not {b!r}"
+    return f"{len(one)} lines, not {len(other)}"
+
+
+if len(sys.argv) > 3 or any(not argument.isdecimal() for argument in sys.argv[1:]):
+    print(__doc__.strip())
+    sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
+seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 180
+seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1_000_000)
+print(f"seed {seed}: .ci/chaos.py {seconds} {seed}", flush=True)
+dice = random.Random(seed)
+languages = list(BUILDERS)
+commands = {language: runner(language) for language in languages}
+
+parts = []
+with scratch() as directory, open(SCRATCH / "chaos.log", "w") as log, harness.Served(WALD, directory, log=log) as served:
+    directory = Path(directory)
+    stop = directory / "stop"
+    environment = clean_environment(**served.environment(), WALD_STOP=str(stop))
+    try:
+        followers = [Part(f"follower-{language}-{number}", [*commands[language], "chaos-follower", "chaos/", "16"],
+                          environment, directory) for number in range(2) for language in languages]
+        parts += followers
+        producers = []
+        for number, where in enumerate(LOGS):
+            for language in languages:
+                name = f"{language}-{number}"
+                part = Part(name, [*commands[language], "chaos-producer", where, name, str(RATE)], environment, directory)
+                part.log = where
+                producers.append(part)
+        parts += producers
+        began = time.monotonic()
+        done = disturb(served, dice, seconds)
+        for part in parts:
+            if part.process.poll() is not None:
+                check(f"{part.name} goes on until it is told to stop", False, part.trouble())
+        stop.touch()
+        until = time.monotonic() + PATIENCE
+        for part in producers:
+            if not part.ended(until - time.monotonic()):
+                check(f"{part.name} ends", False, part.trouble())
+        until = time.monotonic() + PATIENCE
+        for part in followers:
+            if not part.ended(until - time.monotonic()):
+                check(f"{part.name} ends", False, part.trouble())
+        took = time.monotonic() - began
+        truth = scanned(f"127.0.0.1:{served.proxy.port}")
+    finally:
+        for part in parts:
+            harness.end_group(part.process)
+    check("there was harm of every kind" if seconds >= 120 else "there was harm", len(done) == 5 or (seconds < 120 and done),
+          ", ".join(f"{action} {count}" for action, count in sorted(done.items())) +
+          f"; {served.proxy.lost} answers lost, {served.proxy.dropped} connections dropped, {served.daemon.starts} starts")
+
+    # What each producer says it has appended, against what is there.
+    there, tails = {}, Counter()
+    for line in truth:
+        where, lsn, data = line.split(" ", 2)
+        if int(lsn) != tails[where]:
+            check(f"{where} has no hole", False, f"{lsn} after {tails[where]} records")
+        tails[where] += 1
+        name = data.removeprefix("END:") if data.startswith("END:") else data.rpartition(":")[0]
+        there.setdefault((where, name), []).append(data)
+    total = 0
+    for part in producers:
+        said = part.lines()
+        if not check(f"{part.name} says how much it has appended", len(said) == 1 and said[0].split(" ")[0] == part.name,
+                     said[0] if said else part.trouble()):
+            continue
+        count = int(said[0].split(" ")[1])
+        wanted = [f"{part.name}:{number}" for number in range(count)] + [f"END:{part.name}"]
+        got = there.pop((part.log, part.name), [])
+        total += len(wanted)
+        check(f"{part.name}: every record once and in order", got == wanted and count > 0,
+              len(got) if got == wanted else first_difference(got, wanted))
+    check("nothing else is there", not there and total == len(truth), f"{len(truth)} records" if not there else list(there)[:5])
+    for part in followers:
+        said = part.lines()
+        check(f"{part.name} has seen exactly that", said == truth, len(said) if said == truth else first_difference(said, truth))
+    print(f"seed {seed}; {took:.0f} s, {len(producers)} producers, {len(followers)} followers, {sum(done.values())} disturbances, "
+          f"{len(truth)} records, {len(truth) / took:.0f} a second")
+finish()

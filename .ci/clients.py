@@ -1,0 +1,73 @@
+"""The clients of Wald: how each one's conformance runner is built.
+
+It is built from any copy of the repository, so that a fault can be planted in one.
+"""
+
+from common import *
+
+sys.path.insert(0, str(ROOT / "client" / "conformance"))
+import harness
+
+# Where each language's package is.
+FOLDERS = {"rust": "client", "go": "client/go", "python": "client/python", "typescript": "client/typescript"}
+
+
+def build(*command, cwd, **more):
+    """Runs one step of a build; what it said is shown only if it fails."""
+    done = run(*command, cwd=cwd, timeout=1800, env={**clean_environment(), **more})
+    if done.returncode != 0:
+        text = (done.stdout + done.stderr).decode(errors="replace")
+        raise SystemExit(f"{' '.join(map(str, command))} failed:\n{text[-4000:]}")
+
+
+def rust(root, made):
+    target = TARGET if root == ROOT else made / "target"
+    build("cargo", "build", "--release", "-p", "wald-client", "--example", "conformance", cwd=root,
+          CARGO_TARGET_DIR=str(target))
+    return [target / "release" / "examples" / "conformance"]
+
+
+def go(root, made):
+    folder = root / FOLDERS["go"]
+    build("go", "generate", "./...", cwd=folder)
+    build("go", "build", "-o", made / "conformance", "./conformance", cwd=folder)
+    return [made / "conformance"]
+
+
+def python(root, made):
+    folder = root / FOLDERS["python"]
+    build(sys.executable, "-m", "venv", "--clear", made / "venv", cwd=root)
+    build(made / "venv/bin/pip", "install", "--quiet", "--disable-pip-version-check", folder, cwd=root)
+    return [made / "venv/bin/python", folder / "conformance.py"]
+
+
+def typescript(root, made):
+    folder = root / FOLDERS["typescript"]
+    build("npm", "ci", "--silent", "--no-audit", "--no-fund", cwd=folder)
+    return ["node", folder / "dist/conformance/runner.js"]
+
+
+BUILDERS = {"rust": rust, "go": go, "python": python, "typescript": typescript}
+
+
+def runner(language, root=ROOT):
+    """Builds a language's runner from a copy of the repository; the command that runs it."""
+    made = SCRATCH / "clients" / (language if root == ROOT else f"{language}-faulty")
+    made.mkdir(parents=True, exist_ok=True)
+    return [str(part) for part in BUILDERS[language](root, made)]
+
+
+def fresh_copy(language):
+    """The files of the repository, without what is built, to plant a fault in. Always in the same place
+    for a language, so that what it depends on need not be built anew each time."""
+    root = SCRATCH / "faulty" / language
+    shutil.rmtree(root, ignore_errors=True)
+    names = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT, check=True).stdout
+    for name in names.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, root / name)
+    return root
+
+
+__all__ = [name for name in dir() if not name.startswith("_")]

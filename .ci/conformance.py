@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""usage: .ci/conformance.py [LANGUAGE...]
+
+Every client does what client/conformance/cases.json says, each case, against the built daemon. Then a
+fault is planted in a copy of each client, one at a time, and the cases of lost connections must find it.
+Languages: rust, go, python, typescript; none named: all.
+"""
+
+from clients import *
+
+# Cases that lose connections and answers: what clients of logs get wrong.
+LOST = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="utf-8"))["cases"]
+        if re.search(r"lost|repeated|loses|follow-goes-on|survives-restarts-between", case["name"])]
+
+# What goes wrong with clients of logs.
+TWICE = "a plain append is repeated though nobody knows what became of it"
+BACK = "a follower begins again where it began at first"
+UNNUMBERED = "the batches of a producer carry no number"
+
+# language: what is wrong then, file, what stands there, what stands there instead.
+FAULTS = {
+    "rust": [
+        (TWICE, "client/src/retry.rs", "Retry::SafeWithCondition => self != Self::Harmful,",
+         "Retry::SafeWithCondition => true,"),
+        (BACK, "client/src/scan_stream.rs", "self.request.start = Some(Start::Cursor(cursor));", "drop(cursor);"),
+        (UNNUMBERED, "client/src/pipeline.rs", "condition.producer = Some(v1::Producer {", "drop(v1::Producer {"),
+    ],
+    "go": [
+        (TWICE, "client/go/retry.go", "return r != harmful", "return true"),
+        (BACK, "client/go/scan.go", "u.request.Start = &waldv1.ScanRequest_Cursor{Cursor: event.Cursor}", ""),
+        (UNNUMBERED, "client/go/producer.go", "message.Batch.Batches[0].Condition.Producer.Sequence = p.next",
+         "message.Batch.Batches[0].Condition.Producer = nil"),
+    ],
+    "python": [
+        (TWICE, "client/python/src/wald/retry.py", "return self is not Repeat.HARMFUL", "return True"),
+        (BACK, "client/python/src/wald/scan.py", "self._request.cursor = message.cursor", "pass"),
+        (UNNUMBERED, "client/python/src/wald/producer.py",
+         "producer=ProducerSequence(self.id, self.epoch, self.sequence),", ""),
+    ],
+    "typescript": [
+        (TWICE, "client/typescript/src/retry.ts", '&& repeat !== "HARMFUL"', "&& repeat !== undefined"),
+        (BACK, "client/typescript/src/scan.ts", 'this.#request.start = { case: "cursor", value: cursor };', ""),
+        (UNNUMBERED, "client/typescript/src/producer.ts", "producer: { id: this.id, epoch: this.epoch, sequence },", ""),
+    ],
+}
+
+
+def conform(command, log, only=()):
+    """Runs the cases by a runner: exit status, names that passed, lines of those that failed."""
+    named = ["--only", ",".join(only)] if only else []
+    done = run(sys.executable, harness.HERE / "harness.py", "--wald", WALD, "--log", log, *named, "--", *command,
+               timeout=3600, env=clean_environment(TMPDIR=str(SCRATCH)))
+    lines = done.stdout.decode(errors="replace").splitlines()
+    passed = [line.split(" ", 1)[1] for line in lines if line.startswith("ok ")]
+    failed = [line for line in lines if line.startswith("FAIL ")]
+    return done.returncode, passed, failed, done.stderr.decode(errors="replace")
+
+
+languages = sys.argv[1:] or list(BUILDERS)
+if set(languages) - set(BUILDERS):
+    print(__doc__.strip())
+    sys.exit(0 if set(languages) & {"-h", "--help"} else 2)
+SCRATCH.mkdir(parents=True, exist_ok=True)
+cases = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="utf-8"))["cases"]]
+done = run(harness.HERE / "harness.py", "--check-cases")
+check("the cases are well-formed", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1])
+
+for language in languages:
+    began = time.monotonic()
+    command = runner(language)
+    built = time.monotonic()
+    status, ok, failures, said = conform(command, SCRATCH / f"conformance-{language}.log")
+    for case in cases:
+        check(f"{language}: {case}", case in ok, next((line for line in failures if f" {case}:" in line), ""))
+    if not check(f"{language}: the run is as it says", status == 0 or failures, said[-500:] if status else
+                 f"{len(ok)} cases in {time.monotonic() - built:.0f} s, built in {built - began:.0f} s"):
+        continue
+    check(f"{language}: there is a fault to plant", FAULTS[language])
+    for what, file, old, new in FAULTS[language]:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if not check(f"{language}: {file} has the place for a fault once", text.count(old) == 1, text.count(old)):
+            continue
+        root = fresh_copy(language)
+        (root / file).write_text(text.replace(old, new), encoding="utf-8")
+        status, ok, failures, said = conform(runner(language, root), SCRATCH / f"fault-{language}.log", LOST)
+        # By a case that fails, not because nothing works.
+        check(f"{language}: found: {what}", status != 0 and failures and ok,
+              f"{len(failures)} of {len(LOST)} cases failed: " + "; ".join(line[:120] for line in failures[:3]))
+finish()

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// checkHistories records histories and judges each, as it is and with a lie planted in it.
+func checkHistories(plan plan, seed uint64) error {
+	calls, undecided, judging := 0, 0, time.Duration(0)
+	outcomes := map[string]int{}
+	caught, planted := map[string]int{}, map[string]int{}
+	for number := range plan.histories {
+		random := rand.New(rand.NewPCG(seed, uint64(number)))
+		recording, err := record(plan, number, random)
+		if err != nil {
+			check(false, "history %d: %v", number, err)
+			continue
+		}
+		began := time.Now()
+		verdict, why := judge(recording, recording.events, plan.limit)
+		took := time.Since(began)
+		judging += took
+		calls += len(recording.events)
+		for _, event := range recording.events {
+			outcomes[outcome(event)]++
+			if event.undecided {
+				undecided++
+			}
+		}
+		what := "durable"
+		if recording.early {
+			what = "written"
+		}
+		check(verdict == porcupine.Ok, "history %d of %d calls, acked when %s, is linearizable: %s in %.2f s",
+			number, len(recording.events), what, verdict, took.Seconds())
+		if verdict != porcupine.Ok {
+			if why != "" {
+				fmt.Printf("  %s\n", why)
+			} else {
+				explain(recording.events, plan.limit)
+			}
+			continue
+		}
+		for _, lie := range lies {
+			// In the beginning of the history: a judge who finds no order tries them all.
+			changed, is := lie.plant(recording.until(recording.pauses[random.IntN(2)]), random)
+			if !is {
+				continue
+			}
+			planted[lie.name]++
+			began := time.Now()
+			verdict, _ := judge(recording, changed, plan.limit)
+			judging += time.Since(began)
+			if verdict == porcupine.Illegal {
+				caught[lie.name]++
+			}
+		}
+	}
+	for _, lie := range lies {
+		// In each history that can be lied about so: some lies need logs that ack early.
+		check(planted[lie.name] >= max(plan.histories/5, 1) && caught[lie.name] == planted[lie.name],
+			"%s: rejected in %d of %d histories", lie.name, caught[lie.name], planted[lie.name])
+	}
+	fmt.Printf("%d histories, %d calls, %d of them of unknown outcome; judged in %.1f s\n", plan.histories, calls, undecided, judging.Seconds())
+	for _, name := range slices.Sorted(keys(outcomes)) {
+		fmt.Printf("  %6d %s\n", outcomes[name], name)
+	}
+	for _, name := range []string{"append acked", "append POSITION_MISMATCH", "append FENCED", "fence acked", "fence FENCED", "tail acked", "read acked"} {
+		check(outcomes[name] > 0, "there were calls of the kind: %s", name)
+	}
+	return nil
+}
+
+// judge says whether there is an order, and if what may lag behind breaks its rules, why.
+func judge(recording *recording, events []event, limit time.Duration) (porcupine.CheckResult, string) {
+	if why := lagBreaks(recording, events); why != "" {
+		return porcupine.Illegal, why
+	}
+	return porcupine.CheckOperationsTimeout(model, operations(events), limit), ""
+}
+
+// until gives a copy of the history up to a pause; what is not decided by then goes on until after it.
+func (r *recording) until(pause int64) []event {
+	var made []event
+	for _, event := range r.events {
+		if event.from < pause {
+			event.to = min(event.to, pause)
+			made = append(made, event)
+		}
+	}
+	return made
+}
+
+func keys(counts map[string]int) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for name := range counts {
+			if !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+func outcome(event event) string {
+	name := [...]string{appends: "append", fences: "fence", tails: "tail", reads: "read"}[event.asked.kind]
+	switch {
+	case event.told.refusal != nil:
+		return name + " " + event.told.refusal.reason
+	case event.told.unknown:
+		return name + " unknown"
+	case event.undecided:
+		return name + " found, though its answer was lost"
+	}
+	return name + " acked"
+}
+
+// explain prints where the judge could not go on.
+func explain(events []event, limit time.Duration) {
+	history := operations(events)
+	_, info := porcupine.CheckOperationsVerbose(model, history, limit)
+	longest := []int{}
+	for _, partial := range info.PartialLinearizations()[0] {
+		if len(partial) > len(longest) {
+			longest = partial
+		}
+	}
+	is := map[int]bool{}
+	for _, at := range longest {
+		is[at] = true
+	}
+	now := model.Init()
+	for _, at := range longest {
+		_, now = model.Step(now, history[at].Input, history[at].Output)
+	}
+	fmt.Printf("  %d of %d calls have an order; then the logs are\n", len(longest), len(history))
+	for i, log := range now.(state) {
+		fmt.Printf("    log%d tail=%d epoch=%d\n", i, log.tail, log.epoch)
+	}
+	rest := []porcupine.Operation{}
+	for at, operation := range history {
+		if !is[at] {
+			rest = append(rest, operation)
+		}
+	}
+	slices.SortFunc(rest, func(a, b porcupine.Operation) int { return int(a.Return - b.Return) })
+	for _, operation := range rest[:min(len(rest), 15)] {
+		text := strings.ReplaceAll(describe(operation.Input.(input), operation.Output.(output)), "\n", " ")
+		fmt.Printf("    [%d, %d] %s\n", operation.Call, operation.Return, text)
+	}
+}

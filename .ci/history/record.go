@@ -1,0 +1,475 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	wald "wald.dev/client/go/waldv1"
+)
+
+// So often all callers stop, so that a history can be cut there.
+const phases = 10
+
+// plan is how much is recorded.
+type plan struct {
+	histories, calls, clients, kills int
+	limit                            time.Duration
+}
+
+// event is one call: what was asked, what was told, and when, in nanoseconds of the recording.
+type event struct {
+	client    int
+	asked     input
+	told      output
+	from, to  int64
+	durable   bool
+	undecided bool
+}
+
+// recording drives callers against one set of logs, and keeps what happened.
+type recording struct {
+	names [logs]string
+	// Appends are acked, and seen by plain reads, before they are durable. Else all is durable.
+	early bool
+	began time.Time
+	// When nobody was calling: between the phases, and at the end.
+	pauses []int64
+
+	mutex  sync.Mutex
+	events []event
+	calls  atomic.Int64
+	// What callers have heard last: makes conditions that often hold.
+	heardTail, heardEpoch [logs]atomic.Uint64
+	ids                   atomic.Uint32
+
+	// What the logs held in the end.
+	stored [logs][]uint32
+}
+
+func (r *recording) now() int64 { return time.Since(r.began).Nanoseconds() }
+
+// failure is what an error of a call says.
+type failure struct {
+	refusal *refusal
+	unknown bool
+	// Not applied, for a reason that passes.
+	passing bool
+}
+
+// failure takes an error apart. Those that no call here should get are errors again.
+func (r *recording) failure(err error) (failure, error) {
+	said, is := status.FromError(err)
+	// A call that its deadline has ended may be applied later: nothing can be made of it.
+	if !is || said.Code() == codes.DeadlineExceeded {
+		return failure{}, err
+	}
+	var reason string
+	facts := map[string]string{}
+	var mismatched []int
+	for _, detail := range said.Details() {
+		switch detail := detail.(type) {
+		case *errdetails.ErrorInfo:
+			reason, facts = detail.GetReason(), detail.GetMetadata()
+		case *errdetails.PreconditionFailure:
+			for _, one := range detail.GetViolations() {
+				if one.GetType() == "POSITION_MISMATCH" {
+					mismatched = append(mismatched, slices.Index(r.names[:], one.GetSubject()))
+				}
+			}
+		}
+	}
+	number := func(name string) uint64 {
+		value, bad := strconv.ParseUint(facts[name], 10, 64)
+		if bad != nil {
+			value = ^uint64(0)
+		}
+		return value
+	}
+	log := slices.Index(r.names[:], facts["log"])
+	switch {
+	case reason == "POSITION_MISMATCH":
+		return failure{refusal: &refusal{reason, log, number("actual_lsn"), mismatched}}, nil
+	case reason == "FENCED":
+		return failure{refusal: &refusal{reason, log, number("writer_epoch"), nil}}, nil
+	case reason == "" || facts["outcome"] == "UNKNOWN":
+		// The connection was lost: a call that was not sent waits for the next.
+		return failure{unknown: true}, nil
+	case reason == "STARTING" || reason == "DRAINING" || reason == "BUSY" || reason == "JOURNAL_FAILED":
+		return failure{passing: true}, nil
+	}
+	return failure{}, fmt.Errorf("a call was answered with %w", err)
+}
+
+// record records one history, and resolves what was unknown.
+func record(plan plan, number int, random *rand.Rand) (*recording, error) {
+	r := &recording{began: time.Now(), early: number%4 == 3}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	main, err := connect()
+	if err != nil {
+		return nil, err
+	}
+	defer main.Close()
+	config := &wald.LogConfig{}
+	if r.early {
+		config.SyncMode = wald.SyncMode_SYNC_MODE_INTERVAL
+	}
+	run := random.Uint64()
+	for i := range r.names {
+		r.names[i] = fmt.Sprintf("history/%x/%d/%d", run, number, i)
+		request := &wald.CreateLogRequest{Log: r.names[i], Config: config}
+		if _, err := wald.NewLogServiceClient(main).CreateLog(ctx, request); err != nil {
+			return nil, err
+		}
+	}
+	killer, killing := newGroup(ctx)
+	schedule := random.Uint64()
+	killer.run(func() error { return r.killer(killing, plan, schedule) })
+	for phase := range phases {
+		callers, calling := newGroup(killing)
+		for client := range plan.clients {
+			own := rand.New(rand.NewPCG(random.Uint64(), uint64(client)))
+			callers.run(func() error { return r.caller(calling, plan.calls*(phase+1)/phases, client, own) })
+		}
+		if err := callers.wait(); err != nil {
+			return nil, err
+		}
+		r.pauses = append(r.pauses, r.now())
+	}
+	if err := killer.wait(); err != nil {
+		return nil, err
+	}
+	return r, r.resolve(ctx, main)
+}
+
+// killer kills the daemon so often, spread over the calls.
+func (r *recording) killer(ctx context.Context, plan plan, seed uint64) error {
+	random := rand.New(rand.NewPCG(seed, 0))
+	for i := range plan.kills {
+		each := plan.calls / plan.kills
+		at := int64(i*each + random.IntN(each))
+		for r.calls.Load() < at {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(time.Millisecond):
+			}
+		}
+		if err := control(ctx, "kill", nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// caller makes one call after the other until there are enough.
+func (r *recording) caller(ctx context.Context, calls, client int, random *rand.Rand) error {
+	connection, err := connect()
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	for r.calls.Load() < int64(calls) {
+		event := event{client: client, asked: r.choose(random)}
+		// Fences always are.
+		event.durable = r.early && (event.asked.kind == fences || event.asked.kind == appends && random.IntN(4) == 0)
+		event.from = r.now()
+		told, err := r.call(ctx, connection, &event)
+		event.to = r.now()
+		if err == nil {
+			event.told = told
+			r.heard(event)
+		} else {
+			failure, err := r.failure(err)
+			if err != nil {
+				return err
+			}
+			changes := event.asked.kind == appends || event.asked.kind == fences
+			if failure.passing || (failure.unknown && !changes) {
+				continue
+			}
+			event.told.refusal = failure.refusal
+			event.undecided = failure.unknown
+			r.heard(event)
+		}
+		r.mutex.Lock()
+		r.events = append(r.events, event)
+		r.mutex.Unlock()
+		r.calls.Add(1)
+	}
+	return nil
+}
+
+// choose draws what to ask.
+func (r *recording) choose(random *rand.Rand) input {
+	log := random.IntN(logs)
+	fresh := func() []uint32 {
+		ids := make([]uint32, 1+random.IntN(3))
+		for i := range ids {
+			ids[i] = r.ids.Add(1)
+		}
+		return ids
+	}
+	tail := func(log int) *uint64 {
+		value := r.heardTail[log].Load()
+		return &value
+	}
+	epoch := func(log int) *uint64 {
+		value := r.heardEpoch[log].Load()
+		if value == 0 && random.IntN(2) == 0 {
+			return nil
+		}
+		return &value
+	}
+	lagging := r.early && random.IntN(2) == 0
+	switch dice := random.IntN(100); {
+	case dice < 15:
+		return input{kind: tails, log: log, lagging: lagging, epochLags: r.early}
+	case dice < 35:
+		return input{kind: reads, log: log, lagging: lagging}
+	case dice < 38:
+		asked := input{kind: fences, log: 1 + random.IntN(logs-1)}
+		if random.IntN(2) == 0 {
+			explicit := r.heardEpoch[asked.log].Load() + random.Uint64N(3)
+			asked.epoch = &explicit
+		}
+		return asked
+	case dice < 42:
+		// Without an epoch, whatever the log.
+		return input{kind: appends, parts: []part{{log: log, ids: fresh()[:1]}}}
+	case dice < 62:
+		return input{kind: appends, parts: []part{{log: log, ids: fresh()[:1], epoch: epoch(log)}}}
+	case dice < 76:
+		return input{kind: appends, parts: []part{{log: log, ids: fresh()[:1], epoch: epoch(log), expected: tail(log)}}}
+	default:
+		order := random.Perm(logs)[:1+random.IntN(logs)]
+		checked := len(order) > 1 && random.IntN(3) == 0
+		asked := input{kind: appends}
+		for i, log := range order {
+			part := part{log: log}
+			if checked && i == len(order)-1 {
+				part.expected = tail(log)
+			} else {
+				part.ids, part.epoch = fresh(), epoch(log)
+				if random.IntN(4) == 0 {
+					part.expected = tail(log)
+				}
+			}
+			asked.parts = append(asked.parts, part)
+		}
+		return asked
+	}
+}
+
+// heard keeps what an answer tells about the logs.
+func (r *recording) heard(event event) {
+	raise := func(known *atomic.Uint64, value uint64) {
+		for now := known.Load(); now < value && !known.CompareAndSwap(now, value); now = known.Load() {
+		}
+	}
+	told := event.told
+	switch {
+	case event.undecided:
+	case told.refusal != nil && told.refusal.log >= 0:
+		if told.refusal.reason == "FENCED" {
+			raise(&r.heardEpoch[told.refusal.log], told.refusal.actual)
+		} else {
+			raise(&r.heardTail[told.refusal.log], told.refusal.actual)
+		}
+	case told.refusal != nil:
+	case event.asked.kind == appends:
+		for i, part := range event.asked.parts {
+			if len(part.ids) > 0 {
+				raise(&r.heardTail[part.log], told.firsts[i]+uint64(len(part.ids)))
+			}
+		}
+	default:
+		raise(&r.heardTail[event.asked.log], told.tail)
+		raise(&r.heardEpoch[event.asked.log], told.epoch)
+	}
+}
+
+func records(ids []uint32) []*wald.Record {
+	made := make([]*wald.Record, len(ids))
+	for i, id := range ids {
+		made[i] = &wald.Record{Payload: &wald.Record_Data{Data: strconv.AppendUint(nil, uint64(id), 10)}}
+	}
+	return made
+}
+
+func numbers(batch *wald.RecordBatch) ([]uint32, error) {
+	ids := make([]uint32, len(batch.GetRecords()))
+	for i, record := range batch.GetRecords() {
+		id, err := strconv.ParseUint(string(record.GetData()), 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		ids[i] = uint32(id)
+	}
+	return ids, nil
+}
+
+// call asks the daemon.
+func (r *recording) call(ctx context.Context, connection *grpc.ClientConn, event *event) (output, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	wal := wald.NewWalServiceClient(connection)
+	asked := event.asked
+	visibility := wald.Visibility_VISIBILITY_UNSPECIFIED
+	// Where all is durable before it is seen, to ask for it makes no difference.
+	if asked.lagging || (!r.early && event.from%2 == 0) {
+		visibility = wald.Visibility_VISIBILITY_DURABLE
+	}
+	switch asked.kind {
+	case appends:
+		return r.append(ctx, wal, event)
+	case fences:
+		answer, err := wal.Fence(ctx, &wald.FenceRequest{Log: r.names[asked.log], WriterEpoch: asked.epoch})
+		return output{tail: answer.GetTailLsn(), epoch: answer.GetWriterEpoch()}, err
+	case tails:
+		answer, err := wal.GetTail(ctx, &wald.GetTailRequest{Log: r.names[asked.log], Visibility: visibility})
+		return output{tail: answer.GetTailLsn(), epoch: answer.GetWriterEpoch()}, err
+	case reads:
+		answer, err := wal.Read(ctx, &wald.ReadRequest{Log: r.names[asked.log], Start: &wald.ReadRequest_TailOffset{TailOffset: 5}, Visibility: visibility})
+		if err != nil {
+			return output{}, err
+		}
+		ids, err := numbers(answer.GetBatch())
+		return output{tail: answer.GetTailLsn(), first: answer.GetNextLsn() - uint64(len(ids)), ids: ids}, err
+	}
+	return output{}, errors.New("not a call")
+}
+
+func (r *recording) append(ctx context.Context, wal wald.WalServiceClient, event *event) (output, error) {
+	parts := event.asked.parts
+	durability := wald.Durability_DURABILITY_UNSPECIFIED
+	if event.durable {
+		durability = wald.Durability_DURABILITY_DURABLE
+	}
+	condition := func(part part) *wald.AppendCondition {
+		return &wald.AppendCondition{ExpectedLsn: part.expected, WriterEpoch: part.epoch}
+	}
+	if len(parts) == 1 && len(parts[0].ids) == 1 {
+		answer, err := wal.Append(ctx, &wald.AppendRequest{Log: r.names[parts[0].log], Record: records(parts[0].ids)[0], Condition: condition(parts[0]), Durability: durability})
+		return output{firsts: []uint64{answer.GetLsn()}}, err
+	}
+	request := &wald.AppendBatchRequest{Durability: durability}
+	for _, part := range parts {
+		if len(part.ids) == 0 {
+			request.Checks = append(request.Checks, &wald.LogCheck{Log: r.names[part.log], ExpectedLsn: part.expected})
+		} else {
+			request.Batches = append(request.Batches, &wald.LogBatch{Log: r.names[part.log], Records: records(part.ids), Condition: condition(part)})
+		}
+	}
+	answer, err := wal.AppendBatch(ctx, request)
+	if err != nil {
+		return output{}, err
+	}
+	told := output{firsts: make([]uint64, len(parts))}
+	for i, one := range answer.GetAppends() {
+		told.firsts[i] = one.GetFirstLsn()
+	}
+	return told, nil
+}
+
+// resolve finds out what became of the calls whose outcome is unknown. By now every connection on
+// which one could still arrive is closed. A lost append is in the log, and where it is says when it
+// was applied, or it is not there and never was: then it says nothing. Without that, a judge would
+// have to try each at every point of the history.
+func (r *recording) resolve(ctx context.Context, connection *grpc.ClientConn) error {
+	found := map[uint32]uint64{}
+	where := map[uint32]int{}
+	for log, name := range r.names {
+		for next := uint64(0); ; {
+			page, err := wald.NewWalServiceClient(connection).Read(ctx, &wald.ReadRequest{Log: name, Start: &wald.ReadRequest_Lsn{Lsn: next}, MaxRecords: 10_000})
+			if err != nil {
+				return err
+			}
+			ids, err := numbers(page.GetBatch())
+			if err != nil {
+				return err
+			}
+			if len(ids) == 0 {
+				break
+			}
+			for i, id := range ids {
+				if _, twice := found[id]; twice {
+					return fmt.Errorf("record %d is there twice", id)
+				}
+				found[id], where[id] = next+uint64(i), log
+			}
+			r.stored[log] = append(r.stored[log], ids...)
+			next = page.GetNextLsn()
+		}
+	}
+	end := r.now() + 1
+	var kept []event
+	acked := 0
+	for _, event := range r.events {
+		if event.undecided && event.asked.kind == fences {
+			event.told.unknown, event.to = true, end
+		}
+		if event.asked.kind == appends && event.told.refusal == nil {
+			there, all := 0, 0
+			firsts := make([]uint64, len(event.asked.parts))
+			for i, part := range event.asked.parts {
+				for n, id := range part.ids {
+					all++
+					lsn, is := found[id]
+					if is && where[id] == part.log && (n == 0 || lsn == firsts[i]+uint64(n)) {
+						there++
+					}
+					if n == 0 {
+						firsts[i] = lsn
+					}
+					delete(found, id)
+				}
+			}
+			if event.undecided && there == 0 {
+				continue
+			}
+			if there < all {
+				return fmt.Errorf("%d of %d records are there of %s", there, all, describe(event.asked, event.told))
+			}
+			if event.undecided {
+				event.told.firsts = firsts
+			} else if fmt.Sprint(firsts) != fmt.Sprint(event.told.firsts) {
+				return fmt.Errorf("found at %v: %s", firsts, describe(event.asked, event.told))
+			}
+			acked++
+		}
+		kept = append(kept, event)
+	}
+	for id := range found {
+		return fmt.Errorf("record %d is there, and was refused", id)
+	}
+	if acked == 0 {
+		return errors.New("nothing was appended")
+	}
+	r.events = kept
+	return nil
+}
+
+// operations is the history as the judge takes it, without what is judged apart.
+func operations(events []event) []porcupine.Operation {
+	var made []porcupine.Operation
+	for _, event := range events {
+		if !event.asked.lagging {
+			made = append(made, porcupine.Operation{ClientId: event.client, Input: event.asked, Call: event.from, Output: event.told, Return: event.to})
+		}
+	}
+	return made
+}

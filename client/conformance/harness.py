@@ -1,0 +1,640 @@
+#!/usr/bin/env python3
+"""usage: harness.py --wald PATH [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
+       harness.py --check-cases [--cases FILE]
+
+Runs the conformance cases by a runner, as README.md beside this file says: starts the daemon on an
+empty directory, stands between it and the runner as a proxy, does at the control endpoint what the
+cases ask for, and ends everything. NAMES are separated by commas. FILE of --log gets what the daemons
+logged. The exit status is the runner's, or 1 if the names it printed `ok` are not exactly the cases.
+
+With --check-cases no daemon runs: the file is checked to be well-formed.
+
+Only the standard library: whoever has Python can check a client.
+"""
+
+import argparse
+import asyncio
+import http.server
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CASES = HERE / "cases.json"
+# Of HTTP/2 (RFC 9113): what a client's first bytes are, and the frames that matter here.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM = 0, 1, 3
+END_STREAM = 1
+CHUNK = 65536
+# A case takes at most a minute (README.md); a runner needs some time to start and to end.
+CASE_SECONDS, MORE_SECONDS = 60, 120
+
+
+def clean_environment(**more):
+    """The environment without settings of Wald."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WALD_")}
+    return {**kept, **more}
+
+
+class Daemon:
+    """The built daemon on one directory, which it keeps over as many processes as are asked for.
+
+    Every process listens where the system likes; `address` says where, and is None while none serves.
+    """
+
+    def __init__(self, wald, data_dir, arguments=(), log=None, environment=None):
+        self.command = [str(wald), "--data-dir", str(data_dir), "--listen", "127.0.0.1:0", "--http-listen",
+                        "127.0.0.1:0", "--log-format", "json", *(str(a) for a in arguments)]
+        self.environment = clean_environment() if environment is None else environment
+        self.log = log
+        self.process = None
+        self.address = None
+        self.starts = 0
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, text=True, env=self.environment)
+        said = []
+        for line in self.process.stderr:
+            self._keep(line)
+            said.append(line)
+            if "wald is serving" in line:
+                host, _, port = json.loads(line)["grpc"].rpartition(":")
+                self.address = host.strip("[]"), int(port)
+                self.starts += 1
+                # Goes on reading, so that the daemon never waits for a full pipe.
+                threading.Thread(target=self._drain, args=(self.process.stderr,), daemon=True).start()
+                return
+        raise RuntimeError(f"the daemon ended with {self.process.wait()} before it served: {''.join(said[-20:])}")
+
+    def _keep(self, line):
+        if self.log is not None:
+            self.log.write(line)
+            self.log.flush()
+
+    def _drain(self, lines):
+        for line in lines:
+            self._keep(line)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        """SIGKILL, and the end of it."""
+        self.address = None
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self, seconds=60):
+        """SIGTERM, and the end of it: the exit status."""
+        # Serves until it ends: what came before is answered, so the address stays.
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout=seconds)
+        self.address = None
+        return code
+
+
+class Frames:
+    """Finds the frames in one direction of an HTTP/2 connection, however they are cut."""
+
+    def __init__(self, preface):
+        self.skip = len(preface)
+        self.header = b""
+
+    def feed(self, data):
+        """The frames that begin in these bytes: (type, flags, stream, length)."""
+        found = []
+        at = 0
+        while at < len(data):
+            if self.skip:
+                step = min(self.skip, len(data) - at)
+                self.skip -= step
+                at += step
+                continue
+            take = 9 - len(self.header)
+            self.header += data[at:at + take]
+            at += take
+            if len(self.header) == 9:
+                length = int.from_bytes(self.header[:3], "big")
+                stream = int.from_bytes(self.header[5:], "big") & 0x7FFFFFFF
+                found.append((self.header[3], self.header[4], stream, length))
+                self.skip, self.header = length, b""
+        return found
+
+
+class Connection:
+    """One connection through the proxy, with both of its ends."""
+
+    def __init__(self, proxy, client, daemon):
+        self.proxy = proxy
+        self.writers = (client, daemon)
+        # The stream whose next answer is not to arrive.
+        self.losing = None
+
+    def abort(self):
+        for writer in self.writers:
+            writer.transport.abort()
+
+    async def up(self, reader, writer):
+        """What the client sends: forwarded as it is."""
+        frames = Frames(PREFACE)
+        while data := await reader.read(CHUNK):
+            for kind, _, stream, length in frames.feed(data):
+                if kind == DATA and length and self.losing is None and self.proxy.to_lose:
+                    self.proxy.to_lose -= 1
+                    self.losing = stream
+                elif kind == RST_STREAM and stream == self.losing:
+                    # Nobody waits for the answer any more: as lost as it can be.
+                    self.proxy.lost += 1
+                    return
+            writer.write(data)
+            await writer.drain()
+
+    async def down(self, reader, writer):
+        """What the daemon sends: forwarded later if there is a delay, or not at all.
+
+        Of an answer that is to be lost not even its headers pass. They may come before the request
+        is carried out, though, so that only what follows them says that it was.
+        """
+        frames = Frames(b"")
+        holding = False
+        while data := await reader.read(CHUNK):
+            for kind, flags, stream, length in frames.feed(data):
+                if stream and stream == self.losing:
+                    if kind == RST_STREAM or (kind == DATA and length) or (kind == HEADERS and flags & END_STREAM):
+                        self.proxy.lost += 1
+                        return
+                    holding = True
+            if not holding:
+                await self.proxy.pass_on(writer, data)
+
+
+class Proxy:
+    """TCP, from one port that stays to a daemon whose port changes."""
+
+    def __init__(self, target):
+        """`target()` is where the daemon serves now, or None."""
+        self.target = target
+        self.to_lose = 0
+        self.lost = 0
+        self.delay = 0.0
+        self.dropped = 0
+        self.connections = set()
+        self.loop = asyncio.new_event_loop()
+        self.changed = asyncio.Event()
+        self.port = None
+        started = threading.Event()
+        threading.Thread(target=self._run, args=(started,), daemon=True).start()
+        started.wait()
+
+    def _run(self, started):
+        asyncio.set_event_loop(self.loop)
+
+        async def listen():
+            server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096)
+            self.port = server.sockets[0].getsockname()[1]
+
+        self.loop.run_until_complete(listen())
+        started.set()
+        self.loop.run_forever()
+
+    async def _serve(self, reader, writer):
+        target = self.target()
+        try:
+            if target is None:
+                raise ConnectionRefusedError
+            daemon_reader, daemon_writer = await asyncio.open_connection(*target)
+        except OSError:
+            writer.transport.abort()
+            return
+        connection = Connection(self, writer, daemon_writer)
+        self.connections.add(connection)
+        ways = [asyncio.ensure_future(connection.up(reader, daemon_writer)),
+                asyncio.ensure_future(connection.down(daemon_reader, writer))]
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            if ways[1] in done and ways[1].exception() is None and connection.losing is None:
+                # The daemon has ended it: what it sent last is not to be cut off.
+                writer.close()
+                await writer.wait_closed()
+        except OSError:
+            pass
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            connection.abort()
+            self.connections.discard(connection)
+
+    async def pass_on(self, writer, data):
+        until = self.loop.time() + self.delay
+        while self.delay and (left := until - self.loop.time()) > 0:
+            try:
+                await asyncio.wait_for(self.changed.wait(), left)
+            except asyncio.TimeoutError:
+                break
+            until = min(until, self.loop.time() + self.delay)
+        writer.write(data)
+        await writer.drain()
+
+    def _call(self, function):
+        """Calls a function in the proxy's thread, and waits for it."""
+        async def call():
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result()
+
+    def drop(self):
+        """Closes every connection, now."""
+        def close():
+            for connection in self.connections:
+                connection.abort()
+            self.dropped += len(self.connections)
+            return len(self.connections)
+
+        return self._call(close)
+
+    def lose_answer(self, count):
+        def lose():
+            self.to_lose = count
+
+        self._call(lose)
+
+    def set_delay(self, seconds):
+        def change():
+            self.delay = seconds
+            # Wakes those who wait now, and nobody later.
+            self.changed.set()
+            self.changed.clear()
+
+        self._call(change)
+
+
+class Control:
+    """What a case can ask for, by HTTP."""
+
+    def __init__(self, daemon, proxy):
+        self.daemon, self.proxy = daemon, proxy
+        self.lock = threading.Lock()
+        self.done = {}
+        self.trouble = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                code, answer = 200, {}
+                try:
+                    body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                    outer.act(self.path.strip("/"), json.loads(body or b"{}") or {})
+                except (KeyError, TypeError, ValueError) as error:
+                    code, answer = 400, {"error": f"{type(error).__name__}: {error}"}
+                except Exception as error:  # whatever it is, the runner must not wait for ever
+                    outer.trouble.append(f"{self.path}: {error}")
+                    code, answer = 500, {"error": str(error)}
+                text = json.dumps(answer).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, *_):
+                pass  # the runner has gone, and with it whoever could be told
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def act(self, action, arguments):
+        """Does one action of README.md's table; answers when it is done."""
+        with self.lock:
+            getattr(self, {"kill": "_kill", "stop": "_stop", "pause": "_pause", "resume": "_resume", "drop": "_drop",
+                           "lose_answer": "_lose_answer", "delay": "_delay"}[action])(**arguments)
+            self.done[action] = self.done.get(action, 0) + 1
+
+    def reset(self):
+        """Undoes what a case has left behind that failed halfway."""
+        with self.lock:
+            self._resume()
+            self._delay(0)
+            self._lose_answer(0)
+
+    def _kill(self):
+        self.daemon.kill()
+        self.daemon.start()
+
+    def _stop(self):
+        code = self.daemon.stop()
+        self.daemon.start()
+        if code != 0:
+            raise RuntimeError(f"the daemon ended with {code} after SIGTERM")
+
+    def _pause(self):
+        self.daemon.signal(signal.SIGSTOP)
+
+    def _resume(self):
+        self.daemon.signal(signal.SIGCONT)
+
+    def _drop(self):
+        self.proxy.drop()
+
+    def _lose_answer(self, count=1):
+        self.proxy.lose_answer(int(count))
+
+    def _delay(self, ms):
+        self.proxy.set_delay(float(ms) / 1000)
+
+
+class Served:
+    """Daemon, proxy and control endpoint together; a context that ends them."""
+
+    def __init__(self, wald, directory, arguments=(), log=None):
+        allow_many_connections()
+        self.daemon = Daemon(wald, Path(directory) / "data", arguments, log)
+        self.daemon.start()
+        self.proxy = Proxy(lambda: self.daemon.address)
+        self.control = Control(self.daemon, self.proxy)
+
+    def environment(self):
+        """What every runner gets."""
+        return {"WALD_ENDPOINT": f"127.0.0.1:{self.proxy.port}",
+                "WALD_CONTROL": f"http://127.0.0.1:{self.control.port}"}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with self.control.lock:
+            self.daemon.kill()
+
+
+def allow_many_connections():
+    """Every connection takes two descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def end_group(process):
+    """Ends a runner and whatever it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+# What README.md's tables say: arguments of a step (those with a star must be there), members of its result.
+SELECTION = "log prefix all lsn timestamp_us tail_offset cursor until_lsn max_records log_id"
+STEPS = {
+    "append": ("log* record* condition durability", "lsn deduplicated durability durable_lsn log_id"),
+    "append_batch": ("batches* checks cursors durability", "appends durability"),
+    "session": ("requests*", "acks error"),
+    "read": ("log* lsn timestamp_us tail_offset max_records wait_ms log_id",
+             "records next_lsn tail_lsn first_lsn durable_lsn"),
+    "scan": (SELECTION, "records gaps cursor"),
+    "follow": (f"{SELECTION} as*", ""),
+    "followed": ("follower* count* gaps", "records gaps cursor"),
+    "unfollow": ("follower*", ""),
+    "tail": ("log* log_id", "first_lsn tail_lsn durable_lsn writer_epoch log_id"),
+    "fence": ("log* writer_epoch log_id", "tail_lsn writer_epoch log_id"),
+    "trim": ("log* before_lsn* log_id", "first_lsn"),
+    "sync": ("log", ""),
+    "create_log": ("log*", "log_id"),
+    "delete_log": ("log* log_id", ""),
+    "commit_cursor": ("log* cursor* lsn* expected_lsn log_id", "lsn log_id"),
+    "get_cursor": ("log* cursor* log_id", "lsn log_id"),
+    "delete_cursor": ("log* cursor* log_id", ""),
+    "list_cursors": ("log*", "cursors"),
+    "producer": ("log* id* epoch* as*", ""),
+    "produce": ("producer* records* writer_epoch expected_lsn", "first_lsn next_lsn deduplicated"),
+    "produce_many": ("producer* prefix* count* in_flight*", "acked lsns_ascend"),
+    "background": ("steps* as*", ""),
+    "join": ("job*", ""),
+    "repeat": ("times* steps*", ""),
+    "control": ("action* count ms", ""),
+    "wait_tail": ("log* at_least*", ""),
+}
+# Members of what lies within arguments, results and failures.
+INNER = {
+    "condition": "expected_lsn must_exist must_not_exist writer_epoch log_id producer",
+    "batches": "log* records* condition",
+    "checks": "log* expected_lsn must_exist must_not_exist log_id",
+    "cursors": "log cursor* lsn* expected_lsn log_id",
+    "requests": "batches* checks cursors durability",
+    "appends": "log first_lsn next_lsn deduplicated log_id",
+    "acks": "appends durability",
+    "error": "code reason outcome retry facts failed request",
+    "gaps": "log from_lsn to_lsn reason",
+    "failed": "log reason description",
+}
+FAILS = "code reason outcome retry facts failed"
+# Which step makes what an argument names.
+MADE_BY = {"follower": "follow", "producer": "producer", "job": "background"}
+CONTROL = {"kill": "", "stop": "", "pause": "", "resume": "", "drop": "", "lose_answer": "count", "delay": "ms*"}
+MATCHES = ("add", "at_least", "below", "length")
+
+
+class Checker:
+    """Whether cases are well-formed: what a runner cannot know of its own."""
+
+    def __init__(self):
+        self.trouble = []
+        self.where = ""
+
+    def wrong(self, what):
+        self.trouble.append(f"{self.where}: {what}")
+
+    def members(self, given, known, what):
+        """Only known members, and all that must be there."""
+        allowed = {name.rstrip("*") for name in known.split()}
+        needed = {name[:-1] for name in known.split() if name.endswith("*")}
+        for name in sorted(set(given) - allowed):
+            self.wrong(f"{what} has no {name}")
+        for name in sorted(needed - set(given)):
+            self.wrong(f"{what} needs {name}")
+
+    def case(self, case):
+        self.where = case.get("name", "?")
+        self.members(case, "name* why* steps*", "a case")
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", case["name"]):
+            self.wrong("the name is no sentence in kebab-case")
+        kept = {}
+        self.steps(case["steps"], kept, within_repeat=False)
+        for name, do in kept.items():
+            if do in ("background", "follow"):
+                self.wrong(f"{name} is never ended")
+
+    def steps(self, steps, kept, within_repeat):
+        for number, step in enumerate(steps):
+            where = self.where
+            self.where = f"{where} step {number + 1} ({step.get('do')})"
+            self.step(step, kept, within_repeat)
+            self.where = where
+
+    def step(self, step, kept, within_repeat):
+        do = step.get("do")
+        if do not in STEPS:
+            return self.wrong("unknown")
+        arguments, result = STEPS[do]
+        given = {name: value for name, value in step.items() if name not in ("do", "expect", "fails")}
+        self.members(given, f"{arguments} as", do)
+        if "expect" in step and "fails" in step:
+            self.wrong("both expect and fails")
+        if do == "control":
+            self.members({k: v for k, v in given.items() if k != "action"}, CONTROL.get(given.get("action"), "?"),
+                         f"action {given.get('action')}")
+        if do in ("scan", "follow") and sum(name in given for name in ("log", "prefix", "all")) != 1:
+            self.wrong("needs one of log, prefix and all")
+        for argument, maker in MADE_BY.items():
+            if argument in given and kept.get(given[argument]) != maker and not isinstance(given[argument], dict):
+                self.wrong(f"no {maker} named {given[argument]}")
+        for name, value in given.items():
+            if name != "steps":
+                self.value(value, kept, within_repeat)
+                self.inner(name, value)
+        for name in ("expect", "fails"):
+            self.value(step.get(name), kept, within_repeat)
+        self.members(step.get("expect") or {}, result, "the result")
+        for name, value in (step.get("expect") or {}).items():
+            # A list of cursors as a result is its own thing.
+            if do != "list_cursors":
+                self.inner(name, value, complete=False)
+        self.members(step.get("fails") or {}, FAILS, "a failure")
+        self.inner("failed", (step.get("fails") or {}).get("failed"))
+        if do == "background":
+            self.steps(given.get("steps", []), dict(kept), within_repeat)
+        if do == "repeat":
+            self.steps(given.get("steps", []), kept, within_repeat=True)
+        if do in ("unfollow", "join"):
+            kept[given.get("follower") or given.get("job")] = "ended"
+        if "as" in step:
+            kept[step["as"]] = do
+
+    def inner(self, name, value, complete=True):
+        """Members of objects within, by the name of what they are in."""
+        if name not in INNER or not isinstance(value, (dict, list)):
+            return
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict) and not set(one) & set(MATCHES):
+                known = INNER[name] if complete else INNER[name].replace("*", "")
+                self.members(one, known, name)
+                for inside, of_it in one.items():
+                    self.inner(inside, of_it, complete)
+
+    def value(self, value, kept, within_repeat):
+        """Every reference leads to a result kept before."""
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list):
+            for one in value:
+                self.value(one, kept, within_repeat)
+        elif isinstance(value, str):
+            for reference in re.findall(r"\$\{([^}]*)\}", value):
+                name = reference.partition(".")[0]
+                if reference.startswith("log:") or (name == "i" and within_repeat) or name in kept:
+                    continue
+                self.wrong(f"nothing kept as {name} before this")
+
+
+def check_cases(cases):
+    """Prints what is wrong with the cases, and how many are right; the exit status."""
+    checker, right = Checker(), 0
+    names = [case.get("name") for case in cases]
+    for case in cases:
+        before = len(checker.trouble)
+        checker.case(case)
+        if names.count(case.get("name")) > 1:
+            checker.wrong("the name is there more than once")
+        right += len(checker.trouble) == before
+    for trouble in checker.trouble:
+        print(f"FAIL {trouble}")
+    print(f"{right} passed, {len(cases) - right} failed")
+    return 0 if cases and not checker.trouble else 1
+
+
+def run(arguments, names):
+    """Runs the runner; the exit status."""
+    only = [name for name in (arguments.only or "").split(",") if name]
+    if unknown := set(only) - set(names):
+        print(f"no such case: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    wanted = [name for name in names if not only or name in only]
+    log = open(arguments.log, "w", encoding="utf-8") if arguments.log else None
+    passed, failed = [], []
+    with tempfile.TemporaryDirectory(prefix="wald-conformance-") as directory, \
+            Served(arguments.wald, directory, log=log) as served:
+        environment = clean_environment(**served.environment(), WALD_CASES=str(arguments.cases.resolve()))
+        if only:
+            environment["WALD_ONLY"] = ",".join(wanted)
+        runner = subprocess.Popen(arguments.runner, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                                  env=environment, start_new_session=True)
+        late = threading.Timer(len(wanted) * CASE_SECONDS + MORE_SECONDS, end_group, [runner])
+        late.start()
+        try:
+            for line in runner.stdout:
+                print(line, end="", flush=True)
+                word, _, rest = line.strip().partition(" ")
+                if word == "ok":
+                    passed.append(rest)
+                elif word == "FAIL":
+                    failed.append(rest.partition(":")[0])
+                    served.control.reset()
+            status = runner.wait()
+        finally:
+            late.cancel()
+            end_group(runner)
+        trouble = served.control.trouble
+        print(f"harness: {served.daemon.starts} starts of the daemon, {served.proxy.lost} answers lost, "
+              f"{served.proxy.dropped} connections dropped, asked for {served.control.done}", file=sys.stderr)
+    wrong = [f"not run: {name}" for name in wanted if name not in passed and name not in failed]
+    wrong += [f"not a case: {name}" for name in passed if name not in wanted]
+    wrong += [f"passed more than once: {name}" for name in sorted(set(passed)) if passed.count(name) > 1]
+    wrong += [f"failed, yet the exit status is 0: {name}" for name in failed if status == 0]
+    wrong += [f"control endpoint: {what}" for what in trouble]
+    for what in wrong:
+        print(f"harness: {what}", file=sys.stderr)
+    # A runner that a signal ended has a negative status here.
+    return status if status > 0 else 1 if wrong or status < 0 or not passed else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__[7:].partition("\n\n")[0], description=__doc__.partition("\n\n")[2],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wald", type=Path)
+    parser.add_argument("--only")
+    parser.add_argument("--cases", type=Path, default=CASES)
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--check-cases", action="store_true")
+    parser.add_argument("runner", nargs="*")
+    arguments = parser.parse_args()
+    cases = json.loads(arguments.cases.read_text(encoding="utf-8"))["cases"]
+    if arguments.check_cases:
+        sys.exit(check_cases(cases))
+    if not arguments.wald or not arguments.runner:
+        parser.error("--wald and a runner are needed")
+    # So that everything ends in order, whoever ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(run(arguments, [case["name"] for case in cases]))
+
+
+if __name__ == "__main__":
+    main()
