@@ -158,7 +158,7 @@ async def test_refusal_of_a_batch_that_was_lost_before_leaves_its_outcome_unknow
 async def test_producer_gives_up_when_its_patience_is_over():
     async with serving() as (fake, client):
         fake.script.extend([DRAINING] * 10_000)
-        producer = client.producer("log", retry_for=0.2)
+        producer = client.producer("log", retry_for=0.5)
         await producer.open()
         refused = await producer.send(["r0"])
         with pytest.raises(wald.DeadlineExceeded) as failed:
@@ -166,7 +166,7 @@ async def test_producer_gives_up_when_its_patience_is_over():
         assert failed.value.outcome is refused.exception().outcome
         fake.script.clear()
         fake.open.clear()
-        producer = client.producer("log", retry_for=0.2)
+        producer = client.producer("log", retry_for=0.5)
         await producer.open()
         unanswered = await producer.send(["r0"])
         with pytest.raises(wald.DeadlineExceeded) as failed:
