@@ -15,6 +15,7 @@ LOST = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="ut
 # What goes wrong with clients of logs.
 TWICE = "a plain append is repeated though nobody knows what became of it"
 BACK = "a follower begins again where it began at first"
+AGAIN = "nothing of a producer is sent again"
 UNNUMBERED = "the batches of a producer carry no number"
 
 # language: what is wrong then, file, what stands there, what stands there instead.
@@ -23,23 +24,27 @@ FAULTS = {
         (TWICE, "client/src/retry.rs", "Retry::SafeWithCondition => self != Self::Harmful,",
          "Retry::SafeWithCondition => true,"),
         (BACK, "client/src/scan_stream.rs", "self.request.start = Some(Start::Cursor(cursor));", "drop(cursor);"),
+        (AGAIN, "client/src/pipeline/driver.rs", "if self.stamp.is_none() || give_up ||", "if true || self.stamp.is_none() || give_up ||"),
         (UNNUMBERED, "client/src/pipeline.rs", "condition.producer = Some(v1::Producer {", "drop(v1::Producer {"),
     ],
     "go": [
         (TWICE, "client/go/retry.go", "return r != harmful", "return true"),
         (BACK, "client/go/scan.go", "u.request.Start = &waldv1.ScanRequest_Cursor{Cursor: event.Cursor}", ""),
+        (AGAIN, "client/go/producer.go", "if !guarded.allows(failure) || ctx.Err() != nil {", "if true {"),
         (UNNUMBERED, "client/go/producer.go", "message.Batch.Batches[0].Condition.Producer.Sequence = p.next",
          "message.Batch.Batches[0].Condition.Producer = nil"),
     ],
     "python": [
         (TWICE, "client/python/src/wald/retry.py", "return self is not Repeat.HARMFUL", "return True"),
         (BACK, "client/python/src/wald/scan.py", "self._request.cursor = message.cursor", "pass"),
+        (AGAIN, "client/python/src/wald/producer.py", "if not Repeat.GUARDED.allows(error):", "if True:"),
         (UNNUMBERED, "client/python/src/wald/producer.py",
          "producer=ProducerSequence(self.id, self.epoch, self.sequence),", ""),
     ],
     "typescript": [
         (TWICE, "client/typescript/src/retry.ts", '&& repeat !== "HARMFUL"', "&& repeat !== undefined"),
         (BACK, "client/typescript/src/scan.ts", 'this.#request.start = { case: "cursor", value: cursor };', ""),
+        (AGAIN, "client/typescript/src/retry.ts", '  return error.retry === "SAFE" ||', "  return [repeat, error].length === 0 &&"),
         (UNNUMBERED, "client/typescript/src/producer.ts", "producer: { id: this.id, epoch: this.epoch, sequence },", ""),
     ],
 }
