@@ -65,7 +65,11 @@ impl Client {
     pub fn appender(&self) -> AppenderBuilder {
         AppenderBuilder {
             client: self.clone(),
-            settings: Settings::default(),
+            settings: Settings {
+                // The window of bytes is bound enough: nothing is ever to be recognised again.
+                window_batches: usize::MAX,
+                ..Settings::default()
+            },
         }
     }
 }
