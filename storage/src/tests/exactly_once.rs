@@ -5,7 +5,7 @@ use crate::disk::Disk;
 use crate::engine::Session;
 use crate::error::{FailedCheck, FenceError};
 use crate::ids::Name;
-use crate::record::{LogCheck, Producer};
+use crate::record::{LogCheck, LogConfig, Producer, SyncMode};
 
 fn producer(epoch: u64, sequence: u64) -> Producer {
     Producer {
@@ -466,4 +466,38 @@ fn a_void_group_takes_back_producers_fences_cursors_and_its_sessions() {
     assert!(!f.answer(of(&["a"], b"2", 3, 1)).unwrap().appends[0].deduplicated);
     assert_eq!(f.fence("b", None).unwrap().writer_epoch, 5);
     assert!(f.read("c", 0).is_err());
+}
+
+#[test]
+fn what_a_session_has_in_memory_only_does_not_outlive_what_it_sent_before() {
+    let f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    let manual = LogConfig {
+        sync_mode: Some(SyncMode::Manual),
+        ..LogConfig::default()
+    };
+    let mut created = f.core.create_in_turn(LogName::new("m").unwrap(), manual);
+    f.core.turn();
+    awaited_now(&mut created).unwrap().unwrap();
+    f.disk.fail_write(1, std::io::ErrorKind::StorageFull, 0);
+    let session = Session::new();
+    let mut tickets = ["a", "m", "m"].map(|log| {
+        f.core
+            .enqueue_by_mode(Some(&session), batch(&[(log, &[b"1"])]))
+    });
+    f.core.turn();
+    let [first, rest @ ..] = &mut tickets;
+    assert!(matches!(settled(first), Some(Err(AppendError::DiskFull))));
+    for after in rest {
+        let answer = settled(after).unwrap();
+        assert!(
+            matches!(
+                answer,
+                Err(AppendError::DiskFull | AppendError::SessionEnded)
+            ),
+            "{answer:?}"
+        );
+    }
+    let held = contents(&f.core, "m", Visibility::Accepted).unwrap();
+    assert!(held.is_empty(), "nothing behind a refusal is applied");
 }
