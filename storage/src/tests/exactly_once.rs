@@ -501,3 +501,36 @@ fn what_a_session_has_in_memory_only_does_not_outlive_what_it_sent_before() {
     let held = contents(&f.core, "m", Visibility::Accepted).unwrap();
     assert!(held.is_empty(), "nothing behind a refusal is applied");
 }
+
+#[test]
+fn what_a_batch_checks_is_as_safe_as_its_answer_also_if_it_was_in_memory_only() {
+    let manual = LogConfig {
+        sync_mode: Some(SyncMode::Manual),
+        ..LogConfig::default()
+    };
+    let checking = |tail| {
+        let mut batch = batch(&[("a", &[b"x"])]);
+        batch.checks.push(LogCheck {
+            log: LogName::new("m").unwrap(),
+            guard: Guard {
+                expected_lsn: Some(Lsn::new(tail)),
+                ..Guard::default()
+            },
+        });
+        batch
+    };
+    for (tail, passes) in [(0, false), (1, true)] {
+        let f = Fixture::new();
+        let name = LogName::new("m").unwrap();
+        let mut created = f.core.create_in_turn(name, manual.clone());
+        f.core.turn();
+        awaited_now(&mut created).unwrap().unwrap();
+        let mut accepted = f
+            .core
+            .enqueue_by_mode(None, batch(&[("m", &[b"in memory"])]));
+        f.core.turn();
+        settled(&mut accepted).unwrap().unwrap();
+        assert_eq!(f.append_batch(checking(tail)).is_ok(), passes);
+        assert_eq!(f.restart().contents("m").len(), 1, "told, and kept");
+    }
+}
