@@ -534,3 +534,23 @@ fn what_a_batch_checks_is_as_safe_as_its_answer_also_if_it_was_in_memory_only() 
         assert_eq!(f.restart().contents("m").len(), 1, "told, and kept");
     }
 }
+
+#[test]
+fn a_refusal_waits_for_all_parts_of_a_batch_that_it_tells_of() {
+    let f = Fixture::new();
+    f.append("b", b"0").unwrap();
+    f.answer(of(&["a"], b"1", 0, 0)).unwrap();
+    let mut first = f.submit(of(&["b"], b"1", 0, 0));
+    f.core.write_in_turn();
+    // Of `b` it is the next, which tells that what is not flushed yet was applied.
+    let mut both = of(&["a", "b"], b"1", 0, 0);
+    both.logs[1].producer = Some(producer(0, 1));
+    let mut refused = f.submit(both);
+    f.core.write_in_turn();
+    assert!(settled(&mut first).is_none() && settled(&mut refused).is_none());
+    f.core.turn();
+    assert!(matches!(
+        settled(&mut refused),
+        Some(Err(AppendError::ProducerConflict { .. }))
+    ));
+}
