@@ -554,3 +554,19 @@ fn a_refusal_waits_for_all_parts_of_a_batch_that_it_tells_of() {
         Some(Err(AppendError::ProducerConflict { .. }))
     ));
 }
+
+#[test]
+fn a_producer_of_a_log_that_no_append_makes_is_told_so() {
+    let config = StorageConfig {
+        auto_create: false,
+        ..small_config()
+    };
+    let f = Fixture::with(MemoryDisk::new(), config);
+    for sequence in [0, 7] {
+        let refused = f.answer(of(&["a"], b"1", 0, sequence)).unwrap_err();
+        assert!(
+            matches!(refused, AppendError::LogNotFound { .. }),
+            "{refused}"
+        );
+    }
+}

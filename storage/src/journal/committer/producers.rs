@@ -7,7 +7,7 @@ use crate::engine::LogAppended;
 use crate::error::AppendError;
 use crate::ids::{LogName, Position};
 use crate::journal::Outcome;
-use crate::local::{Log, Recall, Remembered};
+use crate::local::{Creation, Log, Recall, Remembered};
 use crate::record::{Batch, Producer};
 
 /// What a batch is.
@@ -78,6 +78,8 @@ impl Committer {
         let (known, reveals) = log.map_or((None, Position::ZERO), recall);
         let unknown = match producer.sequence {
             0 => Recall::New,
+            // It cannot begin here: the conditions say why.
+            _ if log.is_none() && self.creation() != Creation::ByAppend => Recall::New,
             _ => Recall::Gap { expected: 0 },
         };
         (known.unwrap_or(unknown), reveals)
