@@ -570,3 +570,88 @@ fn a_producer_of_a_log_that_no_append_makes_is_told_so() {
         );
     }
 }
+
+#[test]
+fn the_highest_epochs_and_sequences_are_like_others() {
+    let mut f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    assert_eq!(f.fence("a", Some(u64::MAX)).unwrap().writer_epoch, u64::MAX);
+    let fenced = |sequence| {
+        let mut batch = of(&["a"], b"1", u64::MAX, sequence);
+        batch.logs[0].guard.writer_epoch = Some(u64::MAX);
+        batch
+    };
+    f.answer(fenced(0)).unwrap();
+    for clean in [false, true, false] {
+        f = match clean {
+            true => f.restart_cleanly(),
+            false => f.restart(),
+        };
+        assert!(f.fence("a", None).is_err());
+        assert!(f.answer(fenced(0)).unwrap().appends[0].deduplicated);
+        assert!(matches!(
+            f.answer(fenced(u64::MAX)),
+            Err(AppendError::ProducerGap { expected: 1, .. })
+        ));
+        f.roll_far();
+        assert!(f.append("a", b"2").is_err());
+    }
+}
+
+#[test]
+fn damage_lowers_no_epoch_and_lets_no_repeat_in_but_behind_what_is_lost() {
+    let mut f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    let fenced = |sequence: u64, epoch| {
+        let data = sequence.to_le_bytes();
+        let mut batch = of(&["a"], &data, 0, sequence);
+        batch.logs[0].guard.writer_epoch = Some(epoch);
+        batch
+    };
+    let mut epoch = 0;
+    for round in 0..3 {
+        epoch = f.fence("a", None).unwrap().writer_epoch;
+        f.answer(fenced(2 * round, epoch)).unwrap();
+        // In one group.
+        let mut append = f.submit(fenced(2 * round + 1, epoch));
+        let mut fence = f.core.fence(target("b"), None);
+        f.core.turn();
+        settled(&mut append).unwrap().unwrap();
+        awaited_now(&mut fence).unwrap().unwrap();
+        f.core.idle();
+        if round < 2 {
+            f = f.restart();
+        }
+    }
+    let disk = f.disk.clone();
+    drop(f);
+    for path in faults::used_paths(&disk) {
+        let bytes = disk.contents(&path).unwrap();
+        let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+        for at in (0..=end).filter(|at| *at >= 8192) {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 0x40;
+            let changed = disk.copy();
+            changed.replace(&path, flipped);
+            for changed in [damage::without_indexes(&changed), changed] {
+                let f = Fixture::on(changed);
+                let what = format!("{path}, byte {at}");
+                for log in ["a", "b"] {
+                    let log = f.core.logs.by_name(log).expect("known");
+                    assert_eq!(log.state.read().writer_epoch(), epoch, "{what}");
+                }
+                for sequence in 0..6 {
+                    match f.answer(fenced(sequence, epoch)) {
+                        Ok(again) if again.appends[0].deduplicated => {}
+                        Ok(again) => {
+                            assert_eq!(sequence, 5, "{what}");
+                            assert_eq!(again.appends[0].first_lsn.get(), 7, "{what}");
+                        }
+                        Err(AppendError::ProducerExpired { .. }) => {}
+                        Err(error) => panic!("{what}, {sequence}: {error}"),
+                    }
+                }
+            }
+        }
+    }
+}
