@@ -896,3 +896,35 @@ async fn log_is_never_reached_by_the_number_of_its_predecessor() {
     let missing = clients.wal.read(read_at("b", 0)).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);
 }
+
+/// A status travels in HTTP/2 headers, which clients bound.
+#[tokio::test]
+async fn refusal_for_many_reasons_is_told_and_ends_no_connection() {
+    let daemon = Daemon::start(&[]);
+    let mut wal = daemon.wal().await;
+    let mut session = SessionClient::open(&mut wal).await;
+    for count in [1, 100, 4000] {
+        let check = |number: usize| v1::LogCheck {
+            log: format!("{number:ü>120}"),
+            must_exist: true,
+            ..v1::LogCheck::default()
+        };
+        let batch = v1::AppendBatchRequest {
+            batches: vec![part("a", &["x"])],
+            checks: (0..count).map(check).collect(),
+            ..v1::AppendBatchRequest::default()
+        };
+        let told = Told::of(&wal.append_batch(batch).await.unwrap_err());
+        assert_eq!(
+            (told.code, told.reason.as_str()),
+            (Code::FailedPrecondition, "LOG_MISSING")
+        );
+        assert_eq!(told.fact("failed_checks"), count.to_string());
+        assert_eq!(told.fact("outcome"), "NOT_APPLIED");
+        assert!((1..=100).contains(&told.violations));
+        // On the same connection.
+        session.send(7, vec![part("b", &["x"])]).await;
+        let answer = session.answers.message().await.unwrap().unwrap();
+        assert_eq!(answer.request_id, 7);
+    }
+}

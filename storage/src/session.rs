@@ -4,7 +4,9 @@
 //! to the committer only, so it is the committer that refuses what comes after.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::ids::Position;
 
 /// A run of batches in order. Cheap to clone; clones are the same session.
 #[derive(Debug, Clone, Default)]
@@ -16,6 +18,8 @@ struct Ended {
     at_intake: AtomicBool,
     /// A batch was refused in its turn: all that comes now is after it.
     in_turn: AtomicBool,
+    /// Start of the newest group that a batch was placed in; no group starts at 0.
+    group: AtomicU64,
 }
 
 impl Session {
@@ -38,5 +42,14 @@ impl Session {
 
     pub(crate) fn has_ended_in_turn(&self) -> bool {
         self.0.in_turn.load(Ordering::SeqCst)
+    }
+
+    /// A batch is in the group that begins at `start`.
+    pub(crate) fn enter(&self, start: Position) {
+        self.0.group.store(start.get(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_in(&self, start: Position) -> bool {
+        self.0.group.load(Ordering::Relaxed) == start.get()
     }
 }

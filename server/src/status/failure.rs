@@ -8,6 +8,11 @@ use tonic_types::{ErrorDetails, PreconditionViolation, StatusExt};
 /// The `domain` of every ErrorInfo.
 const DOMAIN: &str = "wald.dev";
 
+/// The most bytes of a message, and of preconditions. A status travels in HTTP/2 headers, of
+/// which clients take 8 or 16 KiB; some end the connection over much more.
+const MAX_MESSAGE_BYTES: usize = 1000;
+const MAX_PRECONDITION_BYTES: usize = 2000;
+
 /// What became of a request that writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -102,7 +107,8 @@ impl Failure {
         self
     }
 
-    pub(super) fn status(self) -> Status {
+    pub(super) fn status(mut self) -> Status {
+        self.shorten();
         let mut metadata: std::collections::HashMap<String, String> = self
             .facts
             .into_iter()
@@ -132,5 +138,23 @@ impl Failure {
             details.set_retry_info(self.retry_after);
         }
         Status::with_error_details(self.code, self.message, details)
+    }
+
+    /// Leaves out what no client would take.
+    fn shorten(&mut self) {
+        if self.message.len() > MAX_MESSAGE_BYTES {
+            let whole = |end: &usize| self.message.is_char_boundary(*end);
+            let end = (0..=MAX_MESSAGE_BYTES).rev().find(whole);
+            self.message.truncate(end.unwrap_or(0));
+            self.message.push('…');
+        }
+        let mut bytes = 0;
+        let told = self.preconditions.iter().take_while(|violation| {
+            bytes += violation.r#type.len();
+            bytes += violation.subject.len() + violation.description.len();
+            bytes <= MAX_PRECONDITION_BYTES
+        });
+        let told = told.count().max(1);
+        self.preconditions.truncate(told);
     }
 }

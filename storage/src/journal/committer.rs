@@ -389,7 +389,7 @@ impl Committer {
                 let outcome = Outcome::Refused(AppendError::SessionEnded);
                 (Some(Position::ZERO), outcome)
             }
-            Operation::Append { batch, digests } => match self.buffer(&batch, level) {
+            Operation::Append { batch, digests } => match self.buffer(&batch, level, &session) {
                 Some(placed) => placed,
                 None => self.append(&batch, &digests),
             },
@@ -402,8 +402,11 @@ impl Committer {
             Operation::Trim { target, before } => self.trim(&target, before),
             Operation::Barrier => self.barrier(),
         };
-        if let (Outcome::Refused(_), Some(session)) = (&outcome, &session) {
-            session.end_in_turn();
+        match (&outcome, &session) {
+            (Outcome::Refused(_), Some(session)) => session.end_in_turn(),
+            // What waits for its group goes with it.
+            (_, Some(session)) if need.is_none() => session.enter(self.position(0)),
+            _ => {}
         }
         self.pending.push(Pending {
             level,

@@ -1,7 +1,9 @@
 //! Conditions of a batch, checked by the committer in the same step that assigns lsns.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::extras::Extras;
 use super::{Log, Logs};
 use crate::error::{AppendError, FailedCheck, FailedCondition, InvalidBatch};
 use crate::ids::{LogName, Lsn, Position};
@@ -81,12 +83,15 @@ pub(crate) fn check(
             &mut failed,
         );
     }
+    // Cursors that the batch makes, by log: together they must find room.
+    let mut made = HashMap::new();
     for commit in &batch.cursors {
         let log = logs.by_name(commit.log.as_str());
         if let Some(log) = &log {
             reveals = reveals.max(log.state.read().last_end);
         }
-        let error = check_cursor(log.as_deref(), commit, allowed, &mut failed);
+        let made = made.entry(&commit.log).or_default();
+        let error = check_cursor(log.as_deref(), commit, allowed, made, &mut failed);
         refused = refused.or(error);
     }
     if !failed.is_empty() {
@@ -194,11 +199,13 @@ fn refuse(records: &LogRecords, log: Option<&Log>, allowed: &Allowed) -> Option<
     }))
 }
 
-/// Checks what a commit of a cursor asks of its log and of the cursor.
+/// Checks what a commit of a cursor asks of its log and of the cursor. `made`: how many
+/// cursors of the log the request makes, up to and without this one; counts this one.
 pub(crate) fn check_cursor(
     log: Option<&Log>,
     commit: &CursorCommit,
     allowed: &Allowed,
+    made: &mut u64,
     failed: &mut Vec<FailedCondition>,
 ) -> Option<AppendError> {
     let mut fail = |check| {
@@ -238,9 +245,13 @@ pub(crate) fn check_cursor(
             asked: commit.lsn,
         });
     }
+    if mark.is_some() {
+        return None;
+    }
     let limit = allowed.max_cursors;
-    let full = mark.is_none() && extras.is_some_and(|extras| extras.cursor_count() >= limit);
-    full.then(|| AppendError::Quota {
+    let there = extras.map_or(0, Extras::cursor_count) + *made;
+    *made += 1;
+    (there >= limit).then(|| AppendError::Quota {
         log: commit.log.clone(),
         what: "cursors",
         limit,

@@ -245,3 +245,28 @@ fn a_move_that_a_power_cut_could_take_back_is_not_shown() {
     assert!(Future::poll(Pin::new(&mut moves[0]), &mut context).is_ready());
     assert_eq!(f.cursors("a"), pairs(&[("x", 1)]));
 }
+
+#[test]
+fn a_batch_makes_no_more_cursors_than_a_log_may_have() {
+    let config = StorageConfig {
+        max_cursors_per_log: 2,
+        ..small_config()
+    };
+    let f = Fixture::with(MemoryDisk::new(), config);
+    f.append("a", b"0").unwrap();
+    f.append("b", b"0").unwrap();
+    f.commit(to("a", "x", 0)).unwrap();
+    let of = |cursors: &[(&str, &str)]| Batch {
+        cursors: cursors.iter().map(|(log, name)| to(log, name, 1)).collect(),
+        ..Batch::default()
+    };
+    assert!(matches!(
+        f.append_batch(of(&[("a", "y"), ("b", "y"), ("a", "z")])),
+        Err(AppendError::Quota { limit: 2, .. })
+    ));
+    assert_eq!(f.cursors("a"), pairs(&[("x", 0)]));
+    f.append_batch(of(&[("a", "y"), ("b", "y"), ("b", "z"), ("a", "x")]))
+        .unwrap();
+    assert_eq!(f.cursors("a"), pairs(&[("x", 1), ("y", 1)]));
+    assert_eq!(f.cursors("b"), pairs(&[("y", 1), ("z", 1)]));
+}

@@ -5,7 +5,7 @@ use crate::disk::Disk;
 use crate::engine::Session;
 use crate::error::{FailedCheck, FenceError};
 use crate::ids::Name;
-use crate::record::{LogCheck, Producer};
+use crate::record::{LogCheck, LogConfig, Producer, SyncMode};
 
 fn producer(epoch: u64, sequence: u64) -> Producer {
     Producer {
@@ -466,4 +466,192 @@ fn a_void_group_takes_back_producers_fences_cursors_and_its_sessions() {
     assert!(!f.answer(of(&["a"], b"2", 3, 1)).unwrap().appends[0].deduplicated);
     assert_eq!(f.fence("b", None).unwrap().writer_epoch, 5);
     assert!(f.read("c", 0).is_err());
+}
+
+#[test]
+fn what_a_session_has_in_memory_only_does_not_outlive_what_it_sent_before() {
+    let f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    let manual = LogConfig {
+        sync_mode: Some(SyncMode::Manual),
+        ..LogConfig::default()
+    };
+    let mut created = f.core.create_in_turn(LogName::new("m").unwrap(), manual);
+    f.core.turn();
+    awaited_now(&mut created).unwrap().unwrap();
+    f.disk.fail_write(1, std::io::ErrorKind::StorageFull, 0);
+    let session = Session::new();
+    let mut tickets = ["a", "m", "m"].map(|log| {
+        f.core
+            .enqueue_by_mode(Some(&session), batch(&[(log, &[b"1"])]))
+    });
+    f.core.turn();
+    let [first, rest @ ..] = &mut tickets;
+    assert!(matches!(settled(first), Some(Err(AppendError::DiskFull))));
+    for after in rest {
+        let answer = settled(after).unwrap();
+        assert!(
+            matches!(
+                answer,
+                Err(AppendError::DiskFull | AppendError::SessionEnded)
+            ),
+            "{answer:?}"
+        );
+    }
+    let held = contents(&f.core, "m", Visibility::Accepted).unwrap();
+    assert!(held.is_empty(), "nothing behind a refusal is applied");
+}
+
+#[test]
+fn what_a_batch_checks_is_as_safe_as_its_answer_also_if_it_was_in_memory_only() {
+    let manual = LogConfig {
+        sync_mode: Some(SyncMode::Manual),
+        ..LogConfig::default()
+    };
+    let checking = |tail| {
+        let mut batch = batch(&[("a", &[b"x"])]);
+        batch.checks.push(LogCheck {
+            log: LogName::new("m").unwrap(),
+            guard: Guard {
+                expected_lsn: Some(Lsn::new(tail)),
+                ..Guard::default()
+            },
+        });
+        batch
+    };
+    for (tail, passes) in [(0, false), (1, true)] {
+        let f = Fixture::new();
+        let name = LogName::new("m").unwrap();
+        let mut created = f.core.create_in_turn(name, manual.clone());
+        f.core.turn();
+        awaited_now(&mut created).unwrap().unwrap();
+        let mut accepted = f
+            .core
+            .enqueue_by_mode(None, batch(&[("m", &[b"in memory"])]));
+        f.core.turn();
+        settled(&mut accepted).unwrap().unwrap();
+        assert_eq!(f.append_batch(checking(tail)).is_ok(), passes);
+        assert_eq!(f.restart().contents("m").len(), 1, "told, and kept");
+    }
+}
+
+#[test]
+fn a_refusal_waits_for_all_parts_of_a_batch_that_it_tells_of() {
+    let f = Fixture::new();
+    f.append("b", b"0").unwrap();
+    f.answer(of(&["a"], b"1", 0, 0)).unwrap();
+    let mut first = f.submit(of(&["b"], b"1", 0, 0));
+    f.core.write_in_turn();
+    // Of `b` it is the next, which tells that what is not flushed yet was applied.
+    let mut both = of(&["a", "b"], b"1", 0, 0);
+    both.logs[1].producer = Some(producer(0, 1));
+    let mut refused = f.submit(both);
+    f.core.write_in_turn();
+    assert!(settled(&mut first).is_none() && settled(&mut refused).is_none());
+    f.core.turn();
+    assert!(matches!(
+        settled(&mut refused),
+        Some(Err(AppendError::ProducerConflict { .. }))
+    ));
+}
+
+#[test]
+fn a_producer_of_a_log_that_no_append_makes_is_told_so() {
+    let config = StorageConfig {
+        auto_create: false,
+        ..small_config()
+    };
+    let f = Fixture::with(MemoryDisk::new(), config);
+    for sequence in [0, 7] {
+        let refused = f.answer(of(&["a"], b"1", 0, sequence)).unwrap_err();
+        assert!(
+            matches!(refused, AppendError::LogNotFound { .. }),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn the_highest_epochs_and_sequences_are_like_others() {
+    let mut f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    assert_eq!(f.fence("a", Some(u64::MAX)).unwrap().writer_epoch, u64::MAX);
+    let fenced = |sequence| {
+        let mut batch = of(&["a"], b"1", u64::MAX, sequence);
+        batch.logs[0].guard.writer_epoch = Some(u64::MAX);
+        batch
+    };
+    f.answer(fenced(0)).unwrap();
+    for clean in [false, true, false] {
+        f = match clean {
+            true => f.restart_cleanly(),
+            false => f.restart(),
+        };
+        assert!(f.fence("a", None).is_err());
+        assert!(f.answer(fenced(0)).unwrap().appends[0].deduplicated);
+        assert!(matches!(
+            f.answer(fenced(u64::MAX)),
+            Err(AppendError::ProducerGap { expected: 1, .. })
+        ));
+        f.roll_far();
+        assert!(f.append("a", b"2").is_err());
+    }
+}
+
+#[test]
+fn damage_lowers_no_epoch_and_lets_no_repeat_in_but_behind_what_is_lost() {
+    let mut f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    let fenced = |sequence: u64, epoch| {
+        let data = sequence.to_le_bytes();
+        let mut batch = of(&["a"], &data, 0, sequence);
+        batch.logs[0].guard.writer_epoch = Some(epoch);
+        batch
+    };
+    let mut epoch = 0;
+    for round in 0..3 {
+        epoch = f.fence("a", None).unwrap().writer_epoch;
+        f.answer(fenced(2 * round, epoch)).unwrap();
+        // In one group.
+        let mut append = f.submit(fenced(2 * round + 1, epoch));
+        let mut fence = f.core.fence(target("b"), None);
+        f.core.turn();
+        settled(&mut append).unwrap().unwrap();
+        awaited_now(&mut fence).unwrap().unwrap();
+        f.core.idle();
+        if round < 2 {
+            f = f.restart();
+        }
+    }
+    let disk = f.disk.clone();
+    drop(f);
+    for path in faults::used_paths(&disk) {
+        let bytes = disk.contents(&path).unwrap();
+        let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+        for at in (0..=end).filter(|at| *at >= 8192) {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 0x40;
+            let changed = disk.copy();
+            changed.replace(&path, flipped);
+            for changed in [damage::without_indexes(&changed), changed] {
+                let f = Fixture::on(changed);
+                let what = format!("{path}, byte {at}");
+                for log in ["a", "b"] {
+                    let log = f.core.logs.by_name(log).expect("known");
+                    assert_eq!(log.state.read().writer_epoch(), epoch, "{what}");
+                }
+                for sequence in 0..6 {
+                    match f.answer(fenced(sequence, epoch)) {
+                        Ok(again) if again.appends[0].deduplicated => {}
+                        Ok(again) => {
+                            assert_eq!(sequence, 5, "{what}");
+                            assert_eq!(again.appends[0].first_lsn.get(), 7, "{what}");
+                        }
+                        Err(AppendError::ProducerExpired { .. }) => {}
+                        Err(error) => panic!("{what}, {sequence}: {error}"),
+                    }
+                }
+            }
+        }
+    }
 }

@@ -62,22 +62,19 @@ impl Committer {
         )
     }
 
-    /// Room for all of a batch, behind what its logs have in memory only.
+    /// Room for all of a batch, behind what the logs that it looks at have in memory only: its
+    /// answer rests on that.
     fn make_room(
         &mut self,
         batch: &Batch,
         targets: &[Option<Arc<Log>>],
     ) -> Result<(), AppendError> {
-        let with_cursors = batch
-            .cursors
-            .iter()
-            .filter_map(|commit| self.logs.by_name(commit.log.as_str()));
-        let before: Vec<Arc<Log>> = targets
-            .iter()
-            .flatten()
-            .cloned()
-            .chain(with_cursors)
-            .collect();
+        let with_cursors = batch.cursors.iter().map(|commit| &commit.log);
+        let checked = batch.checks.iter().map(|check| &check.log);
+        let others = with_cursors
+            .chain(checked)
+            .filter_map(|log| self.logs.by_name(log.as_str()));
+        let before: Vec<Arc<Log>> = targets.iter().flatten().cloned().chain(others).collect();
         for log in &before {
             self.write_buffered(log)?;
         }

@@ -14,12 +14,18 @@ use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
 use crate::local::{Buffered, Checked, Log, check};
 use crate::record::{Batch, Durability, Record, SyncMode, Visibility};
+use crate::session::Session;
 use crate::watch::Watched;
 
 impl Committer {
     /// Takes a plain append to a log of sync mode `manual` into memory, if that is all
     /// it asks for.
-    pub(super) fn buffer(&mut self, batch: &Batch, level: Durability) -> Option<Placed> {
+    pub(super) fn buffer(
+        &mut self,
+        batch: &Batch,
+        level: Durability,
+        session: &Option<Session>,
+    ) -> Option<Placed> {
         let [records] = batch.logs.as_slice() else {
             return None;
         };
@@ -46,8 +52,11 @@ impl Committer {
         } else if held + size > self.largest_shared_frame() {
             room = self.write_buffered(&log);
         }
-        // Nothing in memory rests on what could still be taken back.
-        if room.is_ok() && self.is_in_group(&log) {
+        // Nothing in memory rests on what could still be taken back, nor comes after it in
+        // a session.
+        let start = self.position(0);
+        let behind = session.as_ref().is_some_and(|session| session.is_in(start));
+        if room.is_ok() && (behind || self.is_in_group(&log)) {
             room = self.write_out();
         }
         if let Err(error) = room {

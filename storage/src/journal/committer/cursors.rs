@@ -28,7 +28,7 @@ impl Committer {
         self.finish_open();
         let reveals = log.state.read().last_end;
         let mut failed = Vec::new();
-        let refused = check_cursor(Some(&log), commit, &self.allowed(), &mut failed);
+        let refused = check_cursor(Some(&log), commit, &self.allowed(), &mut 0, &mut failed);
         if !failed.is_empty() {
             let error = AppendError::ConditionsFailed(failed);
             return (Some(reveals), Outcome::Refused(error));

@@ -7,7 +7,7 @@ use crate::engine::LogAppended;
 use crate::error::AppendError;
 use crate::ids::{LogName, Position};
 use crate::journal::Outcome;
-use crate::local::{Log, Recall, Remembered};
+use crate::local::{Creation, Log, Recall, Remembered};
 use crate::record::{Batch, Producer};
 
 /// What a batch is.
@@ -30,6 +30,8 @@ impl Committer {
     ) -> Recognised {
         let mut repeats = Vec::new();
         let mut new = false;
+        // A refusal tells of every log that was looked at until then.
+        let mut reveals = Position::ZERO;
         for ((records, target), digest) in batch.logs.iter().zip(targets).zip(digests) {
             let Some(producer) = &records.producer else {
                 return Recognised::New;
@@ -39,7 +41,8 @@ impl Committer {
                 // It is meant for another log: the conditions say so.
                 return Recognised::New;
             }
-            let (recall, reveals) = self.recall(target.as_deref(), producer, *digest);
+            let (recall, last_end) = self.recall(target.as_deref(), producer, *digest);
+            reveals = reveals.max(last_end);
             match (recall, target) {
                 (Recall::New, _) => new = true,
                 (Recall::Repeat(batch), Some(log)) => repeats.push((log, producer, batch)),
@@ -59,7 +62,6 @@ impl Committer {
                 sequence: producer.sequence,
                 what: "it was part of a batch over other logs",
             };
-            let reveals = log.state.read().last_end;
             return Recognised::Refused((Some(reveals), Outcome::Refused(error)));
         }
         Recognised::Repeat(self.answer_again(&repeats))
@@ -76,6 +78,8 @@ impl Committer {
         let (known, reveals) = log.map_or((None, Position::ZERO), recall);
         let unknown = match producer.sequence {
             0 => Recall::New,
+            // It cannot begin here: the conditions say why.
+            _ if log.is_none() && self.creation() != Creation::ByAppend => Recall::New,
             _ => Recall::Gap { expected: 0 },
         };
         (known.unwrap_or(unknown), reveals)
