@@ -17,15 +17,16 @@ pub enum AppendError {
     #[error("{}", ConditionList(.0))]
     ConditionsFailed(Vec<FailedCondition>),
     /// The log does not exist and is not created by appending; nothing was written.
-    #[error("log {log:?} does not exist, and auto_create is off; create it with CreateLog")]
+    #[error("log {log:?} does not exist and is not made by this request; create it with CreateLog")]
     LogNotFound {
         /// The unknown log.
         log: LogName,
     },
     /// The producer left batches out; nothing was written.
-    #[error(
-        "producer {producer:?} of log {log:?} left out batches: sequence {given}, the next is {expected}"
-    )]
+    #[error("producer {producer:?} of log {log:?} {}", match expected {
+        0 => format!("is new there, or its epoch is: sequence {given}, the first is 0"),
+        _ => format!("left out batches: sequence {given}, the next is {expected}"),
+    })]
     ProducerGap {
         /// The log.
         log: LogName,
@@ -471,9 +472,9 @@ pub enum FenceError {
         log: LogName,
     },
     /// The name belongs to another log now, or to none.
-    #[error("log {log:?} {}, not {expected}: it was deleted", match actual {
-        Some(actual) => format!("has id {actual}"),
-        None => "does not exist".to_owned(),
+    #[error("log {log:?}: expected log id {expected}, {}", match actual {
+        Some(actual) => format!("the name now belongs to {actual}"),
+        None => "no log has this name now".to_owned(),
     })]
     LogReplaced {
         /// The log.

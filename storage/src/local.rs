@@ -590,6 +590,7 @@ impl LogEngine for LocalEngine {
         let info = log.info(
             self.core.tail(&log, visibility),
             self.core.journal.durable(),
+            self.core.journal.published(visibility),
         );
         let survived_position = of_epoch.and_then(|epoch| self.core.survived(epoch));
         Ok(LogStat {

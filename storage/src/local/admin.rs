@@ -54,7 +54,7 @@ impl Core {
         match self.logs.by_name(name.as_str()) {
             Some(log) => {
                 let tail = log.state.read().tail(durable);
-                Ok(log.info(tail, durable))
+                Ok(log.info(tail, durable, durable))
             }
             None => Err(AdminError::LogNotFound { log: name }),
         }
@@ -91,7 +91,7 @@ impl Core {
             .iter()
             .map(|log| {
                 let tail = log.state.read().tail(durable);
-                log.info(tail, durable)
+                log.info(tail, durable, durable)
             })
             .collect()
     }

@@ -352,8 +352,9 @@ impl Log {
         }
     }
 
-    /// The log as administration sees it.
-    pub(crate) fn info(&self, tail_lsn: Lsn, durable: Position) -> LogInfo {
+    /// The log as administration sees it: tail and writer epoch for who sees what lies
+    /// below `published`.
+    pub(crate) fn info(&self, tail_lsn: Lsn, durable: Position, published: Position) -> LogInfo {
         let state = self.state.read();
         LogInfo {
             name: self.name.clone(),
@@ -365,7 +366,7 @@ impl Log {
             writer_epoch: state
                 .extras
                 .as_deref()
-                .map_or(0, |extras| *extras.writer_epoch.at(durable)),
+                .map_or(0, |extras| *extras.writer_epoch.at(published)),
             stored_bytes: state.stored_bytes,
             create_time: state.create_time,
             update_time: state.update_time,

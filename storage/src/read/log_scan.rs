@@ -40,6 +40,8 @@ pub(super) struct LogScan {
     target: LogTarget,
     at: At,
     until: Lsn,
+    /// It was told that the log is gone.
+    told_deleted: bool,
 }
 
 /// What one look at the log gave.
@@ -196,6 +198,7 @@ impl LogScan {
             target,
             at,
             until,
+            told_deleted: false,
         };
         scan.locate()?;
         Ok(scan)
@@ -281,14 +284,17 @@ impl LogScan {
             next = to;
         }
         if deleted {
-            if self.common.caught_up && next >= tail {
+            if self.told_deleted {
                 return Err(ReadError::LogNotFound {
                     log: log.name.clone(),
                 });
             }
-            let to = log.state.read().next;
-            gaps.push(gap(Some(next), Some(to), GapReason::Deleted));
-            next = to;
+            self.told_deleted = true;
+            let end = log.state.read().next;
+            // Who had read everything is told all the same: nothing comes any more.
+            let to = (next < end).then_some(end);
+            gaps.push(gap(Some(next), to, GapReason::Deleted));
+            next = next.max(end);
         }
         let given: u64 = step
             .batches

@@ -361,7 +361,7 @@ fn a_fence_that_a_power_cut_could_take_back_is_shown_to_nobody() {
     let epoch = |f: &Fixture| {
         let log = f.core.logs.by_name("a").unwrap();
         let durable = f.core.journal.durable();
-        log.info(f.core.tail(&log, Visibility::Durable), durable)
+        log.info(f.core.tail(&log, Visibility::Durable), durable, durable)
             .writer_epoch
     };
     let mut fence = f.core.fence(target("a"), None);

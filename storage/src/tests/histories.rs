@@ -448,7 +448,8 @@ impl History {
     fn ask(&mut self, core: &Arc<Core>, out: &mut String) {
         for log in core.logs.all() {
             let name = log.name.as_str();
-            let info = log.info(core.tail(&log, Visibility::Durable), core.journal.durable());
+            let durable = core.journal.durable();
+            let info = log.info(core.tail(&log, Visibility::Durable), durable, durable);
             writeln!(out, "{info:?} {}", log.state.read().records()).unwrap();
             let records = from(core, name, info.first_lsn);
             writeln!(out, "{} records, {:x}", records.len(), checksum(&records)).unwrap();

@@ -223,6 +223,11 @@ fn records_of_a_deleted_log_are_a_gap_in_a_scan_of_all() {
     let gap = &chunks[0].gaps[0];
     assert_eq!((gap.from, gap.to), (Some(Lsn::ZERO), Some(Lsn::new(26))));
     assert_eq!(gap.reason, GapReason::Deleted);
+    // Who follows it had read everything: it is told that nothing comes any more.
+    let told = next_chunk(&mut following).unwrap().unwrap().unwrap();
+    let gap = &told.gaps[0];
+    assert_eq!((gap.from, gap.to), (Some(Lsn::new(26)), None));
+    assert_eq!(gap.reason, GapReason::Deleted);
     let ended = next_chunk(&mut following).unwrap();
     assert!(
         matches!(ended, Err(ReadError::LogNotFound { .. })),
