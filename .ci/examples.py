@@ -19,7 +19,8 @@ ELSEWHERE = [
 SKIPPED = {
     r"docker compose ": "needs a container engine and a registry; step chart checks the file",
     r"docker ": "needs a container engine and a registry; step image builds and runs the image",
-    r"(rustup target add|cargo build --release --target) ": "step static does it",
+    r"rustup target add ": "step tools does it",
+    r"cargo build --release --target ": "step static does it",
     r"(sudo|journalctl|systemctl) ": "needs systemd as process 1; step chart checks the unit",
     r"helm test ": "needs a cluster; step install does it",
 }
@@ -77,10 +78,10 @@ def succeeds(what, *command, prints="", daemon=None, cwd=ROOT, timeout=900, **mo
     return out
 
 
-def shell(line, **options):
-    """One check: a line of a README, as it stands there."""
-    done = options.pop("what", line)
-    return succeeds(f"$ {done.splitlines()[0][:110]}", "bash", "-euo", "pipefail", "-c", line, **options)
+def shell(line, said=None, but="", **options):
+    """One check: a line of a README. What is run in place of what is `said` there differs by `but`."""
+    what = f"$ {(said or line).strip().splitlines()[0][:110]}{f'  ({but})' if but else ''}"
+    return succeeds(what, "bash", "-euo", "pipefail", "-c", line, **options)
 
 
 def endless(line, shows, daemon, cwd):
@@ -133,9 +134,12 @@ def bare(code):
     return re.sub(r",(?=[)\]}])", "", re.sub(r"\s+", "", code))
 
 
-# A few cases are enough here: step conformance has them all.
-def harness_line(line):
-    return line.replace("harness.py --wald", "harness.py --only append-then-read --wald")
+def with_harness(line, debug="target/debug", release="../../target/release", **options):
+    """A line of a README that builds or runs a runner of the conformance cases."""
+    made = line.replace("harness.py --wald", "harness.py --only append-then-read --wald")
+    but = "one case; step conformance has them all" if made != line else ""
+    made = made.replace(f" {release}", f" {TARGET / 'release'}").replace(f" {debug}", f" {TARGET / 'debug'}")
+    return shell(made, said=line, but=but, **options)
 
 
 def rust():
@@ -165,7 +169,7 @@ def rust():
         succeeds("the first Rust example builds and runs as a program of its own", "cargo", "run", "--quiet", cwd=folder,
                  daemon=daemon, CARGO_TARGET_DIR=str(WORK / "rust/target"), prints="records, the tail is ")
     for line in lines_of(take_one(readme, "sh", "cargo build")):
-        shell(harness_line(line).replace(" target/debug", f" {TARGET / 'debug'}"), what=line)
+        with_harness(line)
 
 
 def go():
@@ -177,8 +181,8 @@ def go():
     with scratch() as directory, Daemon(f"{directory}/data") as daemon:
         for line in lines_of(take_one(readme, "sh", "go vet")):
             line = line.replace("go test -tags", "go test -v -count=1 -tags")
-            out = shell(harness_line(line).replace("../../target", str(TARGET)), what=line, cwd=folder, daemon=daemon,
-                        prints="1: greeting 0\n" if line.startswith("go run") else "")
+            out = with_harness(line, cwd=folder, daemon=daemon,
+                               prints=": greeting 0\n" if line.startswith("go run") else "")
             if "-tags daemon -run" in line:
                 ran = re.findall(r"^--- PASS: (Example\w*)", out, re.M)
                 there = re.findall(r"^func (Example\w*)", (folder / "example_test.go").read_text(), re.M)
@@ -241,7 +245,7 @@ def java():
     check("the README says how the Java example is run", f"`{command}`" in text)
     with scratch() as directory, Daemon(f"{directory}/data") as daemon:
         line = command.replace("127.0.0.1:6925", daemon.grpc).replace("mvn", "mvn -q -B")
-        out = shell(line, what=command, cwd=folder)
+        out = shell(line, said=command, cwd=folder)
         expected = ["appended 0 to 0", "appended 1 to 2", "0 one", "1 two", "2 three"]
         # Maven sets the terminal's colours even where there is none.
         shown = re.sub(r"\x1b\[[0-9;]*m", "", out).strip().splitlines()
@@ -267,7 +271,8 @@ def walctl_examples(directory, daemon):
 def helm_line(line, values=None):
     """What a line makes of the chart; that it can be installed is shown by step install."""
     made = line.replace("helm install", "helm template").replace(" --wait", "")
-    shell(made if values is None else f"{made} --values {values}", what=line, prints="kind: StatefulSet")
+    more = "" if values is None else f" --values {values}"
+    shell(made + more, said=line + more, but="rendered; step install installs", prints="kind: StatefulSet")
 
 
 def shells():
@@ -277,7 +282,7 @@ def shells():
         endless(take_one("README.md", "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"new"', daemon, directory)
     for line in lines_of(take_one("README.md", "sh", "cargo install")):
         # Without the optimiser, which would take minutes to no purpose.
-        shell(f"{line} --debug --quiet --force --root {WORK / 'installed'}", what=line, timeout=1800)
+        shell(f"{line} --debug --quiet --force --root {WORK / 'installed'}", said=line, but="--debug", timeout=1800)
     for name in ("wald", "walctl"):
         succeeds(f"the installed {name} runs", WORK / "installed/bin" / name, "--version", prints=f"{name} ")
     for file, containing in [("README.md", "helm"), ("deploy/helm/wald/README.md", "helm")]:
