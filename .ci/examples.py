@@ -64,8 +64,8 @@ def environment(daemon=None, **more):
     """What a user would have: the binaries on the PATH, and a daemon."""
     if daemon is not None:
         more["WALD_ENDPOINT"] = daemon.grpc
-    return clean_environment(PATH=f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{os.environ['PATH']}",
-                             CARGO_TARGET_DIR=str(TARGET), **more)
+    path = f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{os.environ['PATH']}"
+    return clean_environment(**{"PATH": path, "CARGO_TARGET_DIR": str(TARGET), **more})
 
 
 def succeeds(what, *command, prints="", daemon=None, cwd=ROOT, timeout=900, **more):
