@@ -40,8 +40,9 @@ def go(root, made):
 
 def python(root, made):
     folder = root / FOLDERS["python"]
-    build(sys.executable, "-m", "venv", "--clear", made / "venv", cwd=root)
-    build(made / "venv/bin/pip", "install", "--quiet", "--disable-pip-version-check", folder, cwd=root)
+    if not (made / "venv/bin/pip").exists():
+        build(sys.executable, "-m", "venv", "--clear", made / "venv", cwd=root)
+    build(made / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{folder}[test]", cwd=root)
     return [made / "venv/bin/python", folder / "conformance.py"]
 
 

@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""usage: .ci/examples.py [PART...]
+
+Every example of every README is run, against daemons of its own. A fenced block that no part runs and
+that is not said here to be run elsewhere fails the script: so does a new one, until it is run.
+Parts: rust, go, python, typescript, java, shell; none named: all.
+"""
+
+from clients import *
+
+WORK = SCRATCH / "examples"
+# Blocks that other steps of .ci/run run: file, what is in the block, step.
+ELSEWHERE = [
+    ("README.md", "$ ", "readme"),
+    ("README.md", "cargo run --release", "start, test"),
+    ("client/conformance/README.md", "-- RUNNER...", "conformance"),
+]
+# Commands that are not run, and why. The rest of their block is.
+SKIPPED = {
+    r"docker compose ": "needs a container engine and a registry; step chart checks the file",
+    r"docker ": "needs a container engine and a registry; step image builds and runs the image",
+    r"rustup target add ": "step tools does it",
+    r"cargo build --release --target ": "step static does it",
+    r"(sudo|journalctl|systemctl) ": "needs systemd as process 1; step chart checks the unit",
+    r"helm test ": "needs a cluster; step install does it",
+}
+
+
+class Block:
+    """A fenced block of a README."""
+
+    def __init__(self, file, language, text):
+        self.file, self.language, self.text = file, language, text
+        self.run = False
+
+    def __str__(self):
+        return f"{self.file}: {self.language}: {self.text.strip().splitlines()[0][:60]}"
+
+
+def find_blocks():
+    names = run("git", "ls-files", "*README.md", cwd=ROOT, check=True).stdout.decode().split()
+    for name in names:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for found in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```$", text, re.M | re.S):
+            yield Block(name, found[2], re.sub(f"^{found[1]}", "", found[3], flags=re.M))
+
+
+def take(file, language, containing=""):
+    """Blocks of a file, which count as run from now on; there must be one."""
+    taken = [b for b in BLOCKS if (b.file, b.language) == (file, language) and containing in b.text]
+    if not taken:
+        raise SystemExit(f"{file} has no block of {language} with {containing!r} any more")
+    for block in taken:
+        block.run = True
+    return [block.text for block in taken]
+
+
+def take_one(file, language, containing=""):
+    (text,) = take(file, language, containing)
+    return text
+
+
+def environment(daemon=None, **more):
+    """What a user would have: the binaries on the PATH, and a daemon."""
+    if daemon is not None:
+        more["WALD_ENDPOINT"] = daemon.grpc
+    path = f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{os.environ['PATH']}"
+    return clean_environment(**{"PATH": path, "CARGO_TARGET_DIR": str(TARGET), **more})
+
+
+def succeeds(what, *command, prints="", daemon=None, cwd=ROOT, timeout=900, **more):
+    """One check: a command ends with 0 and has printed a text; gives back its standard output."""
+    done = run(*command, cwd=cwd, timeout=timeout, env=environment(daemon, **more), stdin=subprocess.DEVNULL)
+    out = done.stdout.decode(errors="replace")
+    holds = done.returncode == 0 and prints in out
+    said = "" if holds else f"status {done.returncode}\n{(out + done.stderr.decode(errors='replace'))[-3000:]}"
+    check(what, holds, said)
+    return out
+
+
+def shell(line, said=None, but="", **options):
+    """One check: a line of a README. What is run in place of what is `said` there differs by `but`."""
+    what = f"$ {(said or line).strip().splitlines()[0][:110]}{f'  ({but})' if but else ''}"
+    return succeeds(what, "bash", "-euo", "pipefail", "-c", line, **options)
+
+
+def endless(line, shows, daemon, cwd):
+    """One check: a command that follows shows a text, and Ctrl-C ends it."""
+    process = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=cwd, env=environment(daemon), text=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = threading.Timer(60, process.kill)
+    deadline.start()
+    said = []
+    for text in process.stdout:
+        said.append(text)
+        if shows in text:
+            break
+    shown = said and shows in said[-1]
+    process.send_signal(signal.SIGINT)
+    process.stdout.read()
+    status = process.wait()
+    deadline.cancel()
+    check(f"$ {line.splitlines()[0][:110]}", shown and status != -signal.SIGKILL, "" if shown else "".join(said)[-2000:])
+
+
+def lines_of(block):
+    """The commands of a shell block, without comments and those that are not run."""
+    for line in block.replace("\\\n", " ").splitlines():
+        line = re.sub(r"\s+#.*", "", line)
+        wanted = []
+        for part in line.split(" && "):
+            why = next((why for pattern, why in SKIPPED.items() if re.match(pattern, part)), None)
+            if why is None:
+                wanted.append(part)
+            else:
+                print(f"skip $ {part[:80]}: {why}", flush=True)
+        if wanted:
+            yield " && ".join(wanted)
+
+
+def program(language):
+    """An empty folder for a user's program, with the checkout beside it as ../wald."""
+    folder = WORK / language / "program"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    checkout = folder.parent / "wald"
+    checkout.unlink(missing_ok=True)
+    checkout.symlink_to(ROOT)
+    return folder
+
+
+def bare(code):
+    """Code without what rustfmt decides."""
+    return re.sub(r",(?=[)\]}])", "", re.sub(r"\s+", "", code))
+
+
+def with_harness(line, debug="target/debug", release="../../target/release", **options):
+    """A line of a README that builds or runs a runner of the conformance cases."""
+    made = line.replace("harness.py --wald", "harness.py --only append-then-read --wald")
+    but = "one case; step conformance has them all" if made != line else ""
+    made = made.replace(f" {release}", f" {TARGET / 'release'}").replace(f" {debug}", f" {TARGET / 'debug'}")
+    return shell(made, said=line, but=but, **options)
+
+
+def rust():
+    readme = "client/README.md"
+    tour = (ROOT / "client/examples/tour.rs").read_text()
+    others = bare((ROOT / "client/examples/readme.rs").read_text())
+    first, *rest = take(readme, "rust")
+    check("the first Rust example is client/examples/tour.rs", bare(tour).endswith(bare(first)))
+    for block in rest:
+        check(f"client/examples/readme.rs has the Rust example that begins {block.splitlines()[0]}", bare(block) in others)
+    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+        succeeds("cargo run -p wald-client --example tour", "cargo", "run", "--quiet", "-p", "wald-client",
+                 "--example", "tour", daemon=daemon, prints='4 records, the tail is 4\n0 b"first"\n1 b"second"\n')
+        out = succeeds("cargo run -p wald-client --example readme", "cargo", "run", "--quiet", "-p", "wald-client",
+                       "--example", "readme", daemon=daemon, timeout=300)
+        for name in ("producer", "producer over restarts", "appender", "follower", "cursor"):
+            check(f"the Rust example of the {name} does what it says", f"ok {name}\n" in out)
+
+        # A program of its own, with the versions that are tested.
+        folder = program("rust")
+        (folder / "src").mkdir()
+        (folder / "src/main.rs").write_text(first)
+        (folder / "Cargo.toml").write_text('[package]\nname = "program"\nversion = "1.0.0"\nedition = "2024"\n[workspace]\n')
+        shutil.copy2(ROOT / "Cargo.lock", folder)
+        for line in lines_of(take_one(readme, "sh", "cargo add")):
+            shell(line, cwd=folder)
+        succeeds("the first Rust example builds and runs as a program of its own", "cargo", "run", "--quiet", cwd=folder,
+                 daemon=daemon, CARGO_TARGET_DIR=str(WORK / "rust/target"), prints="records, the tail is ")
+    for line in lines_of(take_one(readme, "sh", "cargo build")):
+        with_harness(line)
+
+
+def go():
+    folder = ROOT / FOLDERS["go"]
+    readme = "client/go/README.md"
+    shell(take_one(readme, "sh", "cd client/go"))
+    # A test of the package compares them with what is run below.
+    blocks = take(readme, "go")
+    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+        for line in lines_of(take_one(readme, "sh", "go vet")):
+            line = line.replace("go test -tags", "go test -v -count=1 -tags")
+            out = with_harness(line, cwd=folder, daemon=daemon,
+                               prints=": greeting 0\n" if line.startswith("go run") else "")
+            if "-tags daemon -run" in line:
+                ran = re.findall(r"^--- PASS: (Example\w*)", out, re.M)
+                there = re.findall(r"^func (Example\w*)", (folder / "example_test.go").read_text(), re.M)
+                check(f"the Go examples are run, {len(blocks)} blocks", ran and ran == there, ran)
+        own = program("go")
+        shutil.copy2(folder / "examples/tour/main.go", own)
+        succeeds("go mod init", "go", "mod", "init", "example.org/program", cwd=own)
+        for line in lines_of(take_one(readme, "sh", "go mod edit")):
+            shell(line, cwd=own)
+        succeeds("the first Go example runs as a program of its own", "go", "run", ".", cwd=own, daemon=daemon,
+                 prints=": greeting 2\n")
+
+
+def python():
+    folder = ROOT / FOLDERS["python"]
+    readme = "client/python/README.md"
+    check("the README installs ./client/python", take_one(readme, "sh").strip() == "pip install ./client/python")
+    # The environment of step conformance, into which that is installed anew.
+    interpreter = Path(runner("python")[0])
+    succeeds("pytest client/python", interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder, prints=" passed")
+    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+        for block in take(readme, "python"):
+            # From an empty directory: what is installed is imported, nothing else.
+            name = next(line for line in block.splitlines() if "readme/" in line).strip()
+            out = succeeds(f"Python example with {name[:80]}", interpreter, "-W", "error", "-c", block, cwd=directory, daemon=daemon)
+            check("it prints something", out.strip(), out.strip()[:200])
+
+
+def typescript():
+    folder = ROOT / FOLDERS["typescript"]
+    readme = "client/typescript/README.md"
+    for line in lines_of(take_one(readme, "sh")):
+        shell(line, cwd=folder)
+    examples = take(readme, "ts")
+    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+        out = succeeds("npm run readme", "npm", "run", "readme", cwd=folder, daemon=daemon)
+        for number, block in enumerate(examples, 1):
+            name = next(line for line in block.splitlines() if line and not line.startswith(("import", "//")))
+            check(f"TypeScript example {number}: {name[:80]}", f"ok example {number}\n" in out)
+        own = program("typescript")
+        (own / "package.json").write_text('{"type": "module"}')
+        (own / "program.js").write_text(examples[0])
+        line = "npm install ../wald/client/typescript"
+        check("the README says how a program depends on the package", f"`{line}`" in (ROOT / readme).read_text())
+        shell(line, cwd=own)
+        succeeds("the first TypeScript example runs as a program of its own", "node", "program.js", cwd=own,
+                 daemon=daemon, prints="DURABLE")
+
+
+def java():
+    readme = "client/README.md"
+    folder = WORK / "java"
+    shutil.rmtree(folder / "src", ignore_errors=True)
+    (folder / "src/main/java").mkdir(parents=True)
+    shutil.copytree(ROOT / "proto/wald", folder / "src/main/proto/wald")
+    (folder / "pom.xml").write_text(take_one(readme, "xml"))
+    (folder / "src/main/java/Orders.java").write_text(take_one(readme, "java"))
+    command = 'mvn compile exec:java -Dexec.mainClass=Orders -Dexec.args="127.0.0.1:6925 3"'
+    text = re.sub(r"\s+", " ", (ROOT / readme).read_text())
+    check("the README says how the Java example is run", f"`{command}`" in text)
+    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+        line = command.replace("127.0.0.1:6925", daemon.grpc).replace("mvn", "mvn -q -B")
+        out = shell(line, said=command, cwd=folder)
+        expected = ["appended 0 to 0", "appended 1 to 2", "0 one", "1 two", "2 three"]
+        # Maven sets the terminal's colours even where there is none.
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", out).strip().splitlines()
+        check("the Java example appends and follows", shown == expected, shown if shown != expected else "")
+
+
+def walctl_examples(directory, daemon):
+    """The commands of client/README.md, which says nothing of what they print."""
+    home = Path(directory) / "home"
+    (home / ".local/share/bash-completion/completions").mkdir(parents=True)
+    for name in ("flights-200k.json", "flights-20k.json"):
+        shutil.copy2(vega_file(name), home)
+    for line in take_one("client/README.md", "console").splitlines():
+        line = line.removeprefix("$ ")
+        if line.startswith("walctl tail "):
+            endless(line, "new", daemon, home)
+        else:
+            shell(line, cwd=home, daemon=daemon, HOME=str(home))
+    completions = home / ".local/share/bash-completion/completions/walctl"
+    check("the completions are a script", run("bash", "-n", completions).returncode == 0 and completions.stat().st_size > 0)
+
+
+def helm_line(line, values=None):
+    """What a line makes of the chart; that it can be installed is shown by step install."""
+    made = line.replace("helm install", "helm template").replace(" --wait", "")
+    more = "" if values is None else f" --values {values}"
+    shell(made + more, said=line + more, but="rendered; step install installs", prints="kind: StatefulSet")
+
+
+def shells():
+    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+        walctl_examples(directory, daemon)
+        # Of the logs that begin with ord, orders is there by now.
+        endless(take_one("README.md", "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"new"', daemon, directory)
+    for line in lines_of(take_one("README.md", "sh", "cargo install")):
+        # Without the optimiser, which would take minutes to no purpose.
+        shell(f"{line} --debug --quiet --force --root {WORK / 'installed'}", said=line, but="--debug", timeout=1800)
+    for name in ("wald", "walctl"):
+        succeeds(f"the installed {name} runs", WORK / "installed/bin" / name, "--version", prints=f"{name} ")
+    for file, containing in [("README.md", "helm"), ("deploy/helm/wald/README.md", "helm")]:
+        for line in lines_of(take_one(file, "sh", containing)):
+            helm_line(line)
+    values = WORK / "values.yaml"
+    values.write_text(take_one("deploy/helm/wald/README.md", "yaml"))
+    helm_line("helm install wald deploy/helm/wald", values)
+    for block in take("deploy/README.md", "sh"):
+        for line in lines_of(block):
+            # What is left when everything is installed.
+            with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+                shell(line, daemon=daemon)
+    sketch = take_one("client/conformance/README.md", "json")
+    check("the form of the conformance cases is JSON", json.loads(sketch.replace("[ ... ]", "[]"))["cases"])
+
+
+PARTS = {"rust": rust, "go": go, "python": python, "typescript": typescript, "java": java, "shell": shells}
+parts = sys.argv[1:] or list(PARTS)
+if set(parts) - set(PARTS):
+    print(__doc__.strip())
+    sys.exit(0 if set(parts) & {"-h", "--help"} else 2)
+WORK.mkdir(parents=True, exist_ok=True)
+BLOCKS = list(find_blocks())
+for part in parts:
+    began = time.monotonic()
+    PARTS[part]()
+    print(f"     {part}: {time.monotonic() - began:.0f} s", flush=True)
+if parts == list(PARTS):
+    for block in BLOCKS:
+        step = next((step for file, text, step in ELSEWHERE if block.file == file and text in block.text), None)
+        # Blocks of text are pictures.
+        if not block.run and block.language != "text" and not check(f"{block} is run", step is not None):
+            continue
+        if not block.run and step:
+            print(f"     by step {step}", flush=True)
+finish()

@@ -1,0 +1,157 @@
+//! The other examples of README.md, word for word, with what they take for granted around
+//! them; against the daemon at WALD_ENDPOINT. Prints a line for each.
+//!
+//! `.ci/examples.py` runs it, and sees to it that README.md says nothing else.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use wald_client::{
+    Client, Cursor, CursorCommit, Error, Gap, Lsn, ScanEvent, StoredRecord, Visibility,
+};
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let endpoint = std::env::var("WALD_ENDPOINT").expect("WALD_ENDPOINT says where the daemon is");
+    let client = Client::connect(endpoint).await?;
+    // Every example has a log of its own to begin with.
+    for name in ["orders", "audit", "invoices"] {
+        let _ = client.delete_log(name, None).await;
+    }
+
+    produce(&client, &["one", "two", "three"]).await?;
+    println!("ok producer");
+    produce_after_a_restart(&client).await?;
+    println!("ok producer over restarts");
+    append_pipelined(&client).await?;
+    println!("ok appender");
+    follow(&client).await?;
+    println!("ok follower");
+    move_a_cursor(&client).await?;
+    println!("ok cursor");
+    Ok(())
+}
+
+async fn tail(client: &Client) -> Result<Lsn, Error> {
+    Ok(client
+        .get_tail("orders", Visibility::Unspecified, None)
+        .await?
+        .tail_lsn)
+}
+
+async fn produce(client: &Client, orders: &[&'static str]) -> Result<(), Error> {
+    let orders = orders.iter().copied();
+    let producer = client.producer("orders").open().await?;
+    let mut acks = Vec::new();
+    for order in orders {
+        acks.push(producer.append(order).await?); // waits only while the window is full
+    }
+    for ack in acks {
+        println!("at {}", ack.await?.lsn);
+    }
+    producer.close().await?;
+    assert_eq!(tail(client).await?, Lsn::new(3));
+    Ok(())
+}
+
+async fn produce_after_a_restart(client: &Client) -> Result<(), Error> {
+    let (id, epoch) = ("importer", 1);
+    let before = client.producer("orders").id(id, epoch).open().await?;
+    let log_id = before.log_id();
+    before.append_batch(["four"]).await?.await?;
+    before.append_batch(["five"]).await?.await?;
+    before.close().await?;
+
+    // The ack of the second batch, of sequence 1, was not stored.
+    let first_stored = 1;
+    let producer = client
+        .producer("orders")
+        .id(id, epoch)
+        .log_id(log_id)
+        .first_sequence(first_stored)
+        .open()
+        .await?;
+    assert!(producer.append_batch(["five"]).await?.await?.deduplicated);
+    producer.close().await?;
+    assert_eq!(tail(client).await?, Lsn::new(5));
+    Ok(())
+}
+
+async fn append_pipelined(client: &Client) -> Result<(), Error> {
+    let appender = client
+        .appender()
+        .linger(Duration::from_millis(2))
+        .window_bytes(16 << 20)
+        .open();
+    let one = appender.append("orders", "first").await?;
+    let batch = client
+        .append_batch()
+        .log("orders", ["second"])
+        .log("audit", ["two orders"]);
+    let both = appender.append_batch(batch).await?;
+    println!("{} {:?}", one.await?.lsn, both.await?.appends);
+    appender.close().await?; // sends what is gathered, waits for all acks
+    assert_eq!(tail(client).await?, Lsn::new(7));
+    Ok(())
+}
+
+async fn follow(client: &Client) -> Result<(), Error> {
+    let mut scan = client.scan("orders").open();
+    while let Some(event) = scan.next().await {
+        event?;
+    }
+    let stored_cursor = scan.cursor().expect("the scan delivered something").clone();
+    client.append("orders", "eighth").await?;
+    client.append("orders", "ninth").await?;
+
+    let (kept, enough) = (Cell::new(0), Notify::new());
+    let keep = |records: Vec<StoredRecord>| {
+        assert_eq!(
+            records[0].lsn,
+            Lsn::new(7 + kept.get()),
+            "neither repeated nor skipped"
+        );
+        kept.set(kept.get() + records.len() as u64);
+    };
+    let miss = |gap: Gap| panic!("nothing is missing, but {gap:?}");
+    let store = |cursor: Option<Cursor>| {
+        if cursor.is_some() && kept.get() == 2 {
+            enough.notify_one();
+        }
+    };
+    let following = async {
+        let mut orders = client.follow("orders").after(stored_cursor).open();
+        while let Some(event) = orders.next().await {
+            match event? {
+                ScanEvent::Batch(batch) => keep(batch.records),
+                ScanEvent::Gap(gap) => miss(gap), // exactly what is missing, before what comes after it
+                ScanEvent::Progress(progress) => store(progress.cursor),
+                ScanEvent::Interrupted(error) => eprintln!("{error}"), // it reconnects and goes on by itself
+            }
+        }
+        Ok::<(), Error>(())
+    };
+    tokio::select! {
+        ended = following => panic!("a follower does not end by itself: {ended:?}"),
+        () = enough.notified() => Ok(()),
+    }
+}
+
+async fn move_a_cursor(client: &Client) -> Result<(), Error> {
+    client
+        .commit_cursor(CursorCommit::new("orders", "billing", 1))
+        .await?;
+    let (invoices, next_lsn) = (["an invoice"], 2);
+    let cursor = client.get_cursor("orders", "billing", None).await?;
+    client
+        .append_batch()
+        .log("invoices", invoices)
+        .cursor(CursorCommit::new("orders", "billing", next_lsn).expected_lsn(cursor.lsn))
+        .await?;
+    assert_eq!(
+        client.get_cursor("orders", "billing", None).await?.lsn,
+        Lsn::new(2)
+    );
+    Ok(())
+}
