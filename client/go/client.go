@@ -97,6 +97,9 @@ func WithGRPC(options ...grpc.DialOption) DialOption {
 	return func(s *settings) { s.dial = append(s.dial, options...) }
 }
 
+// defaultTimeout is the deadline of calls whose context has none.
+const defaultTimeout = 10 * time.Second
+
 // Dial makes a client of the server at endpoint, such as DefaultEndpoint or
 // "http://localhost:6925". It connects with the first call.
 func Dial(endpoint string, options ...DialOption) (*Client, error) {
@@ -104,7 +107,7 @@ func Dial(endpoint string, options ...DialOption) (*Client, error) {
 		connectTimeout:    5 * time.Second,
 		keepaliveInterval: 10 * time.Second,
 		keepaliveTimeout:  5 * time.Second,
-		timeout:           10 * time.Second,
+		timeout:           defaultTimeout,
 		silenceTimeout:    60 * time.Second,
 		retry:             defaultRetryPolicy(),
 	}

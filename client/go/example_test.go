@@ -239,8 +239,9 @@ func ExampleClient_Producer() {
 	run(produceExactlyOnce)
 	// Output:
 	// 0 false
-	// 0 true
 	// 1 false
+	// 1 true
+	// 2 false
 }
 
 func produceExactlyOnce(ctx context.Context, client *wald.Client, log string) error {
@@ -251,23 +252,33 @@ func produceExactlyOnce(ctx context.Context, client *wald.Client, log string) er
 		}
 		return err
 	}
-	producer, err := client.Producer(ctx, log, wald.WithProducerID("importer-1", 1))
+	lines := []string{"line 1", "line 2", "line 3"}
+	// How many batches are known to be acked, to be stored after every ack.
+	acked := uint64(0)
+	producer, err := client.Producer(ctx, log, wald.WithProducerID("importer", 0))
 	if err != nil {
 		return err
 	}
-	if err := send(producer, "line 1"); err != nil {
+	logID := producer.LogID() // to be stored as well
+	if err := send(producer, lines[0]); err != nil {
+		return err
+	}
+	acked++
+	if err := send(producer, lines[1]); err != nil {
 		return err
 	}
 	if err := producer.Close(ctx); err != nil {
 		return err
 	}
 
-	// The program was restarted and does not know how far it got: it begins again.
-	producer, err = client.Producer(ctx, log, wald.WithProducerID("importer-1", 1))
+	// The program stopped before it stored the second ack. Started again, it goes on with the
+	// sequence after the last stored one, and with what it sent under that sequence.
+	producer, err = client.Producer(ctx, log, wald.WithProducerID("importer", 0),
+		wald.WithProducerLogID(logID), wald.WithFirstSequence(acked))
 	if err != nil {
 		return err
 	}
-	for _, line := range []string{"line 1", "line 2"} {
+	for _, line := range lines[acked:] {
 		if err := send(producer, line); err != nil {
 			return err
 		}
@@ -279,8 +290,9 @@ func ExampleClient_Fence() {
 	run(takeOver)
 	// Output:
 	// epoch 1, tail 1
-	// the old writer is fenced
+	// by the old writer
 	// 1
+	// the old writer stops
 }
 
 func takeOver(ctx context.Context, client *wald.Client, log string) error {
@@ -294,15 +306,27 @@ func takeOver(ctx context.Context, client *wald.Client, log string) error {
 	}
 	fmt.Printf("epoch %d, tail %d\n", fence.WriterEpoch, fence.TailLSN)
 
-	_, err = client.Append(ctx, log, wald.Text("late"), wald.AsWriter(fence.WriterEpoch-1))
-	if errors.Is(err, wald.ErrFenced) {
-		fmt.Println("the old writer is fenced")
+	// Nothing of older writers comes any more: read all that they wrote, and only then write.
+	old := client.Scan(ctx, wald.Log(log), wald.UntilLSN(fence.TailLSN))
+	defer old.Close()
+	for event, err := range old.Events(ctx) {
+		if err != nil {
+			return err
+		}
+		for _, record := range event.Records() {
+			fmt.Printf("%s\n", record.Data)
+		}
 	}
 	ack, err := client.Append(ctx, log, wald.Text("by the new writer"), wald.AsWriter(fence.WriterEpoch))
 	if err != nil {
 		return err
 	}
 	fmt.Println(ack.LSN)
+
+	_, err = client.Append(ctx, log, wald.Text("late"), wald.AsWriter(fence.WriterEpoch-1))
+	if errors.Is(err, wald.ErrFenced) {
+		fmt.Println("the old writer stops")
+	}
 	return nil
 }
 

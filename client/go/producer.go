@@ -76,14 +76,16 @@ type ProducerOption func(*producerSettings)
 
 // WithProducerID names the producer, so that it is exactly-once over restarts of the program
 // as well: a program that opens it again with the same id and epoch, and sends the same
-// batches again, appends none of them twice. A higher epoch takes over from a lower one, which
-// is fenced, and counts from 0 again. Default: an id drawn at random.
+// batches again, appends none of them twice. Only the last 1,024 batches are recognised
+// (ErrProducerExpired): see [WithFirstSequence]. A higher epoch takes over from a lower one,
+// which is fenced, counts from 0 again, and recognises no batch of the lower one. The first
+// is 0. Default: an id drawn at random.
 func WithProducerID(id string, epoch uint64) ProducerOption {
 	return func(s *producerSettings) { s.id, s.epoch = id, epoch }
 }
 
-// WithFirstSequence is the number of the first batch, for a program that knows how many of
-// its batches were acked. Default: 0.
+// WithFirstSequence is the number of the first batch: for a program that starts again, the
+// one after the last whose ack it has stored. Default: 0.
 func WithFirstSequence(number uint64) ProducerOption {
 	return func(s *producerSettings) { s.sequence = number }
 }

@@ -8,7 +8,8 @@ import (
 
 // RetryPolicy is how often and how fast a call is repeated, within its deadline.
 type RetryPolicy struct {
-	// MaxAttempts is the number of attempts in all, the first included. Default: 5. 1 repeats
+	// MaxAttempts is the number of attempts in all, the first included. Default: 16, whose
+	// pauses are longer than the default deadline, so that the deadline decides. 1 repeats
 	// nothing. A scan gives up as well when it has failed for as long as the client's
 	// timeout. A follower that was open once, and a producer, do not count.
 	MaxAttempts int
@@ -22,7 +23,7 @@ type RetryPolicy struct {
 
 func defaultRetryPolicy() RetryPolicy {
 	return RetryPolicy{
-		MaxAttempts: 5,
+		MaxAttempts: 16,
 		FirstPause:  50 * time.Millisecond,
 		MaxPause:    2 * time.Second,
 	}

@@ -57,6 +57,17 @@ func TestWhichAppendsAreGuarded(t *testing.T) {
 	}
 }
 
+func TestTheDeadlineDecidesUnlessToldOtherwise(t *testing.T) {
+	policy := defaultRetryPolicy()
+	var pauses time.Duration
+	for failures := 1; failures < policy.MaxAttempts; failures++ {
+		pauses += policy.pause(failures, &Error{})
+	}
+	if pauses < defaultTimeout {
+		t.Errorf("the attempts end after %v", pauses)
+	}
+}
+
 func TestPausesDoubleUpToTheirBoundWithJitter(t *testing.T) {
 	policy := RetryPolicy{MaxAttempts: 5, FirstPause: 10 * time.Millisecond, MaxPause: 35 * time.Millisecond}
 	for failures, full := range map[int]time.Duration{

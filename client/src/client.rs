@@ -19,6 +19,9 @@ use crate::retry::{Repeat, RetryPolicy};
 /// Where a server listens unless configured otherwise.
 pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:6925";
 
+/// Deadline of calls that name none.
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Answers stay below 1 MiB unless one record alone is larger; the server's limit on
 /// records can be raised, so leave room.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -166,7 +169,7 @@ impl Client {
             connect_timeout: Duration::from_secs(5),
             keepalive_interval: Duration::from_secs(10),
             keepalive_timeout: Duration::from_secs(5),
-            timeout: Duration::from_secs(10),
+            timeout: DEFAULT_TIMEOUT,
             silence_timeout: Duration::from_secs(60),
             retry: RetryPolicy::default(),
         }

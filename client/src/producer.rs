@@ -203,8 +203,13 @@ async fn log_id(client: &Client, log: &str, give_up_at: Instant) -> Result<u64, 
 ///   [`append_batch`](Self::append_batch); what was applied is acked as `deduplicated`. Use
 ///   only `append_batch` then: what single records are gathered into depends on time; or
 /// - take the next epoch, and count from 0: as soon as its first batch is applied, whatever is
-///   left of the old incarnation is shut out (PRODUCER_FENCED). What was not acked must be looked
-///   up in the log.
+///   left of the old incarnation is shut out (PRODUCER_FENCED). The new epoch recognises no batch
+///   of the old one: what was not acked must be looked up in the log, or be sent with the old
+///   epoch first, or it may be there twice.
+///
+/// Only the last 1,024 batches are recognised (unless the server is configured otherwise); older
+/// ones are refused (PRODUCER_EXPIRED). So a program that goes on begins with the sequence
+/// after the last stored ack, not at 0 again.
 #[derive(Debug)]
 pub struct Producer {
     log: String,

@@ -9,7 +9,8 @@ use crate::error::{Error, Retry};
 /// How often and how fast a call is repeated, within its deadline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included. Default: 5. 1 repeats nothing. A scan has no
+    /// Attempts in all, the first included. Default: 16, whose pauses are longer than the
+    /// default deadline, so that the deadline decides. 1 repeats nothing. A scan has no
     /// deadline; it gives up as well when it has failed for as long as the client's
     /// timeout. A follow that was open once goes on trying without end.
     pub max_attempts: u32,
@@ -23,7 +24,7 @@ pub struct RetryPolicy {
 impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
-            max_attempts: 5,
+            max_attempts: 16,
             first_pause: Duration::from_millis(50),
             max_pause: Duration::from_secs(2),
         }
@@ -66,5 +67,20 @@ impl Repeat {
             Retry::SafeWithCondition => self != Self::Harmful,
             Retry::Never => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn default_attempts_last_longer_than_the_default_deadline() {
+        let policy = RetryPolicy::default();
+        let error = Error::new(ErrorKind::Gone);
+        let pauses = (1..policy.max_attempts).map(|failures| policy.pause(failures, &error));
+        let lasting: Duration = pauses.sum();
+        assert!(lasting >= crate::client::DEFAULT_TIMEOUT, "{lasting:?}");
     }
 }

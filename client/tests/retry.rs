@@ -4,7 +4,7 @@ mod fake;
 
 use fake::{Fake, Step, refusal};
 use tonic::{Code, Status};
-use wald_client::{ErrorKind, Lsn, Outcome, Reason, Retry};
+use wald_client::{ErrorKind, Lsn, Outcome, Reason, Retry, RetryPolicy};
 
 const DRAINING: &[(&str, &str)] = &[("outcome", "NOT_APPLIED"), ("retry", "SAFE")];
 
@@ -100,6 +100,10 @@ async fn connection_that_was_never_made_means_not_applied() {
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let client = wald_client::Client::builder(endpoint)
+        .retry(RetryPolicy {
+            max_attempts: 2,
+            ..RetryPolicy::default()
+        })
         .connect_lazy()
         .unwrap();
     let error = client.append("log", "x").await.unwrap_err();

@@ -286,12 +286,42 @@ async fn fenced_log_takes_appends_that_name_its_epoch() {
     );
     let refused = fixture.walctl("append log", "y\n").await;
     assert_eq!(refused.code, 1);
-    let advice = "the log's writer epoch is 1: --writer-epoch names it";
+    let advice = "a writer has taken the log over, and only that one may append";
     assert!(refused.stderr.contains(advice), "{}", refused.stderr);
     let taken = fixture.walctl("append log --writer-epoch 1", "y\n").await;
     assert_eq!(taken.code, 0, "{}", taken.stderr);
     let again = fixture.walctl("fence log --writer-epoch 1", "").await;
     assert_eq!(again.code, 1);
+    let advice = "--writer-epoch must be more than 1; without it, it is the next";
+    assert!(again.stderr.contains(advice), "{}", again.stderr);
+}
+
+#[tokio::test]
+async fn hint_of_a_fenced_append_does_not_tell_the_new_writers_epoch() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("fence log --writer-epoch 77", "").await;
+    let line = r#"{"log": "log", "text": "x"}"#;
+    for (command, advice) in [
+        (
+            "append log --writer-epoch 76",
+            "another writer has taken the log over",
+        ),
+        (
+            "append log --writer-epoch 78",
+            "no fence has given that epoch out",
+        ),
+        ("append log", "a writer has taken the log over"),
+        (
+            "append --log-from-field log",
+            "this command cannot write fenced logs",
+        ),
+        ("batch", "this command cannot write fenced logs"),
+    ] {
+        let refused = fixture.walctl(command, line).await;
+        assert_eq!(refused.code, 1, "{command}");
+        assert!(refused.stderr.contains(advice), "{}", refused.stderr);
+        assert!(!refused.stderr.contains("77"), "{}", refused.stderr);
+    }
 }
 
 #[tokio::test]
@@ -307,6 +337,16 @@ async fn cursors_are_set_shown_listed_and_deleted() {
     let refused = fixture.walctl(line, "").await;
     assert_eq!(refused.code, 1);
     assert!(refused.stderr.contains("POSITION_MISMATCH"));
+    let advice = "someone else has moved the cursor on; `walctl cursor get log a`";
+    assert!(refused.stderr.contains(advice), "{}", refused.stderr);
+    let line = "cursor set log a 3 --expected-lsn 3";
+    let refused = fixture.walctl(line, "").await;
+    let advice = "`walctl cursor get log a` shows where it is";
+    assert!(refused.stderr.contains(advice), "{}", refused.stderr);
+    let line = "cursor set log new 3 --expected-lsn 1";
+    let refused = fixture.walctl(line, "").await;
+    let advice = "no such cursor has been set yet";
+    assert!(refused.stderr.contains(advice), "{}", refused.stderr);
     let moved = fixture
         .walctl("cursor set log a 3 --expected-lsn 2 --output jsonl", "")
         .await;
@@ -328,6 +368,27 @@ async fn cursors_are_set_shown_listed_and_deleted() {
         ["c", "2", "-"],
     ];
     assert_eq!(rows, expected);
+}
+
+#[tokio::test]
+async fn cursors_of_a_log_that_was_replaced_are_not_shown() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log", "x\n").await;
+    let set = fixture.walctl("cursor set log a 1 --output json", "").await;
+    let set: serde_json::Value = serde_json::from_str(&set.stdout).unwrap();
+    let log_id = set[0]["log_id"].as_u64().unwrap();
+    for command in ["cursor get log a", "cursor list log"] {
+        let same = format!("{command} --log-id {log_id}");
+        assert_eq!(fixture.walctl(&same, "").await.code, 0);
+        let other = format!("{command} --log-id {}", log_id + 1);
+        let refused = fixture.walctl(&other, "").await;
+        assert_eq!(refused.code, 1);
+        assert!(
+            refused.stderr.contains("LOG_REPLACED"),
+            "{}",
+            refused.stderr
+        );
+    }
 }
 
 #[tokio::test]

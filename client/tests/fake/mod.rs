@@ -80,6 +80,7 @@ impl Fake {
         let client = Client::builder(endpoint)
             .timeout(Duration::from_secs(5))
             .retry(RetryPolicy {
+                max_attempts: 5,
                 first_pause: Duration::from_millis(1),
                 ..RetryPolicy::default()
             })

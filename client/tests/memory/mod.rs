@@ -339,7 +339,10 @@ impl WalService for Memory {
         let log = state.log(&request.log);
         let epoch = request.writer_epoch.unwrap_or(log.writer_epoch + 1);
         if epoch <= log.writer_epoch {
-            let facts = [("writer_epoch", log.writer_epoch.to_string())];
+            let facts = [
+                ("writer_epoch", log.writer_epoch.to_string()),
+                ("given_writer_epoch", epoch.to_string()),
+            ];
             return Err(refuse(Code::FailedPrecondition, "FENCED", &facts));
         }
         log.writer_epoch = epoch;

@@ -144,7 +144,13 @@ impl State {
         }
         let named = condition.writer_epoch.unwrap_or(0);
         if named != log.writer_epoch {
-            return failed("FENCED", &[("writer_epoch", log.writer_epoch.to_string())]);
+            let mut facts = vec![("writer_epoch", log.writer_epoch.to_string())];
+            facts.extend(
+                condition
+                    .writer_epoch
+                    .map(|given| ("given_writer_epoch", given.to_string())),
+            );
+            return failed("FENCED", &facts);
         }
         let tail = log.records.len() as u64;
         if let Some(expected) = condition.expected_lsn.filter(|lsn| *lsn != tail) {
@@ -189,7 +195,12 @@ impl State {
             .expected_lsn
             .is_some_and(|expected| expected != stands)
         {
-            let facts = [("actual_lsn", stands.to_string())];
+            let facts = [
+                ("log", commit.log.clone()),
+                ("cursor", commit.cursor.clone()),
+                ("expected_lsn", commit.expected_lsn().to_string()),
+                ("actual_lsn", stands.to_string()),
+            ];
             return Err(refuse(
                 Code::FailedPrecondition,
                 "POSITION_MISMATCH",

@@ -37,7 +37,7 @@ import {
   type Visibility,
 } from "./messages.js";
 import { Producer, type ProducerOptions } from "./producer.js";
-import { call, DEFAULT_RETRY, type Attempt, type Repeat, type RetryPolicy } from "./retry.js";
+import { call, DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, type Attempt, type Repeat, type RetryPolicy } from "./retry.js";
 import { Follower, type ScanOptions, type Selector } from "./scan.js";
 import { Session, type SessionOptions } from "./session.js";
 
@@ -122,7 +122,7 @@ export class Client {
     this.#wal = createClient(WalService, transport);
     this.#logs = createClient(LogService, transport);
     this.#cursors = createClient(CursorService, transport);
-    this.#timeoutMs = options.timeoutMs ?? 10_000;
+    this.#timeoutMs = options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
     this.#silenceTimeoutMs = options.silenceTimeoutMs ?? 60_000;
     this.#policy = { ...DEFAULT_RETRY, ...options.retry };
   }

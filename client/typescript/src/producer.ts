@@ -30,11 +30,15 @@ export interface ProducerOptions {
    * object lives. A program that keeps id and epoch is exactly-once over its restarts too.
    */
   id?: string;
-  /** Incarnation of the source; a higher one shuts out the lower ones. Default: 0. */
+  /**
+   * Incarnation of the source; a higher one shuts out the lower ones, counts from 0 again and
+   * recognises no batch of theirs. Default: 0, the first.
+   */
   epoch?: bigint;
   /**
    * Sequence of the first batch. Default: 0. A program that goes on within an epoch gives
-   * that of the first batch it is not sure of, with the same records as before.
+   * the one after the last whose ack it has stored, and sends the same records as before. Only
+   * the last 1,024 batches are recognised (PRODUCER_EXPIRED).
    */
   firstSequence?: bigint;
   /** The writer epoch that batches carry unless they name one; required once the log was fenced. */

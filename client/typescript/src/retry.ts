@@ -4,8 +4,8 @@ import { toWaldError, timeoutError, cancelledError, type Access, type WaldError 
 /** How often and how fast a call is repeated, within its deadline. */
 export interface RetryPolicy {
   /**
-   * Attempts in all, the first included. Default: 5. 1 repeats nothing. A scan has no
-   * deadline; it gives up as well when it has failed for as long as the client's timeout. A
+   * Attempts in all, the first included. Default: 16, whose pauses are longer than the
+   * default deadline, so that the deadline decides. 1 repeats nothing. A scan has no deadline; it gives up as well when it has failed for as long as the client's timeout. A
    * follower that was open once, and a producer, count nothing.
    */
   maxAttempts: number;
@@ -15,8 +15,11 @@ export interface RetryPolicy {
   maxPauseMs: number;
 }
 
+/** Deadline of calls that name none. */
+export const DEFAULT_TIMEOUT_MS = 10_000;
+
 /** What holds unless the caller says otherwise. */
-export const DEFAULT_RETRY: RetryPolicy = { maxAttempts: 5, firstPauseMs: 50, maxPauseMs: 2_000 };
+export const DEFAULT_RETRY: RetryPolicy = { maxAttempts: 16, firstPauseMs: 50, maxPauseMs: 2_000 };
 
 /**
  * What happens if a request is applied twice: nothing (reads, and writes that say what shall

@@ -67,7 +67,7 @@ export class Fake {
   }
 
   client(options: ClientOptions = {}): Client {
-    return Client.lazy(this.endpoint, { retry: { firstPauseMs: 1, maxPauseMs: 5 }, ...options });
+    return Client.lazy(this.endpoint, { retry: { maxAttempts: 5, firstPauseMs: 1, maxPauseMs: 5 }, ...options });
   }
 
   /** Breaks every connection now. */

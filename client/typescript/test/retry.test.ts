@@ -5,7 +5,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 
 import { lostError, timeoutError, toWaldError, type WaldError } from "../src/errors.js";
 import { batchGuards, guards } from "../src/messages.js";
-import { call, DEFAULT_RETRY, mayRepeat, pauseMs, type Plan, type Repeat } from "../src/retry.js";
+import { call, DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, mayRepeat, pauseMs, type Plan, type Repeat } from "../src/retry.js";
 import { Fake, gate, refusal, retryAfter } from "./fake.js";
 
 const starting = (): WaldError => toWaldError(refusal(Code.Unavailable, "STARTING"), "WRITE");
@@ -59,6 +59,14 @@ test("pauses double, with jitter, up to the longest, and keep to what the server
   }
   const patient = toWaldError(retryAfter(refusal(Code.Unavailable, "STARTING"), 9_000), "WRITE");
   assert.equal(pauseMs(DEFAULT_RETRY, 1, patient), 9_000);
+});
+
+test("the deadline decides unless told otherwise", () => {
+  let pauses = 0;
+  for (let failures = 1; failures < DEFAULT_RETRY.maxAttempts; failures++) {
+    pauses += pauseMs(DEFAULT_RETRY, failures, starting());
+  }
+  assert.ok(pauses >= DEFAULT_TIMEOUT_MS, `${pauses}`);
 });
 
 test("call that was not applied is repeated until it succeeds", async () => {

@@ -92,7 +92,9 @@ stdin, on a terminal one a line until Ctrl-D.";
 
 const BATCH_HELP: &str = "\
 Input: one JSON object per line, {\"log\": ...} with one of \"text\": \"...\", \"data\": \"base64\" and \
-\"value\": any JSON; with \"headers\": [{\"key\": ..., and \"value\" or \"data\": ...}] if wanted.";
+\"value\": any JSON; with \"headers\": [{\"key\": ..., and \"value\" or \"data\": ...}] if wanted.
+
+A log that was fenced cannot be written with it: it names no writer epoch.";
 
 const SCAN_HELP: &str = "\
 --output jsonl prints each payload on a line of its own: JSON as it was appended, other text as a \
@@ -114,7 +116,8 @@ pub(crate) struct AppendArgs {
     /// lines].
     #[arg(long, value_enum)]
     pub(crate) format: Option<Format>,
-    /// Each record is a JSON object; its field FIELD names its log.
+    /// Each record is a JSON object; its field FIELD names its log. Logs that were fenced
+    /// cannot be written so: there is no writer epoch for each.
     #[arg(long, value_name = "FIELD")]
     pub(crate) log_from_field: Option<String>,
     /// What to put before the field's value.
@@ -133,7 +136,7 @@ pub(crate) struct AppendArgs {
     /// meanwhile. Makes batches safe to repeat after a lost connection.
     #[arg(long, value_name = "LSN", conflicts_with = "log_from_field")]
     pub(crate) expected_lsn: Option<u64>,
-    /// The log's writer epoch; needed once it was fenced.
+    /// The writer epoch that `walctl fence` gave you; needed once the log was fenced.
     #[arg(long, value_name = "EPOCH", conflicts_with = "log_from_field")]
     pub(crate) writer_epoch: Option<u64>,
 }
@@ -310,6 +313,9 @@ pub(crate) enum CursorCommand {
     List {
         /// The log.
         log: String,
+        /// Only if the log has this number.
+        #[arg(long, value_name = "ID")]
+        log_id: Option<u64>,
     },
     /// Show a cursor.
     Get {
@@ -317,6 +323,9 @@ pub(crate) enum CursorCommand {
         log: String,
         /// The cursor.
         cursor: String,
+        /// Only if the log has this number.
+        #[arg(long, value_name = "ID")]
+        log_id: Option<u64>,
     },
     /// Move a cursor, or make it.
     Set(CursorSetArgs),

@@ -16,12 +16,16 @@ pub(crate) async fn cursor(
     output: Output,
 ) -> Result<Exit> {
     let (log, cursors) = match command {
-        CursorCommand::List { log } => {
-            let cursors = list(client, &log).await?;
+        CursorCommand::List { log, log_id } => {
+            let cursors = list(client, &log, log_id).await?;
             (log, cursors)
         }
-        CursorCommand::Get { log, cursor } => {
-            let found = client.get_cursor(log.as_str(), cursor, None).await?;
+        CursorCommand::Get {
+            log,
+            cursor,
+            log_id,
+        } => {
+            let found = client.get_cursor(log.as_str(), cursor, log_id).await?;
             (log, vec![found])
         }
         CursorCommand::Set(args) => {
@@ -50,12 +54,13 @@ pub(crate) async fn cursor(
     Ok(Exit::Ok)
 }
 
-async fn list(client: &Client, log: &str) -> Result<Vec<NamedCursor>> {
+async fn list(client: &Client, log: &str, log_id: Option<u64>) -> Result<Vec<NamedCursor>> {
     let mut cursors = Vec::new();
     let mut token = None;
     loop {
         // All pages are of one log, not of a later one under the name.
-        let log_id = cursors.first().map(|cursor: &NamedCursor| cursor.log_id);
+        let first = cursors.first().map(|cursor: &NamedCursor| cursor.log_id);
+        let log_id = log_id.or(first);
         let page = client.list_cursors(log, 0, token, log_id).await?;
         cursors.extend(page.cursors);
         token = page.next_page_token;

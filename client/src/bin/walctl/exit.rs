@@ -5,6 +5,8 @@ use std::io;
 use tonic::Code;
 use wald_client::{Error, ErrorKind, Outcome, Reason};
 
+use crate::args::Command;
+
 /// Exit codes; scripts rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -25,20 +27,42 @@ pub(crate) enum Exit {
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
 
+/// What the user asked for, as far as the advice depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Fence,
+    /// To append with a command that has no --writer-epoch: it may be many logs, each with
+    /// an epoch of its own.
+    AppendToMany,
+    Else,
+}
+
+impl Asked {
+    pub(crate) fn of(command: &Command) -> Self {
+        match command {
+            Command::Fence(_) => Self::Fence,
+            Command::Batch(_) => Self::AppendToMany,
+            Command::Append(args) if args.log_from_field.is_some() => Self::AppendToMany,
+            _ => Self::Else,
+        }
+    }
+}
+
 /// Says on stderr what went wrong and what to do next.
-pub(crate) fn report(error: &anyhow::Error) -> Exit {
+pub(crate) fn report(error: &anyhow::Error, asked: Asked) -> Exit {
     let exit = exit_of(error);
     // Whoever closed the pipe has seen enough.
     if exit != Exit::Ok {
-        eprintln!("walctl: {}", sentence(error));
+        eprintln!("walctl: {}", sentence(error, asked));
     }
     exit
 }
 
-fn sentence(error: &anyhow::Error) -> String {
+fn sentence(error: &anyhow::Error, asked: Asked) -> String {
     let mut text = format!("{error:#}");
     if let Some(error) = find::<Error>(error) {
-        if let Some(advice) = advice(error).filter(|advice| !text.contains(advice.as_str())) {
+        if let Some(advice) = advice(error, asked).filter(|advice| !text.contains(advice.as_str()))
+        {
             text = format!("{text}; {advice}");
         }
     } else if find::<Usage>(error).is_some() {
@@ -68,17 +92,17 @@ fn exit_of(error: &anyhow::Error) -> Exit {
 }
 
 /// What to do next, unless what the server says is enough.
-fn advice(error: &Error) -> Option<String> {
+fn advice(error: &Error, asked: Asked) -> Option<String> {
     let read_on = |fact| Some(format!("read on with --from {}", error.fact(fact)?));
     if let Some(reason) = error.reason() {
         return Some(match reason {
             Reason::LogNotFound => "`walctl logs` shows what there is".to_owned(),
             Reason::CursorNotFound => "`walctl cursor list` shows what there is".to_owned(),
-            Reason::Fenced => format!(
-                "the log's writer epoch is {}: --writer-epoch names it, if you are its writer",
-                error.fact("writer_epoch")?
-            ),
-            Reason::PositionMismatch => mismatch(error).to_owned(),
+            Reason::Fenced => fenced(error, asked)?,
+            Reason::PositionMismatch => match (error.fact("cursor"), error.fact("log")) {
+                (Some(cursor), Some(log)) => cursor_mismatch(error, log, cursor),
+                _ => mismatch(error).to_owned(),
+            },
             Reason::Trimmed => return read_on("first_lsn"),
             Reason::Quarantined => return read_on("to_lsn"),
             Reason::DiskFull => "make space on the server's disk, then repeat".to_owned(),
@@ -120,6 +144,51 @@ fn mismatch(error: &Error) -> &'static str {
     }
 }
 
+/// What a failed --expected-lsn of a cursor means.
+fn cursor_mismatch(error: &Error, log: &str, cursor: &str) -> String {
+    match (
+        error.fact_number("expected_lsn"),
+        error.fact_number("actual_lsn"),
+    ) {
+        (_, Some(0)) => {
+            "no such cursor has been set yet, or it is back at 0: --expected-lsn 0 matches both"
+                .to_owned()
+        }
+        (Some(expected), Some(actual)) if actual > expected => format!(
+            "someone else has moved the cursor on; `walctl cursor get {log} {cursor}`, and decide \
+             anew"
+        ),
+        _ => format!("`walctl cursor get {log} {cursor}` shows where it is; decide anew"),
+    }
+}
+
+/// What to do about a fence. The epoch in force is no advice for an append: who was shut
+/// out by it must not write on under the new writer's name.
+fn fenced(error: &Error, asked: Asked) -> Option<String> {
+    let current = error.fact_number("writer_epoch")?;
+    let advice = match (asked, error.fact_number("given_writer_epoch")) {
+        (Asked::Fence, _) => {
+            return Some(format!(
+                "--writer-epoch must be more than {current}; without it, it is the next"
+            ));
+        }
+        (Asked::AppendToMany, _) => {
+            "only the log's writer may append, with `walctl append LOG --writer-epoch`; this \
+             command cannot write fenced logs"
+        }
+        (Asked::Else, None) => {
+            "a writer has taken the log over, and only that one may append, with --writer-epoch"
+        }
+        (Asked::Else, Some(given)) if given < current => {
+            "another writer has taken the log over; only that one may append now"
+        }
+        (Asked::Else, Some(_)) => {
+            "no fence has given that epoch out; name the one that yours printed"
+        }
+    };
+    Some(advice.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +203,6 @@ mod tests {
     fn usage_error_exits_with_2_and_points_to_help() {
         let error = anyhow::Error::from(Usage("no log".into()));
         assert_eq!(exit_of(&error), Exit::Usage);
-        assert_eq!(sentence(&error), "no log; see --help");
+        assert_eq!(sentence(&error, Asked::Else), "no log; see --help");
     }
 }

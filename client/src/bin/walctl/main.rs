@@ -22,14 +22,15 @@ use clap::Parser;
 use wald_client::{Client, Health, RetryPolicy, SyncTarget};
 
 use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
-use crate::exit::Exit;
+use crate::exit::{Asked, Exit};
 use crate::output::{Out, Output};
 
 fn main() {
     let args = Args::parse();
+    let asked = Asked::of(&args.command);
     let exit = match run(args) {
         Ok(exit) => exit,
-        Err(error) => exit::report(&error),
+        Err(error) => exit::report(&error, asked),
     };
     // Not by return: a reader thread may still wait for a stdin that never ends.
     std::process::exit(exit as i32);
