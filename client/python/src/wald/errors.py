@@ -131,8 +131,8 @@ class DeadlineExceeded(WaldError):
 
 
 class EarlierFailure(WaldError):
-    """Not carried out, or not known to be, because an earlier request of the same session or
-    producer failed. `__cause__` is that failure; code and reason are its."""
+    """Of an ack: not carried out, or not known to be, because an earlier request of the same session
+    or producer failed. `__cause__` is that failure; code, reason, facts and failed are its."""
 
     @classmethod
     def of(cls, cause: WaldError, outcome: Outcome) -> EarlierFailure:
@@ -141,10 +141,19 @@ class EarlierFailure(WaldError):
             code=cause.code,
             reason=cause.reason,
             outcome=outcome,
-            retry=Retry.SAFE if outcome is Outcome.NOT_APPLIED else Retry.SAFE_WITH_CONDITION,
+            retry=_retry_after(cause, outcome),
+            facts=cause.facts,
+            failed=cause.failed,
         )
         error.__cause__ = cause
         return error
+
+
+def _retry_after(cause: WaldError, outcome: Outcome) -> Retry:
+    """Whether a later request may be sent again: not if what stopped the first one is there to stay."""
+    if cause.retry is Retry.NEVER:
+        return Retry.NEVER
+    return Retry.SAFE if outcome is Outcome.NOT_APPLIED else Retry.SAFE_WITH_CONDITION
 
 
 class InvalidRequest(WaldError):
