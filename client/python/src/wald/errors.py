@@ -85,7 +85,7 @@ class WaldError(Exception):
         self.reason = reason
         """Why, as the contract spells it (`POSITION_MISMATCH`); empty if the server did not answer."""
         self.outcome = outcome
-        """What became of a write. Without meaning for reads."""
+        """What became of a write. A read has nothing to apply: NOT_APPLIED."""
         self.retry = retry
         """Whether the same request may be sent again."""
         self.facts = facts or {}
@@ -110,11 +110,20 @@ class WaldError(Exception):
         """
         if self.outcome is Outcome.UNKNOWN:
             return self
-        error = copy.copy(self)
+        # This attempt was not sent, but the call was.
+        error = connection_lost(self.message) if isinstance(self, NotSent) else copy.copy(self)
         error.message += " (an earlier attempt of this call may have been applied)"
         error.outcome = Outcome.UNKNOWN
         if error.retry is Retry.SAFE:
             error.retry = Retry.SAFE_WITH_CONDITION
+        return error
+
+    def of_read(self) -> WaldError:
+        """This error, of a call that writes nothing: what could pass may be asked again as it is."""
+        error = copy.copy(self)
+        error.outcome = Outcome.NOT_APPLIED
+        if error.retry is Retry.SAFE_WITH_CONDITION:
+            error.retry = Retry.SAFE
         return error
 
 
@@ -229,11 +238,11 @@ class Quarantined(WaldError):
 
 
 class Overloaded(WaldError):
-    """A queue, quota, rate or disk is full; nothing was written."""
+    """A queue, quota, rate or disk is full; nothing was written, if `outcome` says so."""
 
 
 class Unavailable(WaldError):
-    """The server is starting, draining, or waits for a restart; nothing was written."""
+    """The server is starting, draining, or waits for a restart; nothing was written, if `outcome` says so."""
 
 
 _BY_REASON: dict[str, type[WaldError]] = {
