@@ -208,9 +208,10 @@ class Client:
         """A source of appends to one log whose retries are exactly-once. Opened by `async with`.
 
         Without `id`, a random one: exactly-once as long as this producer lives. With a stored id
-        it holds over restarts of the program: give a higher `epoch` each time, and what an
-        earlier incarnation still has underway is refused; or the same epoch and the `sequence` to go
-        on with, and what was appended already is recognised. `log_id`: the log must have this number;
+        it holds over restarts of the program: give the same epoch, the `sequence` to go on with and the
+        log's number, and what was appended already is recognised. A higher `epoch` refuses what an
+        earlier incarnation still has underway; it counts from 0 again and recognises nothing of the
+        older one. `log_id`: the log must have this number;
         unset, the one that it has when the producer is opened. `writer_epoch`: of batches that name no
         other.
 
