@@ -287,7 +287,7 @@ class Case:
         try:
             for request in requests:
                 futures.append(await session.send(**batch_arguments(request)))
-        except wald.EarlierFailure:
+        except wald.WaldError:
             # It ended while the last requests were on their way to it.
             pass
         try:

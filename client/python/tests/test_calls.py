@@ -52,11 +52,22 @@ async def test_refusal_after_an_unknown_outcome_leaves_it_unknown():
 
 
 async def test_call_gives_up_after_the_attempts_of_its_policy():
-    async with serving() as (fake, client):
+    few = wald.RetryPolicy(max_attempts=5, first_pause=0.001)
+    async with serving(retry=few) as (fake, client):
         fake.script.extend([DRAINING] * 9)
         with pytest.raises(wald.Unavailable):
             await client.tail("log")
         assert len(fake.attempts) == 5
+
+
+async def test_deadline_and_not_the_attempts_ends_a_call_by_default():
+    async with serving() as (fake, client):
+        fake.script.extend([DRAINING] * 20)
+        await client.append("log", "x")
+        assert len(fake.attempts) == 21
+    # The pauses alone outlast the longest deadline that is usual.
+    policy = wald.RetryPolicy()
+    assert sum(policy.pause(n, wald.Unavailable("")) for n in range(1, policy.max_attempts)) > 60
 
 
 async def test_call_does_not_outlast_its_deadline():
@@ -75,6 +86,30 @@ async def test_connection_that_was_never_made_means_not_applied():
             with pytest.raises(wald.NotSent) as failed:
                 await client.append("log", "x")
     assert (failed.value.outcome, failed.value.retry) == (Outcome.NOT_APPLIED, Retry.SAFE)
+
+
+@pytest.mark.parametrize("failure", [LOST, DRAINING])
+async def test_failed_read_may_be_asked_again(failure):
+    async with serving(retry=wald.RetryPolicy(max_attempts=2, first_pause=0.001)) as (fake, client):
+        fake.script.extend([LOST, failure])
+        with pytest.raises(wald.WaldError) as failed:
+            await client.tail("log")
+    assert (failed.value.outcome, failed.value.retry) == (Outcome.NOT_APPLIED, Retry.SAFE)
+
+
+def test_call_that_was_sent_before_is_not_called_not_sent():
+    not_sent = wald.NotSent("no connection", outcome=Outcome.NOT_APPLIED, retry=Retry.SAFE)
+    error = not_sent.after_unknown()
+    assert type(error) is wald.ConnectionLost
+    assert (error.outcome, error.retry) == (Outcome.UNKNOWN, Retry.SAFE_WITH_CONDITION)
+
+
+async def test_batch_without_a_condition_is_plain():
+    async with serving() as (fake, client):
+        async with client.session() as session:
+            await session.send([wald.LogBatch("log", ["x"], None)])
+        assert not fake.attempts[0].batch.batches[0].HasField("condition")
+    assert not wald.LogBatch("log", ["x"], None).guards
 
 
 async def test_closed_client_says_so():

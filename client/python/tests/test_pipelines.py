@@ -52,8 +52,37 @@ async def test_session_tells_what_was_not_applied_after_a_failure():
             ("EarlierFailure", "NOT_APPLIED"),
             ("EarlierFailure", "NOT_APPLIED"),
         ]
-        with pytest.raises(wald.EarlierFailure):
+        with pytest.raises(wald.PositionMismatch):
             await session.send(one("later"))
+        later = futures[3].exception()
+        assert (later.facts["request_id"], later.retry) == ("1", wald.Retry.NEVER)
+
+
+async def test_leaving_raises_the_first_failure_whatever_the_body_met():
+    async with serving() as (fake, client):
+        fake.script.append(mismatch(0))
+        with pytest.raises(wald.PositionMismatch):
+            async with client.session() as session:
+                futures = await send_all(session, 2)
+                await futures[1]
+        fake.script.append(mismatch(0))
+        with pytest.raises(wald.PositionMismatch):
+            async with client.session() as session:
+                while True:
+                    await session.send(one("x"))
+                    await asyncio.sleep(0)
+        fenced = refusal(StatusCode.FAILED_PRECONDITION, "FENCED", {**REFUSED, "request_id": "0"})
+        fake.script.append(fenced)
+        with pytest.raises(wald.Fenced):
+            async with client.producer("log") as producer:
+                futures = [await producer.send([f"r{number}"]) for number in range(2)]
+                await futures[1]
+        fake.script.append(fenced)
+        with pytest.raises(wald.Fenced):
+            async with client.producer("log") as producer:
+                while True:
+                    await producer.append("x")
+                    await asyncio.sleep(0)
 
 
 async def test_session_whose_connection_breaks_does_not_know():
@@ -79,7 +108,7 @@ async def test_failure_of_a_session_is_the_servers_though_writes_fail_as_well():
             while session.error is None:
                 try:
                     await session.send(one("x" * 1000))
-                except wald.EarlierFailure:
+                except wald.PositionMismatch:
                     break
                 await asyncio.sleep(0)
             fake.script.clear()
@@ -135,7 +164,7 @@ async def test_producer_ends_at_what_does_not_pass():
             with pytest.raises(kind) as failed:
                 await future
             assert (failed.value.reason, failed.value.outcome) == ("PRODUCER_FENCED", Outcome.NOT_APPLIED)
-        with pytest.raises(wald.EarlierFailure):
+        with pytest.raises(wald.ProducerFenced):
             await producer.append("later")
         with pytest.raises(wald.ProducerFenced):
             await producer.close()

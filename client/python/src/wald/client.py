@@ -175,7 +175,7 @@ class Client:
     ) -> BatchAck:
         """Appends to one or more logs and moves cursors, all or nothing."""
         batches, cursors = list(batches), list(cursors)
-        guarded = any(batch.condition.guards for batch in batches) or any(cursor.guards for cursor in cursors)
+        guarded = any(batch.guards for batch in batches) or any(cursor.guards for cursor in cursors)
         answer = await self._call(
             self.wal.AppendBatch,
             batch_request(batches, checks, cursors, durability),
@@ -208,9 +208,10 @@ class Client:
         """A source of appends to one log whose retries are exactly-once. Opened by `async with`.
 
         Without `id`, a random one: exactly-once as long as this producer lives. With a stored id
-        it holds over restarts of the program: give a higher `epoch` each time, and what an
-        earlier incarnation still has underway is refused; or the same epoch and the `sequence` to go
-        on with, and what was appended already is recognised. `log_id`: the log must have this number;
+        it holds over restarts of the program: give the same epoch, the `sequence` to go on with and the
+        log's number, and what was appended already is recognised. A higher `epoch` refuses what an
+        earlier incarnation still has underway; it counts from 0 again and recognises nothing of the
+        older one. `log_id`: the log must have this number;
         unset, the one that it has when the producer is opened. `writer_epoch`: of batches that name no
         other.
 
@@ -269,7 +270,7 @@ class Client:
                 visibility=visibility,
                 log_id=log_id,
             ),
-            Repeat.HARMLESS,
+            Repeat.READ,
             self.timeout + wait if timeout is None else timeout,
         )
         return Page(
@@ -338,7 +339,7 @@ class Client:
             wal_pb2.GetTailRequest(
                 log=log, visibility=visibility, recovery_epoch=recovery_epoch, log_id=log_id
             ),
-            Repeat.HARMLESS,
+            Repeat.READ,
             timeout,
         )
         return Tail(
@@ -413,7 +414,7 @@ class Client:
     async def get_log(self, log: str, *, timeout: float | None = None) -> log_pb2.Log:
         """A log: its configuration and where it stands."""
         request = log_pb2.GetLogRequest(log=log)
-        return (await self._call(self.logs.GetLog, request, Repeat.HARMLESS, timeout)).log
+        return (await self._call(self.logs.GetLog, request, Repeat.READ, timeout)).log
 
     async def list_logs(
         self, prefix: str = "", *, page_size: int = 0, timeout: float | None = None
@@ -421,7 +422,7 @@ class Client:
         """The logs whose names start with `prefix`, by name; asks for page after page."""
         request = log_pb2.ListLogsRequest(prefix=prefix, page_size=page_size)
         while True:
-            answer = await self._call(self.logs.ListLogs, request, Repeat.HARMLESS, timeout)
+            answer = await self._call(self.logs.ListLogs, request, Repeat.READ, timeout)
             for log in answer.logs:
                 yield log
             if not answer.next_page_token:
@@ -464,7 +465,7 @@ class Client:
     ) -> Cursor:
         """Where a cursor stands."""
         request = cursor_pb2.GetCursorRequest(log=log, cursor=cursor, log_id=log_id)
-        answer = await self._call(self.cursors.GetCursor, request, Repeat.HARMLESS, timeout)
+        answer = await self._call(self.cursors.GetCursor, request, Repeat.READ, timeout)
         return cursor_from_proto(answer.cursor)
 
     async def list_cursors(
@@ -473,7 +474,7 @@ class Client:
         """The cursors of a log, by name; asks for page after page."""
         request = cursor_pb2.ListCursorsRequest(log=log, log_id=log_id, page_size=page_size)
         while True:
-            answer = await self._call(self.cursors.ListCursors, request, Repeat.HARMLESS, timeout)
+            answer = await self._call(self.cursors.ListCursors, request, Repeat.READ, timeout)
             for cursor in answer.cursors:
                 yield cursor_from_proto(cursor)
             if not answer.next_page_token:
@@ -543,6 +544,8 @@ class Client:
             pause = self.retry.pause(failures, error)
             tired = failures >= self.retry.max_attempts or now() + pause >= deadline
             if self._closed or tired or not repeat.allows(error):
+                if repeat is Repeat.READ:
+                    raise error.of_read()
                 raise error.after_unknown() if unknown else error
             unknown = unknown or error.outcome is Outcome.UNKNOWN
             await asyncio.sleep(pause)

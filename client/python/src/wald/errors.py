@@ -85,7 +85,7 @@ class WaldError(Exception):
         self.reason = reason
         """Why, as the contract spells it (`POSITION_MISMATCH`); empty if the server did not answer."""
         self.outcome = outcome
-        """What became of a write. Without meaning for reads."""
+        """What became of a write. A read has nothing to apply: NOT_APPLIED."""
         self.retry = retry
         """Whether the same request may be sent again."""
         self.facts = facts or {}
@@ -110,11 +110,20 @@ class WaldError(Exception):
         """
         if self.outcome is Outcome.UNKNOWN:
             return self
-        error = copy.copy(self)
+        # This attempt was not sent, but the call was.
+        error = connection_lost(self.message) if isinstance(self, NotSent) else copy.copy(self)
         error.message += " (an earlier attempt of this call may have been applied)"
         error.outcome = Outcome.UNKNOWN
         if error.retry is Retry.SAFE:
             error.retry = Retry.SAFE_WITH_CONDITION
+        return error
+
+    def of_read(self) -> WaldError:
+        """This error, of a call that writes nothing: what could pass may be asked again as it is."""
+        error = copy.copy(self)
+        error.outcome = Outcome.NOT_APPLIED
+        if error.retry is Retry.SAFE_WITH_CONDITION:
+            error.retry = Retry.SAFE
         return error
 
 
@@ -131,8 +140,8 @@ class DeadlineExceeded(WaldError):
 
 
 class EarlierFailure(WaldError):
-    """Not carried out, or not known to be, because an earlier request of the same session or
-    producer failed. `__cause__` is that failure; code and reason are its."""
+    """Of an ack: not carried out, or not known to be, because an earlier request of the same session
+    or producer failed. `__cause__` is that failure; code, reason, facts and failed are its."""
 
     @classmethod
     def of(cls, cause: WaldError, outcome: Outcome) -> EarlierFailure:
@@ -141,10 +150,19 @@ class EarlierFailure(WaldError):
             code=cause.code,
             reason=cause.reason,
             outcome=outcome,
-            retry=Retry.SAFE if outcome is Outcome.NOT_APPLIED else Retry.SAFE_WITH_CONDITION,
+            retry=_retry_after(cause, outcome),
+            facts=cause.facts,
+            failed=cause.failed,
         )
         error.__cause__ = cause
         return error
+
+
+def _retry_after(cause: WaldError, outcome: Outcome) -> Retry:
+    """Whether a later request may be sent again: not if what stopped the first one is there to stay."""
+    if cause.retry is Retry.NEVER:
+        return Retry.NEVER
+    return Retry.SAFE if outcome is Outcome.NOT_APPLIED else Retry.SAFE_WITH_CONDITION
 
 
 class InvalidRequest(WaldError):
@@ -220,11 +238,11 @@ class Quarantined(WaldError):
 
 
 class Overloaded(WaldError):
-    """A queue, quota, rate or disk is full; nothing was written."""
+    """A queue, quota, rate or disk is full; nothing was written, if `outcome` says so."""
 
 
 class Unavailable(WaldError):
-    """The server is starting, draining, or waits for a restart; nothing was written."""
+    """The server is starting, draining, or waits for a restart; nothing was written, if `outcome` says so."""
 
 
 _BY_REASON: dict[str, type[WaldError]] = {

@@ -48,7 +48,7 @@ from wald.records import (
     records_to_proto,
 )
 from wald.retry import Repeat
-from wald.session import AppendStream, fail
+from wald.session import AppendStream, fail, raise_first
 from wald.v1 import record_pb2, wal_pb2
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class Producer:
 
     A batch is sent again after lost connections, restarts of the server and refusals that pass,
     until it is acked or the producer's patience is over. What the server refuses for good ends the
-    producer: that batch gets the error, the later ones EarlierFailure.
+    producer: that batch gets the error, the later ones EarlierFailure. `append` and `send` from then on
+    and leaving raise the first failure itself.
     """
 
     def __init__(
@@ -143,11 +144,12 @@ class Producer:
         await self.open()
         return self
 
-    async def __aexit__(self, kind, *_) -> None:
+    async def __aexit__(self, kind, raised, _) -> None:
         if kind is None:
             await self.close()
-        else:
-            self.abort()
+            return
+        self.abort()
+        raise_first(self.error, raised)
 
     async def open(self) -> None:
         """Makes the log if there is none, and learns its number. `async with` does it."""
@@ -259,7 +261,7 @@ class Producer:
 
     def _refuse_if_ended(self) -> None:
         if self.error is not None:
-            raise EarlierFailure.of(self.error, Outcome.NOT_APPLIED)
+            raise self.error
         if self._closed:
             raise RuntimeError("the producer is closed")
         if self.log_id is None:

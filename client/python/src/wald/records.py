@@ -133,12 +133,16 @@ class LogBatch:
 
     log: str
     records: Iterable[Record | bytes | str]
-    condition: Condition = Condition()
+    condition: Condition | None = None
+
+    @property
+    def guards(self) -> bool:
+        """Whether a repeat cannot be applied a second time."""
+        return self.condition is not None and self.condition.guards
 
     def to_proto(self) -> wal_pb2.LogBatch:
-        return wal_pb2.LogBatch(
-            log=self.log, records=records_to_proto(self.records), condition=self.condition.to_proto()
-        )
+        condition = None if self.condition is None else self.condition.to_proto()
+        return wal_pb2.LogBatch(log=self.log, records=records_to_proto(self.records), condition=condition)
 
 
 @dataclass(frozen=True)

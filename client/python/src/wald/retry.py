@@ -12,8 +12,10 @@ from wald.errors import Retry, WaldError
 class Repeat(Enum):
     """What happens if a request is applied twice."""
 
+    READ = "read"
+    """Nothing: it writes nothing."""
     HARMLESS = "harmless"
-    """Nothing: reads, and writes that say what shall be and not what shall change."""
+    """Nothing: it says what shall be and not what shall change."""
     GUARDED = "guarded"
     """It cannot be: a condition holds at most once."""
     HARMFUL = "harmful"
@@ -30,9 +32,9 @@ class Repeat(Enum):
 class RetryPolicy:
     """How often and how fast a call is repeated, within its deadline. Pauses in seconds."""
 
-    max_attempts: int = 5
-    """Attempts in all, the first included; 1 repeats nothing. A producer counts none, and goes by its
-    deadline. A follower that was open once goes on trying without end."""
+    max_attempts: int = 100
+    """Attempts in all, the first included; 1 repeats nothing. By default so many that the deadline
+    decides. A producer counts none, and goes by its deadline. A follower that was open once goes on trying without end."""
     first_pause: float = 0.05
     """Before the first repetition; doubles each time, with jitter down to half of it."""
     max_pause: float = 2.0

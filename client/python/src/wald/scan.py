@@ -204,7 +204,7 @@ class Scan:
         self._disconnect()
         if self._client.closed:
             self._ended = True
-            raise error
+            raise error.of_read()
         self._failures += 1
         policy = self._client.retry
         self._pause = policy.pause(self._failures, error)
@@ -216,7 +216,7 @@ class Scan:
         patient = self._request.follow and self._opened
         if self._place is _Place.LOST or (tired and not patient) or not Repeat.HARMLESS.allows(error):
             self._ended = True
-            raise error
+            raise error.of_read()
         self.interruption = error
 
     def _silent(self) -> WaldError:

@@ -141,7 +141,8 @@ class Session:
     """Pipelined batches, acked in order. An async context manager; leaving it waits for all acks.
 
     The first failure ends it. Acks before it are delivered, the failing request gets its error,
-    the later ones EarlierFailure: not applied, or unknown if the failure's outcome is.
+    the later ones EarlierFailure: not applied, or unknown if the failure's outcome is. `send` from
+    then on and leaving raise the first failure itself, also if whoever awaited the acks handled it.
     """
 
     def __init__(self, client: Client, window_bytes: int):
@@ -159,11 +160,12 @@ class Session:
     async def __aenter__(self) -> Session:
         return self
 
-    async def __aexit__(self, kind, *_) -> None:
+    async def __aexit__(self, kind, raised, _) -> None:
         if kind is None:
             await self.close()
-        else:
-            self.abort()
+            return
+        self.abort()
+        raise_first(self.error, raised)
 
     async def send(
         self,
@@ -174,7 +176,7 @@ class Session:
         durability: Durability | None = None,
     ) -> asyncio.Future[BatchAck]:
         """Sends one request, as `append_batch` would, and returns the future of its ack. Waits while the
-        window is full."""
+        window is full. Once the session has failed it sends nothing, and raises that failure."""
         request = batch_request(batches, checks, cursors, durability)
         size = request.ByteSize()
         async with self._turn:
@@ -182,7 +184,7 @@ class Session:
                 self._room.clear()
                 await self._room.wait()
             if self.error is not None:
-                raise EarlierFailure.of(self.error, Outcome.NOT_APPLIED)
+                raise self.error
             if self._closed:
                 raise RuntimeError("the session is closed")
             future: asyncio.Future[BatchAck] = asyncio.get_running_loop().create_future()
@@ -229,6 +231,12 @@ class Session:
             first = index == 0 and handed > 0
             fail(future, error if first else EarlierFailure.of(error, applied))
         self._unacked.clear()
+
+
+def raise_first(error: WaldError | None, raised: BaseException) -> None:
+    """Raises what ended a session or producer in place of its consequence, which only points at it."""
+    if error is not None and isinstance(raised, EarlierFailure) and raised.__cause__ is error:
+        raise error from None
 
 
 def fail(future: asyncio.Future, error: WaldError) -> None:
