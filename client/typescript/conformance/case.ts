@@ -137,10 +137,12 @@ export class Run {
         const count = Number(step["count"]);
         const gaps = Number(step["gaps"] ?? 0);
         await this.#until(`${count} records`, async () => {
-          if (following.failure !== undefined) {
+          // It may have ended since: what it has seen is what counts.
+          const enough = following.records.length >= count && following.gaps.length >= gaps;
+          if (!enough && following.failure !== undefined) {
             throw following.failure;
           }
-          return following.records.length >= count && following.gaps.length >= gaps;
+          return enough;
         });
         return this.#seen(following);
       },
