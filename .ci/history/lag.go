@@ -62,15 +62,15 @@ func lagBreaks(recording *recording, events []event) string {
 				}
 				if event.asked.lagging {
 					durable = append(durable, sighting{event.from, event.to, told.tail, false})
+					if event.asked.kind == tails {
+						epochs = append(epochs, sighting{event.from, event.to, told.epoch, false})
+					}
 					first := told.first
 					for i, id := range told.ids {
 						if stored := recording.stored[log]; first+uint64(i) >= uint64(len(stored)) || stored[first+uint64(i)] != id {
 							return fmt.Sprintf("another record was read at %d than was there in the end", first+uint64(i))
 						}
 					}
-				}
-				if event.asked.epochLags {
-					epochs = append(epochs, sighting{event.from, event.to, told.epoch, false})
 				}
 			}
 		}

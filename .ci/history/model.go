@@ -37,8 +37,6 @@ type input struct {
 	// Of tails and reads: only what is durable, in a log whose appends are acked before. What was told
 	// may lag behind, and is judged apart (lag.go).
 	lagging bool
-	// Of tails: the same of the epoch alone. It is told once it is durable, also with a tail that is not.
-	epochLags bool
 }
 
 // output is what the caller was told.
@@ -159,7 +157,7 @@ func step(now *state, asked input, told output) bool {
 		log.epoch = next
 		return holds
 	case tails:
-		return told.tail == log.tail && (asked.epochLags || told.epoch == log.epoch)
+		return told.tail == log.tail && told.epoch == log.epoch
 	case reads:
 		return told.tail == log.tail && readable(log, told)
 	}

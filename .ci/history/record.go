@@ -237,7 +237,7 @@ func (r *recording) choose(random *rand.Rand) input {
 	lagging := r.early && random.IntN(2) == 0
 	switch dice := random.IntN(100); {
 	case dice < 15:
-		return input{kind: tails, log: log, lagging: lagging, epochLags: r.early}
+		return input{kind: tails, log: log, lagging: lagging}
 	case dice < 35:
 		return input{kind: reads, log: log, lagging: lagging}
 	case dice < 38:
