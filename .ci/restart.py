@@ -4,8 +4,8 @@
 How long a start takes, from the exec to the line that says it serves: after a kill with an active
 segment of 64 MiB full of 128-byte records, and with 2,000 sealed segments beside one with 20, killed
 and shut down. Of the first the best of five tries counts, since the machine may do other things
-meanwhile; of the second the lower quartiles of
-starts of both stores in turn, in one of up to three sets. All are printed.
+meanwhile; of the second the lower quartiles of starts of both stores in turn, in one of up to three
+sets: at most 20 % apart, or 3 ms. All are printed.
 """
 
 import statistics
