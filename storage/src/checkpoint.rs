@@ -282,7 +282,7 @@ fn halves(id: u128) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::MemoryDisk;
+    use crate::disk::SimDisk;
 
     fn summary() -> Summary {
         let segment = |id| SegmentEntry {
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_reads_back_two_are_kept_and_damage_is_seen() {
-        let disk = MemoryDisk::new();
+        let disk = SimDisk::new();
         disk.create_directory(DIRECTORY).unwrap();
         for last in 7..=9 {
             let summary = Summary {

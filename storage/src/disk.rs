@@ -1,22 +1,22 @@
 //! The seam below: everything the engine asks of a file system, and nothing else.
 //!
 //! Two implementations stand behind it from the first day: [`RealDisk`], and
-//! [`MemoryDisk`], which forgets on [`MemoryDisk::crash`] what was not flushed. No
+//! [`SimDisk`], which forgets on [`SimDisk::crash`] what was not flushed. No
 //! other module touches a file. Paths are relative to the data directory, written
 //! with `/`, and made of names that the engine chose: a log's name is never part of
 //! one.
 
 mod map;
-mod memory;
 mod real;
+mod sim;
 
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-pub use memory::MemoryDisk;
 pub use real::RealDisk;
+pub use sim::SimDisk;
 
 /// What is under the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -31,7 +31,7 @@ mod wire;
 
 pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
-pub use disk::{Disk, DiskFile, DiskLock, FileSystem, MemoryDisk, RealDisk};
+pub use disk::{Disk, DiskFile, DiskLock, FileSystem, RealDisk, SimDisk};
 pub use engine::{
     AppendTimes, Appended, BoxFuture, DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat,
     LogTarget, Ordered, Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest,

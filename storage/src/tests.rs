@@ -29,7 +29,7 @@ use wald_proto::v1;
 
 use crate::clock::Clock;
 use crate::config::StorageConfig;
-use crate::disk::MemoryDisk;
+use crate::disk::SimDisk;
 use crate::engine::{Appended, LogTarget, Page, ReadRequest, ReadStart, Scan, ScanChunk};
 use crate::engine::{ScanRequest, ScanStart, Selector};
 use crate::error::{AppendError, OpenError, ReadError};
@@ -70,7 +70,7 @@ impl Clock for TestClock {
 
 /// One engine without threads.
 struct Fixture {
-    disk: MemoryDisk,
+    disk: SimDisk,
     clock: Arc<TestClock>,
     config: StorageConfig,
     core: Arc<Core>,
@@ -86,7 +86,7 @@ fn small_config() -> StorageConfig {
 }
 
 fn open(
-    disk: &MemoryDisk,
+    disk: &SimDisk,
     config: &StorageConfig,
     clock: &Arc<TestClock>,
 ) -> Result<(Arc<Core>, RecoveryReport), OpenError> {
@@ -101,14 +101,14 @@ fn open(
 
 impl Fixture {
     fn new() -> Self {
-        Self::on(MemoryDisk::new())
+        Self::on(SimDisk::new())
     }
 
-    fn on(disk: MemoryDisk) -> Self {
+    fn on(disk: SimDisk) -> Self {
         Self::with(disk, small_config())
     }
 
-    fn with(disk: MemoryDisk, config: StorageConfig) -> Self {
+    fn with(disk: SimDisk, config: StorageConfig) -> Self {
         let clock = TestClock::new();
         let (core, report) = open(&disk, &config, &clock).unwrap();
         Self {

@@ -11,14 +11,14 @@ use tonic_types::StatusExt as _;
 use v1::cursor_service_client::CursorServiceClient;
 use v1::log_service_client::LogServiceClient;
 use v1::wal_service_client::WalServiceClient;
-use wald_storage::{LocalEngine, MemoryDisk, StorageConfig, SystemClock};
+use wald_storage::{LocalEngine, SimDisk, StorageConfig, SystemClock};
 
 use super::*;
 use crate::admission::{Admission, AdmissionLayer};
 
 /// A node and its clients.
 struct Fixture {
-    disk: MemoryDisk,
+    disk: SimDisk,
     node: Arc<Node>,
     _phase: watch::Sender<Phase>,
     wal: WalServiceClient<Channel>,
@@ -67,7 +67,7 @@ impl Fixture {
         let channel = Channel::from_shared(format!("http://{address}"));
         let channel = channel.unwrap().connect().await.unwrap();
         Self {
-            disk: MemoryDisk::new(),
+            disk: SimDisk::new(),
             node,
             _phase: phase,
             wal: WalServiceClient::new(channel.clone()),

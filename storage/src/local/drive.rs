@@ -251,14 +251,14 @@ mod tests {
     use super::*;
     use crate::clock::SystemClock;
     use crate::config::StorageConfig;
-    use crate::disk::MemoryDisk;
+    use crate::disk::SimDisk;
     use crate::ids::LogName;
     use crate::metrics::NoObserver;
     use crate::record::{Batch, LogRecords, Record};
 
     fn core() -> Arc<Core> {
         let config = StorageConfig::default();
-        let (disk, clock) = (MemoryDisk::new(), Arc::new(SystemClock));
+        let (disk, clock) = (SimDisk::new(), Arc::new(SystemClock));
         let (core, _) = Core::open(Arc::new(disk), config, clock, Arc::new(NoObserver)).unwrap();
         core
     }

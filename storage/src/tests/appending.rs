@@ -248,7 +248,7 @@ fn more_in_flight_than_the_budget_is_busy_and_leaves_no_trace() {
         max_inflight_bytes: 10_000,
         ..small_config()
     };
-    let fixture = Fixture::with(MemoryDisk::new(), config);
+    let fixture = Fixture::with(SimDisk::new(), config);
     let data = vec![1; 4000];
     let mut first = fixture.submit(batch(&[("a", &[&data])]));
     let mut second = fixture.submit(batch(&[("a", &[&data])]));

@@ -125,7 +125,7 @@ fn a_wrong_move_is_refused_and_moves_nothing() {
         max_cursors_per_log: 2,
         ..small_config()
     };
-    let f = Fixture::with(MemoryDisk::new(), config);
+    let f = Fixture::with(SimDisk::new(), config);
     f.append("a", b"0").unwrap();
     assert!(matches!(
         f.commit(to("none", "x", 0)),
@@ -252,7 +252,7 @@ fn a_batch_makes_no_more_cursors_than_a_log_may_have() {
         max_cursors_per_log: 2,
         ..small_config()
     };
-    let f = Fixture::with(MemoryDisk::new(), config);
+    let f = Fixture::with(SimDisk::new(), config);
     f.append("a", b"0").unwrap();
     f.append("b", b"0").unwrap();
     f.commit(to("a", "x", 0)).unwrap();

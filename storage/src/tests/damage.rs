@@ -17,7 +17,7 @@ const FIRST_FRAME: usize = 8192;
 
 /// A store of three segments, as it was written and as it must be read.
 struct Sample {
-    disk: MemoryDisk,
+    disk: SimDisk,
     /// Path of each segment, in order.
     paths: Vec<String>,
     records: BTreeMap<&'static str, Vec<Vec<u8>>>,
@@ -88,7 +88,7 @@ impl Sample {
         }
     }
 
-    fn frames(disk: &MemoryDisk, paths: &[String]) -> Vec<Known> {
+    fn frames(disk: &SimDisk, paths: &[String]) -> Vec<Known> {
         let mut ids = BTreeMap::new();
         let mut frames = Vec::new();
         for (segment, path) in paths.iter().enumerate() {
@@ -160,7 +160,7 @@ impl Sample {
     /// Opens a changed copy; what is served must be right, what is missing must be
     /// exactly `missing`, named; and every log must go on where it was: with indexes to
     /// trust, and without.
-    fn check(&self, disk: MemoryDisk, missing: &BTreeMap<&'static str, BTreeSet<u64>>, what: &str) {
+    fn check(&self, disk: SimDisk, missing: &BTreeMap<&'static str, BTreeSet<u64>>, what: &str) {
         let bare = without_indexes(&disk);
         self.check_start(Fixture::on(bare), missing, &format!("{what}, no indexes"));
         self.check_start(Fixture::on(disk), missing, what);
@@ -243,7 +243,7 @@ impl Sample {
 }
 
 /// The same store without what its indexer has written.
-pub(super) fn without_indexes(disk: &MemoryDisk) -> MemoryDisk {
+pub(super) fn without_indexes(disk: &SimDisk) -> SimDisk {
     let disk = disk.copy();
     for directory in ["index", "checkpoint"] {
         for name in disk.list(directory).unwrap() {
@@ -355,7 +355,7 @@ fn a_file_cut_at_any_offset_loses_exactly_what_was_cut() {
 
 /// A last segment cut at an offset: what is left is a prefix, in whole units, and is
 /// served. Without its link the segment counts as gone, and no tail can be proven.
-fn check_prefix(sample: &Sample, disk: MemoryDisk, at: usize, what: &str) {
+fn check_prefix(sample: &Sample, disk: SimDisk, at: usize, what: &str) {
     let link = sample
         .frames
         .iter()

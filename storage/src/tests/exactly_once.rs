@@ -174,7 +174,7 @@ fn what_a_producer_may_not_send_is_refused_with_what_it_should() {
         max_producers_per_log: 2,
         ..small_config()
     };
-    let f = Fixture::with(MemoryDisk::new(), config);
+    let f = Fixture::with(SimDisk::new(), config);
     let unknown = f.answer(of(&["a"], b"x", 0, 1)).unwrap_err();
     assert!(matches!(
         unknown,
@@ -561,7 +561,7 @@ fn a_producer_of_a_log_that_no_append_makes_is_told_so() {
         auto_create: false,
         ..small_config()
     };
-    let f = Fixture::with(MemoryDisk::new(), config);
+    let f = Fixture::with(SimDisk::new(), config);
     for sequence in [0, 7] {
         let refused = f.answer(of(&["a"], b"1", 0, sequence)).unwrap_err();
         assert!(

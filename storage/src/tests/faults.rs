@@ -14,7 +14,7 @@ fn poll_ordered(ticket: &mut Ticket) -> bool {
 }
 
 /// Segments with frames in them, in order.
-pub(super) fn used_paths(disk: &MemoryDisk) -> Vec<String> {
+pub(super) fn used_paths(disk: &SimDisk) -> Vec<String> {
     disk.list("journal")
         .unwrap()
         .iter()
@@ -280,7 +280,7 @@ fn after_a_failure_nothing_beyond_the_durable_lsn_is_read() {
     assert!(n <= 1);
 }
 
-fn threaded(disk: &MemoryDisk, config: StorageConfig) -> Arc<crate::local::LocalEngine> {
+fn threaded(disk: &SimDisk, config: StorageConfig) -> Arc<crate::local::LocalEngine> {
     crate::local::LocalEngine::open(
         Arc::new(disk.clone()),
         config,
@@ -306,7 +306,7 @@ fn until_marked(engine: &crate::local::LocalEngine) {
 fn what_the_interval_flushed_is_proven_by_a_marker() {
     use crate::engine::LogEngine;
     for level in [Durability::Durable, Durability::Written] {
-        let disk = MemoryDisk::new();
+        let disk = SimDisk::new();
         let engine = threaded(&disk, small_config());
         engine
             .submit(None, batch(&[("a", &[b"0"])]), Some(Durability::Durable))
@@ -349,7 +349,7 @@ fn one_bad_sector() -> [Fixture; 2] {
     let f = f.restart();
     f.core.idle();
     let Fixture { disk, core, .. } = f;
-    let bytes_of = |d: &MemoryDisk, p: &str| d.contents(p).unwrap();
+    let bytes_of = |d: &SimDisk, p: &str| d.contents(p).unwrap();
     drop(core);
     let path = used_paths(&disk)[0].clone();
     let mut bytes = bytes_of(&disk, &path);
@@ -404,7 +404,7 @@ fn a_scan_over_one_bad_sector_ends() {
 #[test]
 fn gaps_of_deleted_logs_are_merged() {
     let f = Fixture::with(
-        MemoryDisk::new(),
+        SimDisk::new(),
         StorageConfig {
             segment_bytes: 8 << 20,
             ..small_config()
@@ -428,7 +428,7 @@ fn gaps_of_deleted_logs_are_merged() {
 #[test]
 fn followers_are_woken_by_the_flush() {
     use crate::engine::LogEngine;
-    let disk = MemoryDisk::new();
+    let disk = SimDisk::new();
     let config = StorageConfig {
         sync_interval: Duration::from_secs(3600),
         marker_delay: Duration::from_secs(3600),

@@ -25,7 +25,7 @@ const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "e"];
 
 struct History {
     random: StdRng,
-    disk: MemoryDisk,
+    disk: SimDisk,
     clock: Arc<TestClock>,
     config: StorageConfig,
     /// What the indexer wrote, at any time.
@@ -62,7 +62,7 @@ impl History {
         };
         Self {
             random,
-            disk: MemoryDisk::new(),
+            disk: SimDisk::new(),
             clock: TestClock::new(),
             config,
             written: BTreeMap::new(),
@@ -418,7 +418,7 @@ impl History {
     /// Everything that a start tells, in words.
     fn answers(
         &mut self,
-        disk: &MemoryDisk,
+        disk: &SimDisk,
         sure: &BTreeMap<String, (u64, u64, Vec<Vec<u8>>)>,
     ) -> String {
         let (core, report) = open(disk, &self.config, &self.clock).unwrap();

@@ -163,7 +163,7 @@ fn a_checkpoint_takes_nothing_from_an_index_that_was_made_anew() {
 }
 
 /// The ids of segments whose files hold frames, in order.
-fn used(disk: &MemoryDisk) -> Vec<String> {
+fn used(disk: &SimDisk) -> Vec<String> {
     super::faults::used_paths(disk)
 }
 
@@ -290,7 +290,7 @@ fn a_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
         segment_bytes: 12 << 20,
         ..small_config()
     };
-    let fixture = Fixture::with(MemoryDisk::new(), config);
+    let fixture = Fixture::with(SimDisk::new(), config);
     while fixture.segments() < 2 {
         fixture.append("a", &[7; 500_000]).unwrap();
     }
@@ -330,7 +330,7 @@ fn a_last_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
             segment_bytes: 12 << 20,
             ..small_config()
         };
-        let fixture = Fixture::with(MemoryDisk::new(), config);
+        let fixture = Fixture::with(SimDisk::new(), config);
         while rolled && fixture.segments() < 2 {
             fixture.append("a", &[7; 500_000]).unwrap();
         }
@@ -449,12 +449,12 @@ fn work_on(engine: &Arc<dyn LogEngine>, log: &str, rounds: u32) -> (u64, Vec<Vec
 
 #[test]
 fn writers_trims_deletions_and_reads_go_on_while_segments_are_indexed() {
-    let disk = MemoryDisk::new();
+    let disk = SimDisk::new();
     let config = StorageConfig {
         segment_bytes: 64 << 10,
         ..StorageConfig::default()
     };
-    let open = |disk: &MemoryDisk| {
+    let open = |disk: &SimDisk| {
         let clock = Arc::new(crate::clock::SystemClock);
         let disk = Arc::new(disk.clone());
         LocalEngine::open(disk, config.clone(), clock, Arc::new(NoObserver)).unwrap()

@@ -29,7 +29,7 @@ struct Unit {
 
 struct Run {
     random: StdRng,
-    disk: MemoryDisk,
+    disk: SimDisk,
     clock: Arc<TestClock>,
     config: StorageConfig,
     /// Units that are or may be in the journal, in commit order.
@@ -60,7 +60,7 @@ impl Run {
         };
         Self {
             random,
-            disk: MemoryDisk::new(),
+            disk: SimDisk::new(),
             clock: TestClock::new(),
             config,
             units: Vec::new(),

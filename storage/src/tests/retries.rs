@@ -68,7 +68,7 @@ struct Writer {
 
 struct Run {
     random: StdRng,
-    disk: MemoryDisk,
+    disk: SimDisk,
     clock: Arc<TestClock>,
     config: StorageConfig,
     senders: Vec<Sender>,
@@ -112,7 +112,7 @@ impl Run {
         };
         Self {
             random,
-            disk: MemoryDisk::new(),
+            disk: SimDisk::new(),
             clock: TestClock::new(),
             config,
             senders: vec![

@@ -9,7 +9,7 @@ fn with_mode(mode: SyncMode) -> Fixture {
         sync_mode: mode,
         ..small_config()
     };
-    let fixture = Fixture::with(MemoryDisk::new(), config);
+    let fixture = Fixture::with(SimDisk::new(), config);
     // The log's creation is durable in every mode.
     let created = fixture
         .core
@@ -179,7 +179,7 @@ fn a_full_buffer_is_written_and_other_logs_do_not_touch_it() {
         buffer_bytes: 4000,
         ..small_config()
     };
-    let fixture = Fixture::with(MemoryDisk::new(), config);
+    let fixture = Fixture::with(SimDisk::new(), config);
     fixture.append("a", b"first").unwrap();
     fixture.append_by_mode(&[1; 1000], true);
     fixture.append("other", b"x").unwrap();

@@ -10,7 +10,7 @@ use crate::journal::recent::RECENT_BYTES;
 use crate::local::LocalEngine;
 
 /// Zeros all frames of all files, as if nothing had ever been written.
-fn empty_files(disk: &MemoryDisk) {
+fn empty_files(disk: &SimDisk) {
     use crate::disk::Disk;
     let names = disk.list("journal").unwrap();
     for name in names.iter().filter(|name| name.ends_with(".seg")) {
@@ -87,7 +87,7 @@ fn who_is_too_slow_for_memory_goes_on_from_the_segments() {
             read_strategy: strategy,
             ..config.clone()
         };
-        let fixture = Fixture::with(MemoryDisk::new(), config);
+        let fixture = Fixture::with(SimDisk::new(), config);
         let mut slow: Vec<_> = selectors()
             .into_iter()
             .map(|selector| fixture.scan(selector, ScanStart::First, true))
@@ -163,7 +163,7 @@ fn a_failed_flush_leaves_nothing_in_memory() {
 
 #[test]
 fn what_is_in_memory_is_answered_at_once_and_the_rest_by_a_reader_thread() {
-    let disk = MemoryDisk::new();
+    let disk = SimDisk::new();
     let config = StorageConfig {
         segment_bytes: 2 << 20,
         ..small_config()
@@ -255,7 +255,7 @@ fn a_follower_of_a_prefix_is_neither_woken_by_what_others_append_nor_reads_it() 
         segment_bytes: 2 << 20,
         ..small_config()
     };
-    let fixture = Fixture::with(MemoryDisk::new(), config);
+    let fixture = Fixture::with(SimDisk::new(), config);
     fixture.append("p/0", b"0").unwrap();
     let prefix = || Selector::Prefix("p/".to_owned());
     let mut scan = fixture.scan(prefix(), ScanStart::First, true);

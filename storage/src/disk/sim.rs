@@ -1,9 +1,9 @@
 //! A disk in memory that behaves as badly as a real one may at a power cut.
 //!
-//! What was written and not flushed survives a [`MemoryDisk::crash`] sector by sector
+//! What was written and not flushed survives a [`SimDisk::crash`] sector by sector
 //! (512 bytes) as a seed decides, in any order, beyond holes. Names made, moved or
 //! removed since their directory was flushed survive as a prefix of what was done.
-//! [`MemoryDisk::crash_after`] stops the world in the middle of any call, so that a
+//! [`SimDisk::crash_after`] stops the world in the middle of any call, so that a
 //! test can cut the power inside a roll or inside recovery.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,7 +21,7 @@ const BLOCK: usize = 4096;
 
 /// A disk in memory. Clones are the same disk.
 #[derive(Clone, Default)]
-pub struct MemoryDisk(Arc<Mutex<State>>);
+pub struct SimDisk(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -197,14 +197,14 @@ impl Inode {
     }
 }
 
-impl MemoryDisk {
+impl SimDisk {
     /// An empty disk.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// The power goes during the `calls`-th changing call from now; that call and all
-    /// later ones fail until [`MemoryDisk::crash`].
+    /// later ones fail until [`SimDisk::crash`].
     pub fn crash_after(&self, calls: u64) {
         let mut state = self.0.lock();
         state.crash_at = Some(state.calls + calls);
@@ -338,7 +338,7 @@ impl MemoryDisk {
 }
 
 #[cfg(test)]
-impl MemoryDisk {
+impl SimDisk {
     /// A disk of its own in the very same state, unflushed writes included.
     pub(crate) fn copy_with_unflushed(&self) -> Self {
         let state = self.0.lock();
@@ -369,14 +369,14 @@ impl MemoryDisk {
     }
 }
 
-struct MemoryLock {
-    disk: MemoryDisk,
+struct SimLock {
+    disk: SimDisk,
     number: u64,
 }
 
-impl DiskLock for MemoryLock {}
+impl DiskLock for SimLock {}
 
-impl Drop for MemoryLock {
+impl Drop for SimLock {
     fn drop(&mut self) {
         let mut state = self.disk.0.lock();
         if state
@@ -389,7 +389,7 @@ impl Drop for MemoryLock {
     }
 }
 
-impl Disk for MemoryDisk {
+impl Disk for SimDisk {
     fn location(&self) -> String {
         "memory".to_owned()
     }
@@ -403,7 +403,7 @@ impl Disk for MemoryDisk {
         state.next_lock += 1;
         let number = state.next_lock;
         state.locked = Some((number, holder.to_owned()));
-        Ok(Ok(Box::new(MemoryLock {
+        Ok(Ok(Box::new(SimLock {
             disk: self.clone(),
             number,
         })))
@@ -440,7 +440,7 @@ impl Disk for MemoryDisk {
             set: Some((path.to_owned(), inode)),
             removed: None,
         })?;
-        Ok(Arc::new(MemoryFile {
+        Ok(Arc::new(SimFile {
             disk: self.clone(),
             inode,
         }))
@@ -450,7 +450,7 @@ impl Disk for MemoryDisk {
         let state = self.0.lock();
         state.alive()?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Arc::new(MemoryFile {
+        Ok(Arc::new(SimFile {
             disk: self.clone(),
             inode,
         }))
@@ -529,12 +529,12 @@ impl Disk for MemoryDisk {
     }
 }
 
-struct MemoryFile {
-    disk: MemoryDisk,
+struct SimFile {
+    disk: SimDisk,
     inode: u64,
 }
 
-impl DiskFile for MemoryFile {
+impl DiskFile for SimFile {
     fn size(&self) -> io::Result<u64> {
         let mut state = self.disk.0.lock();
         state.alive()?;
