@@ -22,6 +22,7 @@ use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::Image;
 use crate::journal::frame::crc32c;
 use crate::journal::segment::Life;
+use crate::known_bad::{self, Mistake};
 use crate::wire::{self, Value};
 
 const DIRECTORY: &str = "checkpoint";
@@ -107,7 +108,16 @@ impl Writer {
 
     pub(crate) fn add(&mut self, image: &Image) {
         self.part.clear();
-        image.encode(&mut self.part);
+        if known_bad::makes(Mistake::ProducersNotInCheckpoint) {
+            let extras = None;
+            Image {
+                extras,
+                ..image.clone()
+            }
+            .encode(&mut self.part);
+        } else {
+            image.encode(&mut self.part);
+        }
         wire::put_bytes(&mut self.out, 12, &self.part);
     }
 

@@ -15,6 +15,7 @@ mod ids;
 mod index;
 mod indexer;
 mod journal;
+mod known_bad;
 mod local;
 mod metrics;
 mod quarantine;

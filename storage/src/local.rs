@@ -85,6 +85,8 @@ impl Core {
         clock: Arc<dyn Clock>,
         observer: Arc<dyn Observer>,
     ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
+        #[cfg(feature = "known-bad")]
+        let disk = crate::known_bad::on(disk);
         config.check()?;
         config.sync_interval = config.sync_interval.min(drive::MAX_DELAY);
         config.marker_delay = config.marker_delay.min(drive::MAX_DELAY);

@@ -13,6 +13,7 @@ mod power_cut;
 mod random_damage;
 mod retries;
 mod scanning;
+mod stale;
 mod sync_modes;
 mod tails;
 mod trimming;

@@ -10,6 +10,7 @@ use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
 use crate::journal::segment::Life;
+use crate::known_bad::{self, Mistake};
 
 /// Zeros are passed over in steps of about this.
 const ZERO_PAGE: usize = 4096;
@@ -121,6 +122,11 @@ impl<'a> Bytes<'a> {
     /// header says was flushed.
     fn proven_from(&self, mut from: Position) -> Position {
         let mut proven = Position::ZERO;
+        let blind = known_bad::makes(Mistake::LastGoodFrame)
+            || known_bad::makes(Mistake::TruncateOnAnyError);
+        if blind {
+            return proven;
+        }
         while let Some(header) = self.resynchronise(from) {
             proven = proven.max(header.durable_mark);
             from = header.position.advance(8);
@@ -134,6 +140,7 @@ impl<'a> Bytes<'a> {
         while walk.position < end {
             match walk.frame().filter(|header| header.end() <= end) {
                 Some(header) => walk.take(header),
+                None if known_bad::makes(Mistake::TruncateOnAnyError) => break,
                 None => walk.skip(end),
             }
         }
@@ -220,6 +227,7 @@ impl<'a> Walk<'a> {
     fn frame(&self) -> Option<Header> {
         let header = self.bytes.header(self.position)?;
         self.chain
+            .filter(|_| !known_bad::makes(Mistake::NoChain))
             .is_none_or(|chain| chain == header.chain)
             .then_some(header)
     }

@@ -1,0 +1,178 @@
+//! Engines that are wrong on purpose, so that tests can be tested: each mistake must be
+//! caught by some layer of them, or the layers are worth nothing.
+//!
+//! Only with the feature `known-bad`, which nothing that is shipped has. The environment
+//! variable `WALD_KNOWN_BAD` names the mistake; without it the engine is right. Without
+//! the feature all of this is nothing.
+
+/// What is done wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(feature = "known-bad"), allow(dead_code, reason = "never made"))]
+pub(crate) enum Mistake {
+    /// Flushes of files do nothing.
+    NoFlush,
+    /// A flush that fails counts as one that succeeded.
+    FlushResultIgnored,
+    /// Flushes of directories do nothing.
+    NoDirectoryFlush,
+    /// All segments have the same salt.
+    NoSalt,
+    /// A frame need not follow from the one before it.
+    NoChain,
+    /// The journal ends at the first bad bytes, whatever was proven behind them.
+    TruncateOnAnyError,
+    /// What waits for a flush is answered when it begins.
+    AckBeforeFlush,
+    /// A checkpoint forgets who appended.
+    ProducersNotInCheckpoint,
+    /// Only the last good frame is asked how far the journal was proven.
+    LastGoodFrame,
+}
+
+#[cfg(not(feature = "known-bad"))]
+pub(crate) const fn makes(_mistake: Mistake) -> bool {
+    false
+}
+
+#[cfg(feature = "known-bad")]
+pub(crate) use chosen::{makes, on};
+
+#[cfg(feature = "known-bad")]
+mod chosen {
+    use std::io;
+    use std::sync::{Arc, OnceLock};
+
+    use bytes::Bytes;
+
+    use super::Mistake;
+    use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
+
+    /// Each by the name that `WALD_KNOWN_BAD` has for it.
+    const NAMES: [(&str, Mistake); 9] = [
+        ("no_flush", Mistake::NoFlush),
+        ("flush_result_ignored", Mistake::FlushResultIgnored),
+        ("no_directory_flush", Mistake::NoDirectoryFlush),
+        ("no_salt", Mistake::NoSalt),
+        ("no_chain", Mistake::NoChain),
+        ("truncate_on_any_error", Mistake::TruncateOnAnyError),
+        ("ack_before_flush", Mistake::AckBeforeFlush),
+        (
+            "producers_not_in_checkpoint",
+            Mistake::ProducersNotInCheckpoint,
+        ),
+        ("last_good_frame", Mistake::LastGoodFrame),
+    ];
+
+    /// Whether this is the mistake to make.
+    pub(crate) fn makes(mistake: Mistake) -> bool {
+        static CHOSEN: OnceLock<Option<Mistake>> = OnceLock::new();
+        let chosen = CHOSEN.get_or_init(|| {
+            let name = std::env::var("WALD_KNOWN_BAD").ok()?;
+            let known = NAMES.iter().find(|(known, _)| *known == name);
+            let names = NAMES.map(|(name, _)| name).join(", ");
+            let (_, mistake) =
+                known.unwrap_or_else(|| panic!("WALD_KNOWN_BAD={name}: not one of {names}"));
+            tracing::warn!(mistake = name, "this engine is wrong on purpose");
+            Some(*mistake)
+        });
+        *chosen == Some(mistake)
+    }
+
+    /// The disk, without the flushes that are to be left out.
+    pub(crate) fn on(disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        if makes(Mistake::NoFlush) || makes(Mistake::NoDirectoryFlush) {
+            return Arc::new(Unflushed(disk));
+        }
+        disk
+    }
+
+    struct Unflushed(Arc<dyn Disk>);
+
+    struct UnflushedFile(Arc<dyn DiskFile>);
+
+    fn unflushed(file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+        Arc::new(UnflushedFile(file))
+    }
+
+    impl Disk for Unflushed {
+        fn location(&self) -> String {
+            self.0.location()
+        }
+
+        fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
+            self.0.lock(path, holder)
+        }
+
+        fn create_directory(&self, path: &str) -> io::Result<()> {
+            self.0.create_directory(path)
+        }
+
+        fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+            self.0.list(directory)
+        }
+
+        fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+            self.0.create(path).map(unflushed)
+        }
+
+        fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+            self.0.open(path).map(unflushed)
+        }
+
+        fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
+            self.0.read_from_device(path, bytes)
+        }
+
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.0.rename(from, to)
+        }
+
+        fn remove(&self, path: &str) -> io::Result<()> {
+            self.0.remove(path)
+        }
+
+        fn sync_directory(&self, directory: &str) -> io::Result<()> {
+            if makes(Mistake::NoDirectoryFlush) {
+                return Ok(());
+            }
+            self.0.sync_directory(directory)
+        }
+
+        fn free_bytes(&self) -> io::Result<Option<u64>> {
+            self.0.free_bytes()
+        }
+
+        fn file_system(&self) -> FileSystem {
+            self.0.file_system()
+        }
+    }
+
+    impl DiskFile for UnflushedFile {
+        fn size(&self) -> io::Result<u64> {
+            self.0.size()
+        }
+
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+            self.0.read_at(buffer, offset)
+        }
+
+        fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+            self.0.write_at(bytes, offset)
+        }
+
+        fn set_size(&self, bytes: u64) -> io::Result<()> {
+            self.0.set_size(bytes)
+        }
+
+        fn map(&self) -> io::Result<Option<Bytes>> {
+            self.0.map()
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            if makes(Mistake::NoFlush) {
+                return Ok(());
+            }
+            self.0.sync()
+        }
+    }
+}

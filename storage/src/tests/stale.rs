@@ -1,0 +1,138 @@
+//! Bytes that verify and are not ours: what another history of the same store left in
+//! the same place. A disk that lost a write shows them, so does a snapshot that was put
+//! back in part.
+
+use std::collections::BTreeMap;
+
+use super::faults::used_paths;
+use super::*;
+use crate::journal::frame::{self, Head, Kind};
+use crate::record::GapReason;
+
+const RECORDS: u8 = 40;
+
+/// The newest records of both histories: they tell them apart.
+fn data(history: u8, record: u8) -> Vec<u8> {
+    let mut data = vec![history; 300];
+    data.push(record);
+    data
+}
+
+/// A store that goes on in two histories alike, but for their records; each as it was
+/// when its process ended.
+fn two_histories() -> [SimDisk; 2] {
+    let fixture = Fixture::new();
+    fixture.append("a", b"common").unwrap();
+    fixture.core.close().unwrap();
+    let disk = fixture.disk.clone();
+    drop(fixture);
+    [1, 2].map(|history| {
+        let fixture = Fixture::on(disk.copy());
+        for record in 0..RECORDS {
+            fixture.append("a", &data(history, record)).unwrap();
+        }
+        fixture.core.idle();
+        fixture.disk.copy()
+    })
+}
+
+#[test]
+fn blocks_of_another_history_are_damage_and_not_records() {
+    let [ours, other] = two_histories();
+    let paths = used_paths(&ours);
+    assert_eq!(paths, used_paths(&other));
+    let path = paths.last().unwrap();
+    let (bytes, foreign) = (ours.contents(path).unwrap(), other.contents(path).unwrap());
+    let mut damaged = 0;
+    for block in 2..4 {
+        let disk = ours.copy();
+        let mut mixed = bytes.clone();
+        let range = block * 4096..(block + 1) * 4096;
+        assert_ne!(mixed[range.clone()], foreign[range.clone()]);
+        mixed[range.clone()].copy_from_slice(&foreign[range]);
+        disk.replace(path, mixed);
+        let fixture = Fixture::on(disk);
+        let mut seen: BTreeMap<u64, bool> = BTreeMap::new();
+        let mut scan = fixture.scan(one("a"), ScanStart::First, false);
+        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+            for gap in chunk.gaps {
+                assert_eq!(gap.reason, GapReason::Quarantined);
+                let range = gap.from.unwrap().get()..gap.to.unwrap().get();
+                seen.extend(range.map(|lsn| (lsn, false)));
+            }
+            for batch in chunk.batches {
+                for (lsn, found) in (batch.first_lsn.get()..).zip(payloads(&batch)) {
+                    let record = lsn.checked_sub(1).map(|n| u8::try_from(n).unwrap());
+                    let ours = record.map_or(b"common".to_vec(), |n| data(1, n));
+                    assert_eq!(found, ours, "a record of another history, at lsn {lsn}");
+                    seen.insert(lsn, true);
+                }
+            }
+        }
+        let all: Vec<u64> = (0..=u64::from(RECORDS)).collect();
+        assert_eq!(seen.keys().copied().collect::<Vec<_>>(), all);
+        damaged += seen.values().filter(|good| !**good).count();
+    }
+    assert!(damaged > 0, "the blocks hold records");
+}
+
+#[test]
+fn a_frame_that_does_not_follow_from_the_one_before_it_is_not_part_of_the_journal() {
+    // As when a group is taken back, the zeros over its second frame never reach the
+    // device, and the next group ends where that one begins: it is of this life, and where
+    // it says that it is.
+    let fixture = Fixture::new();
+    fixture.append("b", b"0").unwrap();
+    fixture.append("a", b"1").unwrap();
+    let life = fixture
+        .core
+        .journal
+        .segments
+        .read()
+        .values()
+        .next_back()
+        .unwrap()
+        .life;
+    let end = fixture.core.journal.written();
+    let disk = fixture.disk.clone();
+    drop(fixture);
+    let path = used_paths(&disk).pop().unwrap();
+    let mut bytes = disk.contents(&path).unwrap();
+    let mut frames = Vec::new();
+    let mut at = 8192;
+    while let Some(header) = frame::decode_header(&bytes[at..], life.salt) {
+        frames.push((at, header));
+        at += usize::try_from(header.frame_len()).unwrap();
+    }
+    let (from, appended) = frames
+        .into_iter()
+        .find(|(_, h)| h.kind == Kind::Batch)
+        .unwrap();
+    let body = frame::verified_body(&bytes[from..], &appended).unwrap();
+    let mut stale = Vec::new();
+    let start = frame::begin(&mut stale, &[]);
+    stale.extend_from_slice(body);
+    let head = Head {
+        kind: Kind::Batch,
+        flags: 0,
+        count: 1,
+        position: end,
+        log_id: appended.log_id,
+        first_lsn: appended.next_lsn().unwrap(),
+        arrival: appended.arrival,
+        durable_mark: end,
+        chain: 4711,
+    };
+    frame::finish(&mut stale, start, frame::HEADER_BYTES, life.salt, &head);
+    assert!(bytes[at..].iter().all(|byte| *byte == 0));
+    bytes[at..at + stale.len()].copy_from_slice(&stale);
+    disk.replace(&path, bytes);
+    let fixture = Fixture::on(disk);
+    assert_eq!(fixture.contents("b"), [b"0"]);
+    assert_eq!(fixture.contents("a"), [b"1"]);
+    assert_eq!(fixture.report.damage, []);
+    assert!(
+        fixture.report.torn_bytes > 0,
+        "it is cut off like any torn tail"
+    );
+}
