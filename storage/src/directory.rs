@@ -7,7 +7,9 @@ use crate::disk::{Disk, DiskLock, is_out_of_space};
 use crate::engine::DurabilityTruth;
 use crate::error::OpenError;
 use crate::ids::{Position, RecoveryEpoch, SegmentId};
+use crate::journal::LIFE_BYTES;
 use crate::journal::frame::crc32c;
+use crate::journal::segment::Life;
 
 /// The directories of a store.
 const DIRECTORIES: [&str; 6] = [
@@ -31,20 +33,24 @@ pub(crate) struct Store {
     pub(crate) created: bool,
 }
 
-/// Locks the directory, then reads FORMAT, or makes a new store.
-pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
+/// Locks the directory for this process.
+pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn DiskLock>, OpenError> {
     let holder = format!(
         "process {} (wald {})",
         std::process::id(),
         env!("CARGO_PKG_VERSION")
     );
-    let lock = disk
-        .lock(LOCK, &holder)
+    disk.lock(LOCK, &holder)
         .map_err(OpenError::io("locking the data directory"))?
         .map_err(|holder| OpenError::Locked {
             directory: disk.location().into(),
             holder,
-        })?;
+        })
+}
+
+/// Locks the directory, then reads FORMAT, or makes a new store.
+pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
+    let lock = lock(disk)?;
     let names = disk
         .list("")
         .map_err(OpenError::io("listing the data directory"))?;
@@ -95,6 +101,50 @@ fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
     }
 }
 
+/// Reads FORMAT; without a good one, asks the segments. The second value tells how many of
+/// them agree then.
+pub(crate) fn identify(disk: &dyn Disk) -> Result<(Store, Option<usize>), OpenError> {
+    let store = |id| Store { id, created: false };
+    let names = disk
+        .list("")
+        .map_err(OpenError::io("listing the data directory"))?;
+    let missing = !names.iter().any(|name| name == FORMAT);
+    match (missing, read_format(disk)) {
+        (false, Ok(id)) => return Ok((store(id), None)),
+        (false, Err(error)) if !matches!(error, OpenError::NotAStore { .. }) => return Err(error),
+        _ => {}
+    }
+    let mut ids = Vec::new();
+    for name in disk.list("journal").unwrap_or_default() {
+        let path = format!("journal/{name}");
+        let fail = || OpenError::io(format!("reading {path}"));
+        let mut head = vec![0; usize::try_from(LIFE_BYTES).unwrap_or(0)];
+        let file = disk.open(&path).map_err(fail())?;
+        file.read_full_at(&mut head, 0).map_err(fail())?;
+        ids.extend(Life::decode(&head).map(|life| life.store_id));
+    }
+    match ids.first() {
+        Some(id) if ids.iter().all(|other| other == id) => Ok((store(*id), Some(ids.len()))),
+        first => Err(OpenError::NotAStore {
+            what: format!(
+                "{} has no good FORMAT file, and {}; restore FORMAT from a backup of this very store",
+                disk.location(),
+                match first {
+                    None => "no segment that tells whose it is",
+                    Some(_) => "segments of several stores",
+                }
+            ),
+        }),
+    }
+}
+
+/// Writes FORMAT anew, as the segments tell the store's id.
+pub(crate) fn write_format(disk: &dyn Disk) -> Result<(), OpenError> {
+    let (store, _) = identify(disk)?;
+    let text = encode_format(store.id);
+    replace(disk, FORMAT, FORMAT_NEW, text.as_bytes()).map_err(OpenError::io("writing FORMAT"))
+}
+
 fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
     // A directory that is not there yet has no segments.
     let segments = disk.list("journal").unwrap_or_default();
@@ -110,7 +160,7 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
     getrandom::fill(&mut id)
         .map_err(|error| OpenError::io("drawing a store id")(std::io::Error::other(error)))?;
     let id = u128::from_le_bytes(id);
-    replace(disk, FORMAT, FORMAT_NEW, &encode_format(id))
+    replace(disk, FORMAT, FORMAT_NEW, encode_format(id).as_bytes())
         .map_err(OpenError::io("writing FORMAT"))?;
     Ok(id)
 }
@@ -154,7 +204,7 @@ impl LastBegun {
     /// Replaces it, durably.
     pub(crate) fn write(&self, disk: &dyn Disk) -> std::io::Result<()> {
         let text = self.encode();
-        match replace(disk, BEGUN, BEGUN_NEW, &text) {
+        match replace(disk, BEGUN, BEGUN_NEW, text.as_bytes()) {
             Err(error) if is_out_of_space(&error) => overwrite(disk, BEGUN, &text),
             result => result,
         }
@@ -173,12 +223,12 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Puts a small text file in place of another: whole before or whole after.
-fn replace(disk: &dyn Disk, path: &str, new: &str, text: &str) -> std::io::Result<()> {
+pub(crate) fn replace(disk: &dyn Disk, path: &str, new: &str, text: &[u8]) -> std::io::Result<()> {
     if disk.list("")?.iter().any(|name| name == new) {
         disk.remove(new)?;
     }
     let file = disk.create(new)?;
-    file.write_all_at(text.as_bytes(), 0)?;
+    file.write_all_at(text, 0)?;
     file.sync()?;
     disk.rename(new, path)?;
     disk.sync_directory("")

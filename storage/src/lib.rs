@@ -22,6 +22,7 @@ mod quarantine;
 mod read;
 mod record;
 mod recovery;
+mod repair;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -54,4 +55,5 @@ pub use record::{
     LogConfig, LogInfo, LogRecords, Producer, Record, StoredBatch, SyncMode, Visibility,
 };
 pub use recovery::{RecoveryReport, RecoveryTimes};
+pub use repair::{Loss, accept_loss, examine};
 pub use ticket::block_on;

@@ -77,9 +77,28 @@ pub(crate) struct Core {
     _lock: Box<dyn DiskLock>,
 }
 
+/// What a store is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Serve,
+    /// What is lost is accepted, so that everything goes on.
+    AcceptLoss,
+}
+
 impl Core {
     /// Locks, recovers, and begins a fresh segment.
     pub(crate) fn open(
+        disk: Arc<dyn Disk>,
+        config: StorageConfig,
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
+        Self::open_as(Start::Serve, disk, config, clock, observer)
+    }
+
+    /// The same, to serve or to accept what is lost.
+    pub(crate) fn open_as(
+        start: Start,
         disk: Arc<dyn Disk>,
         mut config: StorageConfig,
         clock: Arc<dyn Clock>,
@@ -92,7 +111,18 @@ impl Core {
         config.marker_delay = config.marker_delay.min(drive::MAX_DELAY);
         let started = clock.monotonic();
         let (lock, store) = directory::open(&*disk)?;
-        let recovered = recovery::recover(&disk, store, &config, (&*clock, &*observer))?;
+        let seams = (&*clock, &*observer);
+        let recovered = match start {
+            Start::Serve => recovery::recover(&disk, store, &config, seams)?,
+            Start::AcceptLoss => {
+                let mut found = recovery::recover_from_frames(&disk, store, &config, seams)?;
+                found
+                    .forget_indexes(&*disk)
+                    .map_err(OpenError::io("removing indexes"))?;
+                found.accept_loss();
+                found
+            }
+        };
         let begun = recovered.begin(&disk, &config, clock, observer)?;
         let probing = begun.journal.clock.monotonic();
         let truth = directory::measure(&*disk, &*begun.journal.clock)?;

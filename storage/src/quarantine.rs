@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 use crate::disk::Disk;
 use crate::ids::{Lsn, Position, SegmentId};
 use crate::local::Log;
+use crate::record::{Gap, GapReason};
 
 /// Debris of a torn tail is kept up to this, for people to look at.
 const DEBRIS_BYTES: usize = 1 << 20;
@@ -24,6 +25,20 @@ pub(crate) struct Damage {
     pub(crate) log: Option<Arc<Log>>,
     pub(crate) from: Lsn,
     pub(crate) to: Lsn,
+    /// Somebody has accepted that it is lost: it is named as before, and alarms nobody.
+    pub(crate) accepted: bool,
+}
+
+impl Damage {
+    /// As readers are told of it.
+    pub(crate) fn gap(&self) -> Gap {
+        Gap {
+            log: self.log.as_ref().map(|log| log.name.clone()),
+            from: Some(self.from),
+            to: Some(self.to),
+            reason: GapReason::Quarantined,
+        }
+    }
 }
 
 /// All damage known, in journal order.
@@ -63,11 +78,12 @@ impl Damages {
         self.0.read().is_empty()
     }
 
-    /// How many records that is.
+    /// How many records that is, without those whose loss was accepted.
     pub(crate) fn records(&self) -> u64 {
         self.0
             .read()
             .iter()
+            .filter(|damage| !damage.accepted)
             .map(|damage| damage.to.since(damage.from))
             .sum()
     }

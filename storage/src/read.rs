@@ -128,6 +128,7 @@ impl Core {
             log: Some(Arc::clone(log)),
             from: place.first_lsn,
             to: place.next_lsn(),
+            accepted: false,
         });
         if let Some(segment) = self.journal.segment_at(place.position) {
             segment.add_hole(Hole {

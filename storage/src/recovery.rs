@@ -20,15 +20,16 @@ use std::time::Duration;
 use self::drafts::{Drafts, Found};
 use self::files::{LoadedTail, Used};
 use self::walk::{Bytes, Item, Walked};
+use crate::checkpoint;
 use crate::clock::Clock;
 use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{LastBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
-use crate::ids::{LogId, Position, RecoveryEpoch, SegmentId};
-use crate::index::Indexes;
+use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId};
+use crate::index::{Indexes, index_path};
 use crate::indexer::{Indexer, Progress};
-use crate::journal::body::{Closing, Seal};
+use crate::journal::body::{Accepted, Closing, Seal};
 use crate::journal::committer::Committer;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::pool::Pool;
@@ -36,8 +37,9 @@ use crate::journal::segment::{Hole, Segment};
 use crate::journal::{Journal, frame};
 use crate::local::Logs;
 use crate::metrics::{ChecksumSite, Observer};
-use crate::quarantine::Damages;
+use crate::quarantine::{Damage, Damages};
 use crate::record::Gap;
+use crate::repair::Loss;
 
 /// No segment is larger: offsets in one are kept in 32 bits.
 const LARGEST_SEGMENT: u64 = 1 << 32;
@@ -80,6 +82,8 @@ pub struct RecoveryReport {
     pub torn_bytes: u64,
     /// Records that were durable once and are not readable now.
     pub damage: Vec<Gap>,
+    /// The same, as far as their loss was accepted.
+    pub accepted: Vec<Gap>,
     /// Whatever else people should know, in sentences.
     pub findings: Vec<String>,
 }
@@ -136,6 +140,11 @@ pub(crate) struct Recovered {
     next_base: Position,
     times: RecoveryTimes,
     findings: Vec<String>,
+    /// What was found before the last time that losses were accepted.
+    accepted: Vec<String>,
+    /// What this start accepts as lost.
+    accepting: Option<Accepted>,
+    trust: Trust,
 }
 
 /// The engine's parts, ready to serve.
@@ -160,17 +169,34 @@ pub(crate) fn recover(
     (clock, observer): (&dyn Clock, &dyn Observer),
 ) -> Result<Recovered, OpenError> {
     let new = || Recovered::new(disk, store, config.producer_window);
-    let recovered = match new().read_store(&**disk, (clock, observer), true)? {
+    let recovered = match new().read_store(&**disk, (clock, observer), Trust::Checkpoint)? {
         Some(recovered) => recovered,
         // Files are not where the checkpoint says: the segments themselves are asked.
-        None => new()
-            .read_store(&**disk, (clock, observer), false)?
-            .ok_or_else(|| OpenError::io("reading the store")(std::io::ErrorKind::Other.into()))?,
+        None => new().read_wholly(&**disk, (clock, observer), Trust::Indexes)?,
     };
     if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
         return Err(OpenError::Damaged(recovered.what_is_damaged()));
     }
     Ok(recovered)
+}
+
+/// Reads every frame of the store, whatever indexes and checkpoints say. Changes nothing.
+pub(crate) fn recover_from_frames(
+    disk: &Arc<dyn Disk>,
+    store: Store,
+    config: &StorageConfig,
+    (clock, observer): (&dyn Clock, &dyn Observer),
+) -> Result<Recovered, OpenError> {
+    let new = Recovered::new(disk, store, config.producer_window);
+    new.read_wholly(&**disk, (clock, observer), Trust::Frames)
+}
+
+/// What a start believes without reading the frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum Trust {
+    Frames,
+    Indexes,
+    Checkpoint,
 }
 
 impl Recovered {
@@ -200,21 +226,36 @@ impl Recovered {
             next_base: Position::ZERO,
             times: RecoveryTimes::default(),
             findings: Vec::new(),
+            accepted: Vec::new(),
+            accepting: None,
+            trust: Trust::Frames,
         }
     }
 
-    /// Reads the store, from the newest checkpoint if that is wanted; `None` if there is
+    /// Reads the store without a checkpoint.
+    fn read_wholly(
+        self,
+        disk: &dyn Disk,
+        seams: (&dyn Clock, &dyn Observer),
+        trust: Trust,
+    ) -> Result<Self, OpenError> {
+        self.read_store(disk, seams, trust)?
+            .ok_or_else(|| OpenError::io("reading the store")(std::io::ErrorKind::Other.into()))
+    }
+
+    /// Reads the store, from the newest checkpoint if that is trusted; `None` if there is
     /// one that does not go with the files.
     fn read_store(
         mut self,
         disk: &dyn Disk,
         (clock, observer): (&dyn Clock, &dyn Observer),
-        from_checkpoint: bool,
+        trust: Trust,
     ) -> Result<Option<Self>, OpenError> {
+        self.trust = trust;
         let started = clock.monotonic();
         let mut ids = self.list_files(disk)?;
         self.last_begun = LastBegun::read(disk).map_err(OpenError::io("reading BEGUN"))?;
-        self.read_checkpoint(disk, &ids, from_checkpoint)?;
+        self.read_checkpoint(disk, &ids, trust == Trust::Checkpoint)?;
         let begun = clock.monotonic();
         self.times.checkpoint = begun.duration_since(started);
         let covered: Vec<SegmentId> = self.segments.values().map(|s| s.life.id).collect();
@@ -252,6 +293,7 @@ impl Recovered {
                 .filter(|link| link.predecessor == Some(segment.life.id));
             let is_last = successor.is_none();
             if let Some(link) = link
+                && self.trust >= Trust::Indexes
                 && self.enter_by_index(disk, segment, link)?
             {
                 continue;
@@ -359,8 +401,83 @@ impl Recovered {
         }
     }
 
+    /// What is lost so far is accepted; the next link will say so.
+    pub(crate) fn accept_loss(&mut self) {
+        let mut accepted = self.drafts.to_accept();
+        accepted.before = self.next_base;
+        for hole in self.new_holes() {
+            accepted.places.push((hole.from, hole.to));
+        }
+        self.accept(&accepted);
+        self.accepting = Some(accepted);
+        self.lost_before = None;
+        self.clean = false;
+    }
+
+    /// Removes what would tell later starts that the segments need not be read.
+    pub(crate) fn forget_indexes(&self, disk: &dyn Disk) -> std::io::Result<()> {
+        checkpoint::remove_all(disk)?;
+        let names = disk.list("index")?;
+        for segment in self.segments.values() {
+            let path = index_path(segment.life.id);
+            let there = names.iter().any(|name| path.ends_with(name.as_str()));
+            if there && !segment.holes.read().is_empty() {
+                disk.remove(&path)?;
+            }
+        }
+        disk.sync_directory("index")
+    }
+
+    /// Bytes that do not verify, without those whose loss was accepted.
+    fn new_holes(&self) -> Vec<Hole> {
+        let mut holes = Vec::new();
+        for segment in self.segments.values() {
+            let new = |hole: &&Hole| !self.drafts.is_accepted(hole.from, hole.to);
+            holes.extend(segment.holes.read().iter().filter(new).copied());
+        }
+        holes
+    }
+
+    /// What is lost and not accepted yet.
+    pub(crate) fn loss(self) -> Loss {
+        let mut findings = self.findings;
+        let finished = self.drafts.finish(&mut findings);
+        let new = finished.damages.iter().filter(|damage| !damage.accepted);
+        let logs = finished.logs.all();
+        let mut unproven: Vec<LogName> = logs
+            .iter()
+            .filter(|log| log.state.read().unproven)
+            .map(|log| log.name.clone())
+            .collect();
+        unproven.sort_unstable();
+        Loss {
+            gaps: new.map(Damage::gap).collect(),
+            unproven,
+            unknown_logs: finished.uncertain,
+            findings,
+            format_from: None,
+        }
+    }
+
+    fn accept(&mut self, accepted: &Accepted) {
+        self.accepted.append(&mut self.findings);
+        self.accepted.append(&mut self.drafts.findings);
+        self.drafts.accept(accepted.clone());
+    }
+
     /// What a segment's link says about what came before it.
     fn follow_link(&mut self, segment: &Used) {
+        self.follow_back(segment);
+        let accepted = segment
+            .link
+            .as_ref()
+            .and_then(|link| link.accepted.as_ref());
+        if let Some(accepted) = accepted {
+            self.accept(accepted);
+        }
+    }
+
+    fn follow_back(&mut self, segment: &Used) {
         let Some(link) = &segment.link else {
             self.findings.push(format!(
                 "the link of segment {} is damaged",
@@ -556,19 +673,17 @@ impl Recovered {
     /// In words: what was found, and where bytes are that do not verify.
     fn what_is_damaged(&self) -> String {
         let mut found = self.findings.clone();
-        for segment in self.segments.values() {
-            for hole in segment.holes.read().iter() {
-                found.push(format!(
-                    "positions {} to {} of segment {} do not match their checksums",
-                    hole.from, hole.to, segment.life.id
-                ));
-            }
+        for hole in self.new_holes() {
+            found.push(format!(
+                "positions {} to {} do not match their checksums",
+                hole.from, hole.to
+            ));
         }
         found.join("; ")
     }
 
     fn is_damaged(&self) -> bool {
-        !self.findings.is_empty() || self.segments.values().any(|s| !s.holes.read().is_empty())
+        !self.findings.is_empty() || !self.new_holes().is_empty()
     }
 }
 

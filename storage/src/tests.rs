@@ -11,6 +11,7 @@ mod histories;
 mod indexes;
 mod power_cut;
 mod random_damage;
+mod repair;
 mod retries;
 mod scanning;
 mod stale;

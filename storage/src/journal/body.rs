@@ -216,6 +216,107 @@ pub(crate) struct Link {
     /// Segments that are gone without another trace may have held the newest records of
     /// any log that has no frame beyond this.
     pub(crate) lost_before: Option<Position>,
+    /// Losses that somebody has accepted, explicitly.
+    pub(crate) accepted: Option<Accepted>,
+}
+
+/// Losses that were accepted: exactly these, so that what is damaged later is new. Logs
+/// whose tails they left in doubt go on from what was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Accepted {
+    /// All of it lies below.
+    pub(crate) before: Position,
+    /// They were too many to be told: everything below counts.
+    pub(crate) all: bool,
+    /// Bytes that do not verify, and places from where on something is missing: from, to.
+    pub(crate) places: Vec<(Position, Position)>,
+    /// Records; none of a log whose name is lost.
+    pub(crate) lost: Vec<(LogId, Lsn, Lsn)>,
+}
+
+impl Accepted {
+    /// Whether damage of these bytes was accepted.
+    pub(crate) fn covers(&self, from: Position, to: Position) -> bool {
+        let within = |place: &(Position, Position)| place.0 <= from && to <= place.1;
+        to <= self.before && (self.all || self.places.iter().any(within))
+    }
+
+    /// Whether the loss of these records, which shows at `position`, was accepted.
+    pub(crate) fn covers_records(
+        &self,
+        position: Position,
+        log: LogId,
+        from: Lsn,
+        to: Lsn,
+    ) -> bool {
+        let within = |lost: &(LogId, Lsn, Lsn)| lost.0 == log && lost.1 <= from && to <= lost.2;
+        position < self.before && (self.all || self.lost.iter().any(within))
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        wire::put_uint(&mut out, 1, self.before.get());
+        wire::put_uint(&mut out, 2, u64::from(self.all));
+        let mut part = Vec::new();
+        for (from, to) in &self.places {
+            part.clear();
+            wire::put_uint(&mut part, 1, from.get());
+            wire::put_uint(&mut part, 2, to.get());
+            wire::put_bytes(&mut out, 3, &part);
+        }
+        for (log, from, to) in &self.lost {
+            part.clear();
+            wire::put_uint(&mut part, 1, log.get());
+            wire::put_uint(&mut part, 2, from.get());
+            wire::put_uint(&mut part, 3, to.get());
+            wire::put_bytes(&mut out, 4, &part);
+        }
+        out
+    }
+
+    fn decode(input: &[u8]) -> Option<Self> {
+        let mut accepted = Self::default();
+        collect(input, |number, value| match (number, value) {
+            (1, Value::Varint(before)) => accepted.before = Position::new(before),
+            (2, Value::Varint(flag)) => accepted.all = flag != 0,
+            (3, Value::Bytes(bytes)) => {
+                let [from, to, _] = numbers(bytes);
+                let place = (Position::new(from), Position::new(to));
+                accepted.places.push(place);
+            }
+            (4, Value::Bytes(bytes)) => {
+                let [log, from, to] = numbers(bytes);
+                let lost = (LogId::new(log), Lsn::new(from), Lsn::new(to));
+                accepted.lost.push(lost);
+            }
+            _ => {}
+        })?;
+        Some(accepted)
+    }
+
+    /// The same in so many bytes at most.
+    pub(crate) fn within(self, bytes: u64) -> Self {
+        if self.encode().len() as u64 <= bytes {
+            return self;
+        }
+        let before = self.before;
+        Self {
+            before,
+            all: true,
+            ..Self::default()
+        }
+    }
+}
+
+/// The first three fields of a message of numbers.
+fn numbers(input: &[u8]) -> [u64; 3] {
+    let mut found = [0; 3];
+    let _ = collect(input, |number, value| {
+        if let (1..=3, Value::Varint(value)) = (number, value) {
+            found[number as usize - 1] = value;
+        }
+    });
+    found
 }
 
 impl Link {
@@ -235,6 +336,9 @@ impl Link {
         }
         wire::put_uint(&mut out, 8, self.second.map_or(0, SegmentId::get));
         wire::put_uint(&mut out, 9, self.lost_before.map_or(0, Position::get));
+        if let Some(accepted) = &self.accepted {
+            wire::put_bytes(&mut out, 10, &accepted.encode());
+        }
         out
     }
 
@@ -248,6 +352,7 @@ impl Link {
             next_log_counter: 0,
             closings: None,
             lost_before: None,
+            accepted: None,
         };
         let mut complete = false;
         let mut closings = Vec::new();
@@ -265,6 +370,10 @@ impl Link {
             },
             (8, Value::Varint(id)) => link.second = Some(SegmentId::new(id)),
             (9, Value::Varint(position)) => link.lost_before = Some(Position::new(position)),
+            (10, Value::Bytes(bytes)) => match Accepted::decode(bytes) {
+                Some(accepted) => link.accepted = Some(accepted),
+                None => sound = false,
+            },
             _ => {}
         })?;
         link.closings = complete.then_some(closings);
@@ -358,6 +467,12 @@ mod tests {
                 writer_epoch: 6,
             }]),
             lost_before: Some(Position::new(70)),
+            accepted: Some(Accepted {
+                before: Position::new(71),
+                all: false,
+                places: vec![(Position::new(9), Position::new(20))],
+                lost: vec![(LogId::new(3), Lsn::new(0), Lsn::new(7))],
+            }),
         };
         assert_eq!(Link::decode(&link.encode()), Some(link));
 

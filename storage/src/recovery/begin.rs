@@ -19,7 +19,6 @@ use crate::journal::{Journal, largest_unit, segment};
 use crate::metrics::Observer;
 use crate::quarantine;
 use crate::quarantine::{Damage, Damages};
-use crate::record::{Gap, GapReason};
 
 impl Recovered {
     /// Begins the run: a new segment, its link, everything flushed.
@@ -60,7 +59,10 @@ impl Recovered {
         let mut report = self.report(end, torn_bytes);
         let arrival = self.drafts.arrival;
         let finished = self.drafts.finish(&mut report.findings);
-        report.damage = finished.damages.iter().map(gap_of).collect();
+        let (accepted, damage): (Vec<_>, Vec<_>) =
+            finished.damages.iter().partition(|damage| damage.accepted);
+        report.damage = damage.into_iter().map(Damage::gap).collect();
+        report.accepted = accepted.into_iter().map(Damage::gap).collect();
         let logs = Arc::new(finished.logs);
         report.logs = logs.len() as u64;
         report.records = finished.records;
@@ -82,8 +84,10 @@ impl Recovered {
             next_log_counter: self.next_log_counter,
             arrival,
         };
-        self.progress.sound =
-            report.findings.is_empty() && report.damage.is_empty() && !finished.uncertain;
+        self.progress.sound = report.findings.is_empty()
+            && self.accepted.is_empty()
+            && finished.damages.is_empty()
+            && !finished.uncertain;
         let indexer = Arc::new(Indexer::new(self.progress));
         let mut committer = Committer::new(
             Arc::clone(&journal),
@@ -169,7 +173,7 @@ impl Recovered {
         Ok(tail.debris.len() as u64)
     }
 
-    pub(super) fn link(&self, segment_bytes: u64) -> Link {
+    pub(super) fn link(&mut self, segment_bytes: u64) -> Link {
         let tail = self.tail.as_ref();
         let closings = tail
             .filter(|_| !self.drafts.is_uncertain())
@@ -194,6 +198,7 @@ impl Recovered {
                 Some(Vec::new())
             },
             lost_before: self.lost_before,
+            accepted: self.accepting.take().map(|a| a.within(segment_bytes / 8)),
         }
     }
 
@@ -210,6 +215,7 @@ impl Recovered {
             times: self.times,
             torn_bytes,
             damage: Vec::new(),
+            accepted: Vec::new(),
             findings: self.findings.clone(),
         }
     }
@@ -244,13 +250,4 @@ fn give_back(disk: &dyn Disk, tail: &Tail) -> std::io::Result<u64> {
         file.set_size(used)?;
     }
     Ok(used.min(size))
-}
-
-fn gap_of(damage: &Damage) -> Gap {
-    Gap {
-        log: damage.log.as_ref().map(|log| log.name.clone()),
-        from: Some(damage.from),
-        to: Some(damage.to),
-        reason: GapReason::Quarantined,
-    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::codec;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Chain, Image, NewRow, Place, SealedIndex};
-use crate::journal::body::{self, Closing, Created, CursorBody};
+use crate::journal::body::{self, Accepted, Closing, Created, CursorBody};
 use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
 use crate::journal::segment::Life;
@@ -74,6 +74,8 @@ pub(super) struct Drafts {
     uncertain: Option<Position>,
     /// Where such damage is.
     unattributed: Vec<Position>,
+    /// Losses that were accepted.
+    accepted: Vec<Accepted>,
     pub(super) findings: Vec<String>,
 }
 
@@ -121,6 +123,46 @@ impl Drafts {
     pub(super) fn mark_uncertain(&mut self, position: Position) {
         self.unattributed.push(position);
         self.uncertain = Some(self.uncertain.map_or(position, |p| p.max(position)));
+    }
+
+    /// These losses were accepted: what they left in doubt goes on from what was found.
+    pub(super) fn accept(&mut self, accepted: Accepted) {
+        self.accepted.push(accepted);
+        let doubts = self.unattributed.iter();
+        let new = doubts.filter(|at| !self.is_accepted(**at, at.advance(1)));
+        self.uncertain = new.max().copied();
+    }
+
+    /// Everything that is lost and not accepted yet, but for the bytes.
+    pub(super) fn to_accept(&self) -> Accepted {
+        let doubts = self.unattributed.iter();
+        let lost = self.missing.iter().filter(|m| !self.is_accepted_loss(m));
+        let nameless = self.logs.iter().filter(|(_, draft)| draft.name.is_none());
+        Accepted {
+            places: doubts.map(|at| (*at, at.advance(1))).collect(),
+            lost: lost
+                .map(|m| (m.log, m.from, m.to))
+                .chain(nameless.map(|(id, _)| (*id, Lsn::ZERO, Lsn::ZERO)))
+                .collect(),
+            ..Accepted::default()
+        }
+    }
+
+    pub(super) fn is_accepted(&self, from: Position, to: Position) -> bool {
+        self.accepted
+            .iter()
+            .any(|accepted| accepted.covers(from, to))
+    }
+
+    fn is_accepted_loss(&self, missing: &Missing) -> bool {
+        let Missing {
+            position,
+            log,
+            from,
+            to,
+        } = *missing;
+        let covers = |accepted: &Accepted| accepted.covers_records(position, log, from, to);
+        self.accepted.iter().any(covers)
     }
 
     pub(super) fn is_uncertain(&self) -> bool {
@@ -492,6 +534,12 @@ impl Drafts {
                 draft.state.unproven = true;
             }
             let Some(name) = draft.name else {
+                let accepts = |accepted: &Accepted| {
+                    accepted.all || accepted.lost.iter().any(|(log, ..)| *log == id)
+                };
+                if self.accepted.iter().any(accepts) {
+                    continue;
+                }
                 findings.push(format!(
                     "the name of log {id} is lost; its records cannot be reached"
                 ));
@@ -524,6 +572,7 @@ impl Drafts {
                 log: by_id.get(&missing.log).cloned(),
                 from: missing.from,
                 to: missing.to,
+                accepted: self.is_accepted_loss(missing),
             })
             .collect();
         let nobody = |position: &Position| Damage {
@@ -531,6 +580,7 @@ impl Drafts {
             log: None,
             from: Lsn::ZERO,
             to: Lsn::ZERO,
+            accepted: self.is_accepted(*position, position.advance(1)),
         };
         damages.extend(self.unattributed.iter().map(nobody));
         findings.append(&mut self.findings);

@@ -356,5 +356,6 @@ fn partial_link(before: LogId, end: Lsn, epoch: u32) -> Link {
         next_log_counter: 0,
         closings: None,
         lost_before: None,
+        accepted: None,
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::faults::used_paths;
 use super::*;
 use crate::disk::Disk;
+use crate::repair::{accept_loss, examine};
 
 #[test]
 fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
@@ -205,6 +206,32 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                 f.core.idle();
                 f = f.restart();
             }
+            // When the loss is accepted, everything goes on; also after the next start.
+            let Fixture {
+                disk,
+                config,
+                clock,
+                core,
+                ..
+            } = f;
+            drop(core);
+            let store: Arc<dyn Disk> = Arc::new(disk.clone());
+            accept_loss(&store, &config, clock, "by a test").unwrap();
+            let told = examine(&store, &config).unwrap();
+            assert!(told.is_empty(), "accepted, and still told: {told:?}");
+            let mut f = Fixture::on(disk);
+            for round in 0..2 {
+                let name = format!("accepted{round}");
+                let appended = f.append(&name, b"AFTER").unwrap();
+                assert!(
+                    ids.insert(appended.appends[0].log_id, name).is_none(),
+                    "log id reused"
+                );
+                for log in model.keys() {
+                    f.append(log, b"AFTER").unwrap();
+                }
+                f = f.restart();
+            }
         });
         if let Err(e) = r {
             let m = e
@@ -212,7 +239,7 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                 .cloned()
                 .or_else(|| e.downcast_ref::<&str>().map(|s| (*s).to_owned()))
                 .unwrap_or_default();
-            let key: String = m.lines().next().unwrap_or("").chars().take(120).collect();
+            let key: String = m.lines().next().unwrap_or("").chars().take(400).collect();
             failures.entry(key).or_default().push(seed);
         }
     }

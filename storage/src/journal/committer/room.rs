@@ -101,6 +101,7 @@ impl Committer {
             next_log_counter: self.next_log_counter,
             closings,
             lost_before: None,
+            accepted: None,
         };
         let segment = Arc::new(Segment::begun(
             ready.life,

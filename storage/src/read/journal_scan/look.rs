@@ -374,6 +374,7 @@ impl Work {
                         log: None,
                         from: Lsn::ZERO,
                         to: Lsn::ZERO,
+                        accepted: false,
                     });
                 }
                 self.lost_in_index(&index, to)

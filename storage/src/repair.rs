@@ -1,0 +1,168 @@
+//! Accepting what damage has taken, so that a store goes on.
+//!
+//! Damage is named, and what it leaves in doubt is refused: a log whose newest records
+//! may be gone takes no appends, since they might get lsns that were given out before.
+//! Only a person can decide that this loss is final. Nothing is done to the files: the
+//! next segment's link says that whatever is damaged before it was accepted, and the
+//! ranges stay named to readers. The recovery epoch goes up, so that clients can know.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use crate::clock::Clock;
+use crate::config::{OnDamage, StorageConfig};
+use crate::directory;
+use crate::disk::Disk;
+use crate::error::OpenError;
+use crate::ids::LogName;
+use crate::local::{Core, Start};
+use crate::metrics::NoObserver;
+use crate::record::Gap;
+use crate::recovery::{self, RecoveryReport};
+
+/// What was accepted, when, by whom: beside the journal, for people.
+const REPAIRS: &str = "REPAIRS";
+const REPAIRS_NEW: &str = "REPAIRS.new";
+
+/// So many ranges of one acceptance are written down.
+const LISTED: usize = 10_000;
+
+/// What a store has lost, and nobody has accepted yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// Records that were durable once and cannot be read. Without a log: nothing tells
+    /// whose they were.
+    pub gaps: Vec<Gap>,
+    /// Logs that refuse appends, since records beyond those found may have existed.
+    pub unproven: Vec<LogName>,
+    /// Whether logs may have existed of which nothing is left: none is created then.
+    pub unknown_logs: bool,
+    /// Whatever else was found, in sentences.
+    pub findings: Vec<String>,
+    /// FORMAT was gone or damaged; so many segments tell the same store's id.
+    pub format_from: Option<usize>,
+}
+
+impl Loss {
+    /// Whether there is nothing to accept.
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            gaps,
+            unproven,
+            unknown_logs,
+            findings,
+            format_from,
+        } = self;
+        let nothing = gaps.is_empty() && unproven.is_empty() && findings.is_empty();
+        nothing && !unknown_logs && format_from.is_none()
+    }
+}
+
+/// Tells what a store has lost. Changes nothing.
+///
+/// # Errors
+/// If a process has the store, or it cannot be read; if FORMAT is gone and the segments
+/// do not agree whose they are.
+pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, OpenError> {
+    let _lock = directory::lock(&**disk)?;
+    let (store, format_from) = directory::identify(&**disk)?;
+    let seams = (&crate::clock::SystemClock, &NoObserver);
+    let recovered = recovery::recover_from_frames(disk, store, config, (seams.0, seams.1))?;
+    Ok(Loss {
+        format_from,
+        ..recovered.loss()
+    })
+}
+
+/// Accepts what a store has lost, and writes it down in `REPAIRS`, with `by`: when and by
+/// whom. Afterwards every log takes appends again. Returns what was lost, and what
+/// the start that accepted it found; nothing was done if nothing was lost.
+///
+/// # Errors
+/// As for [`examine`], or if the disk fails: repeat it then.
+pub fn accept_loss(
+    disk: &Arc<dyn Disk>,
+    config: &StorageConfig,
+    clock: Arc<dyn Clock>,
+    by: &str,
+) -> Result<(Loss, Option<RecoveryReport>), OpenError> {
+    let loss = examine(disk, config)?;
+    if loss.is_empty() {
+        return Ok((loss, None));
+    }
+    let fail = || OpenError::io(format!("writing {REPAIRS}"));
+    let mut text = told(&loss, by);
+    note(&**disk, &text).map_err(fail())?;
+    if loss.format_from.is_some() {
+        directory::write_format(&**disk)?;
+    }
+    let config = StorageConfig {
+        on_damage: OnDamage::Quarantine,
+        ..config.clone()
+    };
+    let start = Start::AcceptLoss;
+    let (core, report) =
+        Core::open_as(start, Arc::clone(disk), config, clock, Arc::new(NoObserver))?;
+    core.close().map_err(|error| {
+        OpenError::io("closing the store")(std::io::Error::other(error.to_string()))
+    })?;
+    text.clear();
+    let epoch = report.recovery_epoch;
+    let _ = writeln!(text, "  done: recovery epoch {epoch} began");
+    note(&**disk, &text).map_err(fail())?;
+    Ok((loss, Some(report)))
+}
+
+/// An entry of `REPAIRS`.
+fn told(loss: &Loss, by: &str) -> String {
+    let mut text = String::new();
+    let version = env!("CARGO_PKG_VERSION");
+    let _ = writeln!(text, "loss accepted {by}, wald {version}");
+    for gap in loss.gaps.iter().take(LISTED) {
+        let _ = match (&gap.log, gap.from, gap.to) {
+            (Some(log), Some(from), Some(to)) => {
+                writeln!(
+                    text,
+                    "  lost: log {:?}, lsns {from} to {to} (exclusive)",
+                    log.as_str()
+                )
+            }
+            _ => writeln!(text, "  lost: records that nothing attributes"),
+        };
+    }
+    for log in loss.unproven.iter().take(LISTED) {
+        let _ = writeln!(
+            text,
+            "  goes on although newer records may be lost: log {:?}",
+            log.as_str()
+        );
+    }
+    for finding in loss.findings.iter().take(LISTED) {
+        let _ = writeln!(text, "  found: {finding}");
+    }
+    let lists = [loss.gaps.len(), loss.unproven.len(), loss.findings.len()];
+    let more: usize = lists
+        .iter()
+        .map(|length| length.saturating_sub(LISTED))
+        .sum();
+    if more > 0 {
+        let _ = writeln!(text, "  and {more} more");
+    }
+    if let Some(segments) = loss.format_from {
+        let _ = writeln!(text, "  FORMAT written anew from {segments} segments");
+    }
+    text
+}
+
+/// Adds to `REPAIRS`, durably: whole or not at all.
+fn note(disk: &dyn Disk, text: &str) -> std::io::Result<()> {
+    let mut all = Vec::new();
+    if disk.list("")?.iter().any(|name| name == REPAIRS) {
+        let file = disk.open(REPAIRS)?;
+        all.resize(usize::try_from(file.size()?).unwrap_or(0), 0);
+        let length = file.read_full_at(&mut all, 0)?;
+        all.truncate(length);
+    }
+    all.extend_from_slice(text.as_bytes());
+    directory::replace(disk, REPAIRS, REPAIRS_NEW, &all)
+}

@@ -1,0 +1,227 @@
+//! Losses that are accepted: afterwards everything goes on, and what is gone stays named.
+
+use super::faults::used_paths;
+use super::*;
+use crate::config::OnDamage;
+use crate::disk::Disk;
+use crate::repair::{Loss, accept_loss, examine};
+
+const LOGS: [&str; 3] = ["a", "b", "c/1"];
+
+/// Three runs of one store, ten records each of three logs.
+fn store() -> Fixture {
+    let mut fixture = Fixture::new();
+    for run in 0..3u8 {
+        for record in 0..10 {
+            for log in LOGS {
+                fixture.append(log, &[run, record]).unwrap();
+            }
+        }
+        fixture.core.idle();
+        if run < 2 {
+            fixture = fixture.restart();
+        }
+    }
+    fixture
+}
+
+/// The store's last segment is gone.
+fn without_its_end() -> Fixture {
+    let Fixture { disk, core, .. } = store();
+    drop(core);
+    disk.remove(&used_paths(&disk)[2]).unwrap();
+    Fixture::on(disk)
+}
+
+fn stop(fixture: Fixture) -> (Arc<dyn Disk>, StorageConfig, Arc<TestClock>) {
+    let Fixture {
+        disk,
+        config,
+        clock,
+        core,
+        ..
+    } = fixture;
+    drop(core);
+    (Arc::new(disk), config, clock)
+}
+
+fn accept(fixture: Fixture) -> (Loss, Option<RecoveryReport>, Fixture) {
+    let clock = Arc::clone(&fixture.clock);
+    let sim = fixture.disk.clone();
+    let (disk, config, _) = stop(fixture);
+    let (loss, report) = accept_loss(&disk, &config, clock, "at noon, by a test").unwrap();
+    (loss, report, Fixture::on(sim))
+}
+
+#[test]
+fn logs_whose_tails_are_in_doubt_go_on_when_the_loss_is_accepted() {
+    let fixture = without_its_end();
+    for log in LOGS {
+        let refused = fixture.append(log, b"x");
+        assert!(matches!(refused, Err(AppendError::TailUnproven { .. })));
+    }
+    assert!(fixture.append("new", b"x").is_err());
+    let epoch = fixture.report.recovery_epoch;
+    let (loss, report, mut fixture) = accept(fixture);
+    assert_eq!(loss.unproven.len(), 3);
+    assert!(loss.unknown_logs && !loss.findings.is_empty());
+    assert!(report.unwrap().recovery_epoch > epoch);
+    for round in 0..4u64 {
+        assert_eq!(fixture.report.findings, Vec::<String>::new());
+        assert_eq!(fixture.report.damage, []);
+        for log in LOGS {
+            assert_eq!(fixture.contents(log).len() as u64, 20 + round);
+            fixture.append(log, b"x").unwrap();
+        }
+        fixture.append(&format!("new{round}"), b"x").unwrap();
+        fixture = match round % 2 {
+            0 => fixture.restart_cleanly(),
+            _ => fixture.restart(),
+        };
+    }
+    // There is nothing more to accept.
+    let sim = fixture.disk.clone();
+    let (loss, report, _fixture) = accept(fixture);
+    assert_eq!((loss, report.is_none()), (Loss::default(), true));
+    let text = String::from_utf8(sim.contents("REPAIRS").unwrap()).unwrap();
+    assert_eq!(text.matches("loss accepted at noon, by a test").count(), 1);
+    assert!(text.contains("log \"c/1\"") && text.contains("done: recovery epoch"));
+}
+
+#[test]
+fn what_is_lost_stays_named_and_alarms_nobody_when_it_is_accepted() {
+    let fixture = store();
+    let path = used_paths(&fixture.disk)[1].clone();
+    let (sim, clock) = (fixture.disk.clone(), Arc::clone(&fixture.clock));
+    let (disk, config, _) = stop(fixture);
+    let mut bytes = sim.contents(&path).unwrap();
+    bytes[9000..9600].fill(0xA5);
+    sim.replace(&path, bytes.clone());
+    let bare = damage::without_indexes(&sim);
+    let refuse = StorageConfig {
+        on_damage: OnDamage::Refuse,
+        ..config.clone()
+    };
+    assert!(matches!(
+        open(&bare, &refuse, &clock),
+        Err(OpenError::Damaged(_))
+    ));
+    let loss = examine(&disk, &config).unwrap();
+    assert!(loss.gaps.iter().all(|gap| gap.log.is_some()) && !loss.gaps.is_empty());
+    let lost: u64 = loss
+        .gaps
+        .iter()
+        .map(|gap| gap.to.unwrap().since(gap.from.unwrap()))
+        .sum();
+    accept_loss(
+        &disk,
+        &refuse,
+        Arc::clone(&clock) as Arc<dyn Clock>,
+        "by a test",
+    )
+    .unwrap();
+    for _ in 0..3 {
+        let (core, report) = open(&sim, &refuse, &clock).unwrap();
+        assert_eq!((report.damage.len(), core.damages.records()), (0, 0));
+        assert_eq!(report.accepted, loss.gaps);
+        let (first, last) = (&loss.gaps[0], loss.gaps.last().unwrap());
+        for gap in [first, last] {
+            let log = gap.log.as_ref().unwrap().as_str();
+            let page = read::page(
+                &core,
+                &read_request(log, ReadStart::Lsn(gap.from.unwrap())),
+                Reach::Disk,
+            );
+            assert!(matches!(page, Err(ReadError::Quarantined { .. })));
+        }
+        let request = ScanRequest {
+            selector: Selector::All,
+            start: ScanStart::First,
+            until_lsn: None,
+            max_records: 0,
+            follow: false,
+            visibility: None,
+            chunk_bytes: 64 << 10,
+        };
+        let mut scan = read::scan::begin(&core, &Arc::default(), request).unwrap();
+        let mut named = 0;
+        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+            named += chunk
+                .gaps
+                .iter()
+                .map(|gap| gap.to.unwrap().since(gap.from.unwrap()))
+                .sum::<u64>();
+        }
+        assert_eq!(named, lost);
+    }
+    // What is damaged later was not accepted, wherever it lies.
+    for path in used_paths(&sim) {
+        let bytes = sim.contents(&path).unwrap();
+        let Some(at) = bytes.windows(2).skip(9700).position(|pair| pair == [2, 5]) else {
+            continue;
+        };
+        let mut flipped = bytes.clone();
+        flipped[9700 + at] ^= 1;
+        sim.replace(&path, flipped);
+        assert_eq!(
+            examine(&disk, &config).unwrap().gaps.len(),
+            1,
+            "{path} at {at}"
+        );
+        assert!(matches!(
+            open(&damage::without_indexes(&sim), &refuse, &clock),
+            Err(OpenError::Damaged(_))
+        ));
+        sim.replace(&path, bytes);
+    }
+}
+
+#[test]
+fn a_store_without_its_format_file_gets_it_back_from_its_segments() {
+    let fixture = store();
+    let sim = fixture.disk.clone();
+    let (disk, config, clock) = stop(fixture);
+    sim.remove("FORMAT").unwrap();
+    assert!(matches!(
+        open(&sim, &config, &clock),
+        Err(OpenError::NotAStore { .. })
+    ));
+    let loss = examine(&disk, &config).unwrap();
+    assert!(loss.format_from.is_some_and(|segments| segments >= 3));
+    assert_eq!((loss.gaps.len(), loss.unproven.len()), (0, 0));
+    assert!(sim.contents("FORMAT").is_none(), "to look changes nothing");
+    accept_loss(&disk, &config, clock, "by a test").unwrap();
+    let fixture = Fixture::on(sim);
+    assert!(!fixture.report.created);
+    for log in LOGS {
+        assert_eq!(fixture.contents(log).len(), 30);
+    }
+}
+
+#[test]
+fn an_acceptance_that_is_cut_off_is_one_or_none_and_can_be_repeated() {
+    let mut cuts = 0;
+    for calls in 1.. {
+        let fixture = without_its_end();
+        let sim = fixture.disk.clone();
+        let (disk, config, clock) = stop(fixture);
+        sim.crash_after(calls);
+        let by = "by a test";
+        let done = accept_loss(&disk, &config, Arc::clone(&clock) as Arc<dyn Clock>, by).is_ok();
+        let cut = sim.is_crashed();
+        sim.crash(calls);
+        if !done {
+            accept_loss(&disk, &config, clock, by).unwrap();
+        }
+        let fixture = Fixture::on(sim);
+        for log in LOGS {
+            assert_eq!(fixture.contents(log).len(), 20);
+            fixture.append(log, b"x").unwrap();
+        }
+        if !cut {
+            break;
+        }
+        cuts += 1;
+    }
+    assert!(cuts > 20, "{cuts}");
+}
