@@ -22,6 +22,7 @@ mod read;
 mod record;
 mod recovery;
 mod session;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod threads;

@@ -15,10 +15,6 @@ mod versions;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
-
-use parking_lot::Mutex;
 
 pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
 use self::drive::Intake;
@@ -50,6 +46,8 @@ use crate::record::{
 };
 use crate::recovery::{self, RecoveryReport};
 use crate::session::Session;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{JoinHandle, Mutex};
 use crate::threads::{self, Workers};
 use crate::ticket::{Promise, Ticket};
 use crate::watch::Until;
