@@ -11,6 +11,9 @@ mod directory;
 mod disk;
 mod engine;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod ids;
 mod index;
 mod indexer;

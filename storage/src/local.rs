@@ -214,7 +214,7 @@ impl Core {
 
     /// One turn without threads: writes all that is queued, then flushes if somebody
     /// waits for it.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn turn(&self) {
         self.committer.lock().commit(self.intake.take());
         if self.journal.wants_flush() {
@@ -230,7 +230,7 @@ impl Core {
     }
 
     /// Indexes what was sealed, without a thread.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     fn index(&self) {
         if let Err(error) = self.indexer.work(self, false) {
             self.journal.fail(error);
@@ -238,7 +238,7 @@ impl Core {
     }
 
     /// What the passing of time does, without threads: flush, then mark.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn idle(&self) {
         self.journal.flush();
         self.committer.lock().mark();
@@ -256,7 +256,7 @@ impl Core {
     }
 
     /// Creates a log in a later turn.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn create_in_turn(
         &self,
         name: LogName,
@@ -266,7 +266,7 @@ impl Core {
     }
 
     /// Takes a request of no session into the queue.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
         self.enqueue_of(None, batch, level)
     }
