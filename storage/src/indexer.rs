@@ -9,14 +9,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
 use crate::disk::is_out_of_space;
 use crate::ids::{Position, SegmentId, Timestamp};
 use crate::index::{Image, NewRow, SealedIndex, index_path};
 use crate::journal::segment::Segment;
 use crate::local::{Core, Log};
+use crate::sync::{Condvar, Mutex};
 
 /// A roll waits while more sealed segments than this have no index: a start has to read
 /// those.

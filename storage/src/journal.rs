@@ -23,10 +23,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-use parking_lot::{Mutex, RwLock};
 
 use self::prefixes::Prefixes;
 use self::recent::Recent;
@@ -38,6 +35,8 @@ use crate::known_bad::{self, Mistake};
 use crate::local::Log;
 use crate::metrics::{Observer, Phase};
 use crate::record::{Durability, Visibility};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, RwLock};
 use crate::watch::{Watch, Watched};
 use segment::Segment;
 
@@ -89,7 +88,7 @@ pub(crate) struct Journal {
 #[derive(Default)]
 pub(crate) struct Stopping {
     watch: Watch,
-    draining: std::sync::atomic::AtomicBool,
+    draining: crate::sync::atomic::AtomicBool,
 }
 
 impl Watched for Stopping {

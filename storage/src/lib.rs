@@ -11,6 +11,9 @@ mod directory;
 mod disk;
 mod engine;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod ids;
 mod index;
 mod indexer;
@@ -24,6 +27,7 @@ mod record;
 mod recovery;
 mod repair;
 mod session;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod threads;

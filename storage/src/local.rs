@@ -15,10 +15,6 @@ mod versions;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
-
-use parking_lot::Mutex;
 
 pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
 use self::drive::Intake;
@@ -50,6 +46,8 @@ use crate::record::{
 };
 use crate::recovery::{self, RecoveryReport};
 use crate::session::Session;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{JoinHandle, Mutex};
 use crate::threads::{self, Workers};
 use crate::ticket::{Promise, Ticket};
 use crate::watch::Until;
@@ -248,7 +246,7 @@ impl Core {
 
     /// One turn without threads: writes all that is queued, then flushes if somebody
     /// waits for it.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn turn(&self) {
         self.committer.lock().commit(self.intake.take());
         if self.journal.wants_flush() {
@@ -264,7 +262,7 @@ impl Core {
     }
 
     /// Indexes what was sealed, without a thread.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     fn index(&self) {
         if let Err(error) = self.indexer.work(self, false) {
             self.journal.fail(error);
@@ -272,7 +270,7 @@ impl Core {
     }
 
     /// What the passing of time does, without threads: flush, then mark.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn idle(&self) {
         self.journal.flush();
         self.committer.lock().mark();
@@ -290,7 +288,7 @@ impl Core {
     }
 
     /// Creates a log in a later turn.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn create_in_turn(
         &self,
         name: LogName,
@@ -300,7 +298,7 @@ impl Core {
     }
 
     /// Takes a request of no session into the queue.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
         self.enqueue_of(None, batch, level)
     }

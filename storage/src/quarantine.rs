@@ -4,12 +4,11 @@
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
-
 use crate::disk::Disk;
 use crate::ids::{Lsn, Position, SegmentId};
 use crate::local::Log;
 use crate::record::{Gap, GapReason};
+use crate::sync::RwLock;
 
 /// Debris of a torn tail is kept up to this, for people to look at.
 const DEBRIS_BYTES: usize = 1 << 20;

@@ -4,9 +4,9 @@
 //! to the committer only, so it is the committer that refuses what comes after.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::ids::Position;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A run of batches in order. Cheap to clone; clones are the same session.
 #[derive(Debug, Clone, Default)]

@@ -3,11 +3,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
-
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, JoinHandle, Mutex, ThreadBuilder};
 use crate::ticket::{Awaited, Promise};
 
 /// Starts a named thread.
@@ -19,7 +17,7 @@ pub(crate) fn start(
     name: &str,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new()
+    ThreadBuilder::new()
         .name(format!("wald-{name}"))
         .spawn(body)
 }

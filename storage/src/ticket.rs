@@ -7,13 +7,11 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
-
-use parking_lot::Mutex;
+use std::task::{Context, Poll, Waker};
 
 use crate::engine::{Appended, Ordered};
 use crate::error::AppendError;
+use crate::sync::Mutex;
 
 #[derive(Default)]
 struct Answers {
@@ -170,23 +168,7 @@ impl<T> Future for Awaited<T> {
     }
 }
 
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
 /// Drives a future on the calling thread; for tools, tests and engine start.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = std::pin::pin!(future);
-    let waker = Arc::new(Unpark(std::thread::current())).into();
-    let mut context = Context::from_waker(&waker);
-    loop {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
-            return value;
-        }
-        std::thread::park();
-    }
+    crate::sync::block_on(future)
 }

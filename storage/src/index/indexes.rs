@@ -5,12 +5,12 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use super::sealed::{SealedIndex, index_path};
 use crate::disk::Disk;
 use crate::ids::SegmentId;
 use crate::journal::segment::Segment;
+use crate::sync::Mutex;
 
 /// Indexes read are kept up to this.
 const CACHE_BYTES: usize = 32 << 20;

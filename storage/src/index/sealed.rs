@@ -295,9 +295,12 @@ impl Entries {
     pub(crate) fn get(&self, index: usize) -> Option<Place> {
         let at = index * ENTRY;
         let entry = self.bytes.get(at..at + ENTRY)?;
+        let position = self.base.get().checked_add(u64::from(u32_at(entry, 0)))?;
         Some(Place {
-            position: self.base.advance(u64::from(u32_at(entry, 0))),
-            first_lsn: self.first_lsn.advance(u64::from(u32_at(entry, 4))),
+            position: Position::new(position),
+            first_lsn: self
+                .first_lsn
+                .checked_advance(u64::from(u32_at(entry, 4)))?,
             count: u32_at(entry, 8),
             frame_len: u32_at(entry, 12),
         })

@@ -10,14 +10,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use super::MIN_SEGMENT_BYTES;
 use super::segment::{Life, journal_path, pool_path};
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskFile, is_out_of_space};
 use crate::ids::SegmentId;
 use crate::known_bad::{self, Mistake};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 const CHUNK: usize = 1 << 20;
 

@@ -18,11 +18,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::ids::Position;
 use crate::local::Log;
 use crate::record::Visibility;
+use crate::sync::Mutex;
 use crate::watch::{Watch, Watched};
 
 /// Stretches that are known of one prefix; a follower that is further behind reads what

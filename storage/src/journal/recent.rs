@@ -19,9 +19,9 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use parking_lot::RwLock;
 
 use crate::ids::Position;
+use crate::sync::RwLock;
 
 /// What is kept, at most, with what keeping it takes: at a hundred megabytes a second
 /// it reaches back some 80 ms, which is more than a follower that keeps up needs; the

@@ -21,14 +21,13 @@
 //! A position is the segment's base plus the offset in its file.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use parking_lot::RwLock;
 
 use super::LIFE_BYTES;
 use super::frame::crc32c;
 use crate::disk::DiskFile;
 use crate::ids::{Position, SegmentId};
+use crate::sync::RwLock;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::wire::{u32_at, u64_at};
 
 const MAGIC: [u8; 8] = *b"WALDSEG\0";

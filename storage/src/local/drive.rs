@@ -9,12 +9,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use super::Core;
 use crate::ids::Position;
 use crate::journal::committer::Submission;
 use crate::record::Durability;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// So much is worth writing while a flush still runs.
 const GATHER_BYTES: u64 = 256 << 10;

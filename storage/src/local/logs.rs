@@ -8,9 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
-
 use super::extras::{Extras, ExtrasImage};
+use crate::sync::RwLock;
 
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Chain, Image, Place, Places};

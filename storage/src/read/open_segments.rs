@@ -6,12 +6,12 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use crate::config::ReadStrategy;
 use crate::disk::{Disk, DiskFile};
 use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;
+use crate::sync::Mutex;
 
 /// One open segment; stays valid for who holds it, also after it is closed here.
 struct OpenSegment {

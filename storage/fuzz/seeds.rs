@@ -1,0 +1,17 @@
+//! Writes inputs to begin with into `corpus`, cut out of a store of the engine's own.
+
+use std::path::Path;
+
+fn main() -> std::io::Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let mut seeds = wald_storage::fuzzing::table_seeds();
+    for (name, seed) in wald_storage::fuzzing::recovery_seeds() {
+        seeds.push(("recovery", name, seed));
+    }
+    for (target, name, seed) in &seeds {
+        std::fs::create_dir_all(corpus.join(target))?;
+        std::fs::write(corpus.join(target).join(name), seed)?;
+    }
+    println!("{} inputs", seeds.len());
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! Frames and their bodies.
+
+use arbitrary::Unstructured;
+use bytes::Bytes;
+
+use super::number;
+use crate::codec;
+use crate::ids::Position;
+use crate::index::Image;
+use crate::journal::body::{self, Created, CursorBody, Link, Seal};
+use crate::journal::compress;
+use crate::journal::frame::{self, HEADER_BYTES, Head, Header};
+use crate::journal::segment::Life;
+
+/// Makes the bytes of a frame one whose header verifies, if they are long enough.
+pub(super) fn sign(bytes: &mut [u8], salt: u64, body_too: bool) {
+    if bytes.len() < HEADER_BYTES {
+        return;
+    }
+    let most = bytes.len() / 8;
+    let told = usize::from(u16::from_le_bytes([bytes[4], bytes[5]]));
+    let units = told.clamp(HEADER_BYTES / 8, most);
+    let length = units * 8;
+    let Ok(units) = u16::try_from(units) else {
+        return;
+    };
+    bytes[4..6].copy_from_slice(&units.to_le_bytes());
+    bytes[6] = 1;
+    bytes[7] = bytes[7].clamp(1, 11);
+    if body_too {
+        let told = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) as usize;
+        let body = told.min(bytes.len() - length);
+        let crc = frame::crc32c(&bytes[length..length + body]);
+        let told = u32::try_from(body).unwrap_or(0);
+        bytes[8..12].copy_from_slice(&told.to_le_bytes());
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    }
+    let crc = frame::salted_crc32c(salt, &bytes[4..length]);
+    bytes[..4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// A frame: a salt, how it is signed, its bytes. What verifies is written again and reads
+/// back as the same, and no flipped bit and no other salt lets it verify.
+pub fn frame(data: &[u8]) {
+    let mut input = Unstructured::new(data);
+    let (salt, how, flipped): (u64, u8, u16) =
+        (number(&mut input), number(&mut input), number(&mut input));
+    let mut bytes = input.take_rest().to_vec();
+    if how & 1 == 0 {
+        sign(&mut bytes, salt, how & 2 == 0);
+    }
+    let claimed = frame::claimed_position(&bytes);
+    let Some(header) = frame::decode_header(&bytes, salt) else {
+        return;
+    };
+    assert_eq!(claimed, Some(header.position.get()));
+    assert!(header.end() > header.position && header.durable_mark <= header.position);
+    let _next = header.next_lsn();
+
+    let length = header.header_len as usize;
+    let extensions = &bytes[HEADER_BYTES..length];
+    let directory = frame::directory_of(&bytes, &header);
+    if let Some(directory) = &directory {
+        // An entry takes six bytes at least: what is made of them is bounded by them.
+        assert!(directory.entries.len() * 6 <= extensions.len());
+    }
+    if let Some((producer, digest)) = frame::producer_of(&bytes, &header) {
+        let mut again = vec![0; HEADER_BYTES];
+        frame::put_producer(&mut again, &producer, digest);
+        assert_eq!(again.len(), HEADER_BYTES + frame::producer_len(&producer));
+        let other = Header {
+            header_len: u32::try_from(again.len()).expect("a name is short"),
+            ..header
+        };
+        let read = frame::producer_of(&again, &other);
+        assert_eq!(read, Some((producer, digest)));
+    }
+    if let Some(body) = frame::verified_body(&bytes, &header) {
+        assert_eq!(frame::crc32c(body), header.body_crc);
+        write_again(&bytes, &header, extensions, body, salt);
+    }
+
+    assert_eq!(frame::decode_header(&bytes, salt ^ 1), None, "another salt");
+    // With another length another stretch is summed up: any sum may fit that.
+    let bit = usize::from(flipped) % (length * 8);
+    if !(32..48).contains(&bit) {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(frame::decode_header(&bytes, salt), None, "a flipped bit");
+    }
+}
+
+fn write_again(bytes: &[u8], header: &Header, extensions: &[u8], body: &[u8], salt: u64) {
+    let mut out = Vec::new();
+    let start = frame::begin(&mut out, extensions);
+    out.extend_from_slice(body);
+    let head = Head {
+        kind: header.kind,
+        flags: header.flags,
+        count: header.count,
+        position: header.position,
+        log_id: header.log_id,
+        first_lsn: header.first_lsn,
+        arrival: header.arrival,
+        durable_mark: header.durable_mark,
+        chain: header.chain,
+    };
+    let length = header.header_len as usize;
+    let written = frame::finish(&mut out, start, length, salt, &head);
+    assert_eq!(frame::decode_header(&out, salt), Some(written));
+    assert_eq!(out.len() as u64, header.frame_len());
+    assert_eq!(frame::verified_body(&out, &written), Some(body));
+    // The mark is told as a distance, and more than one tells that there is none.
+    let same_mark = out[56..60] == bytes[56..60];
+    let plain = bytes[21..24] == [0; 3];
+    if same_mark && plain {
+        assert_eq!(written, *header);
+        assert_eq!(out[..length], bytes[..length]);
+    } else if header.durable_mark != Position::ZERO {
+        assert_eq!(written.durable_mark, header.durable_mark);
+    }
+}
+
+/// What [`again`] makes of an input: nothing, or its second writing, which is the first.
+fn settles(data: &[u8], again: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+    if let Some(first) = again(data) {
+        let second = again(&first);
+        assert_eq!(second.as_ref(), Some(&first), "written, read, written");
+    }
+}
+
+/// A body: its first byte says of which kind. What is read of it is written again and
+/// reads back as the same.
+pub fn body(data: &[u8]) {
+    let Some((&which, data)) = data.split_first() else {
+        return;
+    };
+    match which % 10 {
+        0 => settles(data, |data| {
+            let mut out = Vec::new();
+            body::put_config(&mut out, &body::config(data)?);
+            Some(out)
+        }),
+        1 => settles(data, |data| {
+            let created = Created::decode(data)?;
+            let mut out = Vec::new();
+            Created::put(
+                &mut out,
+                &created.name,
+                &created.config,
+                created.create_time,
+            );
+            assert!(out.len() <= Created::max_len(&created.name));
+            Some(out)
+        }),
+        2 => settles(data, |data| {
+            let cursor = CursorBody::decode(data)?;
+            let mut out = Vec::new();
+            cursor.put(&mut out);
+            assert!(out.len() <= CursorBody::max_len(&cursor.name));
+            Some(out)
+        }),
+        3 => settles(data, |data| Some(Link::decode(data)?.encode())),
+        4 => settles(data, |data| {
+            let out = Seal::decode(data)?.encode();
+            assert!(out.len() <= Seal::MAX_LEN);
+            Some(out)
+        }),
+        5 => settles(data, |data| {
+            let mut out = Vec::new();
+            Image::decode(data)?.encode(&mut out);
+            Some(out)
+        }),
+        6 => {
+            let mut copy = data.to_vec();
+            if copy.len() >= 68 {
+                copy[..8].copy_from_slice(b"WALDSEG\0");
+                let crc = frame::crc32c(&copy[..64]);
+                copy[64..68].copy_from_slice(&crc.to_le_bytes());
+            }
+            settles(&copy, |data| Some(Life::decode(data).ok()?.encode()));
+        }
+        7 => {
+            let (codec, stored) = data.split_first().unwrap_or((&0, &[]));
+            if let Some(plain) = compress::decompress(codec % 8, stored) {
+                let most = stored.len().max(1) << 16;
+                assert!(plain.len() <= most);
+            }
+        }
+        8 => {
+            let mut input = Unstructured::new(data);
+            let cut = u64::from(number::<u8>(&mut input));
+            let records = Bytes::copy_from_slice(input.take_rest());
+            let all = codec::slice(&records, 0, u64::MAX);
+            let (front, back) = (
+                codec::slice(&records, 0, cut),
+                codec::slice(&records, cut, u64::MAX),
+            );
+            assert_eq!([front, back].concat(), all, "cut anywhere, nothing is lost");
+            assert_eq!(codec::spans(&all).count(), codec::spans(&records).count());
+        }
+        _ => {
+            let mut bytes = data.to_vec();
+            sign(&mut bytes, 0, true);
+            if let Some(header) = frame::decode_header(&bytes, 0) {
+                let _directory = frame::directory_of(&bytes, &header);
+            }
+        }
+    }
+}
