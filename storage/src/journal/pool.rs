@@ -228,7 +228,7 @@ impl Pool {
         purpose: Use,
     ) -> io::Result<ReadySegment> {
         let mut salt = [0; 8];
-        getrandom::fill(&mut salt).map_err(io::Error::other)?;
+        self.disk.draw(&mut salt)?;
         let salt = u64::from_le_bytes(salt);
         let life = Life {
             id,
