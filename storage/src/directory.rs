@@ -157,8 +157,8 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
         });
     }
     let mut id = [0; 16];
-    getrandom::fill(&mut id)
-        .map_err(|error| OpenError::io("drawing a store id")(std::io::Error::other(error)))?;
+    disk.draw(&mut id)
+        .map_err(OpenError::io("drawing a store id"))?;
     let id = u128::from_le_bytes(id);
     replace(disk, FORMAT, FORMAT_NEW, encode_format(id).as_bytes())
         .map_err(OpenError::io("writing FORMAT"))?;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub use real::RealDisk;
-pub use sim::SimDisk;
+pub use sim::{Call, CallKind, CutPoint, Filter, Lie, SimDisk};
 
 /// What is under the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +81,13 @@ pub trait Disk: Send + Sync + 'static {
 
     /// What is under the data directory.
     fn file_system(&self) -> FileSystem;
+
+    /// Fills `bytes` with what nobody can foresee, for the salts and the id of a store:
+    /// the only randomness of the engine. It stands here so that a simulated disk makes
+    /// a run with the same seed the same to the byte.
+    fn draw(&self, bytes: &mut [u8]) -> io::Result<()> {
+        getrandom::fill(bytes).map_err(io::Error::other)
+    }
 }
 
 /// One open file.

@@ -138,6 +138,10 @@ mod chosen {
             self.0.sync_directory(directory)
         }
 
+        fn draw(&self, bytes: &mut [u8]) -> io::Result<()> {
+            self.0.draw(bytes)
+        }
+
         fn free_bytes(&self) -> io::Result<Option<u64>> {
             self.0.free_bytes()
         }

@@ -37,7 +37,9 @@ mod wire;
 
 pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
-pub use disk::{Disk, DiskFile, DiskLock, FileSystem, RealDisk, SimDisk};
+pub use disk::{
+    Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, FileSystem, Filter, Lie, RealDisk, SimDisk,
+};
 pub use engine::{
     AppendTimes, Appended, BoxFuture, DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat,
     LogTarget, Ordered, Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest,

@@ -1,206 +1,71 @@
-//! A disk in memory that behaves as badly as a real one may at a power cut.
+//! A disk in memory that behaves as badly as a real one may.
 //!
-//! What was written and not flushed survives a [`SimDisk::crash`] sector by sector
-//! (512 bytes) as a seed decides, in any order, beyond holes. Names made, moved or
-//! removed since their directory was flushed survive as a prefix of what was done.
-//! [`SimDisk::crash_after`] stops the world in the middle of any call, so that a
-//! test can cut the power inside a roll or inside recovery.
+//! **Power cuts.** What was written and not flushed survives a [`SimDisk::crash`] sector
+//! by sector (512 bytes) as a seed decides, in any order, beyond holes. Names made, moved
+//! or removed since their directory was flushed survive as a prefix of what was done.
+//! [`SimDisk::crash_after`] and [`SimDisk::crash_when`] stop the world in the middle of
+//! any call, so that a test can cut the power inside a roll or inside recovery.
+//!
+//! **Failing calls.** Any call can fail with any error; writes can be short or find no
+//! space. A flush that fails loses what it should have made durable, the cache goes on
+//! serving it, and the next flush "succeeds". A flush of a directory that fails leaves its
+//! changes where they were, to survive or not: a file system whose journal cannot be
+//! written stops there and does not go on as if nothing had been.
+//!
+//! **Lies.** A write can be acknowledged, flushed, and never reach the device, or land in
+//! another place of it. The cache knows nothing of it until the power goes.
+//!
+//! Everything that is left to chance comes from seeds, also what the engine draws: with
+//! [`SimDisk::seeded`] the same calls give the same bytes, and [`SimDisk::trace`] tells
+//! whether two runs made the same calls.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod calls;
+mod inode;
+mod names;
+mod state;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use self::calls::Trace;
+pub use self::calls::{Call, CallKind, CutPoint, Filter, Lie};
+use self::inode::Inode;
+use self::names::{NameChange, parent};
+use self::state::{State, WriteFailure, coin, next_random, power_is_off};
 use super::{Disk, DiskFile, DiskLock, FileSystem};
 
-const SECTOR: usize = 512;
 /// What a file is allocated in.
 const BLOCK: usize = 4096;
 
 /// A disk in memory. Clones are the same disk.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct SimDisk(Arc<Mutex<State>>);
 
-#[derive(Default)]
-struct State {
-    files: HashMap<u64, Inode>,
-    next_inode: u64,
-    names: BTreeMap<String, u64>,
-    durable_names: BTreeMap<String, u64>,
-    unsynced_names: Vec<NameChange>,
-    locked: Option<(u64, String)>,
-    next_lock: u64,
-    calls: u64,
-    crash_at: Option<u64>,
-    crashed: bool,
-    random: u64,
-    sync_failures: Vec<u64>,
-    syncs: u64,
-    write_failures: Vec<WriteFailure>,
-    writes: u64,
-    full: bool,
-}
-
-#[derive(Default)]
-struct Inode {
-    bytes: Vec<u8>,
-    durable: Vec<u8>,
-    dirty: BTreeSet<usize>,
-}
-
-struct WriteFailure {
-    /// Which write.
-    at: u64,
-    kind: io::ErrorKind,
-    /// So much of it is written before, as a short write.
-    part: usize,
-}
-
-#[derive(Clone)]
-struct NameChange {
-    /// New place of the name and what it names; `None` = only removed.
-    set: Option<(String, u64)>,
-    removed: Option<String>,
-}
-
-impl NameChange {
-    fn touches(&self, directory: &str) -> bool {
-        let within = |path: &String| parent(path) == directory;
-        self.set.as_ref().is_some_and(|(path, _)| within(path))
-            || self.removed.as_ref().is_some_and(within)
-    }
-
-    fn apply(&self, names: &mut BTreeMap<String, u64>) {
-        if let Some(path) = &self.removed {
-            names.remove(path);
-        }
-        if let Some((path, inode)) = &self.set {
-            names.insert(path.clone(), *inode);
-        }
-    }
-}
-
-fn parent(path: &str) -> &str {
-    path.rsplit_once('/').map_or("", |(directory, _)| directory)
-}
-
-impl State {
-    /// SplitMix64: enough for choosing what survives, and the same on every machine.
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Counts one changing call; `Ok(true)` = the power goes during it.
-    fn call(&mut self) -> io::Result<bool> {
-        if self.crashed {
-            return Err(io::Error::other("the power is off"));
-        }
-        self.calls += 1;
-        if self.crash_at == Some(self.calls) {
-            self.crashed = true;
-            return Ok(true);
-        }
-        Ok(false)
-    }
-
-    fn alive(&self) -> io::Result<()> {
-        if self.crashed {
-            return Err(io::Error::other("the power is off"));
-        }
-        Ok(())
-    }
-
-    /// How much of a write gets through now, or why nothing does.
-    fn write_failure<'a>(&mut self, bytes: &'a [u8]) -> io::Result<&'a [u8]> {
-        self.writes += 1;
-        let this = self.writes;
-        let Some(failure) = self.write_failures.iter_mut().find(|f| f.at == this) else {
-            return Ok(bytes);
-        };
-        let part = failure.part.min(bytes.len().saturating_sub(1));
-        if part == 0 {
-            return Err(failure.kind.into());
-        }
-        failure.part = 0;
-        failure.at += 1;
-        Ok(&bytes[..part])
-    }
-
-    fn inode(&mut self, inode: u64) -> &mut Inode {
-        self.files.entry(inode).or_default()
-    }
-
-    fn change_name(&mut self, change: NameChange) -> io::Result<()> {
-        let stops = self.call()?;
-        change.apply(&mut self.names);
-        self.unsynced_names.push(change);
-        if stops {
-            return Err(io::Error::other("the power went during a change of names"));
-        }
-        Ok(())
-    }
-}
-
-impl Inode {
-    fn write(&mut self, bytes: &[u8], offset: usize) {
-        let end = offset + bytes.len();
-        if self.bytes.len() < end {
-            let from = self.bytes.len();
-            self.bytes.resize(end, 0);
-            self.mark(from, end);
-        }
-        self.bytes[offset..end].copy_from_slice(bytes);
-        self.mark(offset, end);
-    }
-
-    fn mark(&mut self, from: usize, to: usize) {
-        if from < to {
-            self.dirty.extend(from / SECTOR..=(to - 1) / SECTOR);
-        }
-    }
-
-    fn sync(&mut self) {
-        self.durable.resize(self.bytes.len(), 0);
-        for sector in std::mem::take(&mut self.dirty) {
-            let from = sector * SECTOR;
-            let to = (from + SECTOR).min(self.bytes.len());
-            if from < to {
-                self.durable[from..to].copy_from_slice(&self.bytes[from..to]);
-            }
-        }
-    }
-
-    /// `survives` decides for each unflushed sector.
-    fn crash(&mut self, keep_size: bool, mut survives: impl FnMut() -> bool) {
-        let size = if keep_size {
-            self.bytes.len()
-        } else {
-            self.durable.len()
-        };
-        let mut after = self.durable.clone();
-        after.resize(size, 0);
-        for sector in std::mem::take(&mut self.dirty) {
-            let from = sector * SECTOR;
-            let to = (from + SECTOR).min(size).min(self.bytes.len());
-            if survives() && from < to {
-                after[from..to].copy_from_slice(&self.bytes[from..to]);
-            }
-        }
-        self.bytes.clone_from(&after);
-        self.durable = after;
+impl Default for SimDisk {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
 impl SimDisk {
-    /// An empty disk.
+    /// An empty disk, different from all others: what the engine draws is random.
     pub fn new() -> Self {
-        Self::default()
+        let mut seed = [0; 8];
+        // Without randomness two disks are alike, which only tests of foreign files notice.
+        let _drawn = getrandom::fill(&mut seed);
+        Self::seeded(u64::from_le_bytes(seed))
+    }
+
+    /// An empty disk on which the same calls always give the same.
+    pub fn seeded(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            drawn: seed,
+            ..State::default()
+        })))
     }
 
     /// The power goes during the `calls`-th changing call from now; that call and all
@@ -208,6 +73,15 @@ impl SimDisk {
     pub fn crash_after(&self, calls: u64) {
         let mut state = self.0.lock();
         state.crash_at = Some(state.calls + calls);
+        state.crash_when = None;
+    }
+
+    /// The power goes `after` changing calls later than the `nth` one that the filter chooses
+    /// (0 = during that one).
+    pub fn crash_when(&self, filter: Filter, nth: u64, after: u64) {
+        let mut state = self.0.lock();
+        state.crash_at = None;
+        state.crash_when = Some((filter, nth, after));
     }
 
     /// Changing calls made so far.
@@ -215,49 +89,33 @@ impl SimDisk {
         self.0.lock().calls
     }
 
+    /// Calls of any kind made so far.
+    pub fn all_calls(&self) -> u64 {
+        self.0.lock().all_calls
+    }
+
     /// Whether the power went.
     pub fn is_crashed(&self) -> bool {
         self.0.lock().crashed
     }
 
+    /// During which call the power went, if it did and is not back.
+    pub fn cut_point(&self) -> Option<CutPoint> {
+        self.0.lock().cut.clone()
+    }
+
     /// Cuts the power and brings it back: of what was not flushed, `seed` decides what
-    /// survives.
+    /// survives. Faults that were still to come do not.
     pub fn crash(&self, seed: u64) {
+        self.0.lock().crash(seed);
+    }
+
+    /// The `nth` call of any kind from now (1 = the next) fails once with this error of the
+    /// system.
+    pub fn fail_call(&self, nth: u64, system_error: i32) {
         let mut state = self.0.lock();
-        state.random = seed;
-        let kept = state.unsynced_names.len() as u64 + 1;
-        let kept = usize::try_from(state.random() % kept).unwrap_or(0);
-        let changes = std::mem::take(&mut state.unsynced_names);
-        let mut names = std::mem::take(&mut state.durable_names);
-        changes
-            .iter()
-            .take(kept)
-            .for_each(|change| change.apply(&mut names));
-        // One choice for all files: nothing, everything, or sector by sector.
-        let manner = state.random() % 4;
-        let mut inodes: Vec<u64> = state.files.keys().copied().collect();
-        inodes.sort_unstable();
-        for inode in inodes {
-            let mut seed = state.random();
-            let keep_size = seed & 1 == 1;
-            let survives = || match manner {
-                0 => false,
-                1 => true,
-                _ => {
-                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (seed >> 33) & 1 == 1
-                }
-            };
-            state.inode(inode).crash(keep_size, survives);
-        }
-        let alive: BTreeSet<u64> = names.values().copied().collect();
-        state.files.retain(|inode, _| alive.contains(inode));
-        state.names = names.clone();
-        state.durable_names = names;
-        state.crashed = false;
-        state.crash_at = None;
-        state.write_failures.clear();
-        state.locked = None;
+        let at = state.all_calls + nth;
+        state.faults.calls.push((at, system_error));
     }
 
     /// The `nth` flush from now fails once (1 = the next), and with it what it should
@@ -265,7 +123,7 @@ impl SimDisk {
     pub fn fail_sync(&self, nth: u64) {
         let mut state = self.0.lock();
         let at = state.syncs + nth;
-        state.sync_failures.push(at);
+        state.faults.syncs.push(at);
     }
 
     /// The `nth` write from now (1 = the next) fails once, after `part` of its bytes were
@@ -273,7 +131,33 @@ impl SimDisk {
     pub fn fail_write(&self, nth: u64, kind: io::ErrorKind, part: usize) {
         let mut state = self.0.lock();
         let at = state.writes + nth;
-        state.write_failures.push(WriteFailure { at, kind, part });
+        state.faults.writes.push(WriteFailure { at, kind, part });
+    }
+
+    /// Of 100 writes so many take only some of the bytes.
+    pub fn set_short_writes(&self, of_100: u64) {
+        self.0.lock().faults.short_writes = of_100;
+    }
+
+    /// The device loses the `nth` write from now, or puts it `elsewhere`, and says nothing.
+    pub fn lie_about_write(&self, nth: u64, elsewhere: bool, seed: u64) {
+        let mut state = self.0.lock();
+        let at = state.writes + nth;
+        state.random = seed;
+        state.faults.lies.push((at, elsewhere));
+    }
+
+    /// The lies told so far.
+    pub fn lies(&self) -> Vec<Lie> {
+        self.0.lock().lies.clone()
+    }
+
+    /// No fault that was planned happens any more.
+    pub fn forget_faults(&self) {
+        let mut state = self.0.lock();
+        state.faults = Default::default();
+        state.crash_at = None;
+        state.crash_when = None;
     }
 
     /// Writes made so far.
@@ -284,6 +168,32 @@ impl SimDisk {
     /// Whether files can grow.
     pub fn set_full(&self, full: bool) {
         self.0.lock().full = full;
+    }
+
+    /// Notes all calls from now on; in words too if they are to be `listed`.
+    pub fn trace_calls(&self, listed: bool) {
+        self.0.lock().trace = Some(match listed {
+            true => Trace::listed(),
+            false => Trace::default(),
+        });
+    }
+
+    /// A hash of all calls since [`SimDisk::trace_calls`], and the list if there is one.
+    pub fn trace(&self) -> (u64, Vec<String>) {
+        self.0.lock().trace.clone().unwrap_or_default().told()
+    }
+
+    /// A hash of all that is on the disk, in the cache and on the device.
+    pub fn fingerprint(&self) -> u64 {
+        let state = self.0.lock();
+        let mut hasher = DefaultHasher::new();
+        state.names.hash(&mut hasher);
+        state.durable_names.hash(&mut hasher);
+        for inode in state.names.values() {
+            let Inode { bytes, device, .. } = &state.files[inode];
+            (bytes, device).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// What a file holds now, or `None` if there is none.
@@ -306,10 +216,7 @@ impl SimDisk {
                 inode
             }
         };
-        let file = state.inode(inode);
-        file.durable.clone_from(&bytes);
-        file.bytes = bytes;
-        file.dirty.clear();
+        state.files.insert(inode, Inode::settled(bytes, path));
     }
 
     /// A disk of its own with the same contents, everything on it durable.
@@ -319,53 +226,28 @@ impl SimDisk {
             next_inode: state.next_inode,
             names: state.names.clone(),
             durable_names: state.names.clone(),
+            drawn: state.drawn,
             ..State::default()
         };
         for (inode, file) in &state.files {
-            let bytes = file.bytes.clone();
-            let durable = bytes.clone();
-            copy.files.insert(
-                *inode,
-                Inode {
-                    bytes,
-                    durable,
-                    dirty: BTreeSet::new(),
-                },
-            );
+            let settled = Inode::settled(file.bytes.clone(), &file.path);
+            copy.files.insert(*inode, settled);
         }
         Self(Arc::new(Mutex::new(copy)))
     }
-}
 
-#[cfg(test)]
-impl SimDisk {
     /// A disk of its own in the very same state, unflushed writes included.
-    pub(crate) fn copy_with_unflushed(&self) -> Self {
+    pub fn copy_with_unflushed(&self) -> Self {
         let state = self.0.lock();
-        let mut copy = State {
+        Self(Arc::new(Mutex::new(State {
+            files: state.files.clone(),
             next_inode: state.next_inode,
             names: state.names.clone(),
             durable_names: state.durable_names.clone(),
             unsynced_names: state.unsynced_names.clone(),
+            drawn: state.drawn,
             ..State::default()
-        };
-        for (inode, file) in &state.files {
-            let Inode {
-                bytes,
-                durable,
-                dirty,
-            } = file;
-            let (bytes, durable, dirty) = (bytes.clone(), durable.clone(), dirty.clone());
-            copy.files.insert(
-                *inode,
-                Inode {
-                    bytes,
-                    durable,
-                    dirty,
-                },
-            );
-        }
-        Self(Arc::new(Mutex::new(copy)))
+        })))
     }
 }
 
@@ -394,9 +276,9 @@ impl Disk for SimDisk {
         "memory".to_owned()
     }
 
-    fn lock(&self, _path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
+    fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
         let mut state = self.0.lock();
-        state.alive()?;
+        state.enter(&Call::of(CallKind::Lock, path))?;
         if let Some((_, holder)) = &state.locked {
             return Ok(Err(holder.clone()));
         }
@@ -409,13 +291,14 @@ impl Disk for SimDisk {
         })))
     }
 
-    fn create_directory(&self, _path: &str) -> io::Result<()> {
-        self.0.lock().alive()
+    fn create_directory(&self, path: &str) -> io::Result<()> {
+        let call = Call::of(CallKind::CreateDirectory, path);
+        self.0.lock().enter(&call).map(drop)
     }
 
     fn list(&self, directory: &str) -> io::Result<Vec<String>> {
-        let state = self.0.lock();
-        state.alive()?;
+        let mut state = self.0.lock();
+        state.enter(&Call::of(CallKind::List, directory))?;
         Ok(state
             .names
             .keys()
@@ -426,7 +309,7 @@ impl Disk for SimDisk {
 
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let mut state = self.0.lock();
-        state.alive()?;
+        let stops = state.enter(&Call::of(CallKind::Create, path))?;
         if state.names.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -436,10 +319,11 @@ impl Disk for SimDisk {
         state.next_inode += 1;
         let inode = state.next_inode;
         state.files.insert(inode, Inode::default());
-        state.change_name(NameChange {
+        let change = NameChange {
             set: Some((path.to_owned(), inode)),
             removed: None,
-        })?;
+        };
+        state.change_name(change, stops)?;
         Ok(Arc::new(SimFile {
             disk: self.clone(),
             inode,
@@ -447,8 +331,8 @@ impl Disk for SimDisk {
     }
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let state = self.0.lock();
-        state.alive()?;
+        let mut state = self.0.lock();
+        state.enter(&Call::of(CallKind::Open, path))?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
         Ok(Arc::new(SimFile {
             disk: self.clone(),
@@ -458,47 +342,43 @@ impl Disk for SimDisk {
 
     fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
         let mut state = self.0.lock();
-        state.alive()?;
+        state.enter(&Call::of(CallKind::ReadFromDevice, path))?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
-        let inode = state.inode(inode);
-        // As on Linux, what is dirty is written back first; what is clean is what the
-        // device has, whatever the cache says.
-        let mut found = inode.durable.clone();
-        found.resize(inode.bytes.len(), 0);
-        for sector in &inode.dirty {
-            let to = (sector * SECTOR + SECTOR).min(found.len());
-            let range = (sector * SECTOR).min(to)..to;
-            found[range.clone()].copy_from_slice(&inode.bytes[range]);
-        }
+        let mut found = state.inode(inode).from_device();
         found.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(Some(found.into()))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.alive()?;
+        let stops = state.enter(&Call {
+            to: Some(to),
+            ..Call::of(CallKind::Rename, from)
+        })?;
         let inode = *state.names.get(from).ok_or(io::ErrorKind::NotFound)?;
-        state.change_name(NameChange {
+        let change = NameChange {
             set: Some((to.to_owned(), inode)),
             removed: Some(from.to_owned()),
-        })
+        };
+        state.change_name(change, stops)
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.alive()?;
+        let stops = state.enter(&Call::of(CallKind::Remove, path))?;
         if !state.names.contains_key(path) {
             return Err(io::ErrorKind::NotFound.into());
         }
-        state.change_name(NameChange {
+        let change = NameChange {
             set: None,
             removed: Some(path.to_owned()),
-        })
+        };
+        state.change_name(change, stops)
     }
 
     fn sync_directory(&self, directory: &str) -> io::Result<()> {
         let mut state = self.0.lock();
-        if state.call()? {
+        if state.enter(&Call::of(CallKind::SyncDirectory, directory))? {
             return Err(io::Error::other("the power went during a directory flush"));
         }
         // As in a journaling file system, a change comes with all that came before it.
@@ -517,7 +397,9 @@ impl Disk for SimDisk {
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
-        Ok(self.0.lock().full.then_some(0))
+        let mut state = self.0.lock();
+        state.enter(&Call::of(CallKind::FreeBytes, ""))?;
+        Ok(state.full.then_some(0))
     }
 
     fn file_system(&self) -> FileSystem {
@@ -527,6 +409,16 @@ impl Disk for SimDisk {
             warning: Some("the data directory is in memory".to_owned()),
         }
     }
+
+    fn draw(&self, bytes: &mut [u8]) -> io::Result<()> {
+        let mut state = self.0.lock();
+        state.enter(&Call::of(CallKind::Draw, ""))?;
+        for part in bytes.chunks_mut(8) {
+            let drawn = next_random(&mut state.drawn).to_le_bytes();
+            part.copy_from_slice(&drawn[..part.len()]);
+        }
+        Ok(())
+    }
 }
 
 struct SimFile {
@@ -534,16 +426,34 @@ struct SimFile {
     inode: u64,
 }
 
+impl SimFile {
+    /// Enters a call on this file.
+    fn enter(&self, state: &mut State, call: &Call<'_>) -> io::Result<bool> {
+        let path = std::mem::take(&mut state.inode(self.inode).path);
+        let entered = state.enter(&Call {
+            path: &path,
+            ..*call
+        });
+        state.inode(self.inode).path = path;
+        entered
+    }
+}
+
 impl DiskFile for SimFile {
     fn size(&self) -> io::Result<u64> {
         let mut state = self.disk.0.lock();
-        state.alive()?;
+        self.enter(&mut state, &Call::of(CallKind::Size, ""))?;
         Ok(state.inode(self.inode).bytes.len() as u64)
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut state = self.disk.0.lock();
-        state.alive()?;
+        let call = Call {
+            offset,
+            length: buffer.len() as u64,
+            ..Call::of(CallKind::Read, "")
+        };
+        self.enter(&mut state, &call)?;
         let bytes = &state.inode(self.inode).bytes;
         let offset = usize::try_from(offset)
             .map_err(io::Error::other)?
@@ -555,8 +465,13 @@ impl DiskFile for SimFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let mut state = self.disk.0.lock();
+        let call = Call {
+            offset,
+            bytes,
+            ..Call::of(CallKind::Write, "")
+        };
+        let stops = self.enter(&mut state, &call)?;
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
-        let stops = state.call()?;
         let bytes = state.write_failure(bytes)?;
         let allocated = state.inode(self.inode).bytes.len().next_multiple_of(BLOCK);
         if state.full && offset + bytes.len() > allocated {
@@ -568,32 +483,41 @@ impl DiskFile for SimFile {
             return Err(io::Error::other("the power went during a write"));
         }
         state.inode(self.inode).write(bytes, offset);
+        state.lie(self.inode, offset, bytes.len());
         Ok(bytes.len())
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         let mut state = self.disk.0.lock();
-        if state.call()? {
+        let call = Call {
+            offset: bytes,
+            ..Call::of(CallKind::SetSize, "")
+        };
+        if self.enter(&mut state, &call)? {
             return Err(io::Error::other("the power went during a change of size"));
         }
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
-        let inode = state.inode(self.inode);
-        let before = inode.bytes.len();
-        inode.bytes.resize(size, 0);
-        inode.mark(before, size);
+        state.inode(self.inode).resize(size);
         Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
         let mut state = self.disk.0.lock();
-        if state.call()? {
-            return Err(io::Error::other("the power went during a flush"));
+        let entered = self.enter(&mut state, &Call::of(CallKind::Sync, ""));
+        if state.crashed {
+            return Err(power_is_off());
         }
         state.syncs += 1;
         let this = state.syncs;
-        if state.sync_failures.contains(&this) {
-            // What was dirty is marked clean in the cache and never reaches the device.
-            state.inode(self.inode).dirty.clear();
+        let failed = state.faults.syncs.contains(&this);
+        if let Err(error) = entered {
+            // Some of it may have got there.
+            let mut seed = state.random();
+            state.inode(self.inode).fail_sync(|| coin(&mut seed));
+            return Err(error);
+        }
+        if failed {
+            state.inode(self.inode).fail_sync(|| false);
             return Err(io::Error::other("a flush failed"));
         }
         state.inode(self.inode).sync();

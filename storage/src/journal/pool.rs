@@ -228,7 +228,7 @@ impl Pool {
         purpose: Use,
     ) -> io::Result<ReadySegment> {
         let mut salt = [0; 8];
-        getrandom::fill(&mut salt).map_err(io::Error::other)?;
+        self.disk.draw(&mut salt)?;
         let mut salt = u64::from_le_bytes(salt);
         if known_bad::makes(Mistake::NoSalt) {
             salt = 0;

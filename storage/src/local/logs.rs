@@ -381,7 +381,8 @@ pub(crate) struct Logs(RwLock<Tables>);
 #[derive(Default)]
 struct Tables {
     names: BTreeMap<LogName, Arc<Log>>,
-    ids: HashMap<LogId, Arc<Log>>,
+    /// Hashed the same in every run, so that checkpoints list logs in the same order.
+    ids: HashMap<LogId, Arc<Log>, foldhash::fast::FixedState>,
 }
 
 impl Logs {

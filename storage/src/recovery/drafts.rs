@@ -60,8 +60,9 @@ struct Missing {
 /// Logs in the making.
 #[derive(Default)]
 pub(super) struct Drafts {
-    /// Ids are the engine's own: nobody can choose them to collide.
-    logs: HashMap<LogId, Draft, foldhash::fast::RandomState>,
+    /// Ids are the engine's own: nobody can choose them to collide. Hashed the same in every
+    /// run, so that the same store is always read in the same order.
+    logs: HashMap<LogId, Draft, foldhash::fast::FixedState>,
     missing: Vec<Missing>,
     /// The segment being applied, and the logs it touches.
     segment: Option<SegmentId>,

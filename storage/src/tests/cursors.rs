@@ -95,7 +95,7 @@ fn cursors_stay_where_they_were_moved_to_over_every_kind_of_start() {
     f = f.restart_cleanly();
     assert_eq!(f.cursors("a"), expected);
     while f.disk.list("checkpoint").unwrap().is_empty() {
-        f.core.pool_in_turn();
+        f.core.pool_in_turn().unwrap();
         f.append("filler", &[5; 9000]).unwrap();
     }
     f.commit(to("a", "x", 6)).unwrap();

@@ -52,7 +52,7 @@ impl Fixture {
     /// start reads.
     fn roll_far(&self) {
         while self.disk.list("checkpoint").unwrap().is_empty() {
-            self.core.pool_in_turn();
+            self.core.pool_in_turn().unwrap();
             self.append("filler", &[5; 9000]).unwrap();
         }
     }

@@ -407,7 +407,7 @@ fn a_roll_without_space_is_done_later() {
         let fits = (f.config.segment_bytes - crate::journal::LIFE_BYTES) / 12_200;
         (1..fits).for_each(|_| drop(f.append("a", &data).unwrap()));
         // So that the roll has nothing to prepare.
-        f.core.pool_in_turn();
+        f.core.pool_in_turn().unwrap();
         f
     };
     let f = about_to_roll();

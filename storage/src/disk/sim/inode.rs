@@ -1,0 +1,154 @@
+//! One simulated file: what the page cache has of it, and what the device has.
+
+const SECTOR: usize = 512;
+
+#[derive(Clone, Default)]
+pub(super) struct Inode {
+    /// What reads see: the page cache.
+    pub(super) bytes: Vec<u8>,
+    /// What a power cut leaves.
+    pub(super) device: Vec<u8>,
+    dirty: Sectors,
+    /// Writes since the last flush: offset, length.
+    pub(super) unflushed: Vec<(usize, usize)>,
+    /// Its name now, or its last one.
+    pub(super) path: String,
+}
+
+/// A set of sectors.
+#[derive(Clone, Default)]
+struct Sectors(Vec<u64>);
+
+impl Sectors {
+    fn set(&mut self, from: usize, to: usize, dirty: bool) {
+        if from >= to {
+            return;
+        }
+        let (first, last) = (from / SECTOR, (to - 1) / SECTOR);
+        if self.0.len() <= last / 64 {
+            self.0.resize(last / 64 + 1, 0);
+        }
+        for sector in first..=last {
+            let bit = 1 << (sector % 64);
+            match dirty {
+                true => self.0[sector / 64] |= bit,
+                false => self.0[sector / 64] &= !bit,
+            }
+        }
+    }
+
+    /// Empties it; tells what was in it, in order.
+    fn take(&mut self, mut sector: impl FnMut(usize)) {
+        for (index, word) in self.0.iter_mut().enumerate() {
+            let mut bits = std::mem::take(word);
+            while bits != 0 {
+                sector(index * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
+}
+
+/// A sector's bytes, as far as there are any.
+fn range(sector: usize, size: usize) -> std::ops::Range<usize> {
+    let from = (sector * SECTOR).min(size);
+    from..(from + SECTOR).min(size)
+}
+
+impl Inode {
+    /// A file that is on the device whole.
+    pub(super) fn settled(bytes: Vec<u8>, path: &str) -> Self {
+        Self {
+            device: bytes.clone(),
+            bytes,
+            path: path.to_owned(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8], offset: usize) {
+        let end = offset + bytes.len();
+        if self.bytes.len() < end {
+            self.resize(end);
+        }
+        self.bytes[offset..end].copy_from_slice(bytes);
+        self.dirty.set(offset, end, true);
+        self.unflushed.push((offset, bytes.len()));
+    }
+
+    pub(super) fn resize(&mut self, size: usize) {
+        let before = self.bytes.len();
+        self.bytes.resize(size, 0);
+        self.dirty.set(before, size, true);
+    }
+
+    /// Everything reaches the device.
+    pub(super) fn sync(&mut self) {
+        let Self { bytes, device, .. } = self;
+        device.resize(bytes.len(), 0);
+        self.dirty.take(|sector| {
+            let range = range(sector, bytes.len());
+            device[range.clone()].copy_from_slice(&bytes[range]);
+        });
+        self.unflushed.clear();
+    }
+
+    /// A flush fails: what was dirty is marked clean, and the cache goes on serving it.
+    /// `reaches` decides of each sector whether the device has it all the same.
+    pub(super) fn fail_sync(&mut self, mut reaches: impl FnMut() -> bool) {
+        let Self { bytes, device, .. } = self;
+        self.dirty.take(|sector| {
+            let range = range(sector, bytes.len().min(device.len()));
+            if reaches() {
+                device[range.clone()].copy_from_slice(&bytes[range]);
+            }
+        });
+        self.unflushed.clear();
+    }
+
+    /// What was just written is taken for written, and never gets to the device. Returns
+    /// the sectors of it: offset, bytes.
+    pub(super) fn lose(&mut self, offset: usize, length: usize) -> (usize, Vec<u8>) {
+        let from = offset / SECTOR * SECTOR;
+        let to = (offset + length)
+            .next_multiple_of(SECTOR)
+            .min(self.bytes.len());
+        self.dirty.set(from, to, false);
+        (from, self.bytes[from..to].to_vec())
+    }
+
+    /// Something that was meant for another place lands here. The cache does not know.
+    pub(super) fn hit(&mut self, offset: usize, bytes: &[u8]) {
+        let end = (offset + bytes.len()).min(self.device.len());
+        if offset < end {
+            self.device[offset..end].copy_from_slice(&bytes[..end - offset]);
+        }
+    }
+
+    /// What the device has, with what is dirty written back first, as on Linux.
+    pub(super) fn from_device(&self) -> Vec<u8> {
+        let mut found = self.device.clone();
+        found.resize(self.bytes.len(), 0);
+        self.dirty.clone().take(|sector| {
+            let range = range(sector, found.len());
+            found[range.clone()].copy_from_slice(&self.bytes[range]);
+        });
+        found
+    }
+
+    /// The power goes. `survives` decides for each unflushed sector.
+    pub(super) fn crash(&mut self, keep_size: bool, mut survives: impl FnMut() -> bool) {
+        let Self { bytes, device, .. } = self;
+        if keep_size {
+            device.resize(bytes.len(), 0);
+        }
+        self.dirty.take(|sector| {
+            let range = range(sector, bytes.len().min(device.len()));
+            if survives() {
+                device[range.clone()].copy_from_slice(&bytes[range]);
+            }
+        });
+        bytes.clone_from(device);
+        self.unflushed.clear();
+    }
+}

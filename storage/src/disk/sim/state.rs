@@ -1,0 +1,272 @@
+//! What a simulated disk holds, and which faults are to come.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+
+use super::calls::{Call, CallKind, CutPoint, Filter, Lie, Trace};
+use super::inode::Inode;
+use super::names::NameChange;
+
+const SECTOR: u64 = 512;
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) files: HashMap<u64, Inode>,
+    pub(super) next_inode: u64,
+    pub(super) names: BTreeMap<String, u64>,
+    pub(super) durable_names: BTreeMap<String, u64>,
+    pub(super) unsynced_names: Vec<NameChange>,
+    pub(super) locked: Option<(u64, String)>,
+    pub(super) next_lock: u64,
+    /// Changing calls, and calls of any kind.
+    pub(super) calls: u64,
+    pub(super) all_calls: u64,
+    pub(super) crash_at: Option<u64>,
+    /// The power is to go so many changing calls after the `nth` that the filter chooses.
+    pub(super) crash_when: Option<(Filter, u64, u64)>,
+    pub(super) crashed: bool,
+    pub(super) cut: Option<CutPoint>,
+    /// What survives, what is written short: reset by each power cut.
+    pub(super) random: u64,
+    /// What the engine draws. A stream of its own: the same salt twice would prove nothing.
+    pub(super) drawn: u64,
+    pub(super) faults: Faults,
+    pub(super) syncs: u64,
+    pub(super) writes: u64,
+    pub(super) full: bool,
+    pub(super) trace: Option<Trace>,
+    pub(super) lies: Vec<Lie>,
+}
+
+/// Faults to come, each by the number of the call that it befalls.
+#[derive(Default)]
+pub(super) struct Faults {
+    /// Calls of any kind, and the number of the system's error.
+    pub(super) calls: Vec<(u64, i32)>,
+    pub(super) syncs: Vec<u64>,
+    pub(super) writes: Vec<WriteFailure>,
+    /// Writes that the device loses (`false`) or puts elsewhere (`true`).
+    pub(super) lies: Vec<(u64, bool)>,
+    /// Of 100 writes so many are short.
+    pub(super) short_writes: u64,
+}
+
+pub(super) struct WriteFailure {
+    /// Which write.
+    pub(super) at: u64,
+    pub(super) kind: io::ErrorKind,
+    /// So much of it is written before, as a short write.
+    pub(super) part: usize,
+}
+
+/// SplitMix64: enough for choosing, and the same on every machine.
+pub(super) fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+pub(super) fn power_is_off() -> io::Error {
+    io::Error::other("the power is off")
+}
+
+impl State {
+    pub(super) fn random(&mut self) -> u64 {
+        next_random(&mut self.random)
+    }
+
+    /// Counts and notes one call; `Ok(true)` = the power goes during it.
+    ///
+    /// # Errors
+    /// If the power is off, or the call is to fail.
+    pub(super) fn enter(&mut self, call: &Call<'_>) -> io::Result<bool> {
+        if self.crashed {
+            return Err(power_is_off());
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.add(call);
+        }
+        self.all_calls += 1;
+        if call.kind.changes() {
+            self.calls += 1;
+            self.look_ahead(call);
+            if self.crash_at == Some(self.calls) {
+                self.crashed = true;
+                self.cut = Some(self.cut_point(call));
+                return Ok(true);
+            }
+        }
+        let this = self.all_calls;
+        match self.faults.calls.iter().find(|(at, _)| *at == this) {
+            Some((_, error)) => Err(io::Error::from_raw_os_error(*error)),
+            None => Ok(false),
+        }
+    }
+
+    /// Settles when the power goes, if that depends on what is called.
+    fn look_ahead(&mut self, call: &Call<'_>) {
+        if let Some((filter, nth, after)) = &mut self.crash_when
+            && filter(call)
+        {
+            *nth = nth.saturating_sub(1);
+            if *nth == 0 {
+                self.crash_at = Some(self.calls + *after);
+                self.crash_when = None;
+            }
+        }
+    }
+
+    fn cut_point(&self, call: &Call<'_>) -> CutPoint {
+        let mut writes = Vec::new();
+        let mut names = Vec::new();
+        match call.kind {
+            CallKind::Write => writes.push((call.offset, call.bytes.to_vec())),
+            CallKind::Sync => {
+                let inode = self.names.get(call.path);
+                if let Some(inode) = inode.and_then(|inode| self.files.get(inode)) {
+                    for (offset, length) in &inode.unflushed {
+                        let end = (offset + length).min(inode.bytes.len());
+                        let bytes = inode.bytes.get(*offset..end).unwrap_or(&[]);
+                        writes.push((*offset as u64, bytes.to_vec()));
+                    }
+                }
+            }
+            CallKind::SyncDirectory => {
+                let changes = self.unsynced_names.iter();
+                let these = changes.filter(|change| change.touches(call.path));
+                names.extend(these.map(NameChange::told));
+            }
+            CallKind::Create => names.push((None, Some(call.path.to_owned()))),
+            _ => names.push((Some(call.path.to_owned()), call.to.map(str::to_owned))),
+        }
+        CutPoint {
+            kind: call.kind,
+            path: call.path.to_owned(),
+            writes,
+            names,
+        }
+    }
+
+    /// How much of a write gets through now, or why nothing does.
+    pub(super) fn write_failure<'a>(&mut self, bytes: &'a [u8]) -> io::Result<&'a [u8]> {
+        self.writes += 1;
+        let this = self.writes;
+        let Some(failure) = self.faults.writes.iter_mut().find(|f| f.at == this) else {
+            let short = self.faults.short_writes;
+            if short > 0 && bytes.len() > 1 && self.random() % 100 < short {
+                let part = self.random() % (bytes.len() as u64 - 1) + 1;
+                return Ok(&bytes[..usize::try_from(part).unwrap_or(1)]);
+            }
+            return Ok(bytes);
+        };
+        let part = failure.part.min(bytes.len().saturating_sub(1));
+        if part == 0 {
+            return Err(failure.kind.into());
+        }
+        failure.part = 0;
+        failure.at += 1;
+        Ok(&bytes[..part])
+    }
+
+    /// What was just written is not on the device, if that was the plan.
+    pub(super) fn lie(&mut self, inode: u64, offset: usize, length: usize) {
+        let this = self.writes;
+        let planned = self.faults.lies.iter().find(|(at, _)| *at == this);
+        let Some(elsewhere) = planned.map(|(_, elsewhere)| *elsewhere) else {
+            return;
+        };
+        let file = self.inode(inode);
+        let path = file.path.clone();
+        let (from, bytes) = file.lose(offset, length);
+        let mut lie = Lie {
+            path,
+            sectors: (from as u64, bytes.len() as u64),
+            write: this,
+            landed: None,
+        };
+        if elsewhere {
+            lie.landed = self.land(&bytes);
+        }
+        self.lies.push(lie);
+    }
+
+    /// Puts what was meant for another place somewhere on the device.
+    fn land(&mut self, bytes: &[u8]) -> Option<(String, u64)> {
+        let files: Vec<(String, u64, u64)> = self
+            .names
+            .iter()
+            .map(|(path, inode)| (path, inode, self.files[inode].device.len() as u64))
+            .filter(|(_, _, size)| *size > 0)
+            .map(|(path, inode, size)| (path.clone(), *inode, size))
+            .collect();
+        let chosen = self.random() % (files.len() as u64).max(1);
+        let (path, inode, size) = files.get(usize::try_from(chosen).ok()?)?.clone();
+        let sector = self.random() % size.div_ceil(SECTOR);
+        let offset = usize::try_from(sector * SECTOR).ok()?;
+        self.inode(inode).hit(offset, bytes);
+        Some((path, sector * SECTOR))
+    }
+
+    pub(super) fn inode(&mut self, inode: u64) -> &mut Inode {
+        self.files.entry(inode).or_default()
+    }
+
+    pub(super) fn change_name(&mut self, change: NameChange, stops: bool) -> io::Result<()> {
+        change.apply(&mut self.names);
+        if let Some((path, inode)) = &change.set {
+            self.inode(*inode).path.clone_from(path);
+        }
+        self.unsynced_names.push(change);
+        if stops {
+            return Err(io::Error::other("the power went during a change of names"));
+        }
+        Ok(())
+    }
+
+    /// The power goes and comes back.
+    pub(super) fn crash(&mut self, seed: u64) {
+        self.random = seed;
+        let kept = self.unsynced_names.len() as u64 + 1;
+        let kept = usize::try_from(self.random() % kept).unwrap_or(0);
+        let changes = std::mem::take(&mut self.unsynced_names);
+        let mut names = std::mem::take(&mut self.durable_names);
+        changes
+            .iter()
+            .take(kept)
+            .for_each(|change| change.apply(&mut names));
+        // One choice for all files: nothing, everything, or sector by sector.
+        let manner = self.random() % 4;
+        let mut inodes: Vec<u64> = self.files.keys().copied().collect();
+        inodes.sort_unstable();
+        for inode in inodes {
+            let mut seed = self.random();
+            let keep_size = seed & 1 == 1;
+            let survives = || match manner {
+                0 => false,
+                1 => true,
+                _ => coin(&mut seed),
+            };
+            self.inode(inode).crash(keep_size, survives);
+        }
+        let alive: BTreeSet<u64> = names.values().copied().collect();
+        self.files.retain(|inode, _| alive.contains(inode));
+        for (path, inode) in &names {
+            self.inode(*inode).path.clone_from(path);
+        }
+        self.names.clone_from(&names);
+        self.durable_names = names;
+        self.crashed = false;
+        self.crash_at = None;
+        self.crash_when = None;
+        self.cut = None;
+        self.faults = Faults::default();
+        self.locked = None;
+    }
+}
+
+pub(super) fn coin(seed: &mut u64) -> bool {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+    (*seed >> 33) & 1 == 1
+}
