@@ -68,6 +68,61 @@ pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenEr
     Ok((lock, store))
 }
 
+/// What FORMAT says, looked at without changing anything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Format {
+    Good(u128),
+    Missing,
+    Damaged,
+}
+
+/// Reads FORMAT.
+///
+/// # Errors
+/// If it cannot be read, or is of a newer version.
+pub(crate) fn look(disk: &dyn Disk) -> Result<Format, OpenError> {
+    let names = disk
+        .list("")
+        .map_err(OpenError::io("listing the data directory"))?;
+    if !names.iter().any(|name| name == FORMAT) {
+        return Ok(Format::Missing);
+    }
+    match read_format(disk) {
+        Ok(id) => Ok(Format::Good(id)),
+        Err(OpenError::NotAStore { .. }) => Ok(Format::Damaged),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes sure that nobody serves the directory as long as what this returns is held. Writes
+/// nothing.
+///
+/// # Errors
+/// If a process has it.
+pub(crate) fn lock_shared(disk: &dyn Disk) -> Result<Option<Box<dyn DiskLock>>, OpenError> {
+    disk.lock_shared(LOCK)
+        .map_err(OpenError::io("looking at the lock of the data directory"))?
+        .map_err(|holder| OpenError::Locked {
+            directory: disk.location().into(),
+            holder,
+        })
+}
+
+/// Whether a name directly in the data directory is one that a store has.
+pub(crate) fn owns(name: &str) -> bool {
+    [FORMAT, BEGUN, LOCK].contains(&name)
+}
+
+/// Whether it is one that a start that was cut off leaves behind.
+pub(crate) fn leaves_behind(name: &str) -> bool {
+    [FORMAT_NEW, BEGUN_NEW, PROBE].contains(&name)
+}
+
+/// Whether the store has a BEGUN file, whole or not.
+pub(crate) fn has_begun(disk: &dyn Disk) -> std::io::Result<bool> {
+    Ok(disk.list("")?.iter().any(|name| name == BEGUN))
+}
+
 fn encode_format(id: u128) -> String {
     let text = format!("wald store\nversion {VERSION}\nid {id:032x}\n");
     let crc = crc32c(text.as_bytes());

@@ -26,6 +26,7 @@ mod session;
 mod tests;
 mod threads;
 mod ticket;
+mod verify;
 mod watch;
 mod wire;
 
@@ -54,3 +55,4 @@ pub use record::{
 };
 pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use ticket::block_on;
+pub use verify::{Control, Finding, FindingKind, Offline, OfflineReport, Progress, Severity};

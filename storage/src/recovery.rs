@@ -9,9 +9,11 @@ mod begin;
 mod drafts;
 mod files;
 mod known;
+mod survey;
 mod walk;
 
 pub(crate) use self::known::index_from_frames;
+pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -136,6 +138,8 @@ pub(crate) struct Recovered {
     next_base: Position,
     times: RecoveryTimes,
     findings: Vec<String>,
+    /// Nothing will be served: all segments are read, and no index of them is kept.
+    only_looks: bool,
 }
 
 /// The engine's parts, ready to serve.
@@ -200,6 +204,7 @@ impl Recovered {
             next_base: Position::ZERO,
             times: RecoveryTimes::default(),
             findings: Vec::new(),
+            only_looks: false,
         }
     }
 

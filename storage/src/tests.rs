@@ -16,6 +16,7 @@ mod scanning;
 mod sync_modes;
 mod tails;
 mod trimming;
+mod verifying;
 
 use std::pin::Pin;
 use std::sync::Arc;
