@@ -1,4 +1,5 @@
-//! The Wald daemon: `wald` serves, `wald config` shows and checks settings.
+//! The Wald daemon: `wald` serves, `wald config` shows and checks settings, `wald verify`
+//! looks at a data directory that nobody serves.
 
 mod admission;
 mod config;
@@ -8,6 +9,7 @@ mod drain;
 mod http;
 mod logging;
 mod metrics;
+mod offline;
 mod rpc;
 mod serve;
 mod status;
@@ -36,6 +38,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let matches = command().get_matches();
     let source = Source::new(&matches);
+    if let Some((name, matches)) = matches.subcommand() {
+        let configured = || Ok(source.effective()?.config);
+        if let Some(result) = offline::run(name, matches, configured) {
+            return ExitCode::from(result.unwrap_or_else(|exit| failed(&exit)));
+        }
+    }
     let result = match matches.subcommand() {
         Some(("config", matches)) => configure(&source, matches).map_err(|exit| failed(&exit)),
         Some(("completion", matches)) => completion(matches).map_err(|exit| failed(&exit)),
@@ -92,6 +100,7 @@ fn command() -> Command {
                 .global(true),
         )
         .subcommand(Command::new("serve").about("Serve (what wald does without a command)"))
+        .subcommands(offline::commands())
         .subcommand(
             Command::new("config")
                 .about("Look at the configuration")

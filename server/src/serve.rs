@@ -441,6 +441,12 @@ fn announce(
             "records are damaged; everything else is served"
         );
     }
+    if !report.accepted.is_empty() {
+        tracing::info!(
+            ranges = report.accepted.len(),
+            "the loss of records was accepted earlier; they stay named to readers"
+        );
+    }
     for finding in &report.findings {
         tracing::warn!(finding = finding.as_str(), "found while opening the store");
     }

@@ -7,9 +7,7 @@ use crate::disk::{Disk, DiskLock, is_out_of_space};
 use crate::engine::DurabilityTruth;
 use crate::error::OpenError;
 use crate::ids::{Position, RecoveryEpoch, SegmentId};
-use crate::journal::LIFE_BYTES;
 use crate::journal::frame::crc32c;
-use crate::journal::segment::Life;
 
 /// The directories of a store.
 const DIRECTORIES: [&str; 6] = [
@@ -74,6 +72,61 @@ pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenEr
     Ok((lock, store))
 }
 
+/// What FORMAT says, looked at without changing anything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Format {
+    Good(u128),
+    Missing,
+    Damaged,
+}
+
+/// Reads FORMAT.
+///
+/// # Errors
+/// If it cannot be read, or is of a newer version.
+pub(crate) fn look(disk: &dyn Disk) -> Result<Format, OpenError> {
+    let names = disk
+        .list("")
+        .map_err(OpenError::io("listing the data directory"))?;
+    if !names.iter().any(|name| name == FORMAT) {
+        return Ok(Format::Missing);
+    }
+    match read_format(disk) {
+        Ok(id) => Ok(Format::Good(id)),
+        Err(OpenError::NotAStore { .. }) => Ok(Format::Damaged),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes sure that nobody serves the directory as long as what this returns is held. Writes
+/// nothing.
+///
+/// # Errors
+/// If a process has it.
+pub(crate) fn lock_shared(disk: &dyn Disk) -> Result<Option<Box<dyn DiskLock>>, OpenError> {
+    disk.lock_shared(LOCK)
+        .map_err(OpenError::io("looking at the lock of the data directory"))?
+        .map_err(|holder| OpenError::Locked {
+            directory: disk.location().into(),
+            holder,
+        })
+}
+
+/// Whether a name directly in the data directory is one that a store has.
+pub(crate) fn owns(name: &str) -> bool {
+    [FORMAT, BEGUN, LOCK, REPAIRS].contains(&name)
+}
+
+/// Whether it is one that a start that was cut off leaves behind.
+pub(crate) fn leaves_behind(name: &str) -> bool {
+    [FORMAT_NEW, BEGUN_NEW, PROBE].contains(&name)
+}
+
+/// Whether the store has a BEGUN file, whole or not.
+pub(crate) fn has_begun(disk: &dyn Disk) -> std::io::Result<bool> {
+    Ok(disk.list("")?.iter().any(|name| name == BEGUN))
+}
+
 fn encode_format(id: u128) -> String {
     let text = format!("wald store\nversion {VERSION}\nid {id:032x}\n");
     let crc = crc32c(text.as_bytes());
@@ -101,48 +154,10 @@ fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
     }
 }
 
-/// Reads FORMAT; without a good one, asks the segments. The second value tells how many of
-/// them agree then.
-pub(crate) fn identify(disk: &dyn Disk) -> Result<(Store, Option<usize>), OpenError> {
-    let store = |id| Store { id, created: false };
-    let names = disk
-        .list("")
-        .map_err(OpenError::io("listing the data directory"))?;
-    let missing = !names.iter().any(|name| name == FORMAT);
-    match (missing, read_format(disk)) {
-        (false, Ok(id)) => return Ok((store(id), None)),
-        (false, Err(error)) if !matches!(error, OpenError::NotAStore { .. }) => return Err(error),
-        _ => {}
-    }
-    let mut ids = Vec::new();
-    for name in disk.list("journal").unwrap_or_default() {
-        let path = format!("journal/{name}");
-        let fail = || OpenError::io(format!("reading {path}"));
-        let mut head = vec![0; usize::try_from(LIFE_BYTES).unwrap_or(0)];
-        let file = disk.open(&path).map_err(fail())?;
-        file.read_full_at(&mut head, 0).map_err(fail())?;
-        ids.extend(Life::decode(&head).map(|life| life.store_id));
-    }
-    match ids.first() {
-        Some(id) if ids.iter().all(|other| other == id) => Ok((store(*id), Some(ids.len()))),
-        first => Err(OpenError::NotAStore {
-            what: format!(
-                "{} has no good FORMAT file, and {}; restore FORMAT from a backup of this very store",
-                disk.location(),
-                match first {
-                    None => "no segment that tells whose it is",
-                    Some(_) => "segments of several stores",
-                }
-            ),
-        }),
-    }
-}
-
-/// Writes FORMAT anew, as the segments tell the store's id.
-pub(crate) fn write_format(disk: &dyn Disk) -> Result<(), OpenError> {
-    let (store, _) = identify(disk)?;
-    let text = encode_format(store.id);
-    replace(disk, FORMAT, FORMAT_NEW, text.as_bytes()).map_err(OpenError::io("writing FORMAT"))
+/// Writes FORMAT anew.
+pub(crate) fn write_format(disk: &dyn Disk, id: u128) -> Result<(), OpenError> {
+    replace(disk, FORMAT, FORMAT_NEW, encode_format(id).as_bytes())
+        .map_err(OpenError::io("writing FORMAT"))
 }
 
 fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
@@ -160,10 +175,13 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
     disk.draw(&mut id)
         .map_err(OpenError::io("drawing a store id"))?;
     let id = u128::from_le_bytes(id);
-    replace(disk, FORMAT, FORMAT_NEW, encode_format(id).as_bytes())
-        .map_err(OpenError::io("writing FORMAT"))?;
+    write_format(disk, id)?;
     Ok(id)
 }
+
+/// What was accepted as lost, when, by whom: for people.
+pub(crate) const REPAIRS: &str = "REPAIRS";
+pub(crate) const REPAIRS_NEW: &str = "REPAIRS.new";
 
 const BEGUN: &str = "BEGUN";
 const BEGUN_NEW: &str = "BEGUN.new";

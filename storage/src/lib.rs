@@ -32,6 +32,7 @@ mod sync;
 mod tests;
 mod threads;
 mod ticket;
+mod verify;
 mod watch;
 mod wire;
 
@@ -63,3 +64,4 @@ pub use record::{
 pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use repair::{Loss, accept_loss, examine};
 pub use ticket::block_on;
+pub use verify::{Control, Finding, FindingKind, Offline, OfflineReport, Progress, Severity};

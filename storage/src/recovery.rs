@@ -9,9 +9,11 @@ mod begin;
 mod drafts;
 mod files;
 mod known;
+mod survey;
 mod walk;
 
 pub(crate) use self::known::index_from_frames;
+pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -145,6 +147,8 @@ pub(crate) struct Recovered {
     /// What this start accepts as lost.
     accepting: Option<Accepted>,
     trust: Trust,
+    /// Nothing will be served: all segments are read, and no index of them is kept.
+    only_looks: bool,
 }
 
 /// The engine's parts, ready to serve.
@@ -229,6 +233,7 @@ impl Recovered {
             accepted: Vec::new(),
             accepting: None,
             trust: Trust::Frames,
+            only_looks: false,
         }
     }
 
@@ -455,7 +460,7 @@ impl Recovered {
             unproven,
             unknown_logs: finished.uncertain,
             findings,
-            format_from: None,
+            format: false,
         }
     }
 

@@ -9,9 +9,9 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, SystemClock};
 use crate::config::{OnDamage, StorageConfig};
-use crate::directory;
+use crate::directory::{self, Format, REPAIRS, REPAIRS_NEW};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::LogName;
@@ -19,10 +19,7 @@ use crate::local::{Core, Start};
 use crate::metrics::NoObserver;
 use crate::record::Gap;
 use crate::recovery::{self, RecoveryReport};
-
-/// What was accepted, when, by whom: beside the journal, for people.
-const REPAIRS: &str = "REPAIRS";
-const REPAIRS_NEW: &str = "REPAIRS.new";
+use crate::verify::Offline;
 
 /// So many ranges of one acceptance are written down.
 const LISTED: usize = 10_000;
@@ -39,8 +36,8 @@ pub struct Loss {
     pub unknown_logs: bool,
     /// Whatever else was found, in sentences.
     pub findings: Vec<String>,
-    /// FORMAT was gone or damaged; so many segments tell the same store's id.
-    pub format_from: Option<usize>,
+    /// FORMAT is gone or damaged; the segments tell whose they are.
+    pub format: bool,
 }
 
 impl Loss {
@@ -51,26 +48,24 @@ impl Loss {
             unproven,
             unknown_logs,
             findings,
-            format_from,
+            format,
         } = self;
         let nothing = gaps.is_empty() && unproven.is_empty() && findings.is_empty();
-        nothing && !unknown_logs && format_from.is_none()
+        nothing && !unknown_logs && !format
     }
 }
 
 /// Tells what a store has lost. Changes nothing.
 ///
 /// # Errors
-/// If a process has the store, or it cannot be read; if FORMAT is gone and the segments
-/// do not agree whose they are.
+/// If a process has the store, or it cannot be read.
 pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, OpenError> {
-    let _lock = directory::lock(&**disk)?;
-    let (store, format_from) = directory::identify(&**disk)?;
-    let seams = (&crate::clock::SystemClock, &NoObserver);
-    let recovered = recovery::recover_from_frames(disk, store, config, (seams.0, seams.1))?;
+    let offline = Offline::open(Arc::clone(disk))?;
+    let seams = (&SystemClock, &NoObserver);
+    let found = recovery::recover_from_frames(disk, offline.store, config, (seams.0, seams.1))?;
     Ok(Loss {
-        format_from,
-        ..recovered.loss()
+        format: !matches!(offline.format, Format::Good(_)),
+        ..found.loss()
     })
 }
 
@@ -93,8 +88,9 @@ pub fn accept_loss(
     let fail = || OpenError::io(format!("writing {REPAIRS}"));
     let mut text = told(&loss, by);
     note(&**disk, &text).map_err(fail())?;
-    if loss.format_from.is_some() {
-        directory::write_format(&**disk)?;
+    if loss.format {
+        let id = Offline::open(Arc::clone(disk))?.store_id();
+        directory::write_format(&**disk, id)?;
     }
     let config = StorageConfig {
         on_damage: OnDamage::Quarantine,
@@ -148,8 +144,11 @@ fn told(loss: &Loss, by: &str) -> String {
     if more > 0 {
         let _ = writeln!(text, "  and {more} more");
     }
-    if let Some(segments) = loss.format_from {
-        let _ = writeln!(text, "  FORMAT written anew from {segments} segments");
+    if loss.format {
+        let _ = writeln!(
+            text,
+            "  FORMAT written anew: the segments tell the store's id"
+        );
     }
     text
 }

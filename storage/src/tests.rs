@@ -18,6 +18,7 @@ mod stale;
 mod sync_modes;
 mod tails;
 mod trimming;
+mod verifying;
 
 use std::pin::Pin;
 use std::sync::Arc;

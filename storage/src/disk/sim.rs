@@ -291,6 +291,15 @@ impl Disk for SimDisk {
         })))
     }
 
+    fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
+        let mut state = self.0.lock();
+        state.enter(&Call::of(CallKind::Lock, path))?;
+        Ok(match &state.locked {
+            Some((_, holder)) => Err(holder.clone()),
+            None => Ok(None),
+        })
+    }
+
     fn create_directory(&self, path: &str) -> io::Result<()> {
         let call = Call::of(CallKind::CreateDirectory, path);
         self.0.lock().enter(&call).map(drop)

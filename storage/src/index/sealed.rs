@@ -38,6 +38,19 @@ pub(crate) fn index_path(id: SegmentId) -> String {
     format!("index/{id}.idx")
 }
 
+/// The id in an index file's name.
+pub(crate) fn index_id(name: &str) -> Option<SegmentId> {
+    let digits = name
+        .strip_suffix(".idx")
+        .filter(|digits| digits.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+}
+
+/// Reads an index file's bytes; `None` if it is damaged, or not one of this version's.
+pub(crate) fn decode_index(bytes: Vec<u8>) -> Option<SealedIndex> {
+    SealedIndex::decode(Bytes::from(bytes))
+}
+
 /// What one log has in a segment, to be put into its index.
 pub(crate) struct NewRow {
     pub(crate) image: Image,

@@ -68,6 +68,23 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Its name, for people.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Batch => "batch",
+            Self::Created => "created",
+            Self::Configured => "configured",
+            Self::Deleted => "deleted",
+            Self::Trim => "trim",
+            Self::Fence => "fence",
+            Self::Cursor => "cursor",
+            Self::Link => "link",
+            Self::Marker => "marker",
+            Self::Swap => "swap",
+            Self::Seal => "seal",
+        }
+    }
+
     fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Batch,

@@ -125,6 +125,25 @@ impl Life {
     }
 }
 
+/// For each of the two copies at the start of a file what is wrong with it, if it is not
+/// that of this life.
+pub(crate) fn bad_copies(bytes: &[u8], life: &Life) -> [Option<&'static str>; 2] {
+    [0, COPY_BYTES].map(|at| {
+        let copy = bytes.get(at..).unwrap_or(&[]);
+        let copy = &copy[..copy.len().min(COPY_BYTES)];
+        match Life::decode_copy(copy) {
+            Ok(found) if found == *life => {
+                let rest = copy.get(LIFE_LEN..COPY_BYTES);
+                let zeros = rest.is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
+                (!zeros).then_some("has something behind it that does not belong there")
+            }
+            Ok(_) => Some("is of another life of the file"),
+            Err(BadLife::TooNew(_)) => Some("is of a newer format"),
+            Err(BadLife::Damaged) => Some("does not match its checksum"),
+        }
+    })
+}
+
 /// A stretch of a segment that does not verify although it was durable once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hole {

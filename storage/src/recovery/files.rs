@@ -74,9 +74,10 @@ impl Used {
 impl Recovered {
     /// Lists the store. Returns the segments that `journal/` names, in order.
     pub(super) fn list_files(&mut self, disk: &dyn Disk) -> Result<Vec<SegmentId>, OpenError> {
-        let list = |directory: &str| {
-            disk.list(directory)
-                .map_err(OpenError::io(format!("listing {directory}")))
+        let list = |directory: &str| match disk.list(directory) {
+            // Whoever only looks makes no directories.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            listed => listed.map_err(OpenError::io(format!("listing {directory}"))),
         };
         for name in list("pool")? {
             match segment::id_of(&name) {

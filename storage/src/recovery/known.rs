@@ -145,6 +145,9 @@ impl Recovered {
         let index = self
             .drafts
             .seal(&used.life, used.base, walked.end, walked.chain);
+        if self.only_looks {
+            return;
+        }
         let index = Arc::new(index);
         self.indexes.pin(Arc::clone(&index));
         segment.set_indexed();

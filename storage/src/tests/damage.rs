@@ -16,29 +16,29 @@ const LOGS: [&str; 4] = ["a", "b", "c/1", "d"];
 const FIRST_FRAME: usize = 8192;
 
 /// A store of three segments, as it was written and as it must be read.
-struct Sample {
-    disk: SimDisk,
+pub(super) struct Sample {
+    pub(super) disk: SimDisk,
     /// Path of each segment, in order.
-    paths: Vec<String>,
+    pub(super) paths: Vec<String>,
     records: BTreeMap<&'static str, Vec<Vec<u8>>>,
-    frames: Vec<Known>,
+    pub(super) frames: Vec<Known>,
 }
 
 /// One frame of the sample.
-struct Known {
-    segment: usize,
-    from: usize,
+pub(super) struct Known {
+    pub(super) segment: usize,
+    pub(super) from: usize,
     /// End of what checksums cover: padding excluded.
-    covered: usize,
-    to: usize,
-    header_end: usize,
-    kind: Kind,
-    log: Option<&'static str>,
-    lsns: std::ops::Range<u64>,
+    pub(super) covered: usize,
+    pub(super) to: usize,
+    pub(super) header_end: usize,
+    pub(super) kind: Kind,
+    pub(super) log: Option<&'static str>,
+    pub(super) lsns: std::ops::Range<u64>,
 }
 
 impl Sample {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut fixture = Fixture::new();
         let mut records: BTreeMap<&'static str, Vec<Vec<u8>>> = BTreeMap::new();
         for round in 0..3u8 {
@@ -133,7 +133,7 @@ impl Sample {
         frames
     }
 
-    fn end_of(&self, segment: usize) -> usize {
+    pub(super) fn end_of(&self, segment: usize) -> usize {
         self.frames
             .iter()
             .filter(|f| f.segment == segment)
@@ -142,12 +142,15 @@ impl Sample {
             .unwrap()
     }
 
-    fn bytes(&self, segment: usize) -> Vec<u8> {
+    pub(super) fn bytes(&self, segment: usize) -> Vec<u8> {
         self.disk.contents(&self.paths[segment]).unwrap()
     }
 
     /// Lsns of the records in frames that `hit` picks.
-    fn lsns(&self, hit: impl Fn(&Known) -> bool) -> BTreeMap<&'static str, BTreeSet<u64>> {
+    pub(super) fn lsns(
+        &self,
+        hit: impl Fn(&Known) -> bool,
+    ) -> BTreeMap<&'static str, BTreeSet<u64>> {
         let mut lsns: BTreeMap<&'static str, BTreeSet<u64>> = BTreeMap::new();
         for known in self.frames.iter().filter(|known| hit(known)) {
             if let Some(log) = known.log {
@@ -293,7 +296,7 @@ fn read_around(fixture: &Fixture, log: &str) -> (BTreeMap<u64, Vec<u8>>, BTreeSe
     }
 }
 
-fn all() -> bool {
+pub(super) fn all() -> bool {
     std::env::var("WALD_DAMAGE").is_ok_and(|value| value == "all")
 }
 

@@ -1,0 +1,124 @@
+//! Commands that work on a data directory while nobody serves it.
+//!
+//! All but `wald repair --accept-loss` change nothing and write nothing, so that they also
+//! run as another user and on a read-only mount. Data goes to stdout, all else to stderr; exit codes are walctl's.
+
+mod repair;
+mod verify;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgMatches, Command, ValueEnum, value_parser};
+use wald_storage::{Offline, OpenError, RealDisk};
+
+use crate::config::Config;
+use crate::serve::Exit;
+
+/// All is well.
+const FAILED: u8 = 1;
+/// A running daemon has the directory.
+const IN_USE: u8 = 4;
+/// Something is damaged or lost.
+const DATA_LOSS: u8 = 5;
+
+/// Form of what is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    Text,
+    /// One JSON document.
+    Json,
+    /// JSON, one value per line.
+    Jsonl,
+}
+
+/// The commands of this module.
+pub(crate) fn commands() -> Vec<Command> {
+    vec![verify::command(), repair::command()]
+}
+
+/// Runs the command, if it is one of these.
+pub(crate) fn run(
+    name: &str,
+    matches: &ArgMatches,
+    configured: impl FnOnce() -> Result<Config, Exit>,
+) -> Option<Result<u8, Exit>> {
+    if !commands().iter().any(|command| command.get_name() == name) {
+        return None;
+    }
+    let run = || {
+        let config = configured()?;
+        let given = matches.get_one::<PathBuf>("directory");
+        let directory = given.unwrap_or(&config.data_dir);
+        match name {
+            "repair" => {
+                let storage = config
+                    .storage()
+                    .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+                repair::run(directory, matches, &storage)
+            }
+            _ => verify::run(directory, matches),
+        }
+    };
+    Some(run())
+}
+
+/// The directory, where it is not the configured one.
+fn directory_argument() -> Arg {
+    Arg::new("directory")
+        .value_name("DIR")
+        .help("The data directory [default: the configured one]")
+        .value_parser(value_parser!(PathBuf))
+}
+
+fn output_argument() -> Arg {
+    Arg::new("output")
+        .long("output")
+        .short('o')
+        .value_name("FORM")
+        .help("Form of what is printed")
+        .default_value("text")
+        .value_parser(value_parser!(Output))
+}
+
+fn output_of(matches: &ArgMatches) -> Output {
+    let given = matches.get_one::<Output>("output");
+    given.copied().unwrap_or(Output::Text)
+}
+
+/// Opens a directory that nobody serves.
+fn open(directory: &Path, instead: &str) -> Result<Offline, Exit> {
+    let disk = RealDisk::open_read_only(directory).map_err(|error| failed(&error))?;
+    Offline::open(disk).map_err(|error| match error {
+        OpenError::Locked { directory, holder } => Exit::new(
+            IN_USE,
+            format!(
+                "the data directory {} is in use by {holder}; {instead}",
+                directory.display()
+            ),
+        ),
+        other => failed(&other),
+    })
+}
+
+fn failed(error: &OpenError) -> Exit {
+    Exit::new(FAILED, error.to_string())
+}
+
+/// Writes to stdout; whoever closed the pipe has seen enough.
+fn written(result: io::Result<()>) -> Result<(), Exit> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Exit::new(
+            FAILED,
+            format!("writing to the standard output: {error}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Prints a JSON value on a line of its own.
+fn json_line(out: &mut impl Write, value: &serde_json::Value) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    out.write_all(b"\n")
+}

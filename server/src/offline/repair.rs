@@ -1,0 +1,156 @@
+//! `wald repair`: tells what a store has lost, and accepts it if told to.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use jiff::Timestamp;
+use serde_json::json;
+use wald_storage::{Disk, Loss, OpenError, RealDisk, RecoveryReport, StorageConfig, SystemClock};
+
+use super::{DATA_LOSS, IN_USE, Output, failed, output_of, written};
+use crate::serve::Exit;
+
+pub(super) fn command() -> Command {
+    Command::new("repair")
+        .about("Tell what a store has lost; with --accept-loss, let it go on without that")
+        .long_about(
+            "Tells what damage has taken from a store that nobody serves, and what refuses to go \
+             on because of it: logs whose newest records may be gone take no appends, since lsns \
+             might be given out twice.\n\n\
+             With --accept-loss that loss is final: every log takes appends again, from what was \
+             found of it. Nothing is removed, what is lost stays named to readers, the recovery \
+             epoch goes up, and the file REPAIRS says when, by whom and what. Restore a backup \
+             instead if there is one (`wald restore`).\n\n\
+             Exit codes: 0 nothing is lost, or it was accepted, 1 failed, 2 usage, 4 a daemon has \
+             the directory, 5 something is lost and was not accepted.",
+        )
+        .arg(super::directory_argument())
+        .arg(super::output_argument())
+        .arg(
+            Arg::new("accept-loss")
+                .long("accept-loss")
+                .help("The loss is final: go on without what is gone")
+                .action(ArgAction::SetTrue),
+        )
+}
+
+pub(super) fn run(
+    directory: &Path,
+    matches: &ArgMatches,
+    config: &StorageConfig,
+) -> Result<u8, Exit> {
+    let accepts = matches.get_flag("accept-loss");
+    let fail = |error: OpenError| match error {
+        OpenError::Locked { .. } => Exit::new(IN_USE, error.to_string()),
+        other => failed(&other),
+    };
+    let disk = if accepts && directory.is_dir() {
+        RealDisk::open(directory)
+    } else {
+        RealDisk::open_read_only(directory)
+    };
+    let disk: Arc<dyn Disk> = disk.map_err(fail)?;
+    let (loss, done) = if accepts {
+        let by = format!("at {}, by {}", Timestamp::now(), who());
+        wald_storage::accept_loss(&disk, config, Arc::new(SystemClock), &by).map_err(fail)?
+    } else {
+        (wald_storage::examine(&disk, config).map_err(fail)?, None)
+    };
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let printed = match output_of(matches) {
+        Output::Text => text(&mut out, &loss, done.as_ref()),
+        Output::Json | Output::Jsonl => super::json_line(&mut out, &document(&loss, done.as_ref())),
+    };
+    written(printed.and_then(|()| out.flush()))?;
+    Ok(if loss.is_empty() || done.is_some() {
+        0
+    } else {
+        DATA_LOSS
+    })
+}
+
+/// Who runs this, as far as the system says.
+fn who() -> String {
+    let name = ["SUDO_USER", "USER", "LOGNAME"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+    name.unwrap_or_else(|| "an unnamed user".to_owned())
+}
+
+fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io::Result<()> {
+    if loss.is_empty() {
+        return writeln!(out, "nothing is lost, or all of it was accepted before");
+    }
+    for gap in &loss.gaps {
+        match (&gap.log, gap.from, gap.to) {
+            (Some(log), Some(from), Some(to)) => {
+                writeln!(
+                    out,
+                    "lost: log {:?}, lsns {from} to {to} (exclusive)",
+                    log.as_str()
+                )?;
+            }
+            _ => writeln!(out, "lost: records that nothing attributes to a log")?,
+        }
+    }
+    for log in &loss.unproven {
+        let log = log.as_str();
+        writeln!(
+            out,
+            "in doubt: log {log:?}: newer records than those found may be lost"
+        )?;
+    }
+    if loss.unknown_logs {
+        writeln!(
+            out,
+            "in doubt: logs may have existed of which nothing is left"
+        )?;
+    }
+    for finding in &loss.findings {
+        writeln!(out, "found: {finding}")?;
+    }
+    if loss.format {
+        writeln!(
+            out,
+            "found: FORMAT is gone or damaged; the segments tell whose they are"
+        )?;
+    }
+    match done {
+        Some(report) => writeln!(
+            out,
+            "accepted: every log goes on from what was found; recovery epoch {}; written down in REPAIRS",
+            report.recovery_epoch
+        ),
+        None => writeln!(
+            out,
+            "nothing was changed; restore a backup (`wald restore`), or go on without what is lost: \
+             `wald repair --accept-loss`"
+        ),
+    }
+}
+
+fn document(loss: &Loss, done: Option<&RecoveryReport>) -> serde_json::Value {
+    let gaps: Vec<_> = loss
+        .gaps
+        .iter()
+        .map(|gap| {
+            json!({
+                "log": gap.log.as_ref().map(|log| log.as_str()),
+                "from_lsn": gap.from.map(|lsn| lsn.get()),
+                "to_lsn": gap.to.map(|lsn| lsn.get()),
+            })
+        })
+        .collect();
+    let unproven: Vec<_> = loss.unproven.iter().map(|log| log.as_str()).collect();
+    json!({
+        "lost": gaps,
+        "in_doubt": unproven,
+        "unknown_logs": loss.unknown_logs,
+        "findings": loss.findings,
+        "format_gone": loss.format,
+        "accepted": done.is_some(),
+        "recovery_epoch": done.map(|report| report.recovery_epoch.get()),
+    })
+}

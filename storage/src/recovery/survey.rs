@@ -1,0 +1,124 @@
+//! What a start would find, for those who only want to look: where every segment lies and
+//! ends, and, by reading all of them, whose records are missing.
+
+use std::sync::Arc;
+
+use super::files::Used;
+use super::{Recovered, Trust};
+use crate::clock::Clock;
+use crate::directory::{LastBegun, Store};
+use crate::disk::Disk;
+use crate::error::OpenError;
+use crate::ids::{Position, SegmentId};
+use crate::journal::body::Link;
+use crate::journal::segment::Life;
+use crate::local::Logs;
+use crate::metrics::NoObserver;
+use crate::quarantine::Damage;
+
+/// Producers' batches are of no interest here, but one is the least.
+const PRODUCER_WINDOW: u64 = 1;
+
+/// A segment with frames in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Surveyed {
+    pub(crate) life: Life,
+    pub(crate) path: String,
+    pub(crate) base: Position,
+    /// Where its frames end, as its successor tells; of the last one as a walk tells.
+    pub(crate) end: Position,
+    /// Its link, if that is good, or as much as the next group tells of it.
+    pub(crate) link: Option<Link>,
+}
+
+/// The files of a store.
+pub(crate) struct Survey {
+    /// Segments with frames, in order.
+    pub(crate) segments: Vec<Surveyed>,
+    /// Whether the last one ends with a seal.
+    pub(crate) is_sealed: bool,
+    /// Bytes behind the end of the last one that were never proven flushed.
+    pub(crate) torn_bytes: u64,
+    /// Files in `journal/` without frames.
+    pub(crate) ready: Vec<SegmentId>,
+    /// What the last start began.
+    pub(crate) last_begun: Option<LastBegun>,
+}
+
+/// Whose records are missing.
+pub(crate) struct Account {
+    /// Each with its place in the journal.
+    pub(crate) damages: Vec<Damage>,
+    /// What is lost beside records, in sentences.
+    pub(crate) consequences: Vec<String>,
+    /// What a start would say of the files.
+    pub(crate) findings: Vec<String>,
+    /// The logs there are.
+    pub(crate) logs: Logs,
+}
+
+/// Looks where everything lies. Reads the start of each segment, and all of the last.
+pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenError> {
+    let mut recovered = Recovered::new(disk, store, PRODUCER_WINDOW);
+    let ids = recovered.list_files(&**disk)?;
+    recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
+    let mut used = recovered.sort_files(&**disk, &ids)?;
+    let tail = recovered.drop_unwritten(&**disk, &mut used)?;
+    let tail = recovered.look_behind_seal(&**disk, &mut used, tail)?;
+    let mut segments = Vec::with_capacity(used.len());
+    for (index, segment) in used.iter().enumerate() {
+        let end = match (used.get(index + 1), &tail) {
+            (Some(next), _) => end_before(&**disk, segment, next)?,
+            (None, Some(tail)) => tail.walked.end,
+            (None, None) => segment.base,
+        };
+        segments.push(Surveyed {
+            life: segment.life,
+            path: segment.path.clone(),
+            base: segment.base,
+            end,
+            link: segment.link.clone(),
+        });
+    }
+    recovered.unused.sort_unstable();
+    Ok(Survey {
+        segments,
+        is_sealed: tail.as_ref().is_some_and(|tail| tail.walked.is_sealed()),
+        torn_bytes: tail.map_or(0, |tail| tail.walked.torn),
+        ready: recovered.unused,
+        last_begun: recovered.last_begun,
+    })
+}
+
+/// Where a segment ends that has a successor.
+fn end_before(disk: &dyn Disk, segment: &Used, next: &Used) -> Result<Position, OpenError> {
+    let told = next
+        .link
+        .as_ref()
+        .filter(|link| link.predecessor == Some(segment.life.id));
+    if let Some(link) = told {
+        return Ok(link.predecessor_end);
+    }
+    let bytes = segment.load(disk)?;
+    Ok(segment.as_bytes(&bytes).walk_last().end)
+}
+
+/// Reads all segments as a start without checkpoint and indexes does, and tells whose
+/// records are missing. One segment at a time is in memory.
+pub(crate) fn account(
+    disk: &Arc<dyn Disk>,
+    store: Store,
+    clock: &dyn Clock,
+) -> Result<Account, OpenError> {
+    let mut recovered = Recovered::new(disk, store, PRODUCER_WINDOW);
+    recovered.only_looks = true;
+    let recovered = recovered.read_wholly(&**disk, (clock, &NoObserver), Trust::Frames)?;
+    let mut consequences = Vec::new();
+    let finished = recovered.drafts.finish(&mut consequences);
+    Ok(Account {
+        damages: finished.damages,
+        consequences,
+        findings: recovered.findings,
+        logs: finished.logs,
+    })
+}

@@ -1,0 +1,394 @@
+//! Everything but the segments: small files, indexes, checkpoints, and what is there that
+//! nobody owns.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use super::segment::NextLsns;
+use super::{Finding, FindingKind, Severity, advice};
+use crate::checkpoint;
+use crate::directory::{self, Format, LastBegun};
+use crate::disk::Disk;
+use crate::ids::{Position, SegmentId};
+use crate::index::{SealedIndex, decode_index, index_id, index_path};
+use crate::journal::LIFE_BYTES;
+use crate::journal::segment::{self, BadLife, Life};
+
+/// Names in a directory; none if it is not there.
+pub(crate) fn list(disk: &dyn Disk, directory: &str) -> io::Result<Vec<String>> {
+    match disk.list(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        listed => listed.map(|mut names| {
+            names.sort_unstable();
+            names
+        }),
+    }
+}
+
+/// Reads a whole file.
+pub(crate) fn read(disk: &dyn Disk, path: &str) -> io::Result<Vec<u8>> {
+    let file = disk.open(path)?;
+    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
+    let length = file.read_full_at(&mut bytes, 0)?;
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+/// What is wrong with FORMAT and BEGUN.
+pub(crate) fn small_files(
+    disk: &dyn Disk,
+    format: &Format,
+    store_id: u128,
+    segments: usize,
+) -> io::Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let what = match format {
+        Format::Good(_) => None,
+        Format::Missing => Some((FindingKind::Missing, "is gone")),
+        Format::Damaged => Some((FindingKind::Checksum, "is damaged")),
+    };
+    if let Some((kind, what)) = what {
+        findings.push(Finding::of_file(
+            kind,
+            Severity::Damage,
+            "FORMAT",
+            format!(
+                "FORMAT {what}, and the store does not open without it; by its segments this is store {store_id:032x}"
+            ),
+            "restore FORMAT from a backup of this very store; nothing else is missing by this",
+        ));
+    }
+    let begun = LastBegun::read(disk)?;
+    if begun.is_none() && directory::has_begun(disk)? {
+        findings.push(Finding::of_file(
+            FindingKind::Checksum,
+            Severity::Damage,
+            "BEGUN",
+            "BEGUN does not match its checksum: if the newest segments were lost, a start would not notice",
+            "nothing is lost by this; the next start writes it anew",
+        ));
+    } else if begun.is_none() && segments > 1 {
+        findings.push(Finding::of_file(
+            FindingKind::Missing,
+            Severity::Damage,
+            "BEGUN",
+            "BEGUN is gone: if the newest segments were lost, a start would not notice",
+            "nothing is lost by this; the next start writes it anew",
+        ));
+    }
+    Ok(findings)
+}
+
+/// Files that nobody owns, and what starts that were cut off left behind. `live`: the store
+/// is in use, so that files which are just being written are no leftovers.
+pub(crate) fn strays(
+    disk: &dyn Disk,
+    segments: &BTreeSet<SegmentId>,
+    live: bool,
+) -> io::Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let mut note = |path: String, leftover: bool| {
+        if leftover && live {
+            return;
+        }
+        let (detail, advice) = match leftover {
+            true => (
+                format!("{path} was being written when a run ended"),
+                advice::LEFTOVER,
+            ),
+            false => (
+                format!("{path} is not one of Wald's files"),
+                advice::UNOWNED,
+            ),
+        };
+        let finding = Finding::of_file(FindingKind::Unowned, Severity::Note, path, detail, advice);
+        findings.push(finding);
+    };
+    for name in list(disk, "")? {
+        if !directory::owns(&name) {
+            let leftover = directory::leaves_behind(&name);
+            note(name, leftover);
+        }
+    }
+    for directory in ["journal", "pool"] {
+        for name in list(disk, directory)? {
+            if segment::id_of(&name).is_none() {
+                note(format!("{directory}/{name}"), false);
+            }
+        }
+    }
+    for name in list(disk, "index")? {
+        let (whole, new) = without_new(&name);
+        match index_id(whole) {
+            Some(_) if new => note(format!("index/{name}"), true),
+            // Of a segment that was just sealed a running engine knows more than we do.
+            Some(id) if live || segments.contains(&id) => {}
+            _ => note(format!("index/{name}"), false),
+        }
+    }
+    for name in list(disk, "checkpoint")? {
+        let (whole, new) = without_new(&name);
+        // While it is written it has the number alone.
+        let number = whole.len() == 16 && u64::from_str_radix(whole, 16).is_ok();
+        if new && number {
+            note(format!("checkpoint/{name}"), true);
+        } else if checkpoint::id_of(&name).is_none() {
+            note(format!("checkpoint/{name}"), false);
+        }
+    }
+    for name in list(disk, "quarantine")? {
+        if !name.ends_with(".torn") {
+            note(format!("quarantine/{name}"), false);
+        }
+    }
+    for name in list(disk, "sorted")? {
+        note(format!("sorted/{name}"), false);
+    }
+    Ok(findings)
+}
+
+fn without_new(name: &str) -> (&str, bool) {
+    match name.strip_suffix(".new") {
+        Some(whole) => (whole, true),
+        None => (name, false),
+    }
+}
+
+/// What is kept in quarantine, with its sizes.
+pub(crate) fn quarantine(disk: &dyn Disk) -> io::Result<Vec<(String, u64)>> {
+    let mut files = Vec::new();
+    for name in list(disk, "quarantine")? {
+        let path = format!("quarantine/{name}");
+        let bytes = disk.open(&path)?.size()?;
+        files.push((path, bytes));
+    }
+    Ok(files)
+}
+
+/// A segment file without frames: its life blocks are all that it has.
+pub(crate) fn ready_file(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<Finding>> {
+    let path = segment::journal_path(id);
+    let head = head(disk, &path)?;
+    let bad = match Life::decode(&head) {
+        Ok(life) => segment::bad_copies(&head, &life)
+            .iter()
+            .any(Option::is_some),
+        Err(_) => true,
+    };
+    Ok(bad.then(|| {
+        let detail = format!(
+            "{path}, a segment that is ready and holds nothing, has a bad life block"
+        );
+        Finding::of_file(
+            FindingKind::Checksum,
+            Severity::Damage,
+            path,
+            detail,
+            "nothing is lost; the next start makes it anew. The device may be failing: look at its health",
+        )
+        .in_segment(id)
+    }))
+}
+
+fn head(disk: &dyn Disk, path: &str) -> io::Result<Vec<u8>> {
+    let mut head = vec![0; usize::try_from(LIFE_BYTES).map_err(io::Error::other)?];
+    let length = disk.open(path)?.read_full_at(&mut head, 0)?;
+    head.truncate(length);
+    Ok(head)
+}
+
+/// A file in `journal/` that is none of the store's segments: why.
+pub(crate) fn unusable(disk: &dyn Disk, id: SegmentId, store_id: u128) -> io::Result<Finding> {
+    let path = segment::journal_path(id);
+    let (kind, severity, detail, advice) = match Life::decode(&head(disk, &path)?) {
+        Ok(life) if life.store_id != store_id => (
+            FindingKind::Unowned,
+            Severity::Loss,
+            format!(
+                "{path} belongs to store {:032x}, not to this one",
+                life.store_id
+            ),
+            "it is not used; if it took the place of a segment of this store, restore that from a backup",
+        ),
+        Ok(life) => (
+            FindingKind::Unowned,
+            Severity::Damage,
+            format!(
+                "{path} holds segment {}, which is in another file too",
+                life.id
+            ),
+            "it is not used; move it elsewhere",
+        ),
+        Err(BadLife::Damaged) => (
+            FindingKind::Checksum,
+            Severity::Loss,
+            format!("{path} has no good life block: nothing in it can be verified"),
+            advice::LOST,
+        ),
+        Err(BadLife::TooNew(version)) => (
+            FindingKind::Unowned,
+            Severity::Loss,
+            format!("{path} is of format version {version}, which is newer than this program"),
+            "use the version of Wald that wrote it",
+        ),
+    };
+    Ok(Finding::of_file(kind, severity, path, detail, advice).in_segment(id))
+}
+
+/// Of which life of a segment an index or a checkpoint must tell.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Known {
+    pub(crate) life: Life,
+    pub(crate) base: Position,
+    pub(crate) end: Position,
+}
+
+/// Reads the index of a segment, if it has one; what is wrong with it by itself. Gives the
+/// bytes read.
+pub(crate) fn index(
+    disk: &dyn Disk,
+    known: &Known,
+    findings: &mut Vec<Finding>,
+) -> io::Result<(Option<SealedIndex>, u64)> {
+    let id = known.life.id;
+    let path = index_path(id);
+    let bytes = match read(disk, &path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, 0)),
+        bytes => bytes?,
+    };
+    let length = bytes.len() as u64;
+    let mut bad = |kind, detail: String| {
+        findings.push(
+            Finding::of_file(kind, Severity::Damage, path.clone(), detail, advice::REMADE)
+                .in_segment(id),
+        );
+    };
+    let Some(index) = decode_index(bytes) else {
+        bad(
+            FindingKind::Checksum,
+            format!("{path} does not match its checksum"),
+        );
+        return Ok((None, length));
+    };
+    if !index.is_of(&known.life, known.base) {
+        bad(
+            FindingKind::Index,
+            format!("{path} is of another life of the segment"),
+        );
+        return Ok((None, length));
+    }
+    if index.end != known.end {
+        bad(
+            FindingKind::Index,
+            format!(
+                "{path} says that the segment ends at position {}, and it ends at {}",
+                index.end, known.end
+            ),
+        );
+        return Ok((None, length));
+    }
+    if let Some(detail) = bad_rows(&index) {
+        bad(FindingKind::Index, format!("{path}: {detail}"));
+        return Ok((None, length));
+    }
+    Ok((Some(index), length))
+}
+
+fn bad_rows(index: &SealedIndex) -> Option<String> {
+    let mut last = None;
+    for row in index.rows() {
+        if last.replace(row.log_id) >= Some(row.log_id) {
+            return Some(format!("the row of log {} is out of order", row.log_id));
+        }
+        let Some(image) = index.image(&row) else {
+            return Some(format!("the image of log {} cannot be read", row.log_id));
+        };
+        if image.id != row.log_id || image.next != row.next_lsn {
+            return Some(format!(
+                "row and image of log {} say different things",
+                row.log_id
+            ));
+        }
+        let mut next = row.first_lsn;
+        for place in index.entries(&row).from(0) {
+            if place.first_lsn < next || place.end() > index.end {
+                return Some(format!("an entry of log {} is out of order", row.log_id));
+            }
+            next = place.next_lsn();
+        }
+        if next > row.next_lsn {
+            return Some(format!("log {} has entries beyond its end", row.log_id));
+        }
+    }
+    None
+}
+
+/// What is wrong with a checkpoint by itself and against the segments. `lsns` says how
+/// logs stand at the end of the segment that it ends with, if that is where we are.
+pub(crate) fn checkpoint(
+    disk: &dyn Disk,
+    id: SegmentId,
+    store_id: u128,
+    segments: &BTreeMap<SegmentId, Known>,
+    lsns: Option<&NextLsns>,
+) -> io::Result<Vec<Finding>> {
+    let path = checkpoint::path(id);
+    let bytes = match checkpoint::read(disk, id) {
+        // Newer ones took its place meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        bytes => bytes?,
+    };
+    let bad = |kind, detail: String| {
+        let detail = format!("{path} {detail}");
+        vec![
+            Finding::of_file(
+                kind,
+                Severity::Damage,
+                path.clone(),
+                detail,
+                "nothing is lost; a start reads an older one, or the segments themselves. The device may be failing: look at its health",
+            )
+            .in_segment(id),
+        ]
+    };
+    let Some(bytes) = bytes else {
+        return Ok(bad(
+            FindingKind::Checksum,
+            "does not match its checksum".to_owned(),
+        ));
+    };
+    let mut stranger = None;
+    let summary = checkpoint::decode(&bytes, |image| {
+        let expected = lsns.filter(|lsns| !lsns.is_damaged());
+        if let Some(next) = expected.and_then(|lsns| lsns.of(image.id))
+            && next != image.next
+            && stranger.is_none()
+        {
+            stranger = Some(format!(
+                "says that log {} goes on at lsn {}, and its frames say {next}",
+                image.id, image.next
+            ));
+        }
+    });
+    let Some(summary) = summary else {
+        return Ok(bad(FindingKind::Index, "cannot be read".to_owned()));
+    };
+    if summary.store_id != store_id {
+        return Ok(bad(FindingKind::Unowned, "is of another store".to_owned()));
+    }
+    if summary.last != id || summary.segments.last().map(|s| s.life.id) != Some(id) {
+        let detail = format!("ends with segment {}, not with its own", summary.last);
+        return Ok(bad(FindingKind::Index, detail));
+    }
+    for entry in &summary.segments {
+        let Some(known) = segments.get(&entry.life.id) else {
+            let detail = format!("tells of segment {}, which is missing", entry.life.id);
+            return Ok(bad(FindingKind::Missing, detail));
+        };
+        if (known.life, known.base, known.end) != (entry.life, entry.base, entry.end) {
+            let detail = format!("tells of another life or end of segment {}", entry.life.id);
+            return Ok(bad(FindingKind::Index, detail));
+        }
+    }
+    Ok(stranger.map_or_else(Vec::new, |detail| bad(FindingKind::Index, detail)))
+}

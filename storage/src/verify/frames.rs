@@ -1,0 +1,176 @@
+//! The frames of one segment in order, over damage too, in steps of 1 MiB.
+//!
+//! It sees what [`crate::recovery`] sees when it walks a finished segment, by the same
+//! rules, but keeps no more than one step or one frame in memory.
+
+use bytes::Bytes;
+
+use super::pace::Stop;
+use crate::ids::Position;
+use crate::journal::LIFE_BYTES;
+use crate::journal::frame::{self, HEADER_BYTES, Header, MAX_HEADER_BYTES};
+use crate::journal::segment::Life;
+
+/// Bytes read at a time.
+pub(crate) const STEP_BYTES: u64 = 1 << 20;
+
+/// Zeros are passed over in steps of about this.
+const ZERO_PAGE: usize = 4096;
+
+/// What comes next in a segment.
+pub(crate) enum Event<'a> {
+    /// A frame with a good header.
+    Frame {
+        header: &'a Header,
+        /// All of it, as far as the file has it.
+        bytes: &'a [u8],
+        /// Its body as stored, if it matches its checksum.
+        body: Option<&'a [u8]>,
+    },
+    /// A stretch that does not verify.
+    Hole {
+        from: Position,
+        to: Position,
+        /// The header at its start is good by itself, and does not follow from the frame
+        /// before.
+        stranger: Option<Header>,
+    },
+}
+
+/// Gives the bytes of a file from an offset on; fewer only where it ends.
+pub(crate) type Read<'a> = dyn FnMut(u64, u64) -> Result<Bytes, Stop> + 'a;
+
+/// A part of a file in memory.
+struct Window<'a, 'b> {
+    read: &'a mut Read<'b>,
+    start: u64,
+    bytes: Vec<u8>,
+    /// Nothing is read at or beyond this offset.
+    limit: u64,
+}
+
+impl Window<'_, '_> {
+    /// What the file has from `offset` on: at least `need` bytes, unless it ends before.
+    fn at(&mut self, offset: u64, need: u64) -> Result<&[u8], Stop> {
+        let wanted = offset.saturating_add(need).min(self.limit);
+        while self.start + (self.bytes.len() as u64) < wanted {
+            let done = offset.saturating_sub(self.start);
+            let done = usize::try_from(done).unwrap_or(usize::MAX);
+            if done >= self.bytes.len() {
+                self.start = offset;
+                self.bytes.clear();
+            } else {
+                self.bytes.drain(..done);
+                self.start += done as u64;
+            }
+            let from = self.start + self.bytes.len() as u64;
+            let step = STEP_BYTES.min(self.limit - from);
+            let read = (self.read)(from, step)?;
+            self.bytes.extend_from_slice(&read);
+            if (read.len() as u64) < step {
+                self.limit = from + read.len() as u64;
+                break;
+            }
+        }
+        let from = usize::try_from(offset.saturating_sub(self.start)).unwrap_or(usize::MAX);
+        Ok(self.bytes.get(from..).unwrap_or(&[]))
+    }
+}
+
+/// Goes over one segment.
+pub(crate) struct Frames<'a, 'b> {
+    life: Life,
+    base: Position,
+    end: Position,
+    position: Position,
+    /// Chain value the next header must carry; `None` after a hole.
+    chain: Option<u32>,
+    window: Window<'a, 'b>,
+}
+
+impl<'a, 'b> Frames<'a, 'b> {
+    /// Goes over the frames up to `end`, where its successor, or a walk of the last
+    /// segment, says that they end.
+    pub(crate) fn new(life: Life, base: Position, end: Position, read: &'a mut Read<'b>) -> Self {
+        Self {
+            life,
+            base,
+            end,
+            position: base.advance(LIFE_BYTES),
+            chain: Some(0),
+            window: Window {
+                read,
+                start: LIFE_BYTES,
+                bytes: Vec::new(),
+                limit: end.since(base).min(life.size),
+            },
+        }
+    }
+
+    /// Gives the next frame or hole to `each`; `false` = there is none.
+    pub(crate) fn next(&mut self, each: impl FnOnce(Event<'_>)) -> Result<bool, Stop> {
+        if self.position >= self.end {
+            return Ok(false);
+        }
+        let at = self.position;
+        let header = self.header(at)?.filter(|header| header.end() <= self.end);
+        let stranger = match header {
+            Some(header) if self.chain.is_none_or(|chain| chain == header.chain) => {
+                self.position = header.end();
+                self.chain = Some(header.crc);
+                let offset = at.since(self.base);
+                let bytes = self.window.at(offset, header.frame_len())?;
+                let length = usize::try_from(header.frame_len()).unwrap_or(usize::MAX);
+                let bytes = &bytes[..length.min(bytes.len())];
+                let body = frame::verified_body(bytes, &header);
+                each(Event::Frame {
+                    header: &header,
+                    bytes,
+                    body,
+                });
+                return Ok(true);
+            }
+            stranger => stranger,
+        };
+        let next = self.resynchronise(at.advance(8))?;
+        let to = next.filter(|next| *next < self.end).unwrap_or(self.end);
+        self.position = to;
+        self.chain = None;
+        each(Event::Hole {
+            from: at,
+            to,
+            stranger,
+        });
+        Ok(true)
+    }
+
+    /// The verified header at `position`.
+    fn header(&mut self, position: Position) -> Result<Option<Header>, Stop> {
+        let offset = position.since(self.base);
+        let bytes = self.window.at(offset, HEADER_BYTES as u64)?;
+        if frame::claimed_position(bytes) != Some(position.get()) {
+            return Ok(None);
+        }
+        let bytes = self.window.at(offset, MAX_HEADER_BYTES as u64)?;
+        Ok(frame::decode_header(bytes, self.life.salt))
+    }
+
+    /// The next position at or after `from` where a header verifies.
+    fn resynchronise(&mut self, mut from: Position) -> Result<Option<Position>, Stop> {
+        while from.since(self.base) < self.window.limit {
+            if self.header(from)?.is_some() {
+                return Ok(Some(from));
+            }
+            let page = self.window.at(from.since(self.base), ZERO_PAGE as u64)?;
+            let page = page.get(..ZERO_PAGE);
+            let zeros = page.is_some_and(|page| page.iter().all(|byte| *byte == 0));
+            // A header may begin with zeros, but not with so many.
+            from = from.advance(if zeros {
+                (ZERO_PAGE - HEADER_BYTES) as u64
+            } else {
+                8
+            });
+        }
+        Ok(None)
+    }
+}
