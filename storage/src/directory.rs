@@ -10,7 +10,7 @@ use crate::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::journal::frame::crc32c;
 
 /// The directories of a store.
-const DIRECTORIES: [&str; 6] = [
+pub(crate) const DIRECTORIES: [&str; 6] = [
     "journal",
     "index",
     "sorted",
@@ -18,8 +18,10 @@ const DIRECTORIES: [&str; 6] = [
     "pool",
     "quarantine",
 ];
-const FORMAT: &str = "FORMAT";
+pub(crate) const FORMAT: &str = "FORMAT";
 const FORMAT_NEW: &str = "FORMAT.new";
+/// There as long as a restore is not finished.
+pub(crate) const RESTORING: &str = "RESTORING";
 const LOCK: &str = "LOCK";
 const VERSION: u32 = 1;
 
@@ -33,21 +35,18 @@ pub(crate) struct Store {
 
 /// Locks the directory, then reads FORMAT, or makes a new store.
 pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
-    let holder = format!(
-        "process {} (wald {})",
-        std::process::id(),
-        env!("CARGO_PKG_VERSION")
-    );
-    let lock = disk
-        .lock(LOCK, &holder)
-        .map_err(OpenError::io("locking the data directory"))?
-        .map_err(|holder| OpenError::Locked {
-            directory: disk.location().into(),
-            holder,
-        })?;
+    let lock = lock(disk)?;
     let names = disk
         .list("")
         .map_err(OpenError::io("listing the data directory"))?;
+    if names.iter().any(|name| name == RESTORING) {
+        return Err(OpenError::NotAStore {
+            what: format!(
+                "a restore into {} was not finished; empty the directory and restore again",
+                disk.location()
+            ),
+        });
+    }
     let store = if names.iter().any(|name| name == FORMAT) {
         Store {
             id: read_format(disk)?,
@@ -68,13 +67,29 @@ pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenEr
     Ok((lock, store))
 }
 
+/// Takes the directory for this process.
+pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn DiskLock>, OpenError> {
+    let holder = format!(
+        "process {} (wald {})",
+        std::process::id(),
+        env!("CARGO_PKG_VERSION")
+    );
+    disk.lock(LOCK, &holder)
+        .map_err(OpenError::io("locking the data directory"))?
+        .map_err(|holder| OpenError::Locked {
+            directory: disk.location().into(),
+            holder,
+        })
+}
+
 fn encode_format(id: u128) -> String {
     let text = format!("wald store\nversion {VERSION}\nid {id:032x}\n");
     let crc = crc32c(text.as_bytes());
     format!("{text}crc {crc:08x}\n")
 }
 
-fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
+/// Reads the store's identity.
+pub(crate) fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
     let text = read_text(disk, FORMAT).map_err(OpenError::io("reading FORMAT"))?;
     let version = field(&text, "version").and_then(|v| v.parse::<u32>().ok());
     if let Some(found) = version.filter(|found| *found > VERSION) {
@@ -115,7 +130,7 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
     Ok(id)
 }
 
-const BEGUN: &str = "BEGUN";
+pub(crate) const BEGUN: &str = "BEGUN";
 const BEGUN_NEW: &str = "BEGUN.new";
 
 /// What the last start began: kept beside the journal, so that a loss of the journal's
@@ -128,7 +143,7 @@ pub(crate) struct LastBegun {
 }
 
 impl LastBegun {
-    fn encode(&self) -> String {
+    pub(crate) fn encode(&self) -> String {
         let (epoch, segment, base) = (self.epoch, self.segment, self.base);
         let text = format!("wald begun\nepoch {epoch}\nsegment {segment}\nbase {base}\n");
         let crc = crc32c(text.as_bytes());

@@ -42,6 +42,12 @@ pub trait Disk: Send + Sync + 'static {
     /// read. `Ok(Err(text))` = somebody has it, who wrote `text`.
     fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>>;
 
+    /// Takes the lock at `path` together with other readers of the directory, without
+    /// writing anything: nobody takes it exclusively meanwhile. `Ok(Ok(None))` = there is
+    /// no such file, so nobody has it; `Ok(Err(text))` = somebody has it exclusively, who
+    /// wrote `text`.
+    fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>>;
+
     /// Creates a directory, and its parents; no error if it is there.
     fn create_directory(&self, path: &str) -> io::Result<()>;
 
@@ -61,6 +67,20 @@ pub trait Disk: Send + Sync + 'static {
     /// page cache, which after a failed write-back holds what the device does not.
     /// `None` if that cannot be had here.
     fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>>;
+
+    /// The same for up to `bytes` of it from `from` on; fewer only where it ends.
+    fn read_range_from_device(
+        &self,
+        path: &str,
+        from: u64,
+        bytes: u64,
+    ) -> io::Result<Option<Bytes>> {
+        let found = self.read_from_device(path, from.saturating_add(bytes))?;
+        Ok(found.map(|found| {
+            let from = usize::try_from(from).unwrap_or(usize::MAX);
+            found.slice(from.min(found.len())..)
+        }))
+    }
 
     /// Moves a file, over an existing one if need be. Durable after
     /// [`Disk::sync_directory`] of both directories.

@@ -11,7 +11,8 @@ mod files;
 mod known;
 mod walk;
 
-pub(crate) use self::known::index_from_frames;
+pub(crate) use self::files::base_of;
+pub(crate) use self::known::{damage_in, index_from_frames, last_whole_unit};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,9 +21,9 @@ use std::time::Duration;
 use self::drafts::{Drafts, Found};
 use self::files::{LoadedTail, Used};
 use self::walk::{Bytes, Item, Walked};
-use crate::clock::Clock;
+use crate::clock::{Clock, SystemClock};
 use crate::config::{OnDamage, StorageConfig};
-use crate::directory::{LastBegun, Store};
+use crate::directory::{self, LastBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{LogId, Position, RecoveryEpoch, SegmentId};
@@ -35,12 +36,12 @@ use crate::journal::pool::Pool;
 use crate::journal::segment::{Hole, Segment};
 use crate::journal::{Journal, frame};
 use crate::local::Logs;
-use crate::metrics::{ChecksumSite, Observer};
+use crate::metrics::{ChecksumSite, NoObserver, Observer};
 use crate::quarantine::Damages;
 use crate::record::Gap;
 
 /// No segment is larger: offsets in one are kept in 32 bits.
-const LARGEST_SEGMENT: u64 = 1 << 32;
+pub(crate) const LARGEST_SEGMENT: u64 = 1 << 32;
 
 /// Where the time of a start went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -171,6 +172,30 @@ pub(crate) fn recover(
         return Err(OpenError::Damaged(recovered.what_is_damaged()));
     }
     Ok(recovered)
+}
+
+/// Reads a store as a start would, and tells what that would find. Changes nothing.
+pub(crate) fn inspect(
+    disk: &Arc<dyn Disk>,
+    config: &StorageConfig,
+) -> Result<RecoveryReport, OpenError> {
+    let store = Store {
+        id: directory::read_format(&**disk)?,
+        created: false,
+    };
+    let mut recovered = recover(disk, store, config, (&SystemClock, &NoObserver))?;
+    let end = recovered
+        .tail
+        .as_ref()
+        .map_or(Position::ZERO, |tail| tail.end);
+    let torn = recovered.tail.as_ref().map_or(0, |tail| tail.debris.len());
+    recovered.enter_epoch(end);
+    let mut report = recovered.report(end, torn as u64);
+    let finished = recovered.drafts.finish(&mut report.findings);
+    report.damage = finished.damages.iter().map(begin::gap_of).collect();
+    report.logs = finished.logs.len() as u64;
+    report.records = finished.records;
+    Ok(report)
 }
 
 impl Recovered {
@@ -378,7 +403,9 @@ impl Recovered {
             ));
         }
         if link.recovery_epoch > self.epoch {
-            self.history.push((self.epoch, link.predecessor_end));
+            // Epochs that left nothing ended there too.
+            let ended = RecoveryEpoch::new(link.recovery_epoch.get() - 1);
+            self.history.push((ended, link.predecessor_end));
             self.epoch = link.recovery_epoch;
             self.next_log_counter = 1;
         }

@@ -24,6 +24,8 @@ const DIRECT_ALIGN: usize = 4096;
 #[derive(Debug)]
 pub struct RealDisk {
     root: PathBuf,
+    /// Nothing is ever written: files are opened for reading, whatever their rights.
+    read_only: bool,
 }
 
 impl RealDisk {
@@ -48,7 +50,38 @@ impl RealDisk {
             }
         }
         let root = root.canonicalize().map_err(fail)?;
-        Ok(Arc::new(Self { root }))
+        Ok(Arc::new(Self {
+            root,
+            read_only: false,
+        }))
+    }
+
+    /// Opens a data directory to look at it: nothing in it is made, written, moved or
+    /// removed, so that it may be another user's, or on a read-only mount.
+    ///
+    /// # Errors
+    /// If it is not there, or is not a directory.
+    pub fn open_read_only(root: &Path) -> Result<Arc<Self>, OpenError> {
+        let fail = |source| OpenError::Io {
+            action: format!("opening the data directory {}", root.display()),
+            source,
+        };
+        let root = root.canonicalize().map_err(fail)?;
+        if !root.is_dir() {
+            return Err(fail(io::ErrorKind::NotADirectory.into()));
+        }
+        Ok(Arc::new(Self {
+            root,
+            read_only: true,
+        }))
+    }
+
+    /// Refuses what would change something, where nothing is to be changed.
+    fn writable(&self) -> io::Result<()> {
+        match self.read_only {
+            true => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
+            false => Ok(()),
+        }
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -68,6 +101,7 @@ impl Disk for RealDisk {
     }
 
     fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
+        self.writable()?;
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -89,7 +123,25 @@ impl Disk for RealDisk {
         Ok(Ok(Box::new(HeldLock { _file: file })))
     }
 
+    fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
+        let mut file = match File::open(self.path(path)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ok(None)),
+            Err(error) => return Err(error),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(Ok(Some(Box::new(HeldLock { _file: file })))),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                file.read_to_string(&mut text)?;
+                Ok(Err(text.trim().to_owned()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn create_directory(&self, path: &str) -> io::Result<()> {
+        self.writable()?;
         fs::create_dir_all(self.path(path))
     }
 
@@ -107,6 +159,7 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.writable()?;
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -118,12 +171,21 @@ impl Disk for RealDisk {
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let file = OpenOptions::new()
             .read(true)
-            .write(true)
+            .write(!self.read_only)
             .open(self.path(path))?;
         Ok(Arc::new(RealFile(file)))
     }
 
     fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
+        self.read_range_from_device(path, 0, bytes)
+    }
+
+    fn read_range_from_device(
+        &self,
+        path: &str,
+        from: u64,
+        bytes: u64,
+    ) -> io::Result<Option<Bytes>> {
         let direct = i32::try_from(OFlags::DIRECT.bits()).map_err(io::Error::other)?;
         let opened = OpenOptions::new()
             .read(true)
@@ -135,16 +197,19 @@ impl Disk for RealDisk {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
             Err(error) => return Err(error),
         };
-        let length =
-            usize::try_from(file.metadata()?.len().min(bytes)).map_err(io::Error::other)?;
         // Address, offset and length must be multiples of the device's block.
+        let skip = usize::try_from(from % DIRECT_ALIGN as u64).map_err(io::Error::other)?;
+        let from = from - skip as u64;
+        let rest = file.metadata()?.len().saturating_sub(from);
+        let length = usize::try_from(rest.min(bytes.saturating_add(skip as u64)))
+            .map_err(io::Error::other)?;
         let room = length.next_multiple_of(DIRECT_ALIGN);
         let mut buffer = vec![0; room + DIRECT_ALIGN];
         let start = buffer.as_ptr().align_offset(DIRECT_ALIGN);
         let mut filled = 0;
         while filled < length {
             let rest = &mut buffer[start + filled..start + room];
-            match file.read_at(rest, filled as u64) {
+            match file.read_at(rest, from + filled as u64) {
                 Ok(0) => break,
                 Ok(read) => filled += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -156,15 +221,17 @@ impl Disk for RealDisk {
                 break;
             }
         }
-        let found = start..start + filled.min(length);
+        let found = start + skip.min(filled)..start + filled.min(length);
         Ok(Some(Bytes::from(buffer).slice(found)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.writable()?;
         fs::rename(self.path(from), self.path(to))
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
+        self.writable()?;
         fs::remove_file(self.path(path))
     }
 

@@ -409,6 +409,15 @@ impl Disk for SimDisk {
         })))
     }
 
+    fn lock_shared(&self, _path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
+        let state = self.0.lock();
+        state.alive()?;
+        Ok(match &state.locked {
+            Some((_, holder)) => Err(holder.clone()),
+            None => Ok(None),
+        })
+    }
+
     fn create_directory(&self, _path: &str) -> io::Result<()> {
         self.0.lock().alive()
     }
