@@ -65,13 +65,12 @@ fn wants_json(matches: &ArgMatches) -> bool {
 /// Reads the manifest of one backup: that with the id, or the latest.
 fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
     let manifests = directory.join(MANIFESTS);
-    let entries = std::fs::read_dir(&manifests).map_err(|error| {
-        let text = format!(
-            "{} is no directory of backups: {error}",
-            directory.display()
-        );
-        Exit::new(FAILED, text)
-    })?;
+    if !is_directory_of_backups(directory) {
+        let text = format!("{} is no directory of backups", directory.display());
+        return Err(Exit::new(FAILED, text));
+    }
+    let entries = std::fs::read_dir(&manifests)
+        .map_err(|error| Exit::new(FAILED, format!("{}: {error}", manifests.display())))?;
     let mut kept = Vec::new();
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
