@@ -51,7 +51,7 @@ pub use client::{Client, ClientBuilder, DEFAULT_ENDPOINT};
 pub use cursor::{CursorCommit, CursorPage, NamedCursor};
 pub use error::{Error, ErrorKind, FailedCheck, Outcome, Retry, ServerError};
 pub use lsn::Lsn;
-pub use ops::{Fenced, Health, LogPage, SegmentPage, Tail};
+pub use ops::{BackupStream, Fenced, Health, LogPage, SegmentPage, Tail};
 pub use pipeline::{Pending, RecordAck};
 pub use producer::{Producer, ProducerBuilder};
 pub use read::{Page, Read};

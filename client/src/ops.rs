@@ -57,6 +57,31 @@ pub struct SegmentPage {
     pub next_page_token: Option<String>,
 }
 
+/// A backup that is being received. Dropping it ends it.
+#[derive(Debug)]
+pub struct BackupStream {
+    client: Client,
+    parts: tonic::Streaming<v1::BackupResponse>,
+}
+
+impl BackupStream {
+    /// The next part: the manifest first, then content in its order; None at the end.
+    ///
+    /// # Errors
+    /// What the server says, and a lost connection.
+    pub async fn next(&mut self) -> Result<Option<v1::backup_response::Part>, Error> {
+        let silence = self.client.silence_timeout();
+        match self.parts.message().await {
+            Ok(None) => Ok(None),
+            Ok(Some(response)) => match response.part {
+                Some(part) => Ok(Some(part)),
+                None => Err(Error::contract("BackupResponse.part")),
+            },
+            Err(status) => Err(self.client.error(&status, silence)),
+        }
+    }
+}
+
 /// Whether a service can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
@@ -85,6 +110,30 @@ macro_rules! call {
 pub(crate) use call;
 
 impl Client {
+    /// Begins a backup of the store. Content with a digest of `known_digests` is not sent.
+    /// At most `max_bytes_per_second` are read; 0 is no bound. It takes as long as it takes:
+    /// there is no deadline.
+    ///
+    /// # Errors
+    /// BUSY while another one runs, and what any call can fail with.
+    pub async fn backup(
+        &self,
+        known_digests: Vec<bytes::Bytes>,
+        max_bytes_per_second: u64,
+    ) -> Result<BackupStream, Error> {
+        let request = v1::BackupRequest {
+            known_digests,
+            max_bytes_per_second,
+        };
+        match self.ops().backup(request).await {
+            Ok(parts) => Ok(BackupStream {
+                client: self.clone(),
+                parts: parts.into_inner(),
+            }),
+            Err(status) => Err(self.error(&status, self.default_timeout())),
+        }
+    }
+
     /// Where a log stands. With a `log_id`, only if it is that log.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 //! The gRPC contract of Wald, generated from `wald/v1/*.proto`, and how its messages
-//! become bytes ([`codec`]). No logic.
+//! become bytes ([`codec`]) and files ([`backup`]). No logic.
 //!
 //! Bytes fields decode to [`bytes::Bytes`]: a payload is a slice of the buffer that the
 //! request arrived in, not a copy.
 
+pub mod backup;
 pub mod codec;
 
 /// Messages, clients and server traits of the package `wald.v1`.

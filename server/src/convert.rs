@@ -9,6 +9,7 @@
 //! in requests, so that what a scan printed can be appended again.
 
 mod answer;
+mod backup;
 mod settings;
 
 use std::time::Duration;
@@ -29,6 +30,7 @@ pub(crate) use answer::{
     fence_response, log, proto_duration, proto_timestamp, read_response, scan_response, segments,
     server_limits, tail_response, uuid,
 };
+pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use settings::{log_config, proto_sync_mode, sync_modes, updated_log_config};
 
 /// Records of a page when the request does not say.

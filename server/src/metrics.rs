@@ -18,7 +18,7 @@ use prometheus::{
     Encoder, Error, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
     IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use wald_storage::{AppendError, Durability, RecoveryReport, Statistics};
+use wald_storage::{AppendError, Clock as _, Durability, RecoveryReport, Statistics, SystemClock};
 
 use crate::status;
 
@@ -160,6 +160,9 @@ pub(crate) struct Metrics {
     state: StateGauges,
     recovery_seconds: GaugeVec,
     recovery_epoch: IntGauge,
+    backup_time: Gauge,
+    backup_seconds: Gauge,
+    backup_bytes: IntGauge,
 }
 
 /// An append session that is counted as open.
@@ -363,6 +366,18 @@ impl Metrics {
                 "wald_recovery_epoch",
                 "How many unclean starts has the store seen, this one included?",
             )?,
+            backup_time: make.float_gauge(
+                "wald_backup_last_success_timestamp_seconds",
+                "When did the last backup end well, since this process started? 0: none has.",
+            )?,
+            backup_seconds: make.float_gauge(
+                "wald_backup_last_duration_seconds",
+                "How long did the last backup take?",
+            )?,
+            backup_bytes: make.gauge(
+                "wald_backup_last_sent_bytes",
+                "How many bytes did the last backup send? What the client held already is not in it.",
+            )?,
             registry,
         })
     }
@@ -431,6 +446,17 @@ impl Metrics {
     /// A write came before the store was open.
     pub(crate) fn write_came_early(&self) {
         self.rejected.with_label_values(&["STARTING"]).inc();
+    }
+
+    /// A backup was taken by its client to the end.
+    pub(crate) fn backed_up(&self, took: Duration, bytes: u64) {
+        let now = SystemClock.now().micros();
+        // Exact to microseconds for the next 200 years.
+        #[allow(clippy::cast_precision_loss, reason = "see above")]
+        self.backup_time.set(now as f64 / 1e6);
+        self.backup_seconds.set(took.as_secs_f64());
+        self.backup_bytes
+            .set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     /// The engine served a reader.

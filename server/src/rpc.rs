@@ -2,6 +2,7 @@
 //! the [`Node`]; what they do is in the modules by topic.
 
 mod append;
+mod backup;
 mod cursor;
 mod log;
 mod ops;

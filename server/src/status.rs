@@ -12,7 +12,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::{PreconditionViolation, StatusExt as _};
 use wald_storage::{
-    AdminError, CursorError, FenceError, InvalidLogName, InvalidName, LogId, LogName,
+    AdminError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName, LogId, LogName,
     MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError,
 };
 
@@ -232,6 +232,24 @@ pub(crate) fn sync(error: &SyncError) -> Status {
             .retry_after(RETRY_LATER),
         SyncError::JournalFailed(_) => {
             Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
+        }
+    }
+    .status()
+}
+
+/// Answers a backup that was not made, or not finished.
+pub(crate) fn backup(error: &BackupError) -> Status {
+    let message = error.to_string();
+    match error {
+        BackupError::Busy => {
+            Failure::new(Code::ResourceExhausted, "BUSY", message).retry_after(RETRY_LATER)
+        }
+        BackupError::JournalFailed(_) => Failure::new(Code::Unavailable, "JOURNAL_FAILED", message),
+        BackupError::Io { path, .. } => {
+            Failure::new(Code::Unavailable, "READ_FAILED", message).fact("path", path)
+        }
+        BackupError::Changed { path } => {
+            Failure::new(Code::DataLoss, "QUARANTINED", message).fact("path", path)
         }
     }
     .status()

@@ -17,6 +17,7 @@
 
 use std::io;
 
+use crate::backup::Backups;
 use crate::disk::Disk;
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::Image;
@@ -123,7 +124,7 @@ impl Writer {
 
     /// Puts the file in place, durably, and removes those that are not kept any longer.
     /// Returns how many bytes it has.
-    pub(crate) fn write(mut self, disk: &dyn Disk) -> io::Result<u64> {
+    pub(crate) fn write(mut self, disk: &dyn Disk, backups: &Backups) -> io::Result<u64> {
         let crc = crc32c(&self.out);
         self.out.extend_from_slice(&crc.to_le_bytes());
         let (new, path) = (format!("{DIRECTORY}/{}.new", self.last), path(self.last));
@@ -134,7 +135,7 @@ impl Writer {
         for name in disk.list(DIRECTORY)? {
             // What a crash left half written goes too.
             if id_of(&name).is_none_or(|id| !kept.contains(&id)) {
-                disk.remove(&format!("{DIRECTORY}/{name}"))?;
+                backups.remove(&format!("{DIRECTORY}/{name}"))?;
             }
         }
         Ok(self.out.len() as u64)
@@ -174,13 +175,13 @@ pub(crate) fn id_of(name: &str) -> Option<SegmentId> {
 }
 
 /// Removes all checkpoints.
-pub(crate) fn remove_all(disk: &dyn Disk) -> io::Result<()> {
+pub(crate) fn remove_all(disk: &dyn Disk, backups: &Backups) -> io::Result<()> {
     let ids = list(disk)?;
     if ids.is_empty() {
         return Ok(());
     }
     for id in ids {
-        disk.remove(&path(id))?;
+        backups.remove(&path(id))?;
     }
     disk.sync_directory(DIRECTORY)
 }
@@ -332,6 +333,7 @@ mod tests {
     fn a_checkpoint_reads_back_two_are_kept_and_damage_is_seen() {
         let disk = SimDisk::new();
         disk.create_directory(DIRECTORY).unwrap();
+        let backups = Backups::new(std::sync::Arc::new(disk.clone()));
         for last in 7..=9 {
             let summary = Summary {
                 last: SegmentId::new(last),
@@ -340,7 +342,7 @@ mod tests {
             let mut writer = Writer::new(&summary);
             writer.add(&image(1));
             writer.add(&image(2));
-            writer.write(&disk).unwrap();
+            writer.write(&disk, &backups).unwrap();
         }
         assert_eq!(list(&disk).unwrap(), [8, 9].map(SegmentId::new));
         let bytes = read(&disk, SegmentId::new(9)).unwrap().unwrap();

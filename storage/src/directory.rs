@@ -10,7 +10,7 @@ use crate::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::journal::frame::crc32c;
 
 /// The directories of a store.
-const DIRECTORIES: [&str; 6] = [
+pub(crate) const DIRECTORIES: [&str; 6] = [
     "journal",
     "index",
     "sorted",
@@ -18,8 +18,10 @@ const DIRECTORIES: [&str; 6] = [
     "pool",
     "quarantine",
 ];
-const FORMAT: &str = "FORMAT";
+pub(crate) const FORMAT: &str = "FORMAT";
 const FORMAT_NEW: &str = "FORMAT.new";
+/// There as long as a restore is not finished.
+pub(crate) const RESTORING: &str = "RESTORING";
 const LOCK: &str = "LOCK";
 const VERSION: u32 = 1;
 
@@ -52,6 +54,14 @@ pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenEr
     let names = disk
         .list("")
         .map_err(OpenError::io("listing the data directory"))?;
+    if names.iter().any(|name| name == RESTORING) {
+        return Err(OpenError::NotAStore {
+            what: format!(
+                "a restore into {} was not finished; empty the directory and restore again",
+                disk.location()
+            ),
+        });
+    }
     let store = if names.iter().any(|name| name == FORMAT) {
         Store {
             id: read_format(disk)?,
@@ -133,7 +143,8 @@ fn encode_format(id: u128) -> String {
     format!("{text}crc {crc:08x}\n")
 }
 
-fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
+/// Reads the store's identity.
+pub(crate) fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
     let text = read_text(disk, FORMAT).map_err(OpenError::io("reading FORMAT"))?;
     let version = field(&text, "version").and_then(|v| v.parse::<u32>().ok());
     if let Some(found) = version.filter(|found| *found > VERSION) {
@@ -183,7 +194,7 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
 pub(crate) const REPAIRS: &str = "REPAIRS";
 pub(crate) const REPAIRS_NEW: &str = "REPAIRS.new";
 
-const BEGUN: &str = "BEGUN";
+pub(crate) const BEGUN: &str = "BEGUN";
 const BEGUN_NEW: &str = "BEGUN.new";
 
 /// What the last start began: kept beside the journal, so that a loss of the journal's
@@ -196,7 +207,7 @@ pub(crate) struct LastBegun {
 }
 
 impl LastBegun {
-    fn encode(&self) -> String {
+    pub(crate) fn encode(&self) -> String {
         let (epoch, segment, base) = (self.epoch, self.segment, self.base);
         let text = format!("wald begun\nepoch {epoch}\nsegment {segment}\nbase {base}\n");
         let crc = crc32c(text.as_bytes());

@@ -8,6 +8,7 @@
 //! Methods return plain futures, tied to no runtime; the trait is object-safe; no
 //! engine's own types appear in it.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -17,8 +18,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::config::Limits;
-use crate::error::{AdminError, CursorError, FenceError, ReadError, SyncError, TrimError};
-use crate::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch, Timestamp};
+use crate::error::{
+    AdminError, BackupError, CursorError, FenceError, ReadError, SyncError, TrimError,
+};
+use crate::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::record::{
     Batch, Cursor, CursorCommit, Durability, Gap, LogConfig, LogInfo, StoredBatch, Visibility,
 };
@@ -257,6 +260,74 @@ pub struct LogStat {
     pub survived_position: Option<Position>,
 }
 
+/// One file of a backup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackupFile {
+    /// Its path below the data directory, with `/` between the parts.
+    pub path: String,
+    /// Bytes of it that the backup holds: those of a segment up to the end of its frames.
+    pub bytes: u64,
+    /// XXH3-128 of these.
+    pub digest: u128,
+    /// The caller holds it: its content is not sent.
+    pub known: bool,
+}
+
+/// Something that does not verify in what a backup holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackupDamage {
+    /// The segment; `None` = not known, or gone.
+    pub segment: Option<SegmentId>,
+    /// The first position touched.
+    pub from: Position,
+    /// The position after the last touched, if that is known.
+    pub to: Option<Position>,
+    /// The records touched, if these are known.
+    pub records: Option<(LogName, Lsn, Lsn)>,
+}
+
+/// What a backup consists of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackupManifest {
+    /// Identity of the store.
+    pub store_id: u128,
+    /// Its recovery epoch.
+    pub recovery_epoch: RecoveryEpoch,
+    /// Everything in the journal below this is in the backup.
+    pub position: Position,
+    /// When the backup began.
+    pub created: Timestamp,
+    /// The files.
+    pub files: Vec<BackupFile>,
+    /// What does not verify. It is saved as it is.
+    pub damage: Vec<BackupDamage>,
+}
+
+/// One step of a backup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackupPart {
+    /// So many bytes were read and verified; nothing is to be sent.
+    Read(u64),
+    /// What the backup consists of: once, before any content.
+    Manifest(Arc<BackupManifest>),
+    /// Content of a file, by its index in the manifest.
+    Chunk {
+        /// Index of the file.
+        file: usize,
+        /// Where in it this begins.
+        offset: u64,
+        /// The content.
+        data: Bytes,
+    },
+}
+
+/// A backup in progress.
+pub trait Backup: Send {
+    /// The next step; `None` at the end. Each reads half a megabyte at most, so that whoever asks
+    /// decides how fast it goes. A future that is dropped before it is done ends the backup.
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<BackupPart>, BackupError>>;
+}
+
 /// Numbers for metrics, taken at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
@@ -441,6 +512,14 @@ pub trait LogEngine: Send + Sync + 'static {
 
     /// The segment files, oldest first.
     fn segments(&self) -> Vec<SegmentInfo>;
+
+    /// Begins a backup: everything accepted before it is made durable and put in finished
+    /// files, none of which is removed before the backup is dropped. Of files whose digest
+    /// is `known` only that is told.
+    ///
+    /// # Errors
+    /// If another one runs, or the journal has failed.
+    fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
     /// What the device really promises.
     fn durability_truth(&self) -> DurabilityTruth;

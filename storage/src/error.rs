@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::ConfigError;
-use crate::ids::{LogId, LogName, Lsn, Name, Timestamp};
+use crate::ids::{LogId, LogName, Lsn, Name, Position, Timestamp};
 
 /// Why an append was not acknowledged.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -547,6 +547,90 @@ pub enum SyncError {
     /// The journal failed; what was not durable before may or may not be.
     #[error("the journal failed; it refuses to flush until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),
+}
+
+/// Why a backup was not made, or not finished.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum BackupError {
+    /// Another one runs.
+    #[error("another backup runs; wait for its end")]
+    Busy,
+    /// The journal failed: what was not durable before may or may not be.
+    #[error("the journal failed; nothing is saved until a restart: {0}")]
+    JournalFailed(#[source] Arc<io::Error>),
+    /// A file cannot be read.
+    #[error("reading {path} for the backup: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// A file changed after its digest was taken: it was found damaged meanwhile, or the
+    /// device gives other bytes each time.
+    #[error("{path} is not what it was when the backup began; verify the store")]
+    Changed {
+        /// The file.
+        path: String,
+    },
+}
+
+/// Why a backup was not read or restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The manifest says what no backup of ours does.
+    #[error("the manifest is not one of a backup: {0}")]
+    Manifest(String),
+    /// A file of the backup is missing, or is not what the manifest says.
+    #[error("{path}: {what}; the backup is damaged, take another one")]
+    Damaged {
+        /// The file, as the store calls it.
+        path: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The backup does not reach so far.
+    #[error("the backup ends at position {end}; it does not reach {asked}")]
+    Beyond {
+        /// The position asked for.
+        asked: Position,
+        /// The position of the backup.
+        end: Position,
+    },
+    /// There is nothing of the store at or below the position.
+    #[error("the store begins at position {first}; nothing of it ends at or below {asked}")]
+    Before {
+        /// The position asked for.
+        asked: Position,
+        /// The first that can be asked for.
+        first: Position,
+    },
+    /// There is something where the store is to be.
+    #[error("{directory} is not empty: {name} is there; a restore needs an empty directory")]
+    NotEmpty {
+        /// The directory.
+        directory: String,
+        /// What was found.
+        name: String,
+    },
+    /// What was restored, or is to be, cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The file system said no.
+    #[error("{action}: {source}")]
+    Io {
+        /// What was being done, to what.
+        action: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl RestoreError {
+    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
 }
 
 /// Why a data directory cannot be opened. Nothing in it was changed.

@@ -26,6 +26,17 @@ const MOST_WAITING: usize = 2;
 const CHECKPOINT_SEGMENTS: u64 = 8;
 const CHECKPOINT_SHARE: u64 = 4;
 
+/// When a checkpoint is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// When it is due.
+    WhenDue,
+    /// For a backup: as soon as its size is made up for by what was sealed since the last.
+    ForBackup,
+    /// Always: the run ends.
+    AtEnd,
+}
+
 /// How long a lack of space is left alone.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -112,7 +123,7 @@ impl Indexer {
         let _running = Running::new(self);
         loop {
             // What the start found without an index comes first.
-            self.work(core, false)?;
+            self.work(core, Wanted::WhenDue)?;
             if !self.wait() {
                 return Ok(());
             }
@@ -138,8 +149,8 @@ impl Indexer {
     }
 
     /// Indexes all that waits, writes what is not written, and a checkpoint if one is
-    /// due; at the end of a run always.
-    pub(crate) fn work(&self, core: &Core, ends: bool) -> io::Result<()> {
+    /// `wanted`.
+    pub(crate) fn work(&self, core: &Core, wanted: Wanted) -> io::Result<()> {
         let mut progress = self.progress.lock();
         loop {
             let sealed = {
@@ -153,8 +164,12 @@ impl Indexer {
             core.index_sealed(sealed, &mut progress);
         }
         let result = core.write_indexes(&mut progress).and_then(|()| {
-            let least = (CHECKPOINT_SEGMENTS * core.config.segment_bytes)
-                .max(CHECKPOINT_SHARE * progress.checkpoint_bytes);
+            let segments = match wanted {
+                Wanted::WhenDue => CHECKPOINT_SEGMENTS * core.config.segment_bytes,
+                Wanted::ForBackup | Wanted::AtEnd => 1,
+            };
+            let least = segments.max(CHECKPOINT_SHARE * progress.checkpoint_bytes);
+            let ends = wanted == Wanted::AtEnd;
             let due = ends || progress.since_checkpoint >= least;
             if due && progress.sound && core.damages.is_empty() {
                 core.write_checkpoint(ends, &mut progress)
@@ -251,7 +266,7 @@ impl Core {
             self.indexes.pin(index);
         }
         let forget = || {
-            match self.disk.remove(&index_path(segment.life.id)) {
+            match self.backups.remove(&index_path(segment.life.id)) {
                 // As for all but the first damage in a segment.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 removed => {
@@ -259,7 +274,7 @@ impl Core {
                     self.disk.sync_directory("index")?;
                 }
             }
-            checkpoint::remove_all(&*self.disk)
+            checkpoint::remove_all(&*self.disk, &self.backups)
         };
         if let Err(error) = forget() {
             tracing::warn!(segment = %segment.life.id, %error, "the next start may not find this damage before it is read again");
@@ -335,7 +350,7 @@ impl Core {
                 }
             }
         }
-        progress.checkpoint_bytes = writer.write(&*self.disk)?;
+        progress.checkpoint_bytes = writer.write(&*self.disk, &self.backups)?;
         progress.since_checkpoint = 0;
         let took = self.journal.clock.monotonic().duration_since(started);
         self.journal.observer.checkpoint(took);

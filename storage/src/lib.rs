@@ -3,6 +3,7 @@
 //! `README.md` beside this crate is its design: the format to the byte, the commit
 //! protocol, recovery, the fault model, and the decisions behind them.
 
+mod backup;
 mod checkpoint;
 mod clock;
 mod codec;
@@ -36,19 +37,21 @@ mod verify;
 mod watch;
 mod wire;
 
+pub use backup::{BackupCheck, BackupView, Restored, content_path};
 pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use disk::{
     Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, FileSystem, Filter, Lie, RealDisk, SimDisk,
 };
 pub use engine::{
-    AppendTimes, Appended, BoxFuture, DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat,
-    LogTarget, Ordered, Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest,
-    ScanStart, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
+    AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture,
+    DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat, LogTarget, Ordered, Page, Profile,
+    ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest, ScanStart, SegmentInfo, Selector,
+    Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
-    AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, InvalidBatch,
-    OpenError, ReadError, SyncError, TrimError,
+    AdminError, AppendError, BackupError, CursorError, FailedCheck, FailedCondition, FenceError,
+    InvalidBatch, OpenError, ReadError, RestoreError, SyncError, TrimError,
 };
 pub use ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,

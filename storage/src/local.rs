@@ -13,6 +13,7 @@ mod producers;
 pub(crate) mod submit;
 mod versions;
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
@@ -21,20 +22,22 @@ use self::drive::Intake;
 pub(crate) use self::extras::{ExtrasImage, Mark};
 pub(crate) use self::logs::{Buffered, Log, LogState, Logs, Standing};
 pub(crate) use self::producers::{Before as ProducerBefore, Recall, Remembered};
+use crate::backup::{self, Backups};
 use crate::clock::Clock;
 use crate::config::{Limits, StorageConfig};
 use crate::directory;
 use crate::disk::{Disk, DiskLock};
 use crate::engine::{
-    BoxFuture, DurabilityTruth, Fenced, LogEngine, LogStat, LogTarget, Page, Profile, ReadRequest,
-    Scan, ScanRequest, SegmentInfo, Statistics, SyncTarget,
+    Backup, BoxFuture, DurabilityTruth, Fenced, LogEngine, LogStat, LogTarget, Page, Profile,
+    ReadRequest, Scan, ScanRequest, SegmentInfo, Statistics, SyncTarget,
 };
 use crate::error::{
-    AdminError, AppendError, CursorError, FenceError, OpenError, ReadError, SyncError, TrimError,
+    AdminError, AppendError, BackupError, CursorError, FenceError, OpenError, ReadError, SyncError,
+    TrimError,
 };
 use crate::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
 use crate::index::Indexes;
-use crate::indexer::Indexer;
+use crate::indexer::{Indexer, Wanted};
 use crate::journal::committer::{Committer, Operation, Submission};
 use crate::journal::pool::Pool;
 use crate::journal::{Answer, Journal};
@@ -71,6 +74,7 @@ pub(crate) struct Core {
     intake: Intake,
     pool: Arc<Pool>,
     pub(crate) indexer: Arc<Indexer>,
+    pub(crate) backups: Arc<Backups>,
     truth: DurabilityTruth,
     _lock: Box<dyn DiskLock>,
 }
@@ -115,7 +119,7 @@ impl Core {
             Start::AcceptLoss => {
                 let mut found = recovery::recover_from_frames(&disk, store, &config, seams)?;
                 found
-                    .forget_indexes(&*disk)
+                    .forget_indexes(&disk)
                     .map_err(OpenError::io("removing indexes"))?;
                 found.accept_loss();
                 found
@@ -133,6 +137,7 @@ impl Core {
         let now = begun.journal.clock.monotonic();
         report.duration = now.duration_since(started);
         report.times.probe = now.duration_since(probing);
+        let backups = Backups::new(Arc::clone(&disk));
         let core = Arc::new(Self {
             limits: config.limits(),
             config,
@@ -150,6 +155,7 @@ impl Core {
             intake: Intake::default(),
             pool: begun.pool,
             indexer: begun.indexer,
+            backups,
             truth,
             _lock: lock,
         });
@@ -264,7 +270,7 @@ impl Core {
     /// Indexes what was sealed, without a thread.
     #[cfg(any(test, feature = "fuzzing"))]
     fn index(&self) {
-        if let Err(error) = self.indexer.work(self, false) {
+        if let Err(error) = self.indexer.work(self, Wanted::WhenDue) {
             self.journal.fail(error);
         }
     }
@@ -347,18 +353,38 @@ impl Core {
         if let Some(error) = self.journal.failure() {
             return Err(SyncError::JournalFailed(error));
         }
+        let ends = match ended {
+            true => Wanted::AtEnd,
+            false => Wanted::WhenDue,
+        };
         // The journal is sealed: without a checkpoint the next start reads it.
-        if let Err(error) = self.indexer.work(self, ended) {
+        if let Err(error) = self.indexer.work(self, ends) {
             tracing::warn!(%error, "no checkpoint was written; the next start takes longer");
         }
         Ok(())
     }
 
-    fn barrier(&self, level: Durability) -> crate::ticket::Awaited<Result<Position, SyncError>> {
+    /// Leaves the segment that is being written: what is safe is in finished ones then.
+    pub(crate) fn leave_segment(&self) -> crate::ticket::Awaited<Result<Position, SyncError>> {
+        self.ask(Operation::Leave, Durability::Durable)
+    }
+
+    pub(crate) fn barrier(
+        &self,
+        level: Durability,
+    ) -> crate::ticket::Awaited<Result<Position, SyncError>> {
+        self.ask(Operation::Barrier, level)
+    }
+
+    fn ask(
+        &self,
+        operation: Operation,
+        level: Durability,
+    ) -> crate::ticket::Awaited<Result<Position, SyncError>> {
         let (promise, awaited) = Promise::new();
         match self.journal.failure() {
             Some(error) => promise.keep(Err(SyncError::JournalFailed(error))),
-            None => self.push(Operation::Barrier, level, Answer::Sync(promise)),
+            None => self.push(operation, level, Answer::Sync(promise)),
         }
         awaited
     }
@@ -696,6 +722,10 @@ impl LogEngine for LocalEngine {
 
     fn segments(&self) -> Vec<SegmentInfo> {
         self.core.segments()
+    }
+
+    fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
+        Box::pin(backup::begin(&self.core, &self.workers, known))
     }
 
     fn durability_truth(&self) -> DurabilityTruth {

@@ -12,7 +12,8 @@ mod known;
 mod survey;
 mod walk;
 
-pub(crate) use self::known::index_from_frames;
+pub(crate) use self::files::base_of;
+pub(crate) use self::known::{damage_in, index_from_frames, last_whole_unit};
 pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 
 use std::collections::BTreeMap;
@@ -22,10 +23,11 @@ use std::time::Duration;
 use self::drafts::{Drafts, Found};
 use self::files::{LoadedTail, Used};
 use self::walk::{Bytes, Item, Walked};
+use crate::backup::Backups;
 use crate::checkpoint;
-use crate::clock::Clock;
+use crate::clock::{Clock, SystemClock};
 use crate::config::{OnDamage, StorageConfig};
-use crate::directory::{LastBegun, Store};
+use crate::directory::{self, LastBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId};
@@ -38,13 +40,13 @@ use crate::journal::pool::Pool;
 use crate::journal::segment::{Hole, Segment};
 use crate::journal::{Journal, frame};
 use crate::local::Logs;
-use crate::metrics::{ChecksumSite, Observer};
+use crate::metrics::{ChecksumSite, NoObserver, Observer};
 use crate::quarantine::{Damage, Damages};
 use crate::record::Gap;
 use crate::repair::Loss;
 
 /// No segment is larger: offsets in one are kept in 32 bits.
-const LARGEST_SEGMENT: u64 = 1 << 32;
+pub(crate) const LARGEST_SEGMENT: u64 = 1 << 32;
 
 /// Where the time of a start went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -182,6 +184,30 @@ pub(crate) fn recover(
         return Err(OpenError::Damaged(recovered.what_is_damaged()));
     }
     Ok(recovered)
+}
+
+/// Reads a store as a start would, and tells what that would find. Changes nothing.
+pub(crate) fn inspect(
+    disk: &Arc<dyn Disk>,
+    config: &StorageConfig,
+) -> Result<RecoveryReport, OpenError> {
+    let store = Store {
+        id: directory::read_format(&**disk)?,
+        created: false,
+    };
+    let mut recovered = recover(disk, store, config, (&SystemClock, &NoObserver))?;
+    let end = recovered
+        .tail
+        .as_ref()
+        .map_or(Position::ZERO, |tail| tail.end);
+    let torn = recovered.tail.as_ref().map_or(0, |tail| tail.debris.len());
+    recovered.enter_epoch(end);
+    let mut report = recovered.report(end, torn as u64);
+    let finished = recovered.drafts.finish(&mut report.findings);
+    report.damage = finished.damages.iter().map(Damage::gap).collect();
+    report.logs = finished.logs.len() as u64;
+    report.records = finished.records;
+    Ok(report)
 }
 
 /// Reads every frame of the store, whatever indexes and checkpoints say. Changes nothing.
@@ -420,8 +446,9 @@ impl Recovered {
     }
 
     /// Removes what would tell later starts that the segments need not be read.
-    pub(crate) fn forget_indexes(&self, disk: &dyn Disk) -> std::io::Result<()> {
-        checkpoint::remove_all(disk)?;
+    pub(crate) fn forget_indexes(&self, disk: &Arc<dyn Disk>) -> std::io::Result<()> {
+        // No backup runs of a store that is not open.
+        checkpoint::remove_all(&**disk, &Backups::new(Arc::clone(disk)))?;
         let names = disk.list("index")?;
         for segment in self.segments.values() {
             let path = index_path(segment.life.id);
@@ -500,7 +527,9 @@ impl Recovered {
             ));
         }
         if link.recovery_epoch > self.epoch {
-            self.history.push((self.epoch, link.predecessor_end));
+            // Epochs that left nothing ended there too.
+            let ended = RecoveryEpoch::new(link.recovery_epoch.get() - 1);
+            self.history.push((ended, link.predecessor_end));
             self.epoch = link.recovery_epoch;
             self.next_log_counter = 1;
         }

@@ -1,6 +1,7 @@
 //! Tests of the whole engine, driven step by step without threads on a disk in memory.
 
 mod appending;
+mod backups;
 mod compression;
 mod cursors;
 mod damage;

@@ -3,7 +3,7 @@
 use tonic::{Request, Response};
 use wald_proto::v1;
 
-use super::{Answer, Answers, Services, unbuilt};
+use super::{Answer, Answers, Services, backup, unbuilt};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -77,8 +77,9 @@ impl v1::ops_service_server::OpsService for Services {
         Err(unbuilt("wald.v1.OpsService.Verify", Access::Read))
     }
 
-    async fn backup(&self, _request: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
-        Err(unbuilt("wald.v1.OpsService.Backup", Access::Read))
+    async fn backup(&self, request: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
+        let stream = backup::backup(&self.0, request.into_inner()).await?;
+        Ok(Response::new(stream))
     }
 
     async fn drain(&self, _request: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {

@@ -14,10 +14,13 @@ use crate::config::Config;
 use crate::metrics::Metrics;
 
 /// What the directory of a store has, or may have before the store is made.
-const OWN_NAMES: [&str; 9] = [
+const OWN_NAMES: [&str; 12] = [
     STORE_MARK,
     "FORMAT.new",
     "LOCK",
+    "BEGUN",
+    "RESTORING",
+    "index",
     "journal",
     "sorted",
     "checkpoint",

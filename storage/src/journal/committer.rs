@@ -81,6 +81,8 @@ pub(crate) enum Operation {
     },
     /// Nothing but to be answered when everything before it is safe.
     Barrier,
+    /// The segment is left, if it says anything: what is finished can be copied.
+    Leave,
 }
 
 /// One request on its way.
@@ -181,6 +183,8 @@ pub(crate) struct Committer {
     previous: DirectoryBuilder,
     /// The link, until it is written.
     link: Option<Link>,
+    /// Whether this is the first segment of the run.
+    first_of_run: bool,
     /// Whether the segment was taken from what is kept for trims and deletions.
     on_reserve: bool,
     /// Whether the last write found no space.
@@ -265,6 +269,7 @@ impl Committer {
             directory: DirectoryBuilder::default(),
             previous: DirectoryBuilder::default(),
             link: None,
+            first_of_run: true,
             // As long as it is not known that there is more.
             on_reserve: true,
             without_space: false,
@@ -401,6 +406,7 @@ impl Committer {
             Operation::Delete(target) => self.delete(&target),
             Operation::Trim { target, before } => self.trim(&target, before),
             Operation::Barrier => self.barrier(),
+            Operation::Leave => self.leave(),
         };
         match (&outcome, &session) {
             (Outcome::Refused(_), Some(session)) => session.end_in_turn(),
@@ -428,6 +434,26 @@ impl Committer {
         };
         self.finish_open();
         (Some(self.end()), outcome)
+    }
+
+    /// Leaves the segment, so that everything before is in finished ones, flushed. One that
+    /// tells of no log is not worth it, unless what it says of the run before is nowhere
+    /// else.
+    fn leave(&mut self) -> Placed {
+        let left = self.write_all_buffered().and_then(|()| {
+            if self.touched.is_empty() && !self.first_of_run {
+                return Ok(());
+            }
+            self.finish_open();
+            self.roll_now()
+        });
+        let outcome = match left {
+            Ok(()) => Outcome::Done,
+            Err(AppendError::DiskFull) => Outcome::SyncRefused,
+            Err(error) => Outcome::Refused(error),
+        };
+        // The roll has flushed all there was.
+        (Some(Position::ZERO), outcome)
     }
 
     fn allowed(&self) -> Allowed {

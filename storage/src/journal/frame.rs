@@ -185,6 +185,40 @@ pub(crate) fn salted_crc32c(salt: u64, bytes: &[u8]) -> u32 {
     low32(digest.finalize())
 }
 
+/// A running CRC-32C of a file whose last four bytes are that of all before.
+pub(crate) struct Crc {
+    digest: crc_fast::Digest,
+    /// The last bytes so far, up to four.
+    last: Vec<u8>,
+}
+
+impl Default for Crc {
+    fn default() -> Self {
+        Self {
+            digest: crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi),
+            last: Vec::new(),
+        }
+    }
+}
+
+impl Crc {
+    /// Takes the next bytes.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        let (front, last) = bytes.split_at(bytes.len().saturating_sub(4));
+        self.last.extend_from_slice(last);
+        let passed = self.last.len().saturating_sub(4);
+        // Of what was last before, all that has four bytes or more behind it.
+        let passed: Vec<u8> = self.last.drain(..passed).collect();
+        self.digest.update(&passed);
+        self.digest.update(front);
+    }
+
+    /// Whether nothing more comes and the checksum is right.
+    pub(crate) fn is_good(&self) -> bool {
+        self.last == low32(self.digest.finalize()).to_le_bytes()
+    }
+}
+
 /// The library gives 32-bit checksums in 64 bits.
 fn low32(value: u64) -> u32 {
     u32::try_from(value).expect("a 32-bit checksum")

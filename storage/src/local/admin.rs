@@ -77,7 +77,7 @@ impl Core {
         awaited
     }
 
-    pub(super) fn list_logs(
+    pub(crate) fn list_logs(
         &self,
         prefix: &str,
         after: Option<&str>,

@@ -33,14 +33,8 @@ impl Recovered {
         let started = clock.monotonic();
         let torn_bytes = self.save_tail(disk)?;
         let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
-        self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
-        if !self.clean && !self.store.created {
-            let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
-            let ended = self.epoch.max(self.highest_epoch).plus(self.lost_starts);
-            self.history.push((ended, end));
-            self.epoch = ended.next();
-            self.next_log_counter = 1;
-        }
+        let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
+        self.enter_epoch(end);
         let pool = Arc::new(Pool::new(
             Arc::clone(disk),
             Arc::clone(&clock),
@@ -55,7 +49,6 @@ impl Recovered {
         let file = Arc::clone(&ready.file);
         let segment = Arc::new(Segment::begun(ready.life, self.next_base, ready.file));
         let link = self.link(ready.life.size);
-        let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
         let mut report = self.report(end, torn_bytes);
         let arrival = self.drafts.arrival;
         let finished = self.drafts.finish(&mut report.findings);
@@ -139,6 +132,17 @@ impl Recovered {
             quarantine_bytes,
             report,
         })
+    }
+
+    /// After an unclean end the epoch goes up, beyond any that anything tells of.
+    pub(super) fn enter_epoch(&mut self, end: Position) {
+        self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
+        if !self.clean && !self.store.created {
+            let ended = self.epoch.max(self.highest_epoch).plus(self.lost_starts);
+            self.history.push((ended, end));
+            self.epoch = ended.next();
+            self.next_log_counter = 1;
+        }
     }
 
     /// Makes durable what was found in the old tail, and keeps what was cut off it. A

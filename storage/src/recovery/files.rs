@@ -303,6 +303,11 @@ fn frames(
     Ok(any_frame(life, &bytes))
 }
 
+/// The position of a segment's first byte, if any frame of it is good.
+pub(crate) fn base_of(life: &Life, file: &dyn DiskFile) -> std::io::Result<Option<Position>> {
+    Ok(frames(life, file, u64::MAX)?.map(|(base, _)| base))
+}
+
 /// Looks for any frame of this life: it tells the base, its position less its offset.
 fn any_frame(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
     let first = usize::try_from(LIFE_BYTES).ok()?;

@@ -15,7 +15,7 @@ use crate::ids::{Position, SegmentId};
 use crate::index::{SealedIndex, index_path, read_index};
 use crate::journal::body::Link;
 use crate::journal::segment;
-use crate::journal::segment::Segment;
+use crate::journal::segment::{Hole, Life, Segment};
 
 impl Recovered {
     /// Begins with the newest checkpoint that is good and whose segments are there, if
@@ -157,6 +157,51 @@ impl Recovered {
             self.progress.unwritten.push_back(index);
         }
     }
+}
+
+/// Where the frames of a segment, which end at `end`, do not verify.
+pub(crate) fn damage_in(
+    disk: &dyn Disk,
+    segment: &Segment,
+    end: Position,
+) -> io::Result<Vec<Hole>> {
+    let file = disk.open(&segment.path())?;
+    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
+    let length = file.read_full_at(&mut bytes, 0)?;
+    bytes.truncate(length);
+    let bytes = Bytes {
+        life: &segment.life,
+        base: segment.base,
+        bytes: &bytes,
+    };
+    let bad = |item: &Item| match *item {
+        Item::Hole { from, to } => Some(Hole { from, to }),
+        Item::Frame {
+            body_good: true, ..
+        } => None,
+        Item::Frame { header, .. } => Some(Hole {
+            from: header.position,
+            to: header.end(),
+        }),
+    };
+    let walked = bytes.walk_finished(end);
+    Ok(walked.items.iter().filter_map(bad).collect())
+}
+
+/// Where the last atomic unit ends that ends at or below `until`, in a segment whose frames
+/// end at `end` and do not all verify.
+pub(crate) fn last_whole_unit(
+    (life, base): (&Life, Position),
+    bytes: &[u8],
+    end: Position,
+    until: Position,
+) -> Option<Position> {
+    let walked = Bytes { life, base, bytes }.walk_finished(end);
+    let ends = walked.items.iter().filter_map(|item| match item {
+        Item::Frame { header, .. } if !header.continues() => Some(header.end()),
+        _ => None,
+    });
+    ends.filter(|end| *end <= until).max()
 }
 
 /// The index of a sealed segment made from its frames alone, for a run in which its file

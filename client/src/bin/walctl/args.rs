@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Ask whether the server is ready; exits with 4 if not.
     Health(HealthArgs),
+    /// Save the store to a directory of backups, or look after that directory.
+    Backup(BackupArgs),
     /// Print the completions for a shell, to be put where it looks for them.
     Completion {
         /// The shell.
@@ -381,6 +383,50 @@ pub(crate) struct HealthArgs {
 }
 
 /// A flag's values and what they are in the contract.
+const BACKUP_HELP: &str = "\
+DIR holds any number of backups of one store: what they have in common is there once, and only \
+what is new is sent. `wald verify DIR` checks one, `wald restore DIR` makes a store of it. If the \
+store has damage it is saved as it is, named on stderr, and the exit code is 5.";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = BACKUP_HELP, args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true)]
+pub(crate) struct BackupArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<BackupCommand>,
+    /// The directory; it is made if it is not there.
+    #[arg(required = true)]
+    pub(crate) dir: Option<PathBuf>,
+    /// Keep so many backups, this one included, and remove older ones once it is there.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) keep: Option<u64>,
+    /// Let the server read at most so many bytes a second [default: no bound].
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
+    pub(crate) max_bytes_per_second: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BackupCommand {
+    /// List the backups of a directory, the oldest first.
+    List {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Remove all but the newest backups, and what only the others held.
+    Prune {
+        /// The directory.
+        dir: PathBuf,
+        /// How many to keep.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        keep: u64,
+    },
+}
+
 macro_rules! values {
     ($(#[$doc:meta])* $name:ident for $target:ty {
         $($(#[$value_doc:meta])* $value:ident),* $(,)?

@@ -27,6 +27,11 @@ pub(crate) enum Exit {
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
 
+/// What is read here is not what was written.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Damaged(pub(crate) String);
+
 /// What the user asked for, as far as the advice depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
@@ -79,6 +84,9 @@ fn find<E: std::error::Error + 'static>(error: &anyhow::Error) -> Option<&E> {
 fn exit_of(error: &anyhow::Error) -> Exit {
     if find::<Usage>(error).is_some() {
         return Exit::Usage;
+    }
+    if find::<Damaged>(error).is_some() {
+        return Exit::DataLoss;
     }
     if find::<io::Error>(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return Exit::Ok;

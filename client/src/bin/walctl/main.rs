@@ -2,6 +2,7 @@
 
 mod append;
 mod args;
+mod backup;
 mod batch;
 mod cursors;
 mod exit;
@@ -75,6 +76,7 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, &global.endpoint, output).await,
         Command::Health(args) => health(client, args, output).await,
+        Command::Backup(args) => backup::run(client, args, output).await,
         Command::Completion { shell } => pages::completion(shell),
         Command::Man { command } => pages::man(&command),
     }

@@ -48,6 +48,20 @@ impl Committer {
         }
     }
 
+    /// Goes on in the next segment, though there is room in this one.
+    ///
+    /// # Errors
+    /// As [`Committer::secure`].
+    pub(super) fn roll_now(&mut self) -> Result<(), AppendError> {
+        if self.on_reserve {
+            let whole = self.pool.restore_reserve();
+            self.spared(whole)?;
+        }
+        let taken = self.pool.take(Use::Growth);
+        let ready = self.spared(taken)?;
+        self.roll(ready, Use::Growth)
+    }
+
     /// What the pool could give. Any error but a lack of space fails the journal.
     fn spared<T>(&self, result: io::Result<T>) -> Result<T, AppendError> {
         result.map_err(|error| {
@@ -119,6 +133,7 @@ impl Committer {
         self.frames = 0;
         self.records = 0;
         self.previous = DirectoryBuilder::default();
+        self.first_of_run = false;
         self.on_reserve = purpose == Use::Reserve;
         self.begin_with(link);
         self.indexer.take_over(sealed);

@@ -1,0 +1,308 @@
+//! `walctl backup`: the store of a server, saved to a directory of backups.
+
+mod shelf;
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
+use serde_json::json;
+use wald_client::Client;
+use wald_client::proto::{BackupManifest, Finding, backup_response::Part};
+
+use self::shelf::{Kept, Receiving, Shelf, hex};
+use crate::args::{BackupArgs, BackupCommand};
+use crate::exit::{Exit, Usage};
+use crate::output::{Out, Output, rfc3339};
+
+pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Result<Exit> {
+    match (args.command, args.dir) {
+        (Some(BackupCommand::List { dir }), _) => list(&dir, output),
+        (Some(BackupCommand::Prune { dir, keep }), _) => prune(&dir, keep, output),
+        (None, Some(dir)) => {
+            let asked = (args.keep, args.max_bytes_per_second);
+            backup(client, &dir, asked, output).await
+        }
+        (None, None) => Err(Usage("name the directory".to_owned()).into()),
+    }
+}
+
+/// What a backup took.
+struct Taken {
+    kept: Kept,
+    sent_files: u64,
+    sent_bytes: u64,
+    took: Duration,
+    removed: Vec<String>,
+}
+
+async fn backup(
+    client: &Client,
+    dir: &Path,
+    (keep, max_bytes_per_second): (Option<u64>, u64),
+    output: Output,
+) -> Result<Exit> {
+    let began = Instant::now();
+    let shelf = Shelf::open(dir)?;
+    let stores: HashSet<String> = shelf
+        .kept()?
+        .into_iter()
+        .map(|kept| kept.manifest.store_id)
+        .collect();
+    let bar = ProgressBar::no_length().with_style(style("{spinner} {msg}  {elapsed}"));
+    bar.set_message("the server reads its files");
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let mut parts = client.backup(shelf.known()?, max_bytes_per_second).await?;
+    let Some(Part::Manifest(manifest)) = parts.next().await? else {
+        bail!("the server sends no manifest");
+    };
+    if let Some(other) = stores.iter().find(|store| **store != manifest.store_id) {
+        bail!(
+            "{} has backups of store {other}, not of {}; use a directory for each store",
+            dir.display(),
+            manifest.store_id
+        );
+    }
+    let mut intake = Intake::new(&shelf, &manifest)?;
+    bar.set_style(style(
+        "{wide_bar} {percent:>3}%  {bytes} of {total_bytes}  {binary_bytes_per_sec}  {eta} left",
+    ));
+    bar.set_length(intake.expected);
+    bar.reset_eta();
+    while let Some(part) = parts.next().await? {
+        let Part::Chunk(chunk) = part else {
+            bail!("the server sends a second manifest");
+        };
+        intake.take(chunk.file, chunk.offset, &chunk.data)?;
+        bar.set_position(intake.received);
+    }
+    intake.end()?;
+    let (sent_files, sent_bytes) = (intake.files, intake.received);
+    let kept = shelf.keep(manifest)?;
+    let (removed, _) = match keep {
+        Some(keep) => shelf.prune(keep)?,
+        None => (Vec::new(), 0),
+    };
+    bar.finish_and_clear();
+    let taken = Taken {
+        kept,
+        sent_files,
+        sent_bytes,
+        took: began.elapsed(),
+        removed,
+    };
+    tell(&taken, output)
+}
+
+/// Content on its way in, in the order of the manifest.
+struct Intake<'a> {
+    shelf: &'a Shelf,
+    manifest: &'a BackupManifest,
+    /// The file at hand, and what of it is there.
+    at: usize,
+    file: Option<Receiving>,
+    files: u64,
+    received: u64,
+    expected: u64,
+}
+
+impl<'a> Intake<'a> {
+    fn new(shelf: &'a Shelf, manifest: &'a BackupManifest) -> Result<Self> {
+        let mut expected = 0;
+        for file in &manifest.files {
+            if !file.known {
+                expected += file.file_bytes;
+                continue;
+            }
+            let found = shelf.content_bytes(&file.digest)?;
+            if found != Some(file.file_bytes) {
+                if found.is_some() {
+                    shelf.forget(&file.digest)?;
+                }
+                bail!(
+                    "the content {} of {} was cut off or removed; it is not counted on any more, run \
+                     the backup again",
+                    hex(&file.digest),
+                    file.path
+                );
+            }
+        }
+        Ok(Self {
+            shelf,
+            manifest,
+            at: 0,
+            file: None,
+            files: 0,
+            received: 0,
+            expected,
+        })
+    }
+
+    fn take(&mut self, file: u32, offset: u64, data: &[u8]) -> Result<()> {
+        let file = usize::try_from(file).unwrap_or(usize::MAX);
+        self.go_to(file)?;
+        let receiving = self
+            .file
+            .as_mut()
+            .context("the server sends content that its manifest does not have, or that is here")?;
+        receiving.take(offset, data)?;
+        self.received += data.len() as u64;
+        Ok(())
+    }
+
+    /// Ends the files before, and begins this one.
+    fn go_to(&mut self, file: usize) -> Result<()> {
+        loop {
+            let here = self.manifest.files.get(self.at).filter(|f| !f.known);
+            if let Some(here) = here
+                && self.file.is_none()
+            {
+                self.file = Some(self.shelf.receive(&here.digest, here.file_bytes)?);
+                self.files += 1;
+            }
+            if self.at >= file.min(self.manifest.files.len()) {
+                return Ok(());
+            }
+            if let Some(done) = self.file.take() {
+                done.end()?;
+            }
+            self.at += 1;
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.go_to(self.manifest.files.len())
+    }
+}
+
+fn tell(taken: &Taken, output: Output) -> Result<Exit> {
+    let manifest = &taken.kept.manifest;
+    let mut out = Out::new(output);
+    match output {
+        Output::Json | Output::Jsonl => {
+            let mut value = as_json(&taken.kept);
+            value["sent_files"] = taken.sent_files.into();
+            value["sent_bytes"] = taken.sent_bytes.into();
+            value["seconds"] = taken.took.as_secs_f64().into();
+            value["removed"] = json!(taken.removed);
+            out.json(&value)?;
+        }
+        Output::Text | Output::Raw => {
+            out.line(&format!(
+                "backup {} of position {}: {} in {} files, {} of it new, in {}",
+                taken.kept.id,
+                manifest.position.unwrap_or(0),
+                HumanBytes(taken.kept.bytes()),
+                manifest.files.len(),
+                HumanBytes(taken.sent_bytes),
+                HumanDuration(taken.took),
+            ))?;
+            for removed in &taken.removed {
+                out.line(&format!("removed backup {removed}"))?;
+            }
+        }
+    }
+    out.flush()?;
+    for finding in &manifest.findings {
+        eprintln!("walctl: the store is damaged: {}", sentence(finding));
+    }
+    Ok(match manifest.findings.is_empty() {
+        true => Exit::Ok,
+        false => Exit::DataLoss,
+    })
+}
+
+fn sentence(finding: &Finding) -> String {
+    match finding.segment_id {
+        Some(segment) => format!("segment {segment:016x}: {}", finding.detail),
+        None => finding.detail.clone(),
+    }
+}
+
+fn as_json(kept: &Kept) -> serde_json::Value {
+    let manifest = &kept.manifest;
+    json!({
+        "id": kept.id,
+        "create_time": rfc3339(kept.create_time()),
+        "store_id": manifest.store_id,
+        "recovery_epoch": manifest.recovery_epoch,
+        "position": manifest.position,
+        "files": manifest.files.len(),
+        "bytes": kept.bytes(),
+        "findings": manifest.findings.iter().map(sentence).collect::<Vec<_>>(),
+    })
+}
+
+fn list(dir: &Path, output: Output) -> Result<Exit> {
+    let all = Shelf::look(dir)?.kept()?;
+    let mut out = Out::new(output);
+    match output {
+        Output::Json => out.json(&all.iter().map(as_json).collect::<Vec<_>>())?,
+        Output::Jsonl => {
+            for kept in &all {
+                out.json(&as_json(kept))?;
+            }
+        }
+        Output::Text => out.line(&table(&all))?,
+        Output::Raw => {
+            for kept in &all {
+                out.line(&kept.id)?;
+            }
+        }
+    }
+    out.flush()?;
+    Ok(match all.is_empty() {
+        true => Exit::NotFound,
+        false => Exit::Ok,
+    })
+}
+
+fn table(all: &[Kept]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header([
+        "BACKUP", "TIME", "POSITION", "EPOCH", "FILES", "SIZE", "DAMAGE",
+    ]);
+    for kept in all {
+        let manifest = &kept.manifest;
+        table.add_row([
+            kept.id.clone(),
+            rfc3339(kept.create_time()),
+            manifest.position.unwrap_or(0).to_string(),
+            manifest.recovery_epoch.to_string(),
+            manifest.files.len().to_string(),
+            HumanBytes(kept.bytes()).to_string(),
+            manifest.findings.len().to_string(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt()
+}
+
+fn prune(dir: &Path, keep: u64, output: Output) -> Result<Exit> {
+    // To look first: pruning makes no directory.
+    drop(Shelf::look(dir)?);
+    let (removed, freed) = Shelf::open(dir)?.prune(keep)?;
+    let mut out = Out::new(output);
+    match output {
+        Output::Json | Output::Jsonl => {
+            out.json(&json!({ "removed": removed, "freed_bytes": freed }))?;
+        }
+        Output::Text | Output::Raw => {
+            for id in &removed {
+                out.line(&format!("removed backup {id}"))?;
+            }
+            out.line(&format!("freed {}", HumanBytes(freed)))?;
+        }
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}

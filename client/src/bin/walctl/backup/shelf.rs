@@ -1,0 +1,323 @@
+//! A directory of backups: content by its digest, one manifest for each backup.
+//!
+//! Whatever is written gets its name only when it is whole and flushed, so that a backup
+//! that is killed leaves nothing that looks whole; what it has received it need not
+//! receive again.
+
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use wald_client::proto::BackupManifest;
+use wald_proto::backup::{self, DIGEST_BYTES, FILES, MANIFEST_SUFFIX, MANIFESTS};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::exit::Damaged;
+
+/// What a file is called until it is whole.
+const NEW: &str = ".new";
+
+/// A backup that is there.
+pub(crate) struct Kept {
+    pub(crate) id: String,
+    pub(crate) manifest: BackupManifest,
+}
+
+impl Kept {
+    /// Microseconds since the Unix epoch.
+    pub(crate) fn create_time(&self) -> i64 {
+        let time = self.manifest.create_time.as_ref();
+        time.map_or(0, |time| {
+            time.seconds
+                .saturating_mul(1_000_000)
+                .saturating_add(i64::from(time.nanos / 1000))
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.manifest.files.iter().map(|file| file.file_bytes).sum()
+    }
+}
+
+/// The directory.
+pub(crate) struct Shelf {
+    dir: PathBuf,
+    /// Held while something is written or removed.
+    _lock: Option<File>,
+}
+
+impl Shelf {
+    /// Opens it to look at it.
+    pub(crate) fn look(dir: &Path) -> Result<Self> {
+        if !dir.join(MANIFESTS).is_dir() {
+            bail!("{} is no directory of backups", dir.display());
+        }
+        Ok(Self {
+            dir: dir.to_owned(),
+            _lock: None,
+        })
+    }
+
+    /// Opens it to change it, and makes it if it is not there. What a killed backup left
+    /// half written is removed.
+    pub(crate) fn open(dir: &Path) -> Result<Self> {
+        let fail = || format!("cannot make {}", dir.display());
+        let is_new = !dir.join(MANIFESTS).is_dir();
+        for part in [FILES, MANIFESTS] {
+            fs::create_dir_all(dir.join(part)).with_context(fail)?;
+        }
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(dir.join("LOCK"))
+            .with_context(fail)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                bail!(
+                    "another walctl writes to {}; wait for its end",
+                    dir.display()
+                )
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(fail),
+        }
+        if is_new {
+            flush_directory(dir)?;
+            if let Some(parent) = dir.canonicalize().with_context(fail)?.parent() {
+                flush_directory(parent)?;
+            }
+        }
+        let shelf = Self {
+            dir: dir.to_owned(),
+            _lock: Some(lock),
+        };
+        for part in [FILES, MANIFESTS] {
+            for name in shelf.names(part)?.iter().filter(|name| name.ends_with(NEW)) {
+                shelf.remove(part, name)?;
+            }
+        }
+        Ok(shelf)
+    }
+
+    fn path(&self, part: &str, name: &str) -> PathBuf {
+        self.dir.join(part).join(name)
+    }
+
+    fn names(&self, part: &str) -> Result<Vec<String>> {
+        let dir = self.dir.join(part);
+        let fail = || format!("cannot list {}", dir.display());
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&dir).with_context(fail)? {
+            // What has another name is none of ours.
+            if let Ok(name) = entry.with_context(fail)?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn remove(&self, part: &str, name: &str) -> Result<()> {
+        let path = self.path(part, name);
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
+    /// Digests of the content that is there.
+    pub(crate) fn known(&self) -> Result<Vec<Bytes>> {
+        let names = self.names(FILES)?;
+        Ok(names.iter().filter_map(|name| digest_of(name)).collect())
+    }
+
+    /// Bytes of the content with a digest, if it is there.
+    pub(crate) fn content_bytes(&self, digest: &[u8]) -> Result<Option<u64>> {
+        let path = self.path(FILES, &hex(digest));
+        match fs::metadata(&path) {
+            Ok(found) => Ok(Some(found.len())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        }
+    }
+
+    /// Content that is known to be bad is not counted on again.
+    pub(crate) fn forget(&self, digest: &[u8]) -> Result<()> {
+        self.remove(FILES, &hex(digest))
+    }
+
+    /// Begins a file.
+    pub(crate) fn receive(&self, digest: &[u8], bytes: u64) -> Result<Receiving> {
+        let path = self.path(FILES, &format!("{}{NEW}", hex(digest)));
+        let file =
+            File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Receiving {
+            place: self.path(FILES, &hex(digest)),
+            path,
+            file,
+            digest: digest.to_vec(),
+            bytes,
+            received: 0,
+            running: Xxh3::new(),
+        })
+    }
+
+    /// All content of the manifest is there: from now on it is a backup.
+    pub(crate) fn keep(&self, manifest: BackupManifest) -> Result<Kept> {
+        flush_directory(&self.dir.join(FILES))?;
+        let kept = Kept {
+            id: String::new(),
+            manifest,
+        };
+        let position = kept.manifest.position.unwrap_or(0);
+        let id = format!("{}-{position}", compact_time(kept.create_time()));
+        let path = self.path(MANIFESTS, &format!("{id}{MANIFEST_SUFFIX}"));
+        let new = self.path(MANIFESTS, &format!("{id}{NEW}"));
+        let write = || {
+            let mut file = File::create(&new)?;
+            file.write_all(&backup::encode(&kept.manifest))?;
+            file.sync_all()?;
+            fs::rename(&new, &path)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))?;
+        flush_directory(&self.dir.join(MANIFESTS))?;
+        Ok(Kept { id, ..kept })
+    }
+
+    /// The backups there are, the oldest first.
+    ///
+    /// # Errors
+    /// [`Damaged`], if a manifest is.
+    pub(crate) fn kept(&self) -> Result<Vec<Kept>> {
+        let mut all = Vec::new();
+        for name in self.names(MANIFESTS)? {
+            let Some(id) = name.strip_suffix(MANIFEST_SUFFIX) else {
+                continue;
+            };
+            let path = self.path(MANIFESTS, &name);
+            let bytes =
+                fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let manifest = backup::decode(&bytes).map_err(|bad| {
+                Damaged(format!(
+                    "{}: {bad}; remove it if that backup is not needed",
+                    path.display()
+                ))
+            })?;
+            all.push(Kept {
+                id: id.to_owned(),
+                manifest,
+            });
+        }
+        all.sort_by(|a, b| (a.create_time(), &a.id).cmp(&(b.create_time(), &b.id)));
+        Ok(all)
+    }
+
+    /// Removes all but the newest backups, then the content that none of these has. Returns
+    /// the removed backups, and how many bytes of content went.
+    pub(crate) fn prune(&self, keep: u64) -> Result<(Vec<String>, u64)> {
+        let mut kept = self.kept()?;
+        let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+        let removed: Vec<Kept> = kept.drain(..kept.len().saturating_sub(keep)).collect();
+        for kept in &removed {
+            self.remove(MANIFESTS, &format!("{}{MANIFEST_SUFFIX}", kept.id))?;
+        }
+        // No manifest may come back that names what is removed next.
+        flush_directory(&self.dir.join(MANIFESTS))?;
+        let used: HashSet<String> = kept
+            .iter()
+            .flat_map(|kept| kept.manifest.files.iter().map(|file| hex(&file.digest)))
+            .collect();
+        let mut freed = 0;
+        for name in self.names(FILES)? {
+            if let Some(digest) = digest_of(&name).filter(|_| !used.contains(&name)) {
+                freed += self.content_bytes(&digest)?.unwrap_or(0);
+                self.remove(FILES, &name)?;
+            }
+        }
+        flush_directory(&self.dir.join(FILES))?;
+        Ok((removed.into_iter().map(|kept| kept.id).collect(), freed))
+    }
+}
+
+/// A file that is being received.
+pub(crate) struct Receiving {
+    place: PathBuf,
+    path: PathBuf,
+    file: File,
+    digest: Vec<u8>,
+    bytes: u64,
+    received: u64,
+    running: Xxh3,
+}
+
+impl Receiving {
+    /// Takes the next piece.
+    pub(crate) fn take(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        if offset != self.received || data.len() as u64 > self.bytes - self.received {
+            bail!("the server sends content that its manifest does not have");
+        }
+        self.running.update(data);
+        self.received += data.len() as u64;
+        self.file
+            .write_all(data)
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    /// All of it is there: it gets its name.
+    pub(crate) fn end(self) -> Result<()> {
+        let same = self.running.digest128().to_be_bytes() == self.digest.as_slice();
+        if self.received != self.bytes || !same {
+            bail!("what was received is not what the manifest says; try again");
+        }
+        self.file
+            .sync_all()
+            .and_then(|()| fs::rename(&self.path, &self.place))
+            .with_context(|| format!("cannot write {}", self.place.display()))
+    }
+}
+
+fn flush_directory(dir: &Path) -> Result<()> {
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .with_context(|| format!("cannot flush {}", dir.display()))
+}
+
+/// The name of content with a digest.
+pub(crate) fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn digest_of(name: &str) -> Option<Bytes> {
+    let lower = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    if name.len() != 2 * DIGEST_BYTES || !name.chars().all(lower) {
+        return None;
+    }
+    let digest = u128::from_str_radix(name, 16).ok()?;
+    Some(Bytes::copy_from_slice(&digest.to_be_bytes()))
+}
+
+/// A time that sorts as a name: 20261122T003012.000000Z.
+fn compact_time(micros: i64) -> String {
+    crate::output::rfc3339(micros).replace(['-', ':'], "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_of_digests_or_of_nothing() {
+        let digest = 0x00ff_u128.to_be_bytes();
+        let name = hex(&digest);
+        assert_eq!(digest_of(&name).unwrap(), digest.as_slice());
+        assert!(digest_of(&name.to_uppercase()).is_none());
+        assert!(digest_of(&name[1..]).is_none());
+        assert!(digest_of(&format!("+{}", &name[1..])).is_none());
+    }
+
+    #[test]
+    fn ids_sort_by_time() {
+        assert_eq!(compact_time(1_500_000), "19700101T000001.500000Z");
+    }
+}

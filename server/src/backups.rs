@@ -1,0 +1,181 @@
+//! `wald restore`, and `wald verify` on a directory of backups: what `walctl backup` wrote,
+//! checked and made a store again.
+
+mod restore;
+mod verify;
+
+use std::io::{IsTerminal as _, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::{Arg, ArgMatches};
+use indicatif::{ProgressBar, ProgressStyle};
+use wald_proto::backup::{self, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS};
+use wald_storage::{BackupManifest, BackupView, OpenError, Position, RealDisk, RestoreError};
+
+use crate::convert;
+use crate::serve::Exit;
+
+pub(crate) use restore::{command as restore_command, restore};
+pub(crate) use verify::verify;
+
+/// As walctl has them.
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+const NOT_FOUND: u8 = 3;
+const LOCKED: u8 = 4;
+pub(crate) const DATA_LOSS: u8 = 5;
+
+/// One backup of a directory.
+pub(crate) struct Kept {
+    id: String,
+    manifest: BackupManifest,
+}
+
+/// Whether a directory holds backups, and not a store.
+pub(crate) fn is_directory_of_backups(directory: &Path) -> bool {
+    directory.join(MANIFESTS).is_dir()
+}
+
+pub(crate) fn backup_argument() -> Arg {
+    Arg::new("backup")
+        .long("backup")
+        .value_name("ID")
+        .help("Which backup of the directory; `walctl backup list` names them")
+        .default_value("latest")
+}
+
+pub(crate) fn json_argument() -> Arg {
+    Arg::new("output")
+        .long("output")
+        .value_name("FORM")
+        .help("Form of what is printed on stdout")
+        .default_value("text")
+        .value_parser(["text", "json"])
+}
+
+fn wants_json(matches: &ArgMatches) -> bool {
+    matches
+        .try_get_one::<String>("output")
+        .ok()
+        .flatten()
+        .is_some_and(|form| form == "json")
+}
+
+/// Reads the manifest of one backup: that with the id, or the latest.
+fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
+    let manifests = directory.join(MANIFESTS);
+    if !is_directory_of_backups(directory) {
+        let text = format!("{} is no directory of backups", directory.display());
+        return Err(Exit::new(FAILED, text));
+    }
+    let entries = std::fs::read_dir(&manifests)
+        .map_err(|error| Exit::new(FAILED, format!("{}: {error}", manifests.display())))?;
+    let mut kept = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(found) = name.strip_suffix(MANIFEST_SUFFIX) else {
+            continue;
+        };
+        if id == "latest" || id == found {
+            kept.push(read(&manifests.join(&name), found)?);
+        }
+    }
+    let newest = kept
+        .into_iter()
+        .max_by(|a, b| (a.manifest.created, &a.id).cmp(&(b.manifest.created, &b.id)));
+    newest.ok_or_else(|| {
+        let what = match id {
+            "latest" => "no backup".to_owned(),
+            id => format!("no backup {id:?}"),
+        };
+        let text = format!(
+            "{} has {what}; `walctl backup list` shows what there is",
+            directory.display()
+        );
+        Exit::new(NOT_FOUND, text)
+    })
+}
+
+fn read(path: &Path, id: &str) -> Result<Kept, Exit> {
+    let told = |code, what: String| Exit::new(code, format!("{}: {what}", path.display()));
+    let size = path
+        .metadata()
+        .map_err(|error| told(FAILED, error.to_string()))?
+        .len();
+    if size > LARGEST_MANIFEST {
+        return Err(told(DATA_LOSS, format!("{size} bytes are no manifest")));
+    }
+    let bytes = std::fs::read(path).map_err(|error| told(FAILED, error.to_string()))?;
+    let manifest = backup::decode(&bytes).map_err(|bad| told(DATA_LOSS, bad.to_string()))?;
+    let manifest = convert::kept_manifest(&manifest)
+        .ok_or_else(|| told(DATA_LOSS, "the manifest is not one of a backup".to_owned()))?;
+    Ok(Kept {
+        id: id.to_owned(),
+        manifest,
+    })
+}
+
+fn view(directory: &Path, kept: &Kept, at: Option<Position>) -> Result<Arc<BackupView>, Exit> {
+    let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
+    let view = BackupView::open(content, &kept.manifest, at).map_err(|error| failed(&error))?;
+    Ok(Arc::new(view))
+}
+
+fn failed(error: &RestoreError) -> Exit {
+    let code = match error {
+        RestoreError::Manifest(_) | RestoreError::Damaged { .. } => DATA_LOSS,
+        RestoreError::Beyond { .. } | RestoreError::Before { .. } => USAGE,
+        RestoreError::NotEmpty { .. } | RestoreError::Io { .. } => FAILED,
+        RestoreError::Open(error) => return open_failed(error),
+    };
+    Exit::new(code, error.to_string())
+}
+
+fn open_failed(error: &OpenError) -> Exit {
+    let code = match error {
+        OpenError::Locked { .. } => LOCKED,
+        OpenError::Damaged(_) => DATA_LOSS,
+        OpenError::Config(_)
+        | OpenError::NotAStore { .. }
+        | OpenError::Version { .. }
+        | OpenError::Io { .. } => FAILED,
+    };
+    Exit::new(code, error.to_string())
+}
+
+/// Says on stderr what the store had that does not verify.
+fn tell_damage(manifest: &BackupManifest) {
+    for damage in &manifest.damage {
+        let place = match (&damage.records, damage.to) {
+            (Some((log, from, to)), _) => format!("records {from} to {to} of log {log:?}"),
+            (None, Some(to)) => format!("positions {} to {to}", damage.from),
+            (None, None) => format!("position {}", damage.from),
+        };
+        eprintln!("wald: the store was damaged when it was saved: {place}");
+    }
+}
+
+/// A bar with rate and time left, where somebody looks.
+fn bar(bytes: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(
+        "{msg} {wide_bar} {percent:>3}%  {binary_bytes}/{binary_total_bytes}  \
+         {binary_bytes_per_sec}  {eta} left",
+    );
+    ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Prints a line; whoever closed the pipe has read enough.
+fn print(line: &str) -> Result<(), Exit> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Exit::new(
+            FAILED,
+            format!("writing to the standard output: {error}"),
+        )),
+        _ => Ok(()),
+    }
+}

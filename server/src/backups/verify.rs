@@ -1,0 +1,66 @@
+//! `wald verify DIR` on a directory of backups: all content against its digest, then what a
+//! start would find. Nothing is restored.
+
+use std::path::Path;
+
+use clap::ArgMatches;
+use indicatif::{HumanBytes, HumanCount};
+use serde_json::json;
+use wald_storage::StorageConfig;
+
+use super::{DATA_LOSS, bar, choose, failed, print, tell_damage, view, wants_json};
+use crate::serve::Exit;
+
+/// Verifies one backup. Returns the exit code: 5 if anything in it is bad.
+pub(crate) fn verify(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
+    let id = matches.get_one::<String>("backup");
+    let kept = choose(directory, id.map_or("latest", String::as_str))?;
+    let view = view(directory, &kept, None)?;
+    let bar = bar(view.bytes());
+    bar.set_message("verifying");
+    let check = view.verify(&StorageConfig::default(), &mut |bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    let check = check.map_err(|error| failed(&error))?;
+    tell_damage(&kept.manifest);
+    for (path, what) in &check.bad_files {
+        eprintln!("wald: {path}: {what}");
+    }
+    let report = check.report.as_ref();
+    for finding in report.iter().flat_map(|report| &report.findings) {
+        eprintln!("wald: {finding}");
+    }
+    let whole = check.bad_files.is_empty()
+        && kept.manifest.damage.is_empty()
+        && report.is_some_and(|report| report.findings.is_empty() && report.damage.is_empty());
+    let (logs, records) = report.map_or((0, 0), |report| (report.logs, report.records));
+    let line = match wants_json(matches) {
+        true => json!({
+            "backup": kept.id,
+            "position": kept.manifest.position.get(),
+            "files": check.files,
+            "checked_bytes": check.bytes,
+            "logs": report.map(|report| report.logs),
+            "records": report.map(|report| report.records),
+            "bad_files": check.bad_files,
+            "damage": kept.manifest.damage.len(),
+            "whole": whole,
+        })
+        .to_string(),
+        false => format!(
+            "backup {}, position {}: {} files, {} checked, {} records of {} logs: {}",
+            kept.id,
+            kept.manifest.position,
+            check.files,
+            HumanBytes(check.bytes),
+            HumanCount(records),
+            HumanCount(logs),
+            match (whole, check.bad_files.len()) {
+                (true, _) => "nothing is wrong".to_owned(),
+                (false, 0) => "it has the damage that the store had".to_owned(),
+                (false, bad) => format!("{bad} files are bad; take another backup"),
+            },
+        ),
+    };
+    print(&line)?;
+    Ok(if whole { 0 } else { DATA_LOSS })
+}

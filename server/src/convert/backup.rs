@@ -1,0 +1,113 @@
+//! Backups: manifests and content, both ways.
+
+use bytes::Bytes;
+use wald_proto::v1;
+use wald_storage::{
+    BackupDamage, BackupFile, BackupManifest, LogName, Lsn, Position, RecoveryEpoch, Timestamp,
+};
+
+use super::{proto_timestamp, uuid};
+
+/// A digest that the caller holds; one of another length is of nothing here.
+pub(crate) fn digest(bytes: &[u8]) -> Option<u128> {
+    Some(u128::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// What a backup consists of.
+pub(crate) fn backup_manifest(manifest: &BackupManifest) -> v1::BackupResponse {
+    let files = manifest.files.iter().map(|file| v1::BackupFile {
+        path: file.path.clone(),
+        file_bytes: file.bytes,
+        digest: Bytes::copy_from_slice(&file.digest.to_be_bytes()),
+        known: file.known,
+    });
+    let manifest = v1::BackupManifest {
+        store_id: uuid(manifest.store_id),
+        recovery_epoch: manifest.recovery_epoch.get(),
+        position: Some(manifest.position.get()),
+        files: files.collect(),
+        create_time: Some(proto_timestamp(manifest.created)),
+        findings: manifest.damage.iter().map(finding).collect(),
+    };
+    v1::BackupResponse {
+        part: Some(v1::backup_response::Part::Manifest(manifest)),
+    }
+}
+
+/// A piece of a file.
+pub(crate) fn backup_chunk(file: usize, offset: u64, data: Bytes) -> v1::BackupResponse {
+    let chunk = v1::BackupChunk {
+        // A manifest of so many files would not fit a message.
+        file: u32::try_from(file).unwrap_or(u32::MAX),
+        offset,
+        data,
+    };
+    v1::BackupResponse {
+        part: Some(v1::backup_response::Part::Chunk(chunk)),
+    }
+}
+
+fn finding(damage: &BackupDamage) -> v1::Finding {
+    let detail = match (&damage.records, damage.to) {
+        (Some((log, from, to)), _) => format!("records {from} to {to} of log {log:?} are damaged"),
+        (None, Some(to)) => format!(
+            "positions {} to {to} do not match their checksums",
+            damage.from
+        ),
+        (None, None) => format!("records at position {} are gone", damage.from),
+    };
+    v1::Finding {
+        kind: v1::FindingKind::Checksum.into(),
+        segment_id: damage.segment.map(|segment| segment.get()),
+        from_position: Some(damage.from.get()),
+        to_position: damage.to.map(Position::get),
+        log: damage
+            .records
+            .as_ref()
+            .map_or_else(String::new, |(log, ..)| log.as_str().to_owned()),
+        from_lsn: damage.records.as_ref().map(|(_, from, _)| from.get()),
+        to_lsn: damage.records.as_ref().map(|(.., to)| to.get()),
+        detail,
+    }
+}
+
+/// A manifest that was kept; `None` if it says what no backup does.
+pub(crate) fn kept_manifest(manifest: &v1::BackupManifest) -> Option<BackupManifest> {
+    let created = manifest.create_time.as_ref();
+    let created = created.map_or(0, |time| {
+        time.seconds
+            .saturating_mul(1_000_000)
+            .saturating_add(i64::from(time.nanos / 1000))
+    });
+    let file = |file: &v1::BackupFile| {
+        Some(BackupFile {
+            path: file.path.clone(),
+            bytes: file.file_bytes,
+            digest: u128::from_be_bytes(file.digest.as_ref().try_into().ok()?),
+            known: true,
+        })
+    };
+    let damage = |finding: &v1::Finding| {
+        let records = match (finding.from_lsn, finding.to_lsn) {
+            (Some(from), Some(to)) => {
+                let log = LogName::new(&finding.log).ok()?;
+                Some((log, Lsn::new(from), Lsn::new(to)))
+            }
+            _ => None,
+        };
+        Some(BackupDamage {
+            segment: finding.segment_id.map(wald_storage::SegmentId::new),
+            from: Position::new(finding.from_position?),
+            to: finding.to_position.map(Position::new),
+            records,
+        })
+    };
+    Some(BackupManifest {
+        store_id: u128::from_str_radix(&manifest.store_id.replace('-', ""), 16).ok()?,
+        recovery_epoch: RecoveryEpoch::new(manifest.recovery_epoch),
+        position: Position::new(manifest.position?),
+        created: Timestamp::from_micros(created),
+        files: manifest.files.iter().map(file).collect::<Option<_>>()?,
+        damage: manifest.findings.iter().filter_map(damage).collect(),
+    })
+}

@@ -1,0 +1,133 @@
+//! Making a store of a backup. Until all of it is there and flushed the directory is none:
+//! `RESTORING` says so, which a start refuses.
+
+use std::sync::Arc;
+
+use super::view::{BackupView, Shown};
+use crate::config::StorageConfig;
+use crate::directory::{self, DIRECTORIES, FORMAT, RESTORING};
+use crate::disk::Disk;
+use crate::error::RestoreError;
+use crate::ids::Position;
+use crate::recovery::{self, RecoveryReport};
+
+/// What was restored.
+#[derive(Debug, Clone)]
+pub struct Restored {
+    /// Where the journal ends.
+    pub position: Position,
+    /// Files that were written.
+    pub files: u64,
+    /// Bytes that were written.
+    pub bytes: u64,
+    /// What the first start will find.
+    pub report: RecoveryReport,
+}
+
+impl BackupView {
+    /// Makes a store of what is seen, in an empty directory. Every file is compared with
+    /// its digest while it is copied. `progress` is told how many bytes were read since the
+    /// last time.
+    ///
+    /// # Errors
+    /// If the directory is not empty or in use, if a file is not what the manifest says, or
+    /// the file system says no: no start takes what is there for a store then.
+    pub fn restore(
+        &self,
+        target: &Arc<dyn Disk>,
+        config: &StorageConfig,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Restored, RestoreError> {
+        refuse_if_used(&**target)?;
+        let lock = directory::lock(&**target)?;
+        let io = |what: &str| RestoreError::io(format!("{what} in {}", target.location()));
+        write(&**target, RESTORING, b"a restore is not finished\n").map_err(io("writing"))?;
+        for directory in DIRECTORIES {
+            target
+                .create_directory(directory)
+                .map_err(io("making a directory"))?;
+        }
+        target.sync_directory("").map_err(io("flushing names"))?;
+        let (mut files, mut bytes) = (0, 0);
+        let all_but_format = self.files.iter().filter(|(path, _)| *path != FORMAT);
+        let format = self.files.get_key_value(FORMAT);
+        for (path, shown) in all_but_format {
+            bytes += self.copy(path, shown, &**target, progress)?;
+            files += 1;
+        }
+        for directory in DIRECTORIES {
+            target
+                .sync_directory(directory)
+                .map_err(io("flushing names"))?;
+        }
+        // Without it nothing is a store, whatever else is there.
+        if let Some((path, shown)) = format {
+            bytes += self.copy(path, shown, &**target, progress)?;
+            files += 1;
+        }
+        target.sync_directory("").map_err(io("flushing names"))?;
+        let report = recovery::inspect(target, config)?;
+        target.remove(RESTORING).map_err(io("removing RESTORING"))?;
+        target.sync_directory("").map_err(io("flushing names"))?;
+        drop(lock);
+        Ok(Restored {
+            position: self.position,
+            files,
+            bytes,
+            report,
+        })
+    }
+
+    /// Copies one file, flushed. Returns how many bytes were written.
+    fn copy(
+        &self,
+        path: &str,
+        shown: &Shown,
+        target: &dyn Disk,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<u64, RestoreError> {
+        let io = || RestoreError::io(format!("writing {path} in {}", target.location()));
+        let Some(file) = &shown.file else {
+            write(target, path, &shown.made).map_err(io())?;
+            return Ok(shown.bytes);
+        };
+        let copy = target.create(path).map_err(io())?;
+        self.read_content(file, &mut |bytes, offset| {
+            progress(bytes.len() as u64);
+            let wanted = shown.bytes.saturating_sub(offset);
+            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+            let bytes = &bytes[..bytes.len().min(wanted)];
+            copy.write_all_at(bytes, offset).map_err(io())
+        })?;
+        if shown.size > shown.bytes {
+            copy.set_size(shown.size).map_err(io())?;
+        }
+        copy.sync().map_err(io())?;
+        Ok(shown.bytes)
+    }
+}
+
+fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let file = target.create(path)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync()
+}
+
+/// Whatever is there is not written over. What file systems keep in their own directories
+/// is none of ours.
+fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
+    for directory in std::iter::once("").chain(DIRECTORIES) {
+        let names = match target.list(directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            names => names.map_err(RestoreError::io(format!("listing {}", target.location())))?,
+        };
+        if let Some(name) = names.first() {
+            let slash = if directory.is_empty() { "" } else { "/" };
+            return Err(RestoreError::NotEmpty {
+                directory: target.location(),
+                name: format!("{directory}{slash}{name}"),
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,451 @@
+//! Taking a backup: what is to be saved, its digests, its content, step by step.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::frames::FrameCheck;
+use super::{Known, Pin, STEP};
+use crate::checkpoint;
+use crate::directory;
+use crate::disk::DiskFile;
+use crate::engine::{Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture};
+use crate::error::{BackupError, SyncError};
+use crate::ids::Position;
+use crate::index::index_path;
+use crate::indexer::Wanted;
+use crate::journal::frame::Crc;
+use crate::journal::segment::{Segment, journal_path};
+use crate::local::Core;
+use crate::record::Durability;
+use crate::recovery::damage_in;
+use crate::threads::Workers;
+
+/// One file to save.
+struct Source {
+    /// Its name in the backup.
+    path: String,
+    kind: Kind,
+}
+
+enum Kind {
+    /// A segment, up to here.
+    Segment(Arc<Segment>, Position),
+    /// An index: it is left out if it is not good.
+    Index,
+    /// A checkpoint, held open since others may take its name; left out as well.
+    Checkpoint(Arc<dyn DiskFile>),
+    Format,
+}
+
+/// A file that is being read.
+struct Reading {
+    file: Arc<dyn DiskFile>,
+    bytes: u64,
+    offset: u64,
+    digest: Xxh3,
+    check: Check,
+}
+
+/// How its content is verified.
+enum Check {
+    Frames(FrameCheck),
+    /// The last four bytes are a checksum of all before.
+    Crc(Crc),
+    Nothing,
+}
+
+/// Where it is.
+enum Stage {
+    Digesting,
+    Sending,
+}
+
+/// A backup in progress.
+struct Take {
+    core: Arc<Core>,
+    _pin: Pin,
+    known: HashSet<u128>,
+    manifest: Arc<BackupManifest>,
+    /// While digesting: all; then those of the manifest, in its order.
+    sources: Vec<Source>,
+    kept: Vec<bool>,
+    stage: Stage,
+    /// Index of the file at hand.
+    at: usize,
+    reading: Option<Reading>,
+}
+
+/// Begins a backup.
+///
+/// # Errors
+/// If another one runs, or the journal has failed.
+pub(crate) async fn begin(
+    core: &Arc<Core>,
+    workers: &Arc<Workers>,
+    known: HashSet<u128>,
+) -> Result<Box<dyn Backup>, BackupError> {
+    let pin = core.backups.pin().ok_or(BackupError::Busy)?;
+    let failed = |error| match error {
+        SyncError::JournalFailed(error) => Err(BackupError::JournalFailed(error)),
+        // What is buffered only cannot be saved for want of space.
+        SyncError::DiskFull | SyncError::LogNotFound { .. } => Ok(()),
+    };
+    // Where there is no space for another segment, what this one holds is saved as it is.
+    let mut unfinished = false;
+    if let Err(error) = core.leave_segment().await {
+        failed(error)?;
+        unfinished = true;
+        if let Err(error) = core.barrier(Durability::Durable).await {
+            failed(error)?;
+        }
+    }
+    let core = Arc::clone(core);
+    let take = workers
+        .run(move || Take::new(core, pin, known, unfinished))
+        .await?;
+    Ok(Box::new(Taking {
+        workers: Arc::clone(workers),
+        take: Some(Box::new(take)),
+    }))
+}
+
+struct Taking {
+    workers: Arc<Workers>,
+    take: Option<Box<Take>>,
+}
+
+impl Backup for Taking {
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<BackupPart>, BackupError>> {
+        Box::pin(async move {
+            let Some(mut take) = self.take.take() else {
+                return Ok(None);
+            };
+            let step = move || {
+                let part = take.step();
+                (take, part)
+            };
+            let (take, part) = self.workers.run(step).await;
+            if matches!(part, Ok(Some(_))) {
+                self.take = Some(take);
+            }
+            part
+        })
+    }
+}
+
+impl Take {
+    fn new(
+        core: Arc<Core>,
+        pin: Pin,
+        known: HashSet<u128>,
+        unfinished: bool,
+    ) -> Result<Self, BackupError> {
+        let created = core.journal.clock.now();
+        if let Err(error) = core.indexer.work(&core, Wanted::ForBackup) {
+            core.journal.fail(error);
+        }
+        if let Some(error) = core.journal.failure() {
+            return Err(BackupError::JournalFailed(error));
+        }
+        let durable = core.journal.durable();
+        let mut sources = vec![Source {
+            path: directory::FORMAT.to_owned(),
+            kind: Kind::Format,
+        }];
+        let indexes: HashSet<String> = core
+            .disk
+            .list("index")
+            .map_err(failed_at("index"))?
+            .into_iter()
+            .collect();
+        let segments: Vec<Arc<Segment>> = core.journal.segments.read().values().cloned().collect();
+        let mut last = None;
+        for segment in segments {
+            let finished = *segment.end.read();
+            let end = match finished {
+                Some(end) if end <= durable => end,
+                _ if unfinished && segment.first() < durable => durable,
+                _ => continue,
+            };
+            last = Some((segment.life.id, end));
+            let id = segment.life.id;
+            sources.push(Source {
+                path: journal_path(id),
+                kind: Kind::Segment(segment, end),
+            });
+            let index = index_path(id);
+            let name = index.rsplit('/').next().unwrap_or_default();
+            if finished.is_some() && indexes.contains(name) {
+                sources.push(Source {
+                    path: index,
+                    kind: Kind::Index,
+                });
+            }
+        }
+        let checkpoints = checkpoint::list(&*core.disk).map_err(failed_at("checkpoint"))?;
+        let newest = checkpoints
+            .into_iter()
+            .rev()
+            .find(|id| last.is_some_and(|(last, _)| *id <= last));
+        if let Some(path) = newest.map(checkpoint::path)
+            && let Ok(file) = core.disk.open(&path)
+        {
+            sources.push(Source {
+                path,
+                kind: Kind::Checkpoint(file),
+            });
+        }
+        let manifest = BackupManifest {
+            store_id: core.store_id,
+            recovery_epoch: core.journal.recovery_epoch,
+            position: last.map_or(Position::ZERO, |(_, end)| end),
+            created,
+            files: Vec::with_capacity(sources.len()),
+            damage: Vec::new(),
+        };
+        Ok(Self {
+            core,
+            _pin: pin,
+            known,
+            manifest: Arc::new(manifest),
+            kept: vec![false; sources.len()],
+            sources,
+            stage: Stage::Digesting,
+            at: 0,
+            reading: None,
+        })
+    }
+
+    fn step(&mut self) -> Result<Option<BackupPart>, BackupError> {
+        match self.stage {
+            Stage::Digesting => self.digest().map(Some),
+            Stage::Sending => self.send(),
+        }
+    }
+
+    /// Reads on for the digests; those that are known from before take no time.
+    fn digest(&mut self) -> Result<BackupPart, BackupError> {
+        while let Some(source) = self.sources.get(self.at) {
+            let Some(reading) = &mut self.reading else {
+                self.begin_digest()?;
+                continue;
+            };
+            let bytes = reading.step().map_err(failed_at(&source.path))?;
+            if let Some(bytes) = bytes {
+                return Ok(BackupPart::Read(bytes.len() as u64));
+            }
+            self.end_digest()?;
+        }
+        self.tell_known_damage();
+        let mut kept = self.kept.iter();
+        self.sources.retain(|_| kept.next() == Some(&true));
+        self.stage = Stage::Sending;
+        self.at = 0;
+        Ok(BackupPart::Manifest(Arc::clone(&self.manifest)))
+    }
+
+    fn begin_digest(&mut self) -> Result<(), BackupError> {
+        let source = &self.sources[self.at];
+        match source.open(&self.core) {
+            Ok(reading) => {
+                let known = self.core.backups.digest(&source.path, reading.bytes);
+                let known = known.filter(|_| !matches!(source.kind, Kind::Checkpoint(_)));
+                match known {
+                    Some(digest) => self.keep(reading.bytes, digest),
+                    None => self.reading = Some(reading),
+                }
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if let Kind::Segment(segment, end) = &source.kind {
+                    let damage = damage_at(segment, segment.first(), *end);
+                    self.manifest().damage.push(damage);
+                }
+                self.at += 1;
+                Ok(())
+            }
+            Err(error) => Err(failed_at(&source.path)(error)),
+        }
+    }
+
+    /// The file at hand was read to its end.
+    fn end_digest(&mut self) -> Result<(), BackupError> {
+        let Some(reading) = self.reading.take() else {
+            return Ok(());
+        };
+        let source = &self.sources[self.at];
+        let digest = reading.digest.digest128();
+        let bytes = reading.bytes;
+        match (&source.kind, &reading.check) {
+            (Kind::Segment(segment, end), Check::Frames(frames)) => {
+                if frames.is_sound(*end) {
+                    let known = Known { bytes, digest };
+                    self.core.backups.remember(&source.path, known);
+                } else {
+                    let segment = Arc::clone(segment);
+                    let found = damage_in(&*self.core.disk, &segment, *end)
+                        .map_err(failed_at(&source.path))?;
+                    let found = found.into_iter().map(|h| damage_at(&segment, h.from, h.to));
+                    let found: Vec<_> = found.collect();
+                    self.manifest().damage.extend(found);
+                }
+            }
+            (Kind::Index, Check::Crc(crc)) if crc.is_good() => {
+                let known = Known { bytes, digest };
+                self.core.backups.remember(&source.path, known);
+            }
+            (Kind::Index | Kind::Checkpoint(_), Check::Crc(crc)) if !crc.is_good() => {
+                // Nothing rests on it: a start does without.
+                self.at += 1;
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.keep(bytes, digest);
+        Ok(())
+    }
+
+    fn manifest(&mut self) -> &mut BackupManifest {
+        Arc::make_mut(&mut self.manifest)
+    }
+
+    /// The file at hand goes into the manifest.
+    fn keep(&mut self, bytes: u64, digest: u128) {
+        let known = self.known.contains(&digest);
+        let path = self.sources[self.at].path.clone();
+        self.kept[self.at] = true;
+        self.at += 1;
+        self.manifest().files.push(BackupFile {
+            path,
+            bytes,
+            digest,
+            known,
+        });
+    }
+
+    /// Damage that was found before, by a start or a read, is told with its records.
+    fn tell_known_damage(&mut self) {
+        let end = self.manifest.position;
+        let known = self.core.damages.between(Position::ZERO, end);
+        let journal = Arc::clone(&self.core.journal);
+        let damage = known.into_iter().map(|damage| BackupDamage {
+            segment: journal.segment_at(damage.position).map(|s| s.life.id),
+            from: damage.position,
+            to: None,
+            records: damage
+                .log
+                .map(|log| (log.name.clone(), damage.from, damage.to)),
+        });
+        let damage: Vec<_> = damage.collect();
+        self.manifest().damage.extend(damage);
+    }
+
+    /// The next piece of content.
+    fn send(&mut self) -> Result<Option<BackupPart>, BackupError> {
+        while let Some(source) = self.sources.get(self.at) {
+            let file = &self.manifest.files[self.at];
+            if file.known {
+                self.at += 1;
+                continue;
+            }
+            let reading = match &mut self.reading {
+                Some(reading) => reading,
+                None => {
+                    let mut opened = source.open(&self.core).map_err(failed_at(&source.path))?;
+                    // It was verified; what is sent is compared with the digest.
+                    opened.check = Check::Nothing;
+                    opened.bytes = opened.bytes.min(file.bytes);
+                    self.reading.insert(opened)
+                }
+            };
+            let offset = reading.offset;
+            if let Some(data) = reading.step().map_err(failed_at(&source.path))? {
+                let file = self.at;
+                return Ok(Some(BackupPart::Chunk { file, offset, data }));
+            }
+            let same = reading.bytes == file.bytes && reading.digest.digest128() == file.digest;
+            if !same {
+                self.core.backups.forget(&source.path);
+                return Err(BackupError::Changed {
+                    path: source.path.clone(),
+                });
+            }
+            self.reading = None;
+            self.at += 1;
+        }
+        Ok(None)
+    }
+}
+
+impl Source {
+    /// Opens it, to be read from its start.
+    fn open(&self, core: &Core) -> io::Result<Reading> {
+        let (file, most, check) = match &self.kind {
+            Kind::Segment(segment, end) => {
+                let check = FrameCheck::new(segment.life, segment.base, *end);
+                let file = core.disk.open(&segment.path())?;
+                (file, segment.offset(*end), Check::Frames(check))
+            }
+            Kind::Index => (
+                core.disk.open(&self.path)?,
+                u64::MAX,
+                Check::Crc(Crc::default()),
+            ),
+            Kind::Checkpoint(file) => (Arc::clone(file), u64::MAX, Check::Crc(Crc::default())),
+            Kind::Format => (core.disk.open(&self.path)?, u64::MAX, Check::Nothing),
+        };
+        let bytes = file.size()?.min(most);
+        Ok(Reading {
+            file,
+            bytes,
+            offset: 0,
+            digest: Xxh3::new(),
+            check,
+        })
+    }
+}
+
+impl Reading {
+    /// The next bytes; `None` at the end.
+    fn step(&mut self) -> io::Result<Option<Bytes>> {
+        let left = self.bytes - self.offset;
+        if left == 0 {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; usize::try_from(left).unwrap_or(STEP).min(STEP)];
+        let length = self.file.read_full_at(&mut bytes, self.offset)?;
+        if length < bytes.len() {
+            // It was longer a moment ago.
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.offset += length as u64;
+        self.digest.update(&bytes);
+        match &mut self.check {
+            Check::Frames(frames) => frames.feed(&bytes),
+            Check::Crc(crc) => crc.feed(&bytes),
+            Check::Nothing => {}
+        }
+        Ok(Some(bytes.into()))
+    }
+}
+
+fn damage_at(segment: &Segment, from: Position, to: Position) -> BackupDamage {
+    BackupDamage {
+        segment: Some(segment.life.id),
+        from,
+        to: Some(to),
+        records: None,
+    }
+}
+
+fn failed_at(path: &str) -> impl FnOnce(io::Error) -> BackupError {
+    let path = path.to_owned();
+    move |error| BackupError::Io {
+        path,
+        source: Arc::new(error),
+    }
+}

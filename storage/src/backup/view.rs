@@ -1,0 +1,525 @@
+//! A backup seen as the directory that it was, without restoring it; cut at a position if
+//! that is wanted. Nothing can be changed through it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::STEP;
+use super::frames::FrameCheck;
+use crate::checkpoint;
+use crate::config::StorageConfig;
+use crate::directory::{BEGUN, FORMAT, LastBegun};
+use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
+use crate::engine::{BackupFile, BackupManifest};
+use crate::error::RestoreError;
+use crate::ids::{Position, RecoveryEpoch, SegmentId};
+use crate::journal::segment::{Life, id_of, journal_path};
+use crate::journal::{LIFE_BYTES, frame};
+use crate::recovery::{self, LARGEST_SEGMENT, RecoveryReport, last_whole_unit};
+
+/// A restored store goes on so many epochs later: the old one may have had unclean starts
+/// after the backup, and what these gave out must not be taken for the new one's.
+const EPOCHS_AHEAD: u64 = 1 << 10;
+/// And so many positions beyond the backup (a pebibyte): the old one went on writing.
+const POSITIONS_AHEAD: u64 = 1 << 50;
+/// No index, checkpoint or FORMAT is larger.
+const LARGEST_FILE: u64 = 1 << 40;
+
+/// Where the content with a digest is in a backup's directory.
+pub fn content_path(digest: u128) -> String {
+    format!("files/{digest:032x}")
+}
+
+/// One file as it is seen.
+pub(super) struct Shown {
+    /// What the manifest says of it; `None` = made here.
+    pub(super) file: Option<BackupFile>,
+    /// Bytes of the content that are there.
+    pub(super) bytes: u64,
+    /// Size of the file: zeros after the content.
+    pub(super) size: u64,
+    pub(super) made: Bytes,
+}
+
+/// A backup as a read-only directory.
+pub struct BackupView {
+    content: Arc<dyn Disk>,
+    pub(super) files: BTreeMap<String, Shown>,
+    /// The position at which it is seen.
+    pub(super) position: Position,
+}
+
+/// What a verification found.
+#[derive(Debug, Clone)]
+pub struct BackupCheck {
+    /// Files of the manifest.
+    pub files: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// What does not match its digest, or is missing: path and what is wrong with it.
+    pub bad_files: Vec<(String, String)>,
+    /// What a start from it would find.
+    pub report: Option<RecoveryReport>,
+}
+
+/// A segment, as much of it as can be told without its frames.
+struct Piece {
+    id: SegmentId,
+    path: String,
+    /// `None` = its beginning is damaged.
+    begun: Option<(Life, Position)>,
+}
+
+impl BackupView {
+    /// Opens a backup: `content` is the directory with its files, as [`content_path`] names
+    /// them. Nothing the manifest says is believed: paths and sizes are checked here,
+    /// content when it is read. With a position, everything whose atomic unit ends at or
+    /// below it is seen, and nothing else.
+    ///
+    /// # Errors
+    /// If the manifest is not one of ours, a file is missing or not of its size, or the
+    /// backup has nothing at the position or does not reach it.
+    pub fn open(
+        content: Arc<dyn Disk>,
+        manifest: &BackupManifest,
+        at: Option<Position>,
+    ) -> Result<Self, RestoreError> {
+        let mut view = Self {
+            content,
+            files: BTreeMap::new(),
+            position: manifest.position,
+        };
+        for file in &manifest.files {
+            let shown = Shown {
+                file: Some(file.clone()),
+                bytes: file.bytes,
+                size: file.bytes,
+                made: Bytes::new(),
+            };
+            if !is_of_a_store(file) || view.files.insert(file.path.clone(), shown).is_some() {
+                return Err(RestoreError::Manifest(format!(
+                    "the file {:?} of {} bytes, or that twice",
+                    file.path, file.bytes
+                )));
+            }
+        }
+        if !view.files.contains_key(FORMAT) {
+            return Err(RestoreError::Manifest("it has no FORMAT".to_owned()));
+        }
+        let mut pieces = view.pieces(manifest.store_id)?;
+        if let Some(at) = at {
+            view.cut(&mut pieces, at)?;
+        }
+        let Some(last) = pieces.last() else {
+            return Err(RestoreError::Manifest("it has no segment".to_owned()));
+        };
+        // A last segment that is short would be one that has lost something.
+        if let Some((life, _)) = last.begun
+            && let Some(shown) = view.files.get_mut(&last.path)
+        {
+            shown.size = life.size.clamp(shown.bytes, LARGEST_SEGMENT);
+        }
+        let begun = LastBegun {
+            epoch: RecoveryEpoch::new(
+                manifest
+                    .recovery_epoch
+                    .get()
+                    .saturating_add(EPOCHS_AHEAD - 1),
+            ),
+            segment: last.id,
+            base: Position::new(manifest.position.get().saturating_add(POSITIONS_AHEAD)),
+        };
+        let text = Bytes::from(begun.encode());
+        let shown = Shown {
+            file: None,
+            bytes: text.len() as u64,
+            size: text.len() as u64,
+            made: text,
+        };
+        view.files.insert(BEGUN.to_owned(), shown);
+        Ok(view)
+    }
+
+    /// The position at which it is seen: that of the backup, or the end of the last unit
+    /// that ends at or below the one asked for.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Bytes of the content of all its files.
+    pub fn bytes(&self) -> u64 {
+        let files = self.files.values().filter_map(|shown| shown.file.as_ref());
+        files.map(|file| file.bytes).sum()
+    }
+
+    /// Reads everything and compares it with its digest, then reads it as a start would.
+    /// `progress` is told how many bytes were read since the last time.
+    ///
+    /// # Errors
+    /// If the file system says no. What is bad is told, and no error.
+    pub fn verify(
+        self: &Arc<Self>,
+        config: &StorageConfig,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<BackupCheck, RestoreError> {
+        let mut check = BackupCheck {
+            files: 0,
+            bytes: 0,
+            bad_files: Vec::new(),
+            report: None,
+        };
+        for (path, shown) in &self.files {
+            let Some(file) = &shown.file else { continue };
+            check.files += 1;
+            match self.read_content(file, &mut |bytes, _| {
+                check.bytes += bytes.len() as u64;
+                progress(bytes.len() as u64);
+                Ok(())
+            }) {
+                Ok(()) => {}
+                Err(RestoreError::Damaged { what, .. }) => {
+                    check.bad_files.push((path.clone(), what));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if check.bad_files.is_empty() {
+            let disk = Arc::clone(self) as Arc<dyn Disk>;
+            check.report = Some(recovery::inspect(&disk, config)?);
+        }
+        Ok(check)
+    }
+
+    /// Reads all content of a file, a piece at a time with its offset, and compares it with
+    /// the digest.
+    pub(super) fn read_content(
+        &self,
+        file: &BackupFile,
+        each: &mut dyn FnMut(&[u8], u64) -> Result<(), RestoreError>,
+    ) -> Result<(), RestoreError> {
+        let damaged = |what: &str| RestoreError::Damaged {
+            path: file.path.clone(),
+            what: what.to_owned(),
+        };
+        let content = self.open_content(file)?;
+        let mut digest = Xxh3::new();
+        let mut buffer = vec![0; STEP];
+        let mut offset = 0;
+        while offset < file.bytes {
+            let most = usize::try_from(file.bytes - offset)
+                .unwrap_or(STEP)
+                .min(STEP);
+            let length =
+                content
+                    .read_full_at(&mut buffer[..most], offset)
+                    .map_err(RestoreError::io(format!(
+                        "reading {}",
+                        content_path(file.digest)
+                    )))?;
+            if length < most {
+                return Err(damaged("it is cut off"));
+            }
+            digest.update(&buffer[..length]);
+            each(&buffer[..length], offset)?;
+            offset += length as u64;
+        }
+        if digest.digest128() != file.digest {
+            return Err(damaged("its content does not match its digest"));
+        }
+        Ok(())
+    }
+
+    fn open_content(&self, file: &BackupFile) -> Result<Arc<dyn DiskFile>, RestoreError> {
+        let damaged = |what: String| RestoreError::Damaged {
+            path: file.path.clone(),
+            what,
+        };
+        let path = content_path(file.digest);
+        let content = match self.content.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(damaged(format!("its content is missing, {path}")));
+            }
+            opened => opened.map_err(RestoreError::io(format!("opening {path}")))?,
+        };
+        let size = content
+            .size()
+            .map_err(RestoreError::io(format!("reading {path}")))?;
+        if size != file.bytes {
+            return Err(damaged(format!(
+                "its content has {size} bytes instead of {}",
+                file.bytes
+            )));
+        }
+        Ok(content)
+    }
+
+    /// The segments, in order.
+    fn pieces(&self, store_id: u128) -> Result<Vec<Piece>, RestoreError> {
+        let mut pieces = Vec::new();
+        for (path, shown) in &self.files {
+            let id = path.strip_prefix("journal/").and_then(id_of);
+            let (Some(id), Some(file)) = (id, &shown.file) else {
+                continue;
+            };
+            let begun = match self.open_content(file) {
+                Ok(content) => begun(&*content, id, store_id)
+                    .map_err(RestoreError::io(format!("reading {path}")))?,
+                // It is told when it is read.
+                Err(RestoreError::Damaged { .. }) => None,
+                Err(error) => return Err(error),
+            };
+            pieces.push(Piece {
+                id,
+                path: path.clone(),
+                begun,
+            });
+        }
+        pieces.sort_by_key(|piece| piece.id);
+        Ok(pieces)
+    }
+
+    /// Hides what ends beyond `at`.
+    fn cut(&mut self, pieces: &mut Vec<Piece>, at: Position) -> Result<(), RestoreError> {
+        if at > self.position {
+            return Err(RestoreError::Beyond {
+                asked: at,
+                end: self.position,
+            });
+        }
+        let first = pieces.iter().find_map(|piece| piece.begun);
+        let mut hidden = Vec::new();
+        let mut end = None;
+        while let Some(last) = pieces.last() {
+            let began = last.begun.filter(|(_, base)| base.advance(LIFE_BYTES) < at);
+            if let Some((life, base)) = began
+                && let Some(shown) = self.files.get(&last.path)
+                && let Some(file) = &shown.file
+                && let Some(whole) = self.last_unit(file, &life, base, at)?
+            {
+                end = Some((whole, whole.since(base)));
+                break;
+            }
+            hidden.push(last.id);
+            pieces.pop();
+        }
+        let (Some((end, length)), Some(last)) = (end, pieces.last()) else {
+            return Err(RestoreError::Before {
+                asked: at,
+                first: first.map_or(Position::ZERO, |(_, base)| {
+                    base.advance(LIFE_BYTES + frame::HEADER_BYTES as u64)
+                }),
+            });
+        };
+        let mut cut = false;
+        if let Some(shown) = self.files.get_mut(&last.path) {
+            cut = length < shown.bytes;
+            shown.bytes = shown.bytes.min(length);
+            shown.size = shown.bytes;
+        }
+        // Of a segment that is cut there is no index, and no checkpoint either.
+        let beyond = |id: SegmentId| id > last.id || (cut && id == last.id);
+        self.files.retain(|path, _| {
+            let name = path.rsplit('/').next().unwrap_or_default();
+            match path.split('/').next() {
+                Some("journal") => id_of(name).is_none_or(|id| !hidden.contains(&id)),
+                Some("index") => index_id(name).is_none_or(|id| !beyond(id)),
+                Some("checkpoint") => checkpoint::id_of(name).is_none_or(|id| !beyond(id)),
+                _ => true,
+            }
+        });
+        self.position = end;
+        Ok(())
+    }
+
+    /// Where the last unit of a segment ends that ends at or below `at`.
+    fn last_unit(
+        &self,
+        file: &BackupFile,
+        life: &Life,
+        base: Position,
+        at: Position,
+    ) -> Result<Option<Position>, RestoreError> {
+        let end = base.advance(file.bytes);
+        let mut frames = FrameCheck::new(*life, base, at);
+        self.read_content(file, &mut |bytes, _| {
+            frames.feed(bytes);
+            Ok(())
+        })?;
+        if frames.is_sound(end) {
+            return Ok(frames.whole());
+        }
+        let mut all = Vec::new();
+        self.read_content(file, &mut |bytes, _| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(last_whole_unit((life, base), &all, end, at))
+    }
+}
+
+/// Life and base of a segment, if its beginning is good.
+fn begun(
+    content: &dyn DiskFile,
+    id: SegmentId,
+    store_id: u128,
+) -> io::Result<Option<(Life, Position)>> {
+    let mut head = vec![0; usize::try_from(LIFE_BYTES).unwrap_or(0)];
+    let length = content.read_full_at(&mut head, 0)?;
+    let Ok(life) = Life::decode(&head[..length]) else {
+        return Ok(None);
+    };
+    if life.id != id || life.store_id != store_id {
+        return Ok(None);
+    }
+    let base = recovery::base_of(&life, content)?;
+    Ok(base.map(|base| (life, base)))
+}
+
+/// The id in the name of an index file.
+fn index_id(name: &str) -> Option<SegmentId> {
+    let digits = name
+        .strip_suffix(".idx")
+        .filter(|digits| digits.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+}
+
+/// Whether a path is one that a store has, written as the store writes it, and the size is
+/// one that it can have.
+fn is_of_a_store(file: &BackupFile) -> bool {
+    let own = match file.path.split_once('/') {
+        None => file.path == FORMAT,
+        Some(("journal", name)) => {
+            return file.bytes <= LARGEST_SEGMENT
+                && id_of(name).is_some_and(|id| journal_path(id) == file.path);
+        }
+        Some(("index", name)) => {
+            index_id(name).is_some_and(|id| crate::index::index_path(id) == file.path)
+        }
+        Some(("checkpoint", name)) => {
+            checkpoint::id_of(name).is_some_and(|id| checkpoint::path(id) == file.path)
+        }
+        Some(_) => false,
+    };
+    own && file.bytes <= LARGEST_FILE
+}
+
+/// One file of a view, open.
+struct Open {
+    content: Option<Arc<dyn DiskFile>>,
+    made: Bytes,
+    bytes: u64,
+    size: u64,
+}
+
+impl DiskFile for Open {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.size)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let most = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let length = buffer.len().min(most);
+        let buffer = &mut buffer[..length];
+        let there = usize::try_from(self.bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
+        if there == 0 {
+            buffer.fill(0);
+            return Ok(length);
+        }
+        let length = length.min(there);
+        match &self.content {
+            Some(content) => content.read_at(&mut buffer[..length], offset),
+            None => {
+                let from = usize::try_from(offset).map_err(io::Error::other)?;
+                let from = self.made.get(from..).unwrap_or(&[]);
+                buffer[..length].copy_from_slice(&from[..length]);
+                Ok(length)
+            }
+        }
+    }
+
+    fn write_at(&self, _bytes: &[u8], _offset: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn set_size(&self, _bytes: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Disk for BackupView {
+    fn location(&self) -> String {
+        self.content.location()
+    }
+
+    fn lock(&self, _path: &str, _holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    /// Nobody else can change it either: content has its name when it is whole.
+    fn lock_shared(&self, _path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
+        Ok(Ok(None))
+    }
+
+    fn create_directory(&self, _path: &str) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+        let names = self.files.keys().filter_map(|path| {
+            let (within, name) = path.rsplit_once('/').unwrap_or(("", path));
+            (within == directory).then(|| name.to_owned())
+        });
+        Ok(names.collect())
+    }
+
+    fn create(&self, _path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let shown = self.files.get(path).ok_or(io::ErrorKind::NotFound)?;
+        let content = match &shown.file {
+            Some(file) => Some(self.content.open(&content_path(file.digest))?),
+            None => None,
+        };
+        Ok(Arc::new(Open {
+            content,
+            made: shown.made.clone(),
+            bytes: shown.bytes,
+            size: shown.size,
+        }))
+    }
+
+    /// There is no cache to distrust: nothing is written here.
+    fn read_from_device(&self, _path: &str, _bytes: u64) -> io::Result<Option<Bytes>> {
+        Ok(None)
+    }
+
+    fn rename(&self, _from: &str, _to: &str) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn remove(&self, _path: &str) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn sync_directory(&self, _directory: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(Some(0))
+    }
+
+    fn file_system(&self) -> FileSystem {
+        self.content.file_system()
+    }
+}

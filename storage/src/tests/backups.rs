@@ -1,0 +1,590 @@
+//! Backups of a running store, and stores made of them, at any position.
+
+use std::collections::{BTreeMap, HashSet};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+use crate::backup::{self, BackupView, content_path};
+use crate::disk::Disk;
+use crate::engine::{Backup, BackupManifest, BackupPart};
+use crate::error::{BackupError, RestoreError};
+use crate::ids::{Position, RecoveryEpoch, SegmentId};
+use crate::record::{GapReason, LogConfig};
+
+/// How a store stands: each log's records, from its first lsn kept.
+type Standing = BTreeMap<String, (u64, Vec<Vec<u8>>)>;
+
+fn standing(core: &Arc<Core>) -> Standing {
+    let logs = core.list_logs("", None, usize::MAX);
+    logs.into_iter()
+        .map(|info| {
+            let name = info.name.as_str().to_owned();
+            let first = info.first_lsn;
+            let mut found = Vec::new();
+            let mut next = first;
+            while next < info.tail_lsn {
+                let request = read_request(&name, ReadStart::Lsn(next));
+                let page = read::page(core, &request, Reach::Disk).unwrap();
+                for batch in &page.batches {
+                    assert_eq!(batch.first_lsn, next, "lsns are dense");
+                    next = batch.next_lsn();
+                    found.extend(payloads(batch));
+                }
+            }
+            (name, (first.get(), found))
+        })
+        .collect()
+}
+
+fn poll<T>(future: &mut Pin<Box<impl Future<Output = T> + ?Sized>>) -> Option<T> {
+    let mut context = Context::from_waker(Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+fn begin(fixture: &Fixture, known: HashSet<u128>) -> Result<Box<dyn Backup>, BackupError> {
+    let workers = Arc::default();
+    let mut beginning = Box::pin(backup::begin(&fixture.core, &workers, known));
+    for _ in 0..4 {
+        if let Some(begun) = poll(&mut beginning) {
+            return begun;
+        }
+        fixture.core.turn();
+    }
+    panic!("a backup begins within a few turns");
+}
+
+fn next(backup: &mut dyn Backup) -> Result<Option<BackupPart>, BackupError> {
+    poll(&mut backup.next()).expect("there is no thread to wait for")
+}
+
+/// Where backups are kept, as a client does: content by its digest.
+#[derive(Clone, Default)]
+struct Shelf(SimDisk);
+
+impl Shelf {
+    fn known(&self) -> HashSet<u128> {
+        let names = self.0.list("files").unwrap();
+        let digests = names
+            .iter()
+            .map(|name| u128::from_str_radix(name, 16).unwrap());
+        digests.collect()
+    }
+
+    /// Takes a backup; `between` is done before each step. Returns how many bytes were
+    /// sent, too.
+    fn save(
+        &self,
+        fixture: &Fixture,
+        mut between: impl FnMut(),
+    ) -> Result<(Arc<BackupManifest>, u64), BackupError> {
+        let mut backup = begin(fixture, self.known())?;
+        let mut manifest: Option<Arc<BackupManifest>> = None;
+        let mut sent = 0;
+        let mut content: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
+        loop {
+            between();
+            match next(&mut *backup)? {
+                None => break,
+                Some(BackupPart::Read(bytes)) => assert!(bytes > 0 && manifest.is_none()),
+                Some(BackupPart::Manifest(told)) => assert!(manifest.replace(told).is_none()),
+                Some(BackupPart::Chunk { file, offset, data }) => {
+                    sent += data.len() as u64;
+                    let content = content.entry(file).or_default();
+                    assert_eq!(content.len() as u64, offset);
+                    content.extend_from_slice(&data);
+                }
+            }
+        }
+        let manifest = manifest.unwrap();
+        for (index, file) in manifest.files.iter().enumerate() {
+            let content = content.remove(&index);
+            assert_eq!(content.is_none(), file.known, "{}", file.path);
+            if let Some(content) = content {
+                assert_eq!(content.len() as u64, file.bytes);
+                self.0.replace(&content_path(file.digest), content);
+            }
+        }
+        Ok((manifest, sent))
+    }
+
+    fn view(
+        &self,
+        manifest: &BackupManifest,
+        at: Option<Position>,
+    ) -> Result<Arc<BackupView>, RestoreError> {
+        BackupView::open(Arc::new(self.0.clone()), manifest, at).map(Arc::new)
+    }
+
+    fn restore(&self, manifest: &BackupManifest, at: Option<Position>) -> SimDisk {
+        let target = SimDisk::new();
+        self.restore_to(manifest, at, &target).unwrap();
+        target
+    }
+
+    fn restore_to(
+        &self,
+        manifest: &BackupManifest,
+        at: Option<Position>,
+        target: &SimDisk,
+    ) -> Result<backup::Restored, RestoreError> {
+        let disk: Arc<dyn Disk> = Arc::new(target.clone());
+        self.view(manifest, at)?
+            .restore(&disk, &small_config(), &mut |_| {})
+    }
+}
+
+/// A store with some segments, and how it stood after each unit: where that ends.
+fn busy_store(seed: u64) -> (Fixture, Vec<(Position, Standing)>) {
+    let mut fixture = Fixture::new();
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut stood = Vec::new();
+    for round in 0..90u32 {
+        let data = vec![u8::try_from(round).unwrap(); random.random_range(1..6_000)];
+        match random.random_range(0..12) {
+            0 if fixture.core.logs.by_name("b").is_some() => {
+                let tail = standing(&fixture.core)["b"].1.len() as u64;
+                let first = standing(&fixture.core)["b"].0;
+                let before = Lsn::new(first + tail / 2);
+                let mut trimmed = Box::pin(fixture.core.trim_in_turn(target("b"), before));
+                fixture.core.turn();
+                poll(&mut trimmed).unwrap().unwrap();
+            }
+            1 if fixture.core.logs.by_name("c").is_some() => {
+                let mut gone = Box::pin(fixture.core.delete_in_turn(target("c")));
+                fixture.core.turn();
+                poll(&mut gone).unwrap().unwrap();
+            }
+            2 => {
+                fixture
+                    .append_batch(batch(&[("a", &[&data]), ("b", &[&data, b"two"])]))
+                    .unwrap();
+            }
+            3 if round % 2 == 0 => {
+                let name = LogName::new(&format!("made/{round}")).unwrap();
+                let mut made = Box::pin(fixture.core.create_in_turn(name, LogConfig::default()));
+                fixture.core.turn();
+                poll(&mut made).unwrap().unwrap();
+            }
+            4 if round > 30 => {
+                fixture = match random.random_bool(0.5) {
+                    true => fixture.restart(),
+                    false => fixture.restart_cleanly(),
+                };
+                continue;
+            }
+            log => {
+                let log = ["a", "b", "c"][log % 3];
+                fixture.append(log, &data).unwrap();
+            }
+        }
+        fixture.clock.advance(1000);
+        let position = fixture.core.journal.durable();
+        // A trim that trims nothing is no frame.
+        stood.retain(|(before, _)| *before < position);
+        stood.push((position, standing(&fixture.core)));
+    }
+    (fixture, stood)
+}
+
+fn reopened(disk: SimDisk) -> Fixture {
+    let fixture = Fixture::on(disk);
+    assert_eq!(fixture.report.findings, Vec::<String>::new());
+    assert_eq!(fixture.report.damage, []);
+    assert_eq!(fixture.report.torn_bytes, 0);
+    fixture
+}
+
+#[test]
+fn a_restored_store_holds_what_was_there_and_goes_on_beyond_the_old_one() {
+    let (fixture, stood) = busy_store(1);
+    let shelf = Shelf::default();
+    let (manifest, sent) = shelf.save(&fixture, || {}).unwrap();
+    assert_eq!(manifest.damage, []);
+    assert_eq!(
+        sent,
+        manifest.files.iter().map(|file| file.bytes).sum::<u64>()
+    );
+    let at_backup = stood.last().unwrap().1.clone();
+    for _ in 0..20 {
+        fixture.append("a", &[7; 4000]).unwrap();
+    }
+    let beyond = fixture.core.journal.durable();
+
+    let disk = SimDisk::new();
+    let restored = shelf.restore_to(&manifest, None, &disk).unwrap();
+    assert_eq!(restored.position, manifest.position);
+    assert_eq!(restored.report.logs, at_backup.len() as u64);
+    let records = at_backup.values().map(|(_, records)| records.len() as u64);
+    assert_eq!(restored.report.records, records.sum::<u64>());
+    let after = reopened(disk);
+    assert_eq!(standing(&after.core), at_backup);
+    assert!(after.report.recovery_epoch > fixture.report.recovery_epoch);
+    assert_eq!(after.report.recovery_epoch, restored.report.recovery_epoch);
+    let position = after.append("a", b"on").unwrap().position.unwrap();
+    assert!(position > beyond.advance(1 << 40));
+
+    // It is a store like any other: a backup of it shares what both have.
+    let (again, sent_again) = shelf.save(&after, || {}).unwrap();
+    assert_eq!(again.store_id, manifest.store_id);
+    assert!(sent_again < sent / 4, "{sent_again} of {sent}");
+    let twice = reopened(shelf.restore(&again, None));
+    assert_eq!(standing(&twice.core), standing(&after.core));
+}
+
+#[test]
+fn a_store_is_restored_as_it_stood_at_any_position() {
+    for seed in 0..4 {
+        let (fixture, stood) = busy_store(100 + seed);
+        let shelf = Shelf::default();
+        let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+        let segments = fixture.core.journal.segments.read().len();
+        assert!(segments > 3, "{segments}");
+        let mut before = None;
+        for (position, standing_then) in stood {
+            let restored = reopened(shelf.restore(&manifest, Some(position)));
+            assert_eq!(
+                standing(&restored.core),
+                standing_then,
+                "at {position}, seed {seed}"
+            );
+            // Between two ends the lower one counts.
+            if let Some(before) = before {
+                let between = Position::new(position.get() - 1);
+                let restored = reopened(shelf.restore(&manifest, Some(between)));
+                assert_eq!(
+                    standing(&restored.core),
+                    before,
+                    "below {position}, seed {seed}"
+                );
+            }
+            before = Some(standing_then);
+        }
+    }
+}
+
+#[test]
+fn what_survived_of_older_epochs_is_told_after_a_restore() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"1").unwrap();
+    let first = fixture.report.recovery_epoch;
+    let fixture = fixture.restart();
+    let cut = fixture.append("a", b"2").unwrap().position.unwrap();
+    let lost = fixture.append("a", b"3").unwrap().position.unwrap();
+    let second = fixture.report.recovery_epoch;
+    assert!(second > first);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    // The old store goes on, and has another unclean start.
+    let fixture = fixture.restart();
+    let third = fixture.report.recovery_epoch;
+    let mut restored = reopened(shelf.restore(&manifest, Some(lost)));
+    for _ in 0..2 {
+        assert!(restored.report.recovery_epoch > third);
+        for (epoch, survived, gone) in [(first, Position::ZERO, cut), (second, cut, lost)] {
+            let end = restored.core.survived(epoch).unwrap();
+            assert!(end > survived && end <= gone, "epoch {epoch}: {end}");
+        }
+        let of_third = restored.core.survived(RecoveryEpoch::new(third.get()));
+        assert!(of_third.is_some_and(|end| end <= lost));
+        restored = restored.restart();
+    }
+}
+
+#[test]
+fn appends_go_on_while_a_backup_runs_and_are_not_in_it() {
+    let (fixture, stood) = busy_store(2);
+    let shelf = Shelf::default();
+    let mut more = 0u32;
+    let (manifest, _) = shelf
+        .save(&fixture, || {
+            more += 1;
+            fixture.append("a", &[9; 5000]).unwrap();
+        })
+        .unwrap();
+    assert!(more > 20);
+    let restored = reopened(shelf.restore(&manifest, None));
+    assert_eq!(standing(&restored.core), stood.last().unwrap().1);
+}
+
+#[test]
+fn an_idle_store_is_not_made_to_roll_by_backups() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"1").unwrap();
+    let shelf = Shelf::default();
+    let (first, _) = shelf.save(&fixture, || {}).unwrap();
+    let segments = fixture.core.journal.segments.read().len();
+    let (second, sent) = shelf.save(&fixture, || {}).unwrap();
+    assert_eq!(first.position, second.position);
+    assert_eq!(sent, 0);
+    assert_eq!(fixture.core.journal.segments.read().len(), segments);
+}
+
+#[test]
+fn a_store_without_records_can_be_saved_and_restored() {
+    let fixture = Fixture::new();
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let restored = reopened(shelf.restore(&manifest, None));
+    assert_eq!(standing(&restored.core), Standing::new());
+}
+
+#[test]
+fn a_store_on_a_full_disk_can_be_saved() {
+    let fixture = Fixture::new();
+    for _ in 0..40 {
+        fixture.append("a", &[1; 4000]).unwrap();
+    }
+    fixture.core.pool_in_turn().unwrap();
+    fixture.disk.set_full(true);
+    while fixture.append("a", &[2; 4000]).is_ok() {}
+    let expected = standing(&fixture.core);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let restored = reopened(shelf.restore(&manifest, None));
+    assert_eq!(standing(&restored.core), expected);
+}
+
+#[test]
+fn one_backup_runs_at_a_time_and_what_it_may_need_stays() {
+    let (fixture, _) = busy_store(3);
+    let mut running = begin(&fixture, HashSet::new()).unwrap();
+    assert!(matches!(
+        begin(&fixture, HashSet::new()),
+        Err(BackupError::Busy)
+    ));
+    let checkpoint = fixture.disk.list("checkpoint").unwrap();
+    assert!(!checkpoint.is_empty());
+    let backups = &fixture.core.backups;
+    let index = format!("index/{}", fixture.disk.list("index").unwrap()[0]);
+    backups.remove(&index).unwrap();
+    assert!(fixture.disk.contents(&index).is_some(), "it is kept");
+    while next(&mut *running).unwrap().is_some() {}
+    drop(running);
+    assert!(
+        fixture.disk.contents(&index).is_none(),
+        "it is not needed any more"
+    );
+    // A client that goes away in the middle leaves nothing held.
+    let mut running = begin(&fixture, HashSet::new()).unwrap();
+    assert!(next(&mut *running).unwrap().is_some());
+    drop(running);
+    assert!(begin(&fixture, HashSet::new()).is_ok());
+}
+
+#[test]
+fn damage_is_saved_as_it_is_and_told() {
+    let fixture = Fixture::new();
+    for _ in 0..60 {
+        fixture.append("a", &[4; 4000]).unwrap();
+    }
+    let segments: Vec<SegmentId> = {
+        let segments = fixture.core.journal.segments.read();
+        segments.values().map(|segment| segment.life.id).collect()
+    };
+    let damaged = segments[1];
+    let path = format!("journal/{damaged}.seg");
+    let mut bytes = fixture.disk.contents(&path).unwrap();
+    bytes[20_000] ^= 1;
+    fixture.disk.replace(&path, bytes);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    assert!(!manifest.damage.is_empty());
+    assert!(
+        manifest
+            .damage
+            .iter()
+            .all(|damage| damage.segment == Some(damaged))
+    );
+    let view = shelf.view(&manifest, None).unwrap();
+    let check = view.verify(&small_config(), &mut |_| {}).unwrap();
+    assert_eq!(check.bad_files, [], "it is what was saved");
+    // A segment with an index is not read by a start: the damage is found by a read.
+    let restored = Fixture::on(shelf.restore(&manifest, None));
+    let found = standing_over_gaps(&restored);
+    assert_eq!(
+        found,
+        (59, 1),
+        "the damaged record is named, the others are served"
+    );
+}
+
+/// Records served and records named as lost, over all logs.
+fn standing_over_gaps(fixture: &Fixture) -> (u64, u64) {
+    let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+    let (mut served, mut lost) = (0, 0);
+    while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+        served += chunk
+            .batches
+            .iter()
+            .map(|b| u64::from(b.count))
+            .sum::<u64>();
+        let quarantined = |gap: &&crate::record::Gap| gap.reason == GapReason::Quarantined;
+        for gap in chunk.gaps.iter().filter(quarantined) {
+            lost += gap.to.unwrap().since(gap.from.unwrap());
+        }
+    }
+    (served, lost)
+}
+
+#[test]
+fn a_flipped_byte_in_a_backup_is_found_by_verify_and_refused_by_restore() {
+    let (fixture, _) = busy_store(5);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    for file in &manifest.files {
+        let path = content_path(file.digest);
+        let good = shelf.0.contents(&path).unwrap();
+        for at in [0, good.len() / 2, good.len() - 1] {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            shelf.0.replace(&path, bad);
+            let view = shelf.view(&manifest, None).unwrap();
+            let check = view.verify(&small_config(), &mut |_| {}).unwrap();
+            assert_eq!(check.bad_files.len(), 1);
+            assert_eq!(check.bad_files[0].0, file.path);
+            let target = SimDisk::new();
+            let refused = shelf.restore_to(&manifest, None, &target);
+            assert!(
+                matches!(refused, Err(RestoreError::Damaged { path, .. }) if path == file.path)
+            );
+            let opened = open(&target, &small_config(), &TestClock::new());
+            assert!(matches!(opened, Err(OpenError::NotAStore { .. })));
+        }
+        shelf.0.replace(&path, good[..good.len() - 1].to_vec());
+        let view = shelf.view(&manifest, None).unwrap();
+        let check = view.verify(&small_config(), &mut |_| {}).unwrap();
+        assert_eq!(check.bad_files.len(), 1);
+        shelf.0.replace(&path, good);
+    }
+    let view = shelf.view(&manifest, None).unwrap();
+    let check = view.verify(&small_config(), &mut |_| {}).unwrap();
+    assert_eq!(check.bad_files, []);
+    assert_eq!(
+        check.report.unwrap().logs,
+        standing(&fixture.core).len() as u64
+    );
+}
+
+#[test]
+fn a_restore_that_is_cut_off_anywhere_is_no_store() {
+    let fixture = Fixture::new();
+    for _ in 0..20 {
+        fixture.append("a", &[1; 4000]).unwrap();
+    }
+    let expected = standing(&fixture.core);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let (mut refused, mut whole) = (0, 0);
+    for calls in 1.. {
+        let target = SimDisk::new();
+        target.crash_after(calls);
+        let done = shelf.restore_to(&manifest, None, &target).is_ok();
+        let crashed = target.is_crashed();
+        target.crash(calls);
+        match open(&target, &small_config(), &TestClock::new()) {
+            Err(OpenError::NotAStore { .. }) => refused += 1,
+            Ok((core, report)) if report.created => {
+                assert!(!done && standing(&core).is_empty(), "nothing was begun yet");
+            }
+            Ok((core, _)) => {
+                whole += 1;
+                assert_eq!(standing(&core), expected, "cut off at call {calls}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+        if !crashed {
+            assert!(done);
+            break;
+        }
+    }
+    assert!(
+        refused > 20 && whole > 0,
+        "{refused} refused, {whole} whole"
+    );
+}
+
+#[test]
+fn nothing_durable_is_lost_when_the_power_goes_during_a_backup() {
+    let mut cut = 0;
+    for calls in 1..80 {
+        let fixture = Fixture::new();
+        for _ in 0..20 {
+            fixture.append("a", &[1; 3000]).unwrap();
+        }
+        let expected = standing(&fixture.core);
+        fixture.disk.crash_after(calls);
+        let saved = Shelf::default().save(&fixture, || {});
+        if !fixture.disk.is_crashed() {
+            assert!(saved.is_ok());
+            break;
+        }
+        cut += 1;
+        fixture.disk.crash(calls);
+        let fixture = fixture.restart();
+        assert_eq!(fixture.report.damage, []);
+        assert_eq!(standing(&fixture.core), expected);
+        let shelf = Shelf::default();
+        let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+        let restored = reopened(shelf.restore(&manifest, None));
+        assert_eq!(standing(&restored.core), expected);
+    }
+    assert!(cut > 5, "{cut}");
+}
+
+#[test]
+fn positions_outside_of_a_backup_and_directories_in_use_are_refused() {
+    let (fixture, _) = busy_store(6);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let beyond = Some(manifest.position.advance(1));
+    assert!(matches!(
+        shelf.view(&manifest, beyond),
+        Err(RestoreError::Beyond { .. })
+    ));
+    let before = Some(Position::new(8));
+    assert!(matches!(
+        shelf.view(&manifest, before),
+        Err(RestoreError::Before { .. })
+    ));
+    let used = shelf.restore(&manifest, None);
+    let again = shelf.restore_to(&manifest, None, &used);
+    assert!(matches!(again, Err(RestoreError::NotEmpty { .. })));
+}
+
+#[test]
+fn a_manifest_with_paths_of_its_own_is_refused() {
+    let (fixture, _) = busy_store(7);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    for path in [
+        "../journal/0000000000000001.seg",
+        "journal/../../x.seg",
+        "/etc/passwd",
+        "journal/000000000000000A.seg",
+        "journal/1.seg",
+        "LOCK",
+        "BEGUN",
+        "RESTORING",
+        "pool/0000000000000001.seg",
+        "",
+        "FORMAT",
+    ] {
+        let mut manifest = BackupManifest::clone(&manifest);
+        let mut file = manifest.files[1].clone();
+        file.path = path.to_owned();
+        manifest.files.push(file);
+        let opened = shelf.view(&manifest, None);
+        assert!(matches!(opened, Err(RestoreError::Manifest(_))), "{path:?}");
+    }
+    let mut large = BackupManifest::clone(&manifest);
+    large.files[1].bytes = u64::MAX;
+    assert!(matches!(
+        shelf.view(&large, None),
+        Err(RestoreError::Manifest(_))
+    ));
+}
