@@ -78,16 +78,18 @@ class Ended(Exception):
     def __init__(self, code, lines):
         super().__init__(f"the daemon ended with {code} before it served: {lines}")
         self.code = code
+        self.lines = lines
 
 
 class Daemon:
     """The built daemon on a directory; a context that kills it at the end.
 
     `strace` are arguments for strace, which then sees every call from the first on; its output
-    is in `trace`. The process is the daemon's all the same.
+    is in `trace`. The process is the daemon's all the same. `under` is a command that becomes
+    the one behind it.
     """
 
-    def __init__(self, data_dir, *arguments, listen=":0", strace=None):
+    def __init__(self, data_dir, *arguments, listen=":0", strace=None, under=()):
         self.data_dir = data_dir
         command = [WALD, "--data-dir", data_dir, "--listen", listen, "--http-listen", ":0",
                    "--log-format", "json", *arguments]
@@ -96,7 +98,7 @@ class Daemon:
             # With -D strace is a child of the daemon, not the other way round; with the filter
             # only the calls that are asked for cost anything.
             command = ["strace", "-D", "-f", "--seccomp-bpf", "-ttt", "-o", self.trace, *strace, *command]
-        self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.DEVNULL,
+        self.process = subprocess.Popen([str(c) for c in [*under, *command]], stdin=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True, env=clean_environment())
         self.lines = []
         self.start = None

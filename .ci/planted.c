@@ -1,0 +1,40 @@
+/* Calls of the C library that do with errors what a bad daemon would: .ci/syscalls.py must find each.
+   PLANTED says which. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int planted(const char *what) {
+    const char *which = getenv("PLANTED");
+    return which && strcmp(which, what) == 0;
+}
+
+static long flush(long call, int fd) {
+    long result = syscall(call, fd);
+    if (result < 0 && planted("flush again"))
+        result = syscall(call, fd);
+    if (result < 0 && planted("flush ignored"))
+        result = 0;
+    return result;
+}
+
+int fdatasync(int fd) { return flush(SYS_fdatasync, fd); }
+int fsync(int fd) { return flush(SYS_fsync, fd); }
+
+ssize_t pwrite64(int fd, const void *bytes, size_t length, off_t offset) {
+    ssize_t result = syscall(SYS_pwrite64, fd, bytes, length, offset);
+    if (result < 0 && planted("write ignored"))
+        result = length;
+    if (result >= 0 && planted("short write ignored"))
+        result = length;
+    return result;
+}
+
+ssize_t pread64(int fd, void *bytes, size_t length, off_t offset) {
+    ssize_t result = syscall(SYS_pread64, fd, bytes, length, offset);
+    if (result < 0 && planted("read ignored"))
+        memset(bytes, 0, result = length);
+    return result;
+}
