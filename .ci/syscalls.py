@@ -269,8 +269,9 @@ def judged(run):
         last = json.loads(run.lines[-1]) if run.lines else {}
         if last.get("level") != "ERROR" or len(last.get("message", "")) < 20:
             wrong.append(f"it ends without saying why: {run.lines[-1:]}")
-        if not any("os error" in line or "no storage space" in line for line in run.lines):
-            wrong.append(f"it does not say what the system said: {run.lines[-2:]}")
+        said = f"os error {KINDS[fault.kind][1]})" if fault.kind in ("EIO", "ENOSPC") else ""
+        if not any(said in line or "no storage space" in line for line in run.lines):
+            wrong.append(f"it does not say what the system said: {run.lines[-1:]}")
     elif run.code == CLEAN and run.phase == "start" and not run.acks:
         wrong.append("nothing was acked")
     for refusal in run.refusals:
