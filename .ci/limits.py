@@ -266,6 +266,8 @@ def second(directory):
     verify(what, data, entries)
 
 
+# So that what is mounted and what was started goes away then too.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 with scratch() as temporary:
     directory = Path(temporary)
     file_size(directory)

@@ -406,7 +406,8 @@ def main():
         print(f"{time.monotonic() - began:.0f} s")
         if options.faults:
             for run in runs:
-                print(run.fault, run.phase, run.code, judged(run), *run.lines, sep="\n    ")
+                check(run.fault, run.hit and not judged(run), f"{run.phase}, {run.code}, {judged(run)}")
+                print(*run.lines, sep="")
         else:
             report(runs)
             planted(directory, faults, pool)
