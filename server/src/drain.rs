@@ -62,6 +62,9 @@ pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// A write beyond RLIMIT_FSIZE. It would end the process; once it is taken over the write
+    /// fails instead, as one for which there is no space.
+    _file_size: Signal,
     /// When the first signal to stop came.
     first_stop: Option<Instant>,
 }
@@ -85,6 +88,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            _file_size: signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?,
             first_stop: None,
         })
     }
