@@ -318,7 +318,7 @@ impl Life {
         }
     }
 
-    /// The way out; a second signal cuts it short anywhere.
+    /// The way out; a signal cuts it short anywhere.
     async fn leave(
         mut self,
         config: &Config,
@@ -327,12 +327,20 @@ impl Life {
         transport: &mut Transport,
         signals: &mut Signals,
     ) -> Result<(), Exit> {
-        tokio::select! {
-            result = self.finish(config, end, engine, transport) => result,
-            () = signals.stop() => Err(Exit::new(
+        let cut_short = match end {
+            End::Asked => Exit::new(
                 Exit::CUT_SHORT,
                 "a second signal: exiting at once, the next start recovers",
-            )),
+            ),
+            // Whoever sends it need not know yet.
+            End::JournalFailed => Exit::new(
+                Exit::JOURNAL_FAILED,
+                "the journal failed, and a signal: exiting at once, the next start recovers",
+            ),
+        };
+        tokio::select! {
+            result = self.finish(config, end, engine, transport) => result,
+            () = signals.stop() => Err(cut_short),
         }
     }
 

@@ -39,7 +39,8 @@ const STORE_MARK: &str = "FORMAT";
 /// If a store cannot or should not be made here: a mistyped `--data-dir` must not put one
 /// among other files.
 pub(super) fn look(directory: &Path) -> Result<bool, Exit> {
-    if directory.exists() && !directory.is_dir() {
+    // What cannot be looked at is not said to be a file.
+    if std::fs::metadata(directory).is_ok_and(|found| !found.is_dir()) {
         return Err(Exit::new(
             Exit::IO,
             format!(
