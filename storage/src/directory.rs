@@ -234,7 +234,11 @@ impl LastBegun {
     pub(crate) fn write(&self, disk: &dyn Disk) -> std::io::Result<()> {
         let text = self.encode();
         match replace(disk, BEGUN, BEGUN_NEW, text.as_bytes()) {
-            Err(error) if is_out_of_space(&error) => overwrite(disk, BEGUN, &text),
+            Err(full) if is_out_of_space(&full) => match overwrite(disk, BEGUN, &text) {
+                // Of a new store there is none, and the lack of space is what to say.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(full),
+                result => result,
+            },
             result => result,
         }
     }

@@ -20,6 +20,7 @@ pub(crate) mod segment;
 mod waiting;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -171,9 +172,10 @@ impl Journal {
     }
 
     /// The journal fails, for good: whoever was in flight is told that the outcome is
-    /// unknown, whoever comes later that nothing was done.
-    pub(crate) fn fail(&self, error: io::Error) {
-        let error = Arc::new(error);
+    /// unknown, whoever comes later that nothing was done. `action` is what failed, and on
+    /// what: everyone is told that.
+    pub(crate) fn fail(&self, action: impl Display, error: &io::Error) {
+        let error = Arc::new(io::Error::new(error.kind(), format!("{action}: {error}")));
         if self.failure.set(Arc::clone(&error)).is_ok() {
             tracing::error!(
                 error = %error,
@@ -295,7 +297,7 @@ impl Journal {
                     && let Err(error) = file.sync()
                     && !known_bad::makes(Mistake::FlushResultIgnored)
                 {
-                    self.fail(error);
+                    self.fail(format_args!("flushing {}", segment.path()), &error);
                     return;
                 }
                 self.observer

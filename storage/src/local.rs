@@ -55,6 +55,9 @@ use crate::threads::{self, Workers};
 use crate::ticket::{Promise, Ticket};
 use crate::watch::Until;
 
+/// What the indexing thread does, for whoever is told that it failed.
+const INDEXING: &str = "writing an index or a checkpoint";
+
 /// The local engine without its threads.
 pub(crate) struct Core {
     pub(crate) config: StorageConfig,
@@ -271,7 +274,7 @@ impl Core {
     #[cfg(any(test, feature = "fuzzing"))]
     fn index(&self) {
         if let Err(error) = self.indexer.work(self, Wanted::WhenDue) {
-            self.journal.fail(error);
+            self.journal.fail(INDEXING, &error);
         }
     }
 
@@ -522,16 +525,16 @@ impl LocalEngine {
             let run = std::panic::AssertUnwindSafe(|| core.indexer.run(&core));
             let failed = match std::panic::catch_unwind(run) {
                 Ok(result) => result.err(),
-                Err(_) => Some(io::Error::other("the indexing thread panicked")),
+                Err(_) => Some(io::Error::other("its thread panicked")),
             };
             if let Some(error) = failed {
-                core.journal.fail(error);
+                core.journal.fail(INDEXING, &error);
             }
         })?);
         let core = Arc::clone(&self.core);
         handles.push(threads::start("pool", move || {
             if let Err(error) = core.pool.keep_filled() {
-                core.journal.fail(error);
+                core.journal.fail("making a segment ready", &error);
             }
         })?);
         Ok(())

@@ -146,7 +146,8 @@ impl Take {
     ) -> Result<Self, BackupError> {
         let created = core.journal.clock.now();
         if let Err(error) = core.indexer.work(&core, Wanted::ForBackup) {
-            core.journal.fail(error);
+            core.journal
+                .fail("writing an index or a checkpoint", &error);
         }
         if let Some(error) = core.journal.failure() {
             return Err(BackupError::JournalFailed(error));

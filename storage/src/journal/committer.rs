@@ -296,7 +296,9 @@ impl Committer {
     /// Writes what a start begins with: the link, and a marker that tells it again.
     pub(crate) fn begin(&mut self) {
         if self.write_out().is_err() {
-            self.journal.fail(io::ErrorKind::StorageFull.into());
+            let full: io::Error = io::ErrorKind::StorageFull.into();
+            let action = format!("writing {}", self.segment.path());
+            self.journal.fail(action, &full);
         }
         self.journal.flush();
         self.mark();
@@ -509,7 +511,10 @@ impl Committer {
                     void = true;
                     self.void(written, &error);
                 }
-                Err((_, error)) => self.journal.fail(error),
+                Err((_, error)) => {
+                    let action = format!("writing {}", self.segment.path());
+                    self.journal.fail(action, &error);
+                }
             }
         }
         if !void {

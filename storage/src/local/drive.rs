@@ -190,7 +190,7 @@ pub(crate) fn drive(core: &Arc<Core>) {
     let run = std::panic::AssertUnwindSafe(|| run(core));
     if std::panic::catch_unwind(run).is_err() {
         core.journal
-            .fail(std::io::Error::other("a committing thread panicked"));
+            .fail("committing", &std::io::Error::other("its thread panicked"));
         // Answers what was under way: the journal has failed.
         core.committer.lock().commit(core.intake.take());
         core.intake.give_up();

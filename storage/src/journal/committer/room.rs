@@ -69,7 +69,7 @@ impl Committer {
                 return AppendError::DiskFull;
             }
             let told = Arc::new(io::Error::new(error.kind(), error.to_string()));
-            self.journal.fail(error);
+            self.journal.fail("making a segment ready", &error);
             AppendError::JournalFailed(self.journal.failure().unwrap_or(told))
         })
     }

@@ -85,7 +85,10 @@ impl Committer {
             let zeros = vec![0; written];
             match self.file.write_all_at(&zeros, self.offset) {
                 Ok(()) => self.journal.flush_again(),
-                Err(error) => self.journal.fail(error),
+                Err(error) => {
+                    let action = format!("taking a group back in {}", self.segment.path());
+                    self.journal.fail(action, &error);
+                }
             }
         }
         if self.journal.failure().is_none() {
