@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
-WALD = TARGET / "release" / "wald"
+WALD = Path(os.environ.get("WALD_BINARY") or TARGET / "release" / "wald")
 WALCTL = TARGET / "release" / "walctl"
 LOAD = TARGET / "release" / "examples" / "load"
 # On the same file system as the build: not a tmpfs, where a flush is nothing.
