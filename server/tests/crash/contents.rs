@@ -65,7 +65,8 @@ pub(crate) async fn read(daemon: &Daemon, ended_epochs: &[u64]) -> Found {
         selector: Some(v1::scan_request::Selector::All(v1::AllLogs {})),
         ..v1::ScanRequest::default()
     };
-    let mut messages = daemon.wal().await.scan(request).await.unwrap().into_inner();
+    let mut wal = daemon.wal().await;
+    let mut messages = wal.scan(request).await.unwrap().into_inner();
     while let Some(message) = messages.message().await.unwrap() {
         for gap in &message.gaps {
             assert_eq!(gap.reason(), v1::GapReason::Trimmed, "{gap:?}");
@@ -89,7 +90,7 @@ pub(crate) async fn read(daemon: &Daemon, ended_epochs: &[u64]) -> Found {
                 recovery_epoch: Some(*epoch),
                 ..v1::GetTailRequest::default()
             };
-            let tail = daemon.wal().await.get_tail(request).await.unwrap();
+            let tail = wal.get_tail(request).await.unwrap();
             let survived = tail.into_inner().survived_position.unwrap();
             found.survived.push((*epoch, survived));
         }

@@ -240,11 +240,12 @@ impl Ledger {
         attempt.level = attempt.level.max(ack.level);
     }
 
-    /// Notes a refusal.
+    /// Notes a refusal. That of a repeat says nothing about the first.
     pub(crate) fn refused(&mut self, number: usize) {
-        let attempt = self.attempts.remove(&number).unwrap();
-        assert_eq!(attempt.fate, Fate::Unknown, "{attempt:?}");
-        self.counts.refused += 1;
+        if !self.is_there(number) {
+            self.attempts.remove(&number).unwrap();
+            self.counts.refused += 1;
+        }
     }
 
     /// Notes that every record of a log below an lsn was told to be on the device.

@@ -18,6 +18,8 @@ use super::writer::{self, Load, Writer};
 use crate::support::Daemon;
 
 const WRITERS: usize = 16;
+/// They share connections.
+const CONNECTIONS: usize = 4;
 /// Whatever is waited for comes sooner, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -45,7 +47,7 @@ impl Users {
             writers: (0..WRITERS).map(writer).collect(),
             readers: vec![
                 Reader::new(Visibility::Durable),
-                Reader::new(Visibility::Unspecified),
+                Reader::new(Visibility::Written),
             ],
             new: true,
         }
@@ -61,7 +63,7 @@ impl Users {
             let found = contents::read(daemon, &epochs).await;
             self.ledger.lock().check(&found, crash);
             for reader in &mut self.readers {
-                reader.check(daemon, &found).await;
+                reader.check(daemon, &found, crash).await;
             }
         }
         let epoch = daemon.start["recovery_epoch"].as_u64().unwrap();
@@ -77,13 +79,17 @@ impl Users {
             full: Semaphore::new(0),
             weak_only: AtomicBool::new(false),
         });
+        let mut clients = Vec::new();
+        for _ in 0..CONNECTIONS {
+            clients.push(daemon.wal().await);
+        }
+        let mut clients = clients.iter().cycle().cloned();
         let mut readers = Vec::new();
-        for reader in self.readers.drain(..) {
-            readers.push(tokio::spawn(reader.follow(daemon.wal().await)));
+        for (reader, wal) in self.readers.drain(..).zip(&mut clients) {
+            readers.push(tokio::spawn(reader.follow(wal)));
         }
         let mut writers = Vec::new();
-        for writer in self.writers.drain(..) {
-            let wal = daemon.wal().await;
+        for (writer, wal) in self.writers.drain(..).zip(&mut clients) {
             writers.push(tokio::spawn(writer.run(wal, Arc::clone(&load))));
         }
         Life {

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use tonic::transport::Channel;
 use wald_proto::v1;
+use wald_proto::v1::Visibility;
 use wald_proto::v1::wal_service_client::WalServiceClient;
-use wald_proto::v1::{SyncMode, Visibility};
 
 use super::contents::Found;
+use super::ledger::Crash;
 use crate::support::{Daemon, payload};
 
 /// What a reader holds of one log.
@@ -24,6 +25,7 @@ pub(crate) struct Reader {
     visibility: Visibility,
     cursor: Bytes,
     logs: BTreeMap<String, Copy>,
+    told_of_loss: bool,
     pub(crate) shown: u64,
     /// Of these, what a crash took.
     pub(crate) lost: u64,
@@ -35,14 +37,10 @@ impl Reader {
             visibility,
             cursor: Bytes::new(),
             logs: BTreeMap::new(),
+            told_of_loss: false,
             shown: 0,
             lost: 0,
         }
-    }
-
-    /// Whether what this reader sees of a log can never be lost.
-    fn sees_durable(&self, log: &str) -> bool {
-        self.visibility == Visibility::Durable || super::mode(log) == SyncMode::Strict
     }
 
     fn request(&self, follow: bool) -> v1::ScanRequest {
@@ -70,15 +68,13 @@ impl Reader {
 
     fn apply(&mut self, message: v1::ScanResponse) {
         for gap in &message.gaps {
-            let durable = self.sees_durable(&gap.log);
-            let copy = self.logs.entry(gap.log.clone()).or_default();
             match gap.reason() {
-                v1::GapReason::Trimmed => copy.next = copy.next.max(gap.to_lsn()),
-                v1::GapReason::Lost => {
-                    assert!(!durable, "what was shown as durable is lost: {gap:?}");
-                    copy.next = gap.from_lsn();
-                    copy.records.split_off(&gap.from_lsn());
+                v1::GapReason::Trimmed => {
+                    let copy = self.logs.entry(gap.log.clone()).or_default();
+                    copy.next = copy.next.max(gap.to_lsn());
                 }
+                // Of many logs it is told that something is, or may be.
+                v1::GapReason::Lost => self.told_of_loss = true,
                 reason => panic!("a gap for {reason:?}: {gap:?}"),
             }
         }
@@ -100,27 +96,42 @@ impl Reader {
     }
 
     /// Holds what was shown before a crash against what is there after it; then reads on
-    /// to the end, and must hold the same.
-    pub(crate) async fn check(&mut self, daemon: &Daemon, found: &Found) {
-        let durable: Vec<bool> = self.logs.keys().map(|log| self.sees_durable(log)).collect();
-        for ((log, copy), durable) in self.logs.iter_mut().zip(durable) {
+    /// to the end, and must hold the same. Of a loss it must be told.
+    pub(crate) async fn check(&mut self, daemon: &Daemon, found: &Found, crash: Crash) {
+        let spared = match crash {
+            Crash::Kill => Visibility::Written,
+            Crash::PowerCut => Visibility::Durable,
+        };
+        // Visibilities are ordered from the strongest on.
+        let stays = self.visibility <= spared;
+        let mut lost_now = 0;
+        for (log, copy) in &mut self.logs {
             copy.records = copy.records.split_off(&found.first(log));
             for (lsn, shown) in &copy.records {
                 let there = found.logs.get(log).and_then(|kept| kept.get(*lsn));
-                let lost = there.is_none() && !durable;
+                let lost = there.is_none() && !stays;
                 assert!(
                     there == Some(shown) || lost,
                     "{log} {lsn} was shown to a reader ({:?}) as {shown:?}, is {there:?}",
                     self.visibility
                 );
-                self.lost += u64::from(lost);
+                lost_now += u64::from(lost);
             }
+            copy.records.split_off(&found.tail(log));
+            copy.next = copy.next.min(found.tail(log));
         }
+        self.lost += lost_now;
+        self.told_of_loss = false;
         let scan = daemon.wal().await.scan(self.request(false)).await;
         let mut messages = scan.unwrap().into_inner();
         while let Some(message) = messages.message().await.unwrap() {
             self.apply(message);
         }
+        assert!(
+            lost_now == 0 || self.told_of_loss,
+            "{lost_now} lost silently"
+        );
+        assert!(!self.told_of_loss || !stays, "a loss is told of: {self:?}");
         for (log, kept) in &found.logs {
             let copy = self.logs.entry(log.clone()).or_default();
             copy.records = copy.records.split_off(&kept.first);

@@ -111,8 +111,7 @@ async fn run(seed: u64, kills: u64, acks: u64) {
     let (shown, lost) = users.shown();
     println!(
         "{} kills, {} of them aimed at a roll and {} dead between seal and link, {} more while \
-         starting; {} segments\n{}\n{shown} records shown to readers, {lost} of them lost in logs \
-         of mode manual",
+         starting; {} segments\n{}\n{shown} records shown to readers, {lost} of them lost",
         counts.kills,
         counts.aimed,
         counts.in_roll,
