@@ -80,8 +80,9 @@ pub(crate) struct Ack {
 #[derive(Debug, Default)]
 struct Log {
     tail: u64,
-    /// Every lsn below was told to be durable.
+    /// Every lsn below was told to be durable, by what.
     durable: u64,
+    by: String,
     /// Trimmed up to here, by answers; and by attempts.
     first: u64,
     first_tried: u64,
@@ -134,6 +135,15 @@ fn slot(level: Durability) -> usize {
         Durability::Written => 1,
         Durability::Accepted => 0,
         other => panic!("no answer has level {other:?}"),
+    }
+}
+
+impl Log {
+    fn told_durable(&mut self, lsn: u64, by: impl FnOnce() -> String) {
+        if lsn > self.durable {
+            self.durable = lsn;
+            self.by = by();
+        }
     }
 }
 
@@ -230,7 +240,7 @@ impl Ledger {
             let next = first + part.len();
             let log = self.logs.entry(part.log.clone()).or_default();
             log.tail = next.max(log.tail);
-            log.durable = log.durable.max(*durable);
+            log.told_durable(*durable, || format!("the ack {ack:?} of attempt {number}"));
             assert!(
                 ack.level < Durability::Durable || *durable >= next,
                 "DURABLE below its own durable lsn: {ack:?}"
@@ -249,9 +259,9 @@ impl Ledger {
     }
 
     /// Notes that every record of a log below an lsn was told to be on the device.
-    pub(crate) fn told_durable(&mut self, log: &str, lsn: u64) {
+    pub(crate) fn told_durable(&mut self, log: &str, lsn: u64, by: &str) {
         let log = self.logs.entry(log.to_owned()).or_default();
-        log.durable = log.durable.max(lsn);
+        log.told_durable(lsn, || by.to_owned());
     }
 
     /// What a Sync that is sent now is about.
@@ -276,7 +286,7 @@ impl Ledger {
         known.first_tried = known.first_tried.max(before);
         if answered {
             known.first = known.first.max(before);
-            known.durable = known.durable.max(before);
+            known.told_durable(before, || "a trim".to_owned());
             self.counts.trims += 1;
         }
     }
@@ -290,7 +300,7 @@ impl Ledger {
     pub(crate) fn fenced(&mut self, log: &str, epoch: u64, tail: u64) {
         let known = self.logs.get_mut(log).unwrap();
         known.epoch = epoch;
-        known.durable = known.durable.max(tail);
+        known.told_durable(tail, || "a fence".to_owned());
         self.counts.fences += 1;
     }
 
@@ -314,7 +324,6 @@ impl Ledger {
     /// Holds what is there after a crash against everything that is known; what was
     /// unknown is known from then on.
     pub(crate) fn check(&mut self, found: &Found, crash: Crash) {
-        self.check_logs(found);
         let survived = self.check_survived(found);
         let mut places = self.places(found);
         let mut lost = 0;
@@ -377,6 +386,7 @@ impl Ledger {
         self.attempts = kept;
         self.counts.most_lost = self.counts.most_lost.max(lost);
         self.counts.crashes_with_loss += u64::from(lost > 0);
+        self.check_logs(found);
         self.check_positions();
         let highest = self.positions.drain().max().unwrap_or(0);
         self.highest_before = self.highest_before.max(highest);
@@ -388,8 +398,9 @@ impl Ledger {
             let (first, tail) = (found.first(name), found.tail(name));
             assert!(
                 tail >= log.durable,
-                "{name} ends at {tail}, and was told to be durable up to {}",
-                log.durable
+                "{name} ends at {tail}, and was told to be durable up to {} by {}",
+                log.durable,
+                log.by
             );
             assert!(
                 (log.first..=log.first_tried.max(log.first)).contains(&first),
@@ -403,6 +414,7 @@ impl Ledger {
             *log = Log {
                 tail,
                 durable: tail,
+                by: String::new(),
                 first,
                 first_tried: first,
                 epoch,

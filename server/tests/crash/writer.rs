@@ -233,7 +233,10 @@ impl Connected<'_> {
                     && least == Durability::Durable
                 {
                     let actual = info.metadata["actual_lsn"].parse().unwrap();
-                    self.load.ledger.lock().told_durable(&log, actual);
+                    self.load
+                        .ledger
+                        .lock()
+                        .told_durable(&log, actual, "a refusal");
                 }
                 served
             }
@@ -438,7 +441,10 @@ impl Connected<'_> {
             Ok(answer) => {
                 let tail = answer.into_inner();
                 let durable = tail.tail_lsn().max(tail.durable_lsn());
-                self.load.ledger.lock().told_durable(&log, durable);
+                self.load
+                    .ledger
+                    .lock()
+                    .told_durable(&log, durable, "GetTail");
                 true
             }
             Err(status) => self.failed(None, &status, &[]).await,

@@ -98,7 +98,7 @@ async fn run(seed: u64, kills: u64, acks: u64) {
         life.daemon.signal(Signal::KILL);
         users.end(life).await;
         counts.kills += 1;
-        counts.in_roll += u64::from(Journal::open(directory.path()).ends_with_seal());
+        counts.in_roll += u64::from(journal::ends_with_seal(directory.path()));
         if random.random_bool(0.2) {
             let after = Duration::from_micros(random.random_range(0..20_000));
             kill_while_starting(directory.path(), after);

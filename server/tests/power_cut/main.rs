@@ -11,6 +11,7 @@
 //!
 //! `WALD_CUTS` (20) cuts of each file system with at least `WALD_ACKS` (100) DURABLE acks
 //! before each; `WALD_SEED` repeats the choices of a run, though not how its threads met.
+//! `WALD_KEEP` names a directory where a run that fails leaves its image.
 //! Some cuts are aimed at a roll, some come when nobody has asked for a flush for a while,
 //! some on a full disk, and after some the power fails again while the daemon starts.
 
@@ -33,7 +34,7 @@ use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
 use support::{Daemon, wald};
 
-use crash::journal::Journal;
+use crash::journal::{self, Journal};
 use crash::ledger::{Counts, Crash};
 use crash::life::{Life, Users, wait_for};
 use crash::{seed, setting};
@@ -125,6 +126,7 @@ struct Tally {
     counts: Counts,
     shown: u64,
     shown_lost: u64,
+    last: Option<Plan>,
 }
 
 impl Tally {
@@ -223,7 +225,7 @@ async fn run(kind: FileSystem, seed: u64, cuts: u64, acks: u64, tally: &mut Tall
         tally.cuts += 1;
         tally.weak += u64::from(plan.weak > 0 && plan.full.is_none());
         tally.rolls += u64::from(plan.at_a_roll && plan.weak == 0 && plan.full.is_none());
-        tally.ended_sealed += u64::from(Journal::open(&data).ends_with_seal());
+        tally.ended_sealed += u64::from(journal::ends_with_seal(&data));
         tally.written_back += u64::from(plan.write_back);
         tally.journal_flushed += u64::from(plan.cut == Cut::Journal);
         tally.full += u64::from(plan.full.is_some());
@@ -231,7 +233,7 @@ async fn run(kind: FileSystem, seed: u64, cuts: u64, acks: u64, tally: &mut Tall
             cut_while_starting(&mut machine, &data, &plan, *after);
             tally.while_starting += 1;
         }
-        plan = Plan::draw(acks, &mut random);
+        tally.last = Some(std::mem::replace(&mut plan, Plan::draw(acks, &mut random)));
         store = Some((data, users, left - 1));
     }
 }
@@ -249,9 +251,10 @@ fn cut_the_power(kind: FileSystem) {
     }));
     if let Err(panic) = outcome {
         eprintln!(
-            "{kind:?}: failed after {} cuts. Repeat with: WALD_SEED={seed} WALD_CUTS={cuts} \
+            "{kind:?}: failed after {} cuts, the last of which was {:?}. Repeat with: WALD_SEED={seed} WALD_CUTS={cuts} \
              WALD_ACKS={acks} cargo test -p wald-server --test power_cut {} -- --ignored",
             tally.cuts,
+            tally.last,
             format!("{kind:?}").to_lowercase(),
         );
         std::panic::resume_unwind(panic);
