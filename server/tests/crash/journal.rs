@@ -35,6 +35,13 @@ pub(crate) fn segments(data_dir: &Path) -> usize {
     begun(&data_dir.join("journal")).len()
 }
 
+/// Whether a roll was underway: the last segment with frames is sealed.
+pub(crate) fn ends_with_seal(data_dir: &Path) -> bool {
+    let directory = data_dir.join("journal");
+    let begun = directory.is_dir() && !begun(&directory).is_empty();
+    begun && Journal::open(data_dir).last_kind == SEAL
+}
+
 /// Length, kind and checksum of the frame at an offset, if there is one that follows the
 /// frame with this checksum.
 fn frame_at(file: &File, offset: u64, chain: [u8; 4]) -> Option<(u64, u8, [u8; 4])> {
@@ -77,23 +84,18 @@ impl Journal {
         }
     }
 
-    /// Whether a roll was underway: the last segment with frames is sealed.
-    pub(crate) fn ends_with_seal(&self) -> bool {
-        self.last_kind == SEAL
-    }
-
     /// Watches until a segment is sealed and the next one is not begun.
     pub(crate) fn wait_for_seal(&mut self) {
         let started = Instant::now();
         // Whatever was written before now is passed over.
         *self = Self::open(self.directory.parent().unwrap());
-        while !self.ends_with_seal() {
+        while self.last_kind != SEAL {
             assert!(
                 started.elapsed() < Duration::from_secs(60),
                 "no roll in a minute of load"
             );
             self.follow();
-            if self.ends_with_seal() && begun(&self.directory).last() != Some(&self.path) {
+            if self.last_kind == SEAL && begun(&self.directory).last() != Some(&self.path) {
                 *self = Self::open(self.directory.parent().unwrap());
             }
         }

@@ -1,0 +1,220 @@
+//! A machine whose power can be cut: a file system in an image, on a loop device.
+//!
+//! The cut is the ioctl FS_IOC_SHUTDOWN, which `xfs_io` sends: from that moment nothing
+//! that the file system holds in memory reaches the image any more. Then it is unmounted,
+//! which throws its caches away, and mounted anew, which replays its journal, as after a
+//! power cut. The image lies in memory: what the host keeps of it is not in question, and
+//! a flush of the device costs little.
+//!
+//! Everything is mounted in a name space of the test's own. When the test ends, however
+//! it does, its processes, mounts and loop devices go with it.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::num::NonZeroU64;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use tempfile::TempDir;
+
+/// XFS takes no less than 300 MiB.
+const IMAGE_BYTES: u64 = 320 << 20;
+const PAGE: u64 = 4096;
+/// Set in the name space.
+const INSIDE: &str = "WALD_CUTS_INSIDE";
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum FileSystem {
+    Ext4,
+    Xfs,
+}
+
+/// What becomes of the file system's own journal.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Cut {
+    /// Flag 2: what it holds is lost, as by a power cut. Names, sizes and blocks of files
+    /// are as of its last commit.
+    Nothing,
+    /// Flag 1: it is committed first, so that names and sizes are as of now, and the
+    /// contents are not: a power cut just after a commit.
+    Journal,
+}
+
+pub(crate) struct Machine {
+    mount: PathBuf,
+    image: PathBuf,
+    memory: PathBuf,
+    switch: Option<Child>,
+    mounted: bool,
+    _directory: TempDir,
+}
+
+/// Goes on in a name space of its own, where the mounts are nobody else's business and
+/// everything ends with this process; needs root. The shell is there to be the first
+/// process in it, which could not be interrupted.
+pub(crate) fn enter_name_space() {
+    if std::env::var_os(INSIDE).is_some() {
+        return;
+    }
+    let error = Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .args(["sh", "-c", "\"$@\"; exit $?", "sh"])
+        .args(std::env::args_os())
+        .env(INSIDE, "1")
+        .exec();
+    panic!("unshare: {error}");
+}
+
+fn run(command: &mut Command) {
+    let done = command
+        .output()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{command:?}: {said}");
+}
+
+impl Machine {
+    /// A new one, switched on.
+    pub(crate) fn new(kind: FileSystem) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let memory = directory.path().join("memory");
+        std::fs::create_dir(&memory).unwrap();
+        run(Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=1g", "wald-power-cuts"])
+            .arg(&memory));
+        let image = memory.join("image");
+        File::create(&image).unwrap().set_len(IMAGE_BYTES).unwrap();
+        let (make, arguments): (&str, &[&str]) = match kind {
+            // Nothing kept for root, and nothing done later in the background.
+            FileSystem::Ext4 => (
+                "mkfs.ext4",
+                &[
+                    "-q",
+                    "-m",
+                    "0",
+                    "-E",
+                    "lazy_itable_init=0,lazy_journal_init=0",
+                ],
+            ),
+            FileSystem::Xfs => ("mkfs.xfs", &["-q"]),
+        };
+        run(Command::new(make).args(arguments).arg(&image));
+        let mount = memory.join("mount");
+        std::fs::create_dir(&mount).unwrap();
+        let mut machine = Self {
+            mount,
+            image,
+            memory,
+            switch: None,
+            mounted: false,
+            _directory: directory,
+        };
+        machine.on();
+        machine
+    }
+
+    pub(crate) fn disk(&self) -> &Path {
+        &self.mount
+    }
+
+    /// Mounts the file system: its journal is replayed.
+    pub(crate) fn on(&mut self) {
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .args([&self.image, &self.mount]));
+        self.mounted = true;
+        // Started now, so that a cut is one line to it.
+        self.switch = Some(
+            Command::new("xfs_io")
+                .arg("-x")
+                .arg(&self.mount)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("xfs_io (of xfsprogs)"),
+        );
+    }
+
+    /// Cuts the power. Whoever writes, flushes or opens from here on gets an error.
+    pub(crate) fn cut(&mut self, cut: Cut) {
+        let mut switch = self.switch.take().unwrap();
+        let line: &[u8] = match cut {
+            Cut::Nothing => b"shutdown\n",
+            Cut::Journal => b"shutdown -f\n",
+        };
+        switch.stdin.take().unwrap().write_all(line).unwrap();
+        assert!(switch.wait().unwrap().success());
+        let probe = File::create(self.mount.join("probe"));
+        assert!(probe.is_err(), "the file system goes on after the cut");
+    }
+
+    /// Unmounts it. Nobody may have a file open.
+    pub(crate) fn off(&mut self) {
+        run(Command::new("umount").arg(&self.mount));
+        self.mounted = false;
+    }
+
+    /// Takes all space but so much, in a file.
+    pub(crate) fn fill(&self, leave: u64) {
+        let disk = rustix::fs::statvfs(&self.mount).unwrap();
+        let bytes = (disk.f_bavail * disk.f_frsize).saturating_sub(leave);
+        let file = File::create(self.ballast()).unwrap();
+        if let Some(bytes) = NonZeroU64::new(bytes) {
+            // It may be that the daemon was faster.
+            let _ = fallocate(&file, FallocateFlags::empty(), 0, bytes.get());
+        }
+    }
+
+    /// Gives that space back, if it is taken.
+    pub(crate) fn empty(&self) -> bool {
+        std::fs::remove_file(self.ballast()).is_ok()
+    }
+
+    fn ballast(&self) -> PathBuf {
+        self.mount.join("ballast")
+    }
+}
+
+/// Writes back pages here and there of the newest segments, as the kernel may do at any
+/// time: what was not flushed survives in parts, and out of order.
+pub(crate) fn write_back_some(data: &Path, random: &mut StdRng) {
+    let mut segments: Vec<PathBuf> = std::fs::read_dir(data.join("journal"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    segments.sort();
+    let share = random.random_range(0.1..0.9);
+    for path in segments.iter().rev().take(4) {
+        // It may have been given another name just now.
+        let Ok(file) = File::open(path) else { continue };
+        let pages = file.metadata().unwrap().len() / PAGE;
+        for page in 0..pages {
+            if random.random_bool(share) {
+                fadvise(&file, page * PAGE, NonZeroU64::new(PAGE), Advice::DontNeed).unwrap();
+            }
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if let Some(mut switch) = self.switch.take() {
+            let _ = switch.kill();
+            let _ = switch.wait();
+        }
+        if self.mounted {
+            let _ = Command::new("umount")
+                .arg("--lazy")
+                .arg(&self.mount)
+                .status();
+        }
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(&self.memory)
+            .status();
+    }
+}
