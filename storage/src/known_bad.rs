@@ -103,6 +103,10 @@ mod chosen {
             self.0.lock(path, holder)
         }
 
+        fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
+            self.0.lock_shared(path)
+        }
+
         fn create_directory(&self, path: &str) -> io::Result<()> {
             self.0.create_directory(path)
         }

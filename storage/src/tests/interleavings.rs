@@ -113,6 +113,10 @@ impl Disk for WatchedDisk {
         self.disk.lock(path, holder)
     }
 
+    fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
+        self.disk.lock_shared(path)
+    }
+
     fn create_directory(&self, path: &str) -> io::Result<()> {
         self.disk.create_directory(path)
     }
