@@ -481,7 +481,7 @@ pub(crate) fn tail_at(log: &Log, visibility: Visibility, published: Position) ->
 
 /// The local engine: one journal in one directory.
 pub struct LocalEngine {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     workers: Arc<Workers>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }

@@ -10,6 +10,8 @@ mod faults;
 mod full_disk;
 mod histories;
 mod indexes;
+#[cfg(feature = "shuttle")]
+mod interleavings;
 mod power_cut;
 mod random_damage;
 mod repair;

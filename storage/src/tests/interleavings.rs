@@ -1,0 +1,605 @@
+//! The whole engine with its threads, under a scheduler that chooses at each step of each
+//! of them who goes on: submitters, followers, a drain, and a flush that fails.
+//!
+//! `WALD_SCHEDULES` sets how many schedules are tried, `WALD_SEED` repeats one. Two of
+//! three are drawn at random; the rest by PCT (Burckhardt et al., ASPLOS 2010), which
+//! finds what takes few switches at the right places. In three of four no timer rings,
+//! so that a wake-up that is missing is a deadlock and not a delay.
+
+use std::collections::HashMap;
+use std::io;
+
+use shuttle::rand::Rng;
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+
+use super::*;
+use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
+use crate::engine::LogEngine;
+use crate::error::SyncError;
+use crate::local::LocalEngine;
+use crate::record::SyncMode;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{block_on, scheduled};
+
+/// Time as the schedule lets it pass.
+struct ScheduledClock(Instant);
+
+impl Clock for ScheduledClock {
+    fn now(&self) -> Timestamp {
+        let passed = i64::try_from(scheduled::passed().as_micros()).unwrap();
+        Timestamp::from_micros(1_700_000_000_000_000 + passed)
+    }
+
+    fn monotonic(&self) -> Instant {
+        self.0 + scheduled::passed()
+    }
+}
+
+/// What has happened to records, from writes and flushes as the device sees them.
+#[derive(Default)]
+struct Seen {
+    /// Grows with each event.
+    now: u64,
+    /// By record: the file, and when the write that had it returned.
+    written: HashMap<u64, (String, u64)>,
+    /// By file: when the last flush began that returned.
+    flushed: HashMap<String, u64>,
+}
+
+impl Seen {
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    fn is_written(&self, record: u64) -> bool {
+        self.written.contains_key(&record)
+    }
+
+    /// Whether a flush that began after the record's write returned has returned.
+    fn is_durable(&self, record: u64) -> bool {
+        self.written.get(&record).is_some_and(|(file, at)| {
+            let flushed = self.flushed.get(file);
+            flushed.is_some_and(|begun| begun > at)
+        })
+    }
+}
+
+/// A simulated disk that gives way around writes and flushes, and watches them.
+#[derive(Clone)]
+struct WatchedDisk {
+    disk: SimDisk,
+    seen: Arc<Mutex<Seen>>,
+    steps: Arc<AtomicU64>,
+}
+
+struct WatchedFile {
+    path: String,
+    file: Arc<dyn DiskFile>,
+    on: WatchedDisk,
+}
+
+impl WatchedDisk {
+    fn new() -> Self {
+        Self {
+            disk: SimDisk::new(),
+            seen: Arc::default(),
+            steps: Arc::new(AtomicU64::new(0)),
+        }
+    }
+
+    /// Others may go on here.
+    fn give_way(&self) {
+        self.steps.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn watch(&self, path: &str, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+        Arc::new(WatchedFile {
+            // The name it has for good: segments are moved before they are written to.
+            path: path.rsplit('/').next().unwrap().to_owned(),
+            file,
+            on: self.clone(),
+        })
+    }
+}
+
+impl Disk for WatchedDisk {
+    fn location(&self) -> String {
+        self.disk.location()
+    }
+
+    fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
+        self.disk.lock(path, holder)
+    }
+
+    fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
+        self.disk.lock_shared(path)
+    }
+
+    fn create_directory(&self, path: &str) -> io::Result<()> {
+        self.disk.create_directory(path)
+    }
+
+    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+        self.disk.list(directory)
+    }
+
+    fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(self.watch(path, self.disk.create(path)?))
+    }
+
+    fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(self.watch(path, self.disk.open(path)?))
+    }
+
+    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
+        self.disk.read_from_device(path, bytes)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+
+    fn sync_directory(&self, directory: &str) -> io::Result<()> {
+        self.disk.sync_directory(directory)
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        self.disk.free_bytes()
+    }
+
+    fn file_system(&self) -> FileSystem {
+        self.disk.file_system()
+    }
+}
+
+/// What marks a record in what is written; its number follows.
+const MARK: &[u8; 8] = b"\xF5record\xF5";
+
+fn data_of(record: u64) -> Vec<u8> {
+    [&MARK[..], &record.to_le_bytes()].concat()
+}
+
+fn record_of(data: &[u8]) -> u64 {
+    u64::from_le_bytes(data.strip_prefix(&MARK[..]).unwrap().try_into().unwrap())
+}
+
+impl DiskFile for WatchedFile {
+    fn size(&self) -> io::Result<u64> {
+        self.file.size()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        self.on.give_way();
+        let written = self.file.write_at(bytes, offset)?;
+        {
+            let mut seen = self.on.seen.lock();
+            let at = seen.tick();
+            // Records lie anywhere in it.
+            for from in memchr(bytes, MARK[0]) {
+                if let Some(data) = bytes[from..].get(..16)
+                    && data.starts_with(MARK)
+                {
+                    let place = (self.path.clone(), at);
+                    seen.written.insert(record_of(data), place);
+                }
+            }
+        }
+        self.on.give_way();
+        Ok(written)
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_size(bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let begun = self.on.seen.lock().tick();
+        self.on.give_way();
+        // What is written from here on may or may not be on the device.
+        let result = self.file.sync();
+        self.on.give_way();
+        if result.is_ok() {
+            let mut seen = self.on.seen.lock();
+            let path = self.path.clone();
+            let last = seen.flushed.entry(path).or_default();
+            *last = begun.max(*last);
+        }
+        result
+    }
+}
+
+fn memchr(bytes: &[u8], wanted: u8) -> impl Iterator<Item = usize> + '_ {
+    let found = move |(at, byte): (usize, &u8)| (*byte == wanted).then_some(at);
+    bytes.iter().enumerate().filter_map(found)
+}
+
+/// One run of the engine.
+struct Run {
+    engine: Arc<LocalEngine>,
+    disk: WatchedDisk,
+    /// Records acked as durable.
+    acked: Mutex<Vec<u64>>,
+    fails: bool,
+}
+
+const LOGS: [&str; 2] = ["a", "b"];
+
+impl Run {
+    /// Looks at what is published, which only ever goes up, for whoever looked before.
+    fn look(&self, before: &mut (u64, u64)) {
+        let journal = &self.engine.core.journal;
+        // Durable first: written has passed it by then.
+        let durable = journal.durable().get();
+        let written = journal.written().get();
+        assert!(durable <= written, "durable {durable}, written {written}");
+        assert!(
+            before.0 <= durable && before.1 <= written,
+            "published goes up"
+        );
+        *before = (durable, written);
+    }
+
+    fn submit(&self, record: u64, level: Durability) -> (AtAnswer, bool) {
+        let log = LOGS[usize::try_from(record % 2).unwrap()];
+        let failed = self.engine.core.journal.failure().is_some();
+        let batch = batch(&[(log, &[&data_of(record)])]);
+        let mut answer = AtAnswer {
+            ticket: self.engine.submit(None, batch, Some(level)),
+            seen: Arc::clone(&self.disk.seen),
+            record,
+            judge: None,
+            early: None,
+        };
+        // From here on the moment of the answer is seen.
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(settled) = Pin::new(&mut answer).poll(&mut context) {
+            answer.early = Some(settled);
+        }
+        (answer, failed)
+    }
+
+    fn check(&self, answer: AtAnswer, level: Durability, failed_before: bool) {
+        let record = answer.record;
+        match block_on(answer) {
+            Ok(appended) => {
+                assert!(!failed_before, "an ack after the journal failed");
+                assert!(appended.durability >= level);
+                if appended.durability == Durability::Durable {
+                    self.acked.lock().push(record);
+                }
+            }
+            Err(AppendError::Draining) => {}
+            Err(AppendError::JournalFailed(error) | AppendError::Unknown(error)) => {
+                assert!(self.fails, "nothing was to fail: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Sends several, waiting for each answer or for all of them at the end.
+    fn submit_all(&self, records: std::ops::Range<u64>) {
+        let mut random = shuttle::rand::thread_rng();
+        let mut open = Vec::new();
+        let mut before = (0, 0);
+        for record in records {
+            let level = match random.gen_range(0..3) {
+                0 => Durability::Written,
+                _ => Durability::Durable,
+            };
+            let (answer, failed) = self.submit(record, level);
+            if random.gen_bool(0.5) {
+                self.check(answer, level, failed);
+            } else {
+                open.push((answer, level, failed));
+            }
+            self.look(&mut before);
+        }
+        for (answer, level, failed) in open {
+            self.check(answer, level, failed);
+            self.look(&mut before);
+        }
+    }
+
+    /// Reads a log as it grows, up to the end that it is told.
+    fn follow(&self, follower: &Follower) {
+        let Follower {
+            log, visibility, ..
+        } = *follower;
+        let mut next = Lsn::ZERO;
+        let mut before = (0, 0);
+        while !follower.is_at_end(next) {
+            let beyond = self.engine.tail_beyond(target(log), next, Some(visibility));
+            let grown = block_on(follower.unless_at_end(next, beyond));
+            self.look(&mut before);
+            let mut request = read_request(log, ReadStart::Lsn(next));
+            request.visibility = Some(visibility);
+            match block_on(self.engine.read(request)) {
+                Ok(page) => {
+                    assert!(page.tail_lsn >= next, "nothing goes away");
+                    for batch in &page.batches {
+                        assert_eq!(batch.first_lsn, next, "dense");
+                        next = batch.next_lsn();
+                        let seen = self.disk.seen.lock();
+                        for record in payloads(batch).iter().skip(1) {
+                            let record = record_of(record);
+                            match visibility {
+                                Visibility::Durable => assert!(seen.is_durable(record)),
+                                _ => assert!(seen.is_written(record)),
+                            }
+                        }
+                    }
+                }
+                Err(ReadError::JournalFailed(_)) => assert!(self.fails),
+                Err(ReadError::BeyondTail { .. }) => assert!(self.fails, "nothing goes away"),
+                Err(error) => panic!("{error}"),
+            }
+            match grown {
+                None | Some(Ok(())) => {}
+                Some(Err(ReadError::JournalFailed(_))) => return assert!(self.fails),
+                Some(Err(error)) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+/// A reader who waits at the tail, and where it ends.
+struct Follower {
+    log: &'static str,
+    visibility: Visibility,
+    state: Mutex<Following>,
+}
+
+#[derive(Default)]
+struct Following {
+    end: Option<Lsn>,
+    waits_at: Option<(Lsn, Waker)>,
+}
+
+impl Follower {
+    fn is_at_end(&self, next: Lsn) -> bool {
+        self.state.lock().end.is_some_and(|end| next >= end)
+    }
+
+    /// What `grown` gives, or `None` when there is nothing more to come.
+    async fn unless_at_end<T>(&self, next: Lsn, grown: impl Future<Output = T>) -> Option<T> {
+        let mut grown = std::pin::pin!(grown);
+        std::future::poll_fn(|context| {
+            if self.is_at_end(next) {
+                return Poll::Ready(None);
+            }
+            self.state.lock().waits_at = Some((next, context.waker().clone()));
+            grown.as_mut().poll(context).map(Some)
+        })
+        .await
+    }
+
+    /// Tells where it ends. Only if it is there already is it woken by this: otherwise
+    /// waking it is up to the engine.
+    fn end_at(&self, end: Lsn) {
+        let waker = {
+            let mut state = self.state.lock();
+            state.end = Some(end);
+            state.waits_at.take().filter(|(next, _)| *next >= end)
+        };
+        if let Some((_, waker)) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A ticket of which the very moment of the answer is judged: when its waker is woken, on
+/// the thread that answers.
+struct AtAnswer {
+    ticket: Ticket,
+    seen: Arc<Mutex<Seen>>,
+    record: u64,
+    judge: Option<Arc<Judge>>,
+    early: Option<Result<Appended, AppendError>>,
+}
+
+struct Judge {
+    inner: Waker,
+    seen: Arc<Mutex<Seen>>,
+    record: u64,
+    /// Whether it was written, and flushed, when it was woken last.
+    was: Mutex<Option<(bool, bool)>>,
+}
+
+impl Judge {
+    fn state(&self) -> (bool, bool) {
+        let seen = self.seen.lock();
+        (seen.is_written(self.record), seen.is_durable(self.record))
+    }
+}
+
+impl std::task::Wake for Judge {
+    fn wake(self: Arc<Self>) {
+        *self.was.lock() = Some(self.state());
+        self.inner.wake_by_ref();
+    }
+}
+
+impl Future for AtAnswer {
+    type Output = Result<Appended, AppendError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Some(settled) = this.early.take() {
+            return Poll::Ready(settled);
+        }
+        let judge = Arc::new(Judge {
+            inner: context.waker().clone(),
+            seen: Arc::clone(&this.seen),
+            record: this.record,
+            was: Mutex::new(None),
+        });
+        let before = this.judge.replace(Arc::clone(&judge));
+        let waker = Waker::from(Arc::clone(&judge));
+        let polled = Pin::new(&mut this.ticket).poll(&mut Context::from_waker(&waker));
+        if let Poll::Ready(Ok(appended)) = &polled {
+            let was = before.and_then(|before| *before.was.lock());
+            let (written, durable) = was.unwrap_or_else(|| judge.state());
+            let record = this.record;
+            assert!(written, "record {record} acked before its write");
+            let claims = appended.durability == Durability::Durable;
+            assert!(durable || !claims, "record {record} acked before its flush");
+        }
+        polled
+    }
+}
+
+fn config_of(timed: bool) -> StorageConfig {
+    let never = Duration::from_secs(365 * 24 * 3600);
+    let delay = |millis| match timed {
+        true => Duration::from_millis(millis),
+        false => never,
+    };
+    StorageConfig {
+        sync_mode: SyncMode::Strict,
+        sync_interval: delay(100),
+        marker_delay: delay(50),
+        reserve_segments: 1,
+        reader_threads: 1,
+        ..small_config()
+    }
+}
+
+/// One schedule: what is done is drawn by it, too.
+fn schedule(beginning: Instant) {
+    scheduled::begin();
+    let timers = shuttle::thread::spawn(scheduled::run_timers);
+    let mut random = shuttle::rand::thread_rng();
+    let timed = random.gen_range(0..4) == 0;
+    let fails = random.gen_range(0..4) == 0;
+    let early_drain = random.gen_range(0..4) == 0;
+    let disk = WatchedDisk::new();
+    let clock = Arc::new(ScheduledClock(beginning));
+    let (on, at) = (Arc::new(disk.clone()), Arc::clone(&clock) as Arc<dyn Clock>);
+    let opened = LocalEngine::open(on, config_of(timed), at, Arc::new(NoObserver));
+    let (engine, _) = opened.unwrap();
+    for log in LOGS {
+        let made = engine.submit(None, batch(&[(log, &[b"first"])]), None);
+        block_on(made).unwrap();
+    }
+    if fails {
+        disk.disk.fail_sync(random.gen_range(1..6));
+    }
+    let run = Arc::new(Run {
+        engine,
+        disk: disk.clone(),
+        acked: Mutex::default(),
+        fails,
+    });
+    let follower = |log, visibility| Follower {
+        log,
+        visibility,
+        state: Mutex::default(),
+    };
+    let followers = [
+        Arc::new(follower("a", Visibility::Durable)),
+        Arc::new(follower("b", Visibility::Written)),
+    ];
+    let following: Vec<_> = followers
+        .iter()
+        .map(|follower| {
+            let (run, follower) = (Arc::clone(&run), Arc::clone(follower));
+            shuttle::thread::spawn(move || run.follow(&follower))
+        })
+        .collect();
+    let submitting: Vec<_> = (0..random.gen_range(2..=3u64))
+        .map(|number| {
+            let run = Arc::clone(&run);
+            let records = number * 10..number * 10 + random.gen_range(1..=3);
+            shuttle::thread::spawn(move || run.submit_all(records))
+        })
+        .collect();
+    let ends = |drained: Result<(), SyncError>| match drained {
+        Ok(()) => {
+            for follower in &followers {
+                let stat = run
+                    .engine
+                    .stat(target(follower.log), Some(Visibility::Durable), None);
+                follower.end_at(stat.unwrap().info.tail_lsn);
+            }
+        }
+        Err(error) => assert!(fails, "{error}"),
+    };
+    if early_drain {
+        let drained = block_on(run.engine.drain());
+        submitting
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+        ends(drained);
+    } else {
+        submitting
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+        ends(block_on(run.engine.drain()));
+    }
+    following
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+    let acked = std::mem::take(&mut *run.acked.lock());
+    // Whoever was answered has given its bytes back.
+    assert_eq!(run.engine.core.journal.inflight.load(Ordering::SeqCst), 0);
+    drop(run);
+    scheduled::stop_timers();
+    timers.join().unwrap();
+
+    // What was acked outlives the power. The copy has no failure to come.
+    let disk = disk.disk.copy_with_unflushed();
+    disk.crash(0);
+    let at = Arc::clone(&clock) as Arc<dyn Clock>;
+    let (core, _) = Core::open(Arc::new(disk), config_of(false), at, Arc::new(NoObserver)).unwrap();
+    let mut found = Vec::new();
+    for log in LOGS {
+        found.extend(contents(&core, log, Visibility::Durable).unwrap());
+    }
+    for record in acked {
+        assert!(found.contains(&data_of(record)), "record {record} is lost");
+    }
+}
+
+#[test]
+fn no_schedule_acks_early_forgets_an_answer_or_shows_what_goes_away() {
+    let number = |name| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
+    let count = number("WALD_SCHEDULES").unwrap_or(300);
+    let seeds = number("WALD_SEED").map_or(0..count, |seed| seed..seed + 1);
+    #[allow(clippy::disallowed_methods, reason = "an arbitrary beginning")]
+    let beginning = Instant::now();
+    let began = beginning;
+    let mut done = 0u64;
+    for seed in seeds {
+        let scheduler: Box<dyn Scheduler + Send> = match seed % 3 {
+            2 => Box::new(PctScheduler::new_from_seed(
+                seed,
+                2 + (seed as usize / 3) % 4,
+                1,
+            )),
+            _ => Box::new(RandomScheduler::new_from_seed(seed, 1)),
+        };
+        let mut config = Config::new();
+        config.stack_size = 256 << 10;
+        config.failure_persistence = FailurePersistence::None;
+        config.max_steps = MaxSteps::FailAfter(200_000);
+        config.silence_warnings = true;
+        let runner = Runner::new(scheduler, config);
+        let run = std::panic::AssertUnwindSafe(|| runner.run(move || schedule(beginning)));
+        if let Err(panic) = std::panic::catch_unwind(run) {
+            eprintln!("repeat it with WALD_SEED={seed}");
+            std::panic::resume_unwind(panic);
+        }
+        done += 1;
+    }
+    println!("{done} schedules in {:.1} s", began.elapsed().as_secs_f64());
+}
