@@ -1,8 +1,10 @@
-//! Commands that work on a data directory while nobody serves it: `wald verify`.
+//! Commands that work on a data directory while nobody serves it: `wald verify`, `wald
+//! dump`.
 //!
 //! They change nothing and write nothing, so that they also run as another user and on a
 //! read-only mount. Data goes to stdout, all else to stderr; exit codes are walctl's.
 
+mod dump;
 mod verify;
 
 use std::io::{self, Write};
@@ -13,7 +15,7 @@ use wald_storage::{Offline, OpenError, RealDisk};
 
 use crate::serve::Exit;
 
-/// All is well.
+/// It could not be done.
 const FAILED: u8 = 1;
 /// A running daemon has the directory.
 const IN_USE: u8 = 4;
@@ -33,7 +35,7 @@ enum Output {
 
 /// The commands of this module.
 pub(crate) fn commands() -> Vec<Command> {
-    vec![verify::command()]
+    vec![verify::command(), dump::command()]
 }
 
 /// Runs the command, if it is one of these.
@@ -44,6 +46,7 @@ pub(crate) fn run(
 ) -> Option<Result<u8, Exit>> {
     let run = match name {
         "verify" => verify::run,
+        "dump" => dump::run,
         _ => return None,
     };
     let directory = match matches.get_one::<PathBuf>("directory") {
@@ -104,6 +107,19 @@ fn written(result: io::Result<()>) -> Result<(), Exit> {
         )),
         _ => Ok(()),
     }
+}
+
+/// Text for a terminal: nothing in it may move the cursor or end the line.
+fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() {
+            safe.extend(char.escape_default());
+        } else {
+            safe.push(char);
+        }
+    }
+    safe
 }
 
 /// Prints a JSON value on a line of its own.

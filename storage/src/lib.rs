@@ -9,6 +9,7 @@ mod codec;
 mod config;
 mod directory;
 mod disk;
+mod dump;
 mod engine;
 mod error;
 mod ids;
@@ -33,14 +34,18 @@ mod wire;
 pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use disk::{Disk, DiskFile, DiskLock, FileSystem, RealDisk, SimDisk};
+pub use dump::{
+    DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,
+    DumpedRecord, DumpedRow, DumpedSegment, Enough,
+};
 pub use engine::{
     AppendTimes, Appended, BoxFuture, DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat,
     LogTarget, Ordered, Page, Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest,
-    ScanStart, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
+    ScanStart, SegmentContents, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
     AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, InvalidBatch,
-    OpenError, ReadError, SyncError, TrimError,
+    OpenError, ReadError, SyncError, TrimError, VerifyError,
 };
 pub use ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
@@ -55,4 +60,6 @@ pub use record::{
 };
 pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use ticket::block_on;
-pub use verify::{Control, Finding, FindingKind, Offline, OfflineReport, Progress, Severity};
+pub use verify::{
+    Control, Finding, FindingKind, Offline, OfflineReport, Progress, Severity, Verification,
+};

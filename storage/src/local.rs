@@ -35,6 +35,7 @@ use crate::engine::{
 };
 use crate::error::{
     AdminError, AppendError, CursorError, FenceError, OpenError, ReadError, SyncError, TrimError,
+    VerifyError,
 };
 use crate::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
 use crate::index::Indexes;
@@ -52,6 +53,10 @@ use crate::recovery::{self, RecoveryReport};
 use crate::session::Session;
 use crate::threads::{self, Workers};
 use crate::ticket::{Promise, Ticket};
+use crate::verify::online::{Mailbox, Told};
+use crate::verify::pace::Stop;
+use crate::verify::scrub::Scrub;
+use crate::verify::{Control, Verification};
 use crate::watch::Until;
 
 /// The local engine without its threads.
@@ -74,6 +79,9 @@ pub(crate) struct Core {
     pool: Arc<Pool>,
     pub(crate) indexer: Arc<Indexer>,
     truth: DurabilityTruth,
+    /// Faults that were told of.
+    pub(crate) told: Told,
+    pub(crate) scrub: Scrub,
     _lock: Box<dyn DiskLock>,
 }
 
@@ -99,6 +107,7 @@ impl Core {
             config.read_strategy,
             config.max_open_segments,
         );
+        let scrub = Scrub::new(config.scrub_bytes_per_second);
         let mut report = begun.report;
         let now = begun.journal.clock.monotonic();
         report.duration = now.duration_since(started);
@@ -121,6 +130,8 @@ impl Core {
             pool: begun.pool,
             indexer: begun.indexer,
             truth,
+            told: Told::default(),
+            scrub,
             _lock: lock,
         });
         Ok((core, report))
@@ -425,7 +436,11 @@ pub struct LocalEngine {
     core: Arc<Core>,
     workers: Arc<Workers>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    verifying: Mutex<Vec<(Arc<Control>, JoinHandle<()>)>>,
 }
+
+/// Verifications that may run at a time: each has a thread and reads the disk.
+const VERIFICATIONS: usize = 4;
 
 impl LocalEngine {
     /// Opens the store on `disk`, creating it if there is none, and recovers it.
@@ -444,6 +459,7 @@ impl LocalEngine {
         let engine = Self {
             workers: Arc::default(),
             threads: Mutex::default(),
+            verifying: Mutex::default(),
             core,
         };
         engine
@@ -478,6 +494,10 @@ impl LocalEngine {
                 core.journal.fail(error);
             }
         })?);
+        if self.core.config.scrub_bytes_per_second > 0 {
+            let core = Arc::clone(&self.core);
+            handles.push(threads::start("scrub", move || core.scrub())?);
+        }
         Ok(())
     }
 }
@@ -490,7 +510,14 @@ impl Drop for LocalEngine {
         self.core.pool.stop();
         self.core.intake.stop();
         self.core.indexer.stop();
+        self.core.scrub.control.stop();
         self.workers.stop();
+        for (control, handle) in self.verifying.lock().drain(..) {
+            control.stop();
+            if handle.join().is_err() {
+                tracing::error!("a verification had panicked");
+            }
+        }
         for handle in self.threads.lock().drain(..) {
             if handle.join().is_err() {
                 tracing::error!("an engine thread had panicked");
@@ -666,6 +693,60 @@ impl LogEngine for LocalEngine {
 
     fn segments(&self) -> Vec<SegmentInfo> {
         self.core.segments()
+    }
+
+    fn describe_segments(
+        &self,
+        after: Option<u64>,
+        limit: usize,
+    ) -> BoxFuture<'_, Vec<SegmentInfo>> {
+        let core = Arc::clone(&self.core);
+        Box::pin(
+            self.workers
+                .run(move || core.describe_segments(after, limit)),
+        )
+    }
+
+    fn verify(
+        &self,
+        segment: Option<u64>,
+        max_bytes_per_second: u64,
+    ) -> Result<Verification, VerifyError> {
+        let only = match segment {
+            None => None,
+            Some(id) => {
+                let segments = self.core.journal.segments.read();
+                let found = segments.values().find(|s| s.life.id.get() == id).cloned();
+                Some(found.ok_or(VerifyError::SegmentNotFound { segment: id })?)
+            }
+        };
+        let mut verifying = self.verifying.lock();
+        verifying.retain(|(_, handle)| !handle.is_finished());
+        if verifying.len() >= VERIFICATIONS {
+            return Err(VerifyError::Busy {
+                running: verifying.len(),
+            });
+        }
+        let control = Arc::new(Control::new(max_bytes_per_second));
+        let mailbox = Arc::new(Mailbox::default());
+        let verification = Verification {
+            control: Arc::clone(&control),
+            mailbox: Arc::clone(&mailbox),
+        };
+        let (core, steered) = (Arc::clone(&self.core), Arc::clone(&control));
+        let run = move || {
+            let check = std::panic::AssertUnwindSafe(|| {
+                core.verify(only, &steered, &mut |progress| mailbox.say(progress))
+            });
+            mailbox.end(match std::panic::catch_unwind(check) {
+                Ok(Ok(()) | Err(Stop::Stopped)) => Ok(()),
+                Ok(Err(Stop::Io(error))) => Err(error),
+                Err(_) => Err(io::Error::other("the verification panicked; this is a bug")),
+            });
+        };
+        let handle = threads::start("verify", run).map_err(VerifyError::Io)?;
+        verifying.push((control, handle));
+        Ok(verification)
     }
 
     fn durability_truth(&self) -> DurabilityTruth {

@@ -63,6 +63,18 @@ impl Damages {
         self.0.read().is_empty()
     }
 
+    /// How many logs lost records, and how many places of the journal lost something that
+    /// nothing attributes.
+    pub(crate) fn logs(&self) -> (u64, u64) {
+        let damages = self.0.read();
+        let known = damages.iter().filter_map(|damage| damage.log.as_ref());
+        let mut ids: Vec<_> = known.map(|log| log.id).collect();
+        let unknown = damages.len() - ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        (ids.len() as u64, unknown as u64)
+    }
+
     /// How many records that is.
     pub(crate) fn records(&self) -> u64 {
         self.0
