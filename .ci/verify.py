@@ -12,7 +12,8 @@ from common import *
 usage()
 LOGS = 1000
 ROUNDS = 15
-FIRST_FRAME = 8192
+# Scrubbing would find it first.
+QUIET = ("--segment-bytes", "1MiB", "--scrub-bytes-per-second", "0")
 
 
 def name(log):
@@ -98,7 +99,7 @@ def flip(path, offset):
 
 with scratch() as directory:
     base = Path(directory) / "base"
-    with Daemon(base, "--segment-bytes", "1MiB") as daemon:
+    with Daemon(base, *QUIET) as daemon:
         fill(daemon)
         done = daemon.walctl("verify")
         check("walctl verify of a whole store", done.returncode == 0, done.stdout.decode().strip())
@@ -122,7 +123,7 @@ with scratch() as directory:
         copy = Path(directory) / where.replace(" ", "-")
         shutil.copytree(base, copy)
         appended = {}
-        with Daemon(copy, "--segment-bytes", "1MiB") as daemon:
+        with Daemon(copy, *QUIET) as daemon:
             flip(copy / path, offset)
             done = daemon.walctl("verify", "--output", "json")
             check(f"{where}: walctl verify finds it, exit 5", done.returncode == 5, done.stderr.decode().strip())
@@ -136,8 +137,19 @@ with scratch() as directory:
                   and daemon.metric('wald_checksum_failures_total{where="verify"}') == 1)
         code, found, said = offline(copy)
         check(f"{where}: wald verify names the same", code == 5 and found == lost, said[:600])
-        with Daemon(copy, "--segment-bytes", "1MiB") as daemon:
+        with Daemon(copy, *QUIET) as daemon:
             expect(daemon, lost, appended, f"{where}, after a restart")
             append(daemon, [name(log) for log in range(LOGS)], appended, f"{where}, after a restart")
         shutil.rmtree(copy)
+
+    # Nobody asks, and nobody reads it: scrubbing finds it.
+    flip(base / path, cases[0][1])
+    with Daemon(base, "--segment-bytes", "1MiB") as daemon:
+        found = 'wald_checksum_failures_total{where="scrub"}'
+        until = time.monotonic() + 60
+        while daemon.metric(found) == 0 and time.monotonic() < until:
+            time.sleep(0.1)
+        check("scrubbing finds it by itself", daemon.metric(found) == 1, daemon.metric(found))
+        check("scrubbing counts what it reads", daemon.metric("wald_scrubbed_bytes_total") > 0)
+        expect(daemon, touched, {}, "scrubbing")
 finish()
