@@ -43,6 +43,7 @@ mod record;
 mod retry;
 mod scan;
 mod scan_stream;
+mod verify;
 
 pub use append::{Ack, Append};
 pub use appender::{Appender, AppenderBuilder};
@@ -60,6 +61,7 @@ pub use record::{Batch, Record, StoredRecord};
 pub use retry::RetryPolicy;
 pub use scan::{Cursor, Gap, Progress, Scan, ScanEvent, Selector};
 pub use scan_stream::{Follower, ScanStream};
+pub use verify::VerifyStream;
 
 /// The messages of the contract.
 pub use wald_proto::v1 as proto;

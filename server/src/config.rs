@@ -163,6 +163,13 @@ settings! {
     max_open_segments: usize = "256";
     /// Threads for reads that may wait for the disk; at least 1.
     reader_threads: usize = "4";
+    /// How much of the sealed segments is read again in a second, by itself, to find what the
+    /// device forgets while a backup still has it. The default is little for any device, and
+    /// goes over 337 GiB in a day; appends go first. 0: never.
+    scrub_bytes_per_second: Size = "4MiB";
+    /// Least time from the beginning of one such pass over everything to that of the next.
+    /// The first begins with the start.
+    scrub_interval: Duration = "24h";
     /// Event loops that serve gRPC, each a thread with its own share of the connections.
     /// 0: one for every core.
     worker_threads: usize = "0";
@@ -268,6 +275,8 @@ impl Config {
             read_strategy: self.read_strategy.into(),
             max_open_segments: self.max_open_segments,
             reader_threads: self.reader_threads,
+            scrub_bytes_per_second: self.scrub_bytes_per_second.0,
+            scrub_interval: self.scrub_interval,
         })
     }
 

@@ -26,9 +26,9 @@ use tonic::Status;
 use crate::status::{self, Access};
 
 pub(crate) use answer::{
-    MAX_RESPONSE_BYTES, ServerLimits, append_batch_response, append_response, cursor, decode,
-    fence_response, log, proto_duration, proto_timestamp, read_response, scan_response, segments,
-    server_limits, tail_response, uuid,
+    MAX_RESPONSE_BYTES, ServerLimits, append_batch_response, append_response, cursor,
+    damage_summary, decode, fence_response, log, proto_duration, proto_timestamp, read_response,
+    scan_response, segments, server_limits, tail_response, uuid, verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use settings::{log_config, proto_sync_mode, sync_modes, updated_log_config};

@@ -189,6 +189,8 @@ struct StateGauges {
     disk_bytes: IntGaugeVec,
     disk_free_bytes: Gauge,
     quarantined_records: IntGauge,
+    scrubbed_bytes: IntCounter,
+    last_scrub: Gauge,
     followers: IntGauge,
     journal_failed: IntGauge,
 }
@@ -235,6 +237,14 @@ impl StateGauges {
                 "wald_quarantined_records",
                 "How many records are known to be damaged? Alert above 0.",
             )?,
+            scrubbed_bytes: make.counter(
+                "wald_scrubbed_bytes_total",
+                "How many bytes of sealed segments were read again by scrubbing? Flat for longer than scrub_interval: it does not run.",
+            )?,
+            last_scrub: make.float_gauge(
+                "wald_scrub_last_pass_timestamp_seconds",
+                "When did scrubbing last come through all sealed segments (Unix time)? 0: not since the start.",
+            )?,
             followers: make.gauge("wald_followers", "How many scans wait for new records?")?,
             journal_failed: make.gauge(
                 "wald_journal_failed",
@@ -280,6 +290,15 @@ impl StateGauges {
             .set(now.free_bytes.map_or(f64::NAN, |bytes| bytes as f64));
         self.quarantined_records
             .set(signed(now.quarantined_records));
+        let scrubbed = self.scrubbed_bytes.get();
+        self.scrubbed_bytes
+            .inc_by(now.scrubbed_bytes.saturating_sub(scrubbed));
+        // Microseconds of this century are below 2^53.
+        #[allow(clippy::cast_precision_loss, reason = "see above")]
+        self.last_scrub.set(
+            now.last_scrub
+                .map_or(0.0, |time| time.micros() as f64 / 1e6),
+        );
         self.followers.set(signed(now.followers));
         self.journal_failed.set(now.journal_failed.into());
     }

@@ -3,6 +3,7 @@
 //! All but `wald repair --accept-loss` change nothing and write nothing, so that they also
 //! run as another user and on a read-only mount. Data goes to stdout, all else to stderr; exit codes are walctl's.
 
+mod dump;
 mod repair;
 mod verify;
 
@@ -15,7 +16,7 @@ use wald_storage::{Offline, OpenError, RealDisk};
 use crate::config::Config;
 use crate::serve::Exit;
 
-/// All is well.
+/// It could not be done.
 const FAILED: u8 = 1;
 /// A running daemon has the directory.
 const IN_USE: u8 = 4;
@@ -35,7 +36,7 @@ enum Output {
 
 /// The commands of this module.
 pub(crate) fn commands() -> Vec<Command> {
-    vec![verify::command(), repair::command()]
+    vec![verify::command(), dump::command(), repair::command()]
 }
 
 /// Runs the command, if it is one of these.
@@ -58,6 +59,7 @@ pub(crate) fn run(
                     .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
                 repair::run(directory, matches, &storage)
             }
+            "dump" => dump::run(directory, matches),
             _ => verify::run(directory, matches),
         }
     };
@@ -115,6 +117,19 @@ fn written(result: io::Result<()>) -> Result<(), Exit> {
         )),
         _ => Ok(()),
     }
+}
+
+/// Text for a terminal: nothing in it may move the cursor or end the line.
+fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() {
+            safe.extend(char.escape_default());
+        } else {
+            safe.push(char);
+        }
+    }
+    safe
 }
 
 /// Prints a JSON value on a line of its own.

@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use tonic_types::{PreconditionViolation, StatusExt as _};
 use wald_storage::{
     AdminError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName, LogId, LogName,
-    MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError,
+    MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError, VerifyError,
 };
 
 use batch::append_failure;
@@ -88,6 +88,34 @@ fn log_replaced(
         failure.message.clone(),
     )];
     failure
+}
+
+/// Answers a verification that did not begin.
+pub(crate) fn verify(error: &VerifyError) -> Status {
+    let message = error.to_string();
+    match error {
+        VerifyError::SegmentNotFound { segment } => {
+            Failure::new(Code::NotFound, "SEGMENT_NOT_FOUND", message).fact("segment_id", segment)
+        }
+        VerifyError::Busy { running } => Failure::new(Code::ResourceExhausted, "BUSY", message)
+            .fact("running", running)
+            .retry_after(RETRY_LATER),
+        VerifyError::Io(_) => {
+            Failure::new(Code::Unavailable, "READ_FAILED", message).retry_after(RETRY_LATER)
+        }
+    }
+    .status()
+}
+
+/// Ends a verification that could not read the store.
+pub(crate) fn verify_failed(error: &std::io::Error) -> Status {
+    Failure::new(
+        Code::Unavailable,
+        "READ_FAILED",
+        format!("the store could not be read: {error}"),
+    )
+    .retry_after(RETRY_LATER)
+    .status()
 }
 
 /// Answers an administrative call that was not carried out.

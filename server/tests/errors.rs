@@ -19,7 +19,6 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 use v1::cursor_service_client::CursorServiceClient;
 use v1::log_service_client::LogServiceClient;
-use v1::ops_service_client::OpsServiceClient;
 use v1::wal_service_client::WalServiceClient;
 use wald_proto::v1;
 
@@ -80,7 +79,6 @@ struct Clients {
     wal: WalServiceClient<Channel>,
     logs: LogServiceClient<Channel>,
     cursors: CursorServiceClient<Channel>,
-    ops: OpsServiceClient<Channel>,
 }
 
 impl Clients {
@@ -89,7 +87,6 @@ impl Clients {
             wal: daemon.wal().await,
             logs: daemon.logs().await,
             cursors: daemon.cursors().await,
-            ops: daemon.ops().await,
         }
     }
 
@@ -658,9 +655,6 @@ async fn what_is_not_built_is_named_and_never_ignored() {
     let status = clients.logs.create_log(retained).await.unwrap_err();
     let facts = [("field", "config.retention")];
     expect("retention", &status, unbuilt, NEVER, &facts);
-    let verify = clients.ops.verify(v1::VerifyRequest::default()).await;
-    let facts = [("field", "wald.v1.OpsService.Verify")];
-    expect("verify", &verify.unwrap_err(), unbuilt, READ, &facts);
     let missing = clients.wal.read(read_at("a", 0)).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);
 }

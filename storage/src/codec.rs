@@ -123,6 +123,45 @@ pub(crate) fn spans(body: &[u8]) -> impl Iterator<Item = Span> + '_ {
     })
 }
 
+/// The records of a body; `None` if one is malformed.
+pub(crate) fn records(body: &[u8]) -> Option<Vec<Record>> {
+    let mut records = Vec::new();
+    for field in wire::fields(body) {
+        let (RECORDS, Value::Bytes(message)) = field? else {
+            continue;
+        };
+        let mut record = Record::default();
+        for field in wire::fields(message) {
+            match field? {
+                (DATA, Value::Bytes(data)) => record.data = Bytes::copy_from_slice(data),
+                (HEADERS, Value::Bytes(header)) => record.headers.push(self::header(header)?),
+                (TIMESTAMP, Value::Fixed64(time)) => {
+                    record.timestamp = Some(Timestamp::from_micros(time.cast_signed()));
+                }
+                (CRC32C, Value::Fixed32(crc)) => record.crc32c = Some(crc),
+                _ => {}
+            }
+        }
+        records.push(record);
+    }
+    Some(records)
+}
+
+fn header(message: &[u8]) -> Option<Header> {
+    let mut header = Header {
+        key: String::new(),
+        value: Bytes::new(),
+    };
+    for field in wire::fields(message) {
+        match field? {
+            (KEY, Value::Bytes(key)) => header.key = String::from_utf8(key.to_vec()).ok()?,
+            (VALUE, Value::Bytes(value)) => header.value = Bytes::copy_from_slice(value),
+            _ => {}
+        }
+    }
+    Some(header)
+}
+
 /// The part of a body that holds records `skip .. skip + take`, without copying.
 pub(crate) fn slice(body: &Bytes, skip: u64, take: u64) -> Bytes {
     let mut from = 0;
@@ -196,6 +235,7 @@ mod tests {
                 ..v1::RecordBatch::default()
             };
             prop_assert_eq!(&batch.encode_to_vec(), &body);
+            prop_assert_eq!(super::records(&body), Some(records.clone()));
             let times: Vec<_> = spans(&body).map(|span| span.own_time).collect();
             let given: Vec<_> = records.iter().map(|record| record.timestamp).collect();
             prop_assert_eq!(times, given);

@@ -80,6 +80,11 @@ pub struct StorageConfig {
     pub max_open_segments: usize,
     /// Threads for reads that may wait for the disk. Default: 4.
     pub reader_threads: usize,
+    /// Bytes of sealed segments read again in a second, to find what the device forgets.
+    /// Default: 4 MiB, which is 1 % of a modest SSD and goes over 337 GiB in a day. 0: none.
+    pub scrub_bytes_per_second: u64,
+    /// Least time from the beginning of one such pass to that of the next. Default: a day.
+    pub scrub_interval: Duration,
 }
 
 impl Default for StorageConfig {
@@ -106,6 +111,8 @@ impl Default for StorageConfig {
             read_strategy: ReadStrategy::Pread,
             max_open_segments: 256,
             reader_threads: 4,
+            scrub_bytes_per_second: 4 << 20,
+            scrub_interval: Duration::from_hours(24),
         }
     }
 }

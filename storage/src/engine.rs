@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use crate::config::Limits;
 use crate::error::{
-    AdminError, BackupError, CursorError, FenceError, ReadError, SyncError, TrimError,
+    AdminError, BackupError, CursorError, FenceError, ReadError, SyncError, TrimError, VerifyError,
 };
 use crate::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::record::{
@@ -27,6 +27,7 @@ use crate::record::{
 };
 pub use crate::session::Session;
 pub use crate::ticket::Ticket;
+use crate::verify::Verification;
 
 /// A future without a runtime.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -359,6 +360,14 @@ pub struct Statistics {
     pub free_bytes: Option<u64>,
     /// Records that are known to be damaged.
     pub quarantined_records: u64,
+    /// Logs that these belong to.
+    pub damaged_logs: u64,
+    /// Places of the journal where something is lost that nothing attributes to a log.
+    pub unattributed_damages: u64,
+    /// Bytes read by scrubbing since the start.
+    pub scrubbed_bytes: u64,
+    /// When scrubbing last came through all that was sealed; `None` if it has not yet.
+    pub last_scrub: Option<Timestamp>,
     /// Scans that are waiting for data.
     pub followers: u64,
     /// Whether the journal has failed.
@@ -378,6 +387,21 @@ pub struct SegmentInfo {
     pub end: Position,
     /// Whether it is finished.
     pub sealed: bool,
+    /// Whether frames in it cannot be read.
+    pub damaged: bool,
+    /// What its index tells; `None` while it has none, or where that was not looked up.
+    pub contents: Option<SegmentContents>,
+}
+
+/// What a finished segment holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentContents {
+    /// Records that can be read or could be, trimmed ones included.
+    pub records: u64,
+    /// Logs that have anything in it, be it a trim.
+    pub logs: u64,
+    /// When the journal went on in the next segment; `None` if there is none yet.
+    pub left: Option<Timestamp>,
 }
 
 /// What the device and its file system really promise, measured at start.
@@ -510,7 +534,7 @@ pub trait LogEngine: Send + Sync + 'static {
     /// Numbers for metrics.
     fn statistics(&self) -> Statistics;
 
-    /// The segment files, oldest first.
+    /// The segment files, oldest first, without their contents.
     fn segments(&self) -> Vec<SegmentInfo>;
 
     /// Begins a backup: everything accepted before it is made durable and put in finished
@@ -520,6 +544,25 @@ pub trait LogEngine: Send + Sync + 'static {
     /// # Errors
     /// If another one runs, or the journal has failed.
     fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
+
+    /// Up to `limit` segment files, oldest first, those behind segment `after` only, with
+    /// their contents. Reads indexes that were not looked at yet.
+    fn describe_segments(
+        &self,
+        after: Option<u64>,
+        limit: usize,
+    ) -> BoxFuture<'_, Vec<SegmentInfo>>;
+
+    /// Checks all that is stored, or one segment, beside normal work, reading at most so
+    /// many bytes a second (0: no bound). What is found is known to the engine at once.
+    ///
+    /// # Errors
+    /// If there is no such segment, or too many such checks run.
+    fn verify(
+        &self,
+        segment: Option<u64>,
+        max_bytes_per_second: u64,
+    ) -> Result<Verification, VerifyError>;
 
     /// What the device really promises.
     fn durability_truth(&self) -> DurabilityTruth;

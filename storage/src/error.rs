@@ -674,6 +674,26 @@ pub enum OpenError {
     },
 }
 
+/// Why nothing is verified.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// There is no such segment.
+    #[error("there is no segment {segment}")]
+    SegmentNotFound {
+        /// The segment asked for.
+        segment: u64,
+    },
+    /// As many verifications as are allowed run already.
+    #[error("{running} verifications run already, the most allowed")]
+    Busy {
+        /// How many.
+        running: usize,
+    },
+    /// No thread could be started for it.
+    #[error("starting a thread for the verification: {0}")]
+    Io(#[source] io::Error),
+}
+
 impl OpenError {
     pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();

@@ -10,6 +10,7 @@ mod codec;
 mod config;
 mod directory;
 mod disk;
+mod dump;
 mod engine;
 mod error;
 #[cfg(feature = "fuzzing")]
@@ -43,15 +44,19 @@ pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use disk::{
     Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, FileSystem, Filter, Lie, RealDisk, SimDisk,
 };
+pub use dump::{
+    DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,
+    DumpedRecord, DumpedRow, DumpedSegment, Enough,
+};
 pub use engine::{
     AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture,
     DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat, LogTarget, Ordered, Page, Profile,
-    ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest, ScanStart, SegmentInfo, Selector,
-    Session, Statistics, SyncTarget, Ticket,
+    ReadRequest, ReadStart, Scan, ScanChunk, ScanRequest, ScanStart, SegmentContents, SegmentInfo,
+    Selector, Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
     AdminError, AppendError, BackupError, CursorError, FailedCheck, FailedCondition, FenceError,
-    InvalidBatch, OpenError, ReadError, RestoreError, SyncError, TrimError,
+    InvalidBatch, OpenError, ReadError, RestoreError, SyncError, TrimError, VerifyError,
 };
 pub use ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
@@ -67,4 +72,6 @@ pub use record::{
 pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use repair::{Loss, accept_loss, examine};
 pub use ticket::block_on;
-pub use verify::{Control, Finding, FindingKind, Offline, OfflineReport, Progress, Severity};
+pub use verify::{
+    Control, Finding, FindingKind, Offline, OfflineReport, Progress, Severity, Verification,
+};

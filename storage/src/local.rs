@@ -33,7 +33,7 @@ use crate::engine::{
 };
 use crate::error::{
     AdminError, AppendError, BackupError, CursorError, FenceError, OpenError, ReadError, SyncError,
-    TrimError,
+    TrimError, VerifyError,
 };
 use crate::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
 use crate::index::Indexes;
@@ -53,6 +53,10 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{JoinHandle, Mutex};
 use crate::threads::{self, Workers};
 use crate::ticket::{Promise, Ticket};
+use crate::verify::online::{Mailbox, Told};
+use crate::verify::pace::Stop;
+use crate::verify::scrub::Scrub;
+use crate::verify::{Control, Verification};
 use crate::watch::Until;
 
 /// What the indexing thread does, for whoever is told that it failed.
@@ -79,6 +83,9 @@ pub(crate) struct Core {
     pub(crate) indexer: Arc<Indexer>,
     pub(crate) backups: Arc<Backups>,
     truth: DurabilityTruth,
+    /// Faults that were told of.
+    pub(crate) told: Told,
+    pub(crate) scrub: Scrub,
     _lock: Box<dyn DiskLock>,
 }
 
@@ -136,6 +143,7 @@ impl Core {
             config.read_strategy,
             config.max_open_segments,
         );
+        let scrub = Scrub::new(config.scrub_bytes_per_second);
         let mut report = begun.report;
         let now = begun.journal.clock.monotonic();
         report.duration = now.duration_since(started);
@@ -160,6 +168,8 @@ impl Core {
             indexer: begun.indexer,
             backups,
             truth,
+            told: Told::default(),
+            scrub,
             _lock: lock,
         });
         Ok((core, report))
@@ -484,7 +494,11 @@ pub struct LocalEngine {
     pub(crate) core: Arc<Core>,
     workers: Arc<Workers>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    verifying: Mutex<Vec<(Arc<Control>, JoinHandle<()>)>>,
 }
+
+/// Verifications that may run at a time: each has a thread and reads the disk.
+const VERIFICATIONS: usize = 4;
 
 impl LocalEngine {
     /// Opens the store on `disk`, creating it if there is none, and recovers it.
@@ -503,6 +517,7 @@ impl LocalEngine {
         let engine = Self {
             workers: Arc::default(),
             threads: Mutex::default(),
+            verifying: Mutex::default(),
             core,
         };
         engine
@@ -537,6 +552,10 @@ impl LocalEngine {
                 core.journal.fail("making a segment ready", &error);
             }
         })?);
+        if self.core.config.scrub_bytes_per_second > 0 {
+            let core = Arc::clone(&self.core);
+            handles.push(threads::start("scrub", move || core.scrub())?);
+        }
         Ok(())
     }
 }
@@ -549,7 +568,14 @@ impl Drop for LocalEngine {
         self.core.pool.stop();
         self.core.intake.stop();
         self.core.indexer.stop();
+        self.core.scrub.control.stop();
         self.workers.stop();
+        for (control, handle) in self.verifying.lock().drain(..) {
+            control.stop();
+            if handle.join().is_err() {
+                tracing::error!("a verification had panicked");
+            }
+        }
         for handle in self.threads.lock().drain(..) {
             if handle.join().is_err() {
                 tracing::error!("an engine thread had panicked");
@@ -729,6 +755,60 @@ impl LogEngine for LocalEngine {
 
     fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
         Box::pin(backup::begin(&self.core, &self.workers, known))
+    }
+
+    fn describe_segments(
+        &self,
+        after: Option<u64>,
+        limit: usize,
+    ) -> BoxFuture<'_, Vec<SegmentInfo>> {
+        let core = Arc::clone(&self.core);
+        Box::pin(
+            self.workers
+                .run(move || core.describe_segments(after, limit)),
+        )
+    }
+
+    fn verify(
+        &self,
+        segment: Option<u64>,
+        max_bytes_per_second: u64,
+    ) -> Result<Verification, VerifyError> {
+        let only = match segment {
+            None => None,
+            Some(id) => {
+                let segments = self.core.journal.segments.read();
+                let found = segments.values().find(|s| s.life.id.get() == id).cloned();
+                Some(found.ok_or(VerifyError::SegmentNotFound { segment: id })?)
+            }
+        };
+        let mut verifying = self.verifying.lock();
+        verifying.retain(|(_, handle)| !handle.is_finished());
+        if verifying.len() >= VERIFICATIONS {
+            return Err(VerifyError::Busy {
+                running: verifying.len(),
+            });
+        }
+        let control = Arc::new(Control::new(max_bytes_per_second));
+        let mailbox = Arc::new(Mailbox::default());
+        let verification = Verification {
+            control: Arc::clone(&control),
+            mailbox: Arc::clone(&mailbox),
+        };
+        let (core, steered) = (Arc::clone(&self.core), Arc::clone(&control));
+        let run = move || {
+            let check = std::panic::AssertUnwindSafe(|| {
+                core.verify(only, &steered, &mut |progress| mailbox.say(progress))
+            });
+            mailbox.end(match std::panic::catch_unwind(check) {
+                Ok(Ok(()) | Err(Stop::Stopped)) => Ok(()),
+                Ok(Err(Stop::Io(error))) => Err(error),
+                Err(_) => Err(io::Error::other("the verification panicked; this is a bug")),
+            });
+        };
+        let handle = threads::start("verify", run).map_err(VerifyError::Io)?;
+        verifying.push((control, handle));
+        Ok(verification)
     }
 
     fn durability_truth(&self) -> DurabilityTruth {

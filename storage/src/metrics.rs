@@ -23,6 +23,10 @@ pub enum ChecksumSite {
     Recovery,
     /// While serving a read.
     Read,
+    /// While verifying the store because somebody asked for it.
+    Verify,
+    /// While reading sealed segments again, by itself.
+    Scrub,
 }
 
 /// Receives what happens; called on the engine's threads, so it must be quick.

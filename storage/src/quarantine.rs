@@ -77,6 +77,19 @@ impl Damages {
         self.0.read().is_empty()
     }
 
+    /// How many logs lost records, and how many places of the journal lost something that
+    /// nothing attributes; without losses that were accepted.
+    pub(crate) fn logs(&self) -> (u64, u64) {
+        let damages = self.0.read();
+        let new = || damages.iter().filter(|damage| !damage.accepted);
+        let known = new().filter_map(|damage| damage.log.as_ref());
+        let mut ids: Vec<_> = known.map(|log| log.id).collect();
+        let unknown = new().count() - ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        (ids.len() as u64, unknown as u64)
+    }
+
     /// How many records that is, without those whose loss was accepted.
     pub(crate) fn records(&self) -> u64 {
         self.0

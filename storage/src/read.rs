@@ -109,7 +109,18 @@ impl Core {
     /// A frame that was good once is not any more: from now on its records are named
     /// as damaged, and everything else is served.
     fn quarantine(&self, log: &Arc<Log>, place: &Place) {
-        self.journal.observer.checksum_failure(ChecksumSite::Read);
+        self.quarantine_found(log, place, ChecksumSite::Read);
+    }
+
+    /// The same, whoever found it; what is known already changes nothing.
+    pub(crate) fn quarantine_found(&self, log: &Arc<Log>, place: &Place, site: ChecksumSite) {
+        let known = log.state.read().damage_from(place.first_lsn);
+        if site != ChecksumSite::Read
+            && known.is_some_and(|(from, to)| from <= place.first_lsn && place.next_lsn() <= to)
+        {
+            return;
+        }
+        self.journal.observer.checksum_failure(site);
         tracing::error!(
             log = log.name.as_str(),
             log_id = log.id.get(),

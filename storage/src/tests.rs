@@ -87,6 +87,8 @@ fn small_config() -> StorageConfig {
     StorageConfig {
         segment_bytes: 64 << 10,
         pool_segments: 1,
+        // Time stands still in tests: nobody would wait out a rate.
+        scrub_bytes_per_second: 0,
         ..StorageConfig::default()
     }
 }

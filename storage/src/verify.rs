@@ -16,14 +16,18 @@
 pub(crate) mod files;
 pub(crate) mod frames;
 mod offline;
+pub(crate) mod online;
 pub(crate) mod pace;
+pub(crate) mod scrub;
 pub(crate) mod segment;
 
 use std::fmt;
 
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId};
 
+pub(crate) use self::offline::Reader;
 pub use self::offline::{Offline, OfflineReport};
+pub use self::online::Verification;
 pub use self::pace::{Control, Progress};
 
 /// What kind of fault was found.

@@ -4,8 +4,9 @@ use prost::Message;
 use tonic::Status;
 use wald_proto::v1;
 use wald_storage::{
-    Appended, Cursor, Durability, Fenced, Gap, GapReason, Limits, LogInfo, LogName, LogStat, Lsn,
-    Page, Position, RecoveryEpoch, ScanChunk, SegmentInfo, StoredBatch, Timestamp,
+    Appended, Cursor, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo,
+    LogName, LogStat, Lsn, Page, Position, Progress, RecoveryEpoch, ScanChunk, SegmentInfo,
+    Severity, Statistics, StoredBatch, Timestamp,
 };
 
 use crate::status;
@@ -302,26 +303,83 @@ pub(crate) fn server_limits(limits: &Limits, server: &ServerLimits) -> v1::Serve
     }
 }
 
-/// Segment files after `after`, at most `limit`.
-pub(crate) fn segments(all: &[SegmentInfo], after: Option<u64>, limit: usize) -> Vec<v1::Segment> {
+/// Segment files.
+pub(crate) fn segments(all: &[SegmentInfo]) -> Vec<v1::Segment> {
     all.iter()
-        .filter(|segment| after.is_none_or(|after| segment.id > after))
-        .take(limit)
         .map(|segment| v1::Segment {
             segment_id: segment.id,
             kind: v1::SegmentKind::Journal.into(),
-            state: if segment.sealed {
-                v1::SegmentState::Sealed
-            } else {
-                v1::SegmentState::Active
+            state: match (segment.damaged, segment.sealed) {
+                (true, _) => v1::SegmentState::Damaged,
+                (false, true) => v1::SegmentState::Sealed,
+                (false, false) => v1::SegmentState::Active,
             }
             .into(),
             base_position: Some(segment.base.get()),
             end_position: Some(segment.end.get()),
             file_bytes: segment.bytes,
-            ..v1::Segment::default()
+            live_bytes: 0,
+            record_count: segment.contents.map_or(0, |contents| contents.records),
+            log_count: segment.contents.map_or(0, |contents| contents.logs),
+            seal_time: segment
+                .contents
+                .and_then(|contents| contents.left)
+                .map(proto_timestamp),
         })
         .collect()
+}
+
+/// How far a verification is.
+pub(crate) fn verify_response(progress: &Progress, done: bool) -> v1::VerifyResponse {
+    v1::VerifyResponse {
+        checked_bytes: progress.checked_bytes,
+        total_bytes: progress.total_bytes.max(progress.checked_bytes),
+        findings: progress.findings.iter().map(finding).collect(),
+        done,
+    }
+}
+
+fn finding(finding: &Finding) -> v1::Finding {
+    let kind = match finding.kind {
+        FindingKind::Checksum => v1::FindingKind::Checksum,
+        FindingKind::Chain => v1::FindingKind::Chain,
+        FindingKind::Index => v1::FindingKind::Index,
+        FindingKind::Digest => v1::FindingKind::Digest,
+        FindingKind::Missing => v1::FindingKind::Missing,
+        FindingKind::Unowned => v1::FindingKind::Unowned,
+    };
+    let severity = match finding.severity {
+        Severity::Note => v1::FindingSeverity::Note,
+        Severity::Damage => v1::FindingSeverity::Damage,
+        Severity::Loss => v1::FindingSeverity::Loss,
+    };
+    v1::Finding {
+        kind: kind.into(),
+        segment_id: finding.segment,
+        from_position: finding.positions.map(|(from, _)| from.get()),
+        to_position: finding.positions.map(|(_, to)| to.get()),
+        log: finding
+            .log
+            .as_ref()
+            .map_or_else(String::new, |log| log.as_str().to_owned()),
+        from_lsn: finding.lsns.map(|(from, _)| from.get()),
+        to_lsn: finding.lsns.map(|(_, to)| to.get()),
+        detail: finding.detail.clone(),
+        file: finding.file.clone().unwrap_or_default(),
+        severity: severity.into(),
+        advice: finding.advice.to_owned(),
+        log_id: finding.log_id.map_or(0, wald_storage::LogId::get),
+    }
+}
+
+/// What is known to be damaged; `None` if nothing is.
+pub(crate) fn damage_summary(now: &Statistics) -> Option<v1::DamageSummary> {
+    let some = now.quarantined_records > 0 || now.damaged_logs > 0 || now.unattributed_damages > 0;
+    some.then_some(v1::DamageSummary {
+        quarantined_records: now.quarantined_records,
+        log_count: now.damaged_logs,
+        unattributed_count: now.unattributed_damages,
+    })
 }
 
 /// A time for administrative fields.

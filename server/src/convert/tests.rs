@@ -6,8 +6,8 @@ use tonic_types::StatusExt;
 use wald_proto::v1;
 use wald_storage::{
     Compression, Limits, LogAppended, LogConfig, LogId, LogName, Lsn, Page, Position,
-    RecoveryEpoch, ScanStart, SegmentInfo, Selector, StorageConfig, StoredBatch, SyncMode,
-    Timestamp,
+    RecoveryEpoch, ScanStart, SegmentContents, SegmentInfo, Selector, StorageConfig, StoredBatch,
+    SyncMode, Timestamp,
 };
 
 use super::*;
@@ -393,16 +393,33 @@ fn acks_tell_the_stored_time_of_a_record_and_the_arrival_of_a_batch() {
 }
 
 #[test]
-fn segments_are_shown_with_their_ends_from_a_place_on() {
+fn segments_are_shown_with_their_ends_and_what_is_known_of_them() {
     let segment = |id, sealed| SegmentInfo {
         id,
         base: Position::new(id * 100),
         bytes: 100,
         end: Position::new(id * 100 + 60),
         sealed,
+        damaged: false,
+        contents: None,
     };
-    let all = [segment(1, true), segment(2, true), segment(3, false)];
-    let shown = segments(&all, Some(1), 5);
+    let full = SegmentInfo {
+        damaged: true,
+        contents: Some(SegmentContents {
+            records: 7,
+            logs: 2,
+            left: Some(Timestamp::from_micros(5_000_000)),
+        }),
+        ..segment(1, true)
+    };
+    let shown = segments(&[full]);
+    assert_eq!(shown[0].state(), v1::SegmentState::Damaged);
+    assert_eq!((shown[0].record_count, shown[0].log_count), (7, 2));
+    assert_eq!(
+        shown[0].seal_time.as_ref().map(|time| time.seconds),
+        Some(5)
+    );
+    let shown = segments(&[segment(2, true), segment(3, false)]);
     let ends: Vec<_> = shown
         .iter()
         .map(|s| (s.segment_id, s.end_position))
@@ -410,7 +427,7 @@ fn segments_are_shown_with_their_ends_from_a_place_on() {
     assert_eq!(ends, [(2, Some(260)), (3, Some(360))]);
     assert_eq!(shown[0].state(), v1::SegmentState::Sealed);
     assert_eq!(shown[1].state(), v1::SegmentState::Active);
-    assert_eq!(segments(&all, None, 1).len(), 1);
+    assert_eq!((shown[1].record_count, shown[1].seal_time), (0, None));
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub(super) struct EngineMetrics {
     read_bytes: IntCounter,
     checksums_in_recovery: IntCounter,
     checksums_in_reads: IntCounter,
+    checksums_in_verify: IntCounter,
+    checksums_in_scrub: IntCounter,
 }
 
 impl EngineMetrics {
@@ -37,9 +39,9 @@ impl EngineMetrics {
         )?;
         let checksums = make.counters(
             "wald_checksum_failures_total",
-            "How often did stored bytes not match their checksum, by where it was noticed? Alert above 0.",
+            "How often did stored bytes not match what they must be, by where it was noticed? Alert above 0.",
             "where",
-            &["recovery", "read"],
+            &["recovery", "read", "verify", "scrub"],
         )?;
         Ok(Self {
             queue: phases.with_label_values(&["queue"]),
@@ -87,6 +89,8 @@ impl EngineMetrics {
             )?,
             checksums_in_recovery: checksums.with_label_values(&["recovery"]),
             checksums_in_reads: checksums.with_label_values(&["read"]),
+            checksums_in_verify: checksums.with_label_values(&["verify"]),
+            checksums_in_scrub: checksums.with_label_values(&["scrub"]),
         })
     }
 
@@ -140,6 +144,8 @@ impl Observer for Metrics {
         match site {
             ChecksumSite::Recovery => &self.engine.checksums_in_recovery,
             ChecksumSite::Read => &self.engine.checksums_in_reads,
+            ChecksumSite::Verify => &self.engine.checksums_in_verify,
+            ChecksumSite::Scrub => &self.engine.checksums_in_scrub,
         }
         .inc();
     }

@@ -131,8 +131,10 @@ fn line(finding: &Finding) -> String {
             false => format!("lsn {from} to {last}"),
         });
     }
-    if let Some(file) = &finding.file {
-        place.push(file.escape_debug().to_string());
+    if let Some(file) = &finding.file
+        && !finding.detail.starts_with(file.as_str())
+    {
+        place.push(super::escaped(file));
     }
     if let Some((from, to)) = finding.positions {
         place.push(match from == to {
@@ -144,13 +146,7 @@ fn line(finding: &Finding) -> String {
         line.push_str(&place.join(", "));
         line.push_str(": ");
     }
-    line.push_str(
-        &finding
-            .detail
-            .escape_debug()
-            .to_string()
-            .replace("\\\"", "\""),
-    );
+    line.push_str(&super::escaped(&finding.detail));
     line
 }
 

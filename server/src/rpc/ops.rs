@@ -1,11 +1,84 @@
 //! OpsService: what this server is and holds.
 
-use tonic::{Request, Response};
+use std::time::Duration;
+
+use futures_util::stream;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
 use wald_proto::v1;
+use wald_storage::{Progress, Verification};
 
 use super::{Answer, Answers, Services, backup, unbuilt};
 use crate::convert;
+use crate::drain::{Phase, draining};
 use crate::status::{self, Access};
+
+/// Least time from one message of a verification to the next.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// Most findings of one message: it stays well below the largest that clients take.
+const FINDINGS: usize = 500;
+
+/// A verification on its way to a client.
+struct Told {
+    verification: Verification,
+    phase: watch::Receiver<Phase>,
+    /// Silence after which the same is said again.
+    heartbeat_interval: Duration,
+    /// What was heard last; findings in it are still to be told.
+    last: Progress,
+    ended: bool,
+}
+
+impl Told {
+    /// One message and the rest, or the end.
+    async fn step(mut self) -> Option<(Result<v1::VerifyResponse, Status>, Self)> {
+        if self.ended {
+            return None;
+        }
+        if self.last.findings.len() <= FINDINGS {
+            let mut phase = self.phase.clone();
+            let next = tokio::select! {
+                biased;
+                () = draining(&mut phase) => Some(Err(status::draining())),
+                next = self.hear() => next,
+            };
+            match next {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    self.ended = true;
+                    return Some((Err(error), self));
+                }
+                None => self.ended = self.last.findings.len() <= FINDINGS,
+            }
+        }
+        let rest = self
+            .last
+            .findings
+            .split_off(FINDINGS.min(self.last.findings.len()));
+        let message = convert::verify_response(&self.last, self.ended);
+        self.last.findings = rest;
+        Some((Ok(message), self))
+    }
+
+    /// Waits for news, not too often; `None` = there will be no more.
+    async fn hear(&mut self) -> Option<Result<(), Status>> {
+        tokio::time::sleep(TELL_EVERY).await;
+        let news = tokio::time::timeout(self.heartbeat_interval, self.verification.next());
+        let Ok(news) = news.await else {
+            return Some(Ok(()));
+        };
+        match news? {
+            Ok(news) => {
+                let mut findings = std::mem::take(&mut self.last.findings);
+                findings.extend(news.findings.iter().cloned());
+                self.last = Progress { findings, ..news };
+                Some(Ok(()))
+            }
+            Err(error) => Some(Err(status::verify_failed(&error))),
+        }
+    }
+}
 
 #[tonic::async_trait]
 impl v1::ops_service_server::OpsService for Services {
@@ -39,6 +112,7 @@ impl v1::ops_service_server::OpsService for Services {
                 is_volatile: truth.volatile,
                 caveats: truth.warning.into_iter().collect(),
             }),
+            damage: convert::damage_summary(&engine.statistics()),
         }))
     }
 
@@ -60,7 +134,8 @@ impl v1::ops_service_server::OpsService for Services {
             })?),
         };
         let size = convert::page_size(request.page_size);
-        let mut segments = convert::segments(&engine.segments(), after, size + 1);
+        let described = engine.describe_segments(after, size + 1).await;
+        let mut segments = convert::segments(&described);
         let more = segments.len() > size;
         segments.truncate(size);
         let next_page_token = match segments.last() {
@@ -73,8 +148,20 @@ impl v1::ops_service_server::OpsService for Services {
         }))
     }
 
-    async fn verify(&self, _request: Request<v1::VerifyRequest>) -> Answer<Self::VerifyStream> {
-        Err(unbuilt("wald.v1.OpsService.Verify", Access::Read))
+    async fn verify(&self, request: Request<v1::VerifyRequest>) -> Answer<Self::VerifyStream> {
+        let engine = &self.0.store(Access::Read)?.engine;
+        let request = request.into_inner();
+        let verification = engine
+            .verify(request.segment_id, request.max_bytes_per_second)
+            .map_err(|error| status::verify(&error))?;
+        let told = Told {
+            verification,
+            phase: self.0.phase.clone(),
+            heartbeat_interval: self.0.heartbeat_interval,
+            last: Progress::default(),
+            ended: false,
+        };
+        Ok(Response::new(Box::pin(stream::unfold(told, Told::step))))
     }
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {

@@ -20,11 +20,12 @@
 //!
 //! A position is the segment's base plus the offset in its file.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::LIFE_BYTES;
 use super::frame::crc32c;
 use crate::disk::DiskFile;
+use crate::engine::SegmentContents;
 use crate::ids::{Position, SegmentId};
 use crate::sync::RwLock;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -167,6 +168,8 @@ pub(crate) struct Segment {
     indexed: AtomicBool,
     /// Damage found, in order, not overlapping.
     pub(crate) holes: RwLock<Vec<Hole>>,
+    /// What it holds, once that was looked up.
+    pub(crate) contents: OnceLock<SegmentContents>,
 }
 
 impl Segment {
@@ -195,6 +198,7 @@ impl Segment {
             end: RwLock::new(Some(base)),
             indexed: AtomicBool::new(false),
             holes: RwLock::default(),
+            contents: OnceLock::new(),
         }
     }
 

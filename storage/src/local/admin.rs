@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Core;
-use crate::engine::{LogTarget, SegmentInfo, Statistics};
+use crate::engine::{LogTarget, SegmentContents, SegmentInfo, Statistics};
 use crate::error::{AdminError, TrimError};
 use crate::ids::{LogName, Lsn};
 use crate::journal::Answer;
 use crate::journal::committer::Operation;
+use crate::journal::frame;
+use crate::journal::segment::Segment;
 use crate::record::{Durability, LogConfig, LogInfo, Visibility};
 use crate::ticket::{Awaited, Promise};
 
@@ -101,6 +103,7 @@ impl Core {
         let segments = self.journal.segments.read();
         let (open_segments, segment_evictions) = self.open_segments.counts();
         let (durable_lag_bytes, durable_lag) = self.journal.durable_lag();
+        let (damaged_logs, unattributed_damages) = self.damages.logs();
         Statistics {
             logs: self.logs.len() as u64,
             inflight_bytes: self.journal.inflight.load(Ordering::SeqCst),
@@ -116,6 +119,10 @@ impl Core {
             quarantine_bytes: self.quarantine_bytes,
             free_bytes: self.disk.free_bytes().ok().flatten(),
             quarantined_records: self.damages.records(),
+            damaged_logs,
+            unattributed_damages,
+            scrubbed_bytes: self.scrub.bytes.load(Ordering::Relaxed),
+            last_scrub: self.scrub.last_pass(),
             followers: self.followers.load(Ordering::SeqCst),
             journal_failed: self.journal.failure().is_some(),
         }
@@ -137,7 +144,58 @@ impl Core {
                 bytes: segment.file_bytes(),
                 end: segment.end.read().unwrap_or_else(|| self.journal.written()),
                 sealed: segment.end.read().is_some(),
+                damaged: !segment.holes.read().is_empty(),
+                contents: segment.contents.get().copied(),
             })
             .collect()
+    }
+
+    /// Segments with what their indexes tell; each is looked up once.
+    pub(crate) fn describe_segments(&self, after: Option<u64>, limit: usize) -> Vec<SegmentInfo> {
+        let mut infos = self.segments();
+        infos.retain(|info| after.is_none_or(|after| info.id > after));
+        infos.truncate(limit);
+        for info in &mut infos {
+            if info.contents.is_none()
+                && let Some(segment) = self.journal.segment_at(info.base)
+            {
+                info.contents = self.contents(&segment);
+            }
+        }
+        infos
+    }
+
+    fn contents(&self, segment: &Segment) -> Option<SegmentContents> {
+        let index = Some(segment).filter(|segment| segment.is_indexed());
+        let index = index.and_then(|segment| self.indexes.get(segment))?;
+        let mut contents = SegmentContents {
+            records: 0,
+            logs: 0,
+            left: None,
+        };
+        for row in index.rows() {
+            contents.logs += 1;
+            let counts = index.entries(&row);
+            contents.records += counts
+                .from(0)
+                .map(|place| u64::from(place.count))
+                .sum::<u64>();
+        }
+        let next = {
+            let segments = self.journal.segments.read();
+            let behind = segments.range(segment.base.advance(1)..).next();
+            behind.map(|(_, next)| Arc::clone(next))
+        };
+        if let Some(next) = next {
+            let header = self
+                .open_segments
+                .read(&next, next.first(), frame::HEADER_BYTES as u64)
+                .ok()
+                .and_then(|bytes| frame::decode_header(&bytes, next.life.salt));
+            contents.left = header.map(|header| header.arrival);
+            // Nothing of it changes any more.
+            let _first = segment.contents.set(contents);
+        }
+        Some(contents)
     }
 }

@@ -67,7 +67,7 @@ impl Core {
 
     /// The index of a segment, made from its frames if need be; `None` for one that is
     /// written, or whose places are all in memory.
-    pub(super) fn sealed_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
+    pub(crate) fn sealed_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         if !segment.is_indexed() {
             return Ok(None);
         }

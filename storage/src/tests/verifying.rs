@@ -240,3 +240,332 @@ fn what_is_named_of_a_store_damaged_at_random_is_what_a_start_names() {
         assert!(!unknown || doubt, "seed {seed}: {:#?}", report.findings);
     }
 }
+
+/// A store of some sealed segments with indexes and a checkpoint, ended cleanly.
+fn rolled() -> (SimDisk, Vec<String>) {
+    let mut fixture = Fixture::new();
+    for number in 0..400u32 {
+        let log = format!("log-{}", number % 10);
+        fixture.append(&log, &vec![b'r'; 1001]).unwrap();
+    }
+    fixture = fixture.restart_cleanly();
+    fixture.append("log-0", b"newest").unwrap();
+    fixture.core.close().unwrap();
+    let disk = fixture.disk.copy();
+    let paths = faults::used_paths(&disk);
+    assert!(paths.len() > 5, "{paths:?}");
+    assert_clean(&disk, "the store");
+    (disk, paths)
+}
+
+/// The only fault of a store that was changed.
+fn the_fault(disk: &SimDisk) -> Finding {
+    let report = verify(disk);
+    let faults = faults(&report);
+    assert_eq!(faults.len(), 1, "{faults:#?}");
+    faults[0].clone()
+}
+
+fn change(disk: &SimDisk, path: &str, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = disk.contents(path).unwrap();
+    change(&mut bytes);
+    disk.replace(path, bytes);
+}
+
+fn names_in(disk: &SimDisk, directory: &str) -> Vec<String> {
+    let mut names = disk.list(directory).unwrap();
+    names.sort_unstable();
+    let path = |name| format!("{directory}/{name}");
+    names.into_iter().map(path).collect()
+}
+
+#[test]
+fn a_fault_of_every_kind_is_found_and_nothing_else() {
+    let (disk, paths) = rolled();
+    let check = |kind, severity, file: &str, plant: &dyn Fn(&SimDisk)| {
+        let copy = disk.copy();
+        plant(&copy);
+        let fault = the_fault(&copy);
+        assert_eq!((fault.kind, fault.severity), (kind, severity), "{fault:?}");
+        assert_eq!(fault.file.as_deref(), Some(file), "{fault:?}");
+        fault
+    };
+    let indexes = names_in(&disk, "index");
+    let checkpoints = names_in(&disk, "checkpoint");
+    let newest = checkpoints.last().unwrap();
+    use FindingKind::{Checksum, Digest, Index, Missing};
+    use Severity::Damage;
+
+    for at in [20, 4096 + 33, 100, 5000] {
+        let fault = check(Checksum, Damage, &paths[1], &|disk| {
+            change(disk, &paths[1], |bytes| bytes[at] ^= 1);
+        });
+        let base = (at / 4096 * 4096) as u64;
+        let offset = fault.positions.unwrap().0.get() % (64 << 10);
+        assert_eq!(offset, base, "byte {at}: {fault:?}");
+    }
+    // The padding behind a body of 1,001 bytes is covered by the digest alone.
+    let padding = {
+        let bytes = disk.contents(&paths[1]).unwrap();
+        let life = crate::journal::segment::Life::decode(&bytes).unwrap();
+        let mut at = 8192;
+        loop {
+            let header = crate::journal::frame::decode_header(&bytes[at..], life.salt).unwrap();
+            let end = at + (header.header_len + header.body_len) as usize;
+            at += usize::try_from(header.frame_len()).unwrap();
+            if end < at {
+                break end;
+            }
+        }
+    };
+    check(Digest, Damage, &paths[1], &|disk| {
+        change(disk, &paths[1], |bytes| bytes[padding] = 9);
+    });
+    check(Checksum, Damage, &indexes[1], &|disk| {
+        change(disk, &indexes[1], |bytes| bytes[200] ^= 1);
+    });
+    check(Index, Damage, &indexes[1], &|disk| {
+        disk.replace(&indexes[1], disk.contents(&indexes[2]).unwrap());
+    });
+    check(Checksum, Damage, newest, &|disk| {
+        change(disk, newest, |bytes| bytes[30] ^= 1);
+    });
+    check(Checksum, Damage, "BEGUN", &|disk| {
+        change(disk, "BEGUN", |bytes| bytes[20] ^= 1);
+    });
+    check(Missing, Damage, "BEGUN", &|disk| {
+        disk.remove("BEGUN").unwrap()
+    });
+    check(Missing, Damage, "FORMAT", &|disk| {
+        disk.remove("FORMAT").unwrap()
+    });
+    check(Checksum, Damage, "FORMAT", &|disk| {
+        change(disk, "FORMAT", |bytes| bytes[20] ^= 1);
+    });
+}
+
+#[test]
+fn what_nobody_owns_is_noted_and_is_no_fault() {
+    let (disk, _) = rolled();
+    let stray = [
+        "mine.txt",
+        "journal/old.seg",
+        "pool/x",
+        "index/00000000000000ff.idx",
+        "index/0000000000000001.idx.new",
+        "checkpoint/0000000000000001.new",
+        "sorted/0000000000000001.seg",
+        "quarantine/notes",
+        "FORMAT.new",
+    ];
+    for path in stray {
+        disk.replace(path, b"something".to_vec());
+    }
+    disk.replace("quarantine/0000000000000001-00002000.torn", vec![1; 10]);
+    let report = verify(&disk);
+    let mut noted: Vec<&str> = report
+        .findings
+        .iter()
+        .map(|finding| {
+            assert_eq!(finding.severity, Severity::Note, "{finding:?}");
+            assert_eq!(finding.kind, FindingKind::Unowned);
+            finding.file.as_deref().unwrap()
+        })
+        .collect();
+    noted.sort_unstable();
+    let mut expected = stray;
+    expected.sort_unstable();
+    assert_eq!(noted, expected);
+    let kept = [("quarantine/0000000000000001-00002000.torn".to_owned(), 10)];
+    assert_eq!(report.quarantine, kept);
+}
+
+#[test]
+fn a_segment_that_is_gone_is_missing_and_its_records_are_named() {
+    let (disk, paths) = rolled();
+    let whole = verify(&disk);
+    disk.remove(&paths[2]).unwrap();
+    let report = verify(&disk);
+    let gone = faults(&report);
+    let file = gone.iter().find(|f| f.file.as_deref() == Some(&paths[2]));
+    let file = file.expect("the file is named");
+    assert_eq!(
+        (file.kind, file.severity),
+        (FindingKind::Missing, Severity::Loss)
+    );
+    let records: usize = lost(&report).values().map(BTreeSet::len).sum();
+    assert_eq!(records as u64, whole.records - report.records);
+    assert!(records > 0);
+}
+
+#[test]
+fn a_directory_in_use_is_not_opened_and_nothing_is_written_in_any() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"x").unwrap();
+    let refused = Offline::open(Arc::new(fixture.disk.clone())).map(|_| ());
+    assert!(
+        matches!(refused, Err(OpenError::Locked { .. })),
+        "{refused:?}"
+    );
+    let disk = fixture.disk.copy();
+    let calls = disk.calls();
+    verify(&disk);
+    assert_eq!(disk.calls(), calls, "nothing was changed");
+    let empty = Offline::open(Arc::new(SimDisk::new())).map(|_| ());
+    assert!(
+        matches!(empty, Err(OpenError::NotAStore { .. })),
+        "{empty:?}"
+    );
+}
+
+#[test]
+fn a_verification_that_is_stopped_says_so() {
+    let (disk, _) = rolled();
+    let offline = Offline::open(Arc::new(disk)).unwrap();
+    let control = Control::new(0);
+    let report = offline.verify(&control, &mut |_| control.stop()).unwrap();
+    assert!(report.stopped && report.checked_bytes < 100_000);
+}
+
+/// A running engine with a flipped byte in a body of a sealed segment, and which record
+/// that is.
+fn running_with_damage() -> (Fixture, String, u64) {
+    let fixture = Fixture::new();
+    for number in 0..200u32 {
+        let log = format!("log-{}", number % 10);
+        fixture.append(&log, &vec![b'r'; 1000]).unwrap();
+    }
+    let path = faults::used_paths(&fixture.disk)[1].clone();
+    let bytes = fixture.disk.contents(&path).unwrap();
+    let life = crate::journal::segment::Life::decode(&bytes).unwrap();
+    let mut at = 8192;
+    let header = loop {
+        let header = crate::journal::frame::decode_header(&bytes[at..], life.salt).unwrap();
+        if header.kind == crate::journal::frame::Kind::Batch && at > 30_000 {
+            break header;
+        }
+        at += usize::try_from(header.frame_len()).unwrap();
+    };
+    change(&fixture.disk, &path, |bytes| bytes[at + 300] ^= 1);
+    let log = fixture.core.logs.by_id(header.log_id).unwrap();
+    (
+        fixture,
+        log.name.as_str().to_owned(),
+        header.first_lsn.get(),
+    )
+}
+
+fn online(fixture: &Fixture) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let tell = &mut |progress: &mut crate::verify::Progress| {
+        findings.append(&mut progress.findings);
+    };
+    let control = Control::new(0);
+    assert!(fixture.core.verify(None, &control, tell).is_ok());
+    findings.retain(|finding| finding.severity > Severity::Note);
+    findings
+}
+
+#[test]
+fn what_a_running_engine_finds_is_known_at_once_and_after_the_next_start() {
+    let (fixture, log, lsn) = running_with_damage();
+    assert_eq!(fixture.core.statistics().quarantined_records, 0);
+    for _ in 0..2 {
+        let findings = online(&fixture);
+        assert_eq!(findings.len(), 1, "{findings:#?}");
+        let finding = &findings[0];
+        assert_eq!(finding.severity, Severity::Loss);
+        assert_eq!(finding.log.as_ref().unwrap().as_str(), log);
+        assert_eq!(finding.lsns, Some((Lsn::new(lsn), Lsn::new(lsn + 1))));
+        let now = fixture.core.statistics();
+        assert_eq!((now.quarantined_records, now.damaged_logs), (1, 1));
+    }
+    let segments = fixture.core.describe_segments(None, 100);
+    assert!(segments[1].damaged && !segments[0].damaged);
+    let contents = segments[0].contents.expect("it has an index");
+    assert!(contents.records > 20 && contents.logs == 10 && contents.left.is_some());
+    let refused = |fixture: &Fixture| match fixture.read(&log, lsn) {
+        Err(ReadError::Quarantined { from, to, .. }) => (from, to),
+        other => panic!("{other:?}"),
+    };
+    let expected = (Lsn::new(lsn), Some(Lsn::new(lsn + 1)));
+    assert_eq!(refused(&fixture), expected);
+    let fixture = fixture.restart();
+    assert_eq!(fixture.report.damage.len(), 1);
+    assert_eq!(refused(&fixture), expected);
+    assert_eq!(online(&fixture).len(), 1);
+    fixture.append(&log, b"goes on").unwrap();
+}
+
+#[test]
+fn a_damaged_header_costs_a_running_engine_exactly_its_records() {
+    let (fixture, _, _) = running_with_damage();
+    let path = faults::used_paths(&fixture.disk)[0].clone();
+    let bytes = fixture.disk.contents(&path).unwrap();
+    let life = crate::journal::segment::Life::decode(&bytes).unwrap();
+    let mut at = 8192;
+    for _ in 0..25 {
+        let header = crate::journal::frame::decode_header(&bytes[at..], life.salt).unwrap();
+        at += usize::try_from(header.frame_len()).unwrap();
+    }
+    let header = crate::journal::frame::decode_header(&bytes[at..], life.salt).unwrap();
+    assert_eq!(header.kind, crate::journal::frame::Kind::Batch);
+    change(&fixture.disk, &path, |bytes| bytes[at + 40] ^= 1);
+    let findings = online(&fixture);
+    assert_eq!(findings.len(), 2, "{findings:#?}");
+    assert_eq!(findings[0].log_id, Some(header.log_id));
+    assert_eq!(
+        findings[0].lsns,
+        Some((header.first_lsn, header.next_lsn().unwrap()))
+    );
+    assert_eq!(fixture.core.statistics().quarantined_records, 2);
+}
+
+#[test]
+fn a_whole_engine_has_no_findings_while_it_works() {
+    let mut fixture = Fixture::new();
+    for round in 0..3u8 {
+        for number in 0..150u32 {
+            let log = format!("log-{}", number % 10);
+            fixture.append(&log, &vec![round; 900]).unwrap();
+            if number % 40 == 0 {
+                assert_eq!(online(&fixture), [], "round {round}, append {number}");
+            }
+        }
+        fixture.core.idle();
+        assert_eq!(online(&fixture), [], "round {round}");
+        fixture = fixture.restart();
+    }
+}
+
+#[test]
+fn scrubbing_finds_what_a_device_forgot_and_says_when_it_came_through() {
+    let (fixture, log, lsn) = running_with_damage();
+    assert_eq!(fixture.core.statistics().last_scrub, None);
+    assert!(fixture.core.scrub_once().is_ok());
+    let now = fixture.core.statistics();
+    assert_eq!(now.quarantined_records, 1);
+    assert!(now.last_scrub.is_some() && now.scrubbed_bytes > 100_000);
+    assert!(matches!(
+        fixture.read(&log, lsn),
+        Err(ReadError::Quarantined { .. })
+    ));
+    fixture.core.scrub.control.stop();
+    assert!(
+        fixture.core.scrub_once().is_err(),
+        "it stops when it is told to"
+    );
+}
+
+#[test]
+fn reading_keeps_to_the_rate() {
+    let (disk, _) = rolled();
+    let clock = crate::clock::SystemClock;
+    let began = clock.monotonic();
+    let offline = Offline::open(Arc::new(disk)).unwrap();
+    let report = offline.verify(&Control::new(1 << 20), &mut |_| {}).unwrap();
+    let took = clock.monotonic().duration_since(began);
+    // The last step is not paid for: nothing comes after it.
+    let least = Duration::from_micros(((report.checked_bytes - (64 << 10)) * 1_000_000) >> 20);
+    assert!(took >= least, "{took:?} for {} bytes", report.checked_bytes);
+}

@@ -157,7 +157,8 @@ fn without_new(name: &str) -> (&str, bool) {
 /// What is kept in quarantine, with its sizes.
 pub(crate) fn quarantine(disk: &dyn Disk) -> io::Result<Vec<(String, u64)>> {
     let mut files = Vec::new();
-    for name in list(disk, "quarantine")? {
+    let names = list(disk, "quarantine")?;
+    for name in names.iter().filter(|name| name.ends_with(".torn")) {
         let path = format!("quarantine/{name}");
         let bytes = disk.open(&path)?.size()?;
         files.push((path, bytes));

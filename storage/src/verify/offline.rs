@@ -18,7 +18,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::directory::{self, Format, Store};
 use crate::disk::{Disk, DiskFile, DiskLock};
 use crate::error::OpenError;
-use crate::ids::{LogId, LogName, Lsn, SegmentId};
+use crate::ids::{LogId, LogName, Lsn, Position, SegmentId};
 use crate::journal::LIFE_BYTES;
 use crate::journal::segment::{Life, id_of, journal_path};
 use crate::quarantine::Damage;
@@ -168,6 +168,11 @@ impl<'a> Reader<'a> {
                 None => self.from_device = false,
             }
         }
+        self.read_cached(from, bytes)
+    }
+
+    /// The same from the page cache, where that has it.
+    pub(crate) fn read_cached(&self, from: u64, bytes: u64) -> io::Result<Bytes> {
         let mut found = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
         let length = self.file.read_full_at(&mut found, from)?;
         found.truncate(length);
@@ -544,14 +549,7 @@ impl<'a> Attribution<'a> {
                 fault.severity,
                 segment.path.clone(),
                 fault.detail.clone(),
-                match (fault.severity, fault.kind) {
-                    (Severity::Loss, _) => advice::LOST,
-                    (_, FindingKind::Index) => advice::REMADE,
-                    (_, FindingKind::Checksum) if fault.to <= segment.base.advance(LIFE_BYTES) => {
-                        advice::COPY
-                    }
-                    _ => advice::TOLD,
-                },
+                advice_for(fault, segment.base),
             )
             .in_segment(segment.life.id)
             .at(fault.from, fault.to)
@@ -571,10 +569,16 @@ impl<'a> Attribution<'a> {
                 return true;
             }
             match &damage.log {
-                Some(log) => ranges
-                    .entry((Some(log.name.clone()), log.id))
-                    .or_default()
-                    .push((damage.from, damage.to)),
+                Some(log) => {
+                    // What was trimmed is not missed.
+                    let from = damage.from.max(log.state.read().coming_first());
+                    if from < damage.to {
+                        ranges
+                            .entry((Some(log.name.clone()), log.id))
+                            .or_default()
+                            .push((from, damage.to));
+                    }
+                }
                 None => unproven = true,
             }
             false
@@ -637,6 +641,13 @@ impl<'a> Attribution<'a> {
                 .segments
                 .iter()
                 .rfind(|segment| segment.base <= position);
+            let first = damage
+                .log
+                .as_ref()
+                .map(|log| log.state.read().coming_first());
+            if first.is_some_and(|first| damage.to <= first) {
+                continue;
+            }
             let name = damage.log.as_ref().map(|log| log.name.clone());
             let unproven = name.is_none() && damage.from == damage.to;
             findings.push(Finding {
@@ -664,8 +675,18 @@ impl<'a> Attribution<'a> {
     }
 }
 
+/// What to do about a fault in a segment.
+pub(super) fn advice_for(fault: &Fault, base: Position) -> &'static str {
+    match (fault.severity, fault.kind) {
+        (Severity::Loss, _) => advice::LOST,
+        (_, FindingKind::Index) => advice::REMADE,
+        (_, FindingKind::Checksum) if fault.to <= base.advance(LIFE_BYTES) => advice::COPY,
+        _ => advice::TOLD,
+    }
+}
+
 /// Ranges that touch become one.
-fn merged(mut ranges: Vec<(Lsn, Lsn)>) -> Vec<(Lsn, Lsn)> {
+pub(super) fn merged(mut ranges: Vec<(Lsn, Lsn)>) -> Vec<(Lsn, Lsn)> {
     ranges.sort_unstable();
     let mut merged: Vec<(Lsn, Lsn)> = Vec::with_capacity(ranges.len());
     for (from, to) in ranges {

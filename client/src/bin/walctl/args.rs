@@ -70,6 +70,9 @@ pub(crate) enum Command {
     /// Show what the server is, whether it is ready, what its flushes really promise, and
     /// its journal; exits with 4 if it is not ready.
     Status(StatusArgs),
+    /// Have the server check all that it stores, beside its work: every checksum, chain, index
+    /// and digest. What it finds damaged is quarantined at once; exits with 5 if anything is.
+    Verify(VerifyArgs),
     /// Ask whether the server is ready; exits with 4 if not.
     Health(HealthArgs),
     /// Save the store to a directory of backups, or look after that directory.
@@ -364,6 +367,16 @@ pub(crate) struct StatusArgs {
     /// List the segments of the journal too; JSON always has them.
     #[arg(long)]
     pub(crate) segments: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct VerifyArgs {
+    /// Only this segment, by its number as its file has it (16 hexadecimal digits).
+    #[arg(long, value_parser = parse::hexadecimal)]
+    pub(crate) segment: Option<u64>,
+    /// Read at most so many bytes a second; 0: no bound.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub(crate) max_bytes_per_second: u64,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -15,6 +15,7 @@ mod parse;
 mod progress;
 mod scan;
 mod status;
+mod verify;
 
 use std::time::Duration;
 
@@ -75,6 +76,7 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
         Command::Cursor(command) => cursors::cursor(client, command, output).await,
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, &global.endpoint, output).await,
+        Command::Verify(args) => verify::run(client, args, output).await,
         Command::Health(args) => health(client, args, output).await,
         Command::Backup(args) => backup::run(client, args, output).await,
         Command::Completion { shell } => pages::completion(shell),

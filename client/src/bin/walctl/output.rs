@@ -155,7 +155,7 @@ fn without_line_ends(json: &str) -> String {
 }
 
 /// The payload for a terminal: nothing in it may move the cursor or end the line.
-fn escaped(data: &[u8]) -> String {
+pub(crate) fn escaped(data: &[u8]) -> String {
     let Ok(text) = std::str::from_utf8(data) else {
         return data.escape_ascii().to_string();
     };

@@ -58,6 +58,11 @@ pub(crate) fn log_and_lsn(text: &str) -> Result<(String, u64), String> {
     Ok((log.to_owned(), lsn.parse().map_err(|_| expected())?))
 }
 
+/// A number as the names of segments have it.
+pub(crate) fn hexadecimal(text: &str) -> Result<u64, String> {
+    u64::from_str_radix(text, 16).map_err(|_| "expected up to 16 hexadecimal digits".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,8 +7,8 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use wald_client::proto::{
-    DurabilityTruth, EngineKind, GetServerInfoResponse, Segment, SegmentKind, SegmentState,
-    ServerLimits, SyncMode,
+    DamageSummary, DurabilityTruth, EngineKind, GetServerInfoResponse, Segment, SegmentKind,
+    SegmentState, ServerLimits, SyncMode,
 };
 use wald_client::{Client, Health};
 
@@ -103,6 +103,9 @@ impl Status<'_> {
             row("limits", limits_in_words(limits));
         }
         row("journal", self.journal());
+        if let Some(damage) = &info.damage {
+            row("damage", damaged(damage));
+        }
         table.trim_fmt()
     }
 
@@ -180,9 +183,41 @@ impl Status<'_> {
                 "base_position": segment.base_position,
                 "end_position": segment.end_position,
                 "file_bytes": segment.file_bytes,
+                "record_count": segment.record_count,
+                "log_count": segment.log_count,
+                "seal_time": time(segment.seal_time.as_ref()),
             })).collect::<Vec<_>>(),
+            "damage": info.damage.as_ref().map(|damage| json!({
+                "quarantined_records": damage.quarantined_records,
+                "log_count": damage.log_count,
+                "unattributed_count": damage.unattributed_count,
+            })),
         })
     }
+}
+
+/// What is lost, and what to do.
+fn damaged(damage: &DamageSummary) -> String {
+    let plural = |count: u64, word: &str| match count {
+        1 => format!("1 {word}"),
+        many => format!("{many} {word}s"),
+    };
+    let mut text = format!(
+        "{} of {} QUARANTINED",
+        plural(damage.quarantined_records, "record"),
+        plural(damage.log_count, "log")
+    );
+    if damage.unattributed_count > 0 {
+        text.push_str(&format!(
+            "; {} where what is lost is not known: logs without later records refuse appends",
+            plural(damage.unattributed_count, "place")
+        ));
+    }
+    text.push_str(
+        "; `walctl verify` names them; restore them from a backup, or accept the loss with `wald \
+         repair --accept-loss`",
+    );
+    text
 }
 
 fn health(health: Health) -> &'static str {
@@ -287,6 +322,11 @@ mod tests {
                 is_volatile: true,
                 caveats: vec!["a reboot empties it".into()],
             }),
+            damage: Some(DamageSummary {
+                quarantined_records: 12,
+                log_count: 1,
+                unattributed_count: 0,
+            }),
             ..Default::default()
         };
         info.set_default_sync_mode(SyncMode::Interval);
@@ -318,6 +358,7 @@ mod tests {
             "interval, weaker acks are flushed within 100ms",
             "fdatasync on tmpfs, p50 1.5ms, p99 20.0ms; VOLATILE",
             "a reboot empties it",
+            "12 records of 1 log QUARANTINED; `walctl verify` names them",
             "2 segments, 2.00 KiB, positions 0 to 1536, 1 DAMAGED",
         ] {
             assert!(table.contains(words), "no {words:?} in\n{table}");

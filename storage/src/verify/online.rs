@@ -1,0 +1,378 @@
+//! The store of a running engine, checked beside its work. What is found becomes known to
+//! the engine at once: readers are told, numbers move, the next start finds it too.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use parking_lot::Mutex;
+
+use super::files::{self, Known};
+use super::offline::{Reader, advice_for};
+use super::pace::{Control, Pace, Progress, Stop};
+use super::segment::{self, Fault, NextLsns, Target};
+use super::{Finding, FindingKind, Severity, advice};
+use crate::checkpoint;
+use crate::directory;
+use crate::ids::{Lsn, Position, SegmentId};
+use crate::index::Place;
+use crate::journal::segment::Segment;
+use crate::local::{Core, Log};
+use crate::metrics::ChecksumSite;
+
+/// Faults that were logged and counted, so that the next look does not do it again.
+#[derive(Default)]
+pub(crate) struct Told(Mutex<HashSet<(Option<u64>, FindingKind, Option<Position>, String)>>);
+
+impl Told {
+    /// Whether this is the first time.
+    fn first(&self, finding: &Finding) -> bool {
+        let from = finding.positions.map(|(from, _)| from);
+        let file = finding.file.clone().unwrap_or_default();
+        self.0
+            .lock()
+            .insert((finding.segment, finding.kind, from, file))
+    }
+}
+
+/// A verification that runs on a thread of its own. Dropping it ends it.
+pub struct Verification {
+    pub(crate) control: Arc<Control>,
+    pub(crate) mailbox: Arc<Mailbox>,
+}
+
+/// Where the thread leaves what there is to say.
+#[derive(Default)]
+pub(crate) struct Mailbox(Mutex<Said>);
+
+#[derive(Default)]
+struct Said {
+    progress: Progress,
+    changed: bool,
+    ended: Option<io::Result<()>>,
+    waker: Option<Waker>,
+}
+
+impl Mailbox {
+    pub(crate) fn say(&self, progress: &mut Progress) {
+        let mut said = self.0.lock();
+        said.progress.checked_bytes = progress.checked_bytes;
+        said.progress.total_bytes = progress.total_bytes;
+        said.progress.findings.append(&mut progress.findings);
+        said.changed = true;
+        if let Some(waker) = said.waker.take() {
+            drop(said);
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn end(&self, result: io::Result<()>) {
+        let mut said = self.0.lock();
+        said.ended = Some(result);
+        if let Some(waker) = said.waker.take() {
+            drop(said);
+            waker.wake();
+        }
+    }
+}
+
+impl Verification {
+    /// How far it is now, as soon as that has changed; `None` = it has ended.
+    ///
+    /// # Errors
+    /// If the store could not be read. Damage is no error.
+    pub async fn next(&mut self) -> Option<io::Result<Progress>> {
+        std::future::poll_fn(|context| {
+            let mut said = self.mailbox.0.lock();
+            if std::mem::take(&mut said.changed) {
+                let findings = std::mem::take(&mut said.progress.findings);
+                return Poll::Ready(Some(Ok(Progress {
+                    findings,
+                    ..said.progress.clone()
+                })));
+            }
+            match said.ended.take() {
+                Some(Err(error)) => {
+                    said.ended = Some(Ok(()));
+                    Poll::Ready(Some(Err(error)))
+                }
+                Some(Ok(())) => {
+                    said.ended = Some(Ok(()));
+                    Poll::Ready(None)
+                }
+                None => {
+                    said.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for Verification {
+    fn drop(&mut self) {
+        self.control.stop();
+    }
+}
+
+impl Core {
+    /// Checks the store, or one segment of it.
+    pub(crate) fn verify(
+        &self,
+        only: Option<Arc<Segment>>,
+        control: &Control,
+        tell: &mut dyn FnMut(&mut Progress),
+    ) -> Result<(), Stop> {
+        let whole = only.is_none();
+        let segments: Vec<Arc<Segment>> = match only {
+            Some(segment) => vec![segment],
+            None => self.journal.segments.read().values().cloned().collect(),
+        };
+        let now = || self.journal.clock.monotonic();
+        let mut pace = Pace::new(control, &now);
+        let mut progress = Progress {
+            total_bytes: segments
+                .iter()
+                .filter_map(|segment| self.settled_end(segment).map(|end| segment.offset(end)))
+                .sum(),
+            ..Progress::default()
+        };
+        let mut lsns = NextLsns::new(whole);
+        if whole {
+            let findings = self.check_files(&segments)?;
+            progress.findings = self.note(findings, ChecksumSite::Verify);
+        }
+        tell(&mut progress);
+        for segment in &segments {
+            let mut spend = |bytes: u64| {
+                pace.spend(bytes)?;
+                progress.checked_bytes += bytes;
+                tell(&mut progress);
+                Ok(())
+            };
+            let found = self.check_segment(segment, &mut lsns, ChecksumSite::Verify, &mut spend)?;
+            progress.findings.extend(found);
+        }
+        tell(&mut progress);
+        Ok(())
+    }
+
+    /// Where the frames of a segment end that are on the device; `None` if none is.
+    fn settled_end(&self, segment: &Segment) -> Option<Position> {
+        let durable = self.journal.durable();
+        let end = *segment.end.read();
+        let end = end.unwrap_or(durable).min(durable);
+        (end > segment.first() && end <= segment.limit()).then_some(end)
+    }
+
+    /// Checks one segment and its index; what it finds is known to the engine from then on.
+    /// `spend` is told of bytes before they are read.
+    pub(crate) fn check_segment(
+        &self,
+        segment: &Arc<Segment>,
+        lsns: &mut NextLsns,
+        site: ChecksumSite,
+        spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
+    ) -> Result<Vec<Finding>, Stop> {
+        let Some(end) = self.settled_end(segment) else {
+            return Ok(Vec::new());
+        };
+        if !segment.holes.read().is_empty() {
+            lsns.expect_gaps();
+        }
+        let path = segment.path();
+        let known = Known {
+            life: segment.life,
+            base: segment.base,
+            end,
+        };
+        let mut findings = Vec::new();
+        let index = match segment.is_indexed() {
+            true => files::index(&*self.disk, &known, &mut findings)?.0,
+            false => None,
+        };
+        let mut findings = self.note(findings, site);
+        let writer = segment.writer();
+        let mut reader = match Reader::open(&*self.disk, &path) {
+            Ok(reader) => reader,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let gone = Finding::of_file(
+                    FindingKind::Missing,
+                    Severity::Loss,
+                    path.clone(),
+                    format!("segment {} is gone", segment.life.id),
+                    advice::LOST,
+                )
+                .in_segment(segment.life.id);
+                findings.extend(self.note(vec![gone], site));
+                return Ok(findings);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let target = Target {
+            life: segment.life,
+            base: segment.base,
+            end,
+            file_bytes: reader.size()?,
+        };
+        let mut read = |from: u64, bytes: u64| {
+            spend(bytes)?;
+            // What is being written is not read around the cache: that would write it back.
+            Ok(match &writer {
+                Some(_) => reader.read_cached(from, bytes)?,
+                None => reader.read(from, bytes)?,
+            })
+        };
+        let checked = segment::check(&target, index.as_ref(), lsns, &mut read)?;
+        for fault in &checked.faults {
+            self.attribute(segment, &path, fault, site, &mut findings)?;
+        }
+        Ok(findings)
+    }
+
+    /// Whose records a fault takes; they are quarantined.
+    fn attribute(
+        &self,
+        segment: &Arc<Segment>,
+        path: &str,
+        fault: &Fault,
+        site: ChecksumSite,
+        findings: &mut Vec<Finding>,
+    ) -> io::Result<()> {
+        let base = Finding::of_file(
+            fault.kind,
+            fault.severity,
+            path,
+            fault.detail.clone(),
+            advice_for(fault, segment.base),
+        )
+        .in_segment(segment.life.id)
+        .at(fault.from, fault.to);
+        let mut hit: BTreeMap<u64, (Arc<Log>, Vec<(Lsn, Lsn)>)> = BTreeMap::new();
+        let unreadable = fault.is_hole || fault.severity == Severity::Loss;
+        if unreadable && fault.from < fault.to {
+            for (log, place) in self.places_within(segment, fault.from, fault.to)? {
+                let first = log.state.read().first(self.journal.durable());
+                let kept = (place.first_lsn.max(first), place.next_lsn());
+                if log.state.read().deleted || kept.0 >= kept.1 {
+                    continue;
+                }
+                self.quarantine_found(&log, &place, site);
+                let entry = hit.entry(log.id.get()).or_insert_with(|| (log, Vec::new()));
+                entry.1.push(kept);
+            }
+        }
+        if hit.is_empty() {
+            let severity = match fault.severity {
+                // The engine knows all frames: no record that is kept is in it.
+                Severity::Loss if fault.is_hole || fault.from < fault.to => Severity::Damage,
+                other => other,
+            };
+            let touched = fault.touched.first();
+            let log = touched.and_then(|touched| self.logs.by_id(touched.log_id));
+            let finding = Finding {
+                severity,
+                log: log.as_ref().map(|log| log.name.clone()),
+                log_id: log.as_ref().map(|log| log.id),
+                advice: if severity == fault.severity {
+                    base.advice
+                } else {
+                    advice::TOLD
+                },
+                ..base
+            };
+            findings.extend(self.note(vec![finding], site));
+            return Ok(());
+        }
+        for (log, lsns) in hit.into_values() {
+            for lsns in super::offline::merged(lsns) {
+                findings.push(Finding {
+                    severity: Severity::Loss,
+                    log: Some(log.name.clone()),
+                    log_id: Some(log.id),
+                    lsns: Some(lsns),
+                    advice: advice::LOST,
+                    ..base.clone()
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Frames with records that a stretch of a segment holds, by what the engine knows.
+    fn places_within(
+        &self,
+        segment: &Segment,
+        from: Position,
+        to: Position,
+    ) -> io::Result<Vec<(Arc<Log>, Place)>> {
+        let mut found = Vec::new();
+        if let Some(index) = self.sealed_index(segment)? {
+            for row in index.rows() {
+                let Some(log) = self.logs.by_id(row.log_id) else {
+                    continue;
+                };
+                let entries = index.entries(&row);
+                let first = entries.partition_point(|place| place.end() <= from);
+                let hit = entries.from(first).take_while(|place| place.position < to);
+                found.extend(hit.map(|place| (Arc::clone(&log), place)));
+            }
+            return Ok(found);
+        }
+        for log in self.logs.all_known() {
+            let places = log.state.read().places.within(from, to).to_vec();
+            found.extend(places.into_iter().map(|place| (Arc::clone(&log), place)));
+        }
+        Ok(found)
+    }
+
+    /// Counts and logs findings that are new; gives all of them back.
+    pub(crate) fn note(&self, findings: Vec<Finding>, site: ChecksumSite) -> Vec<Finding> {
+        for finding in &findings {
+            if finding.severity > Severity::Note && self.told.first(finding) {
+                self.journal.observer.checksum_failure(site);
+                tracing::error!(
+                    file = finding.file,
+                    segment = finding.segment,
+                    from_position = finding.positions.map(|(from, _)| from.get()),
+                    to_position = finding.positions.map(|(_, to)| to.get()),
+                    "{}; {}",
+                    finding.detail,
+                    finding.advice
+                );
+            }
+        }
+        findings
+    }
+
+    /// Checks all that is no segment.
+    fn check_files(&self, segments: &[Arc<Segment>]) -> Result<Vec<Finding>, Stop> {
+        let disk = &*self.disk;
+        let format = directory::look(disk).map_err(io::Error::other)?;
+        let mut findings = files::small_files(disk, &format, self.store_id, segments.len())?;
+        let ids: BTreeSet<SegmentId> = segments.iter().map(|segment| segment.life.id).collect();
+        findings.extend(files::strays(disk, &ids, true)?);
+        // Those that a checkpoint tells of have ended long ago.
+        let known: BTreeMap<SegmentId, Known> = segments
+            .iter()
+            .filter_map(|segment| {
+                let end = (*segment.end.read())?;
+                let known = Known {
+                    life: segment.life,
+                    base: segment.base,
+                    end,
+                };
+                Some((segment.life.id, known))
+            })
+            .collect();
+        for id in checkpoint::list(disk)? {
+            // One that is newer than what we listed is left to the next look.
+            if known.contains_key(&id) {
+                findings.extend(files::checkpoint(disk, id, self.store_id, &known, None)?);
+            }
+        }
+        Ok(findings)
+    }
+}

@@ -1,0 +1,109 @@
+//! Scrubbing: sealed segments are read again and again, slowly, so that what a device
+//! forgets is found while a backup still has it, and not when somebody needs it.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::Severity;
+use super::pace::{Control, Pace, Stop};
+use super::segment::NextLsns;
+use crate::ids::Timestamp;
+use crate::local::Core;
+use crate::metrics::ChecksumSite;
+
+/// How long one step gives way to appends that are under way, at most: so a pass goes on
+/// at 1 MiB a second at least, however busy the journal is.
+const GIVE_WAY: Duration = Duration::from_secs(1);
+
+/// How often it looks whether they are through.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How far scrubbing is.
+pub(crate) struct Scrub {
+    pub(crate) control: Control,
+    /// Bytes read since the start.
+    pub(crate) bytes: AtomicU64,
+    /// When the last pass over everything ended; 0 = none did yet.
+    last_pass: AtomicI64,
+}
+
+impl Scrub {
+    pub(crate) fn new(bytes_per_second: u64) -> Self {
+        Self {
+            control: Control::new(bytes_per_second),
+            bytes: AtomicU64::new(0),
+            last_pass: AtomicI64::new(0),
+        }
+    }
+
+    /// When the last pass over everything ended.
+    pub(crate) fn last_pass(&self) -> Option<Timestamp> {
+        let micros = self.last_pass.load(Ordering::Relaxed);
+        (micros != 0).then(|| Timestamp::from_micros(micros))
+    }
+}
+
+impl Core {
+    /// Body of the scrubbing thread, until it is stopped. A run begins with the oldest
+    /// segment: where the run before had come to is not kept.
+    pub(crate) fn scrub(&self) {
+        while !self.scrub.control.is_stopped() {
+            let began = self.journal.clock.monotonic();
+            if let Err(Stop::Io(error)) = self.scrub_once() {
+                tracing::warn!(%error, "a pass of scrubbing was cut off; the next one begins anew");
+            }
+            let took = self.journal.clock.monotonic().duration_since(began);
+            // At least a moment, so that an error that stays does not make a busy loop.
+            let pause = self.config.scrub_interval.saturating_sub(took);
+            self.scrub.control.wait(pause.max(Duration::from_secs(1)));
+        }
+    }
+
+    /// One pass over all segments that are sealed now.
+    pub(crate) fn scrub_once(&self) -> Result<(), Stop> {
+        let segments: Vec<_> = self.journal.segments.read().values().cloned().collect();
+        let now = || self.journal.clock.monotonic();
+        let mut pace = Pace::new(&self.scrub.control, &now);
+        let mut found = 0;
+        for segment in segments {
+            // What is written was just verified by being written, and its index is to come.
+            if segment.writer().is_some() {
+                continue;
+            }
+            let mut lsns = NextLsns::new(false);
+            let mut spend = |bytes: u64| {
+                pace.spend(bytes)?;
+                self.give_way();
+                self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
+            };
+            let findings =
+                self.check_segment(&segment, &mut lsns, ChecksumSite::Scrub, &mut spend)?;
+            found += findings
+                .iter()
+                .filter(|finding| finding.severity > Severity::Note)
+                .count();
+        }
+        let ended = self.journal.clock.now();
+        self.scrub
+            .last_pass
+            .store(ended.micros().max(1), Ordering::Relaxed);
+        if found > 0 {
+            tracing::warn!(
+                findings = found,
+                "a pass of scrubbing found damage; `walctl verify` names it"
+            );
+        }
+        Ok(())
+    }
+
+    /// Lets appends that are under way go first.
+    fn give_way(&self) {
+        let busy = || self.journal.inflight.load(Ordering::Relaxed) > 0;
+        let mut waited = Duration::ZERO;
+        while busy() && waited < GIVE_WAY && !self.scrub.control.is_stopped() {
+            self.scrub.control.wait(LOOK);
+            waited += LOOK;
+        }
+    }
+}
