@@ -4,7 +4,6 @@ import itertools
 import struct
 
 from layout import NONE, Bad, crc, fields, message, signed, varint, zigzag
-from store import NEVER
 
 HEADER = struct.Struct("<8sIIQ8sQQIIII")
 ROW = struct.Struct("<QQQqQQIIII")
@@ -74,42 +73,61 @@ def differences(what, told, log, with_chain):
             for key in held if told[key] != held[key]]
 
 
-def check_index(segment, store):
-    """The index of a segment, if it has one and no damage; gives back what is wrong with it, None without one."""
-    path = store.path / "index" / f"{segment.id:016x}.idx"
-    if not path.exists():
-        return None
-    data, what = path.read_bytes(), f"index/{path.name}"
+def read_index(path):
+    """An index file: what its header says, rows with their entries, images."""
+    data = path.read_bytes()
     if len(data) < HEADER.size + 4 or crc(data[:-4]) != int.from_bytes(data[-4:], "little"):
-        return [f"{what}: the checksum is wrong"]
+        raise Bad("the checksum is wrong")
     magic, version, flags, number, salt, base, end, chain, rows, entries, zero = HEADER.unpack_from(data)
     if (magic, version, flags, zero) != (b"WALDIDX\0", 1, 0, 0):
-        return [f"{what}: not an index of version 1"]
-    wrong = []
-    held = (segment.id, segment.life.salt, segment.base, segment.base + segment.end, segment.chain)
-    if (number, salt, base, end, chain) != held:
-        wrong.append(f"{what}: {(number, salt, base, end, chain)} instead of {held}")
-    touched = sorted((log for log in store.logs.values() if log.touched == segment.id), key=lambda log: log.id)
+        raise Bad("not an index of version 1")
     at = HEADER.size
     told = [ROW.unpack_from(data, at + ROW.size * row) for row in range(rows)]
     at += ROW.size * rows
     places = [ENTRY.unpack_from(data, at + ENTRY.size * entry) for entry in range(entries)]
-    images = at + ENTRY.size * entries
-    if [row[0] for row in told] != [log.id for log in touched]:
-        return [*wrong, f"{what}: rows of logs {[row[0] for row in told]} instead of {[log.id for log in touched]}"]
-    for row, log in zip(told, touched):
-        number, first, next_lsn, newest, newer, older, entry, count, image_at, image_bytes = row
+    at += ENTRY.size * entries
+    return (number, salt, base, end, chain), [
+        (row[:6], places[row[6]:row[6] + row[7]], image(data[at + row[8]:at + row[8] + row[9]])) for row in told]
+
+
+def index_of(segment, store):
+    """Images of a segment that has a successor, if its index agrees with the link of that; else None."""
+    try:
+        header, rows = read_index(store.path / "index" / f"{segment.id:016x}.idx")
+    except (Bad, FileNotFoundError):
+        return None
+    return rows if header == (segment.id, segment.life.salt, segment.base, segment.base + segment.end,
+                              segment.told_chain) else None
+
+
+def check_index(segment, store):
+    """The index of a segment; gives back what is wrong with it, None without one."""
+    path = store.path / "index" / f"{segment.id:016x}.idx"
+    if not path.exists():
+        return None
+    what = f"index/{path.name}"
+    try:
+        header, rows = read_index(path)
+    except Bad as why:
+        return [f"{what}: {why}"]
+    wrong = []
+    held = (segment.id, segment.life.salt, segment.base, segment.base + segment.end, segment.chain)
+    if header != held:
+        wrong.append(f"{what}: {header} instead of {held}")
+    touched = sorted((log for log in store.logs.values() if log.touched == segment.id), key=lambda log: log.id)
+    if [row[0][0] for row in rows] != [log.id for log in touched]:
+        return [*wrong, f"{what}: rows of logs {[row[0][0] for row in rows]} instead of {[log.id for log in touched]}"]
+    for (row, places, told), log in zip(rows, touched):
         here = [batch for batch in log.batches if batch.segment == segment.id]
         start = here[0].first_lsn if here else log.next
-        size = log.chain[0][1]
-        expected = (start, log.next, log.newest_time,
-                    *((store.below[log.id][0][0], store.below[log.id][1][0]) if size > 1 else (NONE, NONE)))
-        if (first, next_lsn, newest, newer, older) != expected:
-            wrong.append(f"{what}: row of log {number}: {(first, next_lsn, newest, newer, older)} instead of {expected}")
+        below = store.below[log.id][:2] if log.chain[0][1] > 1 else [(NONE, 0), (NONE, 0)]
+        expected = (log.id, start, log.next, log.newest_time, below[0][0], below[1][0])
+        if row != expected:
+            wrong.append(f"{what}: row {row} instead of {expected}")
         held = [(batch.offset, batch.first_lsn - start, batch.count, batch.size) for batch in here]
-        if places[entry:entry + count] != held:
-            wrong.append(f"{what}: entries of log {number} differ")
-        wrong += differences(what, image(data[images + image_at:images + image_at + image_bytes]), log, False)
+        if places != held:
+            wrong.append(f"{what}: entries of log {log.id} differ")
+        wrong += differences(what, told, log, False)
     return wrong
 
 
@@ -135,6 +153,20 @@ def read_checkpoint(path):
         else:
             found[number] = value
     return found
+
+
+def newest_checkpoint(path, store):
+    """The newest checkpoint that is whole and whose segments are all there by name, or None."""
+    for file in sorted((path / "checkpoint").glob("*.ckp"), reverse=True):
+        try:
+            found = read_checkpoint(file)
+        except Bad:
+            continue
+        named = [path / "journal" / f"{one[0]:016x}.seg" for one in found["segments"]]
+        if found[1].to_bytes(8, "little") + found[2].to_bytes(8, "little") == store and all(
+                name.exists() for name in named):
+            return found
+    return None
 
 
 def check_checkpoint(segment, store, walked):
@@ -174,5 +206,3 @@ def check_checkpoint(segment, store, walked):
             wrong += differences(what, one, logs[one["id"]], True)
     return wrong
 
-
-__all__ = ["check_checkpoint", "check_index", "NEVER"]

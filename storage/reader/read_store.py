@@ -2,20 +2,21 @@
 """usage: read_store.py [--records] DIRECTORY
 
 Reads a data directory of Wald, changes nothing in it, and prints what it holds as JSON lines: one for the
-store, one for each log in the order of their names. --records adds each log's records behind its line; else a
-log's records are there as a digest.
+store, one for each log in the order of their names. --records adds each log's records behind its line.
+
+The digest of a log's records is XXH3-128 of, for each: lsn (8 bytes), time in microseconds (8), then behind their
+lengths (8 bytes each) data, key and value of each header, and checksum (4 bytes, or none).
 
 Written from storage/README.md and from nothing else, so that the document and the engine can be held against each other.
 Wants the packages of requirements.txt. Ends with 0 if nothing is wrong, 1 if something is damaged, 2 if the
 directory cannot be read.
 """
 
-import hashlib
 import json
 import sys
 
 from derived import check_checkpoint, check_index
-from layout import Bad, message
+from layout import Bad, bytes_digest, message
 from store import Store
 
 SYNC_MODES = [None, "strict", "batch", "interval", "async", "manual"]
@@ -55,9 +56,20 @@ def records(log):
     return [record(one) for batch in log.batches for one in batch.records if one["lsn"] >= log.first]
 
 
+def digest_of(log):
+    data = bytearray()
+    for batch in log.batches:
+        for one in batch.records:
+            if one["lsn"] >= log.first:
+                data += one["lsn"].to_bytes(8, "little") + one["time_us"].to_bytes(8, "little", signed=True)
+                parts = [one["data"], *(part for key, value in one["headers"] for part in (key.encode(), value)),
+                         one["crc32c"].to_bytes(4, "little") if "crc32c" in one else b""]
+                data += b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return bytes_digest(bytes(data)).hex()
+
+
 def describe(log, store):
     held = records(log)
-    digest = hashlib.sha256("".join(f"{json.dumps(one)}\n" for one in held).encode()).hexdigest()
     return {"log": log.name, "log_id": log.id, "first_lsn": log.first, "next_lsn": log.next,
             "writer_epoch": log.epoch, "config": config(log.config), "create_time_us": log.create_time,
             "update_time_us": log.change_time, "stored_bytes": log.stored,
@@ -68,7 +80,7 @@ def describe(log, store):
                                           for lsn, count, _, _, _, digest in known.batches]}
                           for name, known in sorted(log.producers.items())],
             "tail_proven": store.unproven is None or log.proven > store.unproven,
-            "quarantined": log.gaps(), "records": len(held), "digest": digest}, held
+            "quarantined": log.gaps(), "records": len(held), "digest": digest_of(log)}, held
 
 
 def read(directory):
@@ -106,7 +118,7 @@ def main():
     print(json.dumps({"store": store.id[::-1].hex(), "recovery_epoch": store.epoch,
                       "segments": [segment.path.name for segment in store.segments],
                       "clean": bool(store.segments) and store.segments[-1].clean, "torn": store.torn,
-                      "damage": store.damage, **counts, "problems": store.problems}))
+                      "damage": store.damage, **counts, "digests": {"same": store.digests[1], "other": store.digests[0]}, "problems": store.problems}))
     for log in store.live():
         line, held = describe(log, store)
         print(json.dumps(line))

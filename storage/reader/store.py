@@ -1,19 +1,18 @@
 """What a data directory holds, by the rules of recovery in storage/README.md. Changes nothing.
 
-All segments are walked, also those that a start would not read; index and checkpoint are not believed but
-compared (derived.py).
+All segments are walked, also those that a start would not read. What index files and checkpoints say is used where
+a segment is damaged, as a start uses it, and compared with the segments where it is not (derived.py).
 """
 
 import re
-import struct
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LIFE_BLOCK, LINK,
+from derived import index_of, newest_checkpoint, read_checkpoint
+from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LIFE_BLOCK, LINK, NEVER,
                     SEAL, TRIM, Bad, Life, bytes_digest, crc, directory, fields, frame_body, frame_header,
-                    life_block, message, plain, producer, records, signed)
+                    life_block, message, plain, producer, records, sent_digest, signed)
+from state import Batch, Log, Producer, Segment, pushed
 
-NEVER = -(1 << 63)
 OF_LOGS = (BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR)
 WINDOW = 1024
 
@@ -35,88 +34,6 @@ def text_file(path, title, keys):
     return found
 
 
-@dataclass
-class Batch:
-    """One frame of records that verified."""
-    segment: int
-    offset: int
-    first_lsn: int
-    count: int
-    size: int
-    records: list
-
-
-@dataclass
-class Producer:
-    """What is remembered of a producer: its newest batches, as (lsn, count, arrival, time, position, digest)."""
-    epoch: int
-    next: int
-    batches: list = field(default_factory=list)
-
-
-@dataclass
-class Log:
-    """One log, as far as the walk has come."""
-    id: int
-    name: str
-    first: int = 0
-    next: int = 0
-    newest_time: int = NEVER
-    create_time: int = NEVER
-    change_time: int = NEVER
-    created_end: int = 0
-    newest_end: int = 0
-    stored: int = 0
-    deleted: bool = False
-    config: bytes = b""
-    touched: int = 0
-    created_in: int = 0
-    chain: list = field(default_factory=list)
-    epoch: int = 0
-    cursors: dict = field(default_factory=dict)
-    producers: dict = field(default_factory=dict)
-    batches: list = field(default_factory=list)
-    quarantined: list = field(default_factory=list)
-    # Up to this position what was found of its records proves its tail.
-    proven: int = 0
-
-    def lose(self, start, end):
-        """Records from `start` to before `end` are damaged."""
-        if end > start:
-            if self.quarantined and self.quarantined[-1][1] == start:
-                self.quarantined[-1][1] = end
-            else:
-                self.quarantined.append([start, end])
-
-    def gaps(self):
-        """What is damaged and not trimmed."""
-        return [[max(start, self.first), end] for start, end in self.quarantined if end > self.first]
-
-
-@dataclass
-class Segment:
-    """A file of the journal."""
-    path: Path
-    data: bytes
-    life: Life
-    base: int | None = None
-    link: dict | None = None
-    end: int = 0
-    # Frames in order, and between them (start, end) of what does not verify, as offsets.
-    items: list = field(default_factory=list)
-    sealed: bool = False
-    clean: bool = False
-    damaged: bool = False
-    chain: int = 0
-    # Of the seal: the counter of the next log. Of all frames so far: the latest arrival.
-    next_log: int = 0
-    arrival: int = NEVER
-
-    @property
-    def id(self):
-        return self.life.segment
-
-
 class Store:
     """A data directory."""
 
@@ -129,21 +46,26 @@ class Store:
         # Logs of which nothing beyond this position tells cannot prove their tail.
         self.unproven = None
         self.epoch = 0
+        # Batches of producers: whose digest is another than that of the stored records, and whose is the same.
+        self.digests = [0, 0]
         self.after_segment = lambda segment, store: None
         form = text_file(self.path / "FORMAT", "wald store", ["version", "id"])
         if form is None or form["version"] != "1":
             raise Bad("FORMAT is missing, damaged or of another version")
         self.id = int(form["id"], 16).to_bytes(16, "little")
         self.begun = text_file(self.path / "BEGUN", "wald begun", ["epoch", "segment", "base"])
+        self.checkpoint = newest_checkpoint(self.path, self.id)
+        # Segments that the checkpoint covers: by name, with what it says of them.
+        self.covered = {f"{one[0]:016x}.seg": one for one in self.checkpoint["segments"]} if self.checkpoint else {}
         self.segments = self.find_segments()
         # A last segment of which not even the link became whole: the journal had not got there.
-        while self.segments and self.end_of_last() == FIRST_FRAME:
+        while (self.segments and self.segments[-1].told_end is None and self.end_of_last() == FIRST_FRAME):
             self.segments.pop()
 
     # Which files there are
 
     def find_segments(self):
-        found = []
+        found, self.unreadable = [], []
         for path in sorted((self.path / "journal").glob("*.seg")):
             data = path.read_bytes()
             life = None
@@ -152,8 +74,17 @@ class Store:
                     life = life or life_block(data[at:at + LIFE_BLOCK])
                 except Bad as why:
                     self.problem(f"{path.name}: life block at {at}: {why}")
+            if path.name in self.covered:
+                number, size, _, base, end, salt = self.covered[path.name]
+                life = Life(1, 0, 0, 0, number, size, salt, self.id)
+                segment = Segment(path, data, life, base, told_end=end)
+                self.find_base(segment)
+                found.append(segment)
+                continue
             if life is None or life.store != self.id:
-                self.problem(f"{path.name}: not a segment of this store")
+                if data[FIRST_FRAME:].strip(b"\0"):
+                    self.problem(f"{path.name}: not a segment of this store")
+                    self.unreadable.append(int(path.stem, 16))
                 continue
             if life.version != 1 or life.incompatible:
                 raise Bad(f"{path.name}: version {life.version}, incompatible features {life.incompatible:#x}")
@@ -165,7 +96,7 @@ class Store:
 
     def find_base(self, segment):
         """By the link, or else by any frame that verifies; None if there is none."""
-        frame = next(self.headers(segment, FIRST_FRAME, None), None)
+        frame = next(self.headers(segment, FIRST_FRAME, segment.base), None)
         if frame is None:
             return
         segment.base = frame.position - frame.offset
@@ -224,8 +155,10 @@ class Store:
             self.enter(segment, before)
             follows = after is not None and after.link is not None and after.link["before"] == segment.id
             if follows:
-                self.steps(segment, after.link["end"] - segment.base, None)
-                if not segment.damaged and after.link["chain"] not in (segment.chain, None):
+                segment.told_end, segment.told_chain = after.link["end"] - segment.base, after.link["chain"]
+            if segment.told_end is not None:
+                self.steps(segment, segment.told_end, None)
+                if not segment.damaged and segment.told_chain not in (segment.chain, None):
                     self.problem(f"{segment.path.name}: the next link states another chain value")
             else:
                 self.walk_last(segment)
@@ -235,7 +168,7 @@ class Store:
             segment.arrival = max([before.arrival if before else NEVER, *arrivals])
             self.apply(segment, after if follows else None)
             before = segment
-        self.check_begun()
+        self.check_end()
         for log in list(self.logs.values()):
             log.batches = [batch for batch in log.batches if batch.first_lsn + batch.count > log.first]
         return self
@@ -350,11 +283,21 @@ class Store:
                 self.frame(segment, item, unit)
             if not item.goes_on:
                 unit = None
-        if after is not None:
+        images = index_of(segment, self) if segment.damaged and after is not None else None
+        if images is not None:
+            for _, places, image in images:
+                self.adopt(segment, image, segment.base + places[-1][0] + places[-1][3] if places else image["created_end"])
+            unknown = None
+        elif after is not None:
             self.close(after.link, segment, segment.base + segment.end)
             unknown = None if after.link["complete"] else unknown
         if unknown is not None:
             self.lost(f"a part of {segment.path.name}", unknown)
+        if self.checkpoint and self.checkpoint.get(7) == segment.id and self.damage:
+            for image in self.checkpoint["images"]:
+                self.adopt(segment, image, 0)
+            # A start from there does not look at what lies before.
+            self.unproven = None
         self.after_segment(segment, self)
 
     def lost(self, what, position):
@@ -414,6 +357,10 @@ class Store:
         log.proven = frame.end
         log.newest_time = max(log.newest_time, *(one["time_us"] for one in found))
         log.stored += frame.size
+        sent = producer(frame)
+        if sent:
+            # Those differ of which a record was stored with a later time than it was sent with.
+            self.digests[sent_digest(plain(frame)) == sent.digest] += 1
         self.remember(log, frame, unit, found[0]["time_us"])
 
     @staticmethod
@@ -472,14 +419,33 @@ class Store:
             log.first = max(log.first, state.get(5, 0))
             log.epoch = max(log.epoch, state.get(6, 0))
 
-    def check_begun(self):
-        if self.begun is None:
-            # Cut off while it was written, on a disk without one free block: as if there were none.
-            return
-        begun = int(self.begun["segment"], 16)
-        if not any(segment.id >= begun for segment in self.segments):
-            last = self.segments[-1] if self.segments else None
-            self.lost(f"segment {begun}, which the last start began", last.base + last.life.size if last else 0)
+    def adopt(self, segment, image, proven):
+        """How a log stood at the end of a segment, by an image."""
+        log = self.log(segment, image["id"])
+        log.name = image["name"] or log.name
+        log.lose(log.next, image["next"])
+        log.proven = max(log.proven, proven)
+        for key in ("next", "first", "newest_time", "create_time", "change_time", "created_end", "newest_end", "stored",
+                    "deleted", "config", "created_in", "epoch", "cursors"):
+            setattr(log, key, image[key])
+        log.producers = {name: Producer(epoch, following, list(batches))
+                         for name, (epoch, following, _, batches) in image["producers"].items()}
+
+    def check_end(self):
+        """What is known to have been there must be there, or something behind it."""
+        last = self.segments[-1] if self.segments else None
+        beyond = last.base + last.life.size if last else 0
+        if any(number > (last.id if last else 0) for number in self.unreadable):
+            self.lost("what lay behind the last good segment", beyond)
+        # BEGUN that is cut off, as by a full disk, is as if there were none.
+        begun = int(self.begun["segment"], 16) if self.begun else 0
+        for file in (self.path / "checkpoint").glob("*.ckp"):
+            try:
+                begun = max(begun, read_checkpoint(file).get(7, 0))
+            except Bad:
+                continue
+        if begun > (last.id if last else 0):
+            self.lost(f"segment {begun}, which the last start began or a checkpoint tells of,", beyond)
 
     def problem(self, what):
         self.problems.append(what)
@@ -487,10 +453,3 @@ class Store:
     def live(self):
         """The logs that are there, by name."""
         return sorted((log for log in self.logs.values() if not log.deleted and log.name), key=lambda log: log.name)
-
-
-def pushed(chain, base):
-    """A skew-binary list of (base, size) with one more row in front."""
-    if len(chain) >= 2 and chain[0][1] == chain[1][1]:
-        return [(base, 1 + chain[0][1] + chain[1][1]), *chain[2:]]
-    return [(base, 1), *chain]
