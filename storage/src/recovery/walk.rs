@@ -8,7 +8,8 @@
 
 use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
-use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
+use crate::journal::compress;
+use crate::journal::frame::{self, HEADER_BYTES, Header, Kind, Newer};
 use crate::journal::segment::Life;
 use crate::known_bad::{self, Mistake};
 
@@ -114,6 +115,43 @@ impl<'a> Bytes<'a> {
             } else {
                 8
             });
+        }
+        None
+    }
+
+    /// The first frame that a newer version wrote: its header verifies, but what it is or how
+    /// its body is compressed is not known. Such a frame is neither damaged nor torn, and
+    /// nothing may be decided without knowing what it says.
+    pub(crate) fn newer(&self, walked: &Walked) -> Option<(Position, Newer)> {
+        let unknown = |item: &Item| match *item {
+            Item::Hole { from, to } => self.newer_header(from, to),
+            Item::Frame { header, body_good } => {
+                let codec = header.codec();
+                let known = header.kind != Kind::Batch || compress::is_known(codec);
+                (body_good && !known).then_some((header.position, Newer::Codec(codec)))
+            }
+        };
+        let behind = || {
+            let to = if walked.torn > 0 {
+                self.limit()
+            } else {
+                walked.end
+            };
+            self.newer_header(walked.end, to)
+        };
+        walked.items.iter().find_map(unknown).or_else(behind)
+    }
+
+    fn newer_header(&self, from: Position, to: Position) -> Option<(Position, Newer)> {
+        let mut at = from;
+        while at < to {
+            let bytes = self.at(at);
+            if frame::claimed_position(bytes) == Some(at.get())
+                && let Some(newer) = frame::newer(bytes, self.life.salt)
+            {
+                return Some((at, newer));
+            }
+            at = at.advance(8);
         }
         None
     }
