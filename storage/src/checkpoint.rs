@@ -18,6 +18,7 @@
 use std::io;
 
 use crate::backup::Backups;
+use crate::directory;
 use crate::disk::Disk;
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::Image;
@@ -188,12 +189,10 @@ pub(crate) fn remove_all(disk: &dyn Disk, backups: &Backups) -> io::Result<()> {
 
 /// The checkpoints there are, the oldest first.
 pub(crate) fn list(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
-    let names = match disk.list(DIRECTORY) {
-        // Whoever only looks makes no directories.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        names => names?,
-    };
-    let mut ids: Vec<SegmentId> = names.iter().filter_map(|name| id_of(name)).collect();
+    let mut ids: Vec<SegmentId> = directory::list(disk, DIRECTORY)?
+        .iter()
+        .filter_map(|name| id_of(name))
+        .collect();
     ids.sort_unstable();
     Ok(ids)
 }

@@ -73,13 +73,26 @@ pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenEr
             created: true,
         }
     };
+    Ok((lock, store))
+}
+
+/// Makes the directories that are not there yet. Not before the store was read: one that
+/// is refused stays as it is.
+pub(crate) fn complete(disk: &dyn Disk) -> Result<(), OpenError> {
     for directory in DIRECTORIES {
         disk.create_directory(directory)
             .map_err(OpenError::io(format!("making the directory {directory}")))?;
     }
     disk.sync_directory("")
-        .map_err(OpenError::io("flushing the data directory"))?;
-    Ok((lock, store))
+        .map_err(OpenError::io("flushing the data directory"))
+}
+
+/// The files in a directory of the store; none if it is not there.
+pub(crate) fn list(disk: &dyn Disk, directory: &str) -> std::io::Result<Vec<String>> {
+    match disk.list(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        result => result,
+    }
 }
 
 /// What FORMAT says, looked at without changing anything.

@@ -661,6 +661,14 @@ pub enum OpenError {
         /// Newest version known.
         supported: u32,
     },
+    /// Something in it is of a newer version, of which this one may not even write next to.
+    #[error(
+        "{what}; a newer version of Wald, or another build, wrote that and must go on with this store; nothing was changed"
+    )]
+    TooNew {
+        /// What, and where.
+        what: String,
+    },
     /// Damage was found and `on_damage = refuse`.
     #[error("the store is damaged and on_damage is refuse: {0}")]
     Damaged(String),

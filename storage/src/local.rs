@@ -124,17 +124,17 @@ impl Core {
         let started = clock.monotonic();
         let (lock, store) = directory::open(&*disk)?;
         let seams = (&*clock, &*observer);
-        let recovered = match start {
+        let mut recovered = match start {
             Start::Serve => recovery::recover(&disk, store, &config, seams)?,
-            Start::AcceptLoss => {
-                let mut found = recovery::recover_from_frames(&disk, store, &config, seams)?;
-                found
-                    .forget_indexes(&disk)
-                    .map_err(OpenError::io("removing indexes"))?;
-                found.accept_loss();
-                found
-            }
+            Start::AcceptLoss => recovery::recover_from_frames(&disk, store, &config, seams)?,
         };
+        directory::complete(&*disk)?;
+        if matches!(start, Start::AcceptLoss) {
+            recovered
+                .forget_indexes(&disk)
+                .map_err(OpenError::io("removing indexes"))?;
+            recovered.accept_loss();
+        }
         let begun = recovered.begin(&disk, &config, clock, observer)?;
         let probing = begun.journal.clock.monotonic();
         let truth = directory::measure(&*disk, &*begun.journal.clock)?;

@@ -44,7 +44,7 @@ struct Frame {
 }
 
 /// Why a frame could not be had.
-enum Fault {
+pub(crate) enum Fault {
     Damaged,
     Io(io::Error),
 }
@@ -72,37 +72,50 @@ fn read_frames(
         }
         let from = usize::try_from(place.position.since(start)).unwrap_or(usize::MAX);
         match verified(segment, place, &buffer, from) {
-            Some(frame) => frames.push(frame),
-            None => return (frames, Some((index, Fault::Damaged))),
+            Ok(frame) => frames.push(frame),
+            Err(fault) => return (frames, Some((index, fault))),
         }
     }
     (frames, None)
 }
 
-fn verified(segment: &Segment, place: &Place, buffer: &Bytes, from: usize) -> Option<Frame> {
-    let bytes = buffer.get(from..)?;
-    let header = frame::decode_header(bytes, segment.life.salt)?;
+fn verified(segment: &Segment, place: &Place, buffer: &Bytes, from: usize) -> Result<Frame, Fault> {
+    let bytes = buffer.get(from..).ok_or(Fault::Damaged)?;
+    let header = frame::decode_header(bytes, segment.life.salt).ok_or(Fault::Damaged)?;
     let expected = header.position == place.position
         && header.first_lsn == place.first_lsn
         && header.count == place.count;
     if !expected {
-        return None;
+        return Err(Fault::Damaged);
     }
     let body = plain_body(&header, bytes, buffer, from)?;
-    Some(Frame { header, body })
+    Ok(Frame { header, body })
 }
 
 /// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
 /// `bytes`; not copied if it is stored plain.
-fn plain_body(header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Option<Bytes> {
-    let stored = frame::verified_body(bytes, header)?;
-    Some(match compress::decompress(header.codec(), stored)? {
-        Cow::Owned(plain) => Bytes::from(plain),
-        Cow::Borrowed(_) => {
-            let body = from + header.header_len as usize;
-            buffer.slice(body..body + header.body_len as usize)
-        }
-    })
+fn plain_body(header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Result<Bytes, Fault> {
+    let stored = frame::verified_body(bytes, header).ok_or(Fault::Damaged)?;
+    let codec = header.codec();
+    if !compress::is_known(codec) {
+        // Good bytes that another build can read are not damaged.
+        return Err(Fault::Io(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!(
+                "records at position {} are compressed with codec {codec}, which this build of Wald does not have",
+                header.position
+            ),
+        )));
+    }
+    Ok(
+        match compress::decompress(codec, stored).ok_or(Fault::Damaged)? {
+            Cow::Owned(plain) => Bytes::from(plain),
+            Cow::Borrowed(_) => {
+                let body = from + header.header_len as usize;
+                buffer.slice(body..body + header.body_len as usize)
+            }
+        },
+    )
 }
 
 impl Core {

@@ -287,6 +287,7 @@ impl Recovered {
         let mut ids = self.list_files(disk)?;
         self.last_begun = LastBegun::read(disk).map_err(OpenError::io("reading BEGUN"))?;
         self.read_checkpoint(disk, &ids, trust == Trust::Checkpoint)?;
+        self.check_life(disk)?;
         let begun = clock.monotonic();
         self.times.checkpoint = begun.duration_since(started);
         let covered: Vec<SegmentId> = self.segments.values().map(|s| s.life.id).collect();
@@ -340,6 +341,9 @@ impl Recovered {
                     (bytes, walked, false)
                 }
             };
+            if let Some((at, newer)) = segment.as_bytes(&bytes).newer(&walked) {
+                return Err(newer.refused(&segment.path, at.since(segment.base)));
+            }
             let closings = link.and_then(|link| link.closings.as_deref());
             let holes = self.apply_segment(segment.as_bytes(&bytes), &walked, observer);
             self.explain(segment.life.id, &holes, closings);

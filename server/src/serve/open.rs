@@ -146,9 +146,10 @@ fn exit(error: &OpenError) -> Exit {
     let code = match error {
         OpenError::Config(_) => Exit::CONFIG,
         OpenError::Locked { .. } => Exit::LOCKED,
-        OpenError::NotAStore { .. } | OpenError::Version { .. } | OpenError::Damaged(_) => {
-            Exit::BAD_DATA
-        }
+        OpenError::NotAStore { .. }
+        | OpenError::Version { .. }
+        | OpenError::TooNew { .. }
+        | OpenError::Damaged(_) => Exit::BAD_DATA,
         OpenError::Io { .. } => Exit::IO,
     };
     Exit::new(code, error.to_string())
@@ -202,6 +203,12 @@ mod tests {
                 OpenError::Version {
                     found: 9,
                     supported: 1,
+                },
+                65,
+            ),
+            (
+                OpenError::TooNew {
+                    what: "a bit".to_owned(),
                 },
                 65,
             ),

@@ -16,7 +16,12 @@ const MOST_EXPANSION: usize = 1 << 16;
 /// The codec's number in a frame's flags.
 pub(crate) const PLAIN: u8 = 0;
 const LZ4: u8 = 1;
-const ZSTD: u8 = 2;
+pub(crate) const ZSTD: u8 = 2;
+
+/// Whether this build can decompress what the codec made.
+pub(crate) fn is_known(codec: u8) -> bool {
+    codec == PLAIN || codec == LZ4 || (codec == ZSTD && cfg!(feature = "zstd"))
+}
 
 /// Compresses a body: the codec's number and the bytes, or `None` if plain is as good.
 pub(crate) fn compress(body: &[u8], how: Compression) -> Option<(u8, Vec<u8>)> {

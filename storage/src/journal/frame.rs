@@ -28,6 +28,8 @@
 //!
 //! This module is pure: bytes in, bytes out. It must never panic on any input.
 
+use super::compress::ZSTD;
+use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Name, Position, Timestamp};
 use crate::record::Producer;
 use crate::wire;
@@ -40,7 +42,7 @@ const HEADER_VERSION: u8 = 1;
 /// The most bytes of header and extensions.
 pub(crate) const MAX_HEADER_BYTES: usize = u16::MAX as usize * 8;
 
-/// What a frame says.
+/// What a frame says. 10 is reserved: sorted segments took the place of journal segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// Records of one log.
@@ -61,8 +63,6 @@ pub(crate) enum Kind {
     Link = 8,
     /// Written when the journal has been idle: proves what was flushed.
     Marker = 9,
-    /// Sorted segments took the place of journal segments.
-    Swap = 10,
     /// Last frame of a segment.
     Seal = 11,
 }
@@ -80,7 +80,6 @@ impl Kind {
             Self::Cursor => "cursor",
             Self::Link => "link",
             Self::Marker => "marker",
-            Self::Swap => "swap",
             Self::Seal => "seal",
         }
     }
@@ -96,7 +95,6 @@ impl Kind {
             7 => Self::Cursor,
             8 => Self::Link,
             9 => Self::Marker,
-            10 => Self::Swap,
             11 => Self::Seal,
             _ => return None,
         })
@@ -334,6 +332,48 @@ pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
     };
     position.get().checked_add(header.frame_len())?;
     Some(header)
+}
+
+/// What of a frame this version does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Newer {
+    Version(u8),
+    Kind(u8),
+    Codec(u8),
+}
+
+impl Newer {
+    /// Why the store is not opened.
+    pub(crate) fn refused(self, path: &str, offset: u64) -> OpenError {
+        let what = match self {
+            Self::Version(version) => format!("is of version {version}"),
+            Self::Kind(kind) => format!("is of the unknown kind {kind}"),
+            Self::Codec(ZSTD) if cfg!(not(feature = "zstd")) => {
+                "is compressed with zstd, which this build does not have".to_owned()
+            }
+            Self::Codec(codec) => format!("is compressed with the unknown codec {codec}"),
+        };
+        OpenError::TooNew {
+            what: format!("the frame at offset {offset} of {path} {what}"),
+        }
+    }
+}
+
+/// Whether the front of `bytes` is a header of the segment with this salt, but of a version
+/// or kind that is not known: checksum, length, version, kind and position stand where they
+/// do in all versions.
+pub(crate) fn newer(bytes: &[u8], salt: u64) -> Option<Newer> {
+    if bytes.len() < HEADER_BYTES {
+        return None;
+    }
+    let newer = match (bytes[6], bytes[7]) {
+        (HEADER_VERSION, kind) if Kind::from_byte(kind).is_some() => return None,
+        (HEADER_VERSION, kind) => Newer::Kind(kind),
+        (version, _) => Newer::Version(version),
+    };
+    let length = usize::from(u16::from_le_bytes([bytes[4], bytes[5]])) * 8;
+    let header = bytes.get(..length).filter(|_| length >= HEADER_BYTES)?;
+    (salted_crc32c(salt, &header[4..]) == u32_at(header, 0)).then_some(newer)
 }
 
 /// The body of a frame whose header is verified and whose bytes are at the front of

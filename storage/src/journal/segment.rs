@@ -26,6 +26,7 @@ use super::LIFE_BYTES;
 use super::frame::crc32c;
 use crate::disk::DiskFile;
 use crate::engine::SegmentContents;
+use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
 use crate::sync::RwLock;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,7 +36,10 @@ const MAGIC: [u8; 8] = *b"WALDSEG\0";
 const LIFE_VERSION: u32 = 1;
 const COPY_BYTES: usize = 4096;
 const LIFE_LEN: usize = 68;
-/// Features a reader may ignore, a reader may not write with, a reader must know.
+/// Features without which a store may be read and not written.
+const KNOWN_READ_ONLY: u32 = 0;
+/// Features without which a store may not even be read. Compatible ones need no list:
+/// whoever does not know them ignores them.
 const KNOWN_INCOMPATIBLE: u32 = 0;
 
 /// Name of a segment of the journal.
@@ -72,8 +76,48 @@ pub(crate) struct Life {
 pub(crate) enum BadLife {
     /// Neither copy is whole.
     Damaged,
-    /// Whole, but of a newer format.
-    TooNew(u32),
+    /// Whole, and of a newer format.
+    Version(u32),
+    /// Whole, with features (bits) that forbid this version to write.
+    ReadOnly(u32),
+    /// Whole, with features (bits) that forbid this version to read.
+    Incompatible(u32),
+}
+
+impl BadLife {
+    /// What is newer than this version, in words; `None` if it is damaged.
+    pub(crate) fn newer(self) -> Option<String> {
+        Some(match self {
+            Self::Damaged => return None,
+            Self::Version(found) => {
+                format!("has format version {found}, and this version reads {LIFE_VERSION}")
+            }
+            Self::ReadOnly(bits) => format!(
+                "uses {}, without which a store may not be written",
+                named("read-only-compatible", bits)
+            ),
+            Self::Incompatible(bits) => format!(
+                "uses {}, without which a store cannot be read",
+                named("incompatible", bits)
+            ),
+        })
+    }
+
+    /// Why a store with the segment at `path` is not opened, if it is newer.
+    pub(crate) fn too_new(self, path: &str) -> Option<OpenError> {
+        self.newer().map(|what| OpenError::TooNew {
+            what: format!("segment {path} {what}"),
+        })
+    }
+}
+
+/// Feature bits that are not known, in words.
+fn named(kind: &str, bits: u32) -> String {
+    let bits: Vec<String> = (0..32)
+        .filter(|bit| bits >> bit & 1 == 1)
+        .map(|bit| bit.to_string())
+        .collect();
+    format!("the unknown {kind} features {}", bits.join(", "))
 }
 
 impl Life {
@@ -114,8 +158,16 @@ impl Life {
         if fields[..8] != MAGIC || crc32c(&fields[..64]) != u32_at(64) {
             return Err(BadLife::Damaged);
         }
-        if u32_at(8) != LIFE_VERSION || u32_at(20) & !KNOWN_INCOMPATIBLE != 0 {
-            return Err(BadLife::TooNew(u32_at(8)));
+        if u32_at(8) != LIFE_VERSION {
+            return Err(BadLife::Version(u32_at(8)));
+        }
+        match (
+            u32_at(20) & !KNOWN_INCOMPATIBLE,
+            u32_at(16) & !KNOWN_READ_ONLY,
+        ) {
+            (0, 0) => {}
+            (0, read_only) => return Err(BadLife::ReadOnly(read_only)),
+            (incompatible, _) => return Err(BadLife::Incompatible(incompatible)),
         }
         Ok(Self {
             id: SegmentId::new(u64_at(24)),
@@ -139,8 +191,8 @@ pub(crate) fn bad_copies(bytes: &[u8], life: &Life) -> [Option<&'static str>; 2]
                 (!zeros).then_some("has something behind it that does not belong there")
             }
             Ok(_) => Some("is of another life of the file"),
-            Err(BadLife::TooNew(_)) => Some("is of a newer format"),
             Err(BadLife::Damaged) => Some("does not match its checksum"),
+            Err(_) => Some("is of a newer format"),
         }
     })
 }

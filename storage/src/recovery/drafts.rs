@@ -208,10 +208,6 @@ impl Drafts {
                 self.apply_fence(segment, header.log_id, header.first_lsn.get(), header.end());
             }
             Kind::Cursor => self.apply_cursor(segment, header, body),
-            Kind::Swap => self.findings.push(format!(
-                "a frame at position {} is of kind {:?}, which this version does not know how to apply",
-                header.position, header.kind
-            )),
         }
     }
 
@@ -394,7 +390,7 @@ impl Drafts {
             Kind::Trim => self.apply_trim(segment, id, entry.first_lsn, position),
             Kind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
             Kind::Cursor => self.lost_cursor(id),
-            Kind::Link | Kind::Marker | Kind::Seal | Kind::Swap => {}
+            Kind::Link | Kind::Marker | Kind::Seal => {}
         }
     }
 

@@ -2,18 +2,22 @@
 
 use super::Recovered;
 use super::walk::{Bytes, Walked};
+use crate::directory;
 use crate::disk::{Disk, DiskFile};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
 use crate::journal::body::Link;
 use crate::journal::frame::{Header, Kind};
-use crate::journal::segment::{BadLife, Life, journal_path};
+use crate::journal::segment::{Life, journal_path};
 use crate::journal::{LIFE_BYTES, frame, segment};
 
 /// Without a good link, frames are looked for in so much of a file. They are written from
 /// its start on: where none is found here, as in a segment that is ready and was not begun,
 /// none is expected further on.
 const LOOK_BYTES: u64 = 8 << 20;
+
+/// Of the first frame, enough to tell whether a newer version wrote it.
+const FIRST_BYTES: u64 = 4096;
 
 /// A segment file with frames in it. Its bytes are loaded when it is walked: one
 /// segment at a time is in memory.
@@ -74,10 +78,8 @@ impl Used {
 impl Recovered {
     /// Lists the store. Returns the segments that `journal/` names, in order.
     pub(super) fn list_files(&mut self, disk: &dyn Disk) -> Result<Vec<SegmentId>, OpenError> {
-        let list = |directory: &str| match disk.list(directory) {
-            // Whoever only looks makes no directories.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            listed => listed.map_err(OpenError::io(format!("listing {directory}"))),
+        let list = |directory: &str| {
+            directory::list(disk, directory).map_err(OpenError::io(format!("listing {directory}")))
         };
         for name in list("pool")? {
             match segment::id_of(&name) {
@@ -183,7 +185,7 @@ impl Recovered {
         let path = journal_path(id);
         let fail = || OpenError::io(format!("reading {path}"));
         let file = disk.open(&path).map_err(fail())?;
-        let head = read_some(&*file, 0, LIFE_BYTES).map_err(fail())?;
+        let head = read_some(&*file, 0, LIFE_BYTES + FIRST_BYTES).map_err(fail())?;
         let life = match Life::decode(&head) {
             Ok(life) if life.store_id == self.store.id => life,
             Ok(life) => {
@@ -194,13 +196,10 @@ impl Recovered {
                 self.unreadable(id, &what);
                 return Ok(None);
             }
-            Err(BadLife::TooNew(found)) => {
-                return Err(OpenError::Version {
-                    found,
-                    supported: 1,
-                });
-            }
-            Err(BadLife::Damaged) => {
+            Err(bad) => {
+                if let Some(newer) = bad.too_new(&path) {
+                    return Err(newer);
+                }
                 self.lost_life(id, &*file).map_err(fail())?;
                 return Ok(None);
             }
@@ -212,6 +211,12 @@ impl Recovered {
                 life.id
             ));
             self.next_id = self.next_id.max(life.id.next());
+        }
+        let first = usize::try_from(LIFE_BYTES)
+            .ok()
+            .and_then(|at| head.get(at..));
+        if let Some(newer) = first.and_then(|first| frame::newer(first, life.salt)) {
+            return Err(newer.refused(&path, LIFE_BYTES));
         }
         match frames(&life, &*file, look).map_err(fail())? {
             None if life.id != id => Ok(None),
@@ -225,6 +230,20 @@ impl Recovered {
                 self.unused.push(id);
                 Ok(None)
             }
+        }
+    }
+
+    /// What lies below a checkpoint is not read; but whatever a newer version began after
+    /// that, it began the checkpoint's last segment with features that say so.
+    pub(super) fn check_life(&self, disk: &dyn Disk) -> Result<(), OpenError> {
+        let Some(id) = self.last else { return Ok(()) };
+        let path = journal_path(id);
+        let fail = || OpenError::io(format!("reading {path}"));
+        let file = disk.open(&path).map_err(fail())?;
+        let head = read_some(&*file, 0, LIFE_BYTES).map_err(fail())?;
+        match Life::decode(&head) {
+            Ok(_) => Ok(()),
+            Err(bad) => bad.too_new(&path).map_or(Ok(()), Err),
         }
     }
 

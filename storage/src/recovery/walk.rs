@@ -8,7 +8,8 @@
 
 use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
-use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
+use crate::journal::compress;
+use crate::journal::frame::{self, HEADER_BYTES, Header, Kind, Newer};
 use crate::journal::segment::Life;
 use crate::known_bad::{self, Mistake};
 
@@ -118,6 +119,43 @@ impl<'a> Bytes<'a> {
         None
     }
 
+    /// The first frame that a newer version wrote: its header verifies, but what it is or how
+    /// its body is compressed is not known. Such a frame is neither damaged nor torn, and
+    /// nothing may be decided without knowing what it says.
+    pub(crate) fn newer(&self, walked: &Walked) -> Option<(Position, Newer)> {
+        let unknown = |item: &Item| match *item {
+            Item::Hole { from, to } => self.newer_header(from, to),
+            Item::Frame { header, body_good } => {
+                let codec = header.codec();
+                let known = header.kind != Kind::Batch || compress::is_known(codec);
+                (body_good && !known).then_some((header.position, Newer::Codec(codec)))
+            }
+        };
+        let behind = || {
+            let to = if walked.torn > 0 {
+                self.limit()
+            } else {
+                walked.end
+            };
+            self.newer_header(walked.end, to)
+        };
+        walked.items.iter().find_map(unknown).or_else(behind)
+    }
+
+    fn newer_header(&self, from: Position, to: Position) -> Option<(Position, Newer)> {
+        let mut at = from;
+        while at < to {
+            let bytes = self.at(at);
+            if frame::claimed_position(bytes) == Some(at.get())
+                && let Some(newer) = frame::newer(bytes, self.life.salt)
+            {
+                return Some((at, newer));
+            }
+            at = at.advance(8);
+        }
+        None
+    }
+
     /// D, as far as frames from `from` on tell: the highest position that any verified
     /// header says was flushed.
     fn proven_from(&self, mut from: Position) -> Position {
@@ -154,20 +192,19 @@ impl<'a> Bytes<'a> {
         // Asked for at the first bad bytes. A frame proves nothing behind its own start,
         // so those before need no look.
         let mut proven = None;
-        let mut is_proven = |from: Position, end: Position| {
-            end <= *proven.get_or_insert_with(|| self.proven_from(from))
-        };
+        let mut durable = |from: Position| *proven.get_or_insert_with(|| self.proven_from(from));
         loop {
             let at = walk.position;
             match walk.frame() {
                 // A frame that was never proven must be whole to count.
-                Some(header) if self.body(&header).is_some() || is_proven(at, header.end()) => {
+                Some(header) if self.body(&header).is_some() || header.end() <= durable(at) => {
                     walk.take(header);
                     if header.kind == Kind::Seal {
                         return walk.done(0);
                     }
                 }
-                _ if is_proven(at, at.advance(1)) => walk.skip(self.limit()),
+                // Not beyond D: what is bad behind that is torn, however good what follows.
+                _ if at < durable(at) => walk.skip(durable(at).min(self.limit())),
                 _ => break,
             }
         }
@@ -272,5 +309,79 @@ impl<'a> Walk<'a> {
             chain: self.last_chain,
             torn,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{LogId, Lsn, SegmentId, Timestamp};
+    use crate::journal::frame::{CONTINUES, Head, begin, finish};
+
+    const LIFE: Life = Life {
+        id: SegmentId::FIRST,
+        size: 64 << 10,
+        salt: 7,
+        store_id: 1,
+    };
+
+    /// A segment of frames with the durable marks and flags given; where each frame is.
+    fn segment(frames: &[(u64, u8)]) -> (Vec<u8>, Vec<usize>) {
+        let mut bytes = vec![0; usize::try_from(LIFE_BYTES).unwrap()];
+        let (mut chain, mut places) = (0, Vec::new());
+        for (lsn, (durable, flags)) in (0..).zip(frames) {
+            let start = begin(&mut bytes, &[]);
+            bytes.extend_from_slice(b"records!");
+            let head = Head {
+                kind: Kind::Batch,
+                flags: *flags,
+                count: 1,
+                position: Position::new(start as u64),
+                log_id: LogId::new(1),
+                first_lsn: Lsn::new(lsn),
+                arrival: Timestamp::default(),
+                durable_mark: Position::new(*durable),
+                chain,
+            };
+            chain = finish(&mut bytes, start, HEADER_BYTES, LIFE.salt, &head).crc;
+            places.push(start);
+        }
+        bytes.resize(usize::try_from(LIFE.size).unwrap(), 0);
+        (bytes, places)
+    }
+
+    fn walk(bytes: &[u8]) -> Walked {
+        let segment = Bytes {
+            life: &LIFE,
+            base: Position::ZERO,
+            bytes,
+        };
+        segment.walk_last()
+    }
+
+    #[test]
+    fn damage_right_before_a_torn_unit_does_not_save_the_rest_of_the_unit() {
+        // Two frames that were flushed, then a unit of three that was not.
+        let durable = LIFE_BYTES + 2 * 72;
+        let first = LIFE_BYTES;
+        let (mut bytes, places) = segment(&[
+            (first, 0),
+            (first + 72, 0),
+            (durable, CONTINUES),
+            (durable, CONTINUES),
+            (durable, 0),
+        ]);
+        assert_eq!(walk(&bytes).items.len(), 5);
+        bytes[places[1]] ^= 1;
+        bytes[places[2]..places[3]].fill(0);
+        let walked = walk(&bytes);
+        assert_eq!(walked.end, Position::new(durable));
+        assert_eq!(walked.items.len(), 2);
+        let hole = Item::Hole {
+            from: Position::new(first + 72),
+            to: Position::new(durable),
+        };
+        assert_eq!(walked.items[1], hole);
+        assert!(walked.torn > 0);
     }
 }

@@ -12,7 +12,7 @@ use crate::disk::Disk;
 use crate::ids::{Position, SegmentId};
 use crate::index::{SealedIndex, decode_index, index_id, index_path};
 use crate::journal::LIFE_BYTES;
-use crate::journal::segment::{self, BadLife, Life};
+use crate::journal::segment::{self, Life};
 
 /// Names in a directory; none if it is not there.
 pub(crate) fn list(disk: &dyn Disk, directory: &str) -> io::Result<Vec<String>> {
@@ -220,18 +220,20 @@ pub(crate) fn unusable(disk: &dyn Disk, id: SegmentId, store_id: u128) -> io::Re
             ),
             "it is not used; move it elsewhere",
         ),
-        Err(BadLife::Damaged) => (
-            FindingKind::Checksum,
-            Severity::Loss,
-            format!("{path} has no good life block: nothing in it can be verified"),
-            advice::LOST,
-        ),
-        Err(BadLife::TooNew(version)) => (
-            FindingKind::Unowned,
-            Severity::Loss,
-            format!("{path} is of format version {version}, which is newer than this program"),
-            "use the version of Wald that wrote it",
-        ),
+        Err(bad) => match bad.newer() {
+            None => (
+                FindingKind::Checksum,
+                Severity::Loss,
+                format!("{path} has no good life block: nothing in it can be verified"),
+                advice::LOST,
+            ),
+            Some(what) => (
+                FindingKind::Unowned,
+                Severity::Loss,
+                format!("{path} {what}: it is newer than this program"),
+                "use the version of Wald that wrote it",
+            ),
+        },
     };
     Ok(Finding::of_file(kind, severity, path, detail, advice).in_segment(id))
 }

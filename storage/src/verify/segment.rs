@@ -342,7 +342,7 @@ impl<'a> Check<'a> {
             Kind::Cursor => CursorBody::decode(body).is_some(),
             Kind::Link => Link::decode(body).is_some(),
             Kind::Seal => Seal::decode(body).is_some(),
-            Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker | Kind::Swap => true,
+            Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => true,
         });
         if readable {
             return true;

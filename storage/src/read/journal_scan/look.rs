@@ -14,7 +14,7 @@ use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
 use crate::quarantine::Damage;
 use crate::read::reach::{Reach, far, is_far};
-use crate::read::{fitting, part};
+use crate::read::{Fault, fitting, part};
 use crate::record::{Gap, GapReason, StoredBatch};
 
 /// The journal is read in pieces of this; a frame that is larger is read whole.
@@ -184,7 +184,7 @@ impl Work {
             let buffer = self.core.bytes(segment, self.at, size.min(rest), reach)?;
             self.looked += buffer.len() as u64;
             let (from, skip) = (self.at, self.skip);
-            let going = self.take_frames(segment, &buffer, stop);
+            let going = self.take_frames(segment, &buffer, stop)?;
             let moved = self.at > from || self.skip > skip || going != Going::On;
             if moved {
                 return Ok(going);
@@ -200,7 +200,12 @@ impl Work {
         Ok(Going::On)
     }
 
-    fn take_frames(&mut self, segment: &Segment, buffer: &Bytes, stop: Position) -> Going {
+    fn take_frames(
+        &mut self,
+        segment: &Segment,
+        buffer: &Bytes,
+        stop: Position,
+    ) -> Result<Going, ReadError> {
         let start = self.at;
         while self.at < stop {
             let from = usize::try_from(self.at.since(start)).unwrap_or(usize::MAX);
@@ -217,29 +222,35 @@ impl Work {
                 break;
             }
             let going = if header.kind == Kind::Batch {
-                self.take_batch(&header, bytes, buffer, from)
+                self.take_batch(&header, bytes, buffer, from)?
             } else {
                 Going::On
             };
             if going != Going::On {
-                return going;
+                return Ok(going);
             }
             if self.at == header.position {
                 self.at = header.end();
                 self.skip = 0;
             }
         }
-        Going::On
+        Ok(Going::On)
     }
 
-    fn take_batch(&mut self, header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Going {
+    fn take_batch(
+        &mut self,
+        header: &Header,
+        bytes: &[u8],
+        buffer: &Bytes,
+        from: usize,
+    ) -> Result<Going, ReadError> {
         let Some(log) = self
             .core
             .logs
             .by_id(header.log_id)
             .filter(|log| self.selects(log))
         else {
-            return Going::On;
+            return Ok(Going::On);
         };
         let (deleted, kept) = {
             let state = log.state.read();
@@ -251,24 +262,29 @@ impl Work {
             .unwrap_or(header.first_lsn);
         let to = header.next_lsn().unwrap_or(header.first_lsn);
         if deleted {
-            return self.note_gap(&log, first, to, GapReason::Deleted);
+            return Ok(self.note_gap(&log, first, to, GapReason::Deleted));
         }
         if first < kept {
             let going = self.note_gap(&log, first, to.min(kept), GapReason::Trimmed);
             if going != Going::On || to <= kept {
-                return going;
+                return Ok(going);
             }
             self.skip = kept.since(header.first_lsn);
         }
-        let Some(body) = crate::read::plain_body(header, bytes, buffer, from) else {
-            let place = Place {
-                position: header.position,
-                first_lsn: header.first_lsn,
-                count: header.count,
-                frame_len: u32::try_from(header.frame_len()).unwrap_or(u32::MAX),
-            };
-            self.core.quarantine(&log, &place);
-            return self.pass(header.end());
+        let body = match crate::read::plain_body(header, bytes, buffer, from) {
+            Ok(body) => body,
+            Err(Fault::Damaged) => {
+                let place = Place {
+                    position: header.position,
+                    first_lsn: header.first_lsn,
+                    count: header.count,
+                    frame_len: u32::try_from(header.frame_len()).unwrap_or(u32::MAX),
+                };
+                self.core.quarantine(&log, &place);
+                return Ok(self.pass(header.end()));
+            }
+            Err(Fault::Io(_)) if self.found_something() => return Ok(Going::Full),
+            Err(Fault::Io(error)) => return Err(ReadError::Io(Arc::new(error))),
         };
         let batch = StoredBatch {
             log: log.name.clone(),
@@ -286,9 +302,9 @@ impl Work {
         });
         let skip = self.skip.max(early);
         if skip >= u64::from(header.count) {
-            return Going::On;
+            return Ok(Going::On);
         }
-        self.give(batch, skip)
+        Ok(self.give(batch, skip))
     }
 
     /// Gives as much of a batch as there is room for.

@@ -1,0 +1,98 @@
+"""What the walk keeps: segments, and how each log stands."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from layout import NEVER, Life
+
+
+@dataclass
+class Batch:
+    """One frame of records that verified."""
+    segment: int
+    offset: int
+    first_lsn: int
+    count: int
+    size: int
+    records: list
+
+
+@dataclass
+class Producer:
+    """What is remembered of a producer: its newest batches, as (lsn, count, arrival, time, position, digest)."""
+    epoch: int
+    next: int
+    batches: list = field(default_factory=list)
+
+
+@dataclass
+class Log:
+    """One log, as far as the walk has come."""
+    id: int
+    name: str
+    first: int = 0
+    next: int = 0
+    newest_time: int = NEVER
+    create_time: int = NEVER
+    change_time: int = NEVER
+    created_end: int = 0
+    newest_end: int = 0
+    stored: int = 0
+    deleted: bool = False
+    config: bytes = b""
+    touched: int = 0
+    created_in: int = 0
+    chain: list = field(default_factory=list)
+    epoch: int = 0
+    cursors: dict = field(default_factory=dict)
+    producers: dict = field(default_factory=dict)
+    batches: list = field(default_factory=list)
+    quarantined: list = field(default_factory=list)
+    # Up to this position what was found of its records proves its tail.
+    proven: int = 0
+
+    def lose(self, start, end):
+        """Records from `start` to before `end` are damaged."""
+        if end > start:
+            if self.quarantined and self.quarantined[-1][1] == start:
+                self.quarantined[-1][1] = end
+            else:
+                self.quarantined.append([start, end])
+
+    def gaps(self):
+        """What is damaged and not trimmed."""
+        return [[max(start, self.first), end] for start, end in self.quarantined if end > self.first]
+
+
+@dataclass
+class Segment:
+    """A file of the journal."""
+    path: Path
+    data: bytes
+    life: Life
+    base: int | None = None
+    # Where it ends, as an offset, and the chain value there, if a checkpoint or the next link says so.
+    told_end: int | None = None
+    told_chain: int | None = None
+    link: dict | None = None
+    end: int = 0
+    # Frames in order, and between them (start, end) of what does not verify, as offsets.
+    items: list = field(default_factory=list)
+    sealed: bool = False
+    clean: bool = False
+    damaged: bool = False
+    chain: int = 0
+    # Of the seal: the counter of the next log. Of all frames so far: the latest arrival.
+    next_log: int = 0
+    arrival: int = NEVER
+
+    @property
+    def id(self):
+        return self.life.segment
+
+
+def pushed(chain, base):
+    """A skew-binary list of (base, size) with one more row in front."""
+    if len(chain) >= 2 and chain[0][1] == chain[1][1]:
+        return [(base, 1 + chain[0][1] + chain[1][1]), *chain[2:]]
+    return [(base, 1), *chain]

@@ -1,0 +1,455 @@
+"""What a data directory holds, by the rules of recovery in storage/README.md. Changes nothing.
+
+All segments are walked, also those that a start would not read. What index files and checkpoints say is used where
+a segment is damaged, as a start uses it, and compared with the segments where it is not (derived.py).
+"""
+
+import re
+from pathlib import Path
+
+from derived import index_of, newest_checkpoint, read_checkpoint
+from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LIFE_BLOCK, LINK, NEVER,
+                    SEAL, TRIM, Bad, Life, bytes_digest, crc, directory, fields, frame_body, frame_header,
+                    life_block, message, plain, producer, records, sent_digest, signed)
+from state import Batch, Log, Producer, Segment, pushed
+
+OF_LOGS = (BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR)
+WINDOW = 1024
+
+
+def text_file(path, title, keys):
+    """A file of `key value` lines behind a title, with the checksum of all before in the last; None if it is not one."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    at = data.rfind(b"crc ")
+    match = re.fullmatch(rb"crc ([0-9a-f]{8})\n", data[max(at, 0):])
+    if match is None or int(match[1], 16) != crc(data[:at]):
+        return None
+    lines = data[:at].decode().splitlines()
+    found = dict(line.split(" ", 1) for line in lines[1:])
+    if lines[0] != title or list(found) != keys:
+        return None
+    return found
+
+
+class Store:
+    """A data directory."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.problems = []
+        self.logs = {}
+        self.damage = []
+        self.torn = None
+        # Logs of which nothing beyond this position tells cannot prove their tail.
+        self.unproven = None
+        self.epoch = 0
+        # Batches of producers: whose digest is another than that of the stored records, and whose is the same.
+        self.digests = [0, 0]
+        self.after_segment = lambda segment, store: None
+        form = text_file(self.path / "FORMAT", "wald store", ["version", "id"])
+        if form is None or form["version"] != "1":
+            raise Bad("FORMAT is missing, damaged or of another version")
+        self.id = int(form["id"], 16).to_bytes(16, "little")
+        self.begun = text_file(self.path / "BEGUN", "wald begun", ["epoch", "segment", "base"])
+        self.checkpoint = newest_checkpoint(self.path, self.id)
+        # Segments that the checkpoint covers: by name, with what it says of them.
+        self.covered = {f"{one[0]:016x}.seg": one for one in self.checkpoint["segments"]} if self.checkpoint else {}
+        self.segments = self.find_segments()
+        # A last segment of which not even the link became whole: the journal had not got there.
+        while (self.segments and self.segments[-1].told_end is None and self.end_of_last() == FIRST_FRAME):
+            self.segments.pop()
+
+    # Which files there are
+
+    def find_segments(self):
+        found, self.unreadable = [], []
+        for path in sorted((self.path / "journal").glob("*.seg")):
+            data = path.read_bytes()
+            life = None
+            for at in (0, LIFE_BLOCK):
+                try:
+                    life = life or life_block(data[at:at + LIFE_BLOCK])
+                except Bad as why:
+                    self.problem(f"{path.name}: life block at {at}: {why}")
+            if path.name in self.covered:
+                number, size, _, base, end, salt = self.covered[path.name]
+                life = Life(1, 0, 0, 0, number, size, salt, self.id)
+                segment = Segment(path, data, life, base, told_end=end)
+                self.find_base(segment)
+                found.append(segment)
+                continue
+            if life is None or life.store != self.id:
+                if data[FIRST_FRAME:].strip(b"\0"):
+                    self.problem(f"{path.name}: not a segment of this store")
+                    self.unreadable.append(int(path.stem, 16))
+                continue
+            if life.version != 1 or life.incompatible:
+                raise Bad(f"{path.name}: version {life.version}, incompatible features {life.incompatible:#x}")
+            segment = Segment(path, data, life)
+            self.find_base(segment)
+            if segment.base is not None:
+                found.append(segment)
+        return sorted(found, key=lambda segment: segment.id)
+
+    def find_base(self, segment):
+        """By the link, or else by any frame that verifies; None if there is none."""
+        frame = next(self.headers(segment, FIRST_FRAME, segment.base), None)
+        if frame is None:
+            return
+        segment.base = frame.position - frame.offset
+        if frame.offset == FIRST_FRAME and frame.kind == LINK:
+            segment.link = self.read_link(frame, frame_body(segment.data, frame))
+            return
+        # The link is damaged: the first directory of the segment tells of it.
+        for frame in self.headers(segment, FIRST_FRAME, segment.base):
+            if DIRECTORY in frame.extensions:
+                first = directory(frame.extensions[DIRECTORY])[0]
+                if first.kind == LINK:
+                    segment.link = self.read_link(first, None)
+                return
+
+    @staticmethod
+    def read_link(frame, body):
+        """A link, or what its header or a directory tells of it."""
+        link = {"closing": []}
+        if body is None:
+            return {"before": frame.log, "end": frame.first_lsn, "chain": None, "epoch": frame.count, "next_log": 0,
+                    "complete": False, "closing": [], "before_that": 0, "unproven": None}
+        for number, value in fields(body):
+            if number == 7:
+                link["closing"].append(message(value))
+            else:
+                link[number] = value
+        return {"before": link.get(1, 0), "end": link.get(2, 0), "chain": link.get(3, 0), "epoch": link.get(4, 0),
+                "next_log": link.get(5, 0), "complete": bool(link.get(6)), "closing": link["closing"],
+                "before_that": link.get(8, 0), "unproven": link.get(9)}
+
+    @staticmethod
+    def headers(segment, offset, base):
+        """Headers that verify at or behind an offset, at any multiple of 8."""
+        data = segment.data
+        for at in range(offset, len(data) - 63, 8):
+            # Version, and the three zeros: cheap, before the checksum.
+            if data[at + 6] == 1 and data[at + 21:at + 24] == b"\0\0\0":
+                frame = frame_header(data, at, segment.life.salt, base)
+                if frame is not None:
+                    yield frame
+
+    def end_of_last(self):
+        """Where the last segment ends, as an offset; nothing of it is kept."""
+        last, problems = self.segments[-1], list(self.problems)
+        self.walk_last(last)
+        end, last.items, last.damaged, last.sealed, last.clean = last.end, [], False, False, False
+        self.problems, self.damage, self.torn = problems, [], None
+        return end
+
+    # The walk
+
+    def read(self):
+        """Walks the journal."""
+        before = None
+        for segment, after in zip(self.segments, [*self.segments[1:], None]):
+            self.enter(segment, before)
+            follows = after is not None and after.link is not None and after.link["before"] == segment.id
+            if follows:
+                segment.told_end, segment.told_chain = after.link["end"] - segment.base, after.link["chain"]
+            if segment.told_end is not None:
+                self.steps(segment, segment.told_end, None)
+                if not segment.damaged and segment.told_chain not in (segment.chain, None):
+                    self.problem(f"{segment.path.name}: the next link states another chain value")
+            else:
+                self.walk_last(segment)
+                if after is not None and not segment.sealed and self.torn:
+                    self.lost(f"the end of {segment.path.name}", segment.base + segment.end)
+            arrivals = [item.arrival for item in segment.items if not isinstance(item, tuple)]
+            segment.arrival = max([before.arrival if before else NEVER, *arrivals])
+            self.apply(segment, after if follows else None)
+            before = segment
+        self.check_end()
+        for log in list(self.logs.values()):
+            log.batches = [batch for batch in log.batches if batch.first_lsn + batch.count > log.first]
+        return self
+
+    def enter(self, segment, before):
+        """What the link tells of the segments before."""
+        if segment.link is None:
+            return
+        link = segment.link
+        self.epoch = max(self.epoch, link["epoch"])
+        if link["before"] != (before.id if before else 0):
+            self.problem(f"segment {link['before']} is missing or cannot be used")
+            self.close(link, None, link["end"])
+            if not link["complete"] or link["before_that"] != (before.id if before else 0):
+                # More than one is gone, and a link tells of one.
+                self.lost("what lay before it", link["end"])
+        if link["unproven"] is not None:
+            self.lost("what an earlier start missed", link["unproven"])
+
+    def walk_last(self, segment):
+        """The last segment: damage or the torn tail, by what was proven flushed."""
+        durable = segment.base + FIRST_FRAME
+        for frame in self.headers(segment, FIRST_FRAME, segment.base):
+            if frame.durable is not None:
+                durable = max(durable, frame.durable)
+        self.durable = durable
+        self.steps(segment, segment.life.size, durable)
+
+    def steps(self, segment, limit, durable):
+        data, at, chain, unit = segment.data, FIRST_FRAME, 0, None
+        while at < limit:
+            frame = frame_header(data, at, segment.life.salt, segment.base)
+            if frame is not None and (chain not in (None, frame.chain) or at + frame.size > limit):
+                frame = None
+            if frame is not None:
+                frame.body = frame_body(data, frame)
+            if frame is None or frame.body is None:
+                proven = at + 1 if frame is None else at + frame.size
+                if durable is not None and segment.base + proven > durable:
+                    break
+                if frame is not None:
+                    after = at + frame.size
+                else:
+                    good = next(self.headers(segment, at + 8, segment.base), None)
+                    after = min(good.offset if good else limit, limit)
+                    if durable is not None:
+                        after = min(after, durable - segment.base)
+                segment.items.append((at, after) if frame is None else frame)
+                segment.damaged = True
+                self.damage.append({"segment": segment.path.name, "from": at, "to": after})
+                chain, at, unit = (None if frame is None else frame.header_crc), after, None
+                continue
+            segment.items.append(frame)
+            chain, segment.chain = frame.header_crc, frame.header_crc
+            if not frame.goes_on:
+                unit = None
+            elif unit is None:
+                unit = len(segment.items) - 1
+            at += frame.size
+            if frame.kind == SEAL:
+                self.check_seal(segment, frame)
+                break
+        if durable is not None and unit is not None:
+            at = segment.items[unit].offset
+            del segment.items[unit:]
+        segment.end = at
+        if durable is not None and not segment.sealed and any(data[at:]):
+            self.torn = {"segment": segment.path.name, "from": at}
+
+    def check_seal(self, segment, frame):
+        segment.sealed = True
+        seal = message(frame.body)
+        segment.clean = bool(seal.get(4))
+        segment.next_log = seal.get(5, 0)
+        if segment.damaged:
+            return
+        frames = segment.items[:-1]
+        if seal.get(1, 0) != len(frames):
+            self.problem(f"{segment.path.name}: the seal counts {seal.get(1, 0)} frames instead of {len(frames)}")
+        count = sum(item.count for item in frames if item.kind == BATCH)
+        if seal.get(2, 0) != count:
+            self.problem(f"{segment.path.name}: the seal counts {seal.get(2, 0)} records instead of {count}")
+        if seal.get(3, b"")[::-1] != bytes_digest(segment.data[FIRST_FRAME:frame.offset]):
+            self.problem(f"{segment.path.name}: the seal's digest is wrong")
+
+    # What the frames say
+
+    def apply(self, segment, after):
+        told = {}
+        for item in segment.items:
+            if not isinstance(item, tuple) and DIRECTORY in item.extensions:
+                told.update((entry.position, entry) for entry in directory(item.extensions[DIRECTORY]))
+        # The first damage that no directory tells of.
+        unknown = None
+        unit = None
+        for item in segment.items:
+            if isinstance(item, tuple):
+                at, end = segment.base + item[0], segment.base + item[1]
+                while at < end and at in told:
+                    self.damaged(segment, told[at], told[at].name)
+                    at += told[at].size
+                if at < end and unknown is None:
+                    unknown = at
+                unit = None
+                continue
+            unit = item.position if unit is None else unit
+            if item.body is None:
+                self.damaged(segment, item, told[item.position].name if item.position in told else None)
+                if item.kind == BATCH:
+                    self.remember(self.logs[item.log], item, unit, item.arrival)
+            elif item.kind in OF_LOGS:
+                self.frame(segment, item, unit)
+            if not item.goes_on:
+                unit = None
+        images = index_of(segment, self) if segment.damaged and after is not None else None
+        if images is not None:
+            for _, places, image in images:
+                self.adopt(segment, image, segment.base + places[-1][0] + places[-1][3] if places else image["created_end"])
+            unknown = None
+        elif after is not None:
+            self.close(after.link, segment, segment.base + segment.end)
+            unknown = None if after.link["complete"] else unknown
+        if unknown is not None:
+            self.lost(f"a part of {segment.path.name}", unknown)
+        if self.checkpoint and self.checkpoint.get(7) == segment.id and self.damage:
+            for image in self.checkpoint["images"]:
+                self.adopt(segment, image, 0)
+            # A start from there does not look at what lies before.
+            self.unproven = None
+        self.after_segment(segment, self)
+
+    def lost(self, what, position):
+        self.problem(f"{what} is lost: no log without records beyond {position} can prove its tail")
+        self.unproven = max(self.unproven or 0, position)
+
+    def log(self, segment, number, name=None):
+        """The log of a frame; made if its creation was lost."""
+        log = self.logs.get(number)
+        if log is None:
+            log = self.logs[number] = Log(number, name)
+            log.created_in = segment.id if segment else 0
+        if log.name is None and name is not None:
+            log.name = name
+        return log
+
+    def touch(self, segment, log, end):
+        log.newest_end = end
+        if log.touched != segment.id:
+            log.touched = segment.id
+            log.chain = pushed(log.chain, segment.base)
+
+    def frame(self, segment, frame, unit):
+        """A frame that verified."""
+        log = self.log(segment, frame.log)
+        self.touch(segment, log, frame.end)
+        if frame.kind == CREATED:
+            body = message(frame.body)
+            log.name = body[1].decode()
+            log.config = body.get(2, b"")
+            log.create_time = log.change_time = signed(body.get(4, 0))
+            log.created_end, log.created_in, log.proven = frame.end, segment.id, frame.end
+        elif frame.kind == CONFIGURED:
+            log.config, log.change_time = frame.body, frame.arrival
+        elif frame.kind == DELETED:
+            self.delete(log)
+        elif frame.kind == TRIM:
+            log.first = max(log.first, frame.first_lsn)
+        elif frame.kind == FENCE:
+            log.epoch = max(log.epoch, frame.first_lsn)
+        elif frame.kind == CURSOR:
+            body = message(frame.body)
+            if body.get(2):
+                log.cursors.pop(body[1].decode(), None)
+            else:
+                log.cursors[body[1].decode()] = (frame.first_lsn, frame.arrival)
+        elif frame.kind == BATCH:
+            self.batch(segment, log, frame, unit)
+
+    def batch(self, segment, log, frame, unit):
+        found = records(frame)
+        if frame.first_lsn < log.next:
+            return self.problem(f"{log.name}: lsn {frame.first_lsn} at {frame.position}, but next is {log.next}")
+        log.lose(log.next, frame.first_lsn)
+        log.batches.append(Batch(segment.id, frame.offset, frame.first_lsn, frame.count, frame.size, found))
+        log.next = frame.first_lsn + frame.count
+        log.proven = frame.end
+        log.newest_time = max(log.newest_time, *(one["time_us"] for one in found))
+        log.stored += frame.size
+        sent = producer(frame)
+        if sent:
+            # Those differ of which a record was stored with a later time than it was sent with.
+            self.digests[sent_digest(plain(frame)) == sent.digest] += 1
+        self.remember(log, frame, unit, found[0]["time_us"])
+
+    @staticmethod
+    def remember(log, frame, unit, time):
+        sent = producer(frame)
+        if sent is None:
+            return
+        known = log.producers.get(sent.producer)
+        if known is None or sent.epoch > known.epoch:
+            known = log.producers[sent.producer] = Producer(sent.epoch, 0)
+        if sent.sequence != known.next:
+            # One in between was damaged: what lies before it is older than the window.
+            known.batches = []
+        known.next = sent.sequence + 1
+        known.batches.append((frame.first_lsn, frame.count, frame.arrival, time, unit, sent.digest))
+        del known.batches[:-WINDOW]
+
+    @staticmethod
+    def delete(log):
+        log.deleted, log.stored = True, 0
+        log.cursors, log.producers, log.epoch = {}, {}, 0
+
+    def damaged(self, segment, told, name):
+        """A frame that is damaged, by its header or by a directory."""
+        if told.kind not in OF_LOGS:
+            return
+        log = self.log(segment, told.log, name)
+        if told.kind == BATCH:
+            log.lose(log.next, told.first_lsn + told.count)
+            log.next = told.first_lsn + told.count
+            log.proven = max(log.proven, told.position)
+        elif told.kind == DELETED:
+            self.delete(log)
+        elif told.kind == TRIM:
+            log.first = max(log.first, told.first_lsn)
+        elif told.kind == FENCE:
+            log.epoch = max(log.epoch, told.first_lsn)
+
+    def close(self, link, segment, position):
+        """How the logs stood at the end of the segment before a link."""
+        for state in link["closing"]:
+            number, end = state[1], state.get(2, 0)
+            known = number in self.logs
+            log = self.log(segment, number, state[3].decode() if 3 in state else None)
+            sound = segment is not None and not segment.damaged
+            if sound and (not known or log.next != end or log.deleted != bool(state.get(4))
+                          or log.first != state.get(5, 0) or (log.epoch != state.get(6, 0) and not log.deleted)):
+                self.problem(f"the link behind segment {link['before']} states something else of log {number}")
+            if state.get(4):
+                self.delete(log)
+                continue
+            if log.next < end:
+                log.lose(log.next, end)
+                log.next = end
+                log.proven = max(log.proven, position)
+            log.first = max(log.first, state.get(5, 0))
+            log.epoch = max(log.epoch, state.get(6, 0))
+
+    def adopt(self, segment, image, proven):
+        """How a log stood at the end of a segment, by an image."""
+        log = self.log(segment, image["id"])
+        log.name = image["name"] or log.name
+        log.lose(log.next, image["next"])
+        log.proven = max(log.proven, proven)
+        for key in ("next", "first", "newest_time", "create_time", "change_time", "created_end", "newest_end", "stored",
+                    "deleted", "config", "created_in", "epoch", "cursors"):
+            setattr(log, key, image[key])
+        log.producers = {name: Producer(epoch, following, list(batches))
+                         for name, (epoch, following, _, batches) in image["producers"].items()}
+
+    def check_end(self):
+        """What is known to have been there must be there, or something behind it."""
+        last = self.segments[-1] if self.segments else None
+        beyond = last.base + last.life.size if last else 0
+        if any(number > (last.id if last else 0) for number in self.unreadable):
+            self.lost("what lay behind the last good segment", beyond)
+        # BEGUN that is cut off, as by a full disk, is as if there were none.
+        begun = int(self.begun["segment"], 16) if self.begun else 0
+        for file in (self.path / "checkpoint").glob("*.ckp"):
+            try:
+                begun = max(begun, read_checkpoint(file).get(7, 0))
+            except Bad:
+                continue
+        if begun > (last.id if last else 0):
+            self.lost(f"segment {begun}, which the last start began or a checkpoint tells of,", beyond)
+
+    def problem(self, what):
+        self.problems.append(what)
+
+    def live(self):
+        """The logs that are there, by name."""
+        return sorted((log for log in self.logs.values() if not log.deleted and log.name), key=lambda log: log.name)

@@ -1,0 +1,201 @@
+//! Golden directories: what earlier versions wrote opens, reads as it did, and goes on.
+//!
+//! `tests/golden/<version>/<name>.tar.gz` is a data directory that this version wrote, and
+//! `<name>.json` what it holds. They are never changed, only added to:
+//! `WALD_GOLDEN=<version> cargo test -p wald-storage --test golden -- --ignored` adds those
+//! of [`write`]. The reader in `storage/reader` reads them too, in `.ci/reader.py`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test, helpers included"
+)]
+
+mod observe;
+mod write;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use wald_storage::{
+    AppendError, Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, Name,
+    NoObserver, Producer, RealDisk, Record, RecoveryReport, StorageConfig, SystemClock, block_on,
+};
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+fn open(directory: &Path) -> (Arc<LocalEngine>, RecoveryReport) {
+    let config = StorageConfig {
+        segment_bytes: 64 << 10,
+        // No marker proves what is to look like a torn tail.
+        marker_delay: std::time::Duration::from_secs(3600),
+        ..StorageConfig::default()
+    };
+    let disk = RealDisk::open(directory).unwrap();
+    LocalEngine::open(disk, config, Arc::new(SystemClock), Arc::new(NoObserver)).unwrap()
+}
+
+/// One batch of one log, as it is to be repeated: what a producer sends follows from its
+/// name and the sequence.
+fn sent(log: &str, producer: &str, epoch: u64, sequence: u64) -> Batch {
+    let records = (0..2)
+        .map(|index| Record {
+            data: format!("{producer} {epoch} {sequence} {index}").into(),
+            ..Record::default()
+        })
+        .collect();
+    Batch {
+        logs: vec![LogRecords {
+            log: LogName::new(log).unwrap(),
+            records,
+            guard: Guard::default(),
+            producer: Some(Producer {
+                id: Name::new(producer).unwrap(),
+                epoch,
+                sequence,
+            }),
+        }],
+        ..Batch::default()
+    }
+}
+
+/// Every golden directory: what it is called, and where its archive is.
+fn archives() -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    for version in fs::read_dir(golden()).unwrap() {
+        let version = version.unwrap().path();
+        if !version.is_dir() {
+            continue;
+        }
+        for file in fs::read_dir(&version).unwrap() {
+            let path = file.unwrap().path();
+            let file = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if let Some(name) = file.strip_suffix(".tar.gz") {
+                let version = version.file_name().unwrap().to_str().unwrap();
+                found.push((format!("{version}/{name}"), path));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn unpack(archive: &Path) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let done = Command::new("tar")
+        .arg("-xzf")
+        .arg(archive)
+        .arg("-C")
+        .arg(directory.path())
+        .status()
+        .unwrap();
+    assert!(done.success());
+    directory
+}
+
+/// What the directory holds, as it was when it was written.
+fn kept(archive: &Path) -> Value {
+    let name = archive.to_str().unwrap().replace(".tar.gz", ".json");
+    serde_json::from_str(&fs::read_to_string(name).unwrap()).unwrap()
+}
+
+/// Appends to every log, or finds it refused if its tail cannot be proven; gives back the
+/// number of records that were appended to each.
+fn append_to_all(engine: &LocalEngine, logs: &serde_json::Map<String, Value>) -> Vec<u64> {
+    let append = |(log, told): (&String, &Value)| {
+        let batch = Batch {
+            logs: vec![LogRecords {
+                log: LogName::new(log).unwrap(),
+                records: vec![Record::default()],
+                guard: Guard {
+                    writer_epoch: told["writer_epoch"].as_u64().filter(|epoch| *epoch > 0),
+                    ..Guard::default()
+                },
+                producer: None,
+            }],
+            ..Batch::default()
+        };
+        let ticket = engine.submit(None, batch, Some(Durability::Durable));
+        match (ticket.wait(), told["tail_proven"].as_bool().unwrap()) {
+            (Ok(appended), true) => {
+                let first = appended.appends[0].first_lsn.get();
+                assert_eq!(first, told["next_lsn"].as_u64().unwrap(), "{log}");
+                1
+            }
+            (Err(AppendError::TailUnproven { .. }), false) => 0,
+            (result, proven) => panic!("{log}, tail proven {proven}: {result:?}"),
+        }
+    };
+    logs.iter().map(append).collect()
+}
+
+/// The newest batch of every producer is known, and its next one is taken.
+fn producers_go_on(engine: &LocalEngine, name: &str, logs: &serde_json::Map<String, Value>) -> u64 {
+    let mut found = 0;
+    for (log, told) in logs {
+        for producer in told["producers"].as_array().unwrap() {
+            let id = producer["id"].as_str().unwrap();
+            let epoch = producer["epoch"].as_u64().unwrap();
+            let next = producer["next_sequence"].as_u64().unwrap();
+            let newest = producer["newest_lsn"].as_u64().unwrap();
+            let submit = |sequence| {
+                let mut batch = sent(log, id, epoch, sequence);
+                batch.logs[0].guard.writer_epoch =
+                    told["writer_epoch"].as_u64().filter(|epoch| *epoch > 0);
+                engine.submit(None, batch, None).wait().unwrap().appends[0]
+            };
+            let repeat = submit(next - 1);
+            assert!(repeat.deduplicated, "{name}: {log} {id}");
+            assert_eq!(repeat.first_lsn.get(), newest, "{name}: {log} {id}");
+            assert!(!submit(next).deduplicated, "{name}: {log} {id}");
+            found += 1;
+        }
+    }
+    found
+}
+
+#[test]
+fn golden_directories_open_read_as_they_did_and_go_on() {
+    let (mut damaged, mut unproven, mut producers, mut torn) = (0, 0, 0, 0);
+    let archives = archives();
+    for (name, archive) in &archives {
+        let kept = kept(archive);
+        let logs = kept["logs"].as_object().unwrap();
+        let directory = unpack(archive);
+        let (engine, report) = open(directory.path());
+        assert_eq!(report.clean, kept["clean"].as_bool().unwrap(), "{name}");
+        assert_eq!(report.torn_bytes > 0, kept["torn"].as_bool().unwrap());
+        let seen = observe::store(&engine);
+        observe::assert_same(name, &seen, logs);
+        torn += u64::from(report.torn_bytes > 0);
+        damaged += observe::quarantined(&seen);
+        let appended = append_to_all(&engine, logs);
+        unproven += appended.iter().filter(|count| **count == 0).count();
+        let new = producers_go_on(&engine, name, logs);
+        producers += new;
+        let before = observe::store(&engine);
+        block_on(engine.drain()).unwrap();
+        drop(engine);
+        let (engine, report) = open(directory.path());
+        assert!(report.clean, "{name}");
+        let after = observe::store(&engine);
+        observe::assert_same(name, &after, before.as_object().unwrap());
+        let records: u64 = observe::records(&after) - observe::records(&seen);
+        assert_eq!(records, appended.iter().sum::<u64>() + 2 * new, "{name}");
+    }
+    assert!(archives.len() >= 6);
+    assert!(damaged > 0 && unproven > 0 && producers > 0 && torn > 0);
+}
+
+#[test]
+#[ignore = "adds golden directories: run once for a version, with WALD_GOLDEN=<version>"]
+fn write_golden_directories() {
+    let version = std::env::var("WALD_GOLDEN").expect("WALD_GOLDEN names the version");
+    write::all(&golden().join(version));
+}

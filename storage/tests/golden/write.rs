@@ -1,0 +1,386 @@
+//! Writes the golden directories of the version at hand. Run once for each version that
+//! changes the format, or that wants a case more; what is there is never written again.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use wald_storage::{
+    Batch, Compression, CursorCommit, Durability, Guard, Header, LocalEngine, LogConfig, LogEngine,
+    LogName, LogRecords, LogTarget, Lsn, Name, Record, SyncMode, Timestamp, block_on,
+};
+
+use super::{observe, open, sent};
+
+const LIFE: usize = 8192;
+
+/// A store that is being written.
+struct Store {
+    directory: TempDir,
+    engine: Arc<LocalEngine>,
+    /// Producers, as `store` cannot observe them: log, id, epoch, next sequence, newest lsn.
+    producers: Vec<(String, String, u64, u64, u64)>,
+}
+
+fn name(log: &str) -> LogName {
+    LogName::new(log).unwrap()
+}
+
+fn target(log: &str) -> LogTarget {
+    LogTarget {
+        name: name(log),
+        log_id: None,
+    }
+}
+
+fn records(log: &str, words: &[String], epoch: Option<u64>) -> LogRecords {
+    LogRecords {
+        log: name(log),
+        records: words
+            .iter()
+            .map(|words| Record {
+                data: words.clone().into(),
+                ..Record::default()
+            })
+            .collect(),
+        guard: Guard {
+            writer_epoch: epoch,
+            ..Guard::default()
+        },
+        producer: None,
+    }
+}
+
+impl Store {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = open(directory.path()).0;
+        Self {
+            directory,
+            engine,
+            producers: Vec::new(),
+        }
+    }
+
+    fn submit(&self, batch: Batch) {
+        self.engine
+            .submit(None, batch, Some(Durability::Durable))
+            .wait()
+            .unwrap();
+    }
+
+    /// Batches of some KiB for several logs, so that segments fill.
+    fn fill(&self, batches: usize, epochs: [Option<u64>; 3]) {
+        for number in 0..batches {
+            let log = ["orders", "orders/é", "payments"][number % 3];
+            let words: Vec<String> = (0..=number % 4)
+                .map(|index| format!("{log} {number} {index} ").repeat(60))
+                .collect();
+            self.submit(Batch {
+                logs: vec![records(log, &words, epochs[number % 3])],
+                ..Batch::default()
+            });
+        }
+    }
+
+    /// All that a log can have.
+    fn act(&mut self) {
+        let engine = Arc::clone(&self.engine);
+        let settings = |sync_mode, compression| LogConfig {
+            sync_mode,
+            compression,
+            max_record_bytes: None,
+        };
+        let create = |log: &str, config| block_on(engine.create_log(name(log), config)).unwrap();
+        create("packed", settings(None, Some(Compression::Lz4)));
+        create(
+            "modes/async",
+            settings(Some(SyncMode::Async), Some(Compression::None)),
+        );
+        create("modes/manual", settings(Some(SyncMode::Manual), None));
+        create("empty", LogConfig::default());
+        create("gone", LogConfig::default());
+        create("again", LogConfig::default());
+        let words = vec!["the same words again and again, ".repeat(200); 3];
+        for log in ["packed", "gone", "again", "modes/manual"] {
+            self.submit(Batch {
+                logs: vec![records(log, &words, None)],
+                ..Batch::default()
+            });
+        }
+        for sequence in 0..20 {
+            for (log, producer, epoch) in [("payments", "p-1", 1), ("payments", "p-2", 3)] {
+                let answer = engine.submit(None, sent(log, producer, epoch, sequence), None);
+                let lsn = answer.wait().unwrap().appends[0].first_lsn.get();
+                self.producers
+                    .retain(|known| (&*known.0, &*known.1) != (log, producer));
+                let known = (log.into(), producer.into(), epoch, sequence + 1, lsn);
+                self.producers.push(known);
+            }
+        }
+        // Headers, a time and a checksum of its own, a batch over logs with a cursor.
+        let mut special = records("orders", &["checked".to_owned(), String::new()], None);
+        special.records[0].crc32c = Some(crc(b"checked"));
+        special.records[0].timestamp = Some(Timestamp::from_micros(1_000_000));
+        special.records[1].headers = vec![
+            Header {
+                key: "content-type".to_owned(),
+                value: "application/json".into(),
+            },
+            Header {
+                key: "content-type".to_owned(),
+                value: vec![0, 255].into(),
+            },
+        ];
+        let cursor = |log: &str, cursor: &str, lsn| CursorCommit {
+            log: name(log),
+            cursor: Name::new(cursor).unwrap(),
+            lsn: Lsn::new(lsn),
+            expected_lsn: None,
+            log_id: None,
+        };
+        self.submit(Batch {
+            logs: vec![special, records("packed", &words, None)],
+            cursors: vec![cursor("payments", "billing", 5)],
+            ..Batch::default()
+        });
+        block_on(engine.commit_cursor(cursor("orders", "billing", 1))).unwrap();
+        block_on(engine.commit_cursor(cursor("orders", "audit", 2))).unwrap();
+        block_on(engine.delete_cursor(target("orders"), Name::new("audit").unwrap())).unwrap();
+        block_on(engine.trim(target("orders"), Lsn::new(4))).unwrap();
+        block_on(engine.fence(target("payments"), Some(7))).unwrap();
+        block_on(engine.update_log(
+            name("empty"),
+            LogConfig {
+                sync_mode: Some(SyncMode::Batch),
+                compression: None,
+                max_record_bytes: Some(1000),
+            },
+        ))
+        .unwrap();
+        block_on(engine.delete_log(target("gone"))).unwrap();
+        block_on(engine.delete_log(target("again"))).unwrap();
+        create("again", LogConfig::default());
+        self.submit(Batch {
+            logs: vec![records("again", &words[..1], None)],
+            ..Batch::default()
+        });
+    }
+
+    /// Ends the run cleanly.
+    fn end(&self) {
+        block_on(self.engine.drain()).unwrap();
+    }
+
+    /// What is there when the process is killed now.
+    fn killed(&self) -> TempDir {
+        let copy = tempfile::tempdir().unwrap();
+        // Every segment but the last has its index.
+        while files(self.directory.path(), "index").len() + 1 < self.used().len() {
+            std::thread::yield_now();
+        }
+        copy_all(self.directory.path(), copy.path());
+        copy
+    }
+
+    fn used(&self) -> Vec<PathBuf> {
+        used(self.directory.path())
+    }
+}
+
+fn crc(bytes: &[u8]) -> u32 {
+    let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes);
+    u32::try_from(crc).unwrap()
+}
+
+fn files(directory: &Path, of: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory.join(of)).unwrap();
+    let mut found: Vec<PathBuf> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end != "new"))
+        .collect();
+    found.sort();
+    found
+}
+
+/// The segments that hold frames.
+fn used(directory: &Path) -> Vec<PathBuf> {
+    let mut found = files(directory, "journal");
+    found.retain(|path| {
+        fs::read(path).unwrap()[LIFE..]
+            .iter()
+            .any(|byte| *byte != 0)
+    });
+    found
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            fs::create_dir(&target).unwrap();
+            copy_all(&entry.path(), &target);
+        } else if !entry.file_name().to_str().unwrap().ends_with(".new") {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[at] ^= 0x10;
+    fs::write(path, bytes).unwrap();
+}
+
+/// Offsets of the frames of a segment that hold records.
+fn batches(path: &Path) -> Vec<usize> {
+    let bytes = fs::read(path).unwrap();
+    let number = |at: usize, length: usize| {
+        let mut number = [0; 8];
+        number[..length].copy_from_slice(&bytes[at..at + length]);
+        usize::try_from(u64::from_le_bytes(number)).unwrap()
+    };
+    let (mut at, mut found) = (LIFE, Vec::new());
+    while at + 64 < bytes.len() && bytes[at + 6] == 1 {
+        if bytes[at + 7] == 1 {
+            found.push(at);
+        }
+        at += number(at + 4, 2) * 8 + number(at + 8, 4).next_multiple_of(8);
+    }
+    found
+}
+
+/// Keeps a directory and what a start on it finds.
+fn keep(into: &Path, name: &str, directory: &Path, store: &Store) {
+    let archive = into.join(format!("{name}.tar.gz"));
+    assert!(!archive.exists(), "{} is there", archive.display());
+    // Names its holder, and the holder its machine.
+    fs::write(directory.join("LOCK"), "").unwrap();
+    let done = Command::new("tar")
+        .args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0"])
+        .args(["--numeric-owner", "-I", "gzip -n9", "-cf"])
+        .arg(&archive)
+        .arg("-C")
+        .arg(directory)
+        .arg(".")
+        .status()
+        .unwrap();
+    assert!(done.success());
+    let copy = tempfile::tempdir().unwrap();
+    copy_all(directory, copy.path());
+    let (engine, report) = open(copy.path());
+    let mut logs = observe::store(&engine);
+    for (log, told) in logs.as_object_mut().unwrap() {
+        let known = store.producers.iter().filter(|known| known.0 == *log);
+        let known: Vec<Value> = known
+            .map(|(_, id, epoch, next, lsn)| {
+                json!({"id": id, "epoch": epoch, "next_sequence": next, "newest_lsn": lsn})
+            })
+            .collect();
+        told["producers"] = known.into();
+    }
+    let told = json!({"clean": report.clean, "torn": report.torn_bytes > 0, "logs": logs});
+    let text = serde_json::to_string_pretty(&told).unwrap();
+    fs::write(into.join(format!("{name}.json")), text + "\n").unwrap();
+}
+
+pub(crate) fn all(into: &Path) {
+    fs::create_dir_all(into).unwrap();
+    let none = [None; 3];
+
+    let mut store = Store::new();
+    store.fill(60, none);
+    keep(into, "killed", store.killed().path(), &store);
+    store.act();
+    let epochs = [None, None, Some(7)];
+    store.fill(30, epochs);
+    keep(into, "everything-killed", store.killed().path(), &store);
+    let killed = store.killed();
+    store.end();
+    keep(into, "everything-clean", store.directory.path(), &store);
+
+    // A second run after the kill, of another epoch.
+    let mut second = Store {
+        engine: open(killed.path()).0,
+        directory: killed,
+        producers: store.producers.clone(),
+    };
+    second.fill(20, epochs);
+    let again = sent("orders", "p-3", 1, 0);
+    let lsn = second
+        .engine
+        .submit(None, again, None)
+        .wait()
+        .unwrap()
+        .appends[0]
+        .first_lsn;
+    second
+        .producers
+        .push(("orders".into(), "p-3".into(), 1, 1, lsn.get()));
+    second.end();
+    keep(into, "second-run", second.directory.path(), &second);
+
+    damaged(into);
+}
+
+/// A torn tail, and damage of every kind.
+fn damaged(into: &Path) {
+    let store = Store::new();
+    store.fill(70, [None; 3]);
+    let before = store.killed();
+    let words = ["one of three".to_owned()];
+    store.submit(Batch {
+        logs: ["orders", "payments", "new"]
+            .map(|log| records(log, &words, None))
+            .into(),
+        ..Batch::default()
+    });
+    let torn = store.killed();
+    let last = used(torn.path()).pop().unwrap();
+    // Of the frames of the newest batch the last one did not reach the device.
+    let newest = *batches(&last).last().unwrap();
+    assert!(newest > *batches(&used(before.path()).pop().unwrap()).last().unwrap());
+    let mut bytes = fs::read(&last).unwrap();
+    bytes[newest..].fill(0);
+    fs::write(&last, bytes).unwrap();
+    keep(into, "torn", torn.path(), &store);
+
+    let harmed = |harm: &dyn Fn(&[PathBuf], &Path)| {
+        let copy = tempfile::tempdir().unwrap();
+        copy_all(before.path(), copy.path());
+        harm(&used(copy.path()), copy.path());
+        copy
+    };
+    // Bodies, headers, a link, 512 bytes; some indexes are there to tell, some are not.
+    let bytes = harmed(&|segments, directory| {
+        for (number, segment) in segments.iter().enumerate() {
+            let batches = batches(segment);
+            flip(segment, batches[1] + 100);
+            flip(segment, batches[3] + 40);
+            if number == 1 {
+                flip(segment, LIFE + 20);
+            }
+            if number == 2 {
+                let mut bytes = fs::read(segment).unwrap();
+                bytes[batches[4] + 8..][..512].fill(0);
+                fs::write(segment, bytes).unwrap();
+                flip(segment, 3);
+            }
+        }
+        fs::remove_file(&files(directory, "index")[0]).unwrap();
+    });
+    keep(into, "damaged", bytes.path(), &store);
+    let middle = harmed(&|segments, _| fs::remove_file(&segments[1]).unwrap());
+    keep(into, "lost-middle", middle.path(), &store);
+    let end = harmed(&|segments, _| fs::remove_file(segments.last().unwrap()).unwrap());
+    keep(into, "lost-end", end.path(), &store);
+    let life = harmed(&|segments, _| {
+        flip(&segments[2], 30);
+        flip(&segments[2], 4096 + 30);
+    });
+    keep(into, "lost-life-blocks", life.path(), &store);
+}
