@@ -343,13 +343,16 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
     }
 }
 
-/// The first of these places, in order, as far as reading them in one go pays.
+/// The first of these places, in order, as far as no record is missing between them and
+/// reading them in one go pays.
 fn together(core: &Core, candidates: impl Iterator<Item = Place>, stop: Lsn) -> Vec<Place> {
     let mut places: Vec<Place> = Vec::new();
     let mut useful = 0;
     let mut limit = Position::ZERO;
     for place in candidates {
-        if place.first_lsn >= stop {
+        // An index that was made anew knows no place of a frame that is damaged.
+        let goes_on = |last: &Place| last.next_lsn() == place.first_lsn;
+        if place.first_lsn >= stop || !places.last().is_none_or(goes_on) {
             break;
         }
         useful += u64::from(place.frame_len);

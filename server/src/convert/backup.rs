@@ -68,6 +68,11 @@ fn finding(damage: &BackupDamage) -> v1::Finding {
         from_lsn: damage.records.as_ref().map(|(_, from, _)| from.get()),
         to_lsn: damage.records.as_ref().map(|(.., to)| to.get()),
         detail,
+        file: String::new(),
+        severity: v1::FindingSeverity::Loss.into(),
+        advice: "the backup holds these bytes as they are; an older backup may hold them whole"
+            .to_owned(),
+        log_id: 0,
     }
 }
 

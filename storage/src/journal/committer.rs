@@ -549,7 +549,11 @@ impl Committer {
                 queue,
                 session: _,
             } = pending;
-            let need = need.unwrap_or(written);
+            // A refusal may have looked at a frame that became smaller when it was finished.
+            let need = match buffered {
+                true => NEVER,
+                false => need.unwrap_or(written).min(written),
+            };
             tell_order(&answer, &outcome);
             let waiter = Waiter {
                 need,

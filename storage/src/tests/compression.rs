@@ -134,3 +134,18 @@ fn a_damaged_compressed_frame_is_named_and_the_rest_is_served() {
     ));
     assert_eq!(fixture.read("a", 2).unwrap().next_lsn, Lsn::new(3));
 }
+
+#[test]
+fn a_refusal_that_looked_at_a_frame_which_shrank_is_answered_by_the_flush() {
+    let fixture = with(Compression::Lz4);
+    let line = vec![7; 4000];
+    let mut first = fixture.submit(batch(&[("a", &[&line])]));
+    let mut wrong = batch(&[("a", &[b"x"])]);
+    wrong.logs[0].guard.expected_lsn = Some(Lsn::new(9));
+    let mut second = fixture.submit(wrong);
+    fixture.core.turn();
+    settled(&mut first).unwrap().unwrap();
+    let refused = settled(&mut second).expect("nothing more is to come that it could wait for");
+    assert!(matches!(refused, Err(AppendError::ConditionsFailed(_))));
+    assert!(!fixture.core.journal.wants_flush());
+}

@@ -477,3 +477,32 @@ fn followers_are_woken_by_the_flush() {
         rounds += 1;
     }
 }
+
+#[test]
+fn a_damaged_frame_under_a_damaged_index_is_named_and_not_skipped() {
+    let f = Fixture::new();
+    for n in 0..3u8 {
+        f.append("a", &[n; 40]).unwrap();
+        f.append("b", &[n; 40]).unwrap();
+    }
+    let f = f.restart_cleanly();
+    let Fixture { disk, core, .. } = f;
+    drop(core);
+    let journal = used_paths(&disk)[0].clone();
+    let mut bytes = disk.contents(&journal).unwrap();
+    let at = bytes.windows(40).position(|w| w == [1; 40]).unwrap();
+    bytes[at] ^= 1;
+    disk.replace(&journal, bytes);
+    let index = format!("index/{}", disk.list("index").unwrap()[0]);
+    let mut bytes = disk.contents(&index).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    disk.replace(&index, bytes);
+    let f = Fixture::on(disk);
+    let page = f.read("a", 0).unwrap();
+    assert_eq!(page.next_lsn, Lsn::new(1), "lsn 1 is skipped in silence");
+    assert!(matches!(
+        f.read("a", 1),
+        Err(ReadError::Quarantined { to: Some(to), .. }) if to == Lsn::new(2)
+    ));
+    assert_eq!(f.read("a", 2).unwrap().next_lsn, Lsn::new(3));
+}
