@@ -586,9 +586,7 @@ fn body_of(header: &Header, body: Option<&[u8]>) -> DumpedBody {
                     clean: seal.clean,
                 }
             }
-            Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker | Kind::Swap => {
-                DumpedBody::Empty
-            }
+            Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => DumpedBody::Empty,
         })
     };
     read().unwrap_or(DumpedBody::Damaged)

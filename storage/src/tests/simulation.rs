@@ -268,7 +268,7 @@ impl Run {
                 if let Err(error) = core.pool_in_turn()
                     && !crate::disk::is_out_of_space(&error)
                 {
-                    core.journal.fail(error);
+                    core.journal.fail("making a segment ready", &error);
                 }
             }
             _ => self.clock.advance(300_000),
