@@ -115,6 +115,7 @@ def busy(fleet):
         daemon.walctl("trim", "load/5", "--before", "10")
         daemon.walctl("sync")
         daemon.walctl("status")
+        daemon.walctl("backup", f"{daemon.data_dir}.backups", "--keep", "1")
         fleet.over.wait(1)
 
     fleet.behind(reader)

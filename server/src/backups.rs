@@ -45,7 +45,7 @@ pub(crate) fn backup_argument() -> Arg {
         .default_value("latest")
 }
 
-pub(crate) fn json_argument() -> Arg {
+fn json_argument() -> Arg {
     Arg::new("output")
         .long("output")
         .value_name("FORM")

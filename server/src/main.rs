@@ -49,7 +49,6 @@ fn main() -> ExitCode {
         Some(("config", matches)) => configure(&source, matches).map_err(|exit| failed(&exit)),
         Some(("completion", matches)) => completion(matches).map_err(|exit| failed(&exit)),
         Some(("restore", matches)) => restore(&source, matches),
-        Some(("verify", matches)) => verify(matches),
         Some(("man", _)) => man().map_err(|exit| failed(&exit)),
         _ => serve(&source).map_err(|exit| {
             tell(&source, &exit);
@@ -66,15 +65,6 @@ fn restore(source: &Source, matches: &ArgMatches) -> Result<(), u8> {
     let code = source
         .effective()
         .and_then(|effective| backups::restore(&effective.config, matches))
-        .map_err(|exit| failed(&exit))?;
-    if code == 0 { Ok(()) } else { Err(code) }
-}
-
-fn verify(matches: &ArgMatches) -> Result<(), u8> {
-    let directory = matches.get_one::<PathBuf>("directory");
-    let code = directory
-        .ok_or_else(|| Exit::new(2, "name the directory"))
-        .and_then(|directory| backups::verify(directory, matches))
         .map_err(|exit| failed(&exit))?;
     if code == 0 { Ok(()) } else { Err(code) }
 }
@@ -147,18 +137,6 @@ fn command() -> Command {
                 ),
         )
         .subcommand(backups::restore_command())
-        .subcommand(
-            Command::new("verify")
-                .about("Check a directory of backups without restoring it")
-                .arg(
-                    Arg::new("directory")
-                        .value_name("DIR")
-                        .required(true)
-                        .value_parser(value_parser!(PathBuf)),
-                )
-                .arg(backups::backup_argument())
-                .arg(backups::json_argument()),
-        )
         .subcommand(Command::new("man").about("Print the man page, with every setting"));
     for setting in SETTINGS {
         let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();

@@ -3,18 +3,16 @@
 
 use std::path::Path;
 
-use clap::ArgMatches;
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 use wald_storage::StorageConfig;
 
-use super::{DATA_LOSS, bar, choose, failed, print, tell_damage, view, wants_json};
+use super::{DATA_LOSS, bar, choose, failed, print, tell_damage, view};
 use crate::serve::Exit;
 
 /// Verifies one backup. Returns the exit code: 5 if anything in it is bad.
-pub(crate) fn verify(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
-    let id = matches.get_one::<String>("backup");
-    let kept = choose(directory, id.map_or("latest", String::as_str))?;
+pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit> {
+    let kept = choose(directory, id)?;
     let view = view(directory, &kept, None)?;
     let bar = bar(view.bytes());
     bar.set_message("verifying");
@@ -33,7 +31,7 @@ pub(crate) fn verify(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit>
         && kept.manifest.damage.is_empty()
         && report.is_some_and(|report| report.findings.is_empty() && report.damage.is_empty());
     let (logs, records) = report.map_or((0, 0), |report| (report.logs, report.records));
-    let line = match wants_json(matches) {
+    let line = match json {
         true => json!({
             "backup": kept.id,
             "position": kept.manifest.position.get(),

@@ -9,6 +9,7 @@ use serde_json::json;
 use wald_storage::{Control, Finding, FindingKind, OfflineReport, Severity};
 
 use super::{DATA_LOSS, Output, failed, open, output_of, written};
+use crate::backups;
 use crate::config::{Size, Value as _};
 use crate::serve::Exit;
 
@@ -18,12 +19,14 @@ pub(super) fn command() -> Command {
         .long_about(
             "Checks a data directory that nobody serves: life blocks, frames, chains, atomic \
              units, directories, seals, indexes, checkpoints, and what is missing or does not \
-             belong there. Changes nothing. For a running daemon use `walctl verify`.\n\n\
+             belong there. Changes nothing. For a running daemon use `walctl verify`. Of a \
+             directory that `walctl backup` writes to one backup is checked, without restoring it.\n\n\
              Exit codes: 0 all is well, 1 it could not be checked, 2 usage, 4 a daemon has the \
              directory, 5 something is damaged or lost.",
         )
         .arg(super::directory_argument())
         .arg(super::output_argument())
+        .arg(backups::backup_argument())
         .arg(
             Arg::new("max-bytes-per-second")
                 .long("max-bytes-per-second")
@@ -35,6 +38,11 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
+    if backups::is_directory_of_backups(directory) {
+        let id = matches.get_one::<String>("backup");
+        let json = output_of(matches) != Output::Text;
+        return backups::verify(directory, id.map_or("latest", String::as_str), json);
+    }
     let offline = open(
         directory,
         "`walctl verify` checks the store of a running daemon",
