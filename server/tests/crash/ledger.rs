@@ -76,6 +76,10 @@ pub(crate) struct Ack {
     pub(crate) repeated: bool,
 }
 
+/// What is there of a part: index and lsn of its first record, and how many follow it
+/// without a hole, this one included.
+type Run = Option<(u64, u64, u64)>;
+
 /// What is known of a log besides its records.
 #[derive(Debug, Default)]
 struct Log {
@@ -438,10 +442,9 @@ impl Ledger {
         self.survived.get(&self.recovery_epoch).copied()
     }
 
-    /// Where the records of each attempt are: by part, index and lsn of the first that is
-    /// there, and how many follow it without a hole.
-    fn places(&self, found: &Found) -> BTreeMap<usize, Vec<Option<(u64, u64, u64)>>> {
-        let mut places: BTreeMap<usize, Vec<Option<(u64, u64, u64)>>> = BTreeMap::new();
+    /// Where the records of each attempt are, by part.
+    fn places(&self, found: &Found) -> BTreeMap<usize, Vec<Run>> {
+        let mut places: BTreeMap<usize, Vec<Run>> = BTreeMap::new();
         for (log, kept) in &found.logs {
             for (lsn, payload) in (kept.first..).zip(&kept.payloads) {
                 let mut numbers = payload.splitn(4, '.').map(str::parse::<usize>);
@@ -471,14 +474,8 @@ impl Ledger {
 
     /// The lsns at which the parts of an attempt begin, of which something is there: all
     /// of it must be, but for what was trimmed.
-    fn firsts(
-        &self,
-        number: usize,
-        attempt: &Attempt,
-        runs: &[Option<(u64, u64, u64)>],
-        found: &Found,
-    ) -> Vec<u64> {
-        let part_first = |(part, run): (&Part, &Option<(u64, u64, u64)>)| {
+    fn firsts(&self, number: usize, attempt: &Attempt, runs: &[Run], found: &Found) -> Vec<u64> {
+        let part_first = |(part, run): (&Part, &Run)| {
             let begin = found.first(&part.log);
             let first = match run {
                 Some((index, lsn, _)) => lsn.checked_sub(*index),

@@ -174,6 +174,11 @@ impl Machine {
         std::fs::remove_file(self.ballast()).is_ok()
     }
 
+    /// Leaves the image in a directory, with whatever reached it.
+    pub(crate) fn keep(&self, directory: &Path) {
+        std::fs::copy(&self.image, directory.join("image")).unwrap();
+    }
+
     fn ballast(&self) -> PathBuf {
         self.mount.join("ballast")
     }

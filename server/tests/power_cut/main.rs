@@ -51,7 +51,7 @@ struct Plan {
     acks: u64,
     /// Then so many acks for which nobody asks for a flush.
     weak: u64,
-    /// Leaves so many bytes of the disk free.
+    /// Leaves so many bytes of the disk free: at least the MiB that the pool leaves.
     full: Option<u64>,
     /// At the seal of a segment; else after a moment.
     at_a_roll: bool,
@@ -90,7 +90,7 @@ impl Plan {
             },
             full: random
                 .random_bool(0.05)
-                .then(|| random.random_range(0..2 << 20)),
+                .then(|| random.random_range(1 << 20..4 << 20)),
             at_a_roll,
             after: micros(3_000, random),
             write_back: random.random_bool(0.4),
@@ -192,9 +192,8 @@ async fn live_and_die(
     life.daemon.signal(Signal::KILL);
 }
 
-async fn run(kind: FileSystem, seed: u64, cuts: u64, acks: u64, tally: &mut Tally) {
+async fn run(machine: &mut Machine, seed: u64, cuts: u64, acks: u64, tally: &mut Tally) {
     let mut random = StdRng::seed_from_u64(seed);
-    let mut machine = Machine::new(kind);
     let mut store: Option<(PathBuf, Users, u64)> = None;
     let mut plan = Plan::draw(acks, &mut random);
     loop {
@@ -218,7 +217,7 @@ async fn run(kind: FileSystem, seed: u64, cuts: u64, acks: u64, tally: &mut Tall
         }
 
         let life = users.begin(daemon).await;
-        live_and_die(&mut machine, &life, &data, &plan, &mut random).await;
+        live_and_die(machine, &life, &data, &plan, &mut random).await;
         users.end(life).await;
         machine.off();
         machine.on();
@@ -230,7 +229,7 @@ async fn run(kind: FileSystem, seed: u64, cuts: u64, acks: u64, tally: &mut Tall
         tally.journal_flushed += u64::from(plan.cut == Cut::Journal);
         tally.full += u64::from(plan.full.is_some());
         for after in &plan.while_starting {
-            cut_while_starting(&mut machine, &data, &plan, *after);
+            cut_while_starting(machine, &data, &plan, *after);
             tally.while_starting += 1;
         }
         tally.last = Some(std::mem::replace(&mut plan, Plan::draw(acks, &mut random)));
@@ -244,12 +243,16 @@ fn cut_the_power(kind: FileSystem) {
     let acks = setting("WALD_ACKS", 100);
     let seed = seed();
     let mut tally = Tally::default();
+    let mut machine = Machine::new(kind);
     let began = Instant::now();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(Box::pin(run(kind, seed, cuts, acks, &mut tally)));
+        runtime.block_on(Box::pin(run(&mut machine, seed, cuts, acks, &mut tally)));
     }));
     if let Err(panic) = outcome {
+        if let Some(keep) = std::env::var_os("WALD_KEEP") {
+            machine.keep(Path::new(&keep));
+        }
         eprintln!(
             "{kind:?}: failed after {} cuts, the last of which was {:?}. Repeat with: WALD_SEED={seed} WALD_CUTS={cuts} \
              WALD_ACKS={acks} cargo test -p wald-server --test power_cut {} -- --ignored",
