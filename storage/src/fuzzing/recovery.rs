@@ -407,7 +407,10 @@ fn read_log(core: &Arc<Core>, log: &str, model: Option<&BTreeMap<String, Vec<Vec
             Err(ReadError::Quarantined { to: Some(to), .. }) => next = to,
             Err(_) => return,
         }
-        assert!(next > before, "a page goes on: {log} at {next}");
+        if next <= before {
+            // A forged index may say that nothing is where something is.
+            return assert!(model.is_none(), "a page goes on: {log} at {next}");
+        }
     }
     panic!("no end of {log}");
 }

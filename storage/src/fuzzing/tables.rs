@@ -1,13 +1,16 @@
 //! Files that a start reads in place of the journal: checkpoints and indexes.
 
+use std::sync::Arc;
+
 use arbitrary::Unstructured;
 use bytes::Bytes;
 
 use super::number;
 use super::recovery::{Store, store};
+use crate::backup::Backups;
 use crate::checkpoint::{self, Writer};
-use crate::disk::SimDisk;
-use crate::ids::{LogId, Lsn, SegmentId};
+use crate::disk::{Disk, SimDisk};
+use crate::ids::{LogId, Lsn, RecoveryEpoch, SegmentId};
 use crate::index::{Image, NewRow, Place, SealedIndex};
 use crate::journal::frame::crc32c;
 use crate::journal::segment::Life;
@@ -36,16 +39,20 @@ pub fn checkpoint(data: &[u8]) {
     };
     // A log takes two bytes at least.
     assert!(images.len() * 2 <= file.len() && summary.segments.len() * 2 <= file.len());
-    let disk = SimDisk::new();
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
     let mut writer = Writer::new(&summary);
     images.iter().for_each(|image| writer.add(image));
-    writer.write(&disk).expect("there is space");
-    let whole = checkpoint::read(&disk, summary.last).expect("it is there");
+    let backups = Backups::new(Arc::clone(&disk));
+    writer.write(&*disk, &backups).expect("there is space");
+    let whole = checkpoint::read(&*disk, summary.last).expect("it is there");
     let mut again = Vec::new();
     let read = checkpoint::decode(&whole.expect("it is whole"), |image| again.push(image));
-    // What was told as nothing is left out.
+    // Zeros are left out, and stand for nothing, or for the first.
     let mut told = summary;
     told.before = told.before.filter(|before| before.get() != 0);
+    told.next_log_counter = told.next_log_counter.max(1);
+    told.epoch = told.epoch.max(RecoveryEpoch::FIRST);
+    told.last = told.last.max(SegmentId::FIRST);
     assert_eq!(read, Some(told));
     assert_eq!(again.len(), images.len());
 }
