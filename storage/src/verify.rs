@@ -140,6 +140,8 @@ pub(crate) mod advice {
     pub(crate) const LOST: &str = "everything else is served; restore these records from a backup, or accept the loss with `wald repair --accept-loss`";
     /// It is not known which.
     pub(crate) const UNPROVEN: &str = "logs without later records refuse appends; restore from a backup, or accept the loss with `wald repair --accept-loss`";
+    /// Somebody said so.
+    pub(crate) const ACCEPTED: &str = "nothing to do; readers are told of the gap";
     /// A second copy is gone.
     pub(crate) const COPY: &str =
         "nothing is lost; the device may be failing: look at its health, and keep a backup";

@@ -555,7 +555,7 @@ impl<'a> Attribution<'a> {
             .at(fault.from, fault.to)
         };
         let mut ranges = Ranges::new();
-        let mut unproven = false;
+        let (mut unproven, mut accepted) = (false, 0);
         let is_gap = fault.kind == FindingKind::Missing && !fault.is_hole;
         let gap = fault.touched.first().filter(|_| is_gap).copied();
         self.left.retain(|damage| {
@@ -568,7 +568,11 @@ impl<'a> Attribution<'a> {
             if !same_gap && !(here && reads_nothing) {
                 return true;
             }
+            if damage.accepted {
+                accepted += 1;
+            }
             match &damage.log {
+                _ if damage.accepted => {}
                 Some(log) => {
                     // What was trimmed is not missed.
                     let from = damage.from.max(log.state.read().coming_first());
@@ -592,6 +596,15 @@ impl<'a> Attribution<'a> {
             }
         }
         let none = ranges.is_empty();
+        if none && !unproven && accepted > 0 {
+            findings.push(Finding {
+                severity: Severity::Note,
+                detail: format!("{}; the loss of what was here was accepted", base.detail),
+                advice: advice::ACCEPTED,
+                ..base
+            });
+            return;
+        }
         for ((log, log_id), lsns) in ranges {
             for lsns in merged(lsns) {
                 findings.push(Finding {
@@ -645,7 +658,7 @@ impl<'a> Attribution<'a> {
                 .log
                 .as_ref()
                 .map(|log| log.state.read().coming_first());
-            if first.is_some_and(|first| damage.to <= first) {
+            if damage.accepted || first.is_some_and(|first| damage.to <= first) {
                 continue;
             }
             let name = damage.log.as_ref().map(|log| log.name.clone());
