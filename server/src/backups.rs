@@ -139,6 +139,7 @@ fn open_failed(error: &OpenError) -> Exit {
         OpenError::Config(_)
         | OpenError::NotAStore { .. }
         | OpenError::Version { .. }
+        | OpenError::TooNew { .. }
         | OpenError::Io { .. } => FAILED,
     };
     Exit::new(code, error.to_string())
