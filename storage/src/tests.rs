@@ -17,6 +17,7 @@ mod random_damage;
 mod repair;
 mod retries;
 mod scanning;
+mod simulation;
 mod stale;
 mod sync_modes;
 mod tails;

@@ -89,11 +89,6 @@ impl SimDisk {
         self.0.lock().calls
     }
 
-    /// Calls of any kind made so far.
-    pub fn all_calls(&self) -> u64 {
-        self.0.lock().all_calls
-    }
-
     /// Whether the power went.
     pub fn is_crashed(&self) -> bool {
         self.0.lock().crashed
@@ -110,12 +105,16 @@ impl SimDisk {
         self.0.lock().crash(seed);
     }
 
-    /// The `nth` call of any kind from now (1 = the next) fails once with this error of the
-    /// system.
-    pub fn fail_call(&self, nth: u64, system_error: i32) {
+    /// The `nth` of the calls from now that the filter chooses (1 = the next) fails once, with
+    /// this error of the system.
+    pub fn fail_call(&self, filter: Filter, nth: u64, system_error: i32) {
         let mut state = self.0.lock();
-        let at = state.all_calls + nth;
-        state.faults.calls.push((at, system_error));
+        state.faults.calls.push((filter, nth.max(1), system_error));
+    }
+
+    /// Whether calls are not counted for [`SimDisk::fail_call`], and none fails by it.
+    pub fn hold_failures(&self, held: bool) {
+        self.0.lock().faults.held = held;
     }
 
     /// The `nth` flush from now fails once (1 = the next), and with it what it should
@@ -150,6 +149,17 @@ impl SimDisk {
     /// The lies told so far.
     pub fn lies(&self) -> Vec<Lie> {
         self.0.lock().lies.clone()
+    }
+
+    /// How many faults are still to come.
+    pub fn faults_left(&self) -> usize {
+        let state = self.0.lock();
+        let calls = state.faults.calls.len();
+        let syncs = &state.faults.syncs;
+        let syncs = syncs.iter().filter(|at| **at > state.syncs).count();
+        let writes = &state.faults.writes;
+        let writes = writes.iter().filter(|f| f.at > state.writes).count();
+        calls + syncs + writes + usize::from(state.crash_at.is_some_and(|at| at > state.calls))
     }
 
     /// No fault that was planned happens any more.
@@ -353,7 +363,7 @@ impl Disk for SimDisk {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::ReadFromDevice, path))?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
-        let mut found = state.inode(inode).from_device();
+        let mut found = state.inode(inode).written_back();
         found.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(Some(found.into()))
     }

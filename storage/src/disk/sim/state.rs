@@ -18,9 +18,8 @@ pub(super) struct State {
     pub(super) unsynced_names: Vec<NameChange>,
     pub(super) locked: Option<(u64, String)>,
     pub(super) next_lock: u64,
-    /// Changing calls, and calls of any kind.
+    /// Changing calls.
     pub(super) calls: u64,
-    pub(super) all_calls: u64,
     pub(super) crash_at: Option<u64>,
     /// The power is to go so many changing calls after the `nth` that the filter chooses.
     pub(super) crash_when: Option<(Filter, u64, u64)>,
@@ -41,8 +40,10 @@ pub(super) struct State {
 /// Faults to come, each by the number of the call that it befalls.
 #[derive(Default)]
 pub(super) struct Faults {
-    /// Calls of any kind, and the number of the system's error.
-    pub(super) calls: Vec<(u64, i32)>,
+    /// Which calls, how many of them until one fails, and the number of the system's error.
+    pub(super) calls: Vec<(Filter, u64, i32)>,
+    /// Calls are not counted for the moment, and none fails.
+    pub(super) held: bool,
     pub(super) syncs: Vec<u64>,
     pub(super) writes: Vec<WriteFailure>,
     /// Writes that the device loses (`false`) or puts elsewhere (`true`).
@@ -88,7 +89,6 @@ impl State {
         if let Some(trace) = &mut self.trace {
             trace.add(call);
         }
-        self.all_calls += 1;
         if call.kind.changes() {
             self.calls += 1;
             self.look_ahead(call);
@@ -98,11 +98,24 @@ impl State {
                 return Ok(true);
             }
         }
-        let this = self.all_calls;
-        match self.faults.calls.iter().find(|(at, _)| *at == this) {
-            Some((_, error)) => Err(io::Error::from_raw_os_error(*error)),
-            None => Ok(false),
+        self.fail(call)?;
+        Ok(false)
+    }
+
+    /// Fails a call if it is its turn.
+    fn fail(&mut self, call: &Call<'_>) -> io::Result<()> {
+        if self.faults.held {
+            return Ok(());
         }
+        let mut failed = Ok(());
+        self.faults.calls.retain_mut(|(filter, nth, error)| {
+            *nth -= u64::from(filter(call));
+            if *nth == 0 {
+                failed = Err(io::Error::from_raw_os_error(*error));
+            }
+            *nth > 0
+        });
+        failed
     }
 
     /// Settles when the power goes, if that depends on what is called.

@@ -1,0 +1,414 @@
+//! The engine on a simulated disk, with a ledger outside of it.
+//!
+//! One [`Run`] starts an engine, asks things of it at random, ends it in the middle of
+//! anything, and compares what the next start finds with the ledger, again and again. All
+//! of it comes from one seed: engine, disk and requests.
+
+mod ledger;
+mod lies;
+mod points;
+mod requests;
+mod script;
+
+use std::collections::BTreeMap;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+pub(super) use self::ledger::Verdict;
+use self::ledger::{Effect, Ledger, LogState, Logs, Unit};
+pub(super) use self::points::Histogram;
+use self::points::{Phase, STRETCHES};
+use self::requests::Asked;
+use super::*;
+use crate::ids::{LogId, Position};
+
+/// Which faults there are beside power cuts and kills.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Faults {
+    /// Of 100 runs of the process so many have a call that fails with EIO.
+    pub(super) failing_calls: u32,
+    /// Of 100 runs so many have a flush that fails once.
+    pub(super) failing_flushes: u32,
+}
+
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) starts: u64,
+    pub(super) kills: u64,
+    pub(super) clean: u64,
+    pub(super) failures: u64,
+    pub(super) requests: u64,
+    pub(super) units: u64,
+    pub(super) maybe: u64,
+    pub(super) refused: u64,
+    pub(super) repeats: u64,
+    pub(super) rolls: u64,
+    pub(super) verdict: Verdict,
+    pub(super) cuts: Histogram,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.starts += other.starts;
+        self.kills += other.kills;
+        self.clean += other.clean;
+        self.failures += other.failures;
+        self.requests += other.requests;
+        self.units += other.units;
+        self.maybe += other.maybe;
+        self.refused += other.refused;
+        self.repeats += other.repeats;
+        self.rolls += other.rolls;
+        self.verdict.add(&other.verdict);
+        self.cuts.add(&other.cuts);
+    }
+}
+
+impl std::fmt::Display for Counts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "{}", self.cuts)?;
+        writeln!(
+            f,
+            "{} starts, {} kills, {} clean ends, {} failed journals, {} rolls; {} requests: {} refused, {} unknown, {} repeats",
+            self.starts,
+            self.kills,
+            self.clean,
+            self.failures,
+            self.rolls,
+            self.requests,
+            self.refused,
+            self.maybe,
+            self.repeats
+        )?;
+        write!(f, "{:?}", self.verdict)
+    }
+}
+
+pub(super) struct Run {
+    pub(super) random: StdRng,
+    pub(super) disk: SimDisk,
+    clock: Arc<TestClock>,
+    config: StorageConfig,
+    faults: Faults,
+    ledger: Ledger,
+    /// Batches of producers, to be sent again.
+    sent: Vec<(Batch, Vec<Part>, Vec<Move>)>,
+    ids: BTreeMap<LogId, &'static str>,
+    /// All units ever, for those who do not compare with each start.
+    units: Vec<Unit>,
+    highest: Position,
+    epoch: u64,
+    payload: u64,
+    /// Whether much is written, so that segments fill up.
+    bulky: bool,
+    without_space_until: u64,
+    /// Whether the cache may hold what the device does not.
+    distrusted: bool,
+    pub(super) counts: Counts,
+}
+
+/// One part of an append: which log, the digests of its records, whose it is.
+type Part = (&'static str, Vec<u64>, Option<(&'static str, u64, u64)>);
+
+/// Where a batch moves a cursor: log, cursor, lsn.
+type Move = (&'static str, &'static str, u64);
+
+impl Run {
+    pub(super) fn new(seed: u64, faults: Faults) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let config = StorageConfig {
+            pool_segments: random.random_range(1..3),
+            reserve_segments: 1,
+            max_batch_bytes: 20_000,
+            buffer_bytes: 9000,
+            producer_window: random.random_range(1..90),
+            ..small_config()
+        };
+        Self {
+            random,
+            disk: SimDisk::seeded(seed),
+            clock: TestClock::new(),
+            config,
+            faults,
+            ledger: Ledger::default(),
+            sent: Vec::new(),
+            ids: BTreeMap::new(),
+            units: Vec::new(),
+            highest: Position::ZERO,
+            epoch: 0,
+            payload: 0,
+            bulky: false,
+            without_space_until: 0,
+            distrusted: false,
+            counts: Counts::default(),
+        }
+    }
+
+    /// So many lives of the process, and a last start.
+    pub(super) fn run(&mut self, lives: u32) {
+        for _ in 0..lives {
+            let core = self.start(60);
+            self.work(&core);
+            self.end(core);
+        }
+        drop(self.start(0));
+    }
+
+    /// Starts and compares; `cuts` times of 100 the power goes meanwhile, and comes back.
+    fn start(&mut self, cuts: u32) -> Arc<Core> {
+        loop {
+            self.counts.starts += 1;
+            if self.random.random_range(0..100) < cuts {
+                // A start makes some thirty changing calls.
+                self.disk.crash_after(self.random.random_range(1..34));
+            }
+            match open(&self.disk, &self.config, &self.clock) {
+                Ok((core, report)) => {
+                    // What was to come at a later call of the start comes while it serves.
+                    self.started(&core, &report);
+                    return core;
+                }
+                Err(error) => {
+                    assert!(self.disk.is_crashed() || self.distrusted, "{error}");
+                    if self.disk.is_crashed() {
+                        self.cut(Phase::Start);
+                    }
+                }
+            }
+        }
+    }
+
+    fn started(&mut self, core: &Arc<Core>, report: &RecoveryReport) {
+        let crashed = self.disk.is_crashed();
+        assert!(!crashed, "a start that the power went in has failed");
+        self.disk.forget_faults();
+        self.found_by(core, report);
+        self.distrusted = false;
+    }
+
+    /// Compares what a start found with the ledger.
+    fn found_by(&mut self, core: &Arc<Core>, report: &RecoveryReport) {
+        assert_eq!(report.findings, Vec::<String>::new());
+        assert_eq!(report.damage, [], "a power cut damages nothing");
+        let epoch = report.recovery_epoch.get();
+        assert!(epoch > self.epoch || (report.clean && epoch == self.epoch));
+        self.epoch = epoch;
+        let found = found(core);
+        let verdict = found.and_then(|found| self.ledger.judge(&found, self.power_was_cut()));
+        if let Err((verdict, words)) = verdict {
+            self.counts.verdict.add(&verdict);
+            panic!("{verdict:?}: {words}");
+        }
+    }
+
+    fn power_was_cut(&self) -> bool {
+        self.distrusted
+    }
+
+    fn cut(&mut self, phase: Phase) {
+        let point = self.disk.cut_point();
+        self.counts.cuts.count(phase, point.as_ref());
+        self.disk.crash(self.random.random());
+        self.distrusted = true;
+    }
+
+    /// Sets when the power goes.
+    fn plan_cut(&mut self) {
+        if self.random.random_range(0..100) < 35 {
+            self.disk.crash_after(self.random.random_range(1..50));
+            return;
+        }
+        let stretch = self.random.random_range(0..STRETCHES.len());
+        self.bulky |= stretch < 4;
+        let (nth, after) = (
+            self.random.random_range(1..3),
+            self.random.random_range(0..4),
+        );
+        self.disk.crash_when(STRETCHES[stretch], nth, after);
+    }
+
+    fn work(&mut self, core: &Arc<Core>) {
+        self.bulky = self.random.random_range(0..100) < 20;
+        if self.random.random_range(0..100) < 75 {
+            self.plan_cut();
+        }
+        self.disk.set_short_writes(self.random.random_range(0..8));
+        if self.random.random_range(0..100) < self.faults.failing_flushes {
+            self.disk.fail_sync(self.random.random_range(1..20));
+            self.distrusted = true;
+        }
+        if self.random.random_range(0..100) < self.faults.failing_calls {
+            let nth = self.random.random_range(1..200);
+            self.disk.fail_call(|_| true, nth, EIO);
+            self.distrusted = true;
+        }
+        for _ in 0..self.random.random_range(1..16u32) {
+            self.turn(core);
+            if core.journal.failure().is_some() {
+                break;
+            }
+        }
+    }
+
+    fn turn(&mut self, core: &Arc<Core>) {
+        let mut asked: Vec<Asked> = Vec::new();
+        self.run_out_of_space();
+        for _ in 0..self.random.random_range(1..6u32) {
+            asked.push(self.ask(core));
+        }
+        if self.random.random_range(0..8) == 0 {
+            // Written and not flushed, when more comes.
+            core.write_in_turn();
+            asked.push(self.ask(core));
+        }
+        core.turn();
+        for asked in asked {
+            self.settle(asked);
+        }
+        match self.random.random_range(0..20) {
+            0 => self.idle(core),
+            1 => {
+                if let Err(error) = core.pool_in_turn()
+                    && !crate::disk::is_out_of_space(&error)
+                {
+                    core.journal.fail("filling the pool", &error);
+                }
+            }
+            _ => self.clock.advance(300_000),
+        }
+    }
+
+    fn idle(&mut self, core: &Arc<Core>) {
+        self.clock.advance(1000);
+        core.idle();
+        let journal = &core.journal;
+        if journal.failure().is_none() && journal.durable() == journal.written() {
+            self.ledger.all_written_durable();
+        }
+    }
+
+    /// Sometimes one of the next writes finds no space, and then there is some again.
+    fn run_out_of_space(&mut self) {
+        // One at a time: where voiding fails too, the journal does.
+        let through = self.disk.writes() > self.without_space_until;
+        if through && self.random.random_range(0..100) < 8 {
+            let part = [0, 8, 511, 512, 4000, 1 << 20][self.random.random_range(0..6)];
+            let nth = self.random.random_range(1..4);
+            self.disk
+                .fail_write(nth, std::io::ErrorKind::StorageFull, part);
+            self.without_space_until = self.disk.writes() + nth + 1;
+        }
+    }
+
+    /// Ends the process: cleanly or not, with the power or without.
+    fn end(&mut self, core: Arc<Core>) {
+        self.counts.rolls += core.journal.segments.read().len() as u64;
+        let manner = self.random.random_range(0..100);
+        let failed = core.journal.failure().is_some();
+        self.counts.failures += u64::from(failed);
+        let mut phase = Phase::Work;
+        if !failed && manner < 45 {
+            phase = Phase::Close;
+            self.disk.forget_faults();
+            if manner < 30 {
+                self.disk.crash_after(self.random.random_range(1..22));
+            }
+            match core.close() {
+                Ok(()) if !self.disk.is_crashed() => {
+                    self.counts.clean += 1;
+                    self.all_forced();
+                }
+                // A checkpoint that is cut off makes no end less clean.
+                Ok(()) => self.all_forced(),
+                Err(error) => assert!(self.disk.is_crashed() || self.distrusted, "{error}"),
+            }
+        }
+        drop(core);
+        if self.disk.is_crashed() || (38..85).contains(&manner) {
+            self.cut(phase);
+        } else {
+            self.counts.kills += 1;
+            self.disk.forget_faults();
+        }
+    }
+
+    /// Everything that was accepted is on the device.
+    fn all_forced(&mut self) {
+        self.ledger.all_durable();
+        self.ledger.add(Unit {
+            effects: vec![Effect::Force],
+            written: true,
+            durable: true,
+        });
+    }
+}
+
+const EIO: i32 = 5;
+
+/// Everything that a start serves.
+///
+/// # Errors
+/// What cannot be read.
+fn found(core: &Arc<Core>) -> Result<Logs, (Verdict, String)> {
+    let mut logs = Logs::new();
+    for log in core.logs.all() {
+        let name = log.name.as_str().to_owned();
+        let durable = core.journal.durable();
+        let first = log.state.read().first(durable);
+        let records = digests(core, &name, first).map_err(|error| {
+            let gap = Verdict {
+                gap: 1,
+                ..Verdict::default()
+            };
+            (gap, format!("{name}: {error}"))
+        })?;
+        let state = log.state.read();
+        let extras = state.extras.clone().unwrap_or_default();
+        let told = extras.producers.told(1);
+        let cursors = extras.cursors.iter().filter_map(|(name, mark)| {
+            let lsn = (*mark.newest())?.lsn.get();
+            Some((name.as_str().to_owned(), lsn))
+        });
+        logs.insert(
+            name,
+            LogState {
+                id: Some(log.id.get()),
+                first: first.get(),
+                records,
+                epoch: state.writer_epoch(),
+                cursors: cursors.collect(),
+                producers: told
+                    .into_iter()
+                    .map(|(name, epoch, next, _)| (name.as_str().to_owned(), (epoch, next)))
+                    .collect(),
+                config: (*state.config).clone(),
+                pending: Vec::new(),
+            },
+        );
+    }
+    Ok(logs)
+}
+
+/// Every record of a log from one on.
+fn digests(core: &Arc<Core>, log: &str, mut next: Lsn) -> Result<Vec<u64>, ReadError> {
+    let mut found = Vec::new();
+    loop {
+        let mut request = read_request(log, ReadStart::Lsn(next));
+        request.visibility = Some(Visibility::Durable);
+        let page = read::page(core, &request, Reach::Disk)?;
+        for batch in &page.batches {
+            assert_eq!(batch.first_lsn, next, "lsns are dense");
+            next = batch.next_lsn();
+            found.extend(payloads(batch).iter().map(|data| requests::digest(data)));
+        }
+        assert_eq!(page.next_lsn, next);
+        if next == page.tail_lsn {
+            return Ok(found);
+        }
+        assert!(
+            !page.batches.is_empty(),
+            "a page below the tail has something"
+        );
+    }
+}

@@ -1,0 +1,378 @@
+//! The ledger: what the engine was asked and what it answered, kept outside of it.
+//!
+//! Units stand in commit order: what each does to which logs, and what was promised of it.
+//! A unit is *acknowledged* (at a level), or *maybe* there (UNKNOWN); what was refused is in
+//! no unit. After a start the logs must be exactly as some prefix of the units leaves them,
+//! and that prefix must reach at least to the last unit that was promised to survive.
+//!
+//! Records of sync mode `manual` are accepted at once and get their place in the journal
+//! later: of those behind the last unit that forces them out, any prefix may be there.
+
+use std::collections::BTreeMap;
+
+use crate::record::LogConfig;
+
+/// What one unit does to one log.
+#[derive(Debug, Clone)]
+pub(in crate::tests) enum Effect {
+    Append {
+        log: &'static str,
+        id: u64,
+        first: u64,
+        records: Vec<u64>,
+        producer: Option<(&'static str, u64, u64)>,
+        buffered: bool,
+    },
+    Create(&'static str, LogConfig),
+    Configure(&'static str, LogConfig),
+    Delete(&'static str),
+    Trim(&'static str, u64),
+    Fence(&'static str, u64),
+    Cursor(&'static str, &'static str, Option<u64>),
+    /// Everything accepted has its place in the journal.
+    Force,
+}
+
+impl Effect {
+    fn log(&self) -> Option<&'static str> {
+        match self {
+            Self::Append { log, .. }
+            | Self::Create(log, _)
+            | Self::Configure(log, _)
+            | Self::Delete(log)
+            | Self::Trim(log, _)
+            | Self::Fence(log, _)
+            | Self::Cursor(log, ..) => Some(log),
+            Self::Force => None,
+        }
+    }
+}
+
+/// What survives or not as one.
+#[derive(Debug, Clone)]
+pub(in crate::tests) struct Unit {
+    pub(in crate::tests) effects: Vec<Effect>,
+    /// Promised to survive the end of the process.
+    pub(in crate::tests) written: bool,
+    /// Promised to survive a power cut.
+    pub(in crate::tests) durable: bool,
+}
+
+/// How one log stands. Records are their digests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::tests) struct LogState {
+    pub(in crate::tests) id: Option<u64>,
+    pub(in crate::tests) first: u64,
+    pub(in crate::tests) records: Vec<u64>,
+    pub(in crate::tests) epoch: u64,
+    pub(in crate::tests) cursors: BTreeMap<String, u64>,
+    /// Epoch, and the sequence that comes next.
+    pub(in crate::tests) producers: BTreeMap<String, (u64, u64)>,
+    pub(in crate::tests) config: LogConfig,
+    /// Accepted, and perhaps in memory only: request by request.
+    pub(in crate::tests) pending: Vec<Vec<u64>>,
+}
+
+pub(in crate::tests) type Logs = BTreeMap<String, LogState>;
+
+impl LogState {
+    /// The tail as far as the journal has it.
+    fn end(&self) -> u64 {
+        self.first + self.records.len() as u64
+    }
+
+    /// The tail.
+    pub(in crate::tests) fn next(&self) -> u64 {
+        self.end() + self.pending.iter().map(|p| p.len() as u64).sum::<u64>()
+    }
+
+    /// The record at an lsn; `None` if there is none or it was trimmed.
+    pub(in crate::tests) fn record(&self, lsn: u64) -> Option<u64> {
+        let index = usize::try_from(lsn.checked_sub(self.first)?).ok()?;
+        let all = self.records.iter().chain(self.pending.iter().flatten());
+        all.copied().nth(index)
+    }
+
+    fn force(&mut self) {
+        for records in std::mem::take(&mut self.pending) {
+            self.records.extend(records);
+        }
+    }
+
+    fn trim(&mut self, before: u64) {
+        if before > self.end() {
+            self.force();
+        }
+        if before > self.first {
+            let gone = usize::try_from(before - self.first).unwrap();
+            self.records.drain(..gone);
+            self.first = before;
+        }
+    }
+
+    /// Whether `found` is this log, with some of what is pending.
+    fn is(&self, found: &Self) -> bool {
+        if self.first != found.first || !found.records.starts_with(&self.records) {
+            return false;
+        }
+        let mut rest = &found.records[self.records.len()..];
+        for records in &self.pending {
+            if rest.is_empty() {
+                break;
+            }
+            let Some(after) = rest.strip_prefix(records.as_slice()) else {
+                return false;
+            };
+            rest = after;
+        }
+        rest.is_empty()
+            && self.id.is_none_or(|id| found.id == Some(id))
+            && (self.epoch, &self.cursors, &self.producers, &self.config)
+                == (found.epoch, &found.cursors, &found.producers, &found.config)
+    }
+}
+
+fn apply(effect: &Effect, logs: &mut Logs) {
+    let of = |log: &&'static str| (*log).to_owned();
+    match effect {
+        Effect::Append {
+            log,
+            id,
+            first,
+            records,
+            producer,
+            buffered,
+        } => {
+            let state = logs.entry(of(log)).or_default();
+            state.id.get_or_insert(*id);
+            if *buffered {
+                state.pending.push(records.clone());
+                return;
+            }
+            state.force();
+            assert_eq!(state.next(), *first, "lsns of {log} are dense");
+            state.records.extend(records);
+            if let Some((id, epoch, sequence)) = producer {
+                let next = (*epoch, sequence + 1);
+                state.producers.insert((*id).to_owned(), next);
+            }
+        }
+        Effect::Create(log, config) => {
+            let state = LogState {
+                config: config.clone(),
+                ..LogState::default()
+            };
+            logs.insert(of(log), state);
+        }
+        Effect::Configure(log, config) => {
+            logs.entry(of(log)).or_default().config = config.clone();
+        }
+        Effect::Delete(log) => drop(logs.remove(*log)),
+        Effect::Trim(log, before) => logs.entry(of(log)).or_default().trim(*before),
+        Effect::Fence(log, epoch) => logs.entry(of(log)).or_default().epoch = *epoch,
+        Effect::Cursor(log, cursor, lsn) => {
+            let cursors = &mut logs.entry(of(log)).or_default().cursors;
+            match lsn {
+                Some(lsn) => drop(cursors.insert((*cursor).to_owned(), *lsn)),
+                None => drop(cursors.remove(*cursor)),
+            }
+        }
+        Effect::Force => logs.values_mut().for_each(LogState::force),
+    }
+}
+
+/// What a start got wrong. All must be 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::tests) struct Verdict {
+    /// Promised to survive, and not there.
+    pub(in crate::tests) lost: u64,
+    /// There, and never appended, refused, trimmed, or lost before.
+    pub(in crate::tests) phantom: u64,
+    /// There twice.
+    pub(in crate::tests) duplicate: u64,
+    /// Neither served nor trimmed.
+    pub(in crate::tests) gap: u64,
+    /// Of a unit that is there, something is not.
+    pub(in crate::tests) partial: u64,
+    /// Other bytes than were appended.
+    pub(in crate::tests) wrong: u64,
+    /// Fences, cursors, producers or settings that no prefix explains.
+    pub(in crate::tests) state: u64,
+}
+
+impl Verdict {
+    pub(in crate::tests) fn add(&mut self, other: &Self) {
+        self.lost += other.lost;
+        self.phantom += other.phantom;
+        self.duplicate += other.duplicate;
+        self.gap += other.gap;
+        self.partial += other.partial;
+        self.wrong += other.wrong;
+        self.state += other.state;
+    }
+}
+
+#[derive(Default)]
+pub(in crate::tests) struct Ledger {
+    /// As the last start found them.
+    base: Logs,
+    /// Since then, in commit order.
+    pub(in crate::tests) units: Vec<Unit>,
+    /// As all of these leave them.
+    pub(in crate::tests) live: Logs,
+}
+
+impl Ledger {
+    pub(in crate::tests) fn add(&mut self, unit: Unit) {
+        for effect in &unit.effects {
+            apply(effect, &mut self.live);
+        }
+        self.units.push(unit);
+    }
+
+    /// Everything so far is promised to survive a power cut.
+    pub(in crate::tests) fn all_durable(&mut self) {
+        for unit in &mut self.units {
+            unit.durable = true;
+        }
+    }
+
+    /// All that was written is on the device, and what is only accepted may not be.
+    pub(in crate::tests) fn all_written_durable(&mut self) {
+        for unit in &mut self.units {
+            let accepted =
+                |effect: &Effect| matches!(effect, Effect::Append { buffered: true, .. });
+            unit.durable |= !unit.effects.iter().any(accepted);
+        }
+    }
+
+    /// Somebody was shown this log up to `tail`: so far it survives.
+    pub(in crate::tests) fn revealed(&mut self, log: &str, tail: u64) {
+        for unit in &mut self.units {
+            unit.durable |= unit.effects.iter().any(|effect| match effect {
+                Effect::Append {
+                    log: this,
+                    first,
+                    records,
+                    buffered,
+                    ..
+                } => *this == log && !buffered && first + records.len() as u64 <= tail,
+                _ => false,
+            });
+        }
+    }
+
+    /// How many units must have survived.
+    fn least(&self, power_cut: bool) -> usize {
+        let must = |unit: &Unit| unit.durable || (unit.written && !power_cut);
+        self.units.iter().rposition(must).map_or(0, |last| last + 1)
+    }
+
+    /// Compares with what a start found, `power_cut`: what was not flushed may be lost.
+    /// Goes on from what was found.
+    ///
+    /// # Errors
+    /// What is wrong, and in words.
+    pub(in crate::tests) fn judge(
+        &mut self,
+        found: &Logs,
+        power_cut: bool,
+    ) -> Result<(), (Verdict, String)> {
+        let least = self.least(power_cut);
+        let mut logs = self.base.clone();
+        let is = |logs: &Logs, log: &str| match (logs.get(log), found.get(log)) {
+            (Some(expected), Some(found)) => expected.is(found),
+            (None, None) => true,
+            _ => false,
+        };
+        let mut differ: Vec<String> = logs
+            .keys()
+            .chain(found.keys())
+            .filter(|log| !is(&logs, log))
+            .cloned()
+            .collect();
+        differ.sort_unstable();
+        differ.dedup();
+        let mut fits = (differ.is_empty() && least == 0).then_some(0);
+        let mut nearest = (differ.len(), 0);
+        for (index, unit) in self.units.iter().enumerate() {
+            for effect in &unit.effects {
+                apply(effect, &mut logs);
+                match effect.log() {
+                    Some(log) if is(&logs, log) => differ.retain(|other| other != log),
+                    Some(log) if !differ.iter().any(|other| other == log) => {
+                        differ.push(log.to_owned());
+                    }
+                    Some(_) => {}
+                    None => {
+                        let all = logs.keys().chain(found.keys());
+                        differ = all.filter(|log| !is(&logs, log)).cloned().collect();
+                        differ.sort_unstable();
+                        differ.dedup();
+                    }
+                }
+            }
+            if differ.is_empty() && index + 1 >= least {
+                fits = Some(index + 1);
+            }
+            if differ.len() <= nearest.0 {
+                nearest = (differ.len(), index + 1);
+            }
+        }
+        match fits {
+            Some(_) => {
+                self.base.clone_from(found);
+                self.units.clear();
+                self.live.clone_from(found);
+                Ok(())
+            }
+            None => Err(self.explain(found, nearest.1, least)),
+        }
+    }
+
+    /// What is wrong, measured by the prefix that comes nearest.
+    fn explain(&self, found: &Logs, prefix: usize, least: usize) -> (Verdict, String) {
+        let mut verdict = Verdict::default();
+        let mut logs = self.base.clone();
+        for effect in self.units[..prefix].iter().flat_map(|unit| &unit.effects) {
+            apply(effect, &mut logs);
+        }
+        let missing = self.units[prefix..least.max(prefix)].iter();
+        verdict.lost += missing.filter(|unit| unit.durable || unit.written).count() as u64;
+        let nothing = LogState::default();
+        let mut words = format!("{prefix} units fit best, {least} must be there");
+        for unit in &self.units[prefix..least.max(prefix)] {
+            words += &format!("\n{unit:?}");
+        }
+        let names: std::collections::BTreeSet<_> = logs.keys().chain(found.keys()).collect();
+        for name in names {
+            let expected = logs.get(name).unwrap_or(&nothing);
+            let there = found.get(name).unwrap_or(&nothing);
+            if logs.contains_key(name) == found.contains_key(name) && expected.is(there) {
+                continue;
+            }
+            let end = expected.next().max(there.next());
+            for lsn in expected.first.min(there.first)..end {
+                match (expected.record(lsn), there.record(lsn)) {
+                    (Some(one), Some(other)) if one == other => {}
+                    (Some(_), Some(other)) if expected.records.contains(&other) => {
+                        verdict.duplicate += 1;
+                    }
+                    (Some(_), Some(_)) => verdict.wrong += 1,
+                    (Some(_), None) if lsn >= there.end() => verdict.partial += 1,
+                    (Some(_), None) => verdict.gap += 1,
+                    (None, Some(_)) => verdict.phantom += 1,
+                    (None, None) => {}
+                }
+            }
+            if verdict == Verdict::default() {
+                verdict.state += 1;
+            }
+            words += &format!("\n{name}: expected {expected:?}\n{name}: found {there:?}");
+        }
+        if verdict == Verdict::default() {
+            verdict.lost += 1;
+        }
+        (verdict, words)
+    }
+}

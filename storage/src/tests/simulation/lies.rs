@@ -1,0 +1,324 @@
+//! A device that lies: a write that never gets there, one that lands in another place, bits
+//! that turn over at rest. Nothing on the device need be as it was flushed, so not
+//! everything can be there; but what is served is right, and what is missing is named.
+//!
+//! **What cannot be known.** That a frame was there is proven by a later one: its durable
+//! mark says how far the journal was flushed when it was written. If the newest group is
+//! lost and nothing was written after it, or what was written after it is hit too, the
+//! journal looks as if it had ended before, as after a torn write. So what is missing
+//! without a word is an end of the journal, whole: no record of it or behind it is served.
+//! After one fault that end begins with the last turn at the earliest; only a write that
+//! landed in the journal, or several flips, can hit both something and its proof.
+
+use super::requests::digest;
+use super::*;
+use crate::disk::Lie;
+
+/// One log as it is served: records by lsn, and what is named as damaged.
+struct Served {
+    records: BTreeMap<u64, u64>,
+    named: Vec<(u64, u64)>,
+}
+
+fn served(core: &Arc<Core>, log: &str) -> Served {
+    let mut served = Served {
+        records: BTreeMap::new(),
+        named: Vec::new(),
+    };
+    let mut next = 0;
+    loop {
+        match read::page(
+            core,
+            &read_request(log, ReadStart::Lsn(Lsn::new(next))),
+            Reach::Disk,
+        ) {
+            Ok(page) => {
+                for batch in &page.batches {
+                    let lsns = batch.first_lsn.get()..;
+                    let data = payloads(batch);
+                    served
+                        .records
+                        .extend(lsns.zip(data.iter().map(|data| digest(data))));
+                }
+                if page.next_lsn == page.tail_lsn {
+                    return served;
+                }
+                assert!(
+                    page.next_lsn.get() > next,
+                    "no page is empty below the tail"
+                );
+                next = page.next_lsn.get();
+            }
+            Err(ReadError::Quarantined { from, to, .. }) => {
+                let to = to.map_or(u64::MAX, Lsn::get);
+                served.named.push((from.get(), to));
+                if to == u64::MAX {
+                    return served;
+                }
+                assert!(to > next, "no progress");
+                next = to;
+            }
+            Err(ReadError::LogNotFound { .. } | ReadError::BeyondTail { .. }) => return served,
+            Err(error) => panic!("{log}: {error}"),
+        }
+    }
+}
+
+/// What one run came to.
+#[derive(Debug, Default)]
+pub(in crate::tests) struct Outcome {
+    told: u64,
+    served: u64,
+    named: u64,
+    /// Missing without a word, where nobody can know.
+    cut: u64,
+    not_opened: u64,
+}
+
+impl Outcome {
+    fn add(&mut self, other: &Self) {
+        self.told += other.told;
+        self.served += other.served;
+        self.named += other.named;
+        self.cut += other.cut;
+        self.not_opened += other.not_opened;
+    }
+}
+
+/// How the device fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Device {
+    Loses,
+    Misplaces,
+    Flips,
+}
+
+impl Run {
+    fn lied_to(&mut self, device: Device) -> Outcome {
+        let mut outcome = Outcome::default();
+        // For each turn: writes made before it, units before it.
+        let mut turns = Vec::new();
+        let lives = self.random.random_range(1..4u32);
+        for life in 1..=lives {
+            let core = self.start(0);
+            if life == lives && device != Device::Flips {
+                let nth = self.random.random_range(1..14);
+                let seed = self.random.random();
+                self.disk
+                    .lie_about_write(nth, device == Device::Misplaces, seed);
+            }
+            self.bulky = self.random.random_range(0..100) < 40;
+            for _ in 0..self.random.random_range(1..14u32) {
+                turns.push((self.disk.writes(), self.units.len()));
+                self.append_all(&core);
+            }
+            if self.random.random_range(0..100) < 50 {
+                turns.push((self.disk.writes(), self.units.len()));
+                self.idle(&core);
+            }
+            if self.random.random_range(0..100) < 30 {
+                turns.push((self.disk.writes(), self.units.len()));
+                core.close().unwrap();
+            }
+            drop(core);
+        }
+        turns.push((self.disk.writes(), self.units.len()));
+        let lies = self.disk.lies();
+        outcome.told = lies.len() as u64;
+        // From here on the cache is no help. Everything was flushed.
+        self.disk.crash(1);
+        let flips = match device {
+            Device::Flips => self.flip(),
+            _ => 0,
+        };
+        outcome.told += flips;
+        let earliest = self.earliest_silent(&turns, &lies, flips);
+        match open(&self.disk, &self.config, &self.clock) {
+            Ok((core, report)) => self.compare(&core, &report, earliest, &mut outcome),
+            Err(OpenError::NotAStore { .. }) => {
+                let path = lies.iter().filter_map(|lie| lie.landed.as_ref());
+                let format = path.filter(|(path, _)| path == "FORMAT").count();
+                assert!(format > 0 || device == Device::Flips);
+                outcome.not_opened = 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        outcome
+    }
+
+    /// Some appends, flushed.
+    fn append_all(&mut self, core: &Arc<Core>) {
+        let mut asked = Vec::new();
+        for _ in 0..self.random.random_range(1..4u32) {
+            let log = requests::LOGS[self.random.random_range(0..5usize)];
+            let size = match self.bulky {
+                true => self.random.random_range(1000..9000usize),
+                false => self.random.random_range(0..300usize),
+            };
+            let mut logs = vec![(log, self.random.random_range(1..4usize), size / 3)];
+            if log != "a" && self.random.random_range(0..3) == 0 {
+                logs.push(("a", 1, size / 2));
+            }
+            let (batch, parts) = self.batch(&logs);
+            let durable = Some(Durability::Durable);
+            asked.push(self.enqueue(core, batch, (parts, Vec::new()), durable));
+        }
+        core.turn();
+        for asked in asked {
+            let before = self.ledger.units.len();
+            self.settle(asked);
+            self.units.extend_from_slice(&self.ledger.units[before..]);
+        }
+        self.clock.advance(300_000);
+    }
+
+    /// Turns over some bits of some files.
+    fn flip(&mut self) -> u64 {
+        let flips = self.random.random_range(1..4);
+        for _ in 0..flips {
+            let mut paths = vec!["BEGUN".to_owned()];
+            for directory in ["journal", "index", "checkpoint", "pool"] {
+                let names = crate::disk::Disk::list(&self.disk, directory).unwrap();
+                paths.extend(names.iter().map(|name| format!("{directory}/{name}")));
+            }
+            let path = &paths[self.random.random_range(0..paths.len())];
+            let mut bytes = self.disk.contents(path).unwrap();
+            let used = bytes.iter().rposition(|byte| *byte != 0).unwrap_or(0) + 1;
+            if used <= bytes.len() {
+                let at = self.random.random_range(0..used);
+                bytes[at] ^= 1 << self.random.random_range(0..8);
+                self.disk.replace(path, bytes);
+            }
+        }
+        flips
+    }
+
+    /// The first unit that may be missing without a word.
+    fn earliest_silent(&self, turns: &[(u64, usize)], lies: &[Lie], flips: u64) -> usize {
+        let landed = lies.iter().filter_map(|lie| lie.landed.as_ref());
+        let places = landed.count() as u64 + flips;
+        if places > 1 || lies.iter().any(|lie| lie.landed.is_some()) {
+            return 0;
+        }
+        // Nothing was written after the last turn.
+        turns[turns.len() - 2].1
+    }
+
+    fn compare(
+        &mut self,
+        core: &Arc<Core>,
+        report: &RecoveryReport,
+        earliest: usize,
+        outcome: &mut Outcome,
+    ) {
+        let nobody = report.damage.iter().any(|gap| gap.log.is_none());
+        let names: Vec<String> = self.ledger.live.keys().cloned().collect();
+        let all: BTreeMap<String, Served> = names
+            .iter()
+            .map(|name| (name.clone(), served(core, name)))
+            .collect();
+        for (name, found) in &all {
+            let state = &self.ledger.live[name];
+            for (lsn, record) in &found.records {
+                assert_eq!(
+                    state.record(*lsn),
+                    Some(*record),
+                    "{name} {lsn}: wrong bytes"
+                );
+                outcome.served += 1;
+            }
+        }
+        for log in core.logs.all() {
+            assert!(all.contains_key(log.name.as_str()), "a log that never was");
+        }
+        let unnamed = nobody || !report.findings.is_empty();
+        let mut end = None;
+        for (index, unit) in self.units.iter().enumerate() {
+            let (there, named, silent) = fate(unit, &all, unnamed);
+            outcome.named += named;
+            outcome.cut += silent;
+            if silent > 0 {
+                end.get_or_insert(index);
+                assert!(
+                    index >= earliest,
+                    "unit {index} is missing without a word, {earliest}: {unit:?}"
+                );
+            }
+            assert!(
+                end.is_none() || there == 0,
+                "unit {index} is served, and unit {end:?} is missing without a word"
+            );
+        }
+    }
+}
+
+/// How many records of a unit are served, named as damaged, and neither.
+fn fate(unit: &Unit, all: &BTreeMap<String, Served>, unnamed: bool) -> (u64, u64, u64) {
+    let (mut there, mut named, mut silent) = (0, 0, 0);
+    for effect in &unit.effects {
+        let Effect::Append {
+            log,
+            first,
+            records,
+            ..
+        } = effect
+        else {
+            continue;
+        };
+        let found = &all[*log];
+        for lsn in *first..first + records.len() as u64 {
+            let ranges = &mut found.named.iter();
+            let is_named = ranges.any(|(from, to)| (*from..*to).contains(&lsn));
+            match found.records.contains_key(&lsn) {
+                true => {
+                    assert!(!is_named, "{log} {lsn} is served and named as damaged");
+                    there += 1;
+                }
+                false if is_named || unnamed => named += 1,
+                false => silent += 1,
+            }
+        }
+    }
+    (there, named, silent)
+}
+
+fn all(device: Device) -> Outcome {
+    let setting = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let seeds = match setting("WALD_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..setting("WALD_LIES").unwrap_or(150),
+    };
+    let mut all = Outcome::default();
+    let mut failed = Vec::new();
+    for seed in seeds {
+        let outcome =
+            std::panic::catch_unwind(|| Run::new(seed, Faults::default()).lied_to(device));
+        match outcome {
+            Ok(outcome) => all.add(&outcome),
+            Err(_) => {
+                eprintln!(
+                    "{device:?}: repeat with: WALD_SEED={seed} cargo test -p wald-storage lies"
+                );
+                failed.push(seed);
+            }
+        }
+    }
+    println!("{device:?}: {all:?}");
+    assert_eq!(failed, [], "seeds that failed");
+    all
+}
+
+#[test]
+fn a_lost_write_is_named_as_soon_as_anything_was_written_after_it() {
+    all(Device::Loses);
+}
+
+#[test]
+fn a_misplaced_write_is_named_in_both_places() {
+    all(Device::Misplaces);
+}
+
+#[test]
+fn bits_that_turn_over_at_rest_are_named() {
+    all(Device::Flips);
+}

@@ -1,0 +1,212 @@
+//! Where the power went: what the engine was doing, told from the call that was cut off.
+
+use std::collections::BTreeMap;
+
+use crate::disk::{Call, CallKind, CutPoint, Filter};
+use crate::journal::LIFE_BYTES;
+use crate::journal::frame::Kind;
+
+/// What the process was about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::tests) enum Phase {
+    Start,
+    Work,
+    Close,
+}
+
+/// The kinds of the frames that a write holds.
+fn kinds(mut bytes: &[u8]) -> Vec<u8> {
+    let mut kinds = Vec::new();
+    while let Some(header) = bytes.first_chunk::<64>() {
+        let of = |at: usize, count: usize| {
+            let mut number = [0; 8];
+            number[..count].copy_from_slice(&header[at..at + count]);
+            usize::try_from(u64::from_le_bytes(number)).unwrap()
+        };
+        let length = (of(4, 2) * 8 + of(8, 4)).next_multiple_of(8);
+        if length == 0 {
+            break;
+        }
+        kinds.push(header[7]);
+        bytes = bytes.get(length..).unwrap_or(&[]);
+    }
+    kinds
+}
+
+fn is_segment(path: &str) -> bool {
+    path.starts_with("journal/")
+}
+
+/// The number in a segment's name, wherever it lies.
+fn number(path: &str) -> Option<&str> {
+    path.rsplit('/').next()
+}
+
+/// Whether a file of an earlier life lies behind this change of names, or what it is for.
+fn of_name(from: Option<&str>, to: Option<&str>) -> &'static str {
+    match (from, to) {
+        (Some(from), Some(to)) if is_segment(from) && to.starts_with("pool/") => "recycle",
+        (Some(from), Some(to)) if from.starts_with("pool/") => match number(from) == number(to) {
+            true => "pool",
+            false => "recycle",
+        },
+        (from, to) => of_path(to.or(from).unwrap_or_default()),
+    }
+}
+
+fn of_path(path: &str) -> &'static str {
+    match path.split_once('/') {
+        Some(("pool", _)) => "pool",
+        Some(("index", _)) => "index",
+        Some(("checkpoint", _)) => "checkpoint",
+        Some(("quarantine", _)) => "quarantine",
+        Some(_) => "old tail",
+        None if path.starts_with("BEGUN") => "BEGUN",
+        None => "FORMAT",
+    }
+}
+
+/// Whether a life block is written to a file that lies under another number.
+fn is_new_life(path: &str, writes: &[(u64, Vec<u8>)]) -> bool {
+    writes.iter().any(|(offset, bytes)| {
+        let id = bytes.get(24..32).map(|id| {
+            let id = u64::from_le_bytes(id.try_into().unwrap());
+            format!("{id:016x}.seg")
+        });
+        *offset == 0 && bytes.starts_with(b"WALDSEG\0") && id.as_deref() != number(path)
+    })
+}
+
+fn of_frames(phase: Phase, kinds: &[u8]) -> &'static str {
+    let has = |kind: Kind| kinds.contains(&(kind as u8));
+    match phase {
+        Phase::Start if has(Kind::Link) => "link",
+        Phase::Close if has(Kind::Seal) => "last seal",
+        _ if has(Kind::Link) || has(Kind::Seal) => "roll",
+        _ if has(Kind::Deleted) => "delete",
+        _ if has(Kind::Trim) => "trim",
+        _ if has(Kind::Fence) => "fence",
+        _ if has(Kind::Cursor) => "cursor",
+        _ if has(Kind::Created) || has(Kind::Configured) => "settings",
+        _ if has(Kind::Batch) => "append",
+        _ if has(Kind::Marker) => "marker",
+        _ => "flush",
+    }
+}
+
+fn what(phase: Phase, point: &CutPoint) -> &'static str {
+    let CutPoint {
+        kind,
+        path,
+        writes,
+        names,
+    } = point;
+    match kind {
+        CallKind::Write | CallKind::Sync if is_segment(path) => {
+            let void = |(_, bytes): &(u64, Vec<u8>)| bytes.iter().all(|byte| *byte == 0);
+            if !writes.is_empty() && writes.iter().all(void) {
+                return "void";
+            }
+            let all: Vec<u8> = writes.iter().flat_map(|(_, bytes)| kinds(bytes)).collect();
+            of_frames(phase, &all)
+        }
+        CallKind::Write | CallKind::Sync if path.starts_with("pool/") => {
+            match is_new_life(path, writes) {
+                true => "recycle",
+                false => "pool",
+            }
+        }
+        CallKind::Write | CallKind::Sync | CallKind::SetSize => of_path(path),
+        _ => {
+            let mut told = names
+                .iter()
+                .map(|(from, to)| of_name(from.as_deref(), to.as_deref()));
+            // A flush of a directory is about the last thing that was done in it.
+            told.next_back().unwrap_or("directories")
+        }
+    }
+}
+
+/// How many power cuts fell where.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(in crate::tests) struct Histogram(BTreeMap<&'static str, [u64; 3]>);
+
+impl Histogram {
+    /// Counts a cut; without a point it fell between two calls.
+    pub(in crate::tests) fn count(&mut self, phase: Phase, point: Option<&CutPoint>) {
+        let what = point.map_or("between calls", |point| what(phase, point));
+        self.0.entry(what).or_default()[phase as usize] += 1;
+    }
+
+    pub(in crate::tests) fn add(&mut self, other: &Self) {
+        for (what, counts) in &other.0 {
+            let sums = self.0.entry(what).or_default();
+            for (sum, count) in sums.iter_mut().zip(counts) {
+                *sum += count;
+            }
+        }
+    }
+
+    pub(in crate::tests) fn cuts(&self) -> u64 {
+        self.0.values().flatten().sum()
+    }
+
+    /// Inside recovery, roll, checkpoint, recycle.
+    pub(in crate::tests) fn promised(&self) -> [u64; 4] {
+        let row = |what: &str| self.0.get(what).map_or(0, |counts| counts.iter().sum());
+        let starts = self.0.values().map(|counts| counts[0]).sum();
+        [starts, row("roll"), row("checkpoint"), row("recycle")]
+    }
+}
+
+impl std::fmt::Display for Histogram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "power cuts during   a start      work     close")?;
+        for (what, [start, work, close]) in &self.0 {
+            writeln!(f, "{what:<16} {start:>10}{work:>10}{close:>10}")?;
+        }
+        let [recovery, roll, checkpoint, recycle] = self.promised();
+        write!(
+            f,
+            "{} cuts: {recovery} inside recovery, {roll} roll, {checkpoint} checkpoint, {recycle} recycle",
+            self.cuts()
+        )
+    }
+}
+
+fn rolls(call: &Call<'_>) -> bool {
+    call.kind == CallKind::Write
+        && is_segment(call.path)
+        && (call.offset == LIFE_BYTES || kinds(call.bytes).contains(&(Kind::Seal as u8)))
+}
+
+fn fills_pool(call: &Call<'_>) -> bool {
+    call.path.starts_with("pool/")
+}
+
+fn indexes(call: &Call<'_>) -> bool {
+    call.path.starts_with("index/")
+}
+
+fn checkpoints(call: &Call<'_>) -> bool {
+    call.path.starts_with("checkpoint/")
+}
+
+fn administers(call: &Call<'_>) -> bool {
+    let rare = [Kind::Trim, Kind::Deleted, Kind::Fence, Kind::Cursor];
+    call.kind == CallKind::Write
+        && is_segment(call.path)
+        && kinds(call.bytes)
+            .iter()
+            .any(|kind| rare.iter().any(|rare| *rare as u8 == *kind))
+}
+
+fn voids(call: &Call<'_>) -> bool {
+    call.kind == CallKind::Write
+        && is_segment(call.path)
+        && call.bytes.iter().all(|byte| *byte == 0)
+}
+
+/// Stretches that the power is made to go in more often than chance would.
+pub(in crate::tests) const STRETCHES: [Filter; 6] =
+    [rolls, fills_pool, indexes, checkpoints, administers, voids];

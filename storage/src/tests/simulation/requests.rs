@@ -1,0 +1,534 @@
+//! What is asked of the engine, at random or by name, and what its answers mean for the
+//! ledger.
+
+use rand::RngExt;
+
+use super::ledger::{Effect, Unit};
+use super::*;
+use crate::engine::Fenced;
+use crate::error::{AdminError, CursorError, FailedCheck, FenceError, SyncError, TrimError};
+use crate::ids::{LogId, Name, Position};
+use crate::journal::committer::Operation;
+use crate::record::{Compression, Cursor, CursorCommit, LogConfig, Producer, SyncMode};
+use crate::ticket::Awaited;
+
+pub(in crate::tests) const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "manual"];
+const PRODUCERS: [&str; 2] = ["p", "q"];
+const CURSORS: [&str; 2] = ["x", "y"];
+
+/// A request that was handed in.
+pub(in crate::tests) enum Asked {
+    Append {
+        ticket: Ticket,
+        parts: Vec<Part>,
+        cursors: Vec<Move>,
+        level: Durability,
+    },
+    Admin(Awaited<Result<(), AdminError>>, Effect),
+    Trim(Awaited<Result<Lsn, TrimError>>, &'static str, u64),
+    Fence(Awaited<Result<Fenced, FenceError>>, &'static str),
+    Cursor(Awaited<Result<Option<Cursor>, CursorError>>, Effect),
+    Sync(Awaited<Result<Position, SyncError>>),
+}
+
+/// What came of a request.
+enum Came {
+    Done,
+    /// Nobody knows.
+    Maybe,
+    Refused,
+}
+
+fn poll<T>(awaited: &mut Awaited<T>) -> T {
+    let mut context = Context::from_waker(Waker::noop());
+    match Future::poll(Pin::new(awaited), &mut context) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => panic!("a turn settles everything"),
+    }
+}
+
+fn ordered(ticket: &mut Ticket) -> Option<crate::engine::Ordered> {
+    let mut context = Context::from_waker(Waker::noop());
+    let ordered = std::pin::pin!(ticket.ordered());
+    match ordered.poll(&mut context) {
+        Poll::Ready(Ok(ordered)) => Some(ordered),
+        _ => None,
+    }
+}
+
+/// Tells apart what may have been done from what was certainly not; anything that nobody
+/// asked for is a fault of the engine.
+fn came(error: &AppendError) -> Came {
+    match error {
+        AppendError::Unknown(_) => Came::Maybe,
+        AppendError::ConditionsFailed(_)
+        | AppendError::ProducerGap { .. }
+        | AppendError::ProducerFenced { .. }
+        | AppendError::ProducerExpired { .. }
+        | AppendError::ProducerConflict { .. }
+        | AppendError::CursorBeyondTail { .. }
+        | AppendError::LogNotFound { .. }
+        | AppendError::DiskFull
+        | AppendError::JournalFailed(_)
+        | AppendError::Invalid(_) => Came::Refused,
+        error => panic!("{error}"),
+    }
+}
+
+/// What a record with this number holds.
+pub(in crate::tests) fn payload(number: u64, size: usize) -> Vec<u8> {
+    let mut data = number.to_le_bytes().to_vec();
+    data.resize(8 + size, u8::try_from(number % 251).unwrap());
+    data
+}
+
+pub(in crate::tests) fn digest(data: &[u8]) -> u64 {
+    let step = |sum: u64, word: u64| {
+        (sum ^ word)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(29)
+    };
+    let (words, rest) = data.as_chunks::<8>();
+    let sum = words.iter().fold(data.len() as u64, |sum, word| {
+        step(sum, u64::from_le_bytes(*word))
+    });
+    rest.iter()
+        .fold(sum, |sum, byte| step(sum, u64::from(*byte)))
+}
+
+impl Run {
+    fn chance(&mut self, of_100: u32) -> bool {
+        self.random.random_range(0..100) < of_100
+    }
+
+    fn any_log(&mut self) -> &'static str {
+        LOGS[self.random.random_range(0..LOGS.len())]
+    }
+
+    /// Hands in a request of any kind.
+    pub(in crate::tests) fn ask(&mut self, core: &Arc<Core>) -> Asked {
+        let log = self.any_log();
+        match self.random.random_range(0..100) {
+            0..3 => self.delete(core, log),
+            3..6 => {
+                let config = self.settings(log);
+                self.create(core, log, config)
+            }
+            6..9 => {
+                let config = self.settings(log);
+                self.configure(core, log, config)
+            }
+            9..16 => {
+                let state = self.ledger.live.get(log);
+                let (first, next) = state.map_or((0, 0), |state| (state.first, state.next()));
+                let before = self.random.random_range(first..next + 2);
+                self.trim(core, log, before)
+            }
+            16..20 => self.fence(core, log),
+            20..26 => {
+                let cursor = CURSORS[self.random.random_range(0..2)];
+                let next = self.ledger.live.get(log).map_or(0, |state| state.next());
+                let lsn = self.random.random_range(0..next + 1);
+                let lsn = (!self.chance(20)).then_some(lsn);
+                self.cursor(core, log, cursor, lsn)
+            }
+            26..29 => Asked::Sync(core.sync_in_turn(Durability::Durable)),
+            29..32 => self.repeat(core),
+            _ => self.append_any(core, log),
+        }
+    }
+
+    pub(in crate::tests) fn delete(&mut self, core: &Arc<Core>, log: &'static str) -> Asked {
+        Asked::Admin(core.delete_in_turn(target(log)), Effect::Delete(log))
+    }
+
+    pub(in crate::tests) fn create(
+        &mut self,
+        core: &Arc<Core>,
+        log: &'static str,
+        config: LogConfig,
+    ) -> Asked {
+        let created = core.create_in_turn(LogName::new(log).unwrap(), config.clone());
+        Asked::Admin(created, Effect::Create(log, config))
+    }
+
+    pub(in crate::tests) fn configure(
+        &mut self,
+        core: &Arc<Core>,
+        log: &'static str,
+        config: LogConfig,
+    ) -> Asked {
+        let configured = core.configure_in_turn(LogName::new(log).unwrap(), config.clone());
+        Asked::Admin(configured, Effect::Configure(log, config))
+    }
+
+    pub(in crate::tests) fn trim(
+        &mut self,
+        core: &Arc<Core>,
+        log: &'static str,
+        before: u64,
+    ) -> Asked {
+        let trimmed = core.trim_in_turn(target(log), Lsn::new(before));
+        Asked::Trim(trimmed, log, before)
+    }
+
+    pub(in crate::tests) fn fence(&mut self, core: &Arc<Core>, log: &'static str) -> Asked {
+        Asked::Fence(core.fence(target(log), None), log)
+    }
+
+    /// Moves a cursor, or forgets it.
+    pub(in crate::tests) fn cursor(
+        &mut self,
+        core: &Arc<Core>,
+        log: &'static str,
+        cursor: &'static str,
+        lsn: Option<u64>,
+    ) -> Asked {
+        let name = Name::new(cursor).unwrap();
+        let operation = match lsn {
+            Some(lsn) => Operation::CommitCursor(commit(log, name, lsn)),
+            None => Operation::DeleteCursor {
+                target: target(log),
+                cursor: name,
+            },
+        };
+        Asked::Cursor(
+            core.move_cursor(operation),
+            Effect::Cursor(log, cursor, lsn),
+        )
+    }
+
+    fn settings(&mut self, log: &str) -> LogConfig {
+        let modes = [None, Some(SyncMode::Async), Some(SyncMode::Batch)];
+        let sync_mode = match log {
+            "manual" => Some(SyncMode::Manual),
+            _ => modes[self.random.random_range(0..3)],
+        };
+        LogConfig {
+            sync_mode,
+            compression: self.chance(30).then_some(Compression::Lz4),
+            max_record_bytes: None,
+        }
+    }
+
+    /// An append of any form: to one log or several, with conditions, of a producer.
+    fn append_any(&mut self, core: &Arc<Core>, log: &'static str) -> Asked {
+        let mut logs = vec![log];
+        if self.chance(25) {
+            let other = self.any_log();
+            if other != log {
+                logs.push(other);
+            }
+        }
+        let level = match self.random.random_range(0..6) {
+            0 | 1 => Some(Durability::Written),
+            2 => None,
+            _ => Some(Durability::Durable),
+        };
+        let by_producer = self.chance(25);
+        let mut parts = Vec::new();
+        for log in logs {
+            let records = self.random.random_range(1..5);
+            let large = if self.bulky { 8 } else { 1 };
+            let size = match self.random.random_range(0..12) < large {
+                true => self.random.random_range(2000..9000usize),
+                false => self.random.random_range(0..100),
+            };
+            parts.push((log, records, size / records));
+        }
+        let (mut batch, mut parts) = self.batch(&parts);
+        for (part, told) in batch.logs.iter_mut().zip(&mut parts) {
+            let live = self.ledger.live.get(told.0).cloned().unwrap_or_default();
+            if self.random.random_range(0..100) < 97 {
+                part.guard.writer_epoch = Some(live.epoch);
+            }
+            if self.random.random_range(0..100) < 15 {
+                let wrong = u64::from(self.random.random_range(0..5) == 0);
+                part.guard.expected_lsn = Some(Lsn::new(live.next() + wrong));
+            }
+            if by_producer {
+                let id = PRODUCERS[self.random.random_range(0..2)];
+                let (epoch, next) = live.producers.get(id).copied().unwrap_or_default();
+                let (epoch, sequence) = match self.random.random_range(0..20) {
+                    0 => (epoch + 1, 0),
+                    _ => (epoch, next),
+                };
+                told.2 = Some((id, epoch, sequence));
+                part.producer = Some(Producer {
+                    id: Name::new(id).unwrap(),
+                    epoch,
+                    sequence,
+                });
+            }
+        }
+        let mut cursors = Vec::new();
+        if self.chance(8) {
+            let log = parts[0].0;
+            cursors.push((log, CURSORS[0], 0));
+            let cursor = Name::new(CURSORS[0]).unwrap();
+            batch.cursors.push(commit(log, cursor, 0));
+        }
+        if by_producer && self.sent.len() < 8 {
+            self.sent
+                .push((batch.clone(), parts.clone(), cursors.clone()));
+        }
+        self.enqueue(core, batch, (parts, cursors), level)
+    }
+
+    /// Sends again what a producer sent before, whatever became of it.
+    fn repeat(&mut self, core: &Arc<Core>) -> Asked {
+        if self.sent.is_empty() {
+            return self.append_any(core, LOGS[0]);
+        }
+        let index = self.random.random_range(0..self.sent.len());
+        let (batch, parts, cursors) = match self.chance(50) {
+            true => self.sent.remove(index),
+            false => self.sent[index].clone(),
+        };
+        self.enqueue(core, batch, (parts, cursors), Some(Durability::Durable))
+    }
+
+    /// Records for some logs: how many, and their size.
+    pub(in crate::tests) fn batch(
+        &mut self,
+        logs: &[(&'static str, usize, usize)],
+    ) -> (Batch, Vec<Part>) {
+        let mut parts = Vec::new();
+        let mut told = Vec::new();
+        for (log, count, size) in logs {
+            let records: Vec<Vec<u8>> = (0..*count)
+                .map(|_| {
+                    self.payload += 1;
+                    payload(self.payload, *size)
+                })
+                .collect();
+            told.push((
+                *log,
+                records.iter().map(|data| digest(data)).collect(),
+                None,
+            ));
+            parts.push(LogRecords {
+                log: LogName::new(log).unwrap(),
+                records: records.iter().map(|data| record(data)).collect(),
+                guard: Guard::default(),
+                producer: None,
+            });
+        }
+        let batch = Batch {
+            single: parts.len() == 1,
+            logs: parts,
+            ..Batch::default()
+        };
+        (batch, told)
+    }
+
+    /// `level`: `None` = as the logs' sync modes say.
+    pub(in crate::tests) fn enqueue(
+        &mut self,
+        core: &Arc<Core>,
+        batch: Batch,
+        (parts, cursors): (Vec<Part>, Vec<Move>),
+        level: Option<Durability>,
+    ) -> Asked {
+        let ticket = match level {
+            Some(level) => core.enqueue(batch, level),
+            None => core.enqueue_by_mode(None, batch),
+        };
+        Asked::Append {
+            ticket,
+            parts,
+            cursors,
+            level: level.unwrap_or(Durability::Accepted),
+        }
+    }
+
+    /// Enters into the ledger what came of a request.
+    pub(in crate::tests) fn settle(&mut self, asked: Asked) {
+        self.counts.requests += 1;
+        let (came, effects, level) = match asked {
+            Asked::Append {
+                ticket,
+                parts,
+                cursors,
+                level,
+            } => match self.appended(ticket, parts, cursors, level) {
+                Some(settled) => settled,
+                None => return,
+            },
+            Asked::Admin(mut awaited, effect) => {
+                let came = match poll(&mut awaited) {
+                    Ok(()) => Came::Done,
+                    Err(AdminError::Append(error)) => came(&error),
+                    Err(_) => Came::Refused,
+                };
+                (came, vec![effect], Durability::Durable)
+            }
+            Asked::Trim(mut awaited, log, before) => {
+                let first = self.ledger.live.get(log).map_or(0, |state| state.first);
+                let came = match poll(&mut awaited) {
+                    // Nothing was to do: there is no frame that anything could rest on.
+                    Ok(_) if before <= first => return,
+                    Ok(_) => Came::Done,
+                    Err(TrimError::Append(error)) => came(&error),
+                    Err(TrimError::BeyondTail { tail, .. }) => {
+                        self.ledger.revealed(log, tail.get());
+                        Came::Refused
+                    }
+                    Err(_) => Came::Refused,
+                };
+                let effects = vec![Effect::Trim(log, before)];
+                (came, effects, Durability::Durable)
+            }
+            Asked::Fence(mut awaited, log) => {
+                let live = self.ledger.live.get(log).map_or(0, |state| state.epoch);
+                let came = match poll(&mut awaited) {
+                    Ok(fenced) => {
+                        assert_eq!(fenced.writer_epoch, live + 1, "no epoch is left out");
+                        let tail = self.ledger.live.get(log).map_or(0, |state| state.next());
+                        assert_eq!(fenced.tail_lsn.get(), tail, "the tail that a fence tells");
+                        Came::Done
+                    }
+                    Err(FenceError::Append(error)) => came(&error),
+                    Err(error) => panic!("{error}"),
+                };
+                let effects = vec![Effect::Fence(log, live + 1)];
+                (came, effects, Durability::Durable)
+            }
+            Asked::Cursor(mut awaited, effect) => {
+                let came = match poll(&mut awaited) {
+                    Ok(_) => Came::Done,
+                    Err(CursorError::Append(error)) => came(&error),
+                    Err(_) => Came::Refused,
+                };
+                (came, vec![effect], Durability::Durable)
+            }
+            Asked::Sync(mut awaited) => {
+                let came = match poll(&mut awaited) {
+                    Ok(_) => {
+                        self.ledger.all_durable();
+                        Came::Done
+                    }
+                    Err(SyncError::DiskFull) => Came::Refused,
+                    Err(_) => Came::Maybe,
+                };
+                (came, vec![Effect::Force], Durability::Durable)
+            }
+        };
+        let acknowledged = match came {
+            Came::Done => true,
+            Came::Maybe => {
+                self.counts.maybe += 1;
+                false
+            }
+            Came::Refused => {
+                self.counts.refused += 1;
+                return;
+            }
+        };
+        self.ledger.add(Unit {
+            effects,
+            written: acknowledged && level >= Durability::Written,
+            durable: acknowledged && level == Durability::Durable,
+        });
+    }
+
+    /// What came of an append; `None` if it stands in the ledger already, or never will.
+    fn appended(
+        &mut self,
+        mut ticket: Ticket,
+        parts: Vec<Part>,
+        cursors: Vec<Move>,
+        asked: Durability,
+    ) -> Option<(Came, Vec<Effect>, Durability)> {
+        let ordered = ordered(&mut ticket);
+        let Some(answer) = settled(&mut ticket) else {
+            panic!("a turn settles everything: {parts:?} {cursors:?} at {asked:?}, {ordered:?}");
+        };
+        let (came, level) = match &answer {
+            Ok(answer) => {
+                assert!(answer.durability >= asked, "less than was asked");
+                (Came::Done, answer.durability)
+            }
+            Err(error) => (came(error), Durability::Accepted),
+        };
+        // Who asks for less than DURABLE is refused before the flush.
+        if let Err(AppendError::ConditionsFailed(failed)) = &answer
+            && asked == Durability::Durable
+        {
+            for failed in failed {
+                if let FailedCheck::PositionMismatch { actual, .. } = failed.check {
+                    self.ledger.revealed(failed.log.as_str(), actual.get());
+                }
+            }
+        }
+        if matches!(came, Came::Refused) {
+            return Some((came, Vec::new(), level));
+        }
+        let ordered = ordered.expect("what may be there has its place");
+        if ordered.appends.iter().any(|append| append.deduplicated) {
+            self.counts.repeats += 1;
+            for ((log, records, _), append) in parts.iter().zip(&ordered.appends) {
+                self.is_there(log, records, append.first_lsn.get());
+                if level == Durability::Durable {
+                    self.ledger.revealed(log, append.next_lsn.get());
+                }
+            }
+            return None;
+        }
+        if let Some(position) = ordered.position {
+            assert!(
+                position > self.highest,
+                "positions only go up and are never reused"
+            );
+            self.highest = position;
+        }
+        let mut effects = Vec::new();
+        for ((log, records, producer), append) in parts.into_iter().zip(&ordered.appends) {
+            self.is_new(log, append.log_id);
+            effects.push(Effect::Append {
+                log,
+                id: append.log_id.get(),
+                first: append.first_lsn.get(),
+                records,
+                producer,
+                buffered: ordered.position.is_none(),
+            });
+        }
+        let moved = cursors
+            .into_iter()
+            .map(|(log, cursor, lsn)| Effect::Cursor(log, cursor, Some(lsn)));
+        effects.extend(moved);
+        Some((came, effects, level))
+    }
+
+    /// The answer to a repeat names the records that were appended at first.
+    fn is_there(&self, log: &str, records: &[u64], first: u64) {
+        let state = &self.ledger.live[log];
+        for (lsn, record) in (first..).zip(records) {
+            let there = state.record(lsn);
+            assert!(
+                there == Some(*record) || lsn < state.first,
+                "a repeat was answered with another batch"
+            );
+        }
+    }
+
+    /// An id is given to one log only.
+    fn is_new(&mut self, log: &'static str, id: LogId) {
+        let before = self.ids.insert(id, log);
+        assert!(
+            before.is_none_or(|before| before == log),
+            "{id} given twice"
+        );
+    }
+}
+
+fn commit(log: &str, cursor: Name, lsn: u64) -> CursorCommit {
+    CursorCommit {
+        log: LogName::new(log).unwrap(),
+        cursor,
+        lsn: Lsn::new(lsn),
+        expected_lsn: None,
+        log_id: None,
+    }
+}
