@@ -363,7 +363,7 @@ impl Disk for SimDisk {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::ReadFromDevice, path))?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
-        let mut found = state.inode(inode).from_device();
+        let mut found = state.inode(inode).written_back();
         found.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(Some(found.into()))
     }

@@ -93,7 +93,7 @@ pub(super) struct Run {
     faults: Faults,
     ledger: Ledger,
     /// Batches of producers, to be sent again.
-    sent: Vec<(Batch, Vec<Part>, Vec<(&'static str, &'static str, u64)>)>,
+    sent: Vec<(Batch, Vec<Part>, Vec<Move>)>,
     ids: BTreeMap<LogId, &'static str>,
     /// All units ever, for those who do not compare with each start.
     units: Vec<Unit>,
@@ -108,7 +108,11 @@ pub(super) struct Run {
     pub(super) counts: Counts,
 }
 
+/// One part of an append: which log, the digests of its records, whose it is.
 type Part = (&'static str, Vec<u64>, Option<(&'static str, u64, u64)>);
+
+/// Where a batch moves a cursor: log, cursor, lsn.
+type Move = (&'static str, &'static str, u64);
 
 impl Run {
     pub(super) fn new(seed: u64, faults: Faults) -> Self {
@@ -268,7 +272,7 @@ impl Run {
                 if let Err(error) = core.pool_in_turn()
                     && !crate::disk::is_out_of_space(&error)
                 {
-                    core.journal.fail("making a segment ready", &error);
+                    core.journal.fail("filling the pool", &error);
                 }
             }
             _ => self.clock.advance(300_000),

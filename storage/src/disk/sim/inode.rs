@@ -126,7 +126,7 @@ impl Inode {
     }
 
     /// What the device has, with what is dirty written back first, as on Linux.
-    pub(super) fn from_device(&self) -> Vec<u8> {
+    pub(super) fn written_back(&self) -> Vec<u8> {
         let mut found = self.device.clone();
         found.resize(self.bytes.len(), 0);
         self.dirty.clone().take(|sector| {

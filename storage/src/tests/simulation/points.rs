@@ -118,11 +118,11 @@ fn what(phase: Phase, point: &CutPoint) -> &'static str {
         }
         CallKind::Write | CallKind::Sync | CallKind::SetSize => of_path(path),
         _ => {
-            let told = names
+            let mut told = names
                 .iter()
                 .map(|(from, to)| of_name(from.as_deref(), to.as_deref()));
             // A flush of a directory is about the last thing that was done in it.
-            told.last().unwrap_or("directories")
+            told.next_back().unwrap_or("directories")
         }
     }
 }

@@ -16,15 +16,12 @@ pub(in crate::tests) const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "manu
 const PRODUCERS: [&str; 2] = ["p", "q"];
 const CURSORS: [&str; 2] = ["x", "y"];
 
-/// One part of an append: which log, the digests of its records, whose it is.
-type Part = (&'static str, Vec<u64>, Option<(&'static str, u64, u64)>);
-
 /// A request that was handed in.
 pub(in crate::tests) enum Asked {
     Append {
         ticket: Ticket,
         parts: Vec<Part>,
-        cursors: Vec<(&'static str, &'static str, u64)>,
+        cursors: Vec<Move>,
         level: Durability,
     },
     Admin(Awaited<Result<(), AdminError>>, Effect),
@@ -330,7 +327,7 @@ impl Run {
         &mut self,
         core: &Arc<Core>,
         batch: Batch,
-        (parts, cursors): (Vec<Part>, Vec<(&'static str, &'static str, u64)>),
+        (parts, cursors): (Vec<Part>, Vec<Move>),
         level: Option<Durability>,
     ) -> Asked {
         let ticket = match level {
@@ -440,7 +437,7 @@ impl Run {
         &mut self,
         mut ticket: Ticket,
         parts: Vec<Part>,
-        cursors: Vec<(&'static str, &'static str, u64)>,
+        cursors: Vec<Move>,
         asked: Durability,
     ) -> Option<(Came, Vec<Effect>, Durability)> {
         let ordered = ordered(&mut ticket);

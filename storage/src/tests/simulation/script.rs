@@ -173,7 +173,7 @@ impl Run {
             && let Err(error) = core.pool_in_turn()
             && !crate::disk::is_out_of_space(&error)
         {
-            core.journal.fail("making a segment ready", &error);
+            core.journal.fail("filling the pool", &error);
         }
         // Long enough for what had no space to be tried again.
         self.clock.advance(2_000_000);
