@@ -494,7 +494,7 @@ pub struct LocalEngine {
     pub(crate) core: Arc<Core>,
     workers: Arc<Workers>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    verifying: Mutex<Vec<(Arc<Control>, JoinHandle<()>)>>,
+    verifying: Mutex<Vec<(Arc<Control>, Arc<Mailbox>, JoinHandle<()>)>>,
 }
 
 /// Verifications that may run at a time: each has a thread and reads the disk.
@@ -570,7 +570,7 @@ impl Drop for LocalEngine {
         self.core.indexer.stop();
         self.core.scrub.control.stop();
         self.workers.stop();
-        for (control, handle) in self.verifying.lock().drain(..) {
+        for (control, _, handle) in self.verifying.lock().drain(..) {
             control.stop();
             if handle.join().is_err() {
                 tracing::error!("a verification had panicked");
@@ -783,7 +783,7 @@ impl LogEngine for LocalEngine {
             }
         };
         let mut verifying = self.verifying.lock();
-        verifying.retain(|(_, handle)| !handle.is_finished());
+        verifying.retain(|(_, mailbox, _)| !mailbox.has_ended());
         if verifying.len() >= VERIFICATIONS {
             return Err(VerifyError::Busy {
                 running: verifying.len(),
@@ -796,6 +796,7 @@ impl LogEngine for LocalEngine {
             mailbox: Arc::clone(&mailbox),
         };
         let (core, steered) = (Arc::clone(&self.core), Arc::clone(&control));
+        let told = Arc::clone(&mailbox);
         let run = move || {
             let check = std::panic::AssertUnwindSafe(|| {
                 core.verify(only, &steered, &mut |progress| mailbox.say(progress))
@@ -807,7 +808,7 @@ impl LogEngine for LocalEngine {
             });
         };
         let handle = threads::start("verify", run).map_err(VerifyError::Io)?;
-        verifying.push((control, handle));
+        verifying.push((control, told, handle));
         Ok(verification)
     }
 

@@ -53,8 +53,18 @@ pub(crate) struct Account {
     pub(crate) consequences: Vec<String>,
     /// What a start would say of the files.
     pub(crate) findings: Vec<String>,
+    /// Whether it said something that was accepted.
+    accepted: bool,
     /// The logs there are.
     pub(crate) logs: Logs,
+}
+
+impl Account {
+    /// Whether something is lost, and the loss of all of it was accepted.
+    pub(crate) fn is_all_accepted(&self) -> bool {
+        let any = self.accepted || self.damages.iter().any(|damage| damage.accepted);
+        any && self.findings.is_empty() && self.damages.iter().all(|damage| damage.accepted)
+    }
 }
 
 /// Looks where everything lies. Reads the start of each segment, and all of the last.
@@ -119,6 +129,7 @@ pub(crate) fn account(
         damages: finished.damages,
         consequences,
         findings: recovered.findings,
+        accepted: !recovered.accepted.is_empty(),
         logs: finished.logs,
     })
 }

@@ -54,6 +54,37 @@ fn accept(fixture: Fixture) -> (Loss, Option<RecoveryReport>, Fixture) {
 }
 
 #[test]
+fn a_loss_that_was_accepted_is_a_note_to_whoever_verifies() {
+    use crate::verify::{Control, Offline, Severity};
+    let worst = |disk: &SimDisk| {
+        let offline = Offline::open(Arc::new(disk.copy())).unwrap();
+        let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
+        (report.severity(), report.findings)
+    };
+    for gone in [true, false] {
+        let Fixture { disk, core, .. } = store();
+        drop(core);
+        let path = used_paths(&disk)[1].clone();
+        if gone {
+            disk.remove(&path).unwrap();
+        } else {
+            let mut bytes = disk.contents(&path).unwrap();
+            bytes[9000..9100].fill(7);
+            disk.replace(&path, bytes);
+        }
+        let (severity, findings) = worst(&disk);
+        assert_eq!(severity, Some(Severity::Loss), "{findings:#?}");
+        let (_, _, fixture) = accept(Fixture::on(disk));
+        let (severity, findings) = worst(&fixture.disk);
+        assert_eq!(
+            severity,
+            Some(Severity::Note),
+            "gone: {gone}, {findings:#?}"
+        );
+    }
+}
+
+#[test]
 fn logs_whose_tails_are_in_doubt_go_on_when_the_loss_is_accepted() {
     let fixture = without_its_end();
     for log in LOGS {

@@ -467,6 +467,15 @@ impl<'a> Run<'a> {
         found.rest(self.survey, &mut in_segments);
         in_segments.sort_by_key(|finding| finding.positions);
         let mut findings = self.findings;
+        if account.as_ref().is_some_and(Account::is_all_accepted) {
+            // Of files that are gone, too, a start says nothing any more.
+            let lost = findings.iter_mut();
+            for finding in lost.filter(|finding| finding.severity == Severity::Loss) {
+                finding.severity = Severity::Note;
+                finding.detail.push_str("; its loss was accepted");
+                finding.advice = advice::ACCEPTED;
+            }
+        }
         findings.extend(in_segments);
         if let Some(account) = &account {
             findings.extend(account.consequences.iter().map(|what| Finding {

@@ -6,8 +6,6 @@ use std::io;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use parking_lot::Mutex;
-
 use super::files::{self, Known};
 use super::offline::{Reader, advice_for};
 use super::pace::{Control, Pace, Progress, Stop};
@@ -20,6 +18,7 @@ use crate::index::Place;
 use crate::journal::segment::Segment;
 use crate::local::{Core, Log};
 use crate::metrics::ChecksumSite;
+use crate::sync::Mutex;
 
 /// Faults that were logged and counted, so that the next look does not do it again.
 #[derive(Default)]
@@ -65,6 +64,11 @@ impl Mailbox {
             drop(said);
             waker.wake();
         }
+    }
+
+    /// Whether the thread has nothing more to say.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.lock().ended.is_some()
     }
 
     pub(crate) fn end(&self, result: io::Result<()>) {

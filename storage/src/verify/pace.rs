@@ -1,12 +1,11 @@
 //! How far a verification is, how fast it may go, and whether it is to stop.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::Finding;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex};
 
 /// What a verification says while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

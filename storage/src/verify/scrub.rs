@@ -1,7 +1,6 @@
 //! Scrubbing: sealed segments are read again and again, slowly, so that what a device
 //! forgets is found while a backup still has it, and not when somebody needs it.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Severity;
@@ -10,6 +9,7 @@ use super::segment::NextLsns;
 use crate::ids::Timestamp;
 use crate::local::Core;
 use crate::metrics::ChecksumSite;
+use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// How long one step gives way to appends that are under way, at most: so a pass goes on
 /// at 1 MiB a second at least, however busy the journal is.
