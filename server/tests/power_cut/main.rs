@@ -186,6 +186,7 @@ async fn live_and_die(
         if let Some(mut journal) = journal {
             journal.wait_for_seal();
         }
+        load.ledger.lock().power_goes();
         machine.cut(plan.cut);
     });
     tokio::time::sleep(plan.linger).await;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use super::faults::used_paths;
 use super::*;
+use crate::disk::Disk;
 use crate::journal::frame::{self, Head, Kind};
 use crate::record::GapReason;
 
@@ -27,7 +28,10 @@ fn two_histories() -> [SimDisk; 2] {
     let disk = fixture.disk.clone();
     drop(fixture);
     [1, 2].map(|history| {
-        let fixture = Fixture::on(disk.copy());
+        let copy = disk.copy();
+        // Or both would draw the same salts.
+        copy.draw(&mut vec![0; 8 * usize::from(history)]).unwrap();
+        let fixture = Fixture::on(copy);
         for record in 0..RECORDS {
             fixture.append("a", &data(history, record)).unwrap();
         }
