@@ -347,7 +347,9 @@ impl Committer {
     /// that nothing was left to do. Tells whether there is one now.
     pub(crate) fn close(&mut self) -> bool {
         let mut ended = false;
-        // What cannot be written for want of space was never promised to survive.
+        // What cannot be written for want of space was never promised to survive; but space
+        // may be back since it was last looked for.
+        self.pool.try_again();
         let _unwritten = self.write_all_buffered();
         let _told = self.write_out();
         self.journal.flush();

@@ -154,6 +154,11 @@ impl Pool {
         Ok(())
     }
 
+    /// The next attempt to make a segment ready is not put off: there is no later one.
+    pub(crate) fn try_again(&self) {
+        self.state.lock().failed = None;
+    }
+
     /// A reserve that has been broken into, and for which there is no space again, is
     /// not waited for to be noticed.
     fn note_shortage(&self, state: &mut State) {

@@ -560,6 +560,30 @@ fn a_trim_of_what_is_written_needs_no_space_for_what_is_in_memory() {
 }
 
 #[test]
+fn a_clean_end_looks_for_space_once_more_for_what_is_in_memory() {
+    let f = with_reserve();
+    let manual = LogConfig {
+        sync_mode: Some(SyncMode::Manual),
+        ..LogConfig::default()
+    };
+    let mut created = f.core.create_in_turn(name("m"), manual);
+    f.core.turn();
+    poll(&mut created).unwrap().unwrap();
+    f.disk.set_full(true);
+    fill(&f, &[1; 4000]);
+    fill(&f, &[1]);
+    let data = vec![2; 4000];
+    let mut accepted = f.core.enqueue_by_mode(None, batch(&[("m", &[&data])]));
+    f.core.turn();
+    settled(&mut accepted).unwrap().unwrap();
+    assert!(matches!(f.append("a", &[1]), Err(AppendError::DiskFull)));
+    // Space is back, and so soon that no request would look for it yet.
+    f.disk.set_full(false);
+    let f = f.restart_cleanly();
+    assert_eq!(held(&f.core, "m", Visibility::Durable).unwrap(), [data]);
+}
+
+#[test]
 fn a_log_whose_creation_is_void_is_known_to_nobody_and_its_id_is_not_given_again() {
     let f = Fixture::new();
     f.disk.fail_write(1, StorageFull, 100);
