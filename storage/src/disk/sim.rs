@@ -64,6 +64,7 @@ impl SimDisk {
     pub fn seeded(seed: u64) -> Self {
         Self(Arc::new(Mutex::new(State {
             drawn: seed,
+            copied: !seed,
             ..State::default()
         })))
     }
@@ -229,14 +230,17 @@ impl SimDisk {
         state.files.insert(inode, Inode::settled(bytes, path));
     }
 
-    /// A disk of its own with the same contents, everything on it durable.
+    /// A disk of its own with the same contents, everything on it durable. What is drawn from
+    /// it is different, as it would be from the same device on two days.
     pub fn copy(&self) -> Self {
-        let state = self.0.lock();
+        let mut state = self.0.lock();
+        let drawn = next_random(&mut state.copied);
         let mut copy = State {
             next_inode: state.next_inode,
             names: state.names.clone(),
             durable_names: state.names.clone(),
-            drawn: state.drawn,
+            drawn,
+            copied: !drawn,
             ..State::default()
         };
         for (inode, file) in &state.files {
@@ -248,14 +252,16 @@ impl SimDisk {
 
     /// A disk of its own in the very same state, unflushed writes included.
     pub fn copy_with_unflushed(&self) -> Self {
-        let state = self.0.lock();
+        let mut state = self.0.lock();
+        let drawn = next_random(&mut state.copied);
         Self(Arc::new(Mutex::new(State {
             files: state.files.clone(),
             next_inode: state.next_inode,
             names: state.names.clone(),
             durable_names: state.durable_names.clone(),
             unsynced_names: state.unsynced_names.clone(),
-            drawn: state.drawn,
+            drawn,
+            copied: !drawn,
             ..State::default()
         })))
     }

@@ -29,6 +29,8 @@ pub(super) struct State {
     pub(super) random: u64,
     /// What the engine draws. A stream of its own: the same salt twice would prove nothing.
     pub(super) drawn: u64,
+    /// What copies of the disk begin to draw from.
+    pub(super) copied: u64,
     pub(super) faults: Faults,
     pub(super) syncs: u64,
     pub(super) writes: u64,
