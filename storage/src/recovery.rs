@@ -135,6 +135,9 @@ pub(crate) struct Recovered {
     last_begun: Option<LastBegun>,
     /// The newest segment that a checkpoint tells of, and a position beyond any in it.
     checkpointed: Option<(SegmentId, Position)>,
+    /// The segment that the last one says comes next, or the last one itself if it was not
+    /// read. Its file is kept until a new segment has begun.
+    expected: Option<SegmentId>,
     /// Segments are gone that lay before this and left no other trace: later starts are
     /// to know of it.
     lost_before: Option<Position>,
@@ -251,6 +254,7 @@ impl Recovered {
             highest_epoch: RecoveryEpoch::FIRST,
             last_begun: None,
             checkpointed: None,
+            expected: None,
             lost_before: None,
             lost_starts: 0,
             next_base: Position::ZERO,
@@ -360,6 +364,9 @@ impl Recovered {
                 tail.copy = Some(bytes);
             }
         }
+        if used.is_empty() && !self.clean {
+            self.expected = self.successor_of_last(disk)?;
+        }
         let limit = used
             .last()
             .map_or(self.next_base, |last| last.base.advance(last.life.size));
@@ -374,6 +381,31 @@ impl Recovered {
         let told = self.checkpointed.map_or(Position::ZERO, |(_, limit)| limit);
         self.next_base = limit.max(self.begun_base()).max(told).advance(beyond);
         Ok(())
+    }
+
+    /// What the seal of the last segment, which a checkpoint spared us to read, says comes
+    /// next.
+    fn successor_of_last(&self, disk: &dyn Disk) -> Result<Option<SegmentId>, OpenError> {
+        let segment = self.segments.values().next_back();
+        let (Some(segment), Some(tail)) = (segment, &self.tail) else {
+            return Ok(None);
+        };
+        let used = Used {
+            life: segment.life,
+            path: tail.path.clone(),
+            base: tail.base,
+            link: None,
+        };
+        let bytes = used.load(disk)?;
+        let walked = used.as_bytes(&bytes).walk_finished(tail.end);
+        let Some(Item::Frame { header, .. }) = walked.items.last() else {
+            return Ok(None);
+        };
+        let seal = used.as_bytes(&bytes).body(header);
+        let seal = seal
+            .filter(|_| header.kind == Kind::Seal)
+            .and_then(Seal::decode);
+        Ok(seal.and_then(|seal| seal.successor))
     }
 
     /// Files behind the last good segment that cannot be used may have held the newest
@@ -393,6 +425,16 @@ impl Recovered {
             self.lose_behind(limit);
             self.findings.push(format!(
                 "segment {segment}, which a checkpoint tells of, is missing; records in it are gone"
+            ));
+        }
+        // After a restore the last segment names one that the backup did not have.
+        let restored = self.begun_base() > limit;
+        let there = |id: &SegmentId| self.unused.contains(id) || self.unreadable.contains(id);
+        let gone = self.expected.filter(|id| !restored && !there(id));
+        if let (Some(gone), Some(last)) = (gone, last) {
+            self.lose_behind(limit);
+            self.findings.push(format!(
+                "segment {gone}, which segment {last} says comes next, is missing; records in it and after it are gone"
             ));
         }
         let Some(begun) = self.last_begun else { return };
@@ -677,9 +719,10 @@ impl Recovered {
             }
             _ => None,
         });
-        self.clean = seal.is_some_and(|seal| seal.clean);
+        self.clean = seal.as_ref().is_some_and(|seal| seal.clean);
         if let Some(seal) = seal {
             self.next_log_counter = self.next_log_counter.max(seal.next_log_counter);
+            self.expected = seal.successor;
         }
         if (bytes.len() as u64) < used.life.size {
             self.findings.push(format!(

@@ -394,11 +394,14 @@ pub(crate) struct Seal {
     pub(crate) clean: bool,
     /// Counter of the next log id, for the start after a clean shutdown.
     pub(crate) next_log_counter: u64,
+    /// The segment that the journal goes on in: its file is ready, or the seal would not be
+    /// written. `None` at a shutdown.
+    pub(crate) successor: Option<SegmentId>,
 }
 
 impl Seal {
     /// The most bytes of an encoded seal.
-    pub(crate) const MAX_LEN: usize = 11 + 11 + 18 + 2 + 11;
+    pub(crate) const MAX_LEN: usize = 11 + 11 + 18 + 2 + 11 + 11;
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -407,6 +410,7 @@ impl Seal {
         wire::put_bytes(&mut out, 3, &self.digest.to_le_bytes());
         wire::put_uint(&mut out, 4, u64::from(self.clean));
         wire::put_uint(&mut out, 5, self.next_log_counter);
+        wire::put_uint(&mut out, 6, self.successor.map_or(0, SegmentId::get));
         out
     }
 
@@ -417,6 +421,7 @@ impl Seal {
             digest: 0,
             clean: false,
             next_log_counter: 0,
+            successor: None,
         };
         collect(input, |number, value| match (number, value) {
             (1, Value::Varint(frames)) => seal.frames = frames,
@@ -426,6 +431,7 @@ impl Seal {
             }
             (4, Value::Varint(flag)) => seal.clean = flag != 0,
             (5, Value::Varint(counter)) => seal.next_log_counter = counter,
+            (6, Value::Varint(id)) => seal.successor = Some(SegmentId::new(id)),
             _ => {}
         })?;
         Some(seal)
@@ -491,6 +497,7 @@ mod tests {
             digest: u128::MAX - 1,
             clean: true,
             next_log_counter: u64::MAX,
+            successor: Some(SegmentId::new(8)),
         };
         let encoded = seal.encode();
         assert_eq!(encoded.len(), Seal::MAX_LEN);

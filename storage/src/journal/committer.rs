@@ -355,7 +355,7 @@ impl Committer {
         self.journal.flush();
         if self.journal.failure().is_none() && !self.closed {
             // Without a seal the next start is an unclean one, and loses nothing.
-            let sealed = self.seal(true);
+            let sealed = self.seal(None);
             self.journal.flush();
             if sealed.is_ok() && self.journal.failure().is_none() {
                 let (_, sealed) = self.leave_segment(0);

@@ -44,8 +44,21 @@ impl Recovered {
             self.next_id,
             std::mem::take(&mut self.free),
         ));
+        // Without its file, a start after one that is cut off would take it for lost.
+        let mut expected: Vec<SegmentId> = self
+            .unused
+            .extract_if(.., |id| Some(*id) == self.expected)
+            .collect();
         pool.recycle(&self.unused).map_err(fail())?;
-        let ready = pool.take(Use::Reserve).map_err(fail())?;
+        let ready = match pool.take(Use::Reserve) {
+            Err(error) if is_out_of_space(&error) && !expected.is_empty() => {
+                pool.recycle(&std::mem::take(&mut expected))
+                    .map_err(fail())?;
+                pool.take(Use::Reserve)
+            }
+            taken => taken,
+        };
+        let ready = ready.map_err(fail())?;
         let file = Arc::clone(&ready.file);
         let segment = Arc::new(Segment::begun(ready.life, self.next_base, ready.file));
         let link = self.link(ready.life.size);
@@ -103,6 +116,7 @@ impl Recovered {
         if let Some(error) = journal.failure() {
             return Err(fail()(std::io::Error::new(error.kind(), error.to_string())));
         }
+        pool.recycle(&expected).map_err(fail())?;
         // First, since a full disk may need what is given back for what follows.
         if let Some(tail) = &self.tail {
             let bytes = give_back(&**disk, tail).map_err(fail())?;

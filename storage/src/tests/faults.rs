@@ -506,3 +506,65 @@ fn a_damaged_frame_under_a_damaged_index_is_named_and_not_skipped() {
     ));
     assert_eq!(f.read("a", 2).unwrap().next_lsn, Lsn::new(3));
 }
+
+/// A store that rolled since its last start, and what its newest segments are.
+fn rolled(f: &Fixture) -> Vec<String> {
+    while f.core.journal.segments.read().len() < 4 {
+        f.append("a", &[1; 9000]).unwrap();
+    }
+    used_paths(&f.disk)
+}
+
+#[test]
+fn the_last_segments_are_missed_when_they_are_gone_though_no_start_began_them() {
+    for lost in 1..=3 {
+        let f = Fixture::new();
+        f.append("a", b"0").unwrap();
+        let f = f.restart();
+        let paths = rolled(&f);
+        let (disk, clock, config) = (f.disk.clone(), Arc::clone(&f.clock), f.config.clone());
+        drop(f);
+        for path in paths.iter().rev().take(lost) {
+            disk.remove(path).unwrap();
+        }
+        let (core, report) = open(&disk, &config, &clock).unwrap();
+        assert!(!report.findings.is_empty(), "{lost} lost");
+        let f = Fixture {
+            disk,
+            clock,
+            config,
+            core,
+            report,
+        };
+        let refused = f.append("a", b"x");
+        assert!(
+            matches!(refused, Err(AppendError::TailUnproven { .. })),
+            "{lost} lost"
+        );
+        // Later starts know it too.
+        let f = f.restart().restart_cleanly();
+        assert!(f.append("a", b"x").is_err());
+    }
+}
+
+#[test]
+fn the_last_segments_are_missed_behind_a_checkpoint_too() {
+    let f = Fixture::new();
+    while crate::checkpoint::list(&f.disk).unwrap().is_empty() {
+        f.append("a", &[1; 9000]).unwrap();
+    }
+    let told = crate::checkpoint::list(&f.disk).unwrap();
+    let (disk, clock, config) = (f.disk.clone(), Arc::clone(&f.clock), f.config.clone());
+    drop(f);
+    let newest = format!("journal/{}.seg", told.last().unwrap());
+    let behind: Vec<String> = used_paths(&disk)
+        .into_iter()
+        .filter(|path| *path > newest)
+        .collect();
+    assert!(!behind.is_empty(), "the one that is written");
+    for path in behind {
+        disk.remove(&path).unwrap();
+    }
+    let (_, report) = open(&disk, &config, &clock).unwrap();
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+}

@@ -97,7 +97,10 @@ impl Committer {
     /// Goes on in the next segment: what is here is written, sealed and flushed first.
     fn roll(&mut self, ready: ReadySegment, purpose: Use) -> Result<(), AppendError> {
         let started = self.journal.clock.monotonic();
-        if let Err(error) = self.write_out().and_then(|()| self.seal(false)) {
+        if let Err(error) = self
+            .write_out()
+            .and_then(|()| self.seal(Some(ready.life.id)))
+        {
             self.pool.give_back(ready);
             return Err(error);
         }
@@ -195,13 +198,15 @@ impl Committer {
         self.link = Some(link);
     }
 
-    pub(super) fn seal(&mut self, clean: bool) -> Result<(), AppendError> {
+    /// Ends the segment: the journal goes on in `successor`, or is shut down.
+    pub(super) fn seal(&mut self, successor: Option<SegmentId>) -> Result<(), AppendError> {
         let seal = Seal {
             frames: self.frames,
             records: self.records,
             digest: self.digest.digest128(),
-            clean,
+            clean: successor.is_none(),
             next_log_counter: self.next_log_counter,
+            successor,
         };
         self.push_frame(About::act(Kind::Seal, Lsn::ZERO), NO_LOG, None, |out| {
             out.extend_from_slice(&seal.encode());
