@@ -259,7 +259,7 @@ fn change(store: &Store, disk: &SimDisk, input: &mut Unstructured<'_>) -> bool {
     }
     let mut forged = false;
     match what % 12 {
-        0 | 1 => bytes[place] ^= 1 << number::<u8>(input) % 8,
+        0 | 1 => bytes[place] ^= 1 << (number::<u8>(input) % 8),
         2 => put(&mut bytes, place, &piece(input, 64)),
         3 => {
             let from = place / 512 * 512;

@@ -603,12 +603,9 @@ fn no_schedule_acks_early_forgets_an_answer_or_shows_what_goes_away() {
     let began = beginning;
     let mut done = 0u64;
     for seed in seeds {
+        let depth = 2 + usize::try_from(seed / 3 % 4).unwrap();
         let scheduler: Box<dyn Scheduler + Send> = match seed % 3 {
-            2 => Box::new(PctScheduler::new_from_seed(
-                seed,
-                2 + (seed as usize / 3) % 4,
-                1,
-            )),
+            2 => Box::new(PctScheduler::new_from_seed(seed, depth, 1)),
             _ => Box::new(RandomScheduler::new_from_seed(seed, 1)),
         };
         let mut config = Config::new();
