@@ -112,7 +112,7 @@ impl Default for StorageConfig {
             max_open_segments: 256,
             reader_threads: 4,
             scrub_bytes_per_second: 4 << 20,
-            scrub_interval: Duration::from_hours(24),
+            scrub_interval: Duration::from_secs(24 * 3600),
         }
     }
 }

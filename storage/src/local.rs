@@ -494,8 +494,11 @@ pub struct LocalEngine {
     pub(crate) core: Arc<Core>,
     workers: Arc<Workers>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    verifying: Mutex<Vec<(Arc<Control>, Arc<Mailbox>, JoinHandle<()>)>>,
+    verifying: Mutex<Vec<Verifying>>,
 }
+
+/// A verification that runs: what stops it, what it told, its thread.
+type Verifying = (Arc<Control>, Arc<Mailbox>, JoinHandle<()>);
 
 /// Verifications that may run at a time: each has a thread and reads the disk.
 const VERIFICATIONS: usize = 4;

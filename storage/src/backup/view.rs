@@ -21,6 +21,9 @@ use crate::journal::segment::{Life, id_of, journal_path};
 use crate::journal::{LIFE_BYTES, frame};
 use crate::recovery::{self, LARGEST_SEGMENT, RecoveryReport, last_whole_unit};
 
+/// What is done with each piece of a file: its bytes, and where they begin.
+type Each<'a> = dyn FnMut(&[u8], u64) -> Result<(), RestoreError> + 'a;
+
 /// A restored store goes on so many epochs later: the old one may have had unclean starts
 /// after the backup, and what these gave out must not be taken for the new one's.
 const EPOCHS_AHEAD: u64 = 1 << 10;
@@ -199,7 +202,7 @@ impl BackupView {
     pub(super) fn read_content(
         &self,
         file: &BackupFile,
-        each: &mut dyn FnMut(&[u8], u64) -> Result<(), RestoreError>,
+        each: &mut Each<'_>,
     ) -> Result<(), RestoreError> {
         let damaged = |what: &str| RestoreError::Damaged {
             path: file.path.clone(),

@@ -574,7 +574,7 @@ impl<'a> Attribution<'a> {
             });
             let here = fault.from <= damage.position && damage.position < fault.to;
             let reads_nothing = fault.is_hole || fault.severity == Severity::Loss;
-            if !same_gap && !(here && reads_nothing) {
+            if !(same_gap || here && reads_nothing) {
                 return true;
             }
             if damage.accepted {

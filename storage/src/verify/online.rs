@@ -22,7 +22,13 @@ use crate::sync::Mutex;
 
 /// Faults that were logged and counted, so that the next look does not do it again.
 #[derive(Default)]
-pub(crate) struct Told(Mutex<HashSet<(Option<u64>, FindingKind, Option<Position>, String)>>);
+pub(crate) struct Told(Mutex<HashSet<Logged>>);
+
+/// A log, and ranges of its lsns.
+type Hit = (Arc<Log>, Vec<(Lsn, Lsn)>);
+
+/// Segment, kind, position, sentence.
+type Logged = (Option<u64>, FindingKind, Option<Position>, String);
 
 impl Told {
     /// Whether this is the first time.
@@ -254,7 +260,7 @@ impl Core {
         )
         .in_segment(segment.life.id)
         .at(fault.from, fault.to);
-        let mut hit: BTreeMap<u64, (Arc<Log>, Vec<(Lsn, Lsn)>)> = BTreeMap::new();
+        let mut hit: BTreeMap<u64, Hit> = BTreeMap::new();
         let unreadable = fault.is_hole || fault.severity == Severity::Loss;
         if unreadable && fault.from < fault.to {
             for (log, place) in self.places_within(segment, fault.from, fault.to)? {
