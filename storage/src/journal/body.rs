@@ -497,7 +497,7 @@ mod tests {
             digest: u128::MAX - 1,
             clean: true,
             next_log_counter: u64::MAX,
-            successor: Some(SegmentId::new(8)),
+            successor: Some(SegmentId::new(u64::MAX)),
         };
         let encoded = seal.encode();
         assert_eq!(encoded.len(), Seal::MAX_LEN);
