@@ -14,6 +14,9 @@ ELSEWHERE = [
     ("README.md", "$ ", "readme"),
     ("README.md", "cargo run --release", "start, test"),
     ("client/conformance/README.md", "-- RUNNER...", "conformance"),
+    ("server/README.md", "$ wald verify /var/lib/wald", "verify"),
+    ("server/README.md", "wald verify /backups/wald", "backup"),
+    ("storage/reader/README.md", "$ pip install", "reader"),
 ]
 # Commands that are not run, and why. The rest of their block is.
 SKIPPED = {

@@ -18,8 +18,6 @@ SIMULATED, HISTORIES = ["power_cut"], ["histories", "retries"]
 DAMAGE = ["damage", "random_damage", "stale", "repair"]
 # Of a mistake that makes the engine hang, nobody can wait for the end.
 PATIENCE = 120
-# Flushes that fail, of the journal as it is written and as it begins.
-FAULTS = ["new:fdatasync:journal/0000000000000000.seg:2:EIO", "killed:fsync:journal:2:EIO"]
 
 
 def built(*arguments):
@@ -50,7 +48,6 @@ def layers():
         "schedules": module(threads, ["interleavings"], WALD_SCHEDULES="300"),
         "kill -9": ([tests["kill"]], {**own, "WALD_KILLS": "6", "WALD_ACKS": "100"}),
         "power cut": ([tests["power_cut"], "--ignored", "ext4"], {**own, "WALD_CUTS": "8"}),
-        "syscalls": ([ROOT / ".ci/syscalls.py", *FAULTS], own),
     }
 
 
