@@ -17,7 +17,7 @@ MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt",
 SIMULATED, HISTORIES = ["power_cut"], ["histories", "retries"]
 DAMAGE = ["damage", "random_damage", "stale", "repair"]
 # Of a mistake that makes the engine hang, nobody can wait for the end.
-PATIENCE = 120
+PATIENCE = 60
 
 
 def built(*arguments):
