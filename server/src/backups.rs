@@ -14,17 +14,15 @@ use wald_proto::backup::{self, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS};
 use wald_storage::{BackupManifest, BackupView, OpenError, Position, RealDisk, RestoreError};
 
 use crate::convert;
+use crate::offline::{DATA_LOSS, FAILED, IN_USE, written};
 use crate::serve::Exit;
 
 pub(crate) use restore::{command as restore_command, restore};
 pub(crate) use verify::verify;
 
-/// As walctl has them.
-const FAILED: u8 = 1;
+/// As walctl has them, besides those of all offline commands.
 const USAGE: u8 = 2;
 const NOT_FOUND: u8 = 3;
-const LOCKED: u8 = 4;
-pub(crate) const DATA_LOSS: u8 = 5;
 
 /// One backup of a directory.
 pub(crate) struct Kept {
@@ -134,7 +132,7 @@ fn failed(error: &RestoreError) -> Exit {
 
 fn open_failed(error: &OpenError) -> Exit {
     let code = match error {
-        OpenError::Locked { .. } => LOCKED,
+        OpenError::Locked { .. } => IN_USE,
         OpenError::Damaged(_) => DATA_LOSS,
         OpenError::Config(_)
         | OpenError::NotAStore { .. }
@@ -172,11 +170,5 @@ fn bar(bytes: u64) -> ProgressBar {
 /// Prints a line; whoever closed the pipe has read enough.
 fn print(line: &str) -> Result<(), Exit> {
     let mut out = std::io::stdout().lock();
-    match writeln!(out, "{line}").and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Exit::new(
-            FAILED,
-            format!("writing to the standard output: {error}"),
-        )),
-        _ => Ok(()),
-    }
+    written(writeln!(out, "{line}").and_then(|()| out.flush()))
 }

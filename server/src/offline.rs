@@ -17,11 +17,11 @@ use crate::config::Config;
 use crate::serve::Exit;
 
 /// It could not be done.
-const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = 1;
 /// A running daemon has the directory.
-const IN_USE: u8 = 4;
+pub(crate) const IN_USE: u8 = 4;
 /// Something is damaged or lost.
-const DATA_LOSS: u8 = 5;
+pub(crate) const DATA_LOSS: u8 = 5;
 
 /// Form of what is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -109,7 +109,7 @@ fn failed(error: &OpenError) -> Exit {
 }
 
 /// Writes to stdout; whoever closed the pipe has seen enough.
-fn written(result: io::Result<()>) -> Result<(), Exit> {
+pub(crate) fn written(result: io::Result<()>) -> Result<(), Exit> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Exit::new(
             FAILED,

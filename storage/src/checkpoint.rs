@@ -19,7 +19,7 @@ use std::io;
 
 use crate::backup::Backups;
 use crate::directory;
-use crate::disk::Disk;
+use crate::disk::{Disk, read_whole};
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::Image;
 use crate::journal::frame::crc32c;
@@ -199,10 +199,7 @@ pub(crate) fn list(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
 
 /// The bytes of a checkpoint, verified; `None` if it is damaged, or of another version.
 pub(crate) fn read(disk: &dyn Disk, last: SegmentId) -> io::Result<Option<Vec<u8>>> {
-    let file = disk.open(&path(last))?;
-    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
-    let length = file.read_full_at(&mut bytes, 0)?;
-    bytes.truncate(length);
+    let mut bytes = read_whole(disk, &path(last))?;
     let Some((whole, crc)) = bytes
         .len()
         .checked_sub(4)

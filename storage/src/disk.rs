@@ -177,6 +177,15 @@ pub trait DiskFile: Send + Sync {
     }
 }
 
+/// Reads a whole file.
+pub(crate) fn read_whole(disk: &dyn Disk, path: &str) -> io::Result<Vec<u8>> {
+    let file = disk.open(path)?;
+    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
+    let length = file.read_full_at(&mut bytes, 0)?;
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
 /// Whether an error says that there is no room, rather than that the device failed.
 pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(

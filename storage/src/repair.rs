@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{self, Format, REPAIRS, REPAIRS_NEW};
-use crate::disk::Disk;
+use crate::disk::{Disk, read_whole};
 use crate::error::OpenError;
 use crate::ids::LogName;
 use crate::local::{Core, Start};
@@ -157,10 +157,7 @@ fn told(loss: &Loss, by: &str) -> String {
 fn note(disk: &dyn Disk, text: &str) -> std::io::Result<()> {
     let mut all = Vec::new();
     if disk.list("")?.iter().any(|name| name == REPAIRS) {
-        let file = disk.open(REPAIRS)?;
-        all.resize(usize::try_from(file.size()?).unwrap_or(0), 0);
-        let length = file.read_full_at(&mut all, 0)?;
-        all.truncate(length);
+        all = read_whole(disk, REPAIRS)?;
     }
     all.extend_from_slice(text.as_bytes());
     directory::replace(disk, REPAIRS, REPAIRS_NEW, &all)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::sealed::{SealedIndex, index_path};
-use crate::disk::Disk;
+use crate::disk::{Disk, read_whole};
 use crate::ids::SegmentId;
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
@@ -119,9 +119,6 @@ pub(crate) fn read(disk: &dyn Disk, id: SegmentId) -> Option<SealedIndex> {
 }
 
 fn read_file(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<SealedIndex>> {
-    let file = disk.open(&index_path(id))?;
-    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
-    let length = file.read_full_at(&mut bytes, 0)?;
-    bytes.truncate(length);
+    let bytes = read_whole(disk, &index_path(id))?;
     Ok(SealedIndex::decode(Bytes::from(bytes)))
 }

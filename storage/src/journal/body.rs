@@ -276,22 +276,27 @@ impl Accepted {
 
     fn decode(input: &[u8]) -> Option<Self> {
         let mut accepted = Self::default();
+        let mut sound = true;
         collect(input, |number, value| match (number, value) {
             (1, Value::Varint(before)) => accepted.before = Position::new(before),
             (2, Value::Varint(flag)) => accepted.all = flag != 0,
             (3, Value::Bytes(bytes)) => {
-                let [from, to, _] = numbers(bytes);
+                let numbers = numbers(bytes);
+                sound &= numbers.is_some();
+                let [from, to, _] = numbers.unwrap_or_default();
                 let place = (Position::new(from), Position::new(to));
                 accepted.places.push(place);
             }
             (4, Value::Bytes(bytes)) => {
-                let [log, from, to] = numbers(bytes);
+                let numbers = numbers(bytes);
+                sound &= numbers.is_some();
+                let [log, from, to] = numbers.unwrap_or_default();
                 let lost = (LogId::new(log), Lsn::new(from), Lsn::new(to));
                 accepted.lost.push(lost);
             }
             _ => {}
         })?;
-        Some(accepted)
+        sound.then_some(accepted)
     }
 
     /// The same in so many bytes at most.
@@ -309,14 +314,14 @@ impl Accepted {
 }
 
 /// The first three fields of a message of numbers.
-fn numbers(input: &[u8]) -> [u64; 3] {
+fn numbers(input: &[u8]) -> Option<[u64; 3]> {
     let mut found = [0; 3];
-    let _ = collect(input, |number, value| {
+    collect(input, |number, value| {
         if let (1..=3, Value::Varint(value)) = (number, value) {
             found[number as usize - 1] = value;
         }
-    });
-    found
+    })?;
+    Some(found)
 }
 
 impl Link {

@@ -9,7 +9,7 @@ use super::files::Used;
 use super::walk::{Bytes, Item, Walked};
 use super::{Recovered, Tail};
 use crate::checkpoint::{self, SegmentEntry, Summary};
-use crate::disk::Disk;
+use crate::disk::{Disk, read_whole};
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
 use crate::index::{SealedIndex, index_path, read_index};
@@ -165,10 +165,7 @@ pub(crate) fn damage_in(
     segment: &Segment,
     end: Position,
 ) -> io::Result<Vec<Hole>> {
-    let file = disk.open(&segment.path())?;
-    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
-    let length = file.read_full_at(&mut bytes, 0)?;
-    bytes.truncate(length);
+    let bytes = read_whole(disk, &segment.path())?;
     let bytes = Bytes {
         life: &segment.life,
         base: segment.base,
@@ -207,10 +204,7 @@ pub(crate) fn last_whole_unit(
 /// The index of a sealed segment made from its frames alone, for a run in which its file
 /// was found damaged.
 pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
-    let file = disk.open(&segment.path())?;
-    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
-    let length = file.read_full_at(&mut bytes, 0)?;
-    bytes.truncate(length);
+    let bytes = read_whole(disk, &segment.path())?;
     let bytes = Bytes {
         life: &segment.life,
         base: segment.base,

@@ -8,7 +8,7 @@ use super::segment::NextLsns;
 use super::{Finding, FindingKind, Severity, advice};
 use crate::checkpoint;
 use crate::directory::{self, Format, LastBegun};
-use crate::disk::Disk;
+use crate::disk::{Disk, read_whole};
 use crate::ids::{Position, SegmentId};
 use crate::index::{SealedIndex, decode_index, index_id, index_path};
 use crate::journal::LIFE_BYTES;
@@ -23,15 +23,6 @@ pub(crate) fn list(disk: &dyn Disk, directory: &str) -> io::Result<Vec<String>> 
             names
         }),
     }
-}
-
-/// Reads a whole file.
-pub(crate) fn read(disk: &dyn Disk, path: &str) -> io::Result<Vec<u8>> {
-    let file = disk.open(path)?;
-    let mut bytes = vec![0; usize::try_from(file.size()?).map_err(io::Error::other)?];
-    let length = file.read_full_at(&mut bytes, 0)?;
-    bytes.truncate(length);
-    Ok(bytes)
 }
 
 /// What is wrong with FORMAT and BEGUN.
@@ -255,7 +246,7 @@ pub(crate) fn index(
 ) -> io::Result<(Option<SealedIndex>, u64)> {
     let id = known.life.id;
     let path = index_path(id);
-    let bytes = match read(disk, &path) {
+    let bytes = match read_whole(disk, &path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, 0)),
         bytes => bytes?,
     };
