@@ -44,7 +44,8 @@ class Store:
         self.damage = []
         self.torn = None
         # Logs of which nothing beyond this position tells cannot prove their tail.
-        self.unproven = None
+        # Positions from which on newest records may be gone.
+        self.doubts = []
         self.epoch = 0
         # Batches of producers: whose digest is another than that of the stored records, and whose is the same.
         self.digests = [0, 0]
@@ -117,7 +118,7 @@ class Store:
         link = {"closing": []}
         if body is None:
             return {"before": frame.log, "end": frame.first_lsn, "chain": None, "epoch": frame.count, "next_log": 0,
-                    "complete": False, "closing": [], "before_that": 0, "unproven": None}
+                    "complete": False, "closing": [], "before_that": 0, "unproven": None, "accepted": None}
         for number, value in fields(body):
             if number == 7:
                 link["closing"].append(message(value))
@@ -125,7 +126,7 @@ class Store:
                 link[number] = value
         return {"before": link.get(1, 0), "end": link.get(2, 0), "chain": link.get(3, 0), "epoch": link.get(4, 0),
                 "next_log": link.get(5, 0), "complete": bool(link.get(6)), "closing": link["closing"],
-                "before_that": link.get(8, 0), "unproven": link.get(9)}
+                "before_that": link.get(8, 0), "unproven": link.get(9), "accepted": link.get(10)}
 
     @staticmethod
     def headers(segment, offset, base):
@@ -187,6 +188,8 @@ class Store:
                 self.lost("what lay before it", link["end"])
         if link["unproven"] is not None:
             self.lost("what an earlier start missed", link["unproven"])
+        if link["accepted"] is not None:
+            self.accept(link["accepted"])
 
     def walk_last(self, segment):
         """The last segment: damage or the torn tail, by what was proven flushed."""
@@ -298,12 +301,31 @@ class Store:
             for image in self.checkpoint["images"]:
                 self.adopt(segment, image, 0)
             # A start from there does not look at what lies before.
-            self.unproven = None
+            self.doubts.clear()
         self.after_segment(segment, self)
 
     def lost(self, what, position):
         self.problem(f"{what} is lost: no log without records beyond {position} can prove its tail")
-        self.unproven = max(self.unproven or 0, position)
+        self.doubts.append(position)
+
+    @property
+    def unproven(self):
+        """Logs without records beyond this cannot prove their tails."""
+        return max(self.doubts, default=None)
+
+    def accept(self, body):
+        """Losses that a link says were accepted are in doubt no more."""
+        before, everything, places = 0, False, []
+        for number, value in fields(body):
+            if number == 1:
+                before = value
+            elif number == 2:
+                everything = bool(value)
+            elif number == 3:
+                place = message(value)
+                places.append((place.get(1, 0), place.get(2, 0)))
+        self.doubts = [at for at in self.doubts if at >= before or not (
+            everything or any(start <= at < end for start, end in places))]
 
     def log(self, segment, number, name=None):
         """The log of a frame; made if its creation was lost."""
