@@ -93,7 +93,18 @@ class Store:
             self.find_base(segment)
             if segment.base is not None:
                 found.append(segment)
-        return sorted(found, key=lambda segment: segment.id)
+        return self.without_passed_over(sorted(found, key=lambda segment: segment.id))
+
+    @staticmethod
+    def without_passed_over(segments):
+        """Where a link names an earlier segment than the one that lies before it, those between hold nothing whole."""
+        kept = []
+        for segment in segments:
+            before = segment.link["before"] if segment.link else 0
+            if any(one.id == before for one in kept):
+                kept = [one for one in kept if one.id <= before]
+            kept.append(segment)
+        return kept
 
     def find_base(self, segment):
         """By the link, or else by any frame that verifies; None if there is none."""

@@ -125,6 +125,7 @@ impl Recovered {
             }
             twice
         });
+        self.drop_passed_over(&mut used);
         Ok(used)
     }
 
@@ -168,6 +169,26 @@ impl Recovered {
         };
         used.push(found);
         self.drop_unwritten(disk, used)
+    }
+
+    /// Where a link names a segment before the one that lies before it, the start that wrote
+    /// the link had found nothing whole in those between. It keeps the file that the seal
+    /// before it names until the link is flushed, so a power cut may leave that file behind.
+    fn drop_passed_over(&mut self, used: &mut Vec<Used>) {
+        let mut kept: Vec<Used> = Vec::with_capacity(used.len());
+        for one in used.drain(..) {
+            let before = one.link.as_ref().and_then(|link| link.predecessor);
+            let is_known = |id: &SegmentId| {
+                self.last == Some(*id) || kept.binary_search_by_key(id, |one| one.life.id).is_ok()
+            };
+            if let Some(before) = before.filter(is_known) {
+                let follows = kept.partition_point(|one| one.life.id <= before);
+                let passed_over = kept.drain(follows..).filter(|one| one.misnamed().is_none());
+                self.unused.extend(passed_over.map(|one| one.life.id));
+            }
+            kept.push(one);
+        }
+        *used = kept;
     }
 
     pub(super) fn note_pool_file(&mut self, id: SegmentId) {

@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "threads and time of a test")]
 
 use super::*;
-use crate::disk::Disk;
+use crate::disk::{CallKind, Disk};
 use crate::ids::Position;
 use crate::record::{GapReason, LogCheck};
 
@@ -567,4 +567,32 @@ fn the_last_segments_are_missed_behind_a_checkpoint_too() {
     }
     let (_, report) = open(&disk, &config, &clock).unwrap();
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+}
+
+#[test]
+fn a_torn_successor_that_a_start_passed_over_is_not_missed_when_the_start_is_cut_off() {
+    const SECOND: &str = "journal/0000000000000002.seg";
+    for seed in 0..8 {
+        let f = Fixture::new();
+        while f.core.journal.segments.read().len() < 2 {
+            f.append("a", &[1; 20_000]).unwrap();
+        }
+        assert_eq!(used_paths(&f.disk).last().unwrap(), SECOND);
+        let (disk, clock, config) = (f.disk.clone(), Arc::clone(&f.clock), f.config.clone());
+        drop(f);
+        // Of its only group the device has the first bytes: the link is not whole.
+        let mut bytes = disk.contents(SECOND).unwrap();
+        bytes[8192 + 72..].fill(0);
+        disk.replace(SECOND, bytes);
+        // The start has begun another segment, and is about to give the file to the pool.
+        disk.crash_when(
+            |call| call.kind == CallKind::Rename && call.path == SECOND,
+            1,
+            0,
+        );
+        assert!(open(&disk, &config, &clock).is_err());
+        disk.crash(seed);
+        let (_, report) = open(&disk, &config, &clock).unwrap();
+        assert_eq!(report.findings, Vec::<String>::new());
+    }
 }
