@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::disk::Disk;
-use crate::ids::{Lsn, Position, SegmentId};
+use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::local::Log;
 use crate::record::{Gap, GapReason};
 use crate::sync::RwLock;
@@ -70,6 +70,16 @@ impl Damages {
         let first = damages.partition_point(|damage| damage.position < from);
         let last = damages.partition_point(|damage| damage.position < to);
         damages.get(first..last).unwrap_or(&[]).to_vec()
+    }
+
+    /// Damage that took this record.
+    pub(crate) fn of_log(&self, log_id: LogId, lsn: Lsn) -> Vec<Damage> {
+        let damages = self.0.read();
+        let took = |damage: &&Damage| {
+            let log = damage.log.as_ref();
+            log.is_some_and(|log| log.id == log_id) && damage.from <= lsn && lsn < damage.to
+        };
+        damages.iter().filter(took).cloned().collect()
     }
 
     /// Whether none is known.

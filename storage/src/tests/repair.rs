@@ -81,6 +81,9 @@ fn a_loss_that_was_accepted_is_a_note_to_whoever_verifies() {
             Some(Severity::Note),
             "gone: {gone}, {findings:#?}"
         );
+        let findings = super::verifying::online(&fixture);
+        assert!(findings.is_empty(), "gone: {gone}, {findings:#?}");
+        assert_eq!(fixture.core.statistics().quarantined_records, 0);
     }
 }
 

@@ -455,7 +455,7 @@ fn running_with_damage() -> (Fixture, String, u64) {
     )
 }
 
-fn online(fixture: &Fixture) -> Vec<Finding> {
+pub(super) fn online(fixture: &Fixture) -> Vec<Finding> {
     let mut findings = Vec::new();
     let tell = &mut |progress: &mut crate::verify::Progress| {
         findings.append(&mut progress.findings);
@@ -493,7 +493,11 @@ fn what_a_running_engine_finds_is_known_at_once_and_after_the_next_start() {
     let fixture = fixture.restart();
     assert_eq!(fixture.report.damage.len(), 1);
     assert_eq!(refused(&fixture), expected);
-    assert_eq!(online(&fixture).len(), 1);
+    let findings = online(&fixture);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    assert_eq!(findings[0].severity, Severity::Loss);
+    assert_eq!(findings[0].log.as_ref().unwrap().as_str(), log);
+    assert_eq!(findings[0].lsns, Some((Lsn::new(lsn), Lsn::new(lsn + 1))));
     fixture.append(&log, b"goes on").unwrap();
 }
 
@@ -519,6 +523,29 @@ fn a_damaged_header_costs_a_running_engine_exactly_its_records() {
         Some((header.first_lsn, header.next_lsn().unwrap()))
     );
     assert_eq!(fixture.core.statistics().quarantined_records, 2);
+}
+
+#[test]
+fn what_stands_behind_a_missing_segment_is_not_blamed_for_it() {
+    let (disk, paths) = rolled();
+    let whole = verify(&disk);
+    disk.remove(&paths[2]).unwrap();
+    let fixture = Fixture::on(disk);
+    let readable = || -> Vec<bool> {
+        let read = |log: u64, lsn| fixture.read(&format!("log-{log}"), lsn).is_ok();
+        (0..400).map(|n| read(n % 10, n / 10)).collect()
+    };
+    let before = readable();
+    let quarantined = fixture.core.statistics().quarantined_records;
+    let missing = before.iter().filter(|is_there| !**is_there).count() as u64;
+    assert_eq!(missing, quarantined);
+    assert!(missing > 0 && missing < whole.records / 2);
+    let findings = online(&fixture);
+    let ranges = findings.iter().filter_map(|finding| finding.lsns);
+    let named: u64 = ranges.map(|(from, to)| to.since(from)).sum();
+    assert_eq!(named, quarantined, "{findings:#?}");
+    assert_eq!(fixture.core.statistics().quarantined_records, quarantined);
+    assert_eq!(readable(), before);
 }
 
 #[test]

@@ -565,16 +565,14 @@ impl<'a> Attribution<'a> {
         };
         let mut ranges = Ranges::new();
         let (mut unproven, mut accepted) = (false, 0);
-        let is_gap = fault.kind == FindingKind::Missing && !fault.is_hole;
-        let gap = fault.touched.first().filter(|_| is_gap).copied();
+        let gap = fault.touched.first().filter(|_| fault.is_gap).copied();
         self.left.retain(|damage| {
             let same_gap = gap.is_some_and(|gap| {
                 damage.log.as_ref().is_some_and(|log| log.id == gap.log_id)
                     && gap.lsns() == Some((damage.from, damage.to))
             });
             let here = fault.from <= damage.position && damage.position < fault.to;
-            let reads_nothing = fault.is_hole || fault.severity == Severity::Loss;
-            if !(same_gap || here && reads_nothing) {
+            if !(same_gap || here && fault.is_unreadable()) {
                 return true;
             }
             if damage.accepted {

@@ -261,8 +261,8 @@ impl Core {
         .in_segment(segment.life.id)
         .at(fault.from, fault.to);
         let mut hit: BTreeMap<u64, Hit> = BTreeMap::new();
-        let unreadable = fault.is_hole || fault.severity == Severity::Loss;
-        if unreadable && fault.from < fault.to {
+        let mut known = Vec::new();
+        if fault.is_unreadable() && fault.from < fault.to {
             for (log, place) in self.places_within(segment, fault.from, fault.to)? {
                 let first = log.state.read().first(self.journal.durable());
                 let kept = (place.first_lsn.max(first), place.next_lsn());
@@ -273,11 +273,38 @@ impl Core {
                 let entry = hit.entry(log.id.get()).or_insert_with(|| (log, Vec::new()));
                 entry.1.push(kept);
             }
+            // What was known already has no places any more.
+            known = self.damages.between(fault.from, fault.to);
+        } else if let Some(gap) = fault.touched.first().filter(|_| fault.is_gap) {
+            known = self.damages.of_log(gap.log_id, gap.first_lsn);
+        }
+        let is_known = !known.is_empty();
+        let mut accepted = false;
+        for damage in known {
+            accepted |= damage.accepted;
+            let Some(log) = damage.log.filter(|_| !damage.accepted) else {
+                continue;
+            };
+            let first = log.state.read().first(self.journal.durable());
+            let kept = (damage.from.max(first), damage.to);
+            if !log.state.read().deleted && kept.0 < kept.1 {
+                let entry = hit.entry(log.id.get()).or_insert_with(|| (log, Vec::new()));
+                entry.1.push(kept);
+            }
+        }
+        if hit.is_empty() && accepted {
+            findings.push(Finding {
+                severity: Severity::Note,
+                detail: format!("{}; the loss of what was here was accepted", base.detail),
+                advice: advice::ACCEPTED,
+                ..base
+            });
+            return Ok(());
         }
         if hit.is_empty() {
             let severity = match fault.severity {
                 // The engine knows all frames: no record that is kept is in it.
-                Severity::Loss if fault.is_hole || fault.from < fault.to => Severity::Damage,
+                Severity::Loss if fault.is_unreadable() || is_known => Severity::Damage,
                 other => other,
             };
             let touched = fault.touched.first();

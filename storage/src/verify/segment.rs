@@ -68,6 +68,8 @@ pub(crate) struct Fault {
     pub(crate) touched: Vec<Touched>,
     /// Frames cannot be read here.
     pub(crate) is_hole: bool,
+    /// The frame is good, and records before it are missing.
+    pub(crate) is_gap: bool,
     /// All frames that were hit are among `touched`.
     pub(crate) explained: bool,
 }
@@ -88,6 +90,11 @@ pub(crate) struct Checked {
 }
 
 impl Fault {
+    /// Whether records cannot be read where it is.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.is_hole || self.severity == Severity::Loss && !self.is_gap
+    }
+
     /// A fault of the frame at `position`, which can be read all the same.
     pub(crate) fn of_frame(
         kind: FindingKind,
@@ -103,6 +110,7 @@ impl Fault {
             detail,
             touched: Vec::new(),
             is_hole: false,
+            is_gap: false,
             explained: true,
         }
     }
@@ -221,6 +229,7 @@ impl<'a> Check<'a> {
             detail: detail.into(),
             touched: Vec::new(),
             is_hole: false,
+            is_gap: false,
             explained: true,
         });
         self.checked.faults.last_mut().expect("one was just put in")
@@ -455,6 +464,7 @@ impl<'a> Check<'a> {
                         header.first_lsn
                     ),
                 );
+                fault.is_gap = true;
                 fault.touched.push(Touched {
                     first_lsn: expected,
                     count: u32::try_from(header.first_lsn.since(expected)).unwrap_or(u32::MAX),
