@@ -153,7 +153,7 @@ export class Overview {
       ["Flush", `${store.durability.sync_primitive} on ${store.durability.file_system}`, store.durability.volatile ? "warn" : ""],
       ["Measured at start", `p50 ${seconds(store.durability.flush_p50)}, slowest of 100 ${seconds(store.durability.flush_p99)}`],
       ["Last start", `${store.recovery.result}, ${seconds(store.recovery.seconds)}: ${count(store.recovery.records)} records of ${count(store.recovery.logs)} logs`, store.recovery.damaged_ranges ? "bad" : ""],
-      ["Torn tail", store.recovery.torn_bytes ? `${bytes(store.recovery.torn_bytes)} cut off, never acked as durable` : "none"],
+      ["Torn tail", store.recovery.torn_bytes ? `${bytes(store.recovery.torn_bytes)} cut off, not proven to have been flushed` : "none"],
       ["Damage", store.recovery.damaged_ranges ? `${count(store.recovery.damaged_ranges)} ranges` : "none", store.recovery.damaged_ranges ? "bad" : ""],
     ] : [mode]));
   }

@@ -437,7 +437,7 @@ fn announce(
     if report.torn_bytes > 0 {
         tracing::info!(
             bytes = report.torn_bytes,
-            "cut off a torn tail: it had never been acked as durable"
+            "cut off a torn tail: nothing proves that it had been flushed"
         );
     }
     // Damage that belongs to no log is among the findings.

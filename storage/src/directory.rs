@@ -48,9 +48,11 @@ pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn DiskLock>, OpenError> {
         })
 }
 
-/// Locks the directory, then reads FORMAT, or makes a new store.
-pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
-    let lock = lock(disk)?;
+/// Makes sure that what is there is no half of a restore. Returns what the directory holds.
+///
+/// # Errors
+/// If a restore into it was cut off.
+pub(crate) fn check_restored(disk: &dyn Disk) -> Result<Vec<String>, OpenError> {
     let names = disk
         .list("")
         .map_err(OpenError::io("listing the data directory"))?;
@@ -62,6 +64,13 @@ pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenEr
             ),
         });
     }
+    Ok(names)
+}
+
+/// Locks the directory, then reads FORMAT, or makes a new store.
+pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
+    let lock = lock(disk)?;
+    let names = check_restored(disk)?;
     let store = if names.iter().any(|name| name == FORMAT) {
         Store {
             id: read_format(disk)?,

@@ -33,7 +33,7 @@ use crate::error::OpenError;
 use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId};
 use crate::index::{Indexes, index_path};
 use crate::indexer::{Indexer, Progress};
-use crate::journal::body::{Accepted, Closing, Seal};
+use crate::journal::body::{Accepted, Closing};
 use crate::journal::committer::Committer;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::pool::Pool;
@@ -398,13 +398,7 @@ impl Recovered {
         };
         let bytes = used.load(disk)?;
         let walked = used.as_bytes(&bytes).walk_finished(tail.end);
-        let Some(Item::Frame { header, .. }) = walked.items.last() else {
-            return Ok(None);
-        };
-        let seal = used.as_bytes(&bytes).body(header);
-        let seal = seal
-            .filter(|_| header.kind == Kind::Seal)
-            .and_then(Seal::decode);
+        let seal = used.as_bytes(&bytes).seal(&walked);
         Ok(seal.and_then(|seal| seal.successor))
     }
 
@@ -427,11 +421,7 @@ impl Recovered {
                 "segment {segment}, which a checkpoint tells of, is missing; records in it are gone"
             ));
         }
-        // After a restore the last segment names one that the backup did not have.
-        let restored = self.begun_base() > limit;
-        let there = |id: &SegmentId| self.unused.contains(id) || self.unreadable.contains(id);
-        let gone = self.expected.filter(|id| !restored && !there(id));
-        if let (Some(gone), Some(last)) = (gone, last) {
+        if let (Some(gone), Some(last)) = (self.missing_successor(limit), last) {
             self.lose_behind(limit);
             self.findings.push(format!(
                 "segment {gone}, which segment {last} says comes next, is missing; records in it and after it are gone"
@@ -446,6 +436,14 @@ impl Recovered {
                 begun.segment
             ));
         }
+    }
+
+    /// The segment that the seal of the last one names, if there is no such file.
+    fn missing_successor(&self, limit: Position) -> Option<SegmentId> {
+        // After a restore the last segment names one that the backup did not have.
+        let restored = self.begun_base() > limit;
+        let there = |id: &SegmentId| self.unused.contains(id) || self.unreadable.contains(id);
+        self.expected.filter(|id| !restored && !there(id))
     }
 
     /// Records behind the last good segment are gone. No later start will see that from
@@ -584,6 +582,15 @@ impl Recovered {
         let Some(missing) = link.predecessor.filter(|id| Some(*id) != before) else {
             return;
         };
+        if let Some(back) = before.filter(|_| self.segments.values().any(|s| s.life.id == missing))
+        {
+            // Whoever wrote the link had not found it. What it holds is taken as it is.
+            self.findings.push(format!(
+                "segment {back}, which was missing when segment {} began, is there again",
+                segment.life.id
+            ));
+            return;
+        }
         self.findings.push(format!(
             "segment {missing} is missing or unreadable, before segment {}",
             segment.life.id
@@ -713,12 +720,7 @@ impl Recovered {
         if !is_last {
             return;
         }
-        let seal = walked.items.last().and_then(|item| match item {
-            Item::Frame { header, .. } if header.kind == Kind::Seal => {
-                Seal::decode(used.as_bytes(bytes).body(header)?)
-            }
-            _ => None,
-        });
+        let seal = used.as_bytes(bytes).seal(walked);
         self.clean = seal.as_ref().is_some_and(|seal| seal.clean);
         if let Some(seal) = seal {
             self.next_log_counter = self.next_log_counter.max(seal.next_log_counter);

@@ -96,7 +96,7 @@ fn text(out: &mut impl Write, report: &OfflineReport) -> io::Result<()> {
     if report.torn_bytes > 0 {
         writeln!(
             out,
-            "note    behind the end of the journal are {} that were never acknowledged as durable; \
+            "note    behind the end of the journal are {} that nothing proves to have been flushed; \
              the next start cuts them off",
             HumanBytes(report.torn_bytes)
         )?;

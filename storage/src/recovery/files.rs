@@ -51,6 +51,13 @@ impl Used {
         }
     }
 
+    /// Whether not even its link became whole.
+    fn is_unwritten(&self, disk: &dyn Disk) -> Result<bool, OpenError> {
+        let bytes = self.load(disk)?;
+        let walked = self.as_bytes(&bytes).walk_last();
+        Ok(walked.end <= self.base.advance(LIFE_BYTES))
+    }
+
     pub(super) fn load(&self, disk: &dyn Disk) -> Result<bytes::Bytes, OpenError> {
         let fail = || OpenError::io(format!("reading {}", self.path));
         let file = disk.open(&self.path).map_err(fail())?;
@@ -125,7 +132,7 @@ impl Recovered {
             }
             twice
         });
-        self.drop_passed_over(&mut used);
+        self.drop_passed_over(disk, &mut used)?;
         Ok(used)
     }
 
@@ -174,21 +181,24 @@ impl Recovered {
     /// Where a link names a segment before the one that lies before it, the start that wrote
     /// the link had found nothing whole in those between. It keeps the file that the seal
     /// before it names until the link is flushed, so a power cut may leave that file behind.
-    fn drop_passed_over(&mut self, used: &mut Vec<Used>) {
+    /// One with something whole in it was not there then, and came back.
+    fn drop_passed_over(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
         let mut kept: Vec<Used> = Vec::with_capacity(used.len());
         for one in used.drain(..) {
             let before = one.link.as_ref().and_then(|link| link.predecessor);
-            let is_known = |id: &SegmentId| {
-                self.last == Some(*id) || kept.binary_search_by_key(id, |one| one.life.id).is_ok()
-            };
-            if let Some(before) = before.filter(is_known) {
-                let follows = kept.partition_point(|one| one.life.id <= before);
-                let passed_over = kept.drain(follows..).filter(|one| one.misnamed().is_none());
-                self.unused.extend(passed_over.map(|one| one.life.id));
+            while let Some(last) = kept.last()
+                && before.is_some_and(|before| before < last.life.id)
+                && last.is_unwritten(disk)?
+            {
+                if last.misnamed().is_none() {
+                    self.unused.push(last.life.id);
+                }
+                kept.pop();
             }
             kept.push(one);
         }
         *used = kept;
+        Ok(())
     }
 
     pub(super) fn note_pool_file(&mut self, id: SegmentId) {
@@ -270,15 +280,16 @@ impl Recovered {
 
     /// Without a life block nothing in the file can be verified.
     pub(super) fn lost_life(&mut self, id: SegmentId, file: &dyn DiskFile) -> std::io::Result<()> {
-        let bytes = read_some(file, 0, file.size()?)?;
-        let frames = bytes
-            .get(usize::try_from(LIFE_BYTES).unwrap_or(0)..)
-            .unwrap_or(&[]);
-        if frames.iter().all(|byte| *byte == 0) {
-            self.unused.push(id);
-        } else {
-            self.unreadable(id, "has no good life block; it is not used");
+        let (mut at, size) = (LIFE_BYTES, file.size()?);
+        while at < size {
+            let bytes = read_some(file, at, LOOK_BYTES)?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                self.unreadable(id, "has no good life block; it is not used");
+                return Ok(());
+            }
+            at += LOOK_BYTES;
         }
+        self.unused.push(id);
         Ok(())
     }
 

@@ -43,6 +43,8 @@ pub(crate) struct Survey {
     pub(crate) ready: Vec<SegmentId>,
     /// What the last start began.
     pub(crate) last_begun: Option<LastBegun>,
+    /// The segment that the seal of the last one names, if its file is gone.
+    pub(crate) missing: Option<SegmentId>,
 }
 
 /// Whose records are missing.
@@ -90,6 +92,14 @@ pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenE
             link: segment.link.clone(),
         });
     }
+    let limit = used
+        .last()
+        .map_or(Position::ZERO, |last| last.base.advance(last.life.size));
+    if let (Some(last), Some(tail)) = (used.last(), &tail) {
+        let seal = last.as_bytes(&tail.bytes).seal(&tail.walked);
+        recovered.expected = seal.and_then(|seal| seal.successor);
+    }
+    let missing = recovered.missing_successor(limit);
     recovered.unused.sort_unstable();
     Ok(Survey {
         segments,
@@ -97,6 +107,7 @@ pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenE
         torn_bytes: tail.map_or(0, |tail| tail.walked.torn),
         ready: recovered.unused,
         last_begun: recovered.last_begun,
+        missing,
     })
 }
 

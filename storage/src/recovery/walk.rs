@@ -8,6 +8,7 @@
 
 use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
+use crate::journal::body::Seal;
 use crate::journal::compress;
 use crate::journal::frame::{self, HEADER_BYTES, Header, Kind, Newer};
 use crate::journal::segment::Life;
@@ -98,6 +99,16 @@ impl<'a> Bytes<'a> {
             self.at(header.position)
                 .get(from..from + header.body_len as usize)
         })?
+    }
+
+    /// The seal, if the last frame is one.
+    pub(super) fn seal(&self, walked: &Walked) -> Option<Seal> {
+        match walked.items.last()? {
+            Item::Frame { header, .. } if header.kind == Kind::Seal => {
+                Seal::decode(self.body(header)?)
+            }
+            _ => None,
+        }
     }
 
     /// The next position at or after `from` where a header verifies.

@@ -487,7 +487,17 @@ fn a_restore_that_is_cut_off_anywhere_is_no_store() {
         let crashed = target.is_crashed();
         target.crash(calls);
         match open(&target, &small_config(), &TestClock::new()) {
-            Err(OpenError::NotAStore { .. }) => refused += 1,
+            Err(OpenError::NotAStore { .. }) => {
+                refused += 1;
+                // Nor is it one to those who verify or accept losses.
+                let before = target.fingerprint();
+                let disk: Arc<dyn Disk> = Arc::new(target.clone());
+                let clock = TestClock::new();
+                let accepted =
+                    crate::repair::accept_loss(&disk, &small_config(), clock, "by a test");
+                assert!(matches!(accepted, Err(OpenError::NotAStore { .. })));
+                assert_eq!(target.fingerprint(), before);
+            }
             Ok((core, report)) if report.created => {
                 assert!(!done && standing(&core).is_empty(), "nothing was begun yet");
             }

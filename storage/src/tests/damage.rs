@@ -257,10 +257,11 @@ pub(super) fn without_indexes(disk: &SimDisk) -> SimDisk {
 }
 
 /// What can be read of a log up to where its tail cannot be proven, and where that is.
-fn read_up_to_doubt(fixture: &Fixture, log: &str) -> (Vec<Vec<u8>>, u64) {
+pub(super) fn read_up_to_doubt(fixture: &Fixture, log: &str) -> (Vec<Vec<u8>>, u64) {
     let mut found = Vec::new();
     loop {
         match fixture.read(log, found.len() as u64) {
+            Ok(page) if page.batches.is_empty() => return (found, page.tail_lsn.get()),
             Ok(page) => found.extend(page.batches.iter().flat_map(payloads)),
             Err(ReadError::Quarantined { from, to: None, .. }) => return (found, from.get()),
             Err(error) => panic!("{error}"),

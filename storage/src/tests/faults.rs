@@ -596,3 +596,32 @@ fn a_torn_successor_that_a_start_passed_over_is_not_missed_when_the_start_is_cut
         assert_eq!(report.findings, Vec::<String>::new());
     }
 }
+
+#[test]
+fn a_segment_that_was_missing_and_comes_back_is_read_again() {
+    for starts in 1..3 {
+        let f = Fixture::new();
+        f.append("a", b"0").unwrap();
+        let f = f.restart();
+        let paths = rolled(&f);
+        f.core.idle();
+        let before = f.contents("a");
+        let mut disk = f.disk.clone();
+        drop(f);
+        let path = paths.last().unwrap();
+        let bytes = disk.contents(path).unwrap();
+        disk.remove(path).unwrap();
+        for _ in 0..starts {
+            let f = Fixture::on(disk);
+            assert!(damage::read_up_to_doubt(&f, "a").0.len() < before.len());
+            disk = f.disk.clone();
+        }
+        disk.replace(path, bytes);
+        for _ in 0..2 {
+            let f = Fixture::on(disk);
+            assert!(!f.report.findings.is_empty());
+            assert_eq!(damage::read_up_to_doubt(&f, "a").0, before);
+            disk = f.disk.clone();
+        }
+    }
+}

@@ -33,7 +33,7 @@ fn simulate(test: &str, faults: Faults, mut done: impl FnMut(&Counts) -> bool) -
         seed += 1;
     }
     println!("{} seeds\n{all}", seed + 1);
-    assert_eq!(failed, [], "seeds that failed");
+    assert_eq!(failed, Vec::<u64>::new(), "seeds that failed");
     assert_eq!(all.verdict, Verdict::default());
     all
 }

@@ -399,6 +399,48 @@ fn a_segment_that_is_gone_is_missing_and_its_records_are_named() {
 }
 
 #[test]
+fn newest_segments_that_no_start_began_are_missed_too() {
+    let fixture = Fixture::new();
+    while fixture.core.journal.segments.read().len() < 5 {
+        fixture.append("a", &[7; 3000]).unwrap();
+        fixture.append("b", b"small").unwrap();
+    }
+    let (disk, config) = (fixture.disk.copy(), fixture.config.clone());
+    drop(fixture);
+    let paths = faults::used_paths(&disk);
+    for lost in 1..4 {
+        let disk = disk.copy();
+        for path in &paths[paths.len() - lost..] {
+            disk.remove(path).unwrap();
+        }
+        for start in 0..3 {
+            let report = verify(&disk);
+            assert_eq!(
+                report.severity(),
+                Some(Severity::Loss),
+                "{lost} lost, {start} starts"
+            );
+            let examined: Arc<dyn Disk> = Arc::new(disk.copy());
+            assert!(
+                !crate::repair::examine(&examined, &config)
+                    .unwrap()
+                    .is_empty()
+            );
+            let fixture = Fixture::on(disk.clone());
+            let refused = fixture.append("a", b"x");
+            assert!(matches!(refused, Err(AppendError::TailUnproven { .. })));
+            let findings = online(&fixture);
+            assert!(
+                findings
+                    .iter()
+                    .any(|finding| finding.severity == Severity::Loss),
+                "{lost} lost, {start} starts: {findings:#?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_directory_in_use_is_not_opened_and_nothing_is_written_in_any() {
     let fixture = Fixture::new();
     fixture.append("a", b"x").unwrap();

@@ -69,9 +69,11 @@ impl Offline {
     /// is gone.
     ///
     /// # Errors
-    /// If a process has it, if nothing of a store is there, or if it is of a newer version.
+    /// If a process has it, if nothing of a store is there or half of a restore, or if it is of
+    /// a newer version.
     pub fn open(disk: Arc<dyn Disk>) -> Result<Self, OpenError> {
         let lock = directory::lock_shared(&*disk)?;
+        directory::check_restored(&*disk)?;
         let format = directory::look(&*disk)?;
         let id = match format {
             Format::Good(id) => id,
@@ -319,11 +321,32 @@ impl<'a> Run<'a> {
             return false;
         };
         let before = before.map(|(id, _)| *id);
-        let Some(missing) = link.predecessor.filter(|id| Some(*id) != before) else {
-            return false;
-        };
-        self.missing(missing, &format!("before segment {}", segment.life.id));
-        true
+        let earlier = link.predecessor.filter(|id| Some(*id) != before);
+        let is_there = |id: &SegmentId| self.survey.segments.iter().any(|s| s.life.id == *id);
+        if let Some(missing) = earlier.filter(|id| !is_there(id)) {
+            self.missing(missing, &format!("before segment {}", segment.life.id));
+        }
+        if let Some(position) = link.lost_before {
+            self.needs_account = true;
+            self.findings.push(
+                Finding {
+                    file: None,
+                    ..Finding::of_file(
+                        FindingKind::Missing,
+                        Severity::Loss,
+                        "",
+                        format!(
+                            "segments behind position {position} were gone when segment {} began; \
+                             whose records they held is not known",
+                            segment.life.id
+                        ),
+                        advice::UNPROVEN,
+                    )
+                }
+                .in_segment(segment.life.id),
+            );
+        }
+        earlier.is_some() || link.lost_before.is_some()
     }
 
     fn missing(&mut self, id: SegmentId, place: &str) {
@@ -349,6 +372,7 @@ impl<'a> Run<'a> {
         for (id, who) in [
             (begun, "which the last start began"),
             (told, "which a checkpoint tells of"),
+            (self.survey.missing, "which the last one says comes next"),
         ] {
             if let Some(id) = id.filter(|id| last_id.is_none_or(|last| last < *id)) {
                 self.missing(id, who);

@@ -13,7 +13,7 @@ use super::segment::{self, Fault, NextLsns, Target};
 use super::{Finding, FindingKind, Severity, advice};
 use crate::checkpoint;
 use crate::directory;
-use crate::ids::{Lsn, Position, SegmentId};
+use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::Place;
 use crate::journal::segment::Segment;
 use crate::local::{Core, Log};
@@ -150,6 +150,7 @@ impl Core {
             ..Progress::default()
         };
         let mut lsns = NextLsns::new(whole);
+        let mut named = Vec::new();
         if whole {
             let findings = self.check_files(&segments)?;
             progress.findings = self.note(findings, ChecksumSite::Verify);
@@ -163,10 +164,60 @@ impl Core {
                 Ok(())
             };
             let found = self.check_segment(segment, &mut lsns, ChecksumSite::Verify, &mut spend)?;
+            named.extend(found.iter().filter_map(|f| Some((f.log_id?, f.lsns?))));
             progress.findings.extend(found);
+        }
+        if whole {
+            let findings = self.known_losses(&named);
+            progress
+                .findings
+                .extend(self.note(findings, ChecksumSite::Verify));
         }
         tell(&mut progress);
         Ok(())
+    }
+
+    /// What is lost where no bytes are bad: in segments that are gone.
+    fn known_losses(&self, named: &[(LogId, (Lsn, Lsn))]) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for damage in self
+            .damages
+            .between(Position::ZERO, Position::new(u64::MAX))
+        {
+            if damage.accepted {
+                continue;
+            }
+            let position = damage.position;
+            let mut finding = Finding {
+                file: None,
+                ..Finding::of_file(
+                    FindingKind::Missing,
+                    Severity::Loss,
+                    "",
+                    format!("records are missing at position {position}"),
+                    advice::LOST,
+                )
+            }
+            .at(position, position);
+            if let Some(log) = &damage.log {
+                let state = log.state.read();
+                let from = damage.from.max(state.first(self.journal.durable()));
+                let is_named = |(id, (first, end)): &(LogId, (Lsn, Lsn))| {
+                    *id == log.id && *first <= from && damage.to <= *end
+                };
+                if state.deleted || from >= damage.to || named.iter().any(is_named) {
+                    continue;
+                }
+                finding.log = Some(log.name.clone());
+                finding.log_id = Some(log.id);
+                finding.lsns = Some((from, damage.to));
+            } else {
+                finding.detail.push_str("; whose these were is not known");
+                finding.advice = advice::UNPROVEN;
+            }
+            findings.push(finding);
+        }
+        findings
     }
 
     /// Where the frames of a segment end that are on the device; `None` if none is.
