@@ -318,6 +318,8 @@ impl<'a> Run<'a> {
         let Some(link) = &segment.link else {
             return false;
         };
+        // Segments were gone when it was begun, and nothing else tells of that any more.
+        self.needs_account |= link.lost_before.is_some();
         let before = before.map(|(id, _)| *id);
         let Some(missing) = link.predecessor.filter(|id| Some(*id) != before) else {
             return false;
