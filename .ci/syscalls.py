@@ -52,6 +52,7 @@ IN_FLIGHT, LATER = "INTERNAL JOURNAL_FAILED UNKNOWN", "UNAVAILABLE JOURNAL_FAILE
 BEYOND = "UNAVAILABLE JOURNAL_FAILED -"
 FULL, ABSENT = "RESOURCE_EXHAUSTED DISK_FULL NOT_APPLIED", "NOT_FOUND LOG_NOT_FOUND NOT_APPLIED"
 UNREAD = "UNAVAILABLE READ_FAILED -"
+BEYOND_TAIL = "OUT_OF_RANGE BEYOND_TAIL NOT_APPLIED"
 PLANTED = {"flush ignored": ("fdatasync", "EIO"), "flush again": ("fdatasync", "EIO"), "write ignored": ("pwrite64", "ENOSPC"),
            "short write ignored": ("pwrite64", "half"), "read ignored": ("pread64", "EIO")}
 
@@ -233,6 +234,9 @@ def judged(run):
         codes, answers = {CLEAN}, set()
     elif fault.kind == "ENOSPC" and not (fault.call in FLUSHES and fault.file == "journal/*.seg"):
         codes, answers = {CLEAN}, {FULL, ABSENT}
+        if FULL in told:
+            # Of a trim up to a record that was refused.
+            answers.add(BEYOND_TAIL)
         if run.phase == "start" and not (helps or fault.file == "flush-probe"):
             codes = {CLEAN, IO}
     elif run.phase == "start":
@@ -354,8 +358,11 @@ def report(runs):
             print(f"     .ci/syscalls.py '{run.fault}': {run.phase}, {'; '.join(what)[:600]}")
         check(f"{name}: the answers, exit codes and restarts are as promised", not wrong,
               f"{len(rows[name])} runs, {len(wrong)} wrong, {sum(run.acks for run in rows[name])} acks")
+    # How often a flush is measured depends on how long that takes.
+    due = [run for run in runs if run.hit or run.fault.file != "flush-probe"]
     reached = sum(map(len, rows.values()))
-    check("nearly every call is reached when it is its turn", reached >= 0.95 * len(runs), f"{reached} of {len(runs)}")
+    check("nearly every call is reached when it is its turn", reached >= 0.95 * len(due),
+          f"{reached} of {len(due)}, and {len(runs) - len(due)} more flushes might have been measured")
     answers = Counter(str(refusal) for run in runs for refusal in run.refusals if refusal.is_told())
     check("every answer of the table was seen", {IN_FLIGHT, LATER, FULL, UNREAD} <= set(answers), dict(answers))
 

@@ -5,6 +5,7 @@ mod backups;
 mod compression;
 mod cursors;
 mod damage;
+mod damaged_files;
 mod exactly_once;
 mod faults;
 mod full_disk;

@@ -5,6 +5,7 @@ use super::*;
 use crate::config::OnDamage;
 use crate::disk::Disk;
 use crate::repair::{Loss, accept_loss, examine};
+use crate::verify::{Control, Finding, Offline, Severity};
 
 const LOGS: [&str; 3] = ["a", "b", "c/1"];
 
@@ -53,14 +54,28 @@ fn accept(fixture: Fixture) -> (Loss, Option<RecoveryReport>, Fixture) {
     (loss, report, Fixture::on(sim))
 }
 
+/// What a verification finds, and the worst of it.
+fn worst(disk: &SimDisk) -> (Option<Severity>, Vec<Finding>) {
+    let offline = Offline::open(Arc::new(disk.copy())).unwrap();
+    let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
+    (report.severity(), report.findings)
+}
+
+#[test]
+fn a_loss_of_newest_segments_is_found_by_a_verification_after_further_starts_too() {
+    let mut fixture = without_its_end();
+    for _ in 0..2 {
+        let (severity, findings) = worst(&fixture.disk);
+        assert_eq!(severity, Some(Severity::Loss), "{findings:#?}");
+        fixture = fixture.restart();
+    }
+    let (_, _, fixture) = accept(fixture);
+    let (severity, findings) = worst(&fixture.disk);
+    assert!(severity <= Some(Severity::Note), "{findings:#?}");
+}
+
 #[test]
 fn a_loss_that_was_accepted_is_a_note_to_whoever_verifies() {
-    use crate::verify::{Control, Offline, Severity};
-    let worst = |disk: &SimDisk| {
-        let offline = Offline::open(Arc::new(disk.copy())).unwrap();
-        let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
-        (report.severity(), report.findings)
-    };
     for gone in [true, false] {
         let Fixture { disk, core, .. } = store();
         drop(core);

@@ -151,12 +151,7 @@ impl Work {
         let gaps: Vec<Gap> = damages
             .into_iter()
             .filter(|d| d.log.as_ref().is_none_or(|log| self.selects(log)))
-            .map(|damage| Gap {
-                from: damage.log.as_ref().map(|_| damage.from),
-                to: damage.log.as_ref().map(|_| damage.to),
-                log: damage.log.map(|log| log.name.clone()),
-                reason: GapReason::Quarantined,
-            })
+            .flat_map(|damage| self.told_of(&damage))
             .collect();
         if !gaps.is_empty() && !self.batches.is_empty() {
             // Gaps come before the batches of a message.
@@ -166,6 +161,41 @@ impl Work {
         self.at = to;
         self.skip = 0;
         Going::On
+    }
+
+    /// What a reader is told of damage: nobody misses what a trim or a deletion had taken.
+    fn told_of(&self, damage: &Damage) -> Vec<Gap> {
+        let Some(log) = &damage.log else {
+            return vec![Gap {
+                log: None,
+                from: None,
+                to: None,
+                reason: GapReason::Quarantined,
+            }];
+        };
+        let (deleted, kept) = self.fate_of(log);
+        let kept = kept.max(damage.from).min(damage.to);
+        let mut parts = vec![
+            (damage.from, kept, GapReason::Trimmed),
+            (kept, damage.to, GapReason::Quarantined),
+        ];
+        if deleted {
+            parts = vec![(damage.from, damage.to, GapReason::Deleted)];
+        }
+        parts.retain(|(from, to, _)| from < to);
+        let gap = |(from, to, reason)| Gap {
+            log: Some(log.name.clone()),
+            from: Some(from),
+            to: Some(to),
+            reason,
+        };
+        parts.into_iter().map(gap).collect()
+    }
+
+    /// Whether a log was deleted, and the first of its records that no trim took.
+    fn fate_of(&self, log: &Log) -> (bool, Lsn) {
+        let state = log.state.read();
+        (state.deleted, state.first(self.core.journal.durable()))
     }
 
     fn selects(&self, log: &Log) -> bool {
@@ -252,10 +282,7 @@ impl Work {
         else {
             return Ok(Going::On);
         };
-        let (deleted, kept) = {
-            let state = log.state.read();
-            (state.deleted, state.first(self.core.journal.durable()))
-        };
+        let (deleted, kept) = self.fate_of(&log);
         let first = header
             .first_lsn
             .checked_advance(self.skip)
