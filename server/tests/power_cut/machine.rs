@@ -19,7 +19,10 @@ use std::process::{Child, Command, Stdio};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use rustix::process::Pid;
 use tempfile::TempDir;
+
+use crate::frozen::Frozen;
 
 /// XFS takes no less than 300 MiB.
 const IMAGE_BYTES: u64 = 320 << 20;
@@ -139,8 +142,9 @@ impl Machine {
         );
     }
 
-    /// Cuts the power. Whoever writes, flushes or opens from here on gets an error.
-    pub(crate) fn cut(&mut self, cut: Cut) {
+    /// Cuts the power of the file system, and of a process, which must not go on to kill.
+    pub(crate) fn cut(&mut self, cut: Cut, process: Pid) -> Frozen {
+        let frozen = Frozen::stop(process);
         let mut switch = self.switch.take().unwrap();
         let line: &[u8] = match cut {
             Cut::Nothing => b"shutdown\n",
@@ -150,6 +154,7 @@ impl Machine {
         assert!(switch.wait().unwrap().success());
         let probe = File::create(self.mount.join("probe"));
         assert!(probe.is_err(), "the file system goes on after the cut");
+        frozen
     }
 
     /// Unmounts it. Nobody may have a file open.
