@@ -56,7 +56,7 @@ struct Plan {
     weak: u64,
     /// Leaves so many bytes of the disk free: at least the MiB that the pool leaves.
     full: Option<u64>,
-    /// At the seal of a segment; or when a flush is under way; else after a moment.
+    /// At the seal of a segment; or in a flush of a device that stalls; else after a moment.
     at_a_roll: bool,
     at_a_flush: bool,
     after: Duration,
@@ -91,19 +91,22 @@ impl Plan {
             0
         };
         let flushes = full.is_none() && weak == 0;
+        let at_a_flush = flushes && !roll && random.random_bool(0.7);
         Self {
             flags: flags.map(str::to_owned).to_vec(),
             acks: random.random_range(acks..=acks + acks / 2),
             weak,
             full,
             at_a_roll: flushes && roll,
-            at_a_flush: flushes && !roll && random.random_bool(0.7),
+            at_a_flush,
             after: micros(3_000, random),
             write_back: random.random_bool(0.4),
-            cut: if random.random_bool(0.2) {
-                Cut::Journal
+            cut: if at_a_flush {
+                Cut::Device
             } else {
-                Cut::Nothing
+                *[Cut::Nothing, Cut::Journal, Cut::Device]
+                    .choose(random)
+                    .unwrap()
             },
             while_starting: (0..random.random_range(0..8u32).saturating_sub(5))
                 .map(|_| micros(15_000, random))
@@ -121,6 +124,7 @@ struct Tally {
     ended_sealed: u64,
     written_back: u64,
     journal_flushed: u64,
+    device: u64,
     full: u64,
     while_starting: u64,
     /// Cuts in the middle of a flush, and of a write.
@@ -152,7 +156,7 @@ fn cut_while_starting(machine: &mut Machine, data: &Path, plan: &Plan, after: Du
     command.args(["--listen", ":0", "--http-listen", ":0"]);
     let child = command.stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(after);
-    machine.cut(plan.cut, Pid::from_child(&child)).kill();
+    machine.cut(plan.cut, Pid::from_child(&child), None).kill();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!said.contains("panicked"), "{said}");
@@ -191,11 +195,14 @@ async fn live_and_die(
         if let Some(mut journal) = journal {
             journal.wait_for_seal();
         }
-        if plan.at_a_flush {
+        let stall = plan.at_a_flush.then(|| machine.stall());
+        if stall.is_some() {
             frozen::wait_for_flush(life.daemon.pid());
+            // Who tells of a flush before it has succeeded does so now.
+            std::thread::sleep(plan.after);
         }
         let heard = load.acks.available_permits();
-        let frozen = machine.cut(plan.cut, life.daemon.pid());
+        let frozen = machine.cut(plan.cut, life.daemon.pid(), stall);
         frozen.is_heard(life.daemon.port());
         (frozen.kill(), heard)
     })
@@ -240,6 +247,7 @@ async fn run(machine: &mut Machine, seed: u64, cuts: u64, acks: u64, tally: &mut
         tally.ended_sealed += u64::from(journal::ends_with_seal(&data));
         tally.written_back += u64::from(plan.write_back);
         tally.journal_flushed += u64::from(plan.cut == Cut::Journal);
+        tally.device += u64::from(plan.cut == Cut::Device);
         tally.full += u64::from(plan.full.is_some());
         for after in &plan.while_starting {
             cut_while_starting(machine, &data, &plan, *after);
@@ -280,7 +288,7 @@ fn cut_the_power(kind: FileSystem) {
         "{kind:?}: {} cuts of the power under load, {each:.0?} each, of {} stores; seed {seed}. {} \
          when no flush was asked for, {} aimed at a roll ({} left a journal that ends with a \
          seal), {} after pages were written back out of order, {} with the file system's journal \
-         flushed first, {} on a full disk; {} more while starting. {} cuts while a flush was \
+         flushed first, {} of the device with its cache, {} on a full disk; {} more while starting. {} cuts while a flush was \
          under way, {} while a write was; {} acks were heard after the daemon was stopped",
         tally.cuts,
         tally.stores,
@@ -289,6 +297,7 @@ fn cut_the_power(kind: FileSystem) {
         tally.ended_sealed,
         tally.written_back,
         tally.journal_flushed,
+        tally.device,
         tally.full,
         tally.while_starting,
         tally.flushing,
