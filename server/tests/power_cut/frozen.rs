@@ -5,7 +5,6 @@
 //! its pages were dropped. So nobody is left who could be told. What the daemon said
 //! before counts to the last byte, and what it would have said next is never said.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,14 +15,15 @@ use rustix::process::{Pid, Signal, kill_process};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process of which no thread runs its own code any more.
+#[derive(Debug)]
 pub(crate) struct Frozen {
     pid: Pid,
-    /// Calls that threads are in the middle of: of those they come back to nothing.
+    /// Calls that threads were in the middle of. They never come back from them.
     calls: Vec<Call>,
 }
 
 /// A call to the kernel that cannot be interrupted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Call {
     /// fdatasync or fsync.
     Flush,
@@ -39,18 +39,9 @@ enum Thread {
     Running,
 }
 
-impl fmt::Debug for Frozen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Frozen")
-            .field("calls", &self.calls)
-            .finish()
-    }
-}
-
 impl Frozen {
-    /// Stops a process. Returns at once when all its threads are stopped, or wait in a call
-    /// to the kernel without end: a thread that returns from there stops before anything
-    /// else.
+    /// Stops a process. Returns at once when each of its threads is stopped, or waits in a
+    /// call to the kernel that cannot be interrupted: it stops on the way out of there.
     pub(crate) fn stop(pid: Pid) -> Self {
         kill_process(pid, Signal::STOP).unwrap();
         let tasks = tasks(pid);

@@ -95,7 +95,7 @@ impl Plan {
             0
         };
         let flushes = full.is_none() && weak == 0;
-        let at_a_flush = flushes && !roll && random.random_bool(0.7);
+        let at_a_flush = flushes && !roll && random.random_bool(0.9);
         Self {
             flags: flags.map(str::to_owned).to_vec(),
             acks: random.random_range(acks..=acks + acks / 2),
