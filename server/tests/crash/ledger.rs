@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
-use std::time::{Duration, Instant};
 
 use wald_proto::v1::Durability;
 
@@ -96,11 +95,6 @@ struct Log {
     epoch_tried: u64,
 }
 
-/// A flush that is under way when the power is taken from under a file system may be told
-/// to have succeeded, though its pages were dropped: with the power really gone nobody
-/// would have been told. Flushes that begin later fail.
-const UNDER_WAY: Duration = Duration::from_millis(20);
-
 /// Every attempt that may be seen, and every promise.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
@@ -111,8 +105,6 @@ pub(crate) struct Ledger {
     trimmed: HashSet<usize>,
     logs: BTreeMap<String, Log>,
     recovery_epoch: u64,
-    /// When the power began to go.
-    cut: Option<Instant>,
     /// Where what an epoch had written stopped surviving.
     survived: BTreeMap<u64, u64>,
     /// Positions given out since the last start.
@@ -139,8 +131,6 @@ pub(crate) struct Counts {
     unknown_lost: u64,
     trims: u64,
     fences: u64,
-    /// DURABLE acks of flushes that a cut may have run into, taken as WRITTEN.
-    too_late: u64,
 }
 
 fn slot(level: Durability) -> usize {
@@ -170,17 +160,6 @@ impl Ledger {
             self.recovery_epoch
         );
         self.recovery_epoch = recovery_epoch;
-        self.cut = None;
-    }
-
-    /// The power goes now.
-    pub(crate) fn power_goes(&mut self) {
-        self.cut = Some(Instant::now());
-    }
-
-    /// Whether what is told now comes from a flush that the cut may have run into.
-    fn is_going(&self) -> bool {
-        self.cut.is_some_and(|cut| cut.elapsed() < UNDER_WAY)
     }
 
     /// The recovery epochs to ask about after a start: the one that ended, and the first.
@@ -235,14 +214,7 @@ impl Ledger {
     }
 
     /// Notes an ack. Positions only go up over all starts, and none is given out twice.
-    pub(crate) fn acked(&mut self, number: usize, mut ack: Ack) {
-        if self.is_going() {
-            ack.durable.fill(0);
-            if ack.level == Durability::Durable {
-                ack.level = Durability::Written;
-                self.counts.too_late += 1;
-            }
-        }
+    pub(crate) fn acked(&mut self, number: usize, ack: Ack) {
         assert_eq!(ack.recovery_epoch, self.recovery_epoch, "{ack:?}");
         let attempt = self.attempts.get_mut(&number).unwrap();
         assert_eq!(attempt.parts.len(), ack.firsts.len());
@@ -292,9 +264,6 @@ impl Ledger {
 
     /// Notes that every record of a log below an lsn was told to be on the device.
     pub(crate) fn told_durable(&mut self, log: &str, lsn: u64, by: &str) {
-        if self.is_going() {
-            return;
-        }
         let log = self.logs.entry(log.to_owned()).or_default();
         log.told_durable(lsn, || by.to_owned());
     }
@@ -306,9 +275,6 @@ impl Ledger {
 
     /// Notes that a Sync was answered: the acks before it are of this level now.
     pub(crate) fn synced(&mut self, acks: u64, log: &str, level: Durability) {
-        if self.is_going() {
-            return;
-        }
         for attempt in self.attempts.values_mut() {
             let meant = log.is_empty() || attempt.parts.iter().any(|part| part.log == log);
             if meant && (1..=acks).contains(&attempt.ack) && attempt.level < level {
@@ -320,10 +286,9 @@ impl Ledger {
 
     /// Notes a trim before it is sent, and when it was answered.
     pub(crate) fn trim(&mut self, log: &str, before: u64, answered: bool) {
-        let going = self.is_going();
         let known = self.logs.get_mut(log).unwrap();
         known.first_tried = known.first_tried.max(before);
-        if answered && !going {
+        if answered {
             known.first = known.first.max(before);
             known.told_durable(before, || "a trim".to_owned());
             self.counts.trims += 1;
@@ -337,9 +302,6 @@ impl Ledger {
 
     /// Notes that a log is fenced: whatever was below its tail stays there.
     pub(crate) fn fenced(&mut self, log: &str, epoch: u64, tail: u64) {
-        if self.is_going() {
-            return;
-        }
         let known = self.logs.get_mut(log).unwrap();
         known.epoch = epoch;
         known.told_durable(tail, || "a fence".to_owned());
@@ -585,7 +547,6 @@ impl Counts {
             unknown_lost,
             trims,
             fences,
-            too_late,
         } = other;
         for level in 0..3 {
             self.acks[level] += acks[level];
@@ -601,7 +562,6 @@ impl Counts {
         self.unknown_lost += unknown_lost;
         self.trims += trims;
         self.fences += fences;
-        self.too_late += too_late;
     }
 
     /// In a few lines.
@@ -619,10 +579,9 @@ impl Counts {
         .unwrap();
         write!(
             text,
-            "{} DURABLE acks came while the power went, and count as WRITTEN; {} acks raised by Sync; {} repeats answered as the first; {} trims, {} fences kept; {} \
+            "{} acks raised by Sync; {} repeats answered as the first; {} trims, {} fences kept; {} \
              refused and never seen; {} unknown ({} kept whole, {} absent). Phantoms, duplicates, \
              gaps, halves, wrong bytes, positions given twice: 0",
-            self.too_late,
             self.synced,
             self.repeated,
             self.trims,

@@ -1,10 +1,15 @@
-//! A machine whose power can be cut: a file system in an image, on a loop device.
+//! A machine whose power can be cut: a file system in an image, on a loop device, whose
+//! image in turn is a file of an ext4 that stands for the device.
 //!
 //! The cut is the ioctl FS_IOC_SHUTDOWN, which `xfs_io` sends: from that moment nothing
-//! that the file system holds in memory reaches the image any more. Then it is unmounted,
+//! that a file system holds in memory reaches its image any more. Then it is unmounted,
 //! which throws its caches away, and mounted anew, which replays its journal, as after a
-//! power cut. The image lies in memory: what the host keeps of it is not in question, and
-//! a flush of the device costs little.
+//! power cut. What the file system wrote is in the memory of the one below until it asks
+//! for a flush, as in the volatile cache of a disk; so it is lost as well, if the power of
+//! the device goes. The device lies in memory: what the host keeps of it is not in question,
+//! and its flush costs little.
+//!
+//! A device can be made to stall: that is a freeze (FIFREEZE) of the file system below.
 //!
 //! Everything is mounted in a name space of the test's own. When the test ends, however
 //! it does, its processes, mounts and loop devices go with it.
@@ -19,10 +24,14 @@ use std::process::{Child, Command, Stdio};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use rustix::process::Pid;
 use tempfile::TempDir;
+
+use crate::frozen::Frozen;
 
 /// XFS takes no less than 300 MiB.
 const IMAGE_BYTES: u64 = 320 << 20;
+const DEVICE_BYTES: u64 = 400 << 20;
 const PAGE: u64 = 4096;
 /// Set in the name space.
 const INSIDE: &str = "WALD_CUTS_INSIDE";
@@ -33,7 +42,7 @@ pub(crate) enum FileSystem {
     Xfs,
 }
 
-/// What becomes of the file system's own journal.
+/// What is lost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Cut {
     /// Flag 2: what it holds is lost, as by a power cut. Names, sizes and blocks of files
@@ -42,15 +51,25 @@ pub(crate) enum Cut {
     /// Flag 1: it is committed first, so that names and sizes are as of now, and the
     /// contents are not: a power cut just after a commit.
     Journal,
+    /// As the first, and what the device was given since its last flush is lost too.
+    Device,
 }
 
 pub(crate) struct Machine {
     mount: PathBuf,
+    /// Of the file system, a file of the device.
     image: PathBuf,
+    device: PathBuf,
     memory: PathBuf,
-    switch: Option<Child>,
+    /// Of the file system and of the device.
+    switches: Option<(Child, Child)>,
     mounted: bool,
     _directory: TempDir,
+}
+
+/// A device that does nothing until this is dropped. Whoever waits for it cannot be killed.
+pub(crate) struct Stall {
+    device: PathBuf,
 }
 
 /// Goes on in a name space of its own, where the mounts are nobody else's business and
@@ -77,6 +96,23 @@ fn run(command: &mut Command) {
     assert!(done.status.success(), "{command:?}: {said}");
 }
 
+fn mount_image(image: &Path, mount: &Path) {
+    run(Command::new("mount")
+        .args(["-o", "loop"])
+        .args([image, mount]));
+}
+
+/// Waits for a line that says what becomes of this file system.
+fn switch(mount: &Path) -> Child {
+    Command::new("xfs_io")
+        .arg("-x")
+        .arg(mount)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("xfs_io (of xfsprogs)")
+}
+
 impl Machine {
     /// A new one, switched on.
     pub(crate) fn new(kind: FileSystem) -> Self {
@@ -86,33 +122,38 @@ impl Machine {
         run(Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=1g", "wald-power-cuts"])
             .arg(&memory));
-        let image = memory.join("image");
-        File::create(&image).unwrap().set_len(IMAGE_BYTES).unwrap();
-        let (make, arguments): (&str, &[&str]) = match kind {
-            // Nothing kept for root, and nothing done later in the background.
-            FileSystem::Ext4 => (
-                "mkfs.ext4",
-                &[
-                    "-q",
-                    "-m",
-                    "0",
-                    "-E",
-                    "lazy_itable_init=0,lazy_journal_init=0",
-                ],
-            ),
-            FileSystem::Xfs => ("mkfs.xfs", &["-q"]),
-        };
-        run(Command::new(make).args(arguments).arg(&image));
-        let mount = memory.join("mount");
+        let (mount, device) = (memory.join("mount"), memory.join("device"));
         std::fs::create_dir(&mount).unwrap();
+        std::fs::create_dir(&device).unwrap();
         let mut machine = Self {
             mount,
-            image,
+            image: device.join("image"),
+            device,
             memory,
-            switch: None,
+            switches: None,
             mounted: false,
             _directory: directory,
         };
+        // Nothing kept for root, and nothing done later in the background.
+        let ext4 = [
+            "mkfs.ext4",
+            "-q",
+            "-m",
+            "0",
+            "-E",
+            "lazy_itable_init=0,lazy_journal_init=0",
+        ];
+        let make = |command: &[&str], image: &Path, bytes: u64| {
+            File::create(image).unwrap().set_len(bytes).unwrap();
+            run(Command::new(command[0]).args(&command[1..]).arg(image));
+        };
+        make(&ext4, &machine.device_image(), DEVICE_BYTES);
+        mount_image(&machine.device_image(), &machine.device);
+        match kind {
+            FileSystem::Ext4 => make(&ext4, &machine.image, IMAGE_BYTES),
+            FileSystem::Xfs => make(&["mkfs.xfs", "-q"], &machine.image, IMAGE_BYTES),
+        }
+        run(Command::new("umount").arg(&machine.device));
         machine.on();
         machine
     }
@@ -123,38 +164,44 @@ impl Machine {
 
     /// Mounts the file system: its journal is replayed.
     pub(crate) fn on(&mut self) {
-        run(Command::new("mount")
-            .args(["-o", "loop"])
-            .args([&self.image, &self.mount]));
+        mount_image(&self.device_image(), &self.device);
+        mount_image(&self.image, &self.mount);
         self.mounted = true;
         // Started now, so that a cut is one line to it.
-        self.switch = Some(
-            Command::new("xfs_io")
-                .arg("-x")
-                .arg(&self.mount)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::null())
-                .spawn()
-                .expect("xfs_io (of xfsprogs)"),
-        );
+        self.switches = Some((switch(&self.mount), switch(&self.device)));
     }
 
-    /// Cuts the power. Whoever writes, flushes or opens from here on gets an error.
-    pub(crate) fn cut(&mut self, cut: Cut) {
-        let mut switch = self.switch.take().unwrap();
-        let line: &[u8] = match cut {
-            Cut::Nothing => b"shutdown\n",
-            Cut::Journal => b"shutdown -f\n",
+    /// Stops the device: a flush that begins now is under way until the power is cut.
+    pub(crate) fn stall(&self) -> Stall {
+        run(Command::new("fsfreeze").arg("-f").arg(&self.device));
+        Stall {
+            device: self.device.clone(),
+        }
+    }
+
+    /// Cuts the power of the file system, and of a process, which must not go on to kill.
+    /// A device that stalls has lost what it was about to do.
+    pub(crate) fn cut(&mut self, cut: Cut, process: Pid, stall: Option<Stall>) -> Frozen {
+        let frozen = Frozen::stop(process);
+        let (file_system, device) = self.switches.take().unwrap();
+        let (mut used, mut other, line, place): (_, _, &[u8], _) = match cut {
+            Cut::Nothing => (file_system, device, b"shutdown\n", &self.mount),
+            Cut::Journal => (file_system, device, b"shutdown -f\n", &self.mount),
+            Cut::Device => (device, file_system, b"shutdown\n", &self.device),
         };
-        switch.stdin.take().unwrap().write_all(line).unwrap();
-        assert!(switch.wait().unwrap().success());
-        let probe = File::create(self.mount.join("probe"));
+        used.stdin.take().unwrap().write_all(line).unwrap();
+        assert!(used.wait().unwrap().success());
+        drop(stall);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let probe = File::create(place.join("probe"));
         assert!(probe.is_err(), "the file system goes on after the cut");
+        frozen
     }
 
     /// Unmounts it. Nobody may have a file open.
     pub(crate) fn off(&mut self) {
-        run(Command::new("umount").arg(&self.mount));
+        run(Command::new("umount").args([&self.mount, &self.device]));
         self.mounted = false;
     }
 
@@ -177,6 +224,10 @@ impl Machine {
     /// Leaves the image in a directory, with whatever reached it.
     pub(crate) fn keep(&self, directory: &Path) {
         std::fs::copy(&self.image, directory.join("image")).unwrap();
+    }
+
+    fn device_image(&self) -> PathBuf {
+        self.memory.join("device.image")
     }
 
     fn ballast(&self) -> PathBuf {
@@ -205,20 +256,28 @@ pub(crate) fn write_back_some(data: &Path, random: &mut StdRng) {
     }
 }
 
+impl Drop for Stall {
+    fn drop(&mut self) {
+        let _ = Command::new("fsfreeze")
+            .arg("-u")
+            .arg(&self.device)
+            .status();
+    }
+}
+
 impl Drop for Machine {
     fn drop(&mut self) {
-        if let Some(mut switch) = self.switch.take() {
-            let _ = switch.kill();
-            let _ = switch.wait();
+        if let Some((file_system, device)) = self.switches.take() {
+            for mut switch in [file_system, device] {
+                let _ = switch.kill();
+                let _ = switch.wait();
+            }
         }
-        if self.mounted {
-            let _ = Command::new("umount")
-                .arg("--lazy")
-                .arg(&self.mount)
-                .status();
-        }
+        let mounts = [&self.mount, &self.device];
+        let mounted = if self.mounted { &mounts[..] } else { &[] };
         let _ = Command::new("umount")
             .arg("--lazy")
+            .args(mounted)
             .arg(&self.memory)
             .status();
     }

@@ -12,39 +12,46 @@
 //! `WALD_CUTS` (20) cuts of each file system with at least `WALD_ACKS` (100) DURABLE acks
 //! before each; `WALD_SEED` repeats the choices of a run, though not how its threads met.
 //! `WALD_KEEP` names a directory where a run that fails leaves its image.
-//! Some cuts are aimed at a roll, some come when nobody has asked for a flush for a while,
-//! some on a full disk, and after some the power fails again while the daemon starts.
+//!
+//! The daemon is stopped just before, so that nothing is told after a cut; whatever was told
+//! before it counts, up to what clients find in their sockets. In some cuts the device stalls
+//! first: a flush is under way then, and loses what it was about to keep. Others are aimed at
+//! a roll, or come when nobody has asked for a flush for a while, or on a full disk; after
+//! some the power fails again while the daemon starts.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 #[path = "../crash/mod.rs"]
 mod crash;
+mod frozen;
 mod machine;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
-use rustix::process::Signal;
+use rustix::process::Pid;
 use support::{Daemon, wald};
 
 use crash::journal::{self, Journal};
 use crash::ledger::{Counts, Crash};
 use crash::life::{Life, Users, wait_for};
 use crash::{seed, setting};
+use frozen::Call;
 use machine::{Cut, FileSystem, Machine, write_back_some};
 
 /// A store lives for so many cuts at most: trimmed segments are not given back yet.
 const CUTS_OF_A_STORE: u64 = 50;
 
 /// How a life goes, and how it ends.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Plan {
     flags: Vec<String>,
     /// DURABLE acks first.
@@ -53,13 +60,12 @@ struct Plan {
     weak: u64,
     /// Leaves so many bytes of the disk free: at least the MiB that the pool leaves.
     full: Option<u64>,
-    /// At the seal of a segment; else after a moment.
+    /// At the seal of a segment; or in a flush of a device that stalls; else after a moment.
     at_a_roll: bool,
+    at_a_flush: bool,
     after: Duration,
     write_back: bool,
     cut: Cut,
-    /// How long the daemon lives on without its disk.
-    linger: Duration,
     /// Starts that are cut in turn, each after this time.
     while_starting: Vec<Duration>,
 }
@@ -79,30 +85,32 @@ impl Plan {
         let micros =
             |most: u64, random: &mut StdRng| Duration::from_micros(random.random_range(0..=most));
         // Others roll too seldom to wait for it.
-        let at_a_roll = segment == "64KiB" && random.random_bool(0.5);
+        let roll = segment == "64KiB" && random.random_bool(0.5);
+        let full = random
+            .random_bool(0.05)
+            .then(|| random.random_range(1 << 20..2 << 20));
+        let weak = if random.random_bool(0.4) && full.is_none() {
+            random.random_range(1..200)
+        } else {
+            0
+        };
+        let flushes = full.is_none() && weak == 0;
+        let at_a_flush = flushes && !roll && random.random_bool(0.9);
         Self {
             flags: flags.map(str::to_owned).to_vec(),
             acks: random.random_range(acks..=acks + acks / 2),
-            weak: if random.random_bool(0.4) {
-                random.random_range(1..200)
-            } else {
-                0
-            },
-            full: random
-                .random_bool(0.05)
-                .then(|| random.random_range(1 << 20..4 << 20)),
-            at_a_roll,
+            weak,
+            full,
+            at_a_roll: flushes && roll,
+            at_a_flush,
             after: micros(3_000, random),
             write_back: random.random_bool(0.4),
-            cut: if random.random_bool(0.2) {
-                Cut::Journal
+            cut: if at_a_flush {
+                Cut::Device
             } else {
-                Cut::Nothing
-            },
-            linger: if random.random_bool(0.3) {
-                micros(5_000, random)
-            } else {
-                Duration::ZERO
+                *[Cut::Nothing, Cut::Journal, Cut::Device]
+                    .choose(random)
+                    .unwrap()
             },
             while_starting: (0..random.random_range(0..8u32).saturating_sub(5))
                 .map(|_| micros(15_000, random))
@@ -120,13 +128,20 @@ struct Tally {
     ended_sealed: u64,
     written_back: u64,
     journal_flushed: u64,
+    device: u64,
     full: u64,
     while_starting: u64,
+    /// Cuts in the middle of a flush, and of a write.
+    flushing: u64,
+    writing: u64,
+    /// Acks that were sent before the daemon was stopped, and read after that.
+    on_their_way: usize,
     stores: u64,
     counts: Counts,
     shown: u64,
     shown_lost: u64,
     last: Option<Plan>,
+    now: Option<Plan>,
 }
 
 impl Tally {
@@ -144,10 +159,9 @@ fn cut_while_starting(machine: &mut Machine, data: &Path, plan: &Plan, after: Du
     let mut command = wald();
     command.arg("--data-dir").arg(data).args(&plan.flags);
     command.args(["--listen", ":0", "--http-listen", ":0"]);
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(after);
-    machine.cut(plan.cut);
-    let _ = child.kill();
+    machine.cut(plan.cut, Pid::from_child(&child), None).kill();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!said.contains("panicked"), "{said}");
@@ -155,14 +169,15 @@ fn cut_while_starting(machine: &mut Machine, data: &Path, plan: &Plan, after: Du
     machine.on();
 }
 
-/// The load of a life, and the cut.
+/// The load of a life, and the cut: what the daemon was in the middle of, and how many acks
+/// had been heard.
 async fn live_and_die(
     machine: &mut Machine,
     life: &Life,
     data: &Path,
     plan: &Plan,
     random: &mut StdRng,
-) {
+) -> (Vec<Call>, usize) {
     let load = &life.load;
     wait_for(&load.durable_acks, plan.acks).await;
     if let Some(leave) = plan.full {
@@ -173,9 +188,8 @@ async fn live_and_die(
         load.acks.forget_permits(usize::MAX >> 4);
         wait_for(&load.acks, plan.weak).await;
     }
-    let roll = plan.at_a_roll && plan.full.is_none() && plan.weak == 0;
-    let journal = roll.then(|| Journal::open(data));
-    if journal.is_none() {
+    let journal = plan.at_a_roll.then(|| Journal::open(data));
+    if !plan.at_a_roll && !plan.at_a_flush {
         tokio::time::sleep(plan.after).await;
     }
     // On this thread to the last step: between seal and link there is one flush.
@@ -186,11 +200,17 @@ async fn live_and_die(
         if let Some(mut journal) = journal {
             journal.wait_for_seal();
         }
-        load.ledger.lock().power_goes();
-        machine.cut(plan.cut);
-    });
-    tokio::time::sleep(plan.linger).await;
-    life.daemon.signal(Signal::KILL);
+        let stall = plan.at_a_flush.then(|| machine.stall());
+        if stall.is_some() {
+            frozen::wait_for_flush(life.daemon.pid());
+            // Who tells of a flush before it has succeeded does so now.
+            std::thread::sleep(plan.after);
+        }
+        let heard = load.acks.available_permits();
+        let frozen = machine.cut(plan.cut, life.daemon.pid(), stall);
+        frozen.is_heard(life.daemon.port());
+        (frozen.kill(), heard)
+    })
 }
 
 async fn run(machine: &mut Machine, seed: u64, cuts: u64, acks: u64, tally: &mut Tally) {
@@ -217,17 +237,23 @@ async fn run(machine: &mut Machine, seed: u64, cuts: u64, acks: u64, tally: &mut
             continue;
         }
 
+        tally.now = Some(plan.clone());
         let life = users.begin(daemon).await;
-        live_and_die(machine, &life, &data, &plan, &mut random).await;
+        let load = Arc::clone(&life.load);
+        let (calls, heard) = live_and_die(machine, &life, &data, &plan, &mut random).await;
         users.end(life).await;
+        tally.on_their_way += load.acks.available_permits() - heard;
+        tally.flushing += u64::from(calls.contains(&Call::Flush));
+        tally.writing += u64::from(calls.contains(&Call::Write));
         machine.off();
         machine.on();
         tally.cuts += 1;
-        tally.weak += u64::from(plan.weak > 0 && plan.full.is_none());
-        tally.rolls += u64::from(plan.at_a_roll && plan.weak == 0 && plan.full.is_none());
+        tally.weak += u64::from(plan.weak > 0);
+        tally.rolls += u64::from(plan.at_a_roll);
         tally.ended_sealed += u64::from(journal::ends_with_seal(&data));
         tally.written_back += u64::from(plan.write_back);
         tally.journal_flushed += u64::from(plan.cut == Cut::Journal);
+        tally.device += u64::from(plan.cut == Cut::Device);
         tally.full += u64::from(plan.full.is_some());
         for after in &plan.while_starting {
             cut_while_starting(machine, &data, &plan, *after);
@@ -255,10 +281,12 @@ fn cut_the_power(kind: FileSystem) {
             machine.keep(Path::new(&keep));
         }
         eprintln!(
-            "{kind:?}: failed after {} cuts, the last of which was {:?}. Repeat with: WALD_SEED={seed} WALD_CUTS={cuts} \
+            "{kind:?}: failed after {} cuts, the last of which was {:?}; the \
+             last that began was {:?}. Repeat with: WALD_SEED={seed} WALD_CUTS={cuts} \
              WALD_ACKS={acks} cargo test -p wald-server --test power_cut {} -- --ignored",
             tally.cuts,
             tally.last,
+            tally.now,
             format!("{kind:?}").to_lowercase(),
         );
         std::panic::resume_unwind(panic);
@@ -268,7 +296,8 @@ fn cut_the_power(kind: FileSystem) {
         "{kind:?}: {} cuts of the power under load, {each:.0?} each, of {} stores; seed {seed}. {} \
          when no flush was asked for, {} aimed at a roll ({} left a journal that ends with a \
          seal), {} after pages were written back out of order, {} with the file system's journal \
-         flushed first, {} on a full disk; {} more while starting",
+         flushed first, {} of the device with its cache, {} on a full disk; {} more while starting. {} cuts while a flush was \
+         under way, {} while a write was; {} acks were heard after the daemon was stopped",
         tally.cuts,
         tally.stores,
         tally.weak,
@@ -276,8 +305,12 @@ fn cut_the_power(kind: FileSystem) {
         tally.ended_sealed,
         tally.written_back,
         tally.journal_flushed,
+        tally.device,
         tally.full,
         tally.while_starting,
+        tally.flushing,
+        tally.writing,
+        tally.on_their_way,
     );
     println!("{}", tally.counts.summary());
     println!(

@@ -5,7 +5,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
@@ -122,6 +122,12 @@ impl Daemon {
         }
     }
 
+    /// Where it serves gRPC.
+    pub(crate) fn port(&self) -> u16 {
+        let address = self.start["grpc"].as_str().unwrap();
+        address.parse::<SocketAddr>().unwrap().port()
+    }
+
     pub(crate) async fn channel(&self) -> Channel {
         let address = self.start["grpc"].as_str().unwrap();
         Channel::from_shared(format!("http://{address}"))
@@ -173,8 +179,12 @@ impl Daemon {
             .unwrap()
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
     }
 
     /// Waits for the end, while clients of this test go on: a connection whose client
