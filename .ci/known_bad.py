@@ -26,7 +26,7 @@ WORKERS = 2
 FAULTS = ["new:fdatasync:journal/0000000000000001.seg:2:EIO", "new:fdatasync:journal/0000000000000001.seg:6:EIO",
           "new:fsync:journal:1:EIO"]
 # What a test that fails is called, as soon as it is told.
-FAILED = re.compile(r"test (\S+) \.\.\. FAILED")
+FAILED = re.compile(r"test (\S+) \.\.\. FAILED|FAIL (.+)")
 
 Cell = collections.namedtuple("Cell", "end seconds by out")
 
@@ -100,7 +100,7 @@ def run(command, environment, mistake, directory):
     for line in process.stdout:
         said.append(line)
         told = FAILED.match(line)
-        by = by or told and told[1]
+        by = by or told and (told[1] or told[2])[:200]
         # One that has a disk of its own gives it back before it ends.
         if by and mistake and place.name == "storage":
             end()
