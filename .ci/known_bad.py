@@ -3,110 +3,148 @@
 
 A test that would also pass on a broken build is worth nothing. Engines that are wrong on purpose, one mistake
 each (storage/src/known_bad.rs), go through the layers of tests: which layer catches which, and how soon. A
-mistake that no layer catches fails this; so does a layer that fails without any mistake. Sizes are small: a
-layer that catches nothing here may do so in a longer run.
+mistake that no layer catches fails this; so does a layer that fails without any mistake, and one that does not
+come to an end: a test that hangs says nothing. Sizes are small: a layer that catches nothing here may do so in a
+longer run. As root, with loop devices.
 """
 
-import time
+import collections
+from concurrent.futures import ThreadPoolExecutor
 
+from clients import runner
 from common import *
 
 MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt", "no_chain", "truncate_on_any_error",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame"]
 # What the other layers of the engine's own tests are: their modules.
-SIMULATED, HISTORIES = ["power_cut"], ["histories", "retries"]
+SIMULATED, HISTORIES = ["power_cut", "simulation"], ["histories", "retries"]
 DAMAGE = ["damage", "random_damage", "stale", "repair"]
-# Of a mistake that makes the engine hang, nobody can wait for the end.
-PATIENCE = 60
+# Many times what any layer takes, and more than any of them waits for something.
+PATIENCE = 240
+WORKERS = 2
+# Calls that fail, of .ci/syscalls.py: flushes of the journal, at the start and later, and one of its directory.
+FAULTS = ["new:fdatasync:journal/0000000000000001.seg:2:EIO", "new:fdatasync:journal/0000000000000001.seg:6:EIO",
+          "new:fsync:journal:1:EIO"]
+# What a test that fails is called, as soon as it is told.
+FAILED = re.compile(r"test (\S+) \.\.\. FAILED|FAIL (.+)")
+
+Cell = collections.namedtuple("Cell", "end seconds by out")
 
 
 def built(*arguments):
     """The binaries that cargo makes of this, by name of their target."""
-    command = ["cargo", *arguments, "--message-format", "json"]
+    command = ["cargo", *arguments, "--no-run", "--message-format", "json"]
     out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
     return {m["target"]["name"]: m["executable"] for m in messages if m.get("executable")}
 
 
-def layers():
+def layers(directory):
     """For each layer: its command, and what it finds in its environment."""
-    engine = built("test", "-p", "wald-storage", "--features", "known-bad", "--lib", "--no-run")["wald_storage"]
-    threads = built("test", "-p", "wald-storage", "--features", "known-bad,shuttle", "--lib", "--no-run")["wald_storage"]
-    tests = built("test", "-p", "wald-server", "--no-run", "--test", "kill", "--test", "power_cut")
-    # After the tests, which build the right one, and out of the way of the next build.
-    daemon = SCRATCH / "wald-known-bad"
-    shutil.copy2(built("build", "-p", "wald-server", "--features", "known-bad")["wald"], daemon)
+    engine = built("test", "-p", "wald-storage", "--features", "known-bad", "--lib")["wald_storage"]
+    threads = built("test", "-p", "wald-storage", "--features", "known-bad,shuttle", "--lib")["wald_storage"]
+    tests = built("test", "-p", "wald-server", "--features", "known-bad", "--test", "kill", "--test", "power_cut")
+    # Out of the way of the next build.
+    daemon = shutil.copy2(tests["wald"], directory / "wald")
     own = {"WALD_BINARY": str(daemon)}
+    # Made once: those who use it at the same time find it made.
+    python, _ = runner("python")
 
-    def module(binary, names, **environment):
-        return [binary, *(f"tests::{name}" for name in names)], environment
+    def modules(binary, names, **environment):
+        return [binary, *(f"tests::{name}::" for name in names)], environment
 
-    skipped = [word for name in SIMULATED + HISTORIES + DAMAGE for word in ("--skip", f"tests::{name}")]
+    skipped = [word for name in SIMULATED + HISTORIES + DAMAGE for word in ("--skip", f"tests::{name}::")]
     return {
         "engine": ([engine, *skipped], {}),
-        "simulated": module(engine, SIMULATED, WALD_CUTS="1500"),
-        "histories": module(engine, HISTORIES, WALD_HISTORIES="60", WALD_RETRIES="100"),
-        "damage": module(engine, DAMAGE, WALD_FUZZ="100"),
-        "schedules": module(threads, ["interleavings"], WALD_SCHEDULES="300"),
+        "simulated": modules(engine, SIMULATED, WALD_CUTS="1500", WALD_FAILS="300", WALD_LIES="100"),
+        "histories": modules(engine, HISTORIES, WALD_HISTORIES="60", WALD_RETRIES="100"),
+        "damage": modules(engine, DAMAGE, WALD_FUZZ="100"),
+        "schedules": modules(threads, ["interleavings"], WALD_SCHEDULES="300"),
         "kill -9": ([tests["kill"]], {**own, "WALD_KILLS": "6", "WALD_ACKS": "100"}),
+        "syscalls": ([python, "-B", ROOT / ".ci" / "syscalls.py", *FAULTS], own),
         "power cut": ([tests["power_cut"], "--ignored", "ext4"], {**own, "WALD_CUTS": "8"}),
     }
 
 
 def wrapped(daemon, mistake):
     """A daemon that makes the mistake: tests take the environment from theirs."""
-    path = SCRATCH / f"wald-{mistake}"
-    path.write_text(f'#!/bin/sh\nexec env WALD_KNOWN_BAD={mistake} "{daemon}" "$@"\n')
-    path.chmod(0o755)
+    path = Path(f"{daemon}-{mistake}")
+    if not path.exists():
+        # Nobody finds it half written, or still open for that.
+        temporary = Path(f"{path}.{threading.get_ident()}")
+        temporary.write_text(f'#!/bin/sh\nexec env WALD_KNOWN_BAD={mistake} "{daemon}" "$@"\n')
+        temporary.chmod(0o755)
+        temporary.rename(path)
     return str(path)
 
 
-def run(command, environment, mistake):
-    """How a layer ends: whether it found anything, in which time, and its last words."""
-    environment = {**os.environ, **environment}
+def run(command, environment, mistake, directory):
+    """How a layer ends, in which time, by which test, and its last words. Of one that is to fail only as much
+    as it takes to do so; what it leaves behind lies in the directory."""
+    environment = {**clean_environment(), **environment, "TMPDIR": str(directory)}
+    # Tests of a crate run in its directory.
+    place = ROOT / ("server" if "WALD_BINARY" in environment else "storage")
     if mistake:
         environment["WALD_KNOWN_BAD"] = mistake
         if "WALD_BINARY" in environment:
             environment["WALD_BINARY"] = wrapped(environment["WALD_BINARY"], mistake)
     began = time.monotonic()
-    # Tests of a crate run in its directory.
-    place = ROOT / ("server" if "WALD_BINARY" in environment else "storage")
     process = subprocess.Popen([str(part) for part in command], cwd=place, env=environment, start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    try:
-        out, _ = process.communicate(timeout=PATIENCE)
-        end = "fails" if process.returncode else "passes"
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        out, _ = process.communicate()
-        end = "hangs"
-    return end, time.monotonic() - began, out
+    # Not waited for before, so the group is there.
+    end = lambda: os.killpg(process.pid, signal.SIGKILL)
+    gave_up = threading.Event()
+    watchdog = threading.Timer(PATIENCE, lambda: (gave_up.set(), end()))
+    watchdog.start()
+    said, by = collections.deque(maxlen=200), None
+    for line in process.stdout:
+        said.append(line)
+        told = FAILED.match(line)
+        by = by or told and (told[1] or told[2])[:200]
+        # One that has a disk of its own gives it back before it ends.
+        if by and mistake and place.name == "storage":
+            end()
+            break
+    watchdog.cancel()
+    process.stdout.close()
+    code = process.wait()
+    outcome = "caught" if by or code else "passes"
+    return Cell("hangs" if gave_up.is_set() else outcome, time.monotonic() - began, by or f"exit code {code}", "".join(said))
+
+
+def text(cell):
+    return "hangs" if cell.end == "hangs" else f"{'caught' if cell.end == 'caught' else '-'} {cell.seconds:.1f} s"
 
 
 def main():
     chosen = sys.argv[1:]
     if set(chosen) - set(MISTAKES):
         usage()
-    every = layers()
-    rows = []
-    for mistake in [None, *(chosen or MISTAKES)]:
-        row, caught = [], []
-        for layer, (command, environment) in every.items():
-            end, seconds, out = run(command, environment, mistake)
+    began = time.monotonic()
+    with scratch() as temporary, ThreadPoolExecutor(WORKERS) as pool:
+        every = layers(Path(temporary))
+        print(f"built in {time.monotonic() - began:.0f} s", flush=True)
+        rows = {mistake: {layer: pool.submit(run, *how, mistake, temporary) for layer, how in every.items()}
+                for mistake in [None, *(chosen or MISTAKES)]}
+        for mistake, row in rows.items():
+            row.update((layer, cell.result()) for layer, cell in row.items())
+            endless = [layer for layer, cell in row.items() if cell.end == "hangs"]
             if mistake is None:
-                if not check(f"{layer} passes when nothing is wrong", end == "passes", f"{seconds:.1f} s"):
-                    print(out[-4000:])
-            elif end != "passes":
-                caught.append(layer)
-            row.append((end, seconds))
-        rows.append((mistake or "(none)", row))
-        if mistake:
+                for layer, cell in row.items():
+                    if not check(f"{layer} passes when nothing is wrong", cell.end == "passes", f"{cell.seconds:.1f} s"):
+                        print(cell.out[-4000:])
+                continue
+            caught = {layer: cell for layer, cell in row.items() if cell.end == "caught"}
             check(f"{mistake} is caught", caught, ", ".join(caught))
-    print(f"\n{'':28}" + "".join(f"{layer:>14}" for layer in every))
-    for name, row in rows:
-        cells = [f"{'caught ' if end != 'passes' else ''}{seconds:.1f} s" for end, seconds in row]
-        print(f"{name:28}" + "".join(f"{cell:>14}" for cell in cells))
+            for layer, cell in caught.items():
+                print(f"     {layer}: {cell.by}")
+            check(f"{mistake} makes no test hang", not endless, ", ".join(endless))
+    print(f"\n{'':28}" + "".join(f"{layer:>15}" for layer in every))
+    for mistake, row in rows.items():
+        print(f"{mistake or '(none)':28}" + "".join(f"{text(row[layer]):>15}" for layer in every))
+    print(f"{time.monotonic() - began:.0f} s in all")
     finish()
 
 
-main()
+if __name__ == "__main__":
+    main()

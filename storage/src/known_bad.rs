@@ -72,7 +72,8 @@ mod chosen {
             let names = NAMES.map(|(name, _)| name).join(", ");
             let (_, mistake) =
                 known.unwrap_or_else(|| panic!("WALD_KNOWN_BAD={name}: not one of {names}"));
-            tracing::warn!(mistake = name, "this engine is wrong on purpose");
+            // Not a warning: tests of the daemon take one for a fault that they found.
+            tracing::info!(mistake = name, "this engine is wrong on purpose");
             Some(*mistake)
         });
         *chosen == Some(mistake)

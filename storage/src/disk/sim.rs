@@ -507,6 +507,7 @@ impl DiskFile for SimFile {
             state.inode(self.inode).write(&bytes[..part], offset);
             return Err(io::Error::other("the power went during a write"));
         }
+        state.write_back_before_lie(self.inode);
         state.inode(self.inode).write(bytes, offset);
         state.lie(self.inode, offset, bytes.len());
         Ok(bytes.len())

@@ -170,10 +170,10 @@ impl Run {
                     return core;
                 }
                 Err(error) => {
-                    assert!(self.disk.is_crashed() || self.distrusted, "{error}");
-                    if self.disk.is_crashed() {
-                        self.cut(Phase::Start);
-                    }
+                    // Nothing else is in its way, and it would not get any further if it were tried again.
+                    let cut = self.disk.is_crashed();
+                    assert!(cut, "a start fails without a power cut: {error}");
+                    self.cut(Phase::Start);
                 }
             }
         }

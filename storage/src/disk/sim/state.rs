@@ -185,6 +185,14 @@ impl State {
         Ok(&bytes[..part])
     }
 
+    /// What stood in a file before a write that is to be lost is on the device: the system
+    /// writes back when it likes.
+    pub(super) fn write_back_before_lie(&mut self, inode: u64) {
+        if self.faults.lies.iter().any(|(at, _)| *at == self.writes) {
+            self.inode(inode).sync();
+        }
+    }
+
     /// What was just written is not on the device, if that was the plan.
     pub(super) fn lie(&mut self, inode: u64, offset: usize, length: usize) {
         let this = self.writes;

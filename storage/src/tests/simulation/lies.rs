@@ -1,5 +1,5 @@
 //! A device that lies: a write that never gets there, one that lands in another place, bits
-//! that turn over at rest. Nothing on the device need be as it was flushed, so not
+//! that turn over at rest, blocks of another day. Nothing on the device need be as it was flushed, so not
 //! everything can be there; but what is served is right, and what is missing is named.
 //!
 //! **What cannot be known.** That a frame was there is proven by a later one: its durable
@@ -91,6 +91,9 @@ enum Device {
     Loses,
     Misplaces,
     Flips,
+    /// Blocks are as another history of the same store had them, as when a snapshot is put
+    /// back in part.
+    Returns,
 }
 
 impl Run {
@@ -99,9 +102,14 @@ impl Run {
         // For each turn: writes made before it, units before it.
         let mut turns = Vec::new();
         let lives = self.random.random_range(1..4u32);
+        let mut other = None;
         for life in 1..=lives {
+            if life == lives && device == Device::Returns {
+                other = Some((self.disk.copy(), self.another_history()));
+            }
             let core = self.start(0);
-            if life == lives && device != Device::Flips {
+            let lies = matches!(device, Device::Loses | Device::Misplaces);
+            if life == lives && lies {
                 let nth = self.random.random_range(1..14);
                 let seed = self.random.random();
                 self.disk
@@ -127,12 +135,18 @@ impl Run {
         outcome.told = lies.len() as u64;
         // From here on the cache is no help. Everything was flushed.
         self.disk.crash(1);
-        let flips = match device {
-            Device::Flips => self.flip(),
+        let flips = match (device, other) {
+            (Device::Flips, _) => self.flip(),
+            (_, Some((before, other))) => self.put_back(&before, &other),
             _ => 0,
         };
         outcome.told += flips;
-        let earliest = self.earliest_silent(&turns, &lies, flips);
+        // A block may hold both something and its proof.
+        let blocks = device == Device::Returns && flips > 0;
+        let earliest = match blocks {
+            true => 0,
+            false => self.earliest_silent(&turns, &lies, flips),
+        };
         match open(&self.disk, &self.config, &self.clock) {
             Ok((core, report)) => self.compare(&core, &report, earliest, &mut outcome),
             Err(OpenError::NotAStore { .. }) => {
@@ -163,13 +177,17 @@ impl Run {
             let durable = Some(Durability::Durable);
             asked.push(self.enqueue(core, batch, (parts, Vec::new()), durable));
         }
+        self.settle_all(core, asked);
+        self.clock.advance(300_000);
+    }
+
+    fn settle_all(&mut self, core: &Arc<Core>, asked: Vec<Asked>) {
         core.turn();
         for asked in asked {
             let before = self.ledger.units.len();
             self.settle(asked);
             self.units.extend_from_slice(&self.ledger.units[before..]);
         }
-        self.clock.advance(300_000);
     }
 
     /// Turns over some bits of some files.
@@ -191,6 +209,103 @@ impl Run {
             }
         }
         flips
+    }
+
+    /// How the device would be if other records had been appended from here on.
+    fn another_history(&mut self) -> SimDisk {
+        let disk = self.disk.copy();
+        let (core, _) = open(&disk, &self.config, &self.clock).unwrap();
+        for _ in 0..self.random.random_range(4..20u32) {
+            let log = requests::LOGS[self.random.random_range(0..5usize)];
+            let size = self.random.random_range(100..3000usize);
+            let (batch, _) = self.batch(&[(log, 1, size)]);
+            let mut ticket = core.enqueue(batch, Durability::Durable);
+            core.turn();
+            assert!(matches!(settled(&mut ticket), Some(Ok(_))));
+        }
+        drop(core);
+        disk
+    }
+
+    /// Puts some blocks of frames in the place of ours. Of segments that were made after the
+    /// histories parted: one that was ready before has the same salt in both.
+    fn put_back(&mut self, before: &SimDisk, other: &SimDisk) -> u64 {
+        const BLOCK: usize = 4096;
+        let mut blocks = Vec::new();
+        for name in crate::disk::Disk::list(other, "journal").unwrap() {
+            let path = format!("journal/{name}");
+            let ours = self.disk.contents(&path);
+            if before.contents(&path).is_some() || ours.is_none() {
+                continue;
+            }
+            let (ours, theirs) = (ours.unwrap(), other.contents(&path).unwrap());
+            let pairs = ours.chunks_exact(BLOCK).zip(theirs.chunks_exact(BLOCK));
+            for (number, (ours, theirs)) in pairs.enumerate().skip(2) {
+                if theirs.iter().any(|byte| *byte != 0) && ours != theirs {
+                    blocks.push((path.clone(), number * BLOCK, theirs.to_vec()));
+                }
+            }
+        }
+        let most = blocks.len().min(3);
+        let chosen = self.random.random_range(most.min(1)..=most);
+        for _ in 0..chosen {
+            let index = self.random.random_range(0..blocks.len());
+            let (path, at, theirs) = blocks.swap_remove(index);
+            let mut bytes = self.disk.contents(&path).unwrap();
+            bytes[at..at + BLOCK].copy_from_slice(&theirs);
+            self.disk.replace(&path, bytes);
+        }
+        chosen as u64
+    }
+
+    /// A group is taken back for want of space, the zeros over it never get to the device,
+    /// and the next group ends where one of its frames begins. Tells whether that frame is
+    /// still on the device.
+    fn taken_back(&mut self, size: usize) -> bool {
+        let core = self.start(0);
+        self.append_all(&core);
+        let before = self.disk.writes();
+        // One write of the group, as much of it as can be; one that fails; the zeros.
+        self.disk
+            .fail_write(1, std::io::ErrorKind::StorageFull, usize::MAX);
+        self.disk.lie_about_write(3, false, before);
+        let refused = self.counts.refused;
+        self.append_each(&core, &[("a", 1, size), ("b", 1, 21)]);
+        assert_eq!(self.counts.refused, refused + 2, "there was no space");
+        let end = core.journal.written();
+        // Long enough for what had no space to be tried again.
+        self.clock.advance(2_000_000);
+        self.append_each(&core, &[("a", 1, size)]);
+        assert_eq!(self.counts.refused, refused + 2, "there is space again");
+        let (life, base, path) = {
+            let segments = core.journal.segments.read();
+            let segment = segments.values().next_back().unwrap();
+            (segment.life, segment.base, segment.path())
+        };
+        let next = core.journal.written();
+        assert!(next > end);
+        drop(core);
+        assert_eq!(self.disk.lies().len(), 1);
+        self.disk.crash(1);
+        let bytes = self.disk.contents(&path).unwrap();
+        let behind = &bytes[usize::try_from(next.since(base)).unwrap()..];
+        let stale = crate::journal::frame::decode_header(behind, life.salt);
+        let (core, report) = open(&self.disk, &self.config, &self.clock).unwrap();
+        let none = self.units.len();
+        self.compare(&core, &report, none, &mut Outcome::default());
+        assert_eq!(report.damage, [], "nothing that was acknowledged is hit");
+        stale.is_some_and(|header| header.position == next)
+    }
+
+    /// Appends, each by itself and all in one group.
+    fn append_each(&mut self, core: &Arc<Core>, appends: &[(&'static str, usize, usize)]) {
+        let mut asked = Vec::new();
+        for append in appends {
+            let (batch, parts) = self.batch(&[*append]);
+            let durable = Some(Durability::Durable);
+            asked.push(self.enqueue(core, batch, (parts, Vec::new()), durable));
+        }
+        self.settle_all(core, asked);
     }
 
     /// The first unit that may be missing without a word.
@@ -321,4 +436,24 @@ fn a_misplaced_write_is_named_in_both_places() {
 #[test]
 fn bits_that_turn_over_at_rest_are_named() {
     all(Device::Flips);
+}
+
+#[test]
+fn blocks_of_another_history_are_named_and_not_served() {
+    let all = all(Device::Returns);
+    assert!(all.told > 0);
+}
+
+#[test]
+fn a_group_that_was_taken_back_does_not_return_when_the_zeros_over_it_are_lost() {
+    let mut stale = 0;
+    for seed in 0..4 {
+        // The device has whole sectors: with one of these sizes the next group ends with one.
+        for size in 0..64 {
+            let mut run = Run::new(seed, Faults::default());
+            stale += u64::from(run.taken_back(8 * size));
+        }
+    }
+    println!("{stale} frames of groups that were taken back stood right behind the journal's end");
+    assert!(stale > 0);
 }
