@@ -320,8 +320,6 @@ impl<'a> Run<'a> {
         let Some(link) = &segment.link else {
             return false;
         };
-        // Segments were gone when it was begun, and nothing else tells of that any more.
-        self.needs_account |= link.lost_before.is_some();
         let before = before.map(|(id, _)| *id);
         let earlier = link.predecessor.filter(|id| Some(*id) != before);
         let is_there = |id: &SegmentId| self.survey.segments.iter().any(|s| s.life.id == *id);
