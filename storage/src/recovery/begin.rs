@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Begun, Recovered, RecoveryReport, Tail};
+use crate::checkpoint;
 use crate::clock::Clock;
 use crate::config::StorageConfig;
 use crate::directory::LastBegun;
 use crate::disk::{Disk, is_out_of_space};
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
+use crate::index::index_path;
 use crate::indexer::Indexer;
 use crate::journal::body::Link;
 use crate::journal::committer::{Committer, Resume, Settings};
@@ -32,7 +34,7 @@ impl Recovered {
         let fail = || OpenError::io("beginning the journal");
         let started = clock.monotonic();
         let torn_bytes = self.save_tail(disk)?;
-        let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
+        let mut spare = Spare::of(&**disk, self.segments.values()).map_err(fail())?;
         let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
         self.enter_epoch(end);
         let pool = Arc::new(Pool::new(
@@ -55,6 +57,12 @@ impl Recovered {
                 pool.recycle(&std::mem::take(&mut expected))
                     .map_err(fail())?;
                 pool.take(Use::Reserve)
+            }
+            taken => taken,
+        };
+        let ready = match ready {
+            Err(error) if is_out_of_space(&error) => {
+                spare.make_room(|| pool.take(Use::Reserve), &error)
             }
             taken => taken,
         };
@@ -124,13 +132,19 @@ impl Recovered {
                 old.cut(bytes);
             }
         }
-        LastBegun {
+        let begun = LastBegun {
             epoch: self.epoch,
             segment: segment_id,
             base,
-        }
-        .write(&**disk)
-        .map_err(fail())?;
+        };
+        let written = match begun.write(&**disk) {
+            Err(error) if is_out_of_space(&error) => {
+                spare.make_room(|| begun.write(&**disk), &error)
+            }
+            written => written,
+        };
+        written.map_err(fail())?;
+        let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
         report.times.begin = journal.clock.monotonic().duration_since(started);
         let damages = Damages::new(finished.damages);
         let history = self.history;
@@ -236,6 +250,77 @@ impl Recovered {
             accepted: Vec::new(),
             findings: self.findings.clone(),
         }
+    }
+}
+
+/// Files that nothing rests on. A start on a full disk gives them up one after the other,
+/// rather than not to serve: each start takes a file and some space, and on some file systems
+/// a new file needs more than it seems.
+struct Spare<'a> {
+    disk: &'a dyn Disk,
+    /// First to go last.
+    paths: Vec<String>,
+    /// How many go next.
+    step: usize,
+}
+
+impl<'a> Spare<'a> {
+    fn of<'s>(
+        disk: &'a dyn Disk,
+        segments: impl DoubleEndedIterator<Item = &'s Arc<Segment>>,
+    ) -> std::io::Result<Self> {
+        let indexes = disk.list("index")?;
+        let mut paths: Vec<String> = segments
+            .rev()
+            // Of a damaged segment they may tell what it does not.
+            .filter(|segment| segment.holes.read().is_empty())
+            .map(|segment| index_path(segment.life.id))
+            .filter(|path| indexes.iter().any(|name| path.ends_with(name.as_str())))
+            .collect();
+        // The newest is what this start may have begun with.
+        let checkpoints = checkpoint::list(disk)?;
+        paths.extend(
+            checkpoints
+                .iter()
+                .rev()
+                .skip(1)
+                .map(|id| checkpoint::path(*id)),
+        );
+        let mut debris = disk.list("quarantine")?;
+        debris.sort_unstable();
+        let debris = debris.iter().rev();
+        paths.extend(debris.map(|name| format!("quarantine/{name}")));
+        Ok(Self {
+            disk,
+            paths,
+            step: 1,
+        })
+    }
+
+    /// Tries again until there is space, or nothing is left to be given up.
+    fn make_room<T>(
+        &mut self,
+        mut work: impl FnMut() -> std::io::Result<T>,
+        error: &std::io::Error,
+    ) -> std::io::Result<T> {
+        let mut result = Err(std::io::Error::new(error.kind(), error.to_string()));
+        while matches!(&result, Err(error) if is_out_of_space(error)) && !self.paths.is_empty() {
+            let rest = self.paths.len().saturating_sub(self.step);
+            let given_up = self.paths.split_off(rest);
+            self.step *= 2;
+            for path in &given_up {
+                self.disk.remove(path)?;
+            }
+            for directory in ["quarantine", "checkpoint", "index"] {
+                self.disk.sync_directory(directory)?;
+            }
+            tracing::warn!(
+                files = given_up.len(),
+                "the disk is full: gave up files that nothing rests on, to be able to start"
+            );
+            result = work();
+        }
+        result
     }
 }
 

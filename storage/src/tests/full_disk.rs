@@ -4,11 +4,14 @@
 use std::io::ErrorKind::{Other, StorageFull};
 
 use super::*;
+use crate::disk::{Call, CallKind, Disk};
 use crate::engine::LogTarget;
 use crate::error::{AdminError, FailedCheck, SyncError, TrimError};
 use crate::ids::{LogId, Position};
 use crate::record::{LogConfig, SyncMode};
 use crate::ticket::Awaited;
+
+const ENOSPC: i32 = 28;
 
 fn poll<T>(mut future: impl Future<Output = T> + Unpin) -> Option<T> {
     let mut context = Context::from_waker(Waker::noop());
@@ -525,6 +528,47 @@ fn a_restart_on_a_full_disk_serves_reads_and_trims_and_refuses_appends() {
     f.clock.advance(1_000_000);
     f.append("a", b"again").unwrap();
     assert_eq!(f.restart().contents("a").len(), records + 1);
+}
+
+#[test]
+fn a_start_without_space_for_a_segment_gives_up_what_nothing_rests_on() {
+    let mut f = Fixture::new();
+    for number in 0..200u32 {
+        f.append(&format!("log-{}", number % 7), &[1; 3000])
+            .unwrap();
+    }
+    f.core.idle();
+    let before: Vec<_> = (0..7)
+        .map(|log| f.contents(&format!("log-{log}")))
+        .collect();
+    let disk = f.disk.clone();
+    let count = || disk.list("index").unwrap().len() + disk.list("checkpoint").unwrap().len();
+    let spare = count();
+    assert!(spare > 6, "{spare}");
+    drop(f);
+    let used = faults::used_paths(&disk);
+    for directory in ["pool", "journal"] {
+        for name in disk.list(directory).unwrap() {
+            let path = format!("{directory}/{name}");
+            if !used.contains(&path) {
+                disk.remove(&path).unwrap();
+            }
+        }
+    }
+    // Neither a segment of the usual size, which is not tried again so soon, nor twice a small one.
+    for nth in 1..=3 {
+        let makes =
+            |call: &Call<'_>| call.kind == CallKind::Create && call.path.starts_with("pool/");
+        disk.fail_call(makes, nth, ENOSPC);
+    }
+    f = Fixture::on(disk.clone());
+    is_spotless(&f.report);
+    assert_eq!(count(), spare - 3);
+    for (log, records) in before.iter().enumerate() {
+        assert_eq!(f.contents(&format!("log-{log}")), *records);
+    }
+    f.clock.advance(1_000_000);
+    f.append("log-0", b"goes on").unwrap();
 }
 
 #[test]
