@@ -174,8 +174,11 @@ def damaged(directory, shelf):
     manifest = max((shelf / "backups").iterdir())
     good = manifest.read_bytes()
     manifest.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
-    done = wald("verify", shelf)
+    done = wald("verify", shelf, "--backup", manifest.name.removesuffix(".manifest"))
     check("so is one in the manifest", done.returncode == 5, done.stderr.decode().strip())
+    done = wald("verify", shelf)
+    check("the latest is one that can be read then", done.returncode == 0 and manifest.name in done.stderr.decode(),
+          (done.stdout + done.stderr).decode().strip())
     manifest.write_bytes(good)
 
 

@@ -21,6 +21,8 @@ pub const MANIFESTS: &str = "backups";
 pub const FILES: &str = "files";
 /// What a manifest's name ends in.
 pub const MANIFEST_SUFFIX: &str = ".manifest";
+/// What a store's data directory has and a directory of backups has not.
+pub const OF_A_STORE: [&str; 2] = ["FORMAT", "journal"];
 /// Bytes of a digest.
 pub const DIGEST_BYTES: usize = 16;
 /// No manifest file is larger: some ten million files.

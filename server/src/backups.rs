@@ -10,8 +10,11 @@ use std::sync::Arc;
 
 use clap::{Arg, ArgMatches};
 use indicatif::{ProgressBar, ProgressStyle};
-use wald_proto::backup::{self, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS};
-use wald_storage::{BackupManifest, BackupView, OpenError, Position, RealDisk, RestoreError};
+use wald_proto::backup::{self, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE};
+use wald_storage::{
+    BackupManifest, BackupView, OpenError, Position, RealDisk, RecoveryEpoch, RestoreError,
+    Timestamp,
+};
 
 use crate::convert;
 use crate::offline::{DATA_LOSS, FAILED, IN_USE, written};
@@ -30,9 +33,27 @@ pub(crate) struct Kept {
     manifest: BackupManifest,
 }
 
-/// Whether a directory holds backups, and not a store.
+impl Kept {
+    /// What the backups of a directory are sorted by, as `walctl` does.
+    fn order(&self) -> (RecoveryEpoch, Position, Timestamp, &str) {
+        let manifest = &self.manifest;
+        (
+            manifest.recovery_epoch,
+            manifest.position,
+            manifest.created,
+            &self.id,
+        )
+    }
+}
+
+/// Whether a directory holds backups, and not a store: one that somebody has put backups
+/// into stays a store.
 pub(crate) fn is_directory_of_backups(directory: &Path) -> bool {
-    directory.join(MANIFESTS).is_dir()
+    !is_store(directory) && directory.join(MANIFESTS).is_dir()
+}
+
+fn is_store(directory: &Path) -> bool {
+    OF_A_STORE.iter().any(|name| directory.join(name).exists())
 }
 
 pub(crate) fn backup_argument() -> Arg {
@@ -60,29 +81,46 @@ fn wants_json(matches: &ArgMatches) -> bool {
         .is_some_and(|form| form == "json")
 }
 
-/// Reads the manifest of one backup: that with the id, or the latest.
+/// Reads the manifest of one backup: that with the id, or the latest that can be read.
 fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
     let manifests = directory.join(MANIFESTS);
     if !is_directory_of_backups(directory) {
-        let text = format!("{} is no directory of backups", directory.display());
-        return Err(Exit::new(FAILED, text));
+        let what = match is_store(directory) && manifests.is_dir() {
+            true => "is a store; move its backups/ and files/ to a directory of their own",
+            false => "is no directory of backups",
+        };
+        return Err(Exit::new(FAILED, format!("{} {what}", directory.display())));
     }
     let entries = std::fs::read_dir(&manifests)
         .map_err(|error| Exit::new(FAILED, format!("{}: {error}", manifests.display())))?;
     let mut kept = Vec::new();
+    let mut passed_over = None;
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(found) = name.strip_suffix(MANIFEST_SUFFIX) else {
             continue;
         };
-        if id == "latest" || id == found {
-            kept.push(read(&manifests.join(&name), found)?);
+        if id != "latest" && id != found {
+            continue;
+        }
+        match read(&manifests.join(&name), found) {
+            Ok(found) => kept.push(found),
+            Err(bad) if id == "latest" => {
+                eprintln!(
+                    "wald: warning: {}; it is passed over: remove it if that backup is not needed",
+                    bad.message
+                );
+                passed_over = Some(bad);
+            }
+            Err(bad) => return Err(bad),
         }
     }
-    let newest = kept
-        .into_iter()
-        .max_by(|a, b| (a.manifest.created, &a.id).cmp(&(b.manifest.created, &b.id)));
-    newest.ok_or_else(|| {
+    // By what the store says of itself: its clock may have gone back.
+    kept.sort_by(|a, b| a.order().cmp(&b.order()));
+    kept.pop().ok_or_else(|| {
+        if let Some(bad) = passed_over {
+            return bad;
+        }
         let what = match id {
             "latest" => "no backup".to_owned(),
             id => format!("no backup {id:?}"),

@@ -245,6 +245,9 @@ async fn a_restore_is_refused_with_its_own_exit_codes() {
     std::fs::write(&path, bad).unwrap();
     let verified = output(wald().arg("verify").arg(&kept));
     assert_eq!(verified.status.code(), Some(5), "{verified:?}");
+    let said = String::from_utf8(verified.stderr).unwrap();
+    let name = format!("files/{:032x}", xxh3_128(largest));
+    assert!(said.contains(&name) && said.contains("delete"), "{said}");
     let (code, said) = restore(&[]);
     assert_eq!(code, Some(5), "{said}");
     // What was written until then is no store.
@@ -255,4 +258,60 @@ async fn a_restore_is_refused_with_its_own_exit_codes() {
         ":0",
     ]));
     assert_eq!(started.status.code(), Some(65), "{started:?}");
+}
+
+#[tokio::test]
+async fn the_latest_backup_is_the_furthest_and_one_that_cannot_be_read_is_passed_over() {
+    let daemon = Daemon::start(&[]);
+    fill(&daemon, 0, 3).await;
+    let mut saved = save(&daemon, v1::BackupRequest::default()).await;
+    let scratch = tempfile::tempdir().unwrap();
+    let kept = scratch.path().join("backups");
+    saved.keep(&kept, "2");
+    fill(&daemon, 3, 3).await;
+    saved = save(&daemon, v1::BackupRequest::default()).await;
+    // The clock went back, and the id with it.
+    saved.manifest.create_time = None;
+    saved.keep(&kept, "1");
+    let verify = |directory: &Path, more: &[&str]| {
+        let ended = output(wald().arg("verify").arg(directory).args(more));
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (ended.status.code(), text(ended.stdout), text(ended.stderr))
+    };
+    let (code, said, _) = verify(&kept, &[]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.starts_with("backup 1,"), "{said}");
+    let manifests = kept.join(backup::MANIFESTS);
+    let bad = manifests.join("0.manifest");
+    std::fs::write(&bad, b"").unwrap();
+    let (code, said, warned) = verify(&kept, &[]);
+    assert_eq!(code, Some(0), "{warned}");
+    assert!(said.starts_with("backup 1,"), "{said}");
+    assert!(warned.contains("0.manifest"), "{warned}");
+    assert_eq!(verify(&kept, &["--backup", "0"]).0, Some(5));
+    for id in ["1", "2"] {
+        std::fs::remove_file(manifests.join(format!("{id}.manifest"))).unwrap();
+    }
+    let (code, _, said) = verify(&kept, &[]);
+    assert_eq!(code, Some(5), "none is left: {said}");
+    // Backups that somebody has put into a store do not hide it.
+    let store = scratch.path().join("store");
+    saved.keep(&store, "1");
+    std::fs::create_dir(store.join("journal")).unwrap();
+    std::fs::write(store.join("FORMAT"), b"").unwrap();
+    let restored = output(
+        wald()
+            .arg("restore")
+            .arg(&store)
+            .arg("--data-dir")
+            .arg(scratch.path().join("new")),
+    );
+    assert_eq!(restored.status.code(), Some(1), "{restored:?}");
+    let said = String::from_utf8(restored.stderr).unwrap();
+    assert!(said.contains("is a store"), "{said}");
+    let (code, out, _) = verify(&store, &[]);
+    assert!(
+        code != Some(0) && !out.starts_with("backup"),
+        "{code:?} {out}"
+    );
 }

@@ -582,7 +582,7 @@ pub enum RestoreError {
     #[error("the manifest is not one of a backup: {0}")]
     Manifest(String),
     /// A file of the backup is missing, or is not what the manifest says.
-    #[error("{path}: {what}; the backup is damaged, take another one")]
+    #[error("{path}: {what}; `wald verify` tells what else is damaged in the backup")]
     Damaged {
         /// The file, as the store calls it.
         path: String,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::disk::Disk;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
+use crate::journal::body::Accepted;
 use crate::local::Log;
 use crate::record::{Gap, GapReason};
 use crate::sync::RwLock;
@@ -42,17 +43,29 @@ impl Damage {
 
 /// All damage known, in journal order.
 #[derive(Default)]
-pub(crate) struct Damages(RwLock<Vec<Damage>>);
+pub(crate) struct Damages {
+    known: RwLock<Vec<Damage>>,
+    accepted: Vec<Accepted>,
+}
 
 impl Damages {
-    pub(crate) fn new(mut damages: Vec<Damage>) -> Self {
+    /// What a start found, and what of it was accepted.
+    pub(crate) fn new(mut damages: Vec<Damage>, accepted: Vec<Accepted>) -> Self {
         damages.sort_by_key(|damage| damage.position);
-        Self(RwLock::new(damages))
+        Self {
+            known: RwLock::new(damages),
+            accepted,
+        }
+    }
+
+    /// Whether somebody has accepted that these bytes do not verify.
+    pub(crate) fn is_accepted(&self, from: Position, to: Position) -> bool {
+        self.accepted.iter().any(|a| a.covers(from, to))
     }
 
     /// Notes more; what is known already is not counted twice.
     pub(crate) fn add(&self, damage: Damage) {
-        let mut damages = self.0.write();
+        let mut damages = self.known.write();
         let same = |other: &Damage| {
             other.position == damage.position
                 && other.from == damage.from
@@ -66,7 +79,7 @@ impl Damages {
 
     /// Damage at `from` or after, before `to`.
     pub(crate) fn between(&self, from: Position, to: Position) -> Vec<Damage> {
-        let damages = self.0.read();
+        let damages = self.known.read();
         let first = damages.partition_point(|damage| damage.position < from);
         let last = damages.partition_point(|damage| damage.position < to);
         damages.get(first..last).unwrap_or(&[]).to_vec()
@@ -74,7 +87,7 @@ impl Damages {
 
     /// Damage that took this record.
     pub(crate) fn of_log(&self, log_id: LogId, lsn: Lsn) -> Vec<Damage> {
-        let damages = self.0.read();
+        let damages = self.known.read();
         let took = |damage: &&Damage| {
             let log = damage.log.as_ref();
             log.is_some_and(|log| log.id == log_id) && damage.from <= lsn && lsn < damage.to
@@ -84,13 +97,13 @@ impl Damages {
 
     /// Whether none is known.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.read().is_empty()
+        self.known.read().is_empty()
     }
 
     /// How many logs lost records, and how many places of the journal lost something that
     /// nothing attributes; without losses that were accepted.
     pub(crate) fn logs(&self) -> (u64, u64) {
-        let damages = self.0.read();
+        let damages = self.known.read();
         let new = || damages.iter().filter(|damage| !damage.accepted);
         let known = new().filter_map(|damage| damage.log.as_ref());
         let mut ids: Vec<_> = known.map(|log| log.id).collect();
@@ -102,7 +115,7 @@ impl Damages {
 
     /// How many records that is, without those whose loss was accepted.
     pub(crate) fn records(&self) -> u64 {
-        self.0
+        self.known
             .read()
             .iter()
             .filter(|damage| !damage.accepted)

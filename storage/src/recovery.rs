@@ -207,7 +207,10 @@ pub(crate) fn inspect(
     recovered.enter_epoch(end);
     let mut report = recovered.report(end, torn as u64);
     let finished = recovered.drafts.finish(&mut report.findings);
-    report.damage = finished.damages.iter().map(Damage::gap).collect();
+    let (accepted, damage): (Vec<_>, Vec<_>) =
+        finished.damages.iter().partition(|damage| damage.accepted);
+    report.damage = damage.into_iter().map(Damage::gap).collect();
+    report.accepted = accepted.into_iter().map(Damage::gap).collect();
     report.logs = finished.logs.len() as u64;
     report.records = finished.records;
     Ok(report)

@@ -55,6 +55,8 @@ pub(crate) struct Memory {
     pub(crate) gap: Mutex<Option<Gap>>,
     /// What becomes of the next requests on sessions.
     pub(crate) faults: Mutex<VecDeque<Fault>>,
+    /// Manifests of the next backups; none has a file.
+    pub(crate) backups: Mutex<VecDeque<BackupManifest>>,
     /// Sessions opened so far.
     pub(crate) sessions: AtomicUsize,
     /// Cuts every connection through the proxy.
@@ -73,6 +75,7 @@ impl Memory {
             requests: Mutex::default(),
             gap: Mutex::default(),
             faults: Mutex::default(),
+            backups: Mutex::default(),
             sessions: AtomicUsize::new(0),
             cut: broadcast::channel(8).0,
         });
@@ -541,7 +544,12 @@ impl OpsService for Memory {
     type BackupStream = Answers<BackupResponse>;
 
     async fn backup(&self, _: Request<BackupRequest>) -> Answer<Self::BackupStream> {
-        unforeseen()
+        let Some(manifest) = self.backups.lock().unwrap().pop_front() else {
+            return unforeseen();
+        };
+        let part = Some(backup_response::Part::Manifest(manifest));
+        let parts = stream::iter([Ok(BackupResponse { part })]);
+        Ok(Response::new(Box::pin(parts)))
     }
 
     async fn drain(&self, _: Request<DrainRequest>) -> Answer<DrainResponse> {

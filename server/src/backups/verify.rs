@@ -23,6 +23,13 @@ pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit>
     for (path, what) in &check.bad_files {
         eprintln!("wald: {path}: {what}");
     }
+    if !check.bad_files.is_empty() {
+        eprintln!(
+            "wald: while the store is there, delete each files/... named above from {}: the next \
+             backup sends it again; as long as it is there, every backup counts on it",
+            directory.display()
+        );
+    }
     let report = check.report.as_ref();
     for finding in report.iter().flat_map(|report| &report.findings) {
         eprintln!("wald: {finding}");
@@ -55,7 +62,7 @@ pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit>
             match (whole, check.bad_files.len()) {
                 (true, _) => "nothing is wrong".to_owned(),
                 (false, 0) => "it has the damage that the store had".to_owned(),
-                (false, bad) => format!("{bad} files are bad; take another backup"),
+                (false, bad) => format!("{bad} files are bad; delete them and take another backup"),
             },
         ),
     };

@@ -73,6 +73,8 @@ struct Take {
     /// While digesting: all; then those of the manifest, in its order.
     sources: Vec<Source>,
     kept: Vec<bool>,
+    /// Segments of which what is saved is whole.
+    whole: Vec<Arc<Segment>>,
     stage: Stage,
     /// Index of the file at hand.
     at: usize,
@@ -214,6 +216,7 @@ impl Take {
             known,
             manifest: Arc::new(manifest),
             kept: vec![false; sources.len()],
+            whole: Vec::new(),
             sources,
             stage: Stage::Digesting,
             at: 0,
@@ -228,7 +231,7 @@ impl Take {
         }
     }
 
-    /// Reads on for the digests; those that are known from before take no time.
+    /// Reads on for the digests; those of content that the caller has may be known.
     fn digest(&mut self) -> Result<BackupPart, BackupError> {
         while let Some(source) = self.sources.get(self.at) {
             let Some(reading) = &mut self.reading else {
@@ -253,10 +256,17 @@ impl Take {
         let source = &self.sources[self.at];
         match source.open(&self.core) {
             Ok(reading) => {
+                // What is to be sent may have rotted since: it is read, so that the manifest
+                // is right about it. What the caller has is as it was.
                 let known = self.core.backups.digest(&source.path, reading.bytes);
-                let known = known.filter(|_| !matches!(source.kind, Kind::Checkpoint(_)));
+                let known = known.filter(|digest| self.known.contains(digest));
                 match known {
-                    Some(digest) => self.keep(reading.bytes, digest),
+                    Some(digest) => {
+                        if let Kind::Segment(segment, _) = &source.kind {
+                            self.whole.push(Arc::clone(segment));
+                        }
+                        self.keep(reading.bytes, digest);
+                    }
                     None => self.reading = Some(reading),
                 }
                 Ok(())
@@ -286,12 +296,14 @@ impl Take {
                 if frames.is_sound(*end) {
                     let known = Known { bytes, digest };
                     self.core.backups.remember(&source.path, known);
+                    self.whole.push(Arc::clone(segment));
                 } else {
                     let segment = Arc::clone(segment);
                     let found = damage_in(&*self.core.disk, &segment, *end)
                         .map_err(failed_at(&source.path))?;
-                    let found = found.into_iter().map(|h| damage_at(&segment, h.from, h.to));
-                    let found: Vec<_> = found.collect();
+                    let damages = &self.core.damages;
+                    let new = found.iter().filter(|h| !damages.is_accepted(h.from, h.to));
+                    let found: Vec<_> = new.map(|h| damage_at(&segment, h.from, h.to)).collect();
                     self.manifest().damage.extend(found);
                 }
             }
@@ -328,10 +340,16 @@ impl Take {
         });
     }
 
-    /// Damage that was found before, by a start or a read, is told with its records.
+    /// Damage that was found before, by a start or a read, is told with its records; but not
+    /// what the backup holds whole, since it was saved before it rotted, nor what somebody
+    /// has accepted.
     fn tell_known_damage(&mut self) {
         let end = self.manifest.position;
-        let known = self.core.damages.between(Position::ZERO, end);
+        let mut known = self.core.damages.between(Position::ZERO, end);
+        known.retain(|damage| {
+            let is_at = |segment: &Arc<Segment>| segment.has_hole_at(damage.position);
+            !damage.accepted && !self.whole.iter().any(is_at)
+        });
         let journal = Arc::clone(&self.core.journal);
         let damage = known.into_iter().map(|damage| BackupDamage {
             segment: journal.segment_at(damage.position).map(|s| s.life.id),

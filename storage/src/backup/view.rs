@@ -24,11 +24,14 @@ use crate::recovery::{self, LARGEST_SEGMENT, RecoveryReport, last_whole_unit};
 /// What is done with each piece of a file: its bytes, and where they begin.
 type Each<'a> = dyn FnMut(&[u8], u64) -> Result<(), RestoreError> + 'a;
 
-/// A restored store goes on so many epochs later: the old one may have had unclean starts
-/// after the backup, and what these gave out must not be taken for the new one's.
+/// A restored store goes on at least so many epochs later: the old one may have had unclean
+/// starts after the backup, and what these gave out must not be taken for the new one's.
 const EPOCHS_AHEAD: u64 = 1 << 10;
-/// And so many positions beyond the backup (a pebibyte): the old one went on writing.
+/// And at least so many positions beyond the backup (a pebibyte): the old one went on
+/// writing.
 const POSITIONS_AHEAD: u64 = 1 << 50;
+/// Positions leap by a multiple of this.
+const POSITIONS_STEP: u64 = 4096;
 /// No index, checkpoint or FORMAT is larger.
 const LARGEST_FILE: u64 = 1 << 40;
 
@@ -81,7 +84,8 @@ impl BackupView {
     /// Opens a backup: `content` is the directory with its files, as [`content_path`] names
     /// them. Nothing the manifest says is believed: paths and sizes are checked here,
     /// content when it is read. With a position, everything whose atomic unit ends at or
-    /// below it is seen, and nothing else.
+    /// below it is seen, and nothing else. Where a store made of it goes on is drawn here:
+    /// each opening is for one restore.
     ///
     /// # Errors
     /// If the manifest is not one of ours, a file is missing or not of its size, or the
@@ -126,15 +130,16 @@ impl BackupView {
         {
             shown.size = life.size.clamp(shown.bytes, LARGEST_SEGMENT);
         }
+        // What the backup should have had behind it is missing after a restore, too.
+        let lost = manifest.damage.iter().filter_map(|damage| damage.segment);
+        let lost = lost.max().filter(|_| at.is_none());
+        let (epochs, positions) = leap(&*view.content)
+            .map_err(RestoreError::io("drawing where a restored store goes on"))?;
         let begun = LastBegun {
-            epoch: RecoveryEpoch::new(
-                manifest
-                    .recovery_epoch
-                    .get()
-                    .saturating_add(EPOCHS_AHEAD - 1),
-            ),
-            segment: last.id,
-            base: Position::new(manifest.position.get().saturating_add(POSITIONS_AHEAD)),
+            // The first start is one epoch more.
+            epoch: RecoveryEpoch::new(manifest.recovery_epoch.get().saturating_add(epochs - 1)),
+            segment: lost.map_or(last.id, |lost| lost.max(last.id)),
+            base: Position::new(manifest.position.get().saturating_add(positions)),
         };
         let text = Bytes::from(begun.encode());
         let shown = Shown {
@@ -206,7 +211,7 @@ impl BackupView {
     ) -> Result<(), RestoreError> {
         let damaged = |what: &str| RestoreError::Damaged {
             path: file.path.clone(),
-            what: what.to_owned(),
+            what: format!("{} {what}", content_path(file.digest)),
         };
         let content = self.open_content(file)?;
         let mut digest = Xxh3::new();
@@ -224,14 +229,14 @@ impl BackupView {
                         content_path(file.digest)
                     )))?;
             if length < most {
-                return Err(damaged("it is cut off"));
+                return Err(damaged("is cut off"));
             }
             digest.update(&buffer[..length]);
             each(&buffer[..length], offset)?;
             offset += length as u64;
         }
         if digest.digest128() != file.digest {
-            return Err(damaged("its content does not match its digest"));
+            return Err(damaged("does not match its digest"));
         }
         Ok(())
     }
@@ -244,7 +249,7 @@ impl BackupView {
         let path = content_path(file.digest);
         let content = match self.content.open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(damaged(format!("its content is missing, {path}")));
+                return Err(damaged(format!("{path} is missing")));
             }
             opened => opened.map_err(RestoreError::io(format!("opening {path}")))?,
         };
@@ -253,7 +258,7 @@ impl BackupView {
             .map_err(RestoreError::io(format!("reading {path}")))?;
         if size != file.bytes {
             return Err(damaged(format!(
-                "its content has {size} bytes instead of {}",
+                "{path} has {size} bytes instead of {}",
                 file.bytes
             )));
         }
@@ -362,6 +367,22 @@ impl BackupView {
         })?;
         Ok(last_whole_unit((life, base), &all, end, at))
     }
+}
+
+/// How many epochs and positions a restored store is ahead: at least what keeps it clear of
+/// the old store, less than twice that. They are drawn, so that two stores made of one backup
+/// do not give out the same.
+fn leap(disk: &dyn Disk) -> io::Result<(u64, u64)> {
+    let mut drawn = [[0; 8]; 2];
+    for word in &mut drawn {
+        disk.draw(word)?;
+    }
+    let [epochs, positions] = drawn.map(u64::from_le_bytes);
+    let positions = positions % POSITIONS_AHEAD / POSITIONS_STEP * POSITIONS_STEP;
+    Ok((
+        EPOCHS_AHEAD + epochs % EPOCHS_AHEAD,
+        POSITIONS_AHEAD + positions,
+    ))
 }
 
 /// Life and base of a segment, if its beginning is good.

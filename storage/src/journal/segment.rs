@@ -306,6 +306,14 @@ impl Segment {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
+    /// Whether damage is noted at a position.
+    pub(crate) fn has_hole_at(&self, position: Position) -> bool {
+        let holes = self.holes.read();
+        holes
+            .iter()
+            .any(|hole| hole.from <= position && position < hole.to)
+    }
+
     /// Notes damage; merges what overlaps or touches.
     pub(crate) fn add_hole(&self, hole: Hole) {
         let mut holes = self.holes.write();

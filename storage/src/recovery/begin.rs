@@ -146,7 +146,7 @@ impl Recovered {
         written.map_err(fail())?;
         let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
         report.times.begin = journal.clock.monotonic().duration_since(started);
-        let damages = Damages::new(finished.damages);
+        let damages = Damages::new(finished.damages, finished.accepted);
         let history = self.history;
         Ok(Begun {
             journal,

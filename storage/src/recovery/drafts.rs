@@ -88,6 +88,7 @@ pub(super) struct Finished {
     pub(super) records: u64,
     /// Whether logs may have existed of which nothing is left.
     pub(super) uncertain: bool,
+    pub(super) accepted: Vec<Accepted>,
 }
 
 impl Drafts {
@@ -586,6 +587,7 @@ impl Drafts {
             damages,
             records,
             uncertain: self.uncertain.is_some(),
+            accepted: self.accepted,
         }
     }
 }

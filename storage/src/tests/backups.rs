@@ -12,6 +12,8 @@ use crate::engine::{Backup, BackupManifest, BackupPart};
 use crate::error::{BackupError, RestoreError};
 use crate::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::record::{GapReason, LogConfig};
+use crate::repair::accept_loss;
+use crate::verify::{Control, Offline, Severity};
 
 /// How a store stands: each log's records, from its first lsn kept.
 type Standing = BTreeMap<String, (u64, Vec<Vec<u8>>)>;
@@ -237,6 +239,26 @@ fn a_restored_store_holds_what_was_there_and_goes_on_beyond_the_old_one() {
 }
 
 #[test]
+fn stores_made_of_one_backup_go_on_at_places_of_their_own() {
+    let (fixture, _) = busy_store(8);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let (mut epochs, mut positions) = (HashSet::new(), HashSet::new());
+    for _ in 0..8 {
+        let restored = reopened(shelf.restore(&manifest, None));
+        let ahead = restored.report.recovery_epoch.get() - manifest.recovery_epoch.get();
+        assert!((1 << 10..1 << 11).contains(&ahead), "{ahead} epochs");
+        let on = restored.append("new", b"on").unwrap().position.unwrap();
+        let leap = on.since(manifest.position);
+        assert!((1 << 50..(1 << 51) + (1 << 33)).contains(&leap), "{leap}");
+        epochs.insert(ahead);
+        positions.insert(on);
+    }
+    assert_eq!(positions.len(), 8);
+    assert!(epochs.len() > 1, "eight times the same epoch");
+}
+
+#[test]
 fn a_store_is_restored_as_it_stood_at_any_position() {
     for seed in 0..4 {
         let (fixture, stood) = busy_store(100 + seed);
@@ -411,6 +433,145 @@ fn damage_is_saved_as_it_is_and_told() {
         (59, 1),
         "the damaged record is named, the others are served"
     );
+}
+
+/// A store of 60 records, saved to the shelf, and its second segment.
+fn saved_store(shelf: &Shelf) -> (Fixture, SegmentId, Arc<BackupManifest>) {
+    let fixture = Fixture::new();
+    for _ in 0..60 {
+        fixture.append("a", &[4; 4000]).unwrap();
+    }
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let second = fixture
+        .core
+        .journal
+        .segments
+        .read()
+        .values()
+        .nth(1)
+        .unwrap()
+        .life
+        .id;
+    (fixture, second, manifest)
+}
+
+fn flip(disk: &SimDisk, path: &str, at: usize) {
+    let mut bytes = disk.contents(path).unwrap();
+    bytes[at] ^= 1;
+    disk.replace(path, bytes);
+}
+
+#[test]
+fn a_segment_that_rotted_since_the_last_backup_is_saved_as_it_is_where_it_is_not_held() {
+    let (fixture, rotten, _) = saved_store(&Shelf::default());
+    flip(&fixture.disk, &format!("journal/{rotten}.seg"), 20_000);
+    let other = Shelf::default();
+    let (manifest, _) = other.save(&fixture, || {}).unwrap();
+    assert!(manifest.damage.iter().any(|d| d.segment == Some(rotten)));
+    let view = other.view(&manifest, None).unwrap();
+    let check = view.verify(&small_config(), &mut |_| {}).unwrap();
+    assert_eq!(check.bad_files, []);
+    let restored = Fixture::on(other.restore(&manifest, None));
+    assert_eq!(standing_over_gaps(&restored), (59, 1));
+}
+
+#[test]
+fn a_segment_that_rotted_after_it_was_saved_is_whole_in_later_backups() {
+    let shelf = Shelf::default();
+    let (fixture, rotten, _) = saved_store(&shelf);
+    // No record is in memory after it.
+    let fixture = fixture.restart_cleanly();
+    shelf.save(&fixture, || {}).unwrap();
+    flip(&fixture.disk, &format!("journal/{rotten}.seg"), 20_000);
+    assert_eq!(standing_over_gaps(&fixture), (59, 1), "a reader finds it");
+    fixture.append("a", b"new").unwrap();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    assert_eq!(manifest.damage, [], "nothing is damaged in the backup");
+    let restored = reopened(shelf.restore(&manifest, None));
+    assert_eq!(standing_over_gaps(&restored), (61, 0));
+    let (elsewhere, _) = Shelf::default().save(&fixture, || {}).unwrap();
+    assert!(!elsewhere.damage.is_empty());
+}
+
+#[test]
+fn a_loss_that_was_accepted_alarms_nobody_in_a_backup() {
+    let (fixture, rotten, _) = saved_store(&Shelf::default());
+    let (sim, clock) = (fixture.disk.clone(), Arc::clone(&fixture.clock));
+    flip(&sim, &format!("journal/{rotten}.seg"), 20_000);
+    drop(fixture);
+    let disk: Arc<dyn Disk> = Arc::new(sim.clone());
+    accept_loss(&disk, &small_config(), clock, "by a test").unwrap();
+    let fixture = Fixture::on(sim.clone());
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    assert_eq!(manifest.damage, []);
+    let target = SimDisk::new();
+    let restored = shelf.restore_to(&manifest, None, &target).unwrap();
+    assert_eq!(restored.report.damage, []);
+    assert_eq!(standing_over_gaps(&Fixture::on(target)), (59, 1));
+    // What rots later is new.
+    flip(&sim, &format!("journal/{rotten}.seg"), 40_000);
+    let (manifest, _) = Shelf::default().save(&fixture, || {}).unwrap();
+    assert!(!manifest.damage.is_empty());
+}
+
+#[test]
+fn content_that_was_removed_is_sent_again() {
+    let shelf = Shelf::default();
+    let (fixture, _, manifest) = saved_store(&shelf);
+    let file = manifest.files.iter().max_by_key(|file| file.bytes).unwrap();
+    let path = content_path(file.digest);
+    flip(&shelf.0, &path, 20_000);
+    let check = |manifest: &BackupManifest| {
+        let view = shelf.view(manifest, None).unwrap();
+        view.verify(&small_config(), &mut |_| {}).unwrap().bad_files
+    };
+    let (counted_on, sent) = shelf.save(&fixture, || {}).unwrap();
+    assert_eq!(sent, 0);
+    let bad = check(&counted_on);
+    assert_eq!(bad.len(), 1);
+    assert!(bad[0].1.contains(&path), "{bad:?}");
+    shelf.0.remove(&path).unwrap();
+    let (again, sent) = shelf.save(&fixture, || {}).unwrap();
+    assert_eq!(sent, file.bytes);
+    for manifest in [&manifest, &counted_on, &again] {
+        assert_eq!(check(manifest), []);
+    }
+}
+
+#[test]
+fn a_restored_store_knows_that_the_newest_segment_was_lost() {
+    let fixture = Fixture::new();
+    for _ in 0..60 {
+        fixture.append("a", &[4; 4000]).unwrap();
+    }
+    let shelf = Shelf::default();
+    let mut newest = None;
+    let (manifest, _) = shelf
+        .save(&fixture, || {
+            if newest.is_none() {
+                // Behind it is only the one that appends go on in.
+                let segments = fixture.core.journal.segments.read();
+                let id = segments.values().nth_back(1).unwrap().life.id;
+                fixture.disk.remove(&format!("journal/{id}.seg")).unwrap();
+                newest = Some(id);
+            }
+        })
+        .unwrap();
+    let newest = newest.unwrap();
+    assert!(manifest.damage.iter().any(|d| d.segment == Some(newest)));
+    // A checkpoint would tell of it, too.
+    let mut manifest = BackupManifest::clone(&manifest);
+    manifest
+        .files
+        .retain(|file| !file.path.starts_with("checkpoint/"));
+    let disk = shelf.restore(&manifest, None);
+    let verified = Offline::open(Arc::new(disk.copy())).unwrap();
+    let verified = verified.verify(&Control::new(0), &mut |_| {}).unwrap();
+    assert_eq!(verified.severity(), Some(Severity::Loss));
+    let restored = Fixture::on(disk);
+    let told = restored.report.findings.join(" ");
+    assert!(told.contains(&format!("{newest}")), "{told}");
 }
 
 /// Records served and records named as lost, over all logs.

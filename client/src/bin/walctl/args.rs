@@ -399,7 +399,8 @@ pub(crate) struct HealthArgs {
 const BACKUP_HELP: &str = "\
 DIR holds any number of backups of one store: what they have in common is there once, and only \
 what is new is sent. `wald verify DIR` checks one, `wald restore DIR` makes a store of it. If the \
-store has damage it is saved as it is, named on stderr, and the exit code is 5.";
+store has damage it is saved as it is, named on stderr, the exit code is 5, and --keep removes \
+nothing.";
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = BACKUP_HELP, args_conflicts_with_subcommands = true,

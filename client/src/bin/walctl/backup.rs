@@ -13,9 +13,9 @@ use serde_json::json;
 use wald_client::Client;
 use wald_client::proto::{BackupManifest, Finding, backup_response::Part};
 
-use self::shelf::{Kept, Receiving, Shelf, hex};
+use self::shelf::{Found, Kept, Receiving, Shelf, hex};
 use crate::args::{BackupArgs, BackupCommand};
-use crate::exit::{Exit, Usage};
+use crate::exit::{Damaged, Exit, Usage};
 use crate::output::{Out, Output, rfc3339};
 
 pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Result<Exit> {
@@ -37,6 +37,8 @@ struct Taken {
     sent_bytes: u64,
     took: Duration,
     removed: Vec<String>,
+    /// Older ones were to be removed, and were not.
+    spared: bool,
 }
 
 async fn backup(
@@ -49,6 +51,8 @@ async fn backup(
     let shelf = Shelf::open(dir)?;
     let stores: HashSet<String> = shelf
         .kept()?
+        .warn()
+        .kept
         .into_iter()
         .map(|kept| kept.manifest.store_id)
         .collect();
@@ -82,9 +86,11 @@ async fn backup(
     intake.end()?;
     let (sent_files, sent_bytes) = (intake.files, intake.received);
     let kept = shelf.keep(manifest)?;
+    // Backups that are whole do not go for one that is not.
+    let is_whole = kept.manifest.findings.is_empty();
     let (removed, _) = match keep {
-        Some(keep) => shelf.prune(keep)?,
-        None => (Vec::new(), 0),
+        Some(keep) if is_whole => shelf.prune(keep, Some(&kept.id))?,
+        _ => (Vec::new(), 0),
     };
     bar.finish_and_clear();
     let taken = Taken {
@@ -93,6 +99,7 @@ async fn backup(
         sent_bytes,
         took: began.elapsed(),
         removed,
+        spared: keep.is_some() && !is_whole,
     };
     tell(&taken, output)
 }
@@ -209,6 +216,12 @@ fn tell(taken: &Taken, output: Output) -> Result<Exit> {
     for finding in &manifest.findings {
         eprintln!("walctl: the store is damaged: {}", sentence(finding));
     }
+    if taken.spared {
+        eprintln!(
+            "walctl: no older backup was removed, since they may hold whole what this one does not; \
+             `walctl backup prune` removes them all the same"
+        );
+    }
     Ok(match manifest.findings.is_empty() {
         true => Exit::Ok,
         false => Exit::DataLoss,
@@ -237,7 +250,10 @@ fn as_json(kept: &Kept) -> serde_json::Value {
 }
 
 fn list(dir: &Path, output: Output) -> Result<Exit> {
-    let all = Shelf::look(dir)?.kept()?;
+    let Found { kept: all, bad } = Shelf::look(dir)?.kept()?.warn();
+    if let Some(bad) = bad.into_iter().next().filter(|_| all.is_empty()) {
+        return Err(Damaged(bad).into());
+    }
     let mut out = Out::new(output);
     match output {
         Output::Json => out.json(&all.iter().map(as_json).collect::<Vec<_>>())?,
@@ -286,7 +302,9 @@ fn table(all: &[Kept]) -> String {
 fn prune(dir: &Path, keep: u64, output: Output) -> Result<Exit> {
     // To look first: pruning makes no directory.
     drop(Shelf::look(dir)?);
-    let (removed, freed) = Shelf::open(dir)?.prune(keep)?;
+    let shelf = Shelf::open(dir)?;
+    drop(shelf.kept()?.warn());
+    let (removed, freed) = shelf.prune(keep, None)?;
     let mut out = Out::new(output);
     match output {
         Output::Json | Output::Jsonl => {

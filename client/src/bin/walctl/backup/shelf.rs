@@ -12,10 +12,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use wald_client::proto::BackupManifest;
-use wald_proto::backup::{self, DIGEST_BYTES, FILES, MANIFEST_SUFFIX, MANIFESTS};
+use wald_proto::backup::{self, DIGEST_BYTES, FILES, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE};
 use xxhash_rust::xxh3::Xxh3;
-
-use crate::exit::Damaged;
 
 /// What a file is called until it is whole.
 const NEW: &str = ".new";
@@ -39,6 +37,33 @@ impl Kept {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.manifest.files.iter().map(|file| file.file_bytes).sum()
+    }
+
+    /// What the backups of a directory are sorted by, as `wald` does: by what the store says
+    /// of itself first, since its clock may have gone back.
+    fn order(&self) -> (u64, u64, i64, &str) {
+        let manifest = &self.manifest;
+        let position = manifest.position.unwrap_or(0);
+        let time = self.create_time();
+        (manifest.recovery_epoch, position, time, &self.id)
+    }
+}
+
+/// The backups that are there.
+pub(crate) struct Found {
+    /// The oldest first.
+    pub(crate) kept: Vec<Kept>,
+    /// Manifests that cannot be read, each a sentence that says what to do.
+    pub(crate) bad: Vec<String>,
+}
+
+impl Found {
+    /// Says on stderr what cannot be read.
+    pub(crate) fn warn(self) -> Self {
+        for bad in &self.bad {
+            eprintln!("walctl: warning: {bad}");
+        }
+        self
     }
 }
 
@@ -64,6 +89,12 @@ impl Shelf {
     /// Opens it to change it, and makes it if it is not there. What a killed backup left
     /// half written is removed.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
+        if let Some(name) = OF_A_STORE.iter().find(|name| dir.join(name).exists()) {
+            bail!(
+                "{} is a store's data directory, it has {name}; name a directory for backups only",
+                dir.display()
+            );
+        }
         let fail = || format!("cannot make {}", dir.display());
         let is_new = !dir.join(MANIFESTS).is_dir();
         for part in [FILES, MANIFESTS] {
@@ -185,40 +216,45 @@ impl Shelf {
         Ok(Kept { id, ..kept })
     }
 
-    /// The backups there are, the oldest first.
-    ///
-    /// # Errors
-    /// [`Damaged`], if a manifest is.
-    pub(crate) fn kept(&self) -> Result<Vec<Kept>> {
-        let mut all = Vec::new();
+    /// The backups there are.
+    pub(crate) fn kept(&self) -> Result<Found> {
+        let (mut kept, mut bad) = (Vec::new(), Vec::new());
         for name in self.names(MANIFESTS)? {
             let Some(id) = name.strip_suffix(MANIFEST_SUFFIX) else {
                 continue;
             };
             let path = self.path(MANIFESTS, &name);
-            let bytes =
-                fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            let manifest = backup::decode(&bytes).map_err(|bad| {
-                Damaged(format!(
-                    "{}: {bad}; remove it if that backup is not needed",
+            let read = fs::read(&path).map_err(|error| error.to_string());
+            let manifest =
+                read.and_then(|bytes| backup::decode(&bytes).map_err(|bad| bad.to_string()));
+            match manifest {
+                Ok(manifest) => kept.push(Kept {
+                    id: id.to_owned(),
+                    manifest,
+                }),
+                Err(what) => bad.push(format!(
+                    "{}: {what}; it is passed over, and no content is removed as long as it is \
+                     there: remove it if that backup is not needed",
                     path.display()
-                ))
-            })?;
-            all.push(Kept {
-                id: id.to_owned(),
-                manifest,
-            });
+                )),
+            }
         }
-        all.sort_by(|a, b| (a.create_time(), &a.id).cmp(&(b.create_time(), &b.id)));
-        Ok(all)
+        kept.sort_by(|a, b| a.order().cmp(&b.order()));
+        Ok(Found { kept, bad })
     }
 
-    /// Removes all but the newest backups, then the content that none of these has. Returns
-    /// the removed backups, and how many bytes of content went.
-    pub(crate) fn prune(&self, keep: u64) -> Result<(Vec<String>, u64)> {
-        let mut kept = self.kept()?;
+    /// Removes all but the newest backups, but never the one that was just taken; then the
+    /// content that none of those left has, unless a manifest cannot be read, which may name
+    /// it. Returns the removed backups, and how many bytes of content went.
+    pub(crate) fn prune(&self, keep: u64, taken: Option<&str>) -> Result<(Vec<String>, u64)> {
+        let Found { kept, bad } = self.kept()?;
         let keep = usize::try_from(keep).unwrap_or(usize::MAX);
-        let removed: Vec<Kept> = kept.drain(..kept.len().saturating_sub(keep)).collect();
+        let mut excess = kept.len().saturating_sub(keep);
+        let (removed, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(|kept| {
+            let goes = excess > 0 && taken != Some(kept.id.as_str());
+            excess -= usize::from(goes);
+            goes
+        });
         for kept in &removed {
             self.remove(MANIFESTS, &format!("{}{MANIFEST_SUFFIX}", kept.id))?;
         }
@@ -229,7 +265,11 @@ impl Shelf {
             .flat_map(|kept| kept.manifest.files.iter().map(|file| hex(&file.digest)))
             .collect();
         let mut freed = 0;
-        for name in self.names(FILES)? {
+        let names = match bad.is_empty() {
+            true => self.names(FILES)?,
+            false => Vec::new(),
+        };
+        for name in names {
             if let Some(digest) = digest_of(&name).filter(|_| !used.contains(&name)) {
                 freed += self.content_bytes(&digest)?.unwrap_or(0);
                 self.remove(FILES, &name)?;
