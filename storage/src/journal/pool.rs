@@ -252,7 +252,9 @@ impl Pool {
             .write_all_at(&life.encode(), 0)
             .and_then(|()| file.sync());
         if let Err(error) = written {
-            if is_out_of_space(&error) && free.is_none() {
+            // A recycled one goes too: after a power cut it may have holes, and a smaller one
+            // finds the space it takes.
+            if is_out_of_space(&error) {
                 self.disk.remove(&path)?;
             }
             return Err(error);
