@@ -41,8 +41,30 @@ impl Core {
         match (self.journal.recent.at(from, length), reach) {
             (Some(bytes), _) => Ok(bytes),
             (None, Reach::Memory) => Err(far()),
-            (None, Reach::Disk) => self.open_segments.read(segment, from, length),
+            (None, Reach::Disk) => self.bytes_of_file(segment, from, length),
         }
+    }
+
+    /// The same from the file; none if that is gone.
+    pub(super) fn bytes_of_file(
+        &self,
+        segment: &Segment,
+        from: Position,
+        length: u64,
+    ) -> io::Result<Bytes> {
+        match self.open_segments.read(segment, from, length) {
+            Err(error) if self.is_gone(segment, &error) => Ok(Bytes::new()),
+            read => read,
+        }
+    }
+
+    /// Whether the file of a segment is gone, as if it had been cut to nothing, and not the
+    /// whole directory with it, which may come back.
+    pub(crate) fn is_gone(&self, segment: &Segment, error: &io::Error) -> bool {
+        let newest = self.journal.segments.read().values().next_back().cloned();
+        let newest = newest.filter(|newest| newest.life.id != segment.life.id);
+        error.kind() == io::ErrorKind::NotFound
+            && newest.is_some_and(|newest| self.disk.open(&newest.path()).is_ok())
     }
 }
 

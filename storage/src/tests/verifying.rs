@@ -591,6 +591,44 @@ fn what_stands_behind_a_missing_segment_is_not_blamed_for_it() {
 }
 
 #[test]
+fn a_segment_that_goes_while_it_is_served_costs_its_records_only() {
+    for who_finds in ["a scan", "reads", "a verification"] {
+        let fixture = Fixture::new();
+        for number in 0..200u64 {
+            let log = format!("log-{}", number % 10);
+            fixture.append(&log, &vec![b'r'; 1000]).unwrap();
+        }
+        fixture.core.idle();
+        // What is new is still in memory.
+        let fixture = fixture.restart();
+        let path = faults::used_paths(&fixture.disk)[1].clone();
+        fixture.disk.remove(&path).unwrap();
+        match who_finds {
+            "a scan" => {
+                let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+                while next_chunk(&mut scan).unwrap().unwrap().is_some() {}
+            }
+            "a verification" => drop(online(&fixture)),
+            _ => {}
+        }
+        let read = |number: u64| fixture.read(&format!("log-{}", number % 10), number / 10);
+        let readable = (0..200).filter(|number| read(*number).is_ok()).count() as u64;
+        let quarantined = fixture.core.statistics().quarantined_records;
+        assert_eq!(readable + quarantined, 200, "{who_finds}");
+        assert!(quarantined > 20 && readable > 100, "{who_finds}");
+        let named = |findings: &[Finding]| -> u64 {
+            let ranges = findings.iter().filter_map(|finding| finding.lsns);
+            ranges.map(|(from, to)| to.since(from)).sum()
+        };
+        assert_eq!(named(&online(&fixture)), quarantined, "{who_finds}");
+        let fixture = fixture.restart();
+        let found = fixture.core.statistics().quarantined_records;
+        assert_eq!(found, quarantined, "{who_finds}");
+        fixture.append("log-0", b"goes on").unwrap();
+    }
+}
+
+#[test]
 fn a_whole_engine_has_no_findings_while_it_works() {
     let mut fixture = Fixture::new();
     for round in 0..3u8 {

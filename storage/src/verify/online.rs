@@ -258,16 +258,20 @@ impl Core {
         let writer = segment.writer();
         let mut reader = match Reader::open(&*self.disk, &path) {
             Ok(reader) => reader,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let gone = Finding::of_file(
-                    FindingKind::Missing,
-                    Severity::Loss,
-                    path.clone(),
-                    format!("segment {} is gone", segment.life.id),
-                    advice::LOST,
-                )
-                .in_segment(segment.life.id);
-                findings.extend(self.note(vec![gone], site));
+            Err(error) if self.is_gone(segment, &error) => {
+                lsns.expect_gaps();
+                let gone = Fault {
+                    kind: FindingKind::Missing,
+                    severity: Severity::Loss,
+                    from: segment.first(),
+                    to: end,
+                    detail: format!("segment {} is gone", segment.life.id),
+                    touched: Vec::new(),
+                    is_hole: true,
+                    is_gap: false,
+                    explained: false,
+                };
+                self.attribute(segment, &path, &gone, site, &mut findings)?;
                 return Ok(findings);
             }
             Err(error) => return Err(error.into()),

@@ -461,7 +461,7 @@ impl Work {
         let mut from = self.at.advance(8);
         while from < stop {
             let size = LARGE_PIECE_BYTES.min(stop.since(from));
-            let bytes = self.core.open_segments.read(segment, from, size)?;
+            let bytes = self.core.bytes_of_file(segment, from, size)?;
             let read = bytes.len();
             for offset in (0..read).step_by(8) {
                 let position = from.advance(offset as u64);
