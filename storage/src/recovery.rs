@@ -452,6 +452,8 @@ impl Recovered {
     /// Records behind the last good segment are gone. No later start will see that from
     /// the files: the next link says so.
     fn lose_behind(&mut self, limit: Position) {
+        // A link does not tell of 0.
+        let limit = limit.max(Position::new(1));
         if self.lost_before.replace(limit).is_none() {
             self.drafts.mark_uncertain(limit);
         }

@@ -519,6 +519,7 @@ impl Drafts {
     pub(super) fn finish(mut self, findings: &mut Vec<String>) -> Finished {
         let logs = Logs::default();
         let mut records = 0;
+        let mut nameless = false;
         let mut by_id = HashMap::new();
         let mut ids: Vec<LogId> = self.logs.keys().copied().collect();
         ids.sort_unstable();
@@ -541,6 +542,8 @@ impl Drafts {
                 findings.push(format!(
                     "the name of log {id} is lost; its records cannot be reached"
                 ));
+                // A log to be created may have that name.
+                nameless |= !draft.state.deleted;
                 continue;
             };
             // Everything found is on the device by now.
@@ -586,7 +589,7 @@ impl Drafts {
             logs,
             damages,
             records,
-            uncertain: self.uncertain.is_some(),
+            uncertain: self.uncertain.is_some() || nameless,
             accepted: self.accepted,
         }
     }
