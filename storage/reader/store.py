@@ -285,7 +285,7 @@ class Store:
                 while at < end and at in told:
                     self.damaged(segment, told[at], told[at].name)
                     at += told[at].size
-                if at < end and unknown is None:
+                if at < end:
                     unknown = at
                 unit = None
                 continue

@@ -469,15 +469,16 @@ impl Recovered {
     /// not at all.
     fn explain(&mut self, segment: SegmentId, holes: &[Hole], closings: Option<&[Closing]>) {
         let Some(first) = holes.first() else { return };
-        match closings {
-            Some(closings) => self.drafts.reconcile(segment, closings, first.from),
-            None => {
-                self.drafts.mark_uncertain(first.from);
-                self.findings.push(format!(
-                    "damage at position {} of segment {segment} cannot be attributed to logs",
-                    first.from
-                ));
-            }
+        if let Some(closings) = closings {
+            self.drafts.reconcile(segment, closings, first.from);
+            return;
+        }
+        for hole in holes {
+            self.drafts.mark_uncertain(hole.from);
+            self.findings.push(format!(
+                "damage at position {} of segment {segment} cannot be attributed to logs",
+                hole.from
+            ));
         }
     }
 

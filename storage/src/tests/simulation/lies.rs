@@ -18,12 +18,15 @@ use crate::disk::Lie;
 struct Served {
     records: BTreeMap<u64, u64>,
     named: Vec<(u64, u64)>,
+    /// Whether there is a log of that name.
+    is_there: bool,
 }
 
 fn served(core: &Arc<Core>, log: &str) -> Served {
     let mut served = Served {
         records: BTreeMap::new(),
         named: Vec::new(),
+        is_there: true,
     };
     let mut next = 0;
     loop {
@@ -40,7 +43,8 @@ fn served(core: &Arc<Core>, log: &str) -> Served {
                         .records
                         .extend(lsns.zip(data.iter().map(|data| digest(data))));
                 }
-                if page.next_lsn == page.tail_lsn {
+                // A tail in doubt is told to who asks there.
+                if page.batches.is_empty() && page.next_lsn == page.tail_lsn {
                     return served;
                 }
                 assert!(
@@ -58,7 +62,10 @@ fn served(core: &Arc<Core>, log: &str) -> Served {
                 assert!(to > next, "no progress");
                 next = to;
             }
-            Err(ReadError::LogNotFound { .. } | ReadError::BeyondTail { .. }) => return served,
+            Err(ReadError::LogNotFound { .. }) => {
+                served.is_there = false;
+                return served;
+            }
             Err(error) => panic!("{log}: {error}"),
         }
     }
@@ -346,6 +353,7 @@ impl Run {
         for log in core.logs.all() {
             assert!(all.contains_key(log.name.as_str()), "a log that never was");
         }
+        // Of a log whose name is lost a start can say no more than that.
         let unnamed = nobody || !report.findings.is_empty();
         let mut end = None;
         for (index, unit) in self.units.iter().enumerate() {
@@ -389,7 +397,7 @@ fn fate(unit: &Unit, all: &BTreeMap<String, Served>, unnamed: bool) -> (u64, u64
                     assert!(!is_named, "{log} {lsn} is served and named as damaged");
                     there += 1;
                 }
-                false if is_named || unnamed => named += 1,
+                false if is_named || unnamed && !found.is_there => named += 1,
                 false => silent += 1,
             }
         }
