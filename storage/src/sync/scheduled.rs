@@ -13,7 +13,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
@@ -24,6 +23,7 @@ use shuttle::sync as theirs;
 
 pub(crate) use shuttle::future::block_on;
 pub(crate) use shuttle::sync::atomic;
+pub(crate) use shuttle::thread::{Builder as ThreadBuilder, JoinHandle};
 
 /// A delay that is not waited for.
 pub(crate) const NEVER: Duration = Duration::from_secs(3600);
@@ -199,49 +199,6 @@ impl Condvar {
         for waiter in self.waiting().drain(..) {
             waiter.end(Woken::ByNotice);
         }
-    }
-}
-
-/// Starts threads; `shuttle`'s own do not tell whether they have ended.
-pub(crate) struct ThreadBuilder(shuttle::thread::Builder);
-
-impl ThreadBuilder {
-    pub(crate) fn new() -> Self {
-        Self(shuttle::thread::Builder::new())
-    }
-
-    pub(crate) fn name(self, name: String) -> Self {
-        Self(self.0.name(name))
-    }
-
-    #[allow(clippy::disallowed_methods, reason = "called in src/threads.rs only")]
-    pub(crate) fn spawn<T: Send + 'static>(
-        self,
-        body: impl FnOnce() -> T + Send + 'static,
-    ) -> io::Result<JoinHandle<T>> {
-        let ended = Arc::new(atomic::AtomicBool::new(false));
-        let tells = Arc::clone(&ended);
-        let handle = self.0.spawn(move || {
-            let value = body();
-            tells.store(true, atomic::Ordering::SeqCst);
-            value
-        })?;
-        Ok(JoinHandle { handle, ended })
-    }
-}
-
-pub(crate) struct JoinHandle<T> {
-    handle: shuttle::thread::JoinHandle<T>,
-    ended: Arc<atomic::AtomicBool>,
-}
-
-impl<T> JoinHandle<T> {
-    pub(crate) fn join(self) -> std::thread::Result<T> {
-        self.handle.join()
-    }
-
-    pub(crate) fn is_finished(&self) -> bool {
-        self.ended.load(atomic::Ordering::SeqCst)
     }
 }
 
