@@ -440,7 +440,13 @@ fn announce(
             "cut off a torn tail: nothing proves that it had been flushed"
         );
     }
-    // Damage that belongs to no log is among the findings.
+    if report.damage.iter().any(|gap| gap.log.is_none()) {
+        tracing::error!(
+            "records are lost, and whose is not known: logs without newer records take no \
+             appends, and no log is created; `wald repair` tells more and, with --accept-loss, ends it"
+        );
+    }
+    // The places are among the findings.
     for gap in report.damage.iter().filter(|gap| gap.log.is_some()) {
         tracing::error!(
             log = gap.log.as_ref().map(|log| log.as_str()),

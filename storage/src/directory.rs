@@ -180,7 +180,7 @@ pub(crate) fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
         Some(id) if encode_format(id) == text => Ok(id),
         _ => Err(OpenError::NotAStore {
             what: format!(
-                "{}/FORMAT is not one of Wald's, or damaged; restore it from a backup of this very store",
+                "{}/FORMAT is not one of Wald's, or damaged; `wald repair --accept-loss` writes it anew from what the segments say",
                 disk.location()
             ),
         }),
@@ -199,7 +199,7 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
     if !segments.is_empty() {
         return Err(OpenError::NotAStore {
             what: format!(
-                "{} has journal segments but no FORMAT file; restore FORMAT from a backup of this very store",
+                "{} has journal segments but no FORMAT file; `wald repair --accept-loss` writes it anew from what they say",
                 disk.location()
             ),
         });

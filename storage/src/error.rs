@@ -107,7 +107,7 @@ pub enum AppendError {
     /// Damage may have taken the newest records of this log, so the next lsn cannot
     /// be proven; nothing was written. An operator must repair the store.
     #[error(
-        "the tail of log {log:?} cannot be proven after damage; appends are refused from lsn {from} on until the store is repaired"
+        "the tail of log {log:?} cannot be proven after damage; appends are refused from lsn {from} on until the store is repaired (`wald repair`)"
     )]
     TailUnproven {
         /// The log.

@@ -7,8 +7,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 use wald_storage::{
-    Disk, LocalEngine, LogEngine as _, NoObserver, Position, RealDisk, Restored, ScanRequest,
-    ScanStart, Selector, StorageConfig, SystemClock, Visibility, block_on,
+    Disk, Gap, GapReason, LocalEngine, LogEngine as _, NoObserver, Position, RealDisk, Restored,
+    ScanRequest, ScanStart, Selector, StorageConfig, SystemClock, Visibility, block_on,
 };
 
 use super::{
@@ -124,6 +124,10 @@ struct Read {
     missing: u64,
 }
 
+fn covers(whole: &Gap, part: &Gap) -> bool {
+    whole.log == part.log && whole.from <= part.from && part.to <= whole.to
+}
+
 impl Work<'_> {
     fn restore(&self, target: &Path) -> Result<Restored, Exit> {
         let view = view(self.directory, self.kept, self.at)?;
@@ -142,7 +146,7 @@ impl Work<'_> {
             .tempdir_in(place)
             .map_err(|error| Exit::new(FAILED, format!("{}: {error}", place.display())))?;
         let restored = self.restore(scratch.path())?;
-        let read = self.read_all(scratch.path())?;
+        let read = self.read_all(scratch.path(), &restored.report.accepted)?;
         self.tell(&restored, scratch.path(), Some(&read))?;
         let sound = read.missing == 0 && read.records == restored.report.records;
         if !sound {
@@ -155,7 +159,8 @@ impl Work<'_> {
     }
 
     /// Opens the store as a start does, and reads every record of every log.
-    fn read_all(&self, target: &Path) -> Result<Read, Exit> {
+    /// Gaps whose loss was accepted before the backup are as they should be.
+    fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<Read, Exit> {
         let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
         let (engine, _) = LocalEngine::open(
             disk,
@@ -188,7 +193,8 @@ impl Work<'_> {
             read.missing += chunk
                 .gaps
                 .iter()
-                .filter(|gap| gap.reason == wald_storage::GapReason::Quarantined)
+                .filter(|gap| gap.reason == GapReason::Quarantined)
+                .filter(|gap| !accepted.iter().any(|whole| covers(whole, gap)))
                 .count() as u64;
         }
         Ok(read)

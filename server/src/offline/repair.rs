@@ -20,9 +20,12 @@ pub(super) fn command() -> Command {
              on because of it: logs whose newest records may be gone take no appends, since lsns \
              might be given out twice.\n\n\
              With --accept-loss that loss is final: every log takes appends again, from what was \
-             found of it. Nothing is removed, what is lost stays named to readers, the recovery \
-             epoch goes up, and the file REPAIRS says when, by whom and what. Restore a backup \
-             instead if there is one (`wald restore`).\n\n\
+             found of it. Nothing is removed, the recovery epoch goes up, and the file REPAIRS \
+             says when, by whom and what. A gap between records stays named to readers. Where \
+             the newest records of a log are gone it goes on behind the last that is left: lsns \
+             of lost ones are given out again, and cursors beyond it are gone. Before that, see \
+             whether a backup has the segment: restored elsewhere (`wald restore`), its file in \
+             journal/ can take the place of the damaged one.\n\n\
              Exit codes: 0 nothing is lost, or it was accepted, 1 failed, 2 usage, 4 a daemon has \
              the directory, 5 something is lost and was not accepted.",
         )

@@ -46,7 +46,7 @@ pub(crate) fn small_files(
             format!(
                 "FORMAT {what}, and the store does not open without it; by its segments this is store {store_id:032x}"
             ),
-            "restore FORMAT from a backup of this very store; nothing else is missing by this",
+            "`wald repair --accept-loss` writes it anew from what the segments say; nothing else is missing by this",
         ));
     }
     let begun = LastBegun::read(disk)?;
