@@ -6,6 +6,8 @@ fault is planted in a copy of each client, one at a time, and the cases of lost 
 Languages: rust, go, python, typescript; none named: all.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 from clients import *
 
 # Cases that lose connections and answers: what clients of logs get wrong.
@@ -70,25 +72,42 @@ cases = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="u
 done = run(harness.HERE / "harness.py", "--check-cases")
 check("the cases are well-formed", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1])
 
-for language in languages:
+
+
+def conformance(language):
+    """What one language's client shows: arguments of checks."""
+    found = []
+
+    def note(what, holds, detail=""):
+        found.append((f"{language}: {what}", holds, detail))
+        return holds
+
     began = time.monotonic()
     command = runner(language)
     built = time.monotonic()
     status, ok, failures, said = conform(command, SCRATCH / f"conformance-{language}.log")
     for case in cases:
-        check(f"{language}: {case}", case in ok, next((line for line in failures if f" {case}:" in line), ""))
-    if not check(f"{language}: the run is as it says", status == 0 or failures, said[-500:] if status else
-                 f"{len(ok)} cases in {time.monotonic() - built:.0f} s, built in {built - began:.0f} s"):
-        continue
-    check(f"{language}: there is a fault to plant", FAULTS[language])
+        note(case, case in ok, next((line for line in failures if f" {case}:" in line), ""))
+    if not note("the run is as it says", status == 0 or failures, said[-500:] if status else
+                f"{len(ok)} cases in {time.monotonic() - built:.0f} s, built in {built - began:.0f} s"):
+        return found
+    note("there is a fault to plant", FAULTS[language])
     for what, file, old, new in FAULTS[language]:
         text = (ROOT / file).read_text(encoding="utf-8")
-        if not check(f"{language}: {file} has the place for a fault once", text.count(old) == 1, text.count(old)):
+        if not note(f"{file} has the place for a fault once", text.count(old) == 1, text.count(old)):
             continue
         root = fresh_copy(language)
         (root / file).write_text(text.replace(old, new), encoding="utf-8")
         status, ok, failures, said = conform(runner(language, root), SCRATCH / f"fault-{language}.log", LOST)
         # By a case that fails, not because nothing works.
-        check(f"{language}: found: {what}", status != 0 and failures and ok,
-              f"{len(failures)} of {len(LOST)} cases failed: " + "; ".join(line[:120] for line in failures[:3]))
+        note(f"found: {what}", status != 0 and failures and ok,
+             f"{len(failures)} of {len(LOST)} cases failed: " + "; ".join(line[:120] for line in failures[:3]))
+    return found
+
+
+# Two at a time: most cases wait.
+with ThreadPoolExecutor(2) as pool:
+    for found in pool.map(conformance, languages):
+        for one in found:
+            check(*one)
 finish()

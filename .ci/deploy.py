@@ -10,7 +10,8 @@ BIN = SCRATCH / "bin"
 PYTHON = SCRATCH / "deploy" / "bin"
 CHART = ROOT / "deploy" / "helm" / "wald"
 # What the step `static` of .ci/run makes.
-STATIC = TARGET / f"{os.uname().machine}-unknown-linux-musl" / "release"
+# Built there by .ci/run.
+STATIC = TARGET / "static" / f"{os.uname().machine}-unknown-linux-musl" / "release"
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 
 

@@ -54,15 +54,15 @@ func main() {
 	switch os.Args[1] {
 	case "check":
 		var plan plan
-		flags.IntVar(&plan.histories, "histories", 20, "histories to record")
+		flags.IntVar(&plan.histories, "histories", 8, "histories to record")
 		flags.IntVar(&plan.calls, "calls", 5000, "calls in each")
 		flags.IntVar(&plan.clients, "clients", 12, "concurrent callers")
 		flags.IntVar(&plan.kills, "kills", 4, "kills in each history")
 		flags.DurationVar(&plan.limit, "limit", time.Minute, "time to judge one history")
 		work = func() error { return checkHistories(plan, *seed) }
 	case "fences":
-		fences := flags.Int("fences", 1000, "fences without kills")
-		killed := flags.Int("killed", 200, "fences under kills")
+		fences := flags.Int("fences", 400, "fences without kills")
+		killed := flags.Int("killed", 60, "fences under kills")
 		work = func() error { return checkFences(*fences, *killed, *seed) }
 	default:
 		fmt.Fprintf(os.Stderr, "unknown: %s\n", os.Args[1])

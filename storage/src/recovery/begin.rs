@@ -1,5 +1,6 @@
 //! Beginning a run: the old tail made safe, a new segment, its link flushed.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::directory::LastBegun;
 use crate::disk::{Disk, is_out_of_space};
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
-use crate::index::index_path;
+use crate::index::{index_id, index_path};
 use crate::indexer::Indexer;
 use crate::journal::body::Link;
 use crate::journal::committer::{Committer, Resume, Settings};
@@ -34,7 +35,7 @@ impl Recovered {
         let fail = || OpenError::io("beginning the journal");
         let started = clock.monotonic();
         let torn_bytes = self.save_tail(disk)?;
-        let mut spare = Spare::of(&**disk, self.segments.values()).map_err(fail())?;
+        let mut spare = Spare::of(&**disk, self.segments.values());
         let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
         self.enter_epoch(end);
         let pool = Arc::new(Pool::new(
@@ -258,8 +259,10 @@ impl Recovered {
 /// a new file needs more than it seems.
 struct Spare<'a> {
     disk: &'a dyn Disk,
-    /// First to go last.
-    paths: Vec<String>,
+    /// Segments whose index may go, the newest first.
+    indexed: Vec<SegmentId>,
+    /// First to go last; listed when the first is to go.
+    paths: Option<Vec<String>>,
     /// How many go next.
     step: usize,
 }
@@ -268,33 +271,39 @@ impl<'a> Spare<'a> {
     fn of<'s>(
         disk: &'a dyn Disk,
         segments: impl DoubleEndedIterator<Item = &'s Arc<Segment>>,
-    ) -> std::io::Result<Self> {
-        let indexes = disk.list("index")?;
-        let mut paths: Vec<String> = segments
+    ) -> Self {
+        let indexed = segments
             .rev()
             // Of a damaged segment they may tell what it does not.
             .filter(|segment| segment.holes.read().is_empty())
-            .map(|segment| index_path(segment.life.id))
-            .filter(|path| indexes.iter().any(|name| path.ends_with(name.as_str())))
+            .map(|segment| segment.life.id)
             .collect();
+        Self {
+            disk,
+            indexed,
+            paths: None,
+            step: 1,
+        }
+    }
+
+    fn list(&self) -> std::io::Result<Vec<String>> {
+        let indexes: HashSet<SegmentId> = self
+            .disk
+            .list("index")?
+            .iter()
+            .filter_map(|name| index_id(name))
+            .collect();
+        let indexed = self.indexed.iter().filter(|id| indexes.contains(id));
+        let mut paths: Vec<String> = indexed.map(|id| index_path(*id)).collect();
         // The newest is what this start may have begun with.
-        let checkpoints = checkpoint::list(disk)?;
-        paths.extend(
-            checkpoints
-                .iter()
-                .rev()
-                .skip(1)
-                .map(|id| checkpoint::path(*id)),
-        );
-        let mut debris = disk.list("quarantine")?;
+        let checkpoints = checkpoint::list(self.disk)?;
+        let older = checkpoints.iter().rev().skip(1);
+        paths.extend(older.map(|id| checkpoint::path(*id)));
+        let mut debris = self.disk.list("quarantine")?;
         debris.sort_unstable();
         let debris = debris.iter().rev();
         paths.extend(debris.map(|name| format!("quarantine/{name}")));
-        Ok(Self {
-            disk,
-            paths,
-            step: 1,
-        })
+        Ok(paths)
     }
 
     /// Tries again until there is space, or nothing is left to be given up.
@@ -303,10 +312,14 @@ impl<'a> Spare<'a> {
         mut work: impl FnMut() -> std::io::Result<T>,
         error: &std::io::Error,
     ) -> std::io::Result<T> {
+        let mut paths = match self.paths.take() {
+            Some(paths) => paths,
+            None => self.list()?,
+        };
         let mut result = Err(std::io::Error::new(error.kind(), error.to_string()));
-        while matches!(&result, Err(error) if is_out_of_space(error)) && !self.paths.is_empty() {
-            let rest = self.paths.len().saturating_sub(self.step);
-            let given_up = self.paths.split_off(rest);
+        while matches!(&result, Err(error) if is_out_of_space(error)) && !paths.is_empty() {
+            let rest = paths.len().saturating_sub(self.step);
+            let given_up = paths.split_off(rest);
             self.step *= 2;
             for path in &given_up {
                 self.disk.remove(path)?;
@@ -320,6 +333,7 @@ impl<'a> Spare<'a> {
             );
             result = work();
         }
+        self.paths = Some(paths);
         result
     }
 }
