@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""usage: .ci/known_bad.py [MISTAKE...]
+"""usage: .ci/known_bad.py [--all] [MISTAKE...]
 
 A test that would also pass on a broken build is worth nothing. Engines that are wrong on purpose, one mistake
 each (storage/src/known_bad.rs), go through the layers of tests: which layer catches which, and how soon. A
 mistake that no layer catches fails this; so does a layer that fails without any mistake, and one that does not
 come to an end: a test that hangs says nothing. Sizes are small: a layer that catches nothing here may do so in a
-longer run. As root, with loop devices.
+longer run. With --all also the layers that take a daemon (kills, failing calls, real power cuts: as root, with loop
+devices) and the engine's other tests, which takes some minutes more.
 """
 
 import collections
@@ -39,27 +40,31 @@ def built(*arguments):
     return {m["target"]["name"]: m["executable"] for m in messages if m.get("executable")}
 
 
-def layers(directory):
+def layers(directory, every):
     """For each layer: its command, and what it finds in its environment."""
     engine = built("test", "-p", "wald-storage", "--features", "known-bad", "--lib")["wald_storage"]
     threads = built("test", "-p", "wald-storage", "--features", "known-bad,shuttle", "--lib")["wald_storage"]
+
+    def modules(binary, names, **environment):
+        return [binary, *(f"tests::{name}::" for name in names)], environment
+
+    found = {
+        "simulated": modules(engine, SIMULATED, WALD_CUTS="1500", WALD_FAILS="300", WALD_LIES="100"),
+        "histories": modules(engine, HISTORIES, WALD_HISTORIES="60", WALD_RETRIES="100"),
+        "damage": modules(engine, DAMAGE, WALD_FUZZ="100"),
+        "schedules": modules(threads, ["interleavings"], WALD_SCHEDULES="300"),
+    }
+    if not every:
+        return found
     tests = built("test", "-p", "wald-server", "--features", "known-bad", "--test", "kill", "--test", "power_cut")
     # Out of the way of the next build.
     daemon = shutil.copy2(tests["wald"], directory / "wald")
     own = {"WALD_BINARY": str(daemon)}
     # Made once: those who use it at the same time find it made.
     python, _ = runner("python")
-
-    def modules(binary, names, **environment):
-        return [binary, *(f"tests::{name}::" for name in names)], environment
-
     skipped = [word for name in SIMULATED + HISTORIES + DAMAGE for word in ("--skip", f"tests::{name}::")]
-    return {
+    return found | {
         "engine": ([engine, *skipped], {}),
-        "simulated": modules(engine, SIMULATED, WALD_CUTS="1500", WALD_FAILS="300", WALD_LIES="100"),
-        "histories": modules(engine, HISTORIES, WALD_HISTORIES="60", WALD_RETRIES="100"),
-        "damage": modules(engine, DAMAGE, WALD_FUZZ="100"),
-        "schedules": modules(threads, ["interleavings"], WALD_SCHEDULES="300"),
         "kill -9": ([tests["kill"]], {**own, "WALD_KILLS": "6", "WALD_ACKS": "100"}),
         "syscalls": ([python, "-B", ROOT / ".ci" / "syscalls.py", *FAULTS], own),
         "power cut": ([tests["power_cut"], "--ignored", "ext4"], {**own, "WALD_CUTS": "8"}),
@@ -117,12 +122,12 @@ def text(cell):
 
 
 def main():
-    chosen = sys.argv[1:]
+    chosen = [argument for argument in sys.argv[1:] if argument != "--all"]
     if set(chosen) - set(MISTAKES):
         usage()
     began = time.monotonic()
     with scratch() as temporary, ThreadPoolExecutor(WORKERS) as pool:
-        every = layers(Path(temporary))
+        every = layers(Path(temporary), "--all" in sys.argv)
         print(f"built in {time.monotonic() - began:.0f} s", flush=True)
         rows = {mistake: {layer: pool.submit(run, *how, mistake, temporary) for layer, how in every.items()}
                 for mistake in [None, *(chosen or MISTAKES)]}
