@@ -120,6 +120,7 @@ impl GapView {
             to_lsn: gap.to.map(Lsn::get),
             reason: match gap.reason {
                 GapReason::Trimmed => "TRIMMED",
+                GapReason::Expired => "EXPIRED",
                 GapReason::Quarantined => "QUARANTINED",
                 GapReason::Lost => "LOST",
                 GapReason::Deleted => "DELETED",

@@ -93,6 +93,7 @@ impl Store {
             sync_mode,
             compression,
             max_record_bytes: None,
+            retention: None,
         };
         let create = |log: &str, config| block_on(engine.create_log(name(log), config)).unwrap();
         create("packed", settings(None, Some(Compression::Lz4)));
@@ -158,6 +159,7 @@ impl Store {
                 sync_mode: Some(SyncMode::Batch),
                 compression: None,
                 max_record_bytes: Some(1000),
+                retention: None,
             },
         ))
         .unwrap();
