@@ -149,7 +149,8 @@ impl Core {
         let durable = self.journal.durable();
         let now = self.journal.expiry_now();
         let state = self.retainer.state.lock();
-        let unbounded = state.unbounded_at == Some(settings);
+        let default = self.config.retention.is_bounded();
+        let unbounded = !default && state.unbounded_at == Some(settings);
         let idle = state.seen == durable && seconds(now) < state.ages_at;
         if unbounded || idle || self.refusal().is_some() {
             return None;

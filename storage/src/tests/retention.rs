@@ -417,6 +417,11 @@ fn the_servers_bounds_hold_for_logs_without_any_of_their_own() {
         ..small_config()
     };
     let fixture = Fixture::with(SimDisk::new(), config);
+    // There is no log yet.
+    fixture.pass();
+    fixture.fill("first", 5, 10);
+    fixture.pass();
+    assert_eq!(fixture.first("first"), 1);
     fixture.retain("own", Some(by_records(6)));
     fixture.retain("none", Some(Retention::default()));
     for log in ["own", "none", "servers"] {
