@@ -322,6 +322,8 @@ pub struct LogInfo {
     pub config: Arc<LogConfig>,
     /// The first record kept.
     pub first_lsn: Lsn,
+    /// How many records right below went by retention; those below them, by a trim.
+    pub expired: u64,
     /// The next lsn, at the visibility asked for.
     pub tail_lsn: Lsn,
     /// All below it are on the device.

@@ -625,6 +625,7 @@ fn log_shows_lsn_zero_and_its_settings() {
             retention: None,
         }),
         first_lsn: Lsn::ZERO,
+        expired: 0,
         tail_lsn: Lsn::ZERO,
         durable_lsn: Lsn::ZERO,
         writer_epoch: 3,

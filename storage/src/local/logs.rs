@@ -438,7 +438,8 @@ impl Log {
             name: self.name.clone(),
             log_id: self.id,
             config: Arc::clone(&state.config),
-            first_lsn: state.first(durable),
+            first_lsn: state.kept(durable).first,
+            expired: state.kept(durable).expired,
             tail_lsn,
             durable_lsn: state.tail(durable),
             writer_epoch: state

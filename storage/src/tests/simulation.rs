@@ -22,6 +22,7 @@ use self::points::{Phase, STRETCHES};
 use self::requests::Asked;
 use super::*;
 use crate::ids::{LogId, Position};
+use crate::record::Retention;
 
 /// Which faults there are beside power cuts and kills.
 #[derive(Debug, Clone, Copy, Default)]
@@ -128,6 +129,10 @@ impl Run {
             max_batch_bytes: 20_000,
             buffer_bytes: 9000,
             producer_window: random.random_range(1..90),
+            retention: match random.random_range(0..5) {
+                0 | 1 => requests::retention(&mut random).unwrap_or_default(),
+                _ => Retention::default(),
+            },
             ..small_config()
         };
         Self {

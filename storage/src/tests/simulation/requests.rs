@@ -109,6 +109,24 @@ pub(in crate::tests) fn digest(data: &[u8]) -> u64 {
         .fold(sum, |sum, byte| step(sum, u64::from(*byte)))
 }
 
+/// Some bound, or none.
+pub(in crate::tests) fn retention(random: &mut StdRng) -> Option<Retention> {
+    let mut retention = Retention {
+        respect_cursors: random.random_range(0..100) < 15,
+        ..Retention::default()
+    };
+    match random.random_range(0..7) {
+        0 | 1 => retention.max_records = Some(random.random_range(1..20)),
+        2 => retention.max_bytes = Some(random.random_range(1..30_000)),
+        3 | 4 => {
+            let millis = random.random_range(1..15_000);
+            retention.max_age = Some(Duration::from_millis(millis));
+        }
+        _ => return None,
+    }
+    Some(retention)
+}
+
 impl Run {
     fn chance(&mut self, of_100: u32) -> bool {
         self.random.random_range(0..100) < of_100
@@ -221,30 +239,13 @@ impl Run {
             "manual" => Some(SyncMode::Manual),
             _ => modes[self.random.random_range(0..3)],
         };
-        let retention = self.retention();
+        let retention = retention(&mut self.random).map(Box::new);
         LogConfig {
             sync_mode,
             compression: self.chance(30).then_some(Compression::Lz4),
             max_record_bytes: None,
             retention,
         }
-    }
-
-    fn retention(&mut self) -> Option<Box<Retention>> {
-        let mut retention = Retention {
-            respect_cursors: self.chance(15),
-            ..Retention::default()
-        };
-        match self.random.random_range(0..7) {
-            0 | 1 => retention.max_records = Some(self.random.random_range(1..20)),
-            2 => retention.max_bytes = Some(self.random.random_range(1..30_000)),
-            3 | 4 => {
-                let millis = self.random.random_range(1..15_000);
-                retention.max_age = Some(Duration::from_millis(millis));
-            }
-            _ => return None,
-        }
-        Some(Box::new(retention))
     }
 
     /// A pass of retention, or a word about its clock; `None` if it would find nothing.
@@ -326,7 +327,8 @@ impl Run {
         if !same || live.config != *config || live.first >= before {
             return false;
         }
-        let bounds = config.retention.as_deref().expect("it has bounds");
+        let bounds = config.retention.as_deref();
+        let bounds = bounds.unwrap_or(&self.config.retention);
         if bounds.respect_cursors && live.cursors.values().min().is_none_or(|c| *c < before) {
             return false;
         }
