@@ -96,8 +96,9 @@ def load(daemon, appends, writers, durability="unspecified", size=200):
 
 def busy(fleet):
     """The daemon that is well: appends of all levels, scans, followers, trims, mistakes of callers."""
-    daemon = fleet.start("load", *SMALL, "--max-open-segments", "2")
+    daemon = fleet.start("load", *SMALL, "--max-open-segments", "2", "--retention-interval", "1s")
     load(daemon, 100, 4)
+    daemon.walctl("log", "update", "load/6", "--max-records", "100")
     for log in ("load/1", "load/2"):
         fleet.helpers.append(subprocess.Popen([WALCTL, "tail", log, "--output", "jsonl", "--endpoint", daemon.endpoint],
                                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environment()))

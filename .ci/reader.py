@@ -3,7 +3,7 @@
 
 The independent reader of data directories (storage/reader, written from storage/README.md alone) against the
 engine. In each of ROUNDS (2) rounds a daemon with segments of 64 KiB gets a random load: all sync modes, lz4, batches
-over several logs, producers, fences, cursors, trims, deletions, kills and clean stops. Its directory is
+over several logs, producers, fences, cursors, trims, retention, deletions, kills and clean stops. Its directory is
 read as it is, with its tail torn, with bytes flipped, with files missing; each time by the reader, and by a
 daemon that starts on a copy. Both must tell the same logs, records, cursors and missing ranges, and refuse the same
 appends; index files and checkpoints must say what the segments say. The golden directories
@@ -68,7 +68,10 @@ def served(daemon):
             "config": {key: config[name].removeprefix(prefix).lower() for key, name, prefix in
                        (("sync_mode", "syncMode", "SYNC_MODE_"), ("compression", "compression", "COMPRESSION_"))
                        if name in config}}
-        found, gaps = [], []
+        retention = config.get("retention", {})
+        logs[name]["config"].update({key: int(retention[theirs]) for key, theirs in
+                                     (("max_bytes", "maxBytes"), ("max_records", "maxRecords")) if theirs in retention})
+        found, gaps, expired = [], [], 0
         for message in stream(daemon.grpcurl("-d", json.dumps({"log": name, "lsn": 0}), daemon.grpc,
                                              "wald.v1.WalService/Scan")):
             for batch in message.get("batches", []):
@@ -84,9 +87,11 @@ def served(daemon):
                     found.append(one)
             gaps += [(int(gap.get("fromLsn", 0)), int(gap["toLsn"]) if "toLsn" in gap else None)
                      for gap in message.get("gaps", []) if gap["reason"] == "GAP_REASON_QUARANTINED"]
+            expired += sum(int(gap["toLsn"]) - int(gap.get("fromLsn", 0)) for gap in message.get("gaps", [])
+                           if gap["reason"] == "GAP_REASON_EXPIRED")
         _, cursors, _ = daemon.call("wald.v1.CursorService/ListCursors", {"log": name})
         # An open gap: how much is missing at the end is not known.
-        logs[name].update(found=found, quarantined=joined(gap for gap in gaps if gap[1] is not None),
+        logs[name].update(found=found, expired=expired, quarantined=joined(gap for gap in gaps if gap[1] is not None),
                           tail_proven=all(end is not None for _, end in gaps), cursors=[
             {"name": cursor["name"], "lsn": int(cursor.get("lsn", 0))} for cursor in cursors.get("cursors", [])])
     return logs
@@ -118,7 +123,7 @@ def joined(ranges):
 
 def told(logs):
     """The part of what the reader tells that a daemon tells too."""
-    same = ["log_id", "first_lsn", "next_lsn", "writer_epoch", "stored_bytes", "config", "tail_proven", "found"]
+    same = ["log_id", "first_lsn", "expired", "next_lsn", "writer_epoch", "stored_bytes", "config", "tail_proven", "found"]
     return {name: {**{key: log[key] for key in same}, "quarantined": joined(log["quarantined"]),
                    "cursors": [{"name": one["name"], "lsn": one["lsn"]} for one in log["cursors"]]}
             for name, log in logs.items()}
@@ -150,7 +155,7 @@ def compare(what, directory, sound, appends=False):
     with tempfile.TemporaryDirectory(dir=SCRATCH) as temporary:
         copy = Path(temporary) / "data"
         shutil.copytree(directory, copy)
-        with Daemon(copy, *SMALL) as daemon:
+        with Daemon(copy, *SMALL, "--retention-interval", "1h") as daemon:
             engine = served(daemon)
             # Of a damaged log they depend on whether the start walked its segments or believed their indexes.
             for name in logs if not sound else []:
@@ -240,6 +245,9 @@ def load(daemon, draw, state):
             daemon.walctl("cursor", "set", name, draw.choice("abc"), draw.randint(0, tail), check=True)
         elif act < 0.65:
             daemon.walctl("cursor", "delete", name, "a")
+        elif act < 0.75:
+            bound = draw.choice([["--max-records", draw.randint(1, 30)], ["--max-bytes", draw.randint(1, 20000)]])
+            daemon.walctl("log", "update", name, *bound, check=True)
         elif act < 0.8:
             daemon.walctl("log", "update", name, "--compression", draw.choice(["none", "lz4"]), check=True)
         elif act < 0.9 and name.startswith("plain/"):
@@ -361,7 +369,7 @@ def expected(logs):
     """What is kept beside a golden directory, of each log."""
     keys = ["log_id", "first_lsn", "next_lsn", "writer_epoch", "config", "create_time_us", "update_time_us", "stored_bytes",
             "cursors", "tail_proven", "quarantined", "records", "digest"]
-    return {name: {**{key: log[key] for key in keys}, "producers": [
+    return {name: {**{key: log[key] for key in keys}, **({"expired": log["expired"]} if log["expired"] else {}), "producers": [
         {"id": one["id"], "epoch": one["epoch"], "next_sequence": one["next_sequence"],
          "newest_lsn": one["remembered"][-1]["lsn"]} for one in log["producers"]]} for name, log in logs.items()}
 
@@ -380,7 +388,7 @@ for number in range(rounds):
         data, state = Path(temporary) / "data", {"epochs": {}, "sequences": {}}
         runs = draw.randint(1, 3)
         for run_number in range(runs):
-            with Daemon(data, *SMALL, "--sync-mode", draw.choice(SYNC_MODES[:4])) as daemon:
+            with Daemon(data, *SMALL, "--sync-mode", draw.choice(SYNC_MODES[:4]), "--retention-interval", "5ms") as daemon:
                 if run_number:
                     forget_unsynced(daemon, state)
                 load(daemon, draw, state)

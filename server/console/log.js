@@ -13,6 +13,7 @@ const REFRESH = 1000;
 
 const REASONS = {
   TRIMMED: "trimmed: forgotten on purpose",
+  EXPIRED: "expired: forgotten by the log's retention",
   QUARANTINED: "damaged on disk, not served",
   LOST: "lost: a crash took them back; they had never been durable",
   DELETED: "deleted with their log",
@@ -160,7 +161,7 @@ export class LogView {
   bounds() {
     const first = this.items.map((item) => gapOf(item)?.from_lsn ?? item.lsn).find((lsn) => lsn !== undefined);
     const record = this.items.find((item) => !gapOf(item));
-    const trimmed = gapOf(this.items[0] ?? {})?.reason === "TRIMMED";
+    const trimmed = ["TRIMMED", "EXPIRED"].includes(gapOf(this.items[0] ?? {})?.reason);
     this.from = trimmed ? (record?.lsn ?? this.nextLsn) : (first ?? this.nextLsn);
     this.enable();
   }

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use wald_storage::{ConfigError, StorageConfig};
+use wald_storage::{ConfigError, Retention, StorageConfig};
 
 pub(crate) use layers::{
     ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
@@ -170,6 +170,18 @@ settings! {
     /// Least time from the beginning of one such pass over everything to that of the next.
     /// The first begins with the start.
     scrub_interval: Duration = "24h";
+    /// What logs forget that have no retention of their own: batches that arrived longer ago
+    /// than this. Goes by a clock that does not follow jumps of the system's: it never goes
+    /// back, and at most twice as fast as time passes. 0: nothing.
+    retention_max_age: Duration = "0s";
+    /// Likewise, the oldest batches beyond the newest that take so many bytes in segments. As
+    /// many are kept as take this much or more, so up to one batch more. 0: none.
+    retention_max_bytes: Size = "0B";
+    /// Likewise, the oldest records beyond so many. 0: none.
+    retention_max_records: u64 = "0";
+    /// Time from the end of one look for what logs forget to the next; more than 0. So much
+    /// longer may stay what goes past a bound.
+    retention_interval: Duration = "10s";
     /// Event loops that serve gRPC, each a thread with its own share of the connections.
     /// 0: one for every core.
     worker_threads: usize = "0";
@@ -248,6 +260,17 @@ impl std::fmt::Display for Wrong {
 }
 
 impl Config {
+    /// What logs forget that say nothing of it.
+    pub(crate) fn retention(&self) -> Retention {
+        let bound = |number: u64| (number != 0).then_some(number);
+        Retention {
+            max_age: Some(self.retention_max_age).filter(|age| !age.is_zero()),
+            max_bytes: bound(self.retention_max_bytes.0),
+            max_records: bound(self.retention_max_records),
+            respect_cursors: false,
+        }
+    }
+
     /// The engine's share of the settings.
     pub(crate) fn storage(&self) -> Result<StorageConfig, Wrong> {
         let narrow = |name: &'static str, size: Size| {
@@ -277,6 +300,8 @@ impl Config {
             reader_threads: self.reader_threads,
             scrub_bytes_per_second: self.scrub_bytes_per_second.0,
             scrub_interval: self.scrub_interval,
+            retention: self.retention(),
+            retention_interval: self.retention_interval,
         })
     }
 

@@ -31,7 +31,9 @@ pub(crate) use answer::{
     scan_response, segments, server_limits, tail_response, uuid, verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
-pub(crate) use settings::{log_config, proto_sync_mode, sync_modes, updated_log_config};
+pub(crate) use settings::{
+    log_config, proto_retention, proto_sync_mode, sync_modes, updated_log_config,
+};
 
 /// Records of a page when the request does not say.
 const DEFAULT_READ_RECORDS: u32 = 100;

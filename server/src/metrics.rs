@@ -191,6 +191,7 @@ struct StateGauges {
     quarantined_records: IntGauge,
     scrubbed_bytes: IntCounter,
     last_scrub: Gauge,
+    expiry_lag: Gauge,
     followers: IntGauge,
     journal_failed: IntGauge,
 }
@@ -244,6 +245,10 @@ impl StateGauges {
             last_scrub: make.float_gauge(
                 "wald_scrub_last_pass_timestamp_seconds",
                 "When did scrubbing last come through all sealed segments (Unix time)? 0: not since the start.",
+            )?,
+            expiry_lag: make.float_gauge(
+                "wald_retention_clock_lag_seconds",
+                "How far is the clock that retention by age goes by behind the system's? Below 0: the system's was put back.",
             )?,
             followers: make.gauge("wald_followers", "How many scans wait for new records?")?,
             journal_failed: make.gauge(
@@ -299,6 +304,8 @@ impl StateGauges {
             now.last_scrub
                 .map_or(0.0, |time| time.micros() as f64 / 1e6),
         );
+        #[allow(clippy::cast_precision_loss, reason = "see above")]
+        self.expiry_lag.set(now.expiry_lag_micros as f64 / 1e6);
         self.followers.set(signed(now.followers));
         self.journal_failed.set(now.journal_failed.into());
     }

@@ -18,7 +18,9 @@ use futures_core::Stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{AdminError, LogEngine, RecoveryEpoch, RecoveryReport, SyncMode, Timestamp};
+use wald_storage::{
+    AdminError, LogEngine, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp,
+};
 
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
@@ -47,6 +49,7 @@ pub(crate) struct Node {
     pub(crate) heartbeat_interval: Duration,
     pub(crate) sync_mode: SyncMode,
     pub(crate) sync_interval: Duration,
+    pub(crate) retention: Retention,
     pub(crate) limits: ServerLimits,
     pub(crate) auto_create: bool,
     pub(crate) start_time: Timestamp,

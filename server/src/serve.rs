@@ -134,6 +134,7 @@ impl Server {
             heartbeat_interval: config.heartbeat_interval,
             sync_mode: config.sync_mode.into(),
             sync_interval: config.sync_interval,
+            retention: config.retention(),
             limits: ServerLimits {
                 max_timestamp_ahead: config.max_timestamp_ahead,
                 producer_window: config.producer_window,

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{Daemon, append, part, text};
+use support::{Daemon, append, part, text, until};
 use wald_proto::v1;
 
 /// What an HTTP request was answered with.
@@ -241,7 +241,7 @@ async fn logs_come_in_pages_by_prefix() {
 
 #[tokio::test]
 async fn records_come_in_pages_in_both_directions_with_gaps_named() {
-    let daemon = Daemon::start(&[]);
+    let daemon = Daemon::start(&["--retention-interval", "5ms"]);
     fill(&daemon, "l", 0, 10).await;
     let page = |query: &str| items(&api(&daemon, &format!("records?log=l&{query}")));
     assert_eq!(page("limit=3"), ["7", "8", "9"]);
@@ -265,6 +265,24 @@ async fn records_come_in_pages_in_both_directions_with_gaps_named() {
     assert_eq!(page("before=6&limit=1"), ["5"]);
     let one = api(&daemon, "record?log=l&lsn=2");
     assert_eq!(one["gap"]["reason"], "TRIMMED");
+
+    let bounded = v1::UpdateLogRequest {
+        log: "l".to_owned(),
+        config: Some(v1::LogConfig {
+            retention: Some(v1::Retention {
+                max_records: 4,
+                ..v1::Retention::default()
+            }),
+            ..v1::LogConfig::default()
+        }),
+        update_mask: None,
+    };
+    daemon.logs().await.update_log(bounded).await.unwrap();
+    let trims = "wald_retention_trims_total";
+    until(&daemon, trims, |trims| trims == 1.0).await;
+    let gone = ["TRIMMED 0..4", "EXPIRED 4..6", "6"];
+    assert_eq!(page("lsn=0&limit=1"), gone);
+    assert_eq!(page("before=7&limit=9"), gone);
 }
 
 #[tokio::test]

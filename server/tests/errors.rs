@@ -642,19 +642,6 @@ async fn what_is_not_built_is_named_and_never_ignored() {
     };
     let status = clients.wal.append(replicated).await.unwrap_err();
     expect("level", &status, unbuilt, NEVER, &[("field", "durability")]);
-    let retained = v1::CreateLogRequest {
-        log: "a".to_owned(),
-        config: Some(v1::LogConfig {
-            retention: Some(v1::Retention {
-                max_records: 1,
-                ..v1::Retention::default()
-            }),
-            ..v1::LogConfig::default()
-        }),
-    };
-    let status = clients.logs.create_log(retained).await.unwrap_err();
-    let facts = [("field", "config.retention")];
-    expect("retention", &status, unbuilt, NEVER, &facts);
     let missing = clients.wal.read(read_at("a", 0)).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);
 }

@@ -33,7 +33,8 @@ def image(data):
             "change_time": signed(found.get(7, 0)), "created_end": found.get(8, 0), "newest_end": found.get(9, 0),
             "stored": found.get(10, 0), "deleted": bool(found.get(11)), "config": found.get(12, b""),
             "touched": found.get(13, 0), "created_in": found.get(14, 0), "chain": chain,
-            "epoch": found.get(16, 0), "cursors": found["cursors"], "producers": found["producers"]}
+            "epoch": found.get(16, 0), "cursors": found["cursors"], "producers": found["producers"],
+            "expired": found.get(19, 0)}
 
 
 def remembered(data):
@@ -58,7 +59,7 @@ def remembered(data):
 
 def stood(log, with_chain):
     """How a log stands, in the words of `image`."""
-    names = ["id", "name", "next", "first", "newest_time", "create_time", "change_time", "created_end", "newest_end",
+    names = ["id", "name", "next", "first", "expired", "newest_time", "create_time", "change_time", "created_end", "newest_end",
              "stored", "deleted", "config", "touched", "created_in", "epoch", "cursors"]
     found = {name: getattr(log, name) for name in names}
     found["chain"] = log.chain if with_chain else []
@@ -188,6 +189,8 @@ def check_checkpoint(segment, store, walked):
         wrong.append(f"{what}: {header} instead of {held}")
     if segment.sealed and told.get(4, 0) != segment.next_log:
         wrong.append(f"{what}: the next log is {told.get(4, 0)}, the seal says {segment.next_log}")
+    if segment.sealed and told.get(13) != segment.expiry:
+        wrong.append(f"{what}: the expiry clock shows {told.get(13)}, the seal says {segment.expiry}")
     if signed(told.get(6, 0)) != segment.arrival:
         wrong.append(f"{what}: latest arrival {signed(told.get(6, 0))}, the segments say {segment.arrival}")
     if bool(told.get(5)) != segment.clean:

@@ -70,7 +70,7 @@ def digest_of(log):
 
 def describe(log, store):
     held = records(log)
-    return {"log": log.name, "log_id": log.id, "first_lsn": log.first, "next_lsn": log.next,
+    return {"log": log.name, "log_id": log.id, "first_lsn": log.first, "expired": log.expired, "next_lsn": log.next,
             "writer_epoch": log.epoch, "config": config(log.config), "create_time_us": log.create_time,
             "update_time_us": log.change_time, "stored_bytes": log.stored,
             "cursors": [{"name": name, "lsn": lsn, "time_us": time}

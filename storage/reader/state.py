@@ -31,6 +31,8 @@ class Log:
     id: int
     name: str
     first: int = 0
+    # How many records right below the first went by retention.
+    expired: int = 0
     next: int = 0
     newest_time: int = NEVER
     create_time: int = NEVER
@@ -50,6 +52,12 @@ class Log:
     quarantined: list = field(default_factory=list)
     # Up to this position what was found of its records proves its tail.
     proven: int = 0
+
+    def trim(self, first, by_retention):
+        """Records below `first` are forgotten."""
+        if first > self.first:
+            self.expired = self.expired + first - self.first if by_retention else 0
+            self.first = first
 
     def lose(self, start, end):
         """Records from `start` to before `end` are damaged."""
@@ -86,6 +94,8 @@ class Segment:
     next_log: int = 0
     # The segment that the seal says comes next.
     successor: int = 0
+    # What the seal says of the expiry clock.
+    expiry: int | None = None
     arrival: int = NEVER
 
     @property

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from derived import index_of, newest_checkpoint, read_checkpoint
-from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LIFE_BLOCK, LINK, NEVER,
+from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LIFE_BLOCK, LINK, MARKER, NEVER,
                     SEAL, TRIM, Bad, Life, bytes_digest, crc, directory, fields, frame_body, frame_header,
                     life_block, message, plain, producer, records, sent_digest, signed)
 from state import Batch, Log, Producer, Segment, pushed
@@ -47,6 +47,8 @@ class Store:
         # Positions from which on newest records may be gone.
         self.doubts = []
         self.epoch = 0
+        # What the expiry clock showed last.
+        self.expiry = None
         # Batches of producers: whose digest is another than that of the stored records, and whose is the same.
         self.digests = [0, 0]
         self.after_segment = lambda segment, store: None
@@ -129,7 +131,7 @@ class Store:
         link = {"closing": []}
         if body is None:
             return {"before": frame.log, "end": frame.first_lsn, "chain": None, "epoch": frame.count, "next_log": 0,
-                    "complete": False, "closing": [], "before_that": 0, "unproven": None, "accepted": None}
+                    "complete": False, "closing": [], "before_that": 0, "unproven": None, "accepted": None, "expiry": None}
         for number, value in fields(body):
             if number == 7:
                 link["closing"].append(message(value))
@@ -137,7 +139,7 @@ class Store:
                 link[number] = value
         return {"before": link.get(1, 0), "end": link.get(2, 0), "chain": link.get(3, 0), "epoch": link.get(4, 0),
                 "next_log": link.get(5, 0), "complete": bool(link.get(6)), "closing": link["closing"],
-                "before_that": link.get(8, 0), "unproven": link.get(9), "accepted": link.get(10)}
+                "before_that": link.get(8, 0), "unproven": link.get(9), "accepted": link.get(10), "expiry": link.get(11)}
 
     @staticmethod
     def headers(segment, offset, base):
@@ -190,6 +192,7 @@ class Store:
         if segment.link is None:
             return
         link = segment.link
+        self.shows(link["expiry"], segment)
         self.epoch = max(self.epoch, link["epoch"])
         if link["before"] != (before.id if before else 0):
             self.problem(f"segment {link['before']} is missing or cannot be used")
@@ -252,12 +255,21 @@ class Store:
         if durable is not None and not segment.sealed and any(data[at:]):
             self.torn = {"segment": segment.path.name, "from": at}
 
+    def shows(self, expiry, segment):
+        """What the expiry clock showed, if something tells: it never goes back."""
+        if expiry is None:
+            return
+        if self.expiry is not None and signed(expiry) < self.expiry:
+            self.problem(f"{segment.path.name}: the expiry clock went back from {self.expiry} to {signed(expiry)}")
+        self.expiry = signed(expiry)
+
     def check_seal(self, segment, frame):
         segment.sealed = True
         seal = message(frame.body)
         segment.clean = bool(seal.get(4))
         segment.next_log = seal.get(5, 0)
         segment.successor = seal.get(6, 0)
+        segment.expiry = seal.get(7)
         if segment.damaged:
             return
         frames = segment.items[:-1]
@@ -290,6 +302,8 @@ class Store:
                 unit = None
                 continue
             unit = item.position if unit is None else unit
+            if item.kind in (MARKER, SEAL) and item.body is not None:
+                self.shows(message(item.body).get(1 if item.kind == MARKER else 7), segment)
             if item.body is None:
                 self.damaged(segment, item, told[item.position].name if item.position in told else None)
                 if item.kind == BATCH:
@@ -369,7 +383,7 @@ class Store:
         elif frame.kind == DELETED:
             self.delete(log)
         elif frame.kind == TRIM:
-            log.first = max(log.first, frame.first_lsn)
+            log.trim(frame.first_lsn, frame.count)
         elif frame.kind == FENCE:
             log.epoch = max(log.epoch, frame.first_lsn)
         elif frame.kind == CURSOR:
@@ -429,7 +443,7 @@ class Store:
         elif told.kind == DELETED:
             self.delete(log)
         elif told.kind == TRIM:
-            log.first = max(log.first, told.first_lsn)
+            log.trim(told.first_lsn, told.count)
         elif told.kind == FENCE:
             log.epoch = max(log.epoch, told.first_lsn)
 
@@ -441,7 +455,7 @@ class Store:
             log = self.log(segment, number, state[3].decode() if 3 in state else None)
             sound = segment is not None and not segment.damaged
             if sound and (not known or log.next != end or log.deleted != bool(state.get(4))
-                          or log.first != state.get(5, 0) or (log.epoch != state.get(6, 0) and not log.deleted)):
+                          or (log.first, log.expired) != (state.get(5, 0), state.get(7, 0)) or (log.epoch != state.get(6, 0) and not log.deleted)):
                 self.problem(f"the link behind segment {link['before']} states something else of log {number}")
             if state.get(4):
                 self.delete(log)
@@ -450,7 +464,8 @@ class Store:
                 log.lose(log.next, end)
                 log.next = end
                 log.proven = max(log.proven, position)
-            log.first = max(log.first, state.get(5, 0))
+            if state.get(5, 0) > log.first:
+                log.first, log.expired = state[5], state.get(7, 0)
             log.epoch = max(log.epoch, state.get(6, 0))
 
     def adopt(self, segment, image, proven):
@@ -459,7 +474,7 @@ class Store:
         log.name = image["name"] or log.name
         log.lose(log.next, image["next"])
         log.proven = max(log.proven, proven)
-        for key in ("next", "first", "newest_time", "create_time", "change_time", "created_end", "newest_end", "stored",
+        for key in ("next", "first", "expired", "newest_time", "create_time", "change_time", "created_end", "newest_end", "stored",
                     "deleted", "config", "created_in", "epoch", "cursors"):
             setattr(log, key, image[key])
         log.producers = {name: Producer(epoch, following, list(batches))

@@ -14,6 +14,7 @@
 //! | 10 | an ended epoch: its number, where what survived of it ends |
 //! | 11 | a segment: id, size, salt, base, end, bytes of its file |
 //! | 12 | a log: its [`Image`] |
+//! | 13 | what the expiry clock showed |
 
 use std::io;
 
@@ -53,6 +54,8 @@ pub(crate) struct Summary {
     /// Whether the run ended with it.
     pub(crate) clean: bool,
     pub(crate) arrival: Timestamp,
+    /// What the expiry clock showed; `None` of versions before there was one.
+    pub(crate) expiry: Option<Timestamp>,
     pub(crate) last: SegmentId,
     pub(crate) before: Option<SegmentId>,
     /// Header checksum of the last segment's last frame.
@@ -84,6 +87,9 @@ impl Writer {
         wire::put_uint(&mut out, 7, summary.last.get());
         wire::put_uint(&mut out, 8, summary.before.map_or(0, SegmentId::get));
         wire::put_fixed32(&mut out, 9, summary.chain);
+        if let Some(expiry) = summary.expiry {
+            wire::put_fixed64(&mut out, 13, expiry.micros().cast_unsigned());
+        }
         let mut part = Vec::new();
         for (epoch, end) in &summary.history {
             part.clear();
@@ -224,6 +230,7 @@ pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary
         next_log_counter: 1,
         clean: false,
         arrival: Timestamp::default(),
+        expiry: None,
         last: SegmentId::FIRST,
         before: None,
         chain: 0,
@@ -240,6 +247,9 @@ pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary
             (5, Value::Varint(flag)) => summary.clean = flag != 0,
             (6, Value::Fixed64(time)) => {
                 summary.arrival = Timestamp::from_micros(time.cast_signed());
+            }
+            (13, Value::Fixed64(time)) => {
+                summary.expiry = Some(Timestamp::from_micros(time.cast_signed()));
             }
             (7, Value::Varint(id)) => summary.last = SegmentId::new(id),
             (8, Value::Varint(id)) => summary.before = Some(SegmentId::new(id)),
@@ -311,6 +321,7 @@ mod tests {
             next_log_counter: 17,
             clean: true,
             arrival: Timestamp::from_micros(-1),
+            expiry: Some(Timestamp::from_micros(-2)),
             last: SegmentId::new(9),
             before: Some(SegmentId::new(8)),
             chain: 77,

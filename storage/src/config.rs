@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::journal::MIN_SEGMENT_BYTES;
-use crate::record::SyncMode;
+use crate::record::{Retention, SyncMode};
 
 /// What to do when a start finds damage below the proven end of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +85,11 @@ pub struct StorageConfig {
     pub scrub_bytes_per_second: u64,
     /// Least time from the beginning of one such pass to that of the next. Default: a day.
     pub scrub_interval: Duration,
+    /// What logs forget that have no retention of their own. Default: nothing.
+    pub retention: Retention,
+    /// Time from the end of one look for what is to be forgotten to the next. Default: 10 s.
+    /// Minimum: more than 0. What goes past a bound stays so much longer.
+    pub retention_interval: Duration,
 }
 
 impl Default for StorageConfig {
@@ -113,6 +118,8 @@ impl Default for StorageConfig {
             reader_threads: 4,
             scrub_bytes_per_second: 4 << 20,
             scrub_interval: Duration::from_secs(24 * 3600),
+            retention: Retention::default(),
+            retention_interval: Duration::from_secs(10),
         }
     }
 }
@@ -161,6 +168,7 @@ impl StorageConfig {
             ("max_cursors_per_log", self.max_cursors_per_log == 0),
             ("max_open_segments", self.max_open_segments == 0),
             ("reader_threads", self.reader_threads == 0),
+            ("retention_interval", self.retention_interval.is_zero()),
         ] {
             if zero {
                 return Err(ConfigError::Zero(name));

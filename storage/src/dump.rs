@@ -254,7 +254,7 @@ impl DumpedLog {
         Self {
             log_id: image.id,
             log: image.name,
-            first_lsn: image.first,
+            first_lsn: image.kept.first,
             next_lsn: image.next,
             stored_bytes: image.stored_bytes,
             deleted: image.deleted,

@@ -368,6 +368,8 @@ pub struct Statistics {
     pub scrubbed_bytes: u64,
     /// When scrubbing last came through all that was sealed; `None` if it has not yet.
     pub last_scrub: Option<Timestamp>,
+    /// How far the expiry clock is behind the system's, in microseconds; below 0: ahead.
+    pub expiry_lag_micros: i64,
     /// Scans that are waiting for data.
     pub followers: u64,
     /// Whether the journal has failed.

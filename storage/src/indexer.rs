@@ -49,6 +49,7 @@ pub(crate) struct Sealed {
     pub(crate) before: Option<SegmentId>,
     pub(crate) next_log_counter: u64,
     pub(crate) arrival: Timestamp,
+    pub(crate) expiry: Timestamp,
     /// Every log that it touches.
     pub(crate) logs: Vec<(Arc<Log>, Image)>,
 }
@@ -94,6 +95,7 @@ struct Newest {
     chain: u32,
     next_log_counter: u64,
     arrival: Timestamp,
+    expiry: Timestamp,
 }
 
 impl Indexer {
@@ -218,6 +220,7 @@ impl Core {
             before,
             next_log_counter,
             arrival,
+            expiry,
             logs,
         } = sealed;
         let (from, limit) = (segment.first(), segment.limit());
@@ -251,6 +254,7 @@ impl Core {
             chain,
             next_log_counter,
             arrival,
+            expiry,
         });
     }
 
@@ -375,6 +379,7 @@ impl Core {
             next_log_counter: newest.next_log_counter,
             clean,
             arrival: newest.arrival,
+            expiry: Some(newest.expiry),
             last: newest.id,
             before: newest.before,
             chain: newest.chain,

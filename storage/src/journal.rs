@@ -12,6 +12,7 @@
 pub(crate) mod body;
 pub(crate) mod committer;
 pub(crate) mod compress;
+pub(crate) mod expiry;
 pub(crate) mod frame;
 pub(crate) mod pool;
 pub(crate) mod prefixes;
@@ -26,12 +27,13 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use self::expiry::ExpiryClock;
 use self::prefixes::Prefixes;
 use self::recent::Recent;
 use self::waiting::Waiting;
 pub(crate) use self::waiting::{Answer, Outcome, Waiter};
 use crate::clock::Clock;
-use crate::ids::{Position, RecoveryEpoch};
+use crate::ids::{Position, RecoveryEpoch, Timestamp};
 use crate::known_bad::{self, Mistake};
 use crate::local::Log;
 use crate::metrics::{Observer, Phase};
@@ -59,6 +61,9 @@ pub(crate) struct Journal {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) recovery_epoch: RecoveryEpoch,
+    expiry: Mutex<ExpiryClock>,
+    /// How often a log got a retention of its own.
+    retention_settings: AtomicU64,
     /// Everything below was handed to the operating system.
     written: AtomicU64,
     /// Everything below is on the device.
@@ -116,7 +121,8 @@ impl Watched for Journal {
 }
 
 impl Journal {
-    /// A journal that goes on in `current`; everything below `end` is durable.
+    /// A journal that goes on in `current`; everything below `end` is durable. `expiry` goes
+    /// on from what it showed when the run before told of it.
     pub(crate) fn new(
         clock: Arc<dyn Clock>,
         observer: Arc<dyn Observer>,
@@ -124,8 +130,11 @@ impl Journal {
         segments: BTreeMap<Position, Arc<Segment>>,
         current: Arc<Segment>,
         end: Position,
+        expiry: ExpiryClock,
     ) -> Self {
         Self {
+            expiry: Mutex::new(expiry),
+            retention_settings: AtomicU64::new(0),
             clock,
             observer,
             recovery_epoch,
@@ -143,6 +152,28 @@ impl Journal {
             watch: Watch::default(),
             stopping: Arc::default(),
         }
+    }
+
+    /// How often a log got a retention of its own in this run.
+    pub(crate) fn retention_settings(&self) -> u64 {
+        self.retention_settings.load(Ordering::SeqCst)
+    }
+
+    /// A log has a retention of its own now.
+    pub(crate) fn note_retention(&self) {
+        self.retention_settings.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// What the expiry clock shows now.
+    pub(crate) fn expiry_now(&self) -> Timestamp {
+        let (now, progress) = (self.clock.now(), self.clock.monotonic());
+        self.expiry.lock().advance(now, progress)
+    }
+
+    /// How far it is behind the system's clock, in microseconds; below 0: ahead.
+    pub(crate) fn expiry_lag_micros(&self) -> i64 {
+        let shows = self.expiry_now();
+        self.clock.now().micros().saturating_sub(shows.micros())
     }
 
     /// Everything below was handed to the operating system.

@@ -64,10 +64,10 @@ pub use ids::{
 };
 pub use journal::MIN_SEGMENT_BYTES;
 pub use local::LocalEngine;
-pub use metrics::{ChecksumSite, NoObserver, Observer, Phase};
+pub use metrics::{ChecksumSite, NoObserver, Observer, Phase, RetentionPass};
 pub use record::{
     Batch, Compression, Cursor, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
-    LogConfig, LogInfo, LogRecords, Producer, Record, StoredBatch, SyncMode, Visibility,
+    LogConfig, LogInfo, LogRecords, Producer, Record, Retention, StoredBatch, SyncMode, Visibility,
 };
 pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use repair::{Loss, accept_loss, examine};

@@ -10,6 +10,7 @@ mod drive;
 mod extras;
 mod logs;
 mod producers;
+pub(crate) mod retention;
 pub(crate) mod submit;
 mod versions;
 
@@ -20,8 +21,9 @@ use std::sync::Arc;
 pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
 use self::drive::Intake;
 pub(crate) use self::extras::{ExtrasImage, Mark};
-pub(crate) use self::logs::{Buffered, Log, LogState, Logs, Standing};
+pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Standing, TrimBy};
 pub(crate) use self::producers::{Before as ProducerBefore, Recall, Remembered};
+use self::retention::Retainer;
 use crate::backup::{self, Backups};
 use crate::clock::Clock;
 use crate::config::{Limits, StorageConfig};
@@ -86,6 +88,7 @@ pub(crate) struct Core {
     /// Faults that were told of.
     pub(crate) told: Told,
     pub(crate) scrub: Scrub,
+    pub(crate) retainer: Retainer,
     _lock: Box<dyn DiskLock>,
 }
 
@@ -143,6 +146,7 @@ impl Core {
             config.read_strategy,
             config.max_open_segments,
         );
+        let retainer = Retainer::new(begun.journal.expiry_now());
         let scrub = Scrub::new(config.scrub_bytes_per_second);
         let mut report = begun.report;
         let now = begun.journal.clock.monotonic();
@@ -170,6 +174,7 @@ impl Core {
             truth,
             told: Told::default(),
             scrub,
+            retainer,
             _lock: lock,
         });
         Ok((core, report))
@@ -494,6 +499,8 @@ pub struct LocalEngine {
     pub(crate) core: Arc<Core>,
     workers: Arc<Workers>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Ended before those that it waits for.
+    retention: Mutex<Option<JoinHandle<()>>>,
     verifying: Mutex<Vec<Verifying>>,
 }
 
@@ -520,6 +527,7 @@ impl LocalEngine {
         let engine = Self {
             workers: Arc::default(),
             threads: Mutex::default(),
+            retention: Mutex::default(),
             verifying: Mutex::default(),
             core,
         };
@@ -559,6 +567,8 @@ impl LocalEngine {
             let core = Arc::clone(&self.core);
             handles.push(threads::start("scrub", move || core.scrub())?);
         }
+        let core = Arc::clone(&self.core);
+        *self.retention.lock() = Some(threads::start("retention", move || core.retain())?);
         Ok(())
     }
 }
@@ -568,6 +578,11 @@ impl Drop for LocalEngine {
     /// as unclean, but everyone who waits is answered.
     fn drop(&mut self) {
         self.core.journal.stopping.drain();
+        self.core.retainer.control.stop();
+        let retention = self.retention.lock().take();
+        if retention.is_some_and(|handle| handle.join().is_err()) {
+            tracing::error!("retention had panicked");
+        }
         self.core.pool.stop();
         self.core.intake.stop();
         self.core.indexer.stop();

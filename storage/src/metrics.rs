@@ -29,6 +29,19 @@ pub enum ChecksumSite {
     Scrub,
 }
 
+/// What one look over all logs for what is to be forgotten came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RetentionPass {
+    /// How long it took, waiting for its trims included.
+    pub time: Duration,
+    /// Trims made.
+    pub trims: u64,
+    /// Records that these forgot.
+    pub records: u64,
+    /// Bytes of the frames that nothing is kept of any more.
+    pub bytes: u64,
+}
+
 /// Receives what happens; called on the engine's threads, so it must be quick.
 pub trait Observer: Send + Sync + 'static {
     /// One request spent `time` in `phase`.
@@ -41,6 +54,8 @@ pub trait Observer: Send + Sync + 'static {
     fn roll(&self, _time: Duration) {}
     /// A checkpoint was written.
     fn checkpoint(&self, _time: Duration) {}
+    /// Retention looked over all logs.
+    fn retention(&self, _pass: &RetentionPass) {}
     /// Records were given to a reader.
     fn read(&self, _records: u64, _bytes: u64) {}
     /// A checksum did not match.

@@ -4,6 +4,7 @@
 //! what is stored is what a reader is sent.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -165,6 +166,8 @@ pub struct Gap {
 pub enum GapReason {
     /// Forgotten by a trim.
     Trimmed,
+    /// Forgotten by the log's retention.
+    Expired,
     /// Damaged on disk.
     Quarantined,
     /// Taken back by a crash; they had never been durable.
@@ -259,11 +262,48 @@ impl Compression {
     }
 }
 
+/// What a log forgets by itself, oldest first: what goes past any of the bounds. `None`, or
+/// 0 = no such bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Batches that arrived so long ago, by the expiry clock.
+    pub max_age: Option<Duration>,
+    /// Bytes in segments: as many of the newest batches are kept as take this, or more.
+    pub max_bytes: Option<u64>,
+    /// Records.
+    pub max_records: Option<u64>,
+    /// Nothing at or beyond the log's lowest cursor is forgotten, and nothing at all as long as
+    /// it has none.
+    pub respect_cursors: bool,
+}
+
+impl Retention {
+    /// Whether anything is ever forgotten.
+    pub fn is_bounded(&self) -> bool {
+        self.age().is_some() || self.bytes().is_some() || self.records().is_some()
+    }
+
+    pub(crate) fn age(&self) -> Option<Duration> {
+        self.max_age.filter(|age| !age.is_zero())
+    }
+
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        self.max_bytes.filter(|bytes| *bytes != 0)
+    }
+
+    pub(crate) fn records(&self) -> Option<u64> {
+        self.max_records.filter(|records| *records != 0)
+    }
+}
+
 /// Settings of one log. `None` = the server's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogConfig {
     /// What an append that does not say otherwise is answered after.
     pub sync_mode: Option<SyncMode>,
+    /// What it forgets by itself. One of its own has nothing of the server's. Boxed, since few
+    /// logs of a million have one.
+    pub retention: Option<Box<Retention>>,
     /// How its frames are compressed from now on; older ones stay as they are. The
     /// server's default is not to.
     pub compression: Option<Compression>,
@@ -282,6 +322,8 @@ pub struct LogInfo {
     pub config: Arc<LogConfig>,
     /// The first record kept.
     pub first_lsn: Lsn,
+    /// How many records right below went by retention; those below them, by a trim.
+    pub expired: u64,
     /// The next lsn, at the visibility asked for.
     pub tail_lsn: Lsn,
     /// All below it are on the device.

@@ -30,10 +30,10 @@ use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{self, LastBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
-use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId};
+use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::{Indexes, index_path};
 use crate::indexer::{Indexer, Progress};
-use crate::journal::body::{Accepted, Closing};
+use crate::journal::body::{Accepted, Closing, Marker};
 use crate::journal::committer::Committer;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::pool::Pool;
@@ -113,6 +113,8 @@ pub(crate) struct Recovered {
     clean: bool,
     epoch: RecoveryEpoch,
     next_log_counter: u64,
+    /// What the expiry clock showed last; `None` where no version with one has been.
+    expiry: Option<Timestamp>,
     drafts: Drafts,
     segments: BTreeMap<Position, Arc<Segment>>,
     indexes: Indexes,
@@ -242,6 +244,7 @@ impl Recovered {
             clean: false,
             epoch: RecoveryEpoch::FIRST,
             next_log_counter: 1,
+            expiry: None,
             drafts: Drafts::new(producer_window),
             segments: BTreeMap::new(),
             indexes: Indexes::new(Arc::clone(disk)),
@@ -569,6 +572,7 @@ impl Recovered {
             self.lost_starts += 1;
             return;
         };
+        self.expiry = self.expiry.max(link.expiry);
         if let Some(position) = link.lost_before {
             self.drafts.mark_uncertain(position);
             self.findings.push(format!(
@@ -644,6 +648,10 @@ impl Recovered {
             let body = bytes.walked_body(&header, body_good);
             if !body_good {
                 observer.checksum_failure(ChecksumSite::Recovery);
+            }
+            if header.kind == Kind::Marker {
+                let marker = body.and_then(Marker::decode).unwrap_or_default();
+                self.expiry = self.expiry.max(marker.expiry);
             }
             self.count_log_id(header.log_id, header.kind);
             if header.kind != Kind::Link {
@@ -731,6 +739,7 @@ impl Recovered {
         if let Some(seal) = seal {
             self.next_log_counter = self.next_log_counter.max(seal.next_log_counter);
             self.expected = seal.successor;
+            self.expiry = self.expiry.max(seal.expiry);
         }
         if (bytes.len() as u64) < used.life.size {
             self.findings.push(format!(

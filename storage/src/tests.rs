@@ -16,6 +16,7 @@ mod interleavings;
 mod power_cut;
 mod random_damage;
 mod repair;
+mod retention;
 mod retries;
 mod scanning;
 mod simulation;
@@ -64,6 +65,11 @@ impl TestClock {
         now.0 += Duration::from_micros(micros.unsigned_abs());
         now.1 += micros;
     }
+
+    /// What it shows changes, and no time passes.
+    fn jump(&self, micros: i64) {
+        self.0.lock().1 += micros;
+    }
 }
 
 impl Clock for TestClock {
@@ -91,6 +97,7 @@ fn small_config() -> StorageConfig {
         pool_segments: 1,
         // Time stands still in tests: nobody would wait out a rate.
         scrub_bytes_per_second: 0,
+        retention_interval: Duration::from_secs(24 * 3600),
         ..StorageConfig::default()
     }
 }

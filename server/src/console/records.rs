@@ -120,6 +120,7 @@ impl GapView {
             to_lsn: gap.to.map(Lsn::get),
             reason: match gap.reason {
                 GapReason::Trimmed => "TRIMMED",
+                GapReason::Expired => "EXPIRED",
                 GapReason::Quarantined => "QUARANTINED",
                 GapReason::Lost => "LOST",
                 GapReason::Deleted => "DELETED",
@@ -155,6 +156,9 @@ pub(super) struct Page {
     pub(super) next_lsn: u64,
     log_id: String,
     first_lsn: u64,
+    /// How many records right below the first went by retention.
+    #[serde(skip)]
+    expired: u64,
     tail_lsn: u64,
     durable_lsn: u64,
 }
@@ -275,6 +279,7 @@ pub(super) async fn read(
         next_lsn: filling.next.get(),
         log_id: info.log_id.to_string(),
         first_lsn: info.first_lsn.get(),
+        expired: info.expired,
         tail_lsn: ends.0.get(),
         durable_lsn: ends.1.get(),
     })
@@ -335,12 +340,19 @@ impl Page {
         let first = self.first_lsn;
         let begins = match self.items.first() {
             Some(Item::Record(record)) => record.lsn == first,
-            Some(Item::Gap { gap }) => gap.reason != "TRIMMED" && gap.from_lsn == Some(first),
+            Some(Item::Gap { gap }) => {
+                !["TRIMMED", "EXPIRED"].contains(&gap.reason) && gap.from_lsn == Some(first)
+            }
             None => self.next_lsn == first,
         };
         if begins && first > 0 {
-            let gap = GapView::of(Lsn::ZERO, Lsn::new(first), "TRIMMED");
-            self.items.insert(0, Item::Gap { gap });
+            let border = first.saturating_sub(self.expired);
+            let gone = [(0, border, "TRIMMED"), (border, first, "EXPIRED")];
+            let gone = gone.into_iter().filter(|(from, to, _)| from < to);
+            let gaps = gone.map(|(from, to, reason)| Item::Gap {
+                gap: GapView::of(Lsn::new(from), Lsn::new(to), reason),
+            });
+            self.items.splice(0..0, gaps);
         }
     }
 }

@@ -129,6 +129,7 @@ pub(crate) fn scan_response(
 fn gap(gap: Gap) -> v1::Gap {
     let reason = match gap.reason {
         GapReason::Trimmed => v1::GapReason::Trimmed,
+        GapReason::Expired => v1::GapReason::Expired,
         GapReason::Quarantined => v1::GapReason::Quarantined,
         GapReason::Lost => v1::GapReason::Lost,
         GapReason::Deleted => v1::GapReason::Deleted,

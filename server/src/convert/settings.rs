@@ -1,10 +1,15 @@
 //! Settings of logs, both ways.
 
+use std::time::Duration;
+
 use tonic::Status;
 use wald_proto::v1;
-use wald_storage::{Compression, Limits, LogConfig, SyncMode};
+use wald_storage::{Compression, Limits, LogConfig, Retention, SyncMode};
 
 use crate::status::{self, Access};
+
+/// The longest `google.protobuf.Duration`: some 10,000 years.
+const MAX_SECONDS: i64 = 315_576_000_000;
 
 /// The settings of a new log.
 pub(crate) fn log_config(
@@ -12,9 +17,9 @@ pub(crate) fn log_config(
     limits: &Limits,
 ) -> Result<LogConfig, Status> {
     let config = config.unwrap_or_default();
-    refuse_unbuilt(&config)?;
     Ok(LogConfig {
         sync_mode: sync_mode(config.sync_mode)?,
+        retention: retention(config.retention.as_ref())?,
         compression: compression(config.compression)?,
         max_record_bytes: max_record_bytes(&config, limits)?,
     })
@@ -31,7 +36,9 @@ pub(crate) fn updated_log_config(
     let paths = request.update_mask.as_ref().map_or(&[][..], |m| &m.paths);
     let mut updated = current.clone();
     if paths.is_empty() {
-        refuse_unbuilt(&config)?;
+        if let Some(own) = retention(config.retention.as_ref())? {
+            updated.retention = Some(own);
+        }
         if let Some(mode) = sync_mode(config.sync_mode)? {
             updated.sync_mode = Some(mode);
         }
@@ -50,13 +57,20 @@ pub(crate) fn updated_log_config(
             }
             "sync_mode" => updated.sync_mode = sync_mode(config.sync_mode)?,
             "compression" => updated.compression = compression(config.compression)?,
-            // Only the defaults of these are built: that is what they can be set to.
-            "retention"
-            | "retention.max_age"
+            "retention" => updated.retention = retention(config.retention.as_ref())?,
+            "retention.max_age"
             | "retention.max_bytes"
             | "retention.max_records"
             | "retention.respect_cursors" => {
-                refuse_unbuilt(&config)?;
+                let given = retention(config.retention.as_ref())?.unwrap_or_default();
+                // From here on it is the log's own, and has nothing of the server's.
+                let own = updated.retention.get_or_insert_default();
+                match path.as_str() {
+                    "retention.max_age" => own.max_age = given.max_age,
+                    "retention.max_bytes" => own.max_bytes = given.max_bytes,
+                    "retention.max_records" => own.max_records = given.max_records,
+                    _ => own.respect_cursors = given.respect_cursors,
+                }
             }
             unknown => {
                 return Err(status::invalid_field(
@@ -71,14 +85,46 @@ pub(crate) fn updated_log_config(
     Ok(updated)
 }
 
-fn refuse_unbuilt(config: &v1::LogConfig) -> Result<(), Status> {
-    if config
-        .retention
-        .is_some_and(|retention| retention != v1::Retention::default())
-    {
-        return Err(status::not_supported("config.retention", Access::Write));
+/// A log's own retention; `None` = the server's.
+fn retention(own: Option<&v1::Retention>) -> Result<Option<Box<Retention>>, Status> {
+    let Some(own) = own else {
+        return Ok(None);
+    };
+    let bound = |number: u64| (number != 0).then_some(number);
+    Ok(Some(Box::new(Retention {
+        max_age: own.max_age.as_ref().map(max_age).transpose()?.flatten(),
+        max_bytes: bound(own.max_bytes),
+        max_records: bound(own.max_records),
+        respect_cursors: own.respect_cursors,
+    })))
+}
+
+fn max_age(age: &prost_types::Duration) -> Result<Option<Duration>, Status> {
+    let well_formed =
+        (0..=MAX_SECONDS).contains(&age.seconds) && (0..1_000_000_000).contains(&age.nanos);
+    match Duration::try_from(*age) {
+        Ok(age) if well_formed => Ok((!age.is_zero()).then_some(age)),
+        _ => Err(status::invalid_field(
+            "INVALID_LOG_CONFIG",
+            "config.retention.max_age",
+            &format!(
+                "{} s and {} ns is no age: it must be 0 to {MAX_SECONDS} s, and 0 to 999,999,999 ns",
+                age.seconds, age.nanos
+            ),
+            Access::Write,
+        )),
     }
-    Ok(())
+}
+
+/// A retention as it was given.
+pub(crate) fn proto_retention(retention: &Retention) -> v1::Retention {
+    let max_age = retention.max_age.and_then(|age| age.try_into().ok());
+    v1::Retention {
+        max_age,
+        max_bytes: retention.max_bytes.unwrap_or(0),
+        max_records: retention.max_records.unwrap_or(0),
+        respect_cursors: retention.respect_cursors,
+    }
 }
 
 /// A log's own sync mode; `None` = the server's.
@@ -155,7 +201,7 @@ pub(super) fn proto_log_config(config: &LogConfig) -> v1::LogConfig {
         sync_mode: sync_mode.into(),
         compression: codec.into(),
         max_record_bytes: config.max_record_bytes.unwrap_or(0),
-        ..v1::LogConfig::default()
+        retention: config.retention.as_deref().map(proto_retention),
     }
 }
 

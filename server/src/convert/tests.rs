@@ -249,16 +249,6 @@ fn log_settings_that_are_not_built_are_refused_by_name() {
         }),
         "config.compression"
     );
-    assert_eq!(
-        refused(v1::LogConfig {
-            retention: Some(v1::Retention {
-                max_bytes: 1,
-                ..v1::Retention::default()
-            }),
-            ..plain()
-        }),
-        "config.retention"
-    );
 }
 
 #[test]
@@ -300,6 +290,7 @@ fn update_changes_the_fields_of_the_mask_only() {
         sync_mode: Some(SyncMode::Async),
         compression: Some(Compression::Lz4),
         max_record_bytes: Some(9),
+        retention: None,
     };
     let update = |paths: &[&str], max_record_bytes| {
         updated_log_config(
@@ -339,6 +330,98 @@ fn update_changes_the_fields_of_the_mask_only() {
         reason(&update(&[], u32::MAX).unwrap_err()),
         "INVALID_LOG_CONFIG"
     );
+}
+
+fn aged(seconds: i64, nanos: i32) -> v1::Retention {
+    v1::Retention {
+        max_age: Some(prost_types::Duration { seconds, nanos }),
+        ..v1::Retention::default()
+    }
+}
+
+#[test]
+fn retention_comes_back_as_it_was_given_and_none_is_not_the_same_as_an_empty_one() {
+    let whole = v1::Retention {
+        max_bytes: 1,
+        max_records: u64::MAX,
+        respect_cursors: true,
+        ..aged(315_576_000_000, 999_999_999)
+    };
+    let bounds = [v1::Retention::default(), aged(0, 1), whole].map(Some);
+    for retention in bounds.into_iter().chain([None]) {
+        let given = v1::LogConfig {
+            retention,
+            ..v1::LogConfig::default()
+        };
+        let config = log_config(Some(given), &limits()).unwrap();
+        assert_eq!(settings::proto_log_config(&config), given);
+    }
+    for retention in [
+        aged(-1, 0),
+        aged(0, -1),
+        aged(0, 1_000_000_000),
+        aged(i64::MAX, 0),
+    ] {
+        let given = v1::LogConfig {
+            retention: Some(retention),
+            ..v1::LogConfig::default()
+        };
+        let refused = log_config(Some(given), &limits()).unwrap_err();
+        assert_eq!(reason(&refused), "INVALID_LOG_CONFIG", "{retention:?}");
+    }
+}
+
+#[test]
+fn update_changes_single_bounds_of_a_retention_or_gives_it_back_to_the_server() {
+    let update = |current: &LogConfig, paths: &[&str], retention| {
+        let request = v1::UpdateLogRequest {
+            log: "a".to_owned(),
+            config: Some(v1::LogConfig {
+                retention,
+                ..v1::LogConfig::default()
+            }),
+            update_mask: Some(prost_types::FieldMask {
+                paths: paths.iter().map(|&path| path.to_owned()).collect(),
+            }),
+        };
+        updated_log_config(&request, current, &limits()).unwrap()
+    };
+    let all = v1::Retention {
+        max_bytes: 10,
+        max_records: 20,
+        respect_cursors: true,
+        ..aged(5, 0)
+    };
+    let told = |config: &LogConfig| settings::proto_log_config(config).retention;
+    let own = update(&LogConfig::default(), &[], Some(all));
+    assert_eq!(told(&own), Some(all));
+    // Those that are named, with what is given, and what is not given is no bound.
+    let changed = update(&own, &["retention.max_bytes"], Some(aged(9, 0)));
+    assert_eq!(
+        told(&changed),
+        Some(v1::Retention {
+            max_bytes: 0,
+            ..all
+        })
+    );
+    let paths = ["retention.max_age", "retention.respect_cursors"];
+    let changed = update(&own, &paths, Some(aged(9, 0)));
+    let expected = v1::Retention {
+        max_age: aged(9, 0).max_age,
+        respect_cursors: false,
+        ..all
+    };
+    assert_eq!(told(&changed), Some(expected));
+    let first = update(&LogConfig::default(), &["retention.max_records"], Some(all));
+    let expected = v1::Retention {
+        max_records: 20,
+        ..v1::Retention::default()
+    };
+    assert_eq!(told(&first), Some(expected));
+    assert_eq!(told(&update(&own, &[], None)), Some(all), "nothing is set");
+    assert_eq!(told(&update(&own, &["retention"], None)), None);
+    let empty = update(&own, &["retention"], Some(v1::Retention::default()));
+    assert_eq!(told(&empty), Some(v1::Retention::default()));
 }
 
 #[test]
@@ -539,8 +622,10 @@ fn log_shows_lsn_zero_and_its_settings() {
             sync_mode: None,
             compression: Some(Compression::Lz4),
             max_record_bytes: Some(9),
+            retention: None,
         }),
         first_lsn: Lsn::ZERO,
+        expired: 0,
         tail_lsn: Lsn::ZERO,
         durable_lsn: Lsn::ZERO,
         writer_epoch: 3,

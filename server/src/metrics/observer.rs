@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prometheus::{Error, Histogram, IntCounter};
-use wald_storage::{ChecksumSite, Observer, Phase};
+use wald_storage::{ChecksumSite, Observer, Phase, RetentionPass};
 
 use super::totals::{Buckets, Totals, float};
 use super::{Maker, Metrics, byte_buckets, count_buckets, latency_buckets, phase_buckets};
@@ -21,6 +21,10 @@ pub(super) struct EngineMetrics {
     group_bytes: Histogram,
     roll: Histogram,
     checkpoint: Histogram,
+    retention: Histogram,
+    retention_trims: IntCounter,
+    expired_records: IntCounter,
+    expired_bytes: IntCounter,
     read_records: IntCounter,
     read_bytes: IntCounter,
     checksums_in_recovery: IntCounter,
@@ -79,6 +83,23 @@ impl EngineMetrics {
                 "How long does it take to write down how all logs stand, so that the next start is quick?",
                 latency_buckets(),
             )?,
+            retention: make.histogram(
+                "wald_retention_pass_duration_seconds",
+                "How long does a look over all logs for what they forget by themselves take, trims included?",
+                latency_buckets(),
+            )?,
+            retention_trims: make.counter(
+                "wald_retention_trims_total",
+                "How many trims did retention make?",
+            )?,
+            expired_records: make.counter(
+                "wald_retention_expired_records_total",
+                "How many records did logs forget by themselves?",
+            )?,
+            expired_bytes: make.counter(
+                "wald_retention_expired_bytes_total",
+                "How many bytes of segments did these take?",
+            )?,
             read_records: make.counter(
                 "wald_read_records_total",
                 "How many records were given to readers?",
@@ -133,6 +154,13 @@ impl Observer for Metrics {
 
     fn checkpoint(&self, time: Duration) {
         self.engine.checkpoint.observe(time.as_secs_f64());
+    }
+
+    fn retention(&self, pass: &RetentionPass) {
+        self.engine.retention.observe(pass.time.as_secs_f64());
+        self.engine.retention_trims.inc_by(pass.trims);
+        self.engine.expired_records.inc_by(pass.records);
+        self.engine.expired_bytes.inc_by(pass.bytes);
     }
 
     fn read(&self, records: u64, bytes: u64) {

@@ -238,7 +238,14 @@ fn frame_text(out: &mut impl Write, frame: &DumpedFrame) -> io::Result<()> {
             let last = frame.first_lsn.get() + u64::from(frame.count).saturating_sub(1);
             line.push_str(&format!("  lsn {} to {last}", frame.first_lsn));
         }
-        "trim" => line.push_str(&format!("  first kept {}", frame.first_lsn)),
+        "trim" => {
+            let by = if frame.count == 0 {
+                ""
+            } else {
+                " by retention"
+            };
+            line.push_str(&format!("  first kept {}{by}", frame.first_lsn));
+        }
         "fence" => line.push_str(&format!("  writer epoch {}", frame.first_lsn)),
         "cursor" => line.push_str(&format!("  next to read {}", frame.first_lsn)),
         _ => {}

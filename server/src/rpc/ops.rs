@@ -113,6 +113,7 @@ impl v1::ops_service_server::OpsService for Services {
                 caveats: truth.warning.into_iter().collect(),
             }),
             damage: convert::damage_summary(&engine.statistics()),
+            default_retention: Some(convert::proto_retention(&node.retention)),
         }))
     }
 

@@ -39,6 +39,7 @@ impl Fixture {
             heartbeat_interval: Duration::from_secs(15),
             sync_mode: SyncMode::Strict,
             sync_interval: config.sync_interval,
+            retention: config.retention,
             limits: ServerLimits {
                 max_timestamp_ahead: config.max_future,
                 producer_window: config.producer_window,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::chain::{Chain, Node};
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::body;
-use crate::local::ExtrasImage;
+use crate::local::{ExtrasImage, Kept};
 use crate::record::LogConfig;
 use crate::wire::{self, Value};
 
@@ -17,8 +17,8 @@ pub(crate) struct Image {
     /// `None` if damage took it.
     pub(crate) name: Option<LogName>,
     pub(crate) next: Lsn,
-    /// The first record kept.
-    pub(crate) first: Lsn,
+    /// The first record kept, and how many below it went by retention.
+    pub(crate) kept: Kept,
     /// Stored time of the newest record.
     pub(crate) last_time: Timestamp,
     pub(crate) created_end: Position,
@@ -44,7 +44,7 @@ impl Image {
             wire::put_bytes(out, 2, name.as_str().as_bytes());
         }
         wire::put_uint(out, 3, self.next.get());
-        wire::put_uint(out, 4, self.first.get());
+        wire::put_uint(out, 4, self.kept.first.get());
         for (field, time) in [
             (5, self.last_time),
             (6, self.create_time),
@@ -74,6 +74,7 @@ impl Image {
         if let Some(extras) = &self.extras {
             extras.encode(out);
         }
+        wire::put_uint(out, 19, self.kept.expired);
     }
 
     pub(crate) fn decode(input: &[u8]) -> Option<Self> {
@@ -81,7 +82,7 @@ impl Image {
             id: LogId::new(0),
             name: None,
             next: Lsn::ZERO,
-            first: Lsn::ZERO,
+            kept: Kept::default(),
             last_time: Timestamp::default(),
             created_end: Position::ZERO,
             last_end: Position::ZERO,
@@ -105,7 +106,7 @@ impl Image {
                     image.name = Some(LogName::new(std::str::from_utf8(name).ok()?).ok()?);
                 }
                 (3, Value::Varint(lsn)) => image.next = Lsn::new(lsn),
-                (4, Value::Varint(lsn)) => image.first = Lsn::new(lsn),
+                (4, Value::Varint(lsn)) => image.kept.first = Lsn::new(lsn),
                 (5, Value::Fixed64(bits)) => image.last_time = time(bits),
                 (6, Value::Fixed64(bits)) => image.create_time = time(bits),
                 (7, Value::Fixed64(bits)) => image.update_time = time(bits),
@@ -117,12 +118,24 @@ impl Image {
                 (13, Value::Varint(id)) => image.touched_in = segment(id),
                 (14, Value::Varint(id)) => image.created_in = segment(id),
                 (15, Value::Bytes(roots)) => image.chain = chain(roots)?,
+                (19, Value::Varint(records)) => image.kept.expired = records,
                 (field, value) => extras.take(field, value)?,
             }
         }
         image.extras = (!extras.is_empty()).then(|| Box::new(extras));
         Some(image)
     }
+}
+
+/// The stored bytes that an image tells, read without the rest.
+pub(crate) fn stored_bytes(input: &[u8]) -> Option<u64> {
+    let mut found = 0;
+    for field in wire::fields(input) {
+        if let (10, Value::Varint(bytes)) = field? {
+            found = bytes;
+        }
+    }
+    Some(found)
 }
 
 fn chain(mut input: &[u8]) -> Option<Chain> {
@@ -177,7 +190,10 @@ mod tests {
             id: LogId::new(7 << 40 | 9),
             name: Some(LogName::new("flights/é").unwrap()),
             next: Lsn::new(u64::MAX),
-            first: Lsn::new(3),
+            kept: Kept {
+                first: Lsn::new(3),
+                expired: 2,
+            },
             last_time: Timestamp::from_micros(i64::MIN),
             created_end: Position::new(1),
             last_end: Position::new(2),
@@ -189,6 +205,7 @@ mod tests {
                 sync_mode: Some(SyncMode::Manual),
                 compression: Some(Compression::Lz4),
                 max_record_bytes: Some(10),
+                retention: Some(Box::default()),
             }),
             touched_in: Some(SegmentId::new(4)),
             created_in: None,
@@ -198,6 +215,7 @@ mod tests {
         let mut bytes = Vec::new();
         image.encode(&mut bytes);
         assert_eq!(Image::decode(&bytes), Some(image));
+        assert_eq!(stored_bytes(&bytes), Some(99));
         for end in 0..bytes.len() {
             // Cut anywhere it is refused or read as less, and never panics.
             let _shorter = Image::decode(&bytes[..end]);

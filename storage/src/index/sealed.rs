@@ -284,6 +284,11 @@ impl SealedIndex {
         Image::decode(self.image_bytes(row)?)
     }
 
+    /// Stored bytes of the log of a row when the segment was left.
+    pub(crate) fn stored_bytes(&self, row: &Row) -> Option<u64> {
+        super::image::stored_bytes(self.image_bytes(row)?)
+    }
+
     fn image_bytes(&self, row: &Row) -> Option<&[u8]> {
         let images = HEADER + self.rows * ROW + self.entries * ENTRY;
         let from = images + row.image_at as usize;

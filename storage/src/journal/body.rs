@@ -1,8 +1,10 @@
 //! Bodies of the frames that are not records, in protobuf wire format, so that later
 //! versions can add fields.
 
+use std::time::Duration;
+
 use crate::ids::{LogId, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
-use crate::record::{Compression, LogConfig, SyncMode};
+use crate::record::{Compression, LogConfig, Retention, SyncMode};
 use crate::wire::{self, Value};
 
 fn collect<'a>(input: &'a [u8], mut each: impl FnMut(u32, Value<'a>)) -> Option<()> {
@@ -17,11 +19,60 @@ fn text(bytes: &[u8]) -> Option<String> {
     String::from_utf8(bytes.to_vec()).ok()
 }
 
+/// The most bytes of a log's settings.
+pub(crate) const MAX_CONFIG_LEN: usize = 64;
+
 /// The settings of a log, as the fields of `wald.v1.LogConfig`.
 pub(crate) fn put_config(out: &mut Vec<u8>, config: &LogConfig) {
     wire::put_uint(out, 1, config.sync_mode.map_or(0, number_of));
+    if let Some(retention) = &config.retention {
+        let mut part = Vec::new();
+        put_retention(&mut part, retention);
+        // Also if it is empty: then nothing is forgotten, whatever the server's is.
+        wire::put_bytes(out, 2, &part);
+    }
     wire::put_uint(out, 3, config.compression.map_or(0, codec_number));
     wire::put_uint(out, 4, u64::from(config.max_record_bytes.unwrap_or(0)));
+}
+
+fn put_retention(out: &mut Vec<u8>, retention: &Retention) {
+    if let Some(age) = retention.max_age {
+        let mut part = Vec::new();
+        wire::put_uint(&mut part, 1, age.as_secs());
+        wire::put_uint(&mut part, 2, u64::from(age.subsec_nanos()));
+        wire::put_bytes(out, 1, &part);
+    }
+    wire::put_uint(out, 2, retention.max_bytes.unwrap_or(0));
+    wire::put_uint(out, 3, retention.max_records.unwrap_or(0));
+    wire::put_uint(out, 4, u64::from(retention.respect_cursors));
+}
+
+fn retention(input: &[u8]) -> Option<Retention> {
+    let mut retention = Retention::default();
+    let mut age = Some(None);
+    let some = |number: u64| (number != 0).then_some(number);
+    collect(input, |number, value| match (number, value) {
+        (1, Value::Bytes(bytes)) => age = duration(bytes).map(Some),
+        (2, Value::Varint(bytes)) => retention.max_bytes = some(bytes),
+        (3, Value::Varint(records)) => retention.max_records = some(records),
+        (4, Value::Varint(flag)) => retention.respect_cursors = flag != 0,
+        _ => {}
+    })?;
+    retention.max_age = age?;
+    Some(retention)
+}
+
+/// A `google.protobuf.Duration` that is not negative.
+fn duration(input: &[u8]) -> Option<Duration> {
+    let (mut seconds, mut nanos) = (0, 0);
+    collect(input, |number, value| match (number, value) {
+        (1, Value::Varint(number)) => seconds = number,
+        (2, Value::Varint(number)) => nanos = number,
+        _ => {}
+    })?;
+    let nanos = u32::try_from(nanos).ok().filter(|n| *n < 1_000_000_000)?;
+    let seconds = i64::try_from(seconds).ok()?;
+    Some(Duration::new(seconds.unsigned_abs(), nanos))
 }
 
 /// The numbers of `wald.v1.SyncMode`.
@@ -61,15 +112,20 @@ fn compression(number: u64) -> Option<Compression> {
 /// The reverse of [`put_config`].
 pub(crate) fn config(input: &[u8]) -> Option<LogConfig> {
     let mut config = LogConfig::default();
+    let mut sound = true;
     collect(input, |number, value| match (number, value) {
         (1, Value::Varint(mode)) => config.sync_mode = sync_mode(mode),
+        (2, Value::Bytes(bytes)) => {
+            config.retention = retention(bytes).map(Box::new);
+            sound &= config.retention.is_some();
+        }
         (3, Value::Varint(codec)) => config.compression = compression(codec),
         (4, Value::Varint(bytes)) => {
             config.max_record_bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes != 0);
         }
         _ => {}
     })?;
-    Some(config)
+    sound.then_some(config)
 }
 
 /// Body of a `Created` frame.
@@ -83,7 +139,7 @@ pub(crate) struct Created {
 impl Created {
     /// The most bytes of a body with this name.
     pub(crate) fn max_len(name: &str) -> usize {
-        name.len() + 3 + 16 + 9
+        name.len() + 3 + 2 + MAX_CONFIG_LEN + 9
     }
 
     pub(crate) fn put(out: &mut Vec<u8>, name: &str, config: &LogConfig, time: Timestamp) {
@@ -149,6 +205,39 @@ impl CursorBody {
     }
 }
 
+/// Body of a `Marker` frame; empty where it only proves what was flushed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Marker {
+    /// What the expiry clock showed.
+    pub(crate) expiry: Option<Timestamp>,
+}
+
+impl Marker {
+    /// The most bytes of one.
+    pub(crate) const MAX_LEN: usize = 9;
+
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        put_time(out, 1, self.expiry);
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut marker = Self::default();
+        collect(input, |number, value| {
+            if let (1, Value::Fixed64(bits)) = (number, value) {
+                marker.expiry = Some(Timestamp::from_micros(bits.cast_signed()));
+            }
+        })?;
+        Some(marker)
+    }
+}
+
+/// A time, if there is one: fields that are not there say nothing.
+fn put_time(out: &mut Vec<u8>, field: u32, time: Option<Timestamp>) {
+    if let Some(time) = time {
+        wire::put_fixed64(out, field, time.micros().cast_unsigned());
+    }
+}
+
 /// How a log stood when a segment that touched it was left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Closing {
@@ -159,6 +248,8 @@ pub(crate) struct Closing {
     pub(crate) deleted: bool,
     /// The first record kept.
     pub(crate) first_lsn: Lsn,
+    /// How many right below that went by retention.
+    pub(crate) expired: u64,
     pub(crate) writer_epoch: u64,
 }
 
@@ -172,6 +263,7 @@ impl Closing {
         wire::put_uint(out, 4, u64::from(self.deleted));
         wire::put_uint(out, 5, self.first_lsn.get());
         wire::put_uint(out, 6, self.writer_epoch);
+        wire::put_uint(out, 7, self.expired);
     }
 
     fn decode(input: &[u8]) -> Option<Self> {
@@ -181,6 +273,7 @@ impl Closing {
             name: None,
             deleted: false,
             first_lsn: Lsn::ZERO,
+            expired: 0,
             writer_epoch: 0,
         };
         collect(input, |number, value| match (number, value) {
@@ -190,6 +283,7 @@ impl Closing {
             (4, Value::Varint(flag)) => closing.deleted = flag != 0,
             (5, Value::Varint(lsn)) => closing.first_lsn = Lsn::new(lsn),
             (6, Value::Varint(epoch)) => closing.writer_epoch = epoch,
+            (7, Value::Varint(records)) => closing.expired = records,
             _ => {}
         })?;
         Some(closing)
@@ -218,6 +312,8 @@ pub(crate) struct Link {
     pub(crate) lost_before: Option<Position>,
     /// Losses that somebody has accepted, explicitly.
     pub(crate) accepted: Option<Accepted>,
+    /// What the expiry clock showed; `None` in links of versions before there was one.
+    pub(crate) expiry: Option<Timestamp>,
 }
 
 /// Losses that were accepted: exactly these, so that what is damaged later is new. Logs
@@ -344,6 +440,7 @@ impl Link {
         if let Some(accepted) = &self.accepted {
             wire::put_bytes(&mut out, 10, &accepted.encode());
         }
+        put_time(&mut out, 11, self.expiry);
         out
     }
 
@@ -358,6 +455,7 @@ impl Link {
             closings: None,
             lost_before: None,
             accepted: None,
+            expiry: None,
         };
         let mut complete = false;
         let mut closings = Vec::new();
@@ -379,6 +477,9 @@ impl Link {
                 Some(accepted) => link.accepted = Some(accepted),
                 None => sound = false,
             },
+            (11, Value::Fixed64(bits)) => {
+                link.expiry = Some(Timestamp::from_micros(bits.cast_signed()));
+            }
             _ => {}
         })?;
         link.closings = complete.then_some(closings);
@@ -402,11 +503,13 @@ pub(crate) struct Seal {
     /// The segment that the journal goes on in: its file is ready, or the seal would not be
     /// written. `None` at a shutdown.
     pub(crate) successor: Option<SegmentId>,
+    /// What the expiry clock showed.
+    pub(crate) expiry: Option<Timestamp>,
 }
 
 impl Seal {
     /// The most bytes of an encoded seal.
-    pub(crate) const MAX_LEN: usize = 11 + 11 + 18 + 2 + 11 + 11;
+    pub(crate) const MAX_LEN: usize = 11 + 11 + 18 + 2 + 11 + 11 + 9;
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -416,6 +519,7 @@ impl Seal {
         wire::put_uint(&mut out, 4, u64::from(self.clean));
         wire::put_uint(&mut out, 5, self.next_log_counter);
         wire::put_uint(&mut out, 6, self.successor.map_or(0, SegmentId::get));
+        put_time(&mut out, 7, self.expiry);
         out
     }
 
@@ -427,6 +531,7 @@ impl Seal {
             clean: false,
             next_log_counter: 0,
             successor: None,
+            expiry: None,
         };
         collect(input, |number, value| match (number, value) {
             (1, Value::Varint(frames)) => seal.frames = frames,
@@ -437,6 +542,9 @@ impl Seal {
             (4, Value::Varint(flag)) => seal.clean = flag != 0,
             (5, Value::Varint(counter)) => seal.next_log_counter = counter,
             (6, Value::Varint(id)) => seal.successor = Some(SegmentId::new(id)),
+            (7, Value::Fixed64(bits)) => {
+                seal.expiry = Some(Timestamp::from_micros(bits.cast_signed()));
+            }
             _ => {}
         })?;
         Some(seal)
@@ -453,6 +561,12 @@ mod tests {
             max_record_bytes: Some(4096),
             sync_mode: Some(SyncMode::Manual),
             compression: Some(Compression::Lz4),
+            retention: Some(Box::new(Retention {
+                max_age: Some(Duration::new(u64::MAX >> 1, 999_999_999)),
+                max_bytes: Some(u64::MAX),
+                max_records: Some(u64::MAX),
+                respect_cursors: true,
+            })),
         };
         let mut out = Vec::new();
         Created::put(&mut out, "airport/ü", &config, Timestamp::from_micros(-5));
@@ -475,6 +589,7 @@ mod tests {
                 name: Some("x".to_owned()),
                 deleted: true,
                 first_lsn: Lsn::new(2),
+                expired: 2,
                 writer_epoch: 6,
             }]),
             lost_before: Some(Position::new(70)),
@@ -484,6 +599,7 @@ mod tests {
                 places: vec![(Position::new(9), Position::new(20))],
                 lost: vec![(LogId::new(3), Lsn::new(0), Lsn::new(7))],
             }),
+            expiry: Some(Timestamp::from_micros(-3)),
         };
         assert_eq!(Link::decode(&link.encode()), Some(link));
 
@@ -496,6 +612,14 @@ mod tests {
         assert!(out.len() <= CursorBody::max_len(&cursor.name));
         assert_eq!(CursorBody::decode(&out), Some(cursor));
 
+        for expiry in [None, Some(Timestamp::from_micros(i64::MIN))] {
+            out.clear();
+            let marker = Marker { expiry };
+            marker.put(&mut out);
+            assert!(out.len() <= Marker::MAX_LEN);
+            assert_eq!(Marker::decode(&out), Some(marker));
+        }
+
         let seal = Seal {
             frames: u64::MAX,
             records: u64::MAX,
@@ -503,6 +627,7 @@ mod tests {
             clean: true,
             next_log_counter: u64::MAX,
             successor: Some(SegmentId::new(u64::MAX)),
+            expiry: Some(Timestamp::from_micros(-1)),
         };
         let encoded = seal.encode();
         assert_eq!(encoded.len(), Seal::MAX_LEN);

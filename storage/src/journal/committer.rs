@@ -15,6 +15,7 @@ mod cursors;
 mod fence;
 mod frames;
 mod producers;
+mod retention;
 mod room;
 mod void;
 
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
+pub(crate) use self::retention::Expiry;
 use self::void::Undo;
 use super::body::Link;
 use super::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
@@ -79,6 +81,10 @@ pub(crate) enum Operation {
         target: LogTarget,
         before: Lsn,
     },
+    /// Trims by retention, as far as the logs still stand as it saw them.
+    Expire(Vec<Expiry>),
+    /// A marker that tells what the expiry clock shows.
+    TellClock,
     /// Nothing but to be answered when everything before it is safe.
     Barrier,
     /// The segment is left, if it says anything: what is finished can be copied.
@@ -206,6 +212,8 @@ pub(crate) struct Committer {
     group_scheduled: bool,
     next_log_counter: u64,
     arrival: Timestamp,
+    /// What the expiry clock shows in this turn.
+    expiry: Timestamp,
     /// Whether something durable is not yet proven by a later frame.
     needs_marker: bool,
     closed: bool,
@@ -251,6 +259,7 @@ impl Committer {
         resume: Resume,
     ) -> Self {
         let turn_began = journal.clock.monotonic();
+        let expiry = journal.expiry_now();
         let mut committer = Self {
             journal,
             logs,
@@ -286,10 +295,15 @@ impl Committer {
             group_scheduled: false,
             next_log_counter: resume.next_log_counter,
             arrival: resume.arrival,
+            expiry,
             needs_marker: false,
             closed: false,
         };
-        committer.begin_with(resume.link);
+        let expiry = Some(committer.expiry);
+        committer.begin_with(Link {
+            expiry,
+            ..resume.link
+        });
         committer
     }
 
@@ -310,7 +324,7 @@ impl Committer {
     pub(crate) fn commit(&mut self, submissions: impl IntoIterator<Item = Submission>) {
         let started = self.journal.clock.monotonic();
         self.turn_began = started;
-        self.arrival = self.journal.clock.now();
+        self.look_at_clock();
         for submission in submissions {
             let queued = started.saturating_duration_since(submission.submitted);
             self.journal.observer.phase(Phase::Queue, queued);
@@ -322,6 +336,13 @@ impl Committer {
             .phase(Phase::Encode, encoded.duration_since(started));
         // Whoever is in the group is told what came of it.
         let _told = self.write_out();
+    }
+
+    /// Nothing arrives before the time that the expiry clock shows: else it would be older
+    /// than it is if the system's clock went back.
+    fn look_at_clock(&mut self) {
+        self.expiry = self.journal.expiry_now();
+        self.arrival = self.journal.clock.now().max(self.expiry);
     }
 
     /// Whether an idle journal should be marked.
@@ -347,6 +368,7 @@ impl Committer {
     /// that nothing was left to do. Tells whether there is one now.
     pub(crate) fn close(&mut self) -> bool {
         let mut ended = false;
+        self.look_at_clock();
         // What cannot be written for want of space was never promised to survive; but space
         // may be back since it was last looked for.
         self.pool.try_again();
@@ -409,6 +431,8 @@ impl Committer {
             Operation::Configure { name, config } => self.configure(&name, config),
             Operation::Delete(target) => self.delete(&target),
             Operation::Trim { target, before } => self.trim(&target, before),
+            Operation::Expire(expiries) => self.expire(&expiries),
+            Operation::TellClock => self.tell_clock(),
             Operation::Barrier => self.barrier(),
             Operation::Leave => self.leave(),
         };

@@ -298,6 +298,12 @@ pub(crate) fn claimed_position(bytes: &[u8]) -> Option<u64> {
     (bytes.len() >= HEADER_BYTES).then(|| u64_at(bytes, 24))
 }
 
+/// Bytes of header and extensions that the bytes of a possible header claim.
+pub(crate) fn claimed_header_len(bytes: &[u8]) -> Option<u64> {
+    let units = bytes.get(4..6)?.try_into().ok()?;
+    Some(u64::from(u16::from_le_bytes(units)) * 8)
+}
+
 /// Reads and verifies the header at the front of `bytes`, which may go on beyond the
 /// frame, and must reach at least to the end of the extensions. `None` if this is not
 /// a header of the segment with this salt.

@@ -22,6 +22,7 @@ pub(crate) enum Answer {
     /// What is left of it: `None` if it was to be forgotten.
     Cursor(Promise<Result<Option<Cursor>, CursorError>>),
     Sync(Promise<Result<Position, SyncError>>),
+    Expire(Promise<Result<Vec<Option<Lsn>>, AppendError>>),
 }
 
 /// What to tell, once it is safe to.
@@ -35,6 +36,9 @@ pub(crate) enum Outcome {
     Refused(AppendError),
     AdminRefused(AdminError),
     Trimmed(Lsn),
+    /// Of each trim by retention the first record kept before; `None` if nothing was to do
+    /// any more.
+    Expired(Vec<Option<Lsn>>),
     TrimRefused(TrimError),
     Fenced(Fenced),
     FenceRefused(FenceError),
@@ -219,6 +223,12 @@ impl Journal {
             (Answer::Admin(promise), Outcome::AdminRefused(error)) => promise.keep(Err(error)),
             (Answer::Admin(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
             (Answer::Admin(promise), _) => promise.keep(Ok(())),
+            (Answer::Expire(promise), Outcome::Expired(before)) => promise.keep(Ok(before)),
+            (Answer::Expire(promise), Outcome::Refused(error)) => promise.keep(Err(error)),
+            (Answer::Expire(promise), _) => {
+                debug_assert!(false, "an expiry has an expiry's outcome");
+                promise.keep(Err(AppendError::Draining));
+            }
             (Answer::Sync(promise), Outcome::SyncRefused) => promise.keep(Err(SyncError::DiskFull)),
             (Answer::Sync(promise), _) => promise.keep(Ok(self.durable())),
         }
@@ -249,6 +259,7 @@ impl Journal {
             Answer::Fence(promise) => promise.keep(Err(told.into())),
             Answer::Cursor(promise) => promise.keep(Err(told.into())),
             Answer::Sync(promise) => promise.keep(Err(SyncError::JournalFailed(error))),
+            Answer::Expire(promise) => promise.keep(Err(told)),
         }
     }
 }

@@ -123,6 +123,7 @@ impl Core {
             unattributed_damages,
             scrubbed_bytes: self.scrub.bytes.load(Ordering::Relaxed),
             last_scrub: self.scrub.last_pass(),
+            expiry_lag_micros: self.journal.expiry_lag_micros(),
             followers: self.followers.load(Ordering::SeqCst),
             journal_failed: self.journal.failure().is_some(),
         }

@@ -16,6 +16,61 @@ use crate::index::{Chain, Image, Place, Places};
 use crate::record::{Compression, LogConfig, LogInfo};
 use crate::watch::{Watch, Watched};
 
+/// Where a log begins, and how what lies before went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// The first record kept.
+    pub(crate) first: Lsn,
+    /// So many records right below went by retention; those below them, by somebody's trim,
+    /// who said so of all that lies below.
+    pub(crate) expired: u64,
+}
+
+impl Kept {
+    /// The first record that no trim of somebody's took.
+    pub(crate) fn trimmed(self) -> Lsn {
+        Lsn::new(self.first.get().saturating_sub(self.expired))
+    }
+
+    /// What becomes of it by a trim that keeps `first` and what follows. One that is not above
+    /// it changes nothing.
+    fn trim(self, first: Lsn, by: TrimBy) -> Self {
+        let more = first.since(self.first);
+        match by {
+            _ if more == 0 => self,
+            TrimBy::Somebody => Self { first, expired: 0 },
+            TrimBy::Retention => Self {
+                first,
+                expired: self.expired.saturating_add(more),
+            },
+        }
+    }
+}
+
+/// Who forgets records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TrimBy {
+    Somebody,
+    Retention,
+}
+
+impl TrimBy {
+    /// The record count in the header of a trim, and in directories.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::Somebody => 0,
+            Self::Retention => 1,
+        }
+    }
+
+    pub(crate) fn of(number: u32) -> Self {
+        match number {
+            0 => Self::Somebody,
+            _ => Self::Retention,
+        }
+    }
+}
+
 /// One log.
 pub(crate) struct Log {
     pub(crate) id: LogId,
@@ -45,10 +100,10 @@ pub(crate) struct LogState {
     pub(crate) places: Places,
     /// The segments before, which have one.
     pub(crate) chain: Chain,
-    /// The first record kept, as far as trims are on the device.
-    first: Lsn,
-    /// Trims on their way there: end of the frame, first record kept after it.
-    trims: Vec<(Position, Lsn)>,
+    /// Where it begins, as far as trims are on the device.
+    kept: Kept,
+    /// Trims on their way there: end of the frame, where the log begins after it.
+    trims: Vec<(Position, Kept)>,
     /// Records in memory only (sync mode `manual`).
     pub(crate) buffered: Option<Box<Buffered>>,
     pub(crate) config: Arc<LogConfig>,
@@ -62,6 +117,9 @@ pub(crate) struct LogState {
     /// Damage may have taken records at and beyond `next`.
     pub(crate) unproven: bool,
     pub(crate) deleted: bool,
+    /// No record is too old before the expiry clock shows this, in seconds since the Unix
+    /// epoch. 0: that was not looked up since the start, or since the settings changed.
+    pub(crate) ages_at: u32,
     /// The segment that last counted this log among those it touches.
     pub(crate) touched_in: Option<SegmentId>,
     /// The segment the log was created in.
@@ -150,27 +208,41 @@ impl LogState {
     /// The first record kept, when everything below `durable` is on the device: a trim
     /// that a power cut could take back is not shown.
     pub(crate) fn first(&self, durable: Position) -> Lsn {
-        let visible = self.trims.iter().filter(|(end, _)| *end <= durable);
-        visible.map(|(_, first)| *first).fold(self.first, Lsn::max)
+        self.kept(durable).first
+    }
+
+    /// The same, and how what lies before went.
+    pub(crate) fn kept(&self, durable: Position) -> Kept {
+        let visible = self.trims.iter().rev().find(|(end, _)| *end <= durable);
+        visible.map_or(self.kept, |(_, kept)| *kept)
     }
 
     /// The first record kept when all trims so far are through.
     pub(crate) fn coming_first(&self) -> Lsn {
-        self.trims.last().map_or(self.first, |(_, first)| *first)
+        self.coming_kept().first
+    }
+
+    pub(crate) fn coming_kept(&self) -> Kept {
+        self.trims.last().map_or(self.kept, |(_, kept)| *kept)
     }
 
     /// A trim was committed in the frame that ends at `end`.
-    pub(crate) fn add_trim(&mut self, end: Position, first: Lsn) {
+    pub(crate) fn add_trim(&mut self, end: Position, first: Lsn, by: TrimBy) {
+        self.add_kept(end, self.coming_kept().trim(first, by));
+    }
+
+    /// The log begins like this from the frame on that ends at `end`.
+    pub(crate) fn add_kept(&mut self, end: Position, kept: Kept) {
         self.last_end = end;
-        self.trims.push((end, first));
+        self.trims.push((end, kept));
     }
 
     /// Forgets what trims on the device allow to. Places stay until they are indexed: an
     /// index tells all that its segment holds, and so what became of an older epoch.
     pub(crate) fn apply_trims(&mut self, durable: Position) {
-        self.first = self.first(durable);
+        self.kept = self.kept(durable);
         self.trims.retain(|(end, _)| *end > durable);
-        let first = self.first;
+        let first = self.kept.first;
         self.damage.retain(|(_, to)| *to > first);
     }
 
@@ -210,6 +282,12 @@ impl LogState {
         self.extras.as_deref().map_or(0, newest)
     }
 
+    /// Where the lowest cursor stands with every move so far; `None` without cursors.
+    pub(crate) fn lowest_cursor(&self) -> Option<Lsn> {
+        let cursors = self.extras.as_deref()?.cursors.values();
+        cursors.filter_map(|mark| Some((*mark.newest())?.lsn)).min()
+    }
+
     /// The newest frame about the log was a fence.
     pub(crate) fn add_fence(&mut self, end: Position, epoch: u64, durable: Position) {
         self.last_end = self.last_end.max(end);
@@ -230,7 +308,7 @@ impl LogState {
             id,
             name,
             next: self.journaled_next(),
-            first: self.coming_first(),
+            kept: self.coming_kept(),
             last_time: self
                 .buffered
                 .as_ref()
@@ -255,7 +333,7 @@ impl LogState {
     /// Becomes what an image of a later time tells; damage stays known.
     pub(crate) fn become_image(&mut self, image: &Image) {
         self.next = image.next;
-        self.first = image.first;
+        self.kept = image.kept;
         self.trims.clear();
         self.last_time = image.last_time;
         self.created_end = image.created_end;
@@ -323,7 +401,7 @@ impl Log {
                 last_end: created_end,
                 places: Places::default(),
                 chain: Chain::default(),
-                first: Lsn::ZERO,
+                kept: Kept::default(),
                 trims: Vec::new(),
                 buffered: None,
                 config: Arc::new(config),
@@ -334,6 +412,7 @@ impl Log {
                 damage: Vec::new(),
                 unproven: false,
                 deleted: false,
+                ages_at: 0,
                 touched_in: None,
                 created_in: None,
             }),
@@ -359,7 +438,8 @@ impl Log {
             name: self.name.clone(),
             log_id: self.id,
             config: Arc::clone(&state.config),
-            first_lsn: state.first(durable),
+            first_lsn: state.kept(durable).first,
+            expired: state.kept(durable).expired,
             tail_lsn,
             durable_lsn: state.tail(durable),
             writer_epoch: state
@@ -420,6 +500,28 @@ impl Logs {
 
     pub(crate) fn len(&self) -> usize {
         self.0.read().names.len()
+    }
+
+    /// Goes over at most `count` logs that have a name, from behind `after` on, and keeps those
+    /// that are `wanted`. Tells the last one it looked at; `None` if none was left.
+    pub(crate) fn look_over(
+        &self,
+        after: Option<&LogName>,
+        count: usize,
+        mut wanted: impl FnMut(&Arc<Log>),
+    ) -> Option<LogName> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let tables = self.0.read();
+        let mut last = None;
+        for (name, log) in tables
+            .names
+            .range::<LogName, _>((start, Bound::Unbounded))
+            .take(count)
+        {
+            wanted(log);
+            last = Some(name);
+        }
+        last.cloned()
     }
 
     /// Every log that has a name.

@@ -11,7 +11,7 @@ use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
 use crate::engine::{BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
-use crate::local::{Core, Log, tail_at};
+use crate::local::{Core, Kept, Log, tail_at};
 use crate::record::{Gap, GapReason, Visibility};
 use crate::watch::{Until, Watched};
 
@@ -51,7 +51,8 @@ struct Found {
     durable: Lsn,
     published: Position,
     lost: Option<(Lsn, Lsn)>,
-    trimmed: Option<(Lsn, Lsn)>,
+    /// From where on nothing is kept, up to where.
+    gone: Option<(Lsn, Kept)>,
     deleted: bool,
     unproven: bool,
 }
@@ -73,12 +74,12 @@ impl Work {
         let published = core.journal.published(self.visibility);
         // Of the same moment: every record below the tail lies below what is published.
         let tail = tail_at(log, self.visibility, published);
-        let (deleted, unproven, first) = {
+        let (deleted, unproven, kept) = {
             let state = log.state.read();
             (
                 state.deleted,
                 state.unproven,
-                state.first(core.journal.durable()),
+                state.kept(core.journal.durable()),
             )
         };
         let durable = log.state.read().tail(core.journal.durable());
@@ -97,8 +98,8 @@ impl Work {
                 (from, (from < next).then_some((from, next)))
             }
         };
-        let trimmed = (from < first && !deleted).then_some((from, first));
-        let from = trimmed.map_or(from, |(_, first)| first);
+        let gone = (from < kept.first && !deleted).then_some((from, kept));
+        let from = gone.map_or(from, |(_, kept)| kept.first);
         let step = if deleted {
             Step {
                 batches: Vec::new(),
@@ -121,7 +122,7 @@ impl Work {
             durable,
             published,
             lost,
-            trimmed,
+            gone,
             deleted,
             unproven,
         })
@@ -261,7 +262,7 @@ impl LogScan {
             durable,
             published,
             lost,
-            trimmed,
+            gone,
             deleted,
             unproven,
         } = found;
@@ -276,8 +277,16 @@ impl LogScan {
         if let Some((from, to)) = lost {
             gaps.push(gap(Some(from), Some(to), GapReason::Lost));
         }
-        if let Some((from, to)) = trimmed {
-            gaps.push(gap(Some(from), Some(to), GapReason::Trimmed));
+        if let Some((from, kept)) = gone {
+            let border = kept.trimmed().max(from);
+            for (from, to, reason) in [
+                (from, border, GapReason::Trimmed),
+                (border, kept.first, GapReason::Expired),
+            ] {
+                if from < to {
+                    gaps.push(gap(Some(from), Some(to), reason));
+                }
+            }
         }
         if let Some((from, to)) = step.damage.filter(|_| step.batches.is_empty()) {
             gaps.push(gap(Some(from), Some(to), GapReason::Quarantined));

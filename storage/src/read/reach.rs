@@ -31,7 +31,7 @@ impl Core {
     ///
     /// # Errors
     /// If the file gives none, or if they are not in memory and no file may be asked.
-    pub(super) fn bytes(
+    pub(crate) fn bytes(
         &self,
         segment: &Segment,
         from: Position,

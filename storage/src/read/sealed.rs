@@ -11,7 +11,7 @@ use crate::metrics::ChecksumSite;
 use crate::recovery;
 
 /// A row, and the index it is in.
-pub(super) type Found = (Arc<SealedIndex>, Row);
+pub(crate) type Found = (Arc<SealedIndex>, Row);
 
 /// A row could not be had: an index that the chain leads through is not good.
 struct Missing;
@@ -19,7 +19,7 @@ struct Missing;
 impl Core {
     /// The oldest sealed row of a log for which `holds`; it must be false for all rows up
     /// to some row, and true for all after.
-    pub(super) fn sealed_row(
+    pub(crate) fn sealed_row(
         &self,
         log: LogId,
         chain: &Chain,

@@ -11,11 +11,12 @@ use crate::config::StorageConfig;
 use crate::directory::LastBegun;
 use crate::disk::{Disk, is_out_of_space};
 use crate::error::OpenError;
-use crate::ids::{Position, SegmentId};
+use crate::ids::{Position, SegmentId, Timestamp};
 use crate::index::{index_id, index_path};
 use crate::indexer::Indexer;
 use crate::journal::body::Link;
 use crate::journal::committer::{Committer, Resume, Settings};
+use crate::journal::expiry::ExpiryClock;
 use crate::journal::pool::{Pool, Use};
 use crate::journal::segment::Segment;
 use crate::journal::{Journal, largest_unit, segment};
@@ -73,6 +74,7 @@ impl Recovered {
         let link = self.link(ready.life.size);
         let mut report = self.report(end, torn_bytes);
         let arrival = self.drafts.arrival;
+        let shows = self.expiry_at_start(clock.now());
         let finished = self.drafts.finish(&mut report.findings);
         let (accepted, damage): (Vec<_>, Vec<_>) =
             finished.damages.iter().partition(|damage| damage.accepted);
@@ -84,6 +86,7 @@ impl Recovered {
         let mut segments = self.segments;
         segments.insert(segment.base, Arc::clone(&segment));
         let (base, segment_id) = (segment.base, segment.life.id);
+        let expiry = ExpiryClock::new(shows, started);
         let journal = Arc::new(Journal::new(
             clock,
             observer,
@@ -91,6 +94,7 @@ impl Recovered {
             segments,
             Arc::clone(&segment),
             base,
+            expiry,
         ));
         let resume = Resume {
             segment,
@@ -163,6 +167,19 @@ impl Recovered {
         })
     }
 
+    /// What the expiry clock goes on from. Where no version with one has been, the newest
+    /// arrival is believed, unless it is still to come.
+    fn expiry_at_start(&self, now: Timestamp) -> Timestamp {
+        let newest = self.drafts.arrival;
+        let nothing_arrived = newest == Timestamp::default();
+        let first = if nothing_arrived {
+            now
+        } else {
+            newest.min(now)
+        };
+        self.expiry.unwrap_or(first)
+    }
+
     /// After an unclean end the epoch goes up, beyond any that anything tells of.
     pub(super) fn enter_epoch(&mut self, end: Position) {
         self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
@@ -232,6 +249,8 @@ impl Recovered {
             },
             lost_before: self.lost_before,
             accepted: self.accepting.take().map(|a| a.within(segment_bytes / 8)),
+            // Whoever writes it looks at the clock.
+            expiry: self.expiry,
         }
     }
 

@@ -12,7 +12,7 @@ use crate::journal::body::{self, Accepted, Closing, Created, CursorBody};
 use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
 use crate::journal::segment::Life;
-use crate::local::{Log, LogState, Logs, Mark, Remembered};
+use crate::local::{Kept, Log, LogState, Logs, Mark, Remembered, TrimBy};
 use crate::quarantine::Damage;
 use crate::record::{LogConfig, Producer};
 
@@ -204,7 +204,10 @@ impl Drafts {
             Kind::Configured => self.apply_configured(segment, header, body),
             Kind::Deleted => self.apply_deleted(segment, header.log_id, header.end()),
             Kind::Link | Kind::Marker | Kind::Seal => {}
-            Kind::Trim => self.apply_trim(segment, header.log_id, header.first_lsn, header.end()),
+            Kind::Trim => {
+                let by = TrimBy::of(header.count);
+                self.apply_trim(segment, header.log_id, (header.first_lsn, by), header.end());
+            }
             Kind::Fence => {
                 self.apply_fence(segment, header.log_id, header.first_lsn.get(), header.end());
             }
@@ -312,12 +315,28 @@ impl Drafts {
         ));
     }
 
-    fn apply_trim(&mut self, segment: SegmentId, id: LogId, first: Lsn, end: Position) {
+    fn apply_trim(
+        &mut self,
+        segment: SegmentId,
+        id: LogId,
+        (first, by): (Lsn, TrimBy),
+        end: Position,
+    ) {
         let state = &mut self.touch(id, segment).state;
         state.last_end = state.last_end.max(end);
         let end = state.last_end;
         if first > state.coming_first() {
-            state.add_trim(end, first);
+            state.add_trim(end, first, by);
+        }
+    }
+
+    /// What all trims so far come to.
+    fn apply_kept(&mut self, segment: SegmentId, id: LogId, kept: Kept, end: Position) {
+        let state = &mut self.touch(id, segment).state;
+        state.last_end = state.last_end.max(end);
+        let end = state.last_end;
+        if kept.first > state.coming_first() {
+            state.add_kept(end, kept);
         }
     }
 
@@ -388,7 +407,10 @@ impl Drafts {
             }
             Kind::Deleted => self.apply_deleted(segment, id, position),
             Kind::Configured => self.lost_settings(id),
-            Kind::Trim => self.apply_trim(segment, id, entry.first_lsn, position),
+            Kind::Trim => {
+                let by = TrimBy::of(entry.count);
+                self.apply_trim(segment, id, (entry.first_lsn, by), position);
+            }
             Kind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
             Kind::Cursor => self.lost_cursor(id),
             Kind::Link | Kind::Marker | Kind::Seal => {}
@@ -409,7 +431,11 @@ impl Drafts {
                 self.apply_deleted(segment, closing.log_id, position);
             } else {
                 self.lose(position, closing.log_id, seen, closing.next_lsn);
-                self.apply_trim(segment, closing.log_id, closing.first_lsn, position);
+                let kept = Kept {
+                    first: closing.first_lsn,
+                    expired: closing.expired,
+                };
+                self.apply_kept(segment, closing.log_id, kept, position);
                 self.apply_fence(segment, closing.log_id, closing.writer_epoch, position);
             }
             let draft = self.draft(closing.log_id);
@@ -439,6 +465,7 @@ impl Drafts {
                     .map(|name| name.as_str().to_owned()),
                 deleted: draft.state.deleted,
                 first_lsn: draft.state.coming_first(),
+                expired: draft.state.coming_kept().expired,
                 writer_epoch: draft.state.writer_epoch(),
             })
             .collect();

@@ -414,5 +414,6 @@ fn partial_link(before: LogId, end: Lsn, epoch: u32) -> Link {
         closings: None,
         lost_before: None,
         accepted: None,
+        expiry: None,
     }
 }

@@ -76,6 +76,7 @@ impl Recovered {
         self.history = summary.history;
         self.clean = summary.clean;
         self.drafts.arrival = summary.arrival;
+        self.expiry = summary.expiry;
         self.last = Some(summary.last);
         self.before = summary.before;
         for entry in summary.segments {

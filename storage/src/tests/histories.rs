@@ -1,7 +1,7 @@
 //! Random histories, and after each of their starts the same question: does a start tell
 //! the same whatever index files and checkpoints there are?
 //!
-//! Records, batches, producers and their repeats, fences, cursors, trims, settings, logs deleted and created again, records in memory
+//! Records, batches, producers and their repeats, fences, cursors, trims, retention, settings, logs deleted and created again, records in memory
 //! only, rolls, full disks; runs that end cleanly, with a kill or with a power cut. Then
 //! copies of the disk are started from: with all files, with none of what the indexer
 //! wrote, and with some of it missing, damaged, or from earlier in the history. All must
@@ -19,7 +19,7 @@ use super::*;
 use crate::disk::Disk;
 use crate::ids::Name;
 use crate::journal::committer::Operation;
-use crate::record::{Compression, CursorCommit, LogConfig, Producer, SyncMode};
+use crate::record::{Compression, CursorCommit, LogConfig, Producer, Retention, SyncMode};
 
 const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "e"];
 
@@ -235,6 +235,11 @@ impl History {
                 drop(core.trim_in_turn(target(log.name.as_str()), before));
             }
             26..28 => drop(core.sync_in_turn(Durability::Durable)),
+            37..43 => {
+                if let Some(mut pass) = core.begin_pass() {
+                    drop(core.expire(core.look(&mut pass)));
+                }
+            }
             28..31 => drop(core.fence(target(log), None)),
             31..37 => self.cursor(core, log),
             _ => {
@@ -339,13 +344,28 @@ impl History {
 
     fn settings(&mut self) -> LogConfig {
         let modes = [None, Some(SyncMode::Manual), Some(SyncMode::Async)];
+        let retention = self.retention();
         LogConfig {
             sync_mode: modes[self.random.random_range(0..3)],
             compression: self.chance(30).then_some(Compression::Lz4),
             max_record_bytes: self
                 .chance(50)
                 .then_some(self.random.random_range(7000..9000)),
+            retention,
         }
+    }
+
+    fn retention(&mut self) -> Option<Box<Retention>> {
+        self.chance(60).then(|| {
+            Box::new(Retention {
+                max_records: self.chance(50).then(|| self.random.random_range(1..30)),
+                max_bytes: self.chance(30).then(|| self.random.random_range(1..20_000)),
+                max_age: self
+                    .chance(30)
+                    .then(|| Duration::from_secs(self.random.random_range(1..60))),
+                respect_cursors: self.chance(20),
+            })
+        })
     }
 
     /// Starts from copies of the disk; goes on with one of them.

@@ -10,7 +10,7 @@ mod points;
 mod requests;
 mod script;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -22,6 +22,7 @@ use self::points::{Phase, STRETCHES};
 use self::requests::Asked;
 use super::*;
 use crate::ids::{LogId, Position};
+use crate::record::Retention;
 
 /// Which faults there are beside power cuts and kills.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,6 +44,7 @@ pub(super) struct Counts {
     pub(super) maybe: u64,
     pub(super) refused: u64,
     pub(super) repeats: u64,
+    pub(super) expired: u64,
     pub(super) rolls: u64,
     pub(super) verdict: Verdict,
     pub(super) cuts: Histogram,
@@ -59,6 +61,7 @@ impl Counts {
         self.maybe += other.maybe;
         self.refused += other.refused;
         self.repeats += other.repeats;
+        self.expired += other.expired;
         self.rolls += other.rolls;
         self.verdict.add(&other.verdict);
         self.cuts.add(&other.cuts);
@@ -70,7 +73,7 @@ impl std::fmt::Display for Counts {
         writeln!(f, "{}", self.cuts)?;
         writeln!(
             f,
-            "{} starts, {} kills, {} clean ends, {} failed journals, {} rolls; {} requests: {} refused, {} unknown, {} repeats",
+            "{} starts, {} kills, {} clean ends, {} failed journals, {} rolls; {} requests: {} refused, {} unknown, {} repeats; {} trims by retention",
             self.starts,
             self.kills,
             self.clean,
@@ -79,7 +82,8 @@ impl std::fmt::Display for Counts {
             self.requests,
             self.refused,
             self.maybe,
-            self.repeats
+            self.repeats,
+            self.expired
         )?;
         write!(f, "{:?}", self.verdict)
     }
@@ -100,6 +104,8 @@ pub(super) struct Run {
     highest: Position,
     epoch: u64,
     payload: u64,
+    /// When each record was appended last, and its bytes.
+    born: HashMap<u64, (Instant, usize)>,
     /// Whether much is written, so that segments fill up.
     bulky: bool,
     without_space_until: u64,
@@ -123,6 +129,10 @@ impl Run {
             max_batch_bytes: 20_000,
             buffer_bytes: 9000,
             producer_window: random.random_range(1..90),
+            retention: match random.random_range(0..5) {
+                0 | 1 => requests::retention(&mut random).unwrap_or_default(),
+                _ => Retention::default(),
+            },
             ..small_config()
         };
         Self {
@@ -138,6 +148,7 @@ impl Run {
             highest: Position::ZERO,
             epoch: 0,
             payload: 0,
+            born: HashMap::new(),
             bulky: false,
             without_space_until: 0,
             distrusted: false,
@@ -277,6 +288,12 @@ impl Run {
             }
             _ => self.clock.advance(300_000),
         }
+        if self.random.random_range(0..100) < 8 {
+            // Nothing must depend on that.
+            let far = [1_000_000, 3_600_000_000, 365 * 24 * 3_600_000_000];
+            let far = far[self.random.random_range(0..3)];
+            self.clock.jump(self.random.random_range(-far..far));
+        }
     }
 
     fn idle(&mut self, core: &Arc<Core>) {
@@ -355,7 +372,8 @@ fn found(core: &Arc<Core>) -> Result<Logs, (Verdict, String)> {
     for log in core.logs.all() {
         let name = log.name.as_str().to_owned();
         let durable = core.journal.durable();
-        let first = log.state.read().first(durable);
+        let kept = log.state.read().kept(durable);
+        let first = kept.first;
         let records = digests(core, &name, first).map_err(|error| {
             let gap = Verdict {
                 gap: 1,
@@ -375,6 +393,7 @@ fn found(core: &Arc<Core>) -> Result<Logs, (Verdict, String)> {
             LogState {
                 id: Some(log.id.get()),
                 first: first.get(),
+                expired: kept.expired,
                 records,
                 epoch: state.writer_epoch(),
                 cursors: cursors.collect(),

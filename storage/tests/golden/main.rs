@@ -18,6 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -31,10 +32,17 @@ fn golden() -> PathBuf {
 }
 
 fn open(directory: &Path) -> (Arc<LocalEngine>, RecoveryReport) {
+    // Logs are to stay as they are.
+    open_with(directory, Duration::from_secs(3600))
+}
+
+/// Looks for what is to expire so often.
+fn open_with(directory: &Path, retention: Duration) -> (Arc<LocalEngine>, RecoveryReport) {
     let config = StorageConfig {
         segment_bytes: 64 << 10,
         // No marker proves what is to look like a torn tail.
-        marker_delay: std::time::Duration::from_secs(3600),
+        marker_delay: Duration::from_secs(3600),
+        retention_interval: retention,
         ..StorageConfig::default()
     };
     let disk = RealDisk::open(directory).unwrap();

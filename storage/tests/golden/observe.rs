@@ -4,7 +4,7 @@ use prost::Message;
 use serde_json::{Map, Value, json};
 use wald_proto::v1::RecordBatch;
 use wald_storage::{
-    Compression, GapReason, LocalEngine, LogEngine, LogInfo, LogName, LogTarget, ScanRequest,
+    Compression, GapReason, LocalEngine, LogEngine, LogInfo, LogName, LogTarget, Lsn, ScanRequest,
     ScanStart, Selector, SyncMode, block_on,
 };
 use xxhash_rust::xxh3::Xxh3;
@@ -22,7 +22,7 @@ fn log(engine: &LocalEngine, info: &LogInfo) -> Value {
     let mut scan = engine
         .scan(ScanRequest {
             selector: Selector::Log(target(&info.name)),
-            start: ScanStart::First,
+            start: ScanStart::Lsn(Lsn::ZERO),
             until_lsn: None,
             max_records: u64::MAX,
             follow: false,
@@ -30,12 +30,22 @@ fn log(engine: &LocalEngine, info: &LogInfo) -> Value {
             chunk_bytes: 64 << 10,
         })
         .unwrap();
-    let (mut records, mut digest) = (0, Xxh3::new());
+    let (mut records, mut expired, mut digest) = (0, 0, Xxh3::new());
     let mut quarantined: Vec<(u64, u64)> = Vec::new();
     let mut proven = true;
     while let Some(chunk) = block_on(scan.next()).unwrap() {
         for gap in &chunk.gaps {
-            assert_eq!(gap.reason, GapReason::Quarantined);
+            match gap.reason {
+                GapReason::Quarantined => {}
+                GapReason::Expired => {
+                    expired += gap.to.unwrap().since(gap.from.unwrap());
+                    continue;
+                }
+                reason => {
+                    assert_eq!(reason, GapReason::Trimmed);
+                    continue;
+                }
+            }
             match (gap.from, gap.to) {
                 (Some(from), Some(to)) => {
                     let (from, to) = (from.get(), to.get());
@@ -75,7 +85,7 @@ fn log(engine: &LocalEngine, info: &LogInfo) -> Value {
         .iter()
         .map(|cursor| json!({"name": cursor.name.as_str(), "lsn": cursor.lsn.get(), "time_us": cursor.update_time.micros()}))
         .collect();
-    json!({
+    let mut told = json!({
         "log_id": info.log_id.get(),
         "first_lsn": info.first_lsn.get(),
         "next_lsn": info.tail_lsn.get(),
@@ -89,7 +99,12 @@ fn log(engine: &LocalEngine, info: &LogInfo) -> Value {
         "quarantined": quarantined,
         "records": records,
         "digest": format!("{:032x}", digest.digest128()),
-    })
+    });
+    if expired > 0 {
+        // What was written before there was retention does not tell of it.
+        told["expired"] = expired.into();
+    }
+    told
 }
 
 /// Bytes behind their length.
@@ -128,6 +143,20 @@ fn config(info: &LogInfo) -> Value {
     }
     if let Some(bytes) = info.config.max_record_bytes {
         told.insert("max_record_bytes".to_owned(), bytes.into());
+    }
+    if let Some(retention) = &info.config.retention {
+        for (bound, number) in [
+            ("max_age_ns", retention.max_age.map(|age| age.as_nanos())),
+            ("max_bytes", retention.max_bytes.map(u128::from)),
+            ("max_records", retention.max_records.map(u128::from)),
+        ] {
+            if let Some(number) = number.and_then(|number| u64::try_from(number).ok()) {
+                told.insert(bound.to_owned(), number.into());
+            }
+        }
+        if retention.respect_cursors {
+            told.insert("respect_cursors".to_owned(), true.into());
+        }
     }
     Value::Object(told)
 }

@@ -266,15 +266,23 @@ pub(crate) struct ConfigureArgs {
     /// What an append is acked with [default: the server's].
     #[arg(long, value_enum)]
     pub(crate) sync_mode: Option<SyncModeArg>,
-    /// Forget records older than this. Not built yet: refused.
+    /// Forget batches that arrived longer ago than this; 0: however old they are. A log with a
+    /// retention of its own has nothing of the server's.
     #[arg(long, value_name = "SPAN", value_parser = parse::duration)]
     pub(crate) max_age: Option<Duration>,
-    /// Forget the oldest records beyond so many bytes. Not built yet: refused.
+    /// Forget the oldest batches beyond the newest that take so many bytes; 0: however many.
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_bytes: Option<u64>,
-    /// Forget the oldest records beyond so many. Not built yet: refused.
+    /// Forget the oldest records beyond so many; 0: however many.
     #[arg(long, value_name = "N")]
     pub(crate) max_records: Option<u64>,
+    /// Whether nothing at or beyond the lowest cursor is forgotten, and nothing at all as long
+    /// as there is none.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) respect_cursors: Option<bool>,
+    /// Forget what the server's settings say, as logs do that have no retention of their own.
+    #[arg(long, conflicts_with_all = ["max_age", "max_bytes", "max_records", "respect_cursors"])]
+    pub(crate) default_retention: bool,
     /// How batches are compressed on disk.
     #[arg(long, value_enum)]
     pub(crate) compression: Option<CompressionArg>,

@@ -90,12 +90,14 @@ fn configuration(args: &ConfigureArgs) -> (LogConfig, Vec<&'static str>) {
         set("retention.max_age", args.max_age.is_some()),
         set("retention.max_bytes", args.max_bytes.is_some()),
         set("retention.max_records", args.max_records.is_some()),
+        set("retention.respect_cursors", args.respect_cursors.is_some()),
     ];
+    set("retention", args.default_retention);
     config.retention = bounds.contains(&true).then(|| Retention {
         max_age: args.max_age.and_then(|age| age.try_into().ok()),
         max_bytes: args.max_bytes.unwrap_or_default(),
         max_records: args.max_records.unwrap_or_default(),
-        respect_cursors: false,
+        respect_cursors: args.respect_cursors.unwrap_or_default(),
     });
     set("compression", args.compression.is_some());
     config.set_compression(
@@ -191,9 +193,9 @@ fn details(log: &Log) -> String {
 }
 
 /// What a log keeps, in words.
-fn retention(retention: Option<&Retention>) -> String {
+pub(crate) fn retention(retention: Option<&Retention>) -> String {
     let Some(retention) = retention else {
-        return "everything is kept".to_owned();
+        return "the server's".to_owned();
     };
     let mut bounds = Vec::new();
     if let Some(age) = &retention.max_age {
@@ -205,10 +207,23 @@ fn retention(retention: Option<&Retention>) -> String {
     if retention.max_records != 0 {
         bounds.push(counted(retention.max_records));
     }
-    match bounds.is_empty() {
-        true => "everything is kept".to_owned(),
-        false => format!("at most {}", bounds.join(", ")),
+    if bounds.is_empty() {
+        return "everything is kept".to_owned();
     }
+    let held = match retention.respect_cursors {
+        true => "; nothing beyond the lowest cursor is forgotten",
+        false => "",
+    };
+    format!("at most {}{held}", bounds.join(", "))
+}
+
+pub(crate) fn retention_json(retention: &Retention) -> serde_json::Value {
+    json!({
+        "max_age": retention.max_age.as_ref().map(ToString::to_string),
+        "max_bytes": retention.max_bytes,
+        "max_records": retention.max_records,
+        "respect_cursors": retention.respect_cursors,
+    })
 }
 
 fn as_json(log: &Log) -> serde_json::Value {
@@ -225,12 +240,7 @@ fn as_json(log: &Log) -> serde_json::Value {
         "sync_mode": sync_mode(log),
         "compression": word(config.compression().as_str_name(), "COMPRESSION_"),
         "max_record_bytes": config.max_record_bytes,
-        "retention": retention.map(|retention| json!({
-            "max_age": retention.max_age.as_ref().map(ToString::to_string),
-            "max_bytes": retention.max_bytes,
-            "max_records": retention.max_records,
-            "respect_cursors": retention.respect_cursors,
-        })),
+        "retention": retention.map(retention_json),
         "create_time": time(log.create_time.as_ref()),
         "update_time": time(log.update_time.as_ref()),
     })
@@ -297,7 +307,7 @@ mod tests {
         assert!(row("sync mode").ends_with(" batch"), "{shown}");
         assert!(row("compression").ends_with(" lz4"), "{shown}");
         assert!(row("max record bytes").ends_with(" 512"), "{shown}");
-        assert!(row("retention").ends_with("everything is kept"), "{shown}");
+        assert!(row("retention").ends_with("the server's"), "{shown}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use wald_client::{Client, Health};
 
 use crate::args::StatusArgs;
 use crate::exit::Exit;
-use crate::logs::{time, word};
+use crate::logs::{retention, retention_json, time, word};
 use crate::output::{Out, Output};
 
 /// Everything asked of the server.
@@ -93,6 +93,9 @@ impl Status<'_> {
         );
         row("recovery epoch", info.recovery_epoch.to_string());
         row("sync mode", self.sync_mode());
+        if info.default_retention.is_some() {
+            row("retention", retention(info.default_retention.as_ref()));
+        }
         if let Some(truth) = &info.durability {
             row("flushes", flushes(truth));
             for caveat in &truth.caveats {
@@ -157,6 +160,7 @@ impl Status<'_> {
             "sync_modes": info.sync_modes().map(mode_name).collect::<Vec<_>>(),
             "sync_interval_seconds": seconds(info.sync_interval.as_ref()),
             "auto_create": info.auto_create,
+            "default_retention": info.default_retention.as_ref().map(retention_json),
             "limits": info.limits.as_ref().map(|limits| json!({
                 "max_record_bytes": limits.max_record_bytes,
                 "max_request_records": limits.max_request_records,

@@ -7,10 +7,10 @@ use crate::engine::LogTarget;
 use crate::error::{AdminError, AppendError, TrimError};
 use crate::ids::{LogId, LogName, Lsn, Position};
 use crate::journal::Outcome;
-use crate::journal::body::Created;
+use crate::journal::body::{Created, MAX_CONFIG_LEN};
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::Log;
+use crate::local::{Log, TrimBy};
 use crate::record::LogConfig;
 
 impl Committer {
@@ -47,10 +47,12 @@ impl Committer {
             return (Some(Position::ZERO), Outcome::AdminRefused(error));
         };
         let directory = DirectoryBuilder::entry_len(None);
-        if let Err(error) = self.secure(HEADER_BYTES + 64, directory, Use::Reserve) {
+        let frame = HEADER_BYTES + MAX_CONFIG_LEN;
+        if let Err(error) = self.secure(frame, directory, Use::Reserve) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         self.finish_open();
+        let bounded = config.retention.is_some();
         let next = log.state.read().next;
         let header = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
             crate::journal::body::put_config(out, &config);
@@ -61,9 +63,13 @@ impl Committer {
             self.undo.note(start, &log, &state);
             state.config = Arc::new(config);
             state.update_time = self.arrival;
+            state.ages_at = 0;
             state.last_end = header.end();
         }
         self.touch(&log);
+        if bounded {
+            self.journal.note_retention();
+        }
         (None, Outcome::Done)
     }
 
@@ -165,7 +171,7 @@ impl Committer {
         {
             let mut state = log.state.write();
             self.undo.note(start, &log, &state);
-            state.add_trim(header.end(), before);
+            state.add_trim(header.end(), before, TrimBy::Somebody);
         }
         self.touch(&log);
         self.journal.trimming(header.end(), Arc::clone(&log));
@@ -188,11 +194,16 @@ impl Committer {
         let header = self.push_frame(about, id, Some(name.as_str()), |out| {
             Created::put(out, name.as_str(), &config, time);
         });
+        let bounded = config.retention.is_some();
         let log = Arc::new(Log::new(id, name.clone(), config, time, header.end()));
         log.state.write().created_in = Some(self.segment.life.id);
         self.undo.note_created(&log);
         self.touch(&log);
         self.logs.insert(Arc::clone(&log));
+        // Behind the change: a pass that begins before it is not the last one.
+        if bounded {
+            self.journal.note_retention();
+        }
         log
     }
 }

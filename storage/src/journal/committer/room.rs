@@ -119,6 +119,7 @@ impl Committer {
             closings,
             lost_before: None,
             accepted: None,
+            expiry: Some(self.expiry),
         };
         let segment = Arc::new(Segment::begun(
             ready.life,
@@ -162,7 +163,8 @@ impl Committer {
                 next_lsn: state.journaled_next(),
                 name,
                 deleted: state.deleted,
-                first_lsn: state.coming_first(),
+                first_lsn: state.coming_kept().first,
+                expired: state.coming_kept().expired,
                 writer_epoch: state.writer_epoch(),
             });
             let image = state.image(log.id, Some(log.name.clone()));
@@ -176,6 +178,7 @@ impl Committer {
             before: self.before,
             next_log_counter: self.next_log_counter,
             arrival: self.arrival,
+            expiry: self.expiry,
             logs,
         };
         let few = bytes as u64 <= self.segment.life.size.min(next_size) / 8;
@@ -207,6 +210,7 @@ impl Committer {
             clean: successor.is_none(),
             next_log_counter: self.next_log_counter,
             successor,
+            expiry: Some(self.expiry),
         };
         self.push_frame(About::act(Kind::Seal, Lsn::ZERO), NO_LOG, None, |out| {
             out.extend_from_slice(&seal.encode());

@@ -11,7 +11,7 @@ use crate::index::{Place, SealedIndex};
 use crate::journal::frame;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{Hole, Segment};
-use crate::local::{Core, Log};
+use crate::local::{Core, Kept, Log};
 use crate::quarantine::Damage;
 use crate::read::reach::{Reach, far, is_far};
 use crate::read::{Fault, fitting, part};
@@ -163,7 +163,8 @@ impl Work {
         Going::On
     }
 
-    /// What a reader is told of damage: nobody misses what a trim or a deletion had taken.
+    /// What a reader is told of damage: nobody misses what a trim, retention or a
+    /// deletion had taken.
     fn told_of(&self, damage: &Damage) -> Vec<Gap> {
         let Some(log) = &damage.log else {
             return vec![Gap {
@@ -174,9 +175,11 @@ impl Work {
             }];
         };
         let (deleted, kept) = self.fate_of(log);
-        let kept = kept.max(damage.from).min(damage.to);
+        let within = |lsn: Lsn| lsn.max(damage.from).min(damage.to);
+        let (trimmed, kept) = (within(kept.trimmed()), within(kept.first));
         let mut parts = vec![
-            (damage.from, kept, GapReason::Trimmed),
+            (damage.from, trimmed, GapReason::Trimmed),
+            (trimmed, kept, GapReason::Expired),
             (kept, damage.to, GapReason::Quarantined),
         ];
         if deleted {
@@ -192,10 +195,10 @@ impl Work {
         parts.into_iter().map(gap).collect()
     }
 
-    /// Whether a log was deleted, and the first of its records that no trim took.
-    fn fate_of(&self, log: &Log) -> (bool, Lsn) {
+    /// Whether a log was deleted, and what of its records no trim took.
+    fn fate_of(&self, log: &Log) -> (bool, Kept) {
         let state = log.state.read();
-        (state.deleted, state.first(self.core.journal.durable()))
+        (state.deleted, state.kept(self.core.journal.durable()))
     }
 
     fn selects(&self, log: &Log) -> bool {
@@ -288,15 +291,31 @@ impl Work {
             .checked_advance(self.skip)
             .unwrap_or(header.first_lsn);
         let to = header.next_lsn().unwrap_or(header.first_lsn);
-        if deleted {
-            return Ok(self.note_gap(&log, first, to, GapReason::Deleted));
-        }
-        if first < kept {
-            let going = self.note_gap(&log, first, to.min(kept), GapReason::Trimmed);
-            if going != Going::On || to <= kept {
-                return Ok(going);
+        let gone = match deleted {
+            true => [(to, GapReason::Deleted), (to, GapReason::Deleted)],
+            false => [
+                (kept.trimmed(), GapReason::Trimmed),
+                (kept.first, GapReason::Expired),
+            ],
+        };
+        let mut first = first;
+        for (border, reason) in gone {
+            let until = to.min(border);
+            if first < until {
+                let waits = self.batches.iter().any(|batch| batch.log_id == log.id);
+                let going = self.note_gap(&log, first, until, reason);
+                if !waits {
+                    // What was told is not told again.
+                    first = until;
+                    self.skip = first.since(header.first_lsn);
+                }
+                if going != Going::On {
+                    return Ok(going);
+                }
             }
-            self.skip = kept.since(header.first_lsn);
+        }
+        if first >= to {
+            return Ok(Going::On);
         }
         let body = match crate::read::plain_body(header, bytes, buffer, from) {
             Ok(body) => body,

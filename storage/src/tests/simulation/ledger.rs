@@ -27,6 +27,7 @@ pub(in crate::tests) enum Effect {
     Configure(&'static str, LogConfig),
     Delete(&'static str),
     Trim(&'static str, u64),
+    Expire(&'static str, u64),
     Fence(&'static str, u64),
     Cursor(&'static str, &'static str, Option<u64>),
     /// Everything accepted has its place in the journal.
@@ -41,6 +42,7 @@ impl Effect {
             | Self::Configure(log, _)
             | Self::Delete(log)
             | Self::Trim(log, _)
+            | Self::Expire(log, _)
             | Self::Fence(log, _)
             | Self::Cursor(log, ..) => Some(log),
             Self::Force => None,
@@ -63,6 +65,8 @@ pub(in crate::tests) struct Unit {
 pub(in crate::tests) struct LogState {
     pub(in crate::tests) id: Option<u64>,
     pub(in crate::tests) first: u64,
+    /// How many right below that went by retention.
+    pub(in crate::tests) expired: u64,
     pub(in crate::tests) records: Vec<u64>,
     pub(in crate::tests) epoch: u64,
     pub(in crate::tests) cursors: BTreeMap<String, u64>,
@@ -107,12 +111,20 @@ impl LogState {
             let gone = usize::try_from(before - self.first).unwrap();
             self.records.drain(..gone);
             self.first = before;
+            self.expired = 0;
         }
+    }
+
+    fn expire(&mut self, before: u64) {
+        let expired = self.expired + before - self.first;
+        self.trim(before);
+        self.expired = expired;
     }
 
     /// Whether `found` is this log, with some of what is pending.
     fn is(&self, found: &Self) -> bool {
-        if self.first != found.first || !found.records.starts_with(&self.records) {
+        let begins = (self.first, self.expired) == (found.first, found.expired);
+        if !begins || !found.records.starts_with(&self.records) {
             return false;
         }
         let mut rest = &found.records[self.records.len()..];
@@ -169,6 +181,7 @@ fn apply(effect: &Effect, logs: &mut Logs) {
         }
         Effect::Delete(log) => drop(logs.remove(*log)),
         Effect::Trim(log, before) => logs.entry(of(log)).or_default().trim(*before),
+        Effect::Expire(log, before) => logs.entry(of(log)).or_default().expire(*before),
         Effect::Fence(log, epoch) => logs.entry(of(log)).or_default().epoch = *epoch,
         Effect::Cursor(log, cursor, lsn) => {
             let cursors = &mut logs.entry(of(log)).or_default().cursors;

@@ -9,7 +9,8 @@ use crate::engine::Fenced;
 use crate::error::{AdminError, CursorError, FailedCheck, FenceError, SyncError, TrimError};
 use crate::ids::{LogId, Name, Position};
 use crate::journal::committer::Operation;
-use crate::record::{Compression, Cursor, CursorCommit, LogConfig, Producer, SyncMode};
+use crate::local::retention;
+use crate::record::{Compression, Cursor, CursorCommit, LogConfig, Producer, Retention, SyncMode};
 use crate::ticket::Awaited;
 
 pub(in crate::tests) const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "manual"];
@@ -29,6 +30,18 @@ pub(in crate::tests) enum Asked {
     Fence(Awaited<Result<Fenced, FenceError>>, &'static str),
     Cursor(Awaited<Result<Option<Cursor>, CursorError>>, Effect),
     Sync(Awaited<Result<Position, SyncError>>),
+    Expire(Box<Expiring>),
+    /// What the expiry clock shows is told; that changes no log.
+    Told(Awaited<Result<Position, SyncError>>),
+}
+
+/// A pass of retention that was handed in.
+pub(in crate::tests) struct Expiring {
+    core: Arc<Core>,
+    pass: retention::Pass,
+    ends: Vec<retention::Ends>,
+    configs: Vec<Arc<LogConfig>>,
+    awaited: retention::Expiring,
 }
 
 /// What came of a request.
@@ -96,6 +109,24 @@ pub(in crate::tests) fn digest(data: &[u8]) -> u64 {
         .fold(sum, |sum, byte| step(sum, u64::from(*byte)))
 }
 
+/// Some bound, or none.
+pub(in crate::tests) fn retention(random: &mut StdRng) -> Option<Retention> {
+    let mut retention = Retention {
+        respect_cursors: random.random_range(0..100) < 15,
+        ..Retention::default()
+    };
+    match random.random_range(0..7) {
+        0 | 1 => retention.max_records = Some(random.random_range(1..20)),
+        2 => retention.max_bytes = Some(random.random_range(1..30_000)),
+        3 | 4 => {
+            let millis = random.random_range(1..15_000);
+            retention.max_age = Some(Duration::from_millis(millis));
+        }
+        _ => return None,
+    }
+    Some(retention)
+}
+
 impl Run {
     fn chance(&mut self, of_100: u32) -> bool {
         self.random.random_range(0..100) < of_100
@@ -134,6 +165,10 @@ impl Run {
             }
             26..29 => Asked::Sync(core.sync_in_turn(Durability::Durable)),
             29..32 => self.repeat(core),
+            32..38 => match self.retain(core) {
+                Some(asked) => asked,
+                None => self.append_any(core, log),
+            },
             _ => self.append_any(core, log),
         }
     }
@@ -204,11 +239,118 @@ impl Run {
             "manual" => Some(SyncMode::Manual),
             _ => modes[self.random.random_range(0..3)],
         };
+        let retention = retention(&mut self.random).map(Box::new);
         LogConfig {
             sync_mode,
             compression: self.chance(30).then_some(Compression::Lz4),
             max_record_bytes: None,
+            retention,
         }
+    }
+
+    /// A pass of retention, or a word about its clock; `None` if it would find nothing.
+    pub(in crate::tests) fn retain(&mut self, core: &Arc<Core>) -> Option<Asked> {
+        if self.chance(20)
+            && let Some(told) = core.tell_clock()
+        {
+            return Some(Asked::Told(told));
+        }
+        let mut pass = core.begin_pass()?;
+        let portion = core.look(&mut pass);
+        assert!(pass.is_through(), "so few logs make one portion");
+        let configs = portion.iter().map(|e| Arc::clone(&e.config)).collect();
+        let ends = portion.iter().map(retention::Ends::of).collect();
+        let awaited = core.expire(portion);
+        Some(Asked::Expire(Box::new(Expiring {
+            core: Arc::clone(core),
+            pass,
+            ends,
+            configs,
+            awaited,
+        })))
+    }
+
+    /// Enters into the ledger what retention took. It may take what its log still is to forget
+    /// when its turn comes, and nothing else.
+    fn expired(&mut self, expiring: Expiring) {
+        let Expiring {
+            core,
+            mut pass,
+            ends,
+            configs,
+            mut awaited,
+        } = expiring;
+        let answer = poll(&mut awaited);
+        core.count(&mut pass, &ends, &answer);
+        core.end_pass(pass);
+        let acknowledged = match &answer {
+            Ok(_) => true,
+            Err(error) => match came(error) {
+                Came::Refused => {
+                    self.counts.refused += 1;
+                    return;
+                }
+                _ => {
+                    self.counts.maybe += 1;
+                    false
+                }
+            },
+        };
+        for (index, (ends, config)) in ends.iter().zip(configs).enumerate() {
+            let before = ends.before.get();
+            let name = LOGS.iter().find(|log| **log == ends.log.name.as_str());
+            let log = *name.expect("retention knows the logs");
+            let expected = self.is_to_expire(log, ends.log.id, before, &config);
+            if let Ok(placed) = &answer {
+                assert_eq!(placed[index].is_some(), expected, "{log} below {before}");
+            }
+            if expected {
+                self.counts.expired += 1;
+                self.ledger.add(Unit {
+                    effects: vec![Effect::Expire(log, before)],
+                    written: acknowledged,
+                    durable: acknowledged,
+                });
+            }
+        }
+    }
+
+    /// Whether a log is to forget what lies below an lsn.
+    ///
+    /// # Panics
+    /// If it stands as retention saw it, and no bound says so.
+    fn is_to_expire(&self, log: &str, id: LogId, before: u64, config: &LogConfig) -> bool {
+        let Some(live) = self.ledger.live.get(log) else {
+            return false;
+        };
+        let same = live.id.is_none_or(|live| live == id.get()) && live.next() >= before;
+        if !same || live.config != *config || live.first >= before {
+            return false;
+        }
+        let bounds = config.retention.as_deref();
+        let bounds = bounds.unwrap_or(&self.config.retention);
+        if bounds.respect_cursors && live.cursors.values().min().is_none_or(|c| *c < before) {
+            return false;
+        }
+        let kept = live.next() - before;
+        let many = bounds.max_records.is_some_and(|most| kept >= most);
+        // Payloads and, for each record, more than a frame's header takes.
+        let size: u64 = (before..live.next())
+            .filter_map(|lsn| self.born.get(&live.record(lsn)?))
+            .map(|(_, size)| *size as u64 + 200)
+            .sum();
+        let large = bounds.max_bytes.is_some_and(|most| size >= most);
+        let newest = live.record(before - 1).and_then(|it| self.born.get(&it));
+        let age = newest.map(|(born, _)| self.clock.monotonic().duration_since(*born));
+        let old = bounds
+            .max_age
+            .zip(age)
+            .is_some_and(|(most, age)| age * 2 >= most);
+        assert!(
+            many || large || old,
+            "{log} forgets early what lies below {before}: {bounds:?}, {kept} kept, of {age:?}"
+        );
+        true
     }
 
     /// An append of any form: to one log or several, with conditions, of a producer.
@@ -299,7 +441,10 @@ impl Run {
             let records: Vec<Vec<u8>> = (0..*count)
                 .map(|_| {
                     self.payload += 1;
-                    payload(self.payload, *size)
+                    let data = payload(self.payload, *size);
+                    let now = self.clock.monotonic();
+                    self.born.insert(digest(&data), (now, data.len()));
+                    data
                 })
                 .collect();
             told.push((
@@ -346,6 +491,11 @@ impl Run {
     pub(in crate::tests) fn settle(&mut self, asked: Asked) {
         self.counts.requests += 1;
         let (came, effects, level) = match asked {
+            Asked::Expire(expiring) => return self.expired(*expiring),
+            Asked::Told(mut awaited) => {
+                let _told = poll(&mut awaited);
+                return;
+            }
             Asked::Append {
                 ticket,
                 parts,
@@ -425,6 +575,16 @@ impl Run {
                 return;
             }
         };
+        for effect in &effects {
+            if let Effect::Append { records, .. } = effect {
+                let now = self.clock.monotonic();
+                for record in records {
+                    if let Some(born) = self.born.get_mut(record) {
+                        born.0 = now;
+                    }
+                }
+            }
+        }
         self.ledger.add(Unit {
             effects,
             written: acknowledged && level >= Durability::Written,

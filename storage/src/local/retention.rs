@@ -1,0 +1,399 @@
+//! What logs forget by themselves: by age, bytes, records.
+//!
+//! A pass goes over all logs. Most are passed over by what is known in memory; those that may
+//! go past a bound are looked at (`border.rs`), and what is to be forgotten becomes trims,
+//! through the committer like anybody's. A step of a pass makes one portion of them, so that
+//! they take one group and one flush, and appends have to wait for few of them.
+//!
+//! Only what is on the device is looked at: what a power cut or a void group could take back
+//! does not count. Nothing is kept of a pass but where the journal stood: a crash in the middle
+//! of one takes nothing back, and the next pass does the rest.
+
+mod border;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Core, Log, LogState};
+use crate::error::AppendError;
+use crate::ids::{LogName, Lsn, Position, Timestamp};
+use crate::journal::Answer;
+use crate::journal::committer::{Expiry, Operation};
+use crate::journal::expiry::micros;
+use crate::metrics::RetentionPass;
+use crate::record::{Durability, LogConfig, Retention};
+use crate::sync::Mutex;
+use crate::ticket::{Awaited, Promise, block_on};
+use crate::verify::Control;
+
+/// Logs passed over in one go, while no log can be created.
+const LOOK_LOGS: usize = 256;
+/// Trims of one group at most: a fraction of a millisecond for those who wait behind.
+const PORTION: usize = 128;
+/// What the expiry clock shows is told at least this often, so that an unclean end sets it
+/// back by no more.
+const TELL_AFTER: Duration = Duration::from_secs(600);
+
+/// How far retention is.
+pub(crate) struct Retainer {
+    pub(crate) control: Control,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Everything below was looked at by a whole pass.
+    seen: Position,
+    /// No log grows too old before the expiry clock shows this, in seconds.
+    ages_at: u32,
+    /// The settings of logs were changed so often when no log had a bound.
+    unbounded_at: Option<u64>,
+    /// Whether any log had a bound of age.
+    by_age: bool,
+    /// What the expiry clock showed when that was last told.
+    told: Timestamp,
+}
+
+/// A pass under way.
+pub(crate) struct Pass {
+    began: Instant,
+    /// What is on the device, and what the expiry clock shows.
+    durable: Position,
+    now: Timestamp,
+    seen: Position,
+    settings: u64,
+    /// The log to go on behind.
+    after: Option<LogName>,
+    /// Logs that are to be looked at.
+    candidates: Vec<Arc<Log>>,
+    /// All logs were passed.
+    over: bool,
+    /// Whether something is left to be done.
+    left: bool,
+    ages_at: u32,
+    bounded: bool,
+    bounded_by_age: bool,
+    pub(crate) came_to: RetentionPass,
+}
+
+/// Trims that were handed in, and the first record that each log kept before them.
+pub(crate) type Expiring = Awaited<Result<Vec<Option<Lsn>>, AppendError>>;
+
+impl Pass {
+    /// Whether there is nothing more to look at.
+    pub(crate) fn is_through(&self) -> bool {
+        self.over && self.candidates.is_empty()
+    }
+}
+
+impl Retainer {
+    pub(crate) fn new(told: Timestamp) -> Self {
+        Self {
+            control: Control::default(),
+            state: Mutex::new(State {
+                seen: Position::ZERO,
+                ages_at: 0,
+                unbounded_at: None,
+                by_age: false,
+                told,
+            }),
+        }
+    }
+}
+
+/// A time in whole seconds, as far as they fit; what is before 1970 counts as that.
+fn seconds(time: Timestamp) -> u32 {
+    let seconds = time.micros().div_euclid(1_000_000).max(0);
+    u32::try_from(seconds).unwrap_or(u32::MAX)
+}
+
+impl Core {
+    /// Body of the thread, until it is stopped.
+    pub(crate) fn retain(&self) {
+        let control = &self.retainer.control;
+        control.wait(self.config.retention_interval);
+        while !control.is_stopped() {
+            self.retain_once();
+            control.wait(self.config.retention_interval);
+        }
+    }
+
+    /// One pass, if there can be anything to do.
+    fn retain_once(&self) {
+        if let Some(mut pass) = self.begin_pass() {
+            while !self.retainer.control.is_stopped() && !pass.is_through() {
+                let portion = self.look(&mut pass);
+                if !portion.is_empty() {
+                    let ends: Vec<Ends> = portion.iter().map(Ends::of).collect();
+                    let expired = block_on(self.expire(portion));
+                    self.count(&mut pass, &ends, &expired);
+                }
+            }
+            self.end_pass(pass);
+        }
+        if let Some(told) = self.tell_clock() {
+            // If it cannot be told now, it will be some other time.
+            let _told = block_on(told);
+        }
+    }
+
+    /// What holds for a log with these settings.
+    pub(crate) fn retention_of(&self, config: &LogConfig) -> Retention {
+        let own = config.retention.as_deref().copied();
+        own.unwrap_or(self.config.retention)
+    }
+
+    /// Begins a pass; `None` if it would find nothing.
+    pub(crate) fn begin_pass(&self) -> Option<Pass> {
+        let settings = self.journal.retention_settings();
+        // First the position: what comes later is for the next pass.
+        let durable = self.journal.durable();
+        let now = self.journal.expiry_now();
+        let state = self.retainer.state.lock();
+        let default = self.config.retention.is_bounded();
+        let unbounded = !default && state.unbounded_at == Some(settings);
+        let idle = state.seen == durable && seconds(now) < state.ages_at;
+        if unbounded || idle || self.refusal().is_some() {
+            return None;
+        }
+        Some(Pass {
+            began: self.journal.clock.monotonic(),
+            durable,
+            now,
+            seen: state.seen,
+            settings,
+            after: None,
+            candidates: Vec::new(),
+            over: false,
+            left: false,
+            ages_at: u32::MAX,
+            bounded: false,
+            bounded_by_age: false,
+            came_to: RetentionPass::default(),
+        })
+    }
+
+    /// Goes on until a portion is full, or all logs were passed.
+    pub(crate) fn look(&self, pass: &mut Pass) -> Vec<Expiry> {
+        let mut portion = Vec::new();
+        while portion.len() < PORTION {
+            if let Some(log) = pass.candidates.pop() {
+                match self.expiry_of(&log, pass) {
+                    Ok(expiry) => portion.extend(expiry),
+                    Err(error) => {
+                        pass.left = true;
+                        tracing::warn!(log = log.name.as_str(), %error, "what a log is to forget by itself could not be looked up; it is tried again");
+                    }
+                }
+                continue;
+            }
+            if pass.over || self.retainer.control.is_stopped() {
+                break;
+            }
+            let after = pass.after.take();
+            pass.after = self
+                .logs
+                .look_over(after.as_ref(), LOOK_LOGS, |log| self.glance(log, pass));
+            pass.over = pass.after.is_none();
+        }
+        portion
+    }
+
+    /// Whether a log may go past a bound, by what is in memory.
+    fn glance(&self, log: &Arc<Log>, pass: &mut Pass) {
+        let state = log.state.read();
+        let retention = self.retention_of(&state.config);
+        if !retention.is_bounded() {
+            return;
+        }
+        pass.bounded = true;
+        pass.bounded_by_age |= retention.age().is_some();
+        let kept = state.next.since(state.coming_first());
+        // What damage left in doubt is for people to decide.
+        if kept == 0 || state.unproven {
+            return;
+        }
+        let changed = state.last_end > pass.seen;
+        let many = retention.records().is_some_and(|most| kept > most);
+        let large = retention
+            .bytes()
+            .is_some_and(|most| state.stored_bytes > most);
+        let aged = retention.age().is_some() && state.ages_at <= seconds(pass.now);
+        if retention.age().is_some() && !aged {
+            pass.ages_at = pass.ages_at.min(state.ages_at);
+        }
+        if changed && (many || large) || aged {
+            drop(state);
+            pass.candidates.push(Arc::clone(log));
+        }
+    }
+
+    /// What a log has to forget.
+    fn expiry_of(&self, log: &Arc<Log>, pass: &mut Pass) -> std::io::Result<Option<Expiry>> {
+        let (config, within, created) = {
+            let state = log.state.read();
+            let within = self.free_to_go(&state, pass.durable);
+            (Arc::clone(&state.config), within, state.create_time)
+        };
+        let retention = self.retention_of(&config);
+        let Some((first, limit)) = within else {
+            return Ok(None);
+        };
+        let mut before = first;
+        let tail = log.state.read().tail(pass.durable);
+        if let Some(most) = retention.records() {
+            let kept = tail.get().saturating_sub(most);
+            before = before.max(Lsn::new(kept));
+        }
+        if let Some(most) = retention.bytes() {
+            let border = self.border_by_bytes(log, most, pass.durable)?;
+            before = before.max(border.unwrap_or(first));
+        }
+        if let Some(age) = retention.age() {
+            let young = self.age_at_least(log, (first, created), age, pass.now)?;
+            match young {
+                Some(ages_at) => pass.ages_at = pass.ages_at.min(ages_at),
+                None => {
+                    let newest = pass.now.saturating_add_micros(-micros(age));
+                    let border = self.border_by_age(log, (first, limit), newest)?;
+                    before = before.max(border);
+                    // What is left of it is looked at by the next pass, unless there was
+                    // nothing that could be told to be old.
+                    let mut ages_at = 0;
+                    if border == first {
+                        ages_at = seconds(pass.now.saturating_add_micros(micros(age / 8)));
+                        log.state.write().ages_at = ages_at;
+                    }
+                    pass.ages_at = pass.ages_at.min(ages_at);
+                }
+            }
+        }
+        let before = before.min(limit);
+        Ok((before > first).then(|| Expiry {
+            log: Arc::clone(log),
+            before,
+            config,
+            respect_cursors: retention.respect_cursors,
+        }))
+    }
+
+    /// From where up to where a log may forget; `None` if cursors hold it all.
+    fn free_to_go(&self, state: &LogState, durable: Position) -> Option<(Lsn, Lsn)> {
+        let first = state.coming_first();
+        let tail = state.tail(durable);
+        let limit = match self.retention_of(&state.config).respect_cursors {
+            true => state.lowest_cursor()?.min(tail),
+            false => tail,
+        };
+        (first < limit).then_some((first, limit))
+    }
+
+    /// The second up to which no record of the log is too old; `None` if one may be.
+    fn age_at_least(
+        &self,
+        log: &Log,
+        (first, created): (Lsn, Timestamp),
+        age: Duration,
+        now: Timestamp,
+    ) -> std::io::Result<Option<u32>> {
+        let grown = |since: Timestamp| since.saturating_add_micros(micros(age));
+        let mut oldest = created;
+        // A time that is still to come says nothing of those that came later: the system's
+        // clock may have been put back.
+        if created > now || grown(created) <= now {
+            oldest = match self.arrival(log, first)? {
+                Some(arrival) if arrival <= now => arrival,
+                _ => return Ok(None),
+            };
+        }
+        if grown(oldest) <= now {
+            return Ok(None);
+        }
+        let ages_at = seconds(grown(oldest));
+        log.state.write().ages_at = ages_at;
+        Ok(Some(ages_at))
+    }
+
+    /// Hands in a portion.
+    pub(crate) fn expire(&self, portion: Vec<Expiry>) -> Expiring {
+        let (promise, awaited) = Promise::new();
+        match self.refusal() {
+            Some(error) => promise.keep(Err(error)),
+            None => self.push(
+                Operation::Expire(portion),
+                Durability::Durable,
+                Answer::Expire(promise),
+            ),
+        }
+        awaited
+    }
+
+    /// Counts what came of a portion.
+    pub(crate) fn count(
+        &self,
+        pass: &mut Pass,
+        portion: &[Ends],
+        expired: &Result<Vec<Option<Lsn>>, AppendError>,
+    ) {
+        let Ok(expired) = expired else {
+            pass.left = true;
+            return;
+        };
+        for (ends, first) in portion.iter().zip(expired) {
+            let Some(first) = *first else {
+                pass.left = true;
+                continue;
+            };
+            pass.came_to.trims += 1;
+            pass.came_to.records += ends.before.since(first);
+            let stored = |lsn| self.stored_before(&ends.log, lsn).ok().flatten();
+            if let (Some(from), Some(to)) = (stored(first), stored(ends.before)) {
+                pass.came_to.bytes += to.saturating_sub(from);
+            }
+        }
+    }
+
+    /// Ends a pass.
+    pub(crate) fn end_pass(&self, mut pass: Pass) {
+        let took = self.journal.clock.monotonic() - pass.began;
+        pass.came_to.time = took;
+        self.journal.observer.retention(&pass.came_to);
+        let mut state = self.retainer.state.lock();
+        if !pass.is_through() {
+            return;
+        }
+        state.unbounded_at = (!pass.bounded).then_some(pass.settings);
+        if !pass.left {
+            state.seen = pass.durable;
+            state.ages_at = pass.ages_at;
+        }
+        state.by_age = pass.bounded_by_age;
+    }
+
+    /// Tells what the expiry clock shows, if it is time for that.
+    pub(crate) fn tell_clock(&self) -> Option<Awaited<Result<Position, crate::error::SyncError>>> {
+        let now = self.journal.expiry_now();
+        let mut state = self.retainer.state.lock();
+        let told = state.told.saturating_add_micros(micros(TELL_AFTER));
+        if !state.by_age || now < told || self.refusal().is_some() {
+            return None;
+        }
+        state.told = now;
+        drop(state);
+        Some(self.ask(Operation::TellClock, Durability::Durable))
+    }
+}
+
+/// Where a trim ends, for whoever counts what it took.
+pub(crate) struct Ends {
+    pub(crate) log: Arc<Log>,
+    pub(crate) before: Lsn,
+}
+
+impl Ends {
+    pub(crate) fn of(expiry: &Expiry) -> Self {
+        Self {
+            log: Arc::clone(&expiry.log),
+            before: expiry.before,
+        }
+    }
+}

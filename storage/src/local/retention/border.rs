@@ -1,0 +1,199 @@
+//! Where a log would begin if what goes past a bound were forgotten.
+
+use std::io;
+
+use crate::ids::{Lsn, Position, Timestamp};
+use crate::index::Place;
+use crate::journal::frame::{self, HEADER_BYTES, Header};
+use crate::local::{Core, Log};
+use crate::read::Reach;
+
+/// Places looked at under a log's lock in one go.
+const PLACES: usize = 4096;
+
+impl Core {
+    /// The first record of the newest frames that take so many bytes or more, as few of them
+    /// as do; `None` if all there are take less.
+    pub(super) fn border_by_bytes(
+        &self,
+        log: &Log,
+        bytes: u64,
+        durable: Position,
+    ) -> io::Result<Option<Lsn>> {
+        let (mut sum, mut above) = (0, None);
+        let (total, chain) = loop {
+            let state = log.state.read();
+            let places = state.places.from(0);
+            let flushed = places.partition_point(|place| place.end() <= durable);
+            let end = above.map_or(flushed, |lsn| state.places.index_of(lsn).min(flushed));
+            let start = end.saturating_sub(PLACES);
+            for place in places[start..end].iter().rev() {
+                sum += u64::from(place.frame_len);
+                if sum >= bytes {
+                    return Ok(Some(place.first_lsn));
+                }
+                above = Some(place.first_lsn);
+            }
+            if start == 0 {
+                let unflushed = sum_of(&places[flushed..]);
+                break (
+                    state.stored_bytes.saturating_sub(unflushed),
+                    state.chain.clone(),
+                );
+            }
+        };
+        // So many bytes lie behind the segment of a row.
+        let behind = |stored: u64| total.saturating_sub(stored);
+        let found = self.sealed_row(log.id, &chain, |index, row| {
+            index
+                .stored_bytes(row)
+                .is_some_and(|stored| behind(stored) < bytes)
+        })?;
+        let Some((index, row)) = found else {
+            return Ok(None);
+        };
+        let Some(stored) = index.stored_bytes(&row).filter(|_| !index.is_partial()) else {
+            return Ok(None);
+        };
+        let entries = index.entries(&row);
+        let mut sum = behind(stored);
+        for at in (0..entries.len()).rev() {
+            let Some(place) = entries.get(at) else {
+                return Ok(None);
+            };
+            sum += u64::from(place.frame_len);
+            if sum >= bytes {
+                return Ok(Some(place.first_lsn));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The lsn behind the newest frame that arrived at `newest` or before, of those from
+    /// `first` on that begin before `limit`; `first` if none did.
+    ///
+    /// Whatever arrived before that frame is as old, also where the system's clock jumped
+    /// meanwhile, so that the times are in no order: then this may find less, and no more.
+    pub(super) fn border_by_age(
+        &self,
+        log: &Log,
+        (first, limit): (Lsn, Lsn),
+        newest: Timestamp,
+    ) -> io::Result<Lsn> {
+        let (mut low, mut high) = (first, limit);
+        while low < high {
+            let middle = low.advance(high.since(low) / 2);
+            let place = self.frame_of(log, middle)?;
+            let place = place.filter(|place| place.first_lsn < high);
+            let old = match &place {
+                Some(place) => self
+                    .header(place)?
+                    .is_some_and(|header| header.arrival <= newest),
+                None => false,
+            };
+            match place {
+                Some(place) if old => low = place.next_lsn(),
+                // What lies before it in the same frame is no older.
+                Some(place) => high = middle.min(place.first_lsn).max(low),
+                None => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
+    /// When the frame arrived that holds a record, or the next one that is not damaged; `None`
+    /// if its header cannot be read.
+    pub(super) fn arrival(&self, log: &Log, lsn: Lsn) -> io::Result<Option<Timestamp>> {
+        match self.frame_of(log, lsn)? {
+            Some(place) => Ok(self.header(&place)?.map(|header| header.arrival)),
+            None => Ok(None),
+        }
+    }
+
+    /// Bytes of the log's frames before the one that holds `lsn`, of all there ever were;
+    /// `None` where that is not known any more.
+    pub(super) fn stored_before(&self, log: &Log, lsn: Lsn) -> io::Result<Option<u64>> {
+        let (mut sum, mut from) = (0, lsn);
+        let chain = loop {
+            let state = log.state.read();
+            let start = state.places.index_of(from);
+            let places = state.places.from(start);
+            let part = &places[..places.len().min(PLACES)];
+            let known = state
+                .places
+                .get(0)
+                .map_or(state.next, |place| place.first_lsn);
+            if from == lsn && known > lsn {
+                break state.chain.clone();
+            }
+            sum += sum_of(part);
+            match part.last() {
+                Some(last) if part.len() < places.len() => from = last.next_lsn(),
+                _ => return Ok(Some(state.stored_bytes.saturating_sub(sum))),
+            }
+        };
+        let found = self.sealed_row(log.id, &chain, |_, row| row.next_lsn > lsn)?;
+        let Some((index, row)) = found.filter(|(index, _)| !index.is_partial()) else {
+            return Ok(None);
+        };
+        let entries = index.entries(&row);
+        let first = entries.partition_point(|place| place.next_lsn() <= lsn);
+        let here: u64 = entries
+            .from(first)
+            .map(|place| u64::from(place.frame_len))
+            .sum();
+        Ok(index
+            .stored_bytes(&row)
+            .map(|stored| stored.saturating_sub(here)))
+    }
+
+    /// The frame that holds a record, or the next one that does not.
+    fn frame_of(&self, log: &Log, lsn: Lsn) -> io::Result<Option<Place>> {
+        let (in_memory, chain) = {
+            let state = log.state.read();
+            let place = state.places.get(state.places.index_of(lsn)).copied();
+            (place, state.chain.clone())
+        };
+        if in_memory.is_some_and(|place| place.first_lsn <= lsn) {
+            return Ok(in_memory);
+        }
+        let mut from = lsn;
+        while let Some((index, row)) =
+            self.sealed_row(log.id, &chain, |_, row| row.next_lsn > from)?
+        {
+            let entries = index.entries(&row);
+            let at = entries.partition_point(|place| place.next_lsn() <= lsn);
+            if let Some(place) = entries.get(at) {
+                return Ok(Some(place));
+            }
+            // All that it had of that was damaged.
+            from = row.next_lsn;
+        }
+        Ok(in_memory)
+    }
+
+    /// The header of the frame at a place; `None` if it does not verify.
+    fn header(&self, place: &Place) -> io::Result<Option<Header>> {
+        let Some(segment) = self.journal.segment_at(place.position) else {
+            return Ok(None);
+        };
+        let mut length = HEADER_BYTES as u64;
+        loop {
+            let bytes = self.bytes(&segment, place.position, length, Reach::Disk)?;
+            if let Some(header) = frame::decode_header(&bytes, segment.life.salt) {
+                let this = header.position == place.position && header.first_lsn == place.first_lsn;
+                return Ok(Some(header).filter(|_| this));
+            }
+            // It says itself how long it is, with extensions.
+            let claimed = frame::claimed_header_len(&bytes).unwrap_or(0);
+            if claimed <= length || claimed > u64::from(place.frame_len) {
+                return Ok(None);
+            }
+            length = claimed;
+        }
+    }
+}
+
+fn sum_of(places: &[Place]) -> u64 {
+    places.iter().map(|place| u64::from(place.frame_len)).sum()
+}

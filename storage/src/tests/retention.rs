@@ -1,0 +1,603 @@
+//! Retention: what goes past a bound is forgotten, nothing else is, whatever the clock does,
+//! and readers are told what went how.
+
+use super::*;
+use crate::journal::committer::Expiry;
+use crate::local::retention::Ends;
+use crate::metrics::RetentionPass;
+use crate::record::{GapReason, LogConfig, Retention};
+use crate::ticket::block_on;
+
+const HOUR: i64 = 3600 * 1_000_000;
+const DAY: i64 = 24 * HOUR;
+
+fn by_records(records: u64) -> Retention {
+    Retention {
+        max_records: Some(records),
+        ..Retention::default()
+    }
+}
+
+fn by_bytes(bytes: u64) -> Retention {
+    Retention {
+        max_bytes: Some(bytes),
+        ..Retention::default()
+    }
+}
+
+fn by_age(micros: i64) -> Retention {
+    Retention {
+        max_age: Some(Duration::from_micros(micros.unsigned_abs())),
+        ..Retention::default()
+    }
+}
+
+impl Fixture {
+    /// Changes what a log forgets; `None` = what the server's settings say.
+    fn retain(&self, log: &str, retention: Option<Retention>) {
+        let config = LogConfig {
+            retention: retention.map(Box::new),
+            ..LogConfig::default()
+        };
+        let name = LogName::new(log).unwrap();
+        let done = match self.core.logs.by_name(log) {
+            Some(_) => self.core.configure_in_turn(name, config),
+            None => self.core.create_in_turn(name, config),
+        };
+        self.core.turn();
+        block_on(done).unwrap();
+    }
+
+    /// A whole pass, as the thread would do it; `None` if there was no need.
+    fn pass(&self) -> Option<RetentionPass> {
+        let mut pass = self.core.begin_pass()?;
+        while !pass.is_through() {
+            let portion = self.core.look(&mut pass);
+            if portion.is_empty() {
+                continue;
+            }
+            let ends: Vec<Ends> = portion.iter().map(Ends::of).collect();
+            let expired = self.core.expire(portion);
+            self.core.turn();
+            self.core.count(&mut pass, &ends, &block_on(expired));
+        }
+        let came_to = pass.came_to;
+        self.core.end_pass(pass);
+        Some(came_to)
+    }
+
+    /// Has it told what the expiry clock shows, as the thread would, if it is time for that.
+    fn pass_told(&self) {
+        if let Some(told) = self.core.tell_clock() {
+            self.core.turn();
+            block_on(told).unwrap();
+        }
+    }
+
+    fn contents_from(&self, log: &str, from: u64) -> Vec<Vec<u8>> {
+        let page = self.read(log, from).unwrap();
+        assert_eq!(page.next_lsn, page.tail_lsn);
+        page.batches.iter().flat_map(payloads).collect()
+    }
+
+    /// What is to be expired now, not handed in yet.
+    fn look(&self) -> Vec<Expiry> {
+        let mut pass = self.core.begin_pass().unwrap();
+        self.core.look(&mut pass)
+    }
+
+    fn first(&self, log: &str) -> u64 {
+        let log = self.core.logs.by_name(log).unwrap();
+        log.state.read().first(self.core.journal.durable()).get()
+    }
+
+    /// So many records, each a batch of its own, of so many bytes.
+    fn fill(&self, log: &str, records: u64, bytes: usize) {
+        for _ in 0..records {
+            self.append(log, &vec![7; bytes]).unwrap();
+        }
+    }
+
+    /// Bytes of the frames of a log that hold anything kept, as a dump tells them.
+    fn kept_bytes(&self, log: &str) -> Vec<u64> {
+        let id = self.core.logs.by_name(log).unwrap().id;
+        let first = Lsn::new(self.first(log));
+        let mut found = Vec::new();
+        for segment in self.core.journal.segments.read().values() {
+            let end = segment.end.read().unwrap_or(self.core.journal.durable());
+            let mut at = segment.first();
+            while at < end {
+                let bytes = self.core.open_segments.read(segment, at, 64 << 10).unwrap();
+                let header =
+                    crate::journal::frame::decode_header(&bytes, segment.life.salt).unwrap();
+                let batch = header.kind == crate::journal::frame::Kind::Batch;
+                if batch && header.log_id == id && header.next_lsn() > Some(first) {
+                    found.push(header.frame_len());
+                }
+                at = header.end();
+            }
+        }
+        found
+    }
+
+    fn gaps(&self, selector: Selector, start: ScanStart) -> Vec<(u64, u64, GapReason)> {
+        let mut scan = self.scan(selector, start, false);
+        let mut gaps = Vec::new();
+        while let Some(Ok(Some(chunk))) = next_chunk(&mut scan) {
+            for gap in chunk.gaps {
+                gaps.push((gap.from.unwrap().get(), gap.to.unwrap().get(), gap.reason));
+            }
+        }
+        gaps
+    }
+
+    fn trim_below(&self, log: &str, before: u64) {
+        let awaited = self.core.trim_in_turn(target(log), Lsn::new(before));
+        self.core.turn();
+        block_on(awaited).unwrap();
+    }
+
+    /// Moves a cursor, or forgets it.
+    fn cursor(&self, log: &str, cursor: &str, lsn: Option<u64>) {
+        use crate::journal::committer::Operation;
+        let cursor = crate::ids::Name::new(cursor).unwrap();
+        let operation = match lsn {
+            Some(lsn) => Operation::CommitCursor(crate::record::CursorCommit {
+                log: LogName::new(log).unwrap(),
+                cursor,
+                lsn: Lsn::new(lsn),
+                expected_lsn: None,
+                log_id: None,
+            }),
+            None => Operation::DeleteCursor {
+                target: target(log),
+                cursor,
+            },
+        };
+        let moved = self.core.move_cursor(operation);
+        self.core.turn();
+        block_on(moved).unwrap();
+    }
+}
+
+#[test]
+fn exactly_so_many_records_are_kept_also_from_the_middle_of_a_batch() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_records(10)));
+    let three: &[&[u8]] = &[b"1", b"2", b"3"];
+    for _ in 0..5 {
+        fixture
+            .append_batch(batch(&[("a", three), ("b", three)]))
+            .unwrap();
+    }
+    let came_to = fixture.pass().unwrap();
+    assert_eq!((came_to.trims, came_to.records), (1, 5));
+    assert_eq!((fixture.first("a"), fixture.first("b")), (5, 0));
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 5);
+    let fixture = fixture.restart();
+    assert_eq!(fixture.contents_from("a", 5).len(), 10);
+    assert!(matches!(
+        fixture.read("a", 4),
+        Err(ReadError::Trimmed { first, .. }) if first == Lsn::new(5)
+    ));
+}
+
+#[test]
+fn as_few_of_the_newest_batches_are_kept_as_take_the_bytes_or_more() {
+    for bytes in [1, 2000, 100_000, 250_000] {
+        let fixture = Fixture::new();
+        fixture.retain("a", Some(by_bytes(bytes)));
+        for round in 0..60 {
+            fixture.fill("a", 2, 500 + round * 90);
+            fixture.fill("b", 1, 900);
+        }
+        let before = fixture.kept_bytes("a");
+        let came_to = fixture.pass().unwrap();
+        let kept = fixture.kept_bytes("a");
+        assert!(before.len() > kept.len(), "{bytes}");
+        let sum: u64 = kept.iter().sum();
+        assert!(sum >= bytes, "{sum} of {bytes} bytes are kept");
+        assert!(sum - kept[0] < bytes, "{sum} bytes are more than need be");
+        let gone: u64 = before.iter().sum::<u64>() - sum;
+        assert_eq!(came_to.bytes, gone);
+        assert_eq!(came_to.records, before.len() as u64 - kept.len() as u64);
+        // What is known of a sealed segment is the same after a start.
+        let first = fixture.first("a");
+        let fixture = fixture.restart();
+        fixture.pass();
+        assert_eq!(fixture.first("a"), first);
+        fixture.fill("a", 1, 60);
+        fixture.pass();
+        assert!(fixture.kept_bytes("a").iter().sum::<u64>() >= bytes);
+    }
+}
+
+#[test]
+fn a_log_with_less_than_its_bounds_forgets_nothing_and_one_without_never_does() {
+    let fixture = Fixture::new();
+    fixture.retain(
+        "a",
+        Some(Retention {
+            max_age: Some(Duration::from_secs(3600)),
+            max_bytes: Some(1 << 20),
+            max_records: Some(5),
+            respect_cursors: false,
+        }),
+    );
+    fixture.fill("a", 5, 100);
+    fixture.fill("b", 50, 1000);
+    fixture.clock.advance(HOUR - 1);
+    fixture.pass();
+    assert_eq!((fixture.first("a"), fixture.first("b")), (0, 0));
+    fixture.clock.advance(1000 * DAY);
+    fixture.pass();
+    assert_eq!((fixture.first("a"), fixture.first("b")), (5, 0));
+}
+
+#[test]
+fn what_arrived_longer_ago_than_the_age_goes_and_the_next_frame_does_not() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_age(HOUR)));
+    // Some in sealed segments, some in memory; of each minute one, of other logs some.
+    for minute in 0..120 {
+        fixture.append("a", &[minute; 1500]).unwrap();
+        fixture.append("b", &[minute; 300]).unwrap();
+        fixture.clock.advance(HOUR / 60);
+    }
+    assert!(fixture.core.journal.segments.read().len() > 3);
+    for minute in 0..60 {
+        fixture.pass();
+        // The record of this minute is an hour old.
+        assert_eq!(fixture.first("a"), 61 + minute);
+        fixture.clock.advance(HOUR / 60 - 1);
+        fixture.pass();
+        assert_eq!(fixture.first("a"), 61 + minute, "a microsecond too young");
+        fixture.clock.advance(1);
+    }
+    let fixture = fixture.restart();
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 120);
+    assert_eq!(fixture.contents("b").len(), 120);
+}
+
+#[test]
+fn the_producers_times_do_not_matter() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_age(HOUR)));
+    let mut old = batch(&[("a", &[b"old" as &[u8]])]);
+    old.logs[0].records[0].timestamp = Some(Timestamp::from_micros(0));
+    fixture.append_batch(old).unwrap();
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 0);
+    fixture.clock.advance(HOUR);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 1);
+}
+
+#[test]
+fn a_clock_that_jumps_ahead_by_a_year_makes_nothing_go_before_half_its_age() {
+    for restart in [false, true] {
+        let mut fixture = Fixture::new();
+        fixture.retain("a", Some(by_age(10 * DAY)));
+        fixture.fill("a", 3, 10);
+        fixture.clock.jump(365 * DAY);
+        fixture.fill("a", 3, 10);
+        for _ in 0..5 {
+            fixture.pass();
+            if restart {
+                fixture.pass_told();
+                fixture = fixture.restart();
+            }
+            assert_eq!(fixture.first("a"), 0);
+            fixture.clock.advance(DAY - 1);
+        }
+        fixture.clock.advance(DAY);
+        fixture.pass();
+        assert!(fixture.first("a") >= 3, "{restart}");
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_back_makes_nothing_go_early() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_age(2 * DAY)));
+    fixture.retain("b", Some(by_age(2 * DAY)));
+    fixture.fill("a", 1, 10);
+    fixture.clock.advance(HOUR);
+    fixture.pass();
+    // The clock was three days ahead, nobody wrote, and it is put right.
+    fixture.clock.advance(3 * DAY);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 1);
+    fixture.clock.jump(-3 * DAY);
+    fixture.fill("a", 1, 10);
+    fixture.fill("b", 1, 10);
+    for _ in 0..48 {
+        fixture.pass();
+        assert_eq!((fixture.first("a"), fixture.first("b")), (1, 0));
+        fixture.clock.advance(HOUR);
+    }
+    // The clock is where it was; two days later they are old enough.
+    fixture.clock.advance(DAY);
+    fixture.pass();
+    assert_eq!((fixture.first("a"), fixture.first("b")), (1, 0));
+    fixture.clock.advance(2 * DAY);
+    fixture.pass();
+    assert_eq!((fixture.first("a"), fixture.first("b")), (2, 1));
+}
+
+#[test]
+fn records_of_a_moment_when_the_clock_was_a_year_ahead_hold_up_no_others_for_long() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_age(DAY)));
+    fixture.clock.jump(365 * DAY);
+    fixture.fill("a", 2, 10);
+    fixture.clock.jump(-365 * DAY);
+    for _ in 0..24 {
+        fixture.fill("a", 1, 10);
+        fixture.clock.advance(HOUR);
+    }
+    let mut went = None;
+    for hour in 0..48 {
+        fixture.pass();
+        if fixture.first("a") > 2 {
+            went = went.or(Some(hour));
+        }
+        fixture.clock.advance(HOUR);
+    }
+    assert!(went.is_some_and(|hour| hour <= 12), "{went:?}");
+    assert_eq!(fixture.first("a"), 26);
+}
+
+#[test]
+fn time_without_a_process_counts_once_it_is_made_up_for() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_age(DAY)));
+    fixture.fill("a", 1, 10);
+    fixture.clock.jump(30 * DAY);
+    let fixture = fixture.restart_cleanly();
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 0);
+    fixture.clock.advance(DAY / 2);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 1, "at twice the pace");
+}
+
+#[test]
+fn what_the_expiry_clock_shows_survives_kills_of_a_store_that_is_idle() {
+    let mut fixture = Fixture::new();
+    fixture.retain("a", Some(by_age(DAY)));
+    fixture.fill("a", 1, 10);
+    let mut passed = 0;
+    while fixture.first("a") == 0 {
+        fixture.clock.advance(HOUR);
+        passed += 1;
+        fixture.pass();
+        fixture.pass_told();
+        fixture = fixture.restart();
+    }
+    assert!((24..=29).contains(&passed), "after {passed} hours");
+}
+
+#[test]
+fn only_what_is_below_the_lowest_cursor_goes_where_cursors_are_respected() {
+    let fixture = Fixture::new();
+    let respecting = Retention {
+        respect_cursors: true,
+        ..by_records(2)
+    };
+    fixture.retain("a", Some(respecting));
+    fixture.fill("a", 10, 10);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 0, "nobody has read any of it");
+    fixture.cursor("a", "slow", Some(3));
+    fixture.cursor("a", "fast", Some(9));
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 3);
+    fixture.cursor("a", "slow", Some(10));
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 8);
+    fixture.fill("a", 5, 10);
+    fixture.cursor("a", "fast", None);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 10);
+    fixture.cursor("a", "slow", None);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 10, "without cursors nothing goes");
+    fixture.retain("a", Some(by_records(2)));
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 13);
+}
+
+#[test]
+fn the_servers_bounds_hold_for_logs_without_any_of_their_own() {
+    let config = StorageConfig {
+        retention: by_records(4),
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    // There is no log yet.
+    fixture.pass();
+    fixture.fill("first", 5, 10);
+    fixture.pass();
+    assert_eq!(fixture.first("first"), 1);
+    fixture.retain("own", Some(by_records(6)));
+    fixture.retain("none", Some(Retention::default()));
+    for log in ["own", "none", "servers"] {
+        fixture.fill(log, 10, 10);
+    }
+    fixture.pass();
+    let firsts = |fixture: &Fixture| ["own", "none", "servers"].map(|log| fixture.first(log));
+    assert_eq!(firsts(&fixture), [4, 0, 6]);
+    let fixture = fixture.restart();
+    fixture.retain("none", None);
+    fixture.pass();
+    assert_eq!(firsts(&fixture), [4, 6, 6]);
+}
+
+#[test]
+fn what_changes_after_the_look_is_respected_by_the_trim() {
+    let fixture = Fixture::new();
+    let respecting = Retention {
+        respect_cursors: true,
+        ..by_records(2)
+    };
+    for log in ["changed", "deleted", "again", "trimmed", "same"] {
+        fixture.retain(log, Some(by_records(2)));
+        fixture.fill(log, 10, 10);
+    }
+    fixture.retain("cursor", Some(respecting));
+    fixture.fill("cursor", 10, 10);
+    fixture.cursor("cursor", "c", Some(7));
+    let mut portion = fixture.look();
+    portion.sort_unstable_by(|a, b| a.log.name.cmp(&b.log.name));
+    assert_eq!(portion.len(), 6);
+    fixture.retain("changed", Some(by_records(9)));
+    fixture.cursor("cursor", "c", Some(5));
+    fixture.trim_below("trimmed", 9);
+    for log in ["deleted", "again"] {
+        let deleted = fixture.core.delete_in_turn(target(log));
+        fixture.core.turn();
+        block_on(deleted).unwrap();
+    }
+    fixture.fill("again", 9, 10);
+    let expired = fixture.core.expire(portion);
+    fixture.core.turn();
+    let expired = block_on(expired).unwrap();
+    assert_eq!(expired, [None, None, None, None, Some(Lsn::ZERO), None]);
+    let firsts = ["changed", "cursor", "again", "trimmed", "same"].map(|log| fixture.first(log));
+    assert_eq!(firsts, [0, 0, 0, 9, 8]);
+    // And none of it is forgotten about.
+    fixture.pass();
+    let firsts = ["changed", "cursor", "again", "trimmed", "same"].map(|log| fixture.first(log));
+    assert_eq!(firsts, [1, 5, 0, 9, 8]);
+}
+
+#[test]
+fn scans_tell_what_was_trimmed_from_what_expired() {
+    use GapReason::{Expired, Trimmed};
+    let mut fixture = Fixture::new();
+    fixture.retain("a", Some(by_records(10)));
+    fixture.fill("a", 10, 10);
+    fixture.trim_below("a", 4);
+    fixture.fill("a", 6, 10);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 6);
+    for start in 0..4 {
+        // With what frames say, what indexes and checkpoint say, and what links say.
+        fixture = match start {
+            0 => fixture,
+            1 => fixture.restart(),
+            2 => fixture.restart_cleanly(),
+            _ => {
+                for directory in ["index", "checkpoint"] {
+                    for name in crate::disk::Disk::list(&fixture.disk, directory).unwrap() {
+                        let path = format!("{directory}/{name}");
+                        crate::disk::Disk::remove(&fixture.disk, &path).unwrap();
+                    }
+                }
+                fixture.restart()
+            }
+        };
+        let expected = [(0, 4, Trimmed), (4, 6, Expired)];
+        let from = |lsn| ScanStart::Lsn(Lsn::new(lsn));
+        assert_eq!(fixture.gaps(one("a"), from(0)), expected);
+        assert_eq!(
+            fixture.gaps(one("a"), from(2)),
+            [(2, 4, Trimmed), (4, 6, Expired)]
+        );
+        assert_eq!(fixture.gaps(one("a"), from(4)), [(4, 6, Expired)]);
+        assert_eq!(fixture.gaps(one("a"), from(6)), []);
+        assert_eq!(fixture.gaps(Selector::All, ScanStart::First), expected);
+    }
+    // Whoever trims has said so of all that lies below.
+    fixture.fill("a", 4, 10);
+    fixture.pass();
+    assert_eq!(
+        fixture.gaps(one("a"), ScanStart::Lsn(Lsn::ZERO)),
+        [(0, 4, Trimmed), (4, 10, Expired)]
+    );
+    fixture.trim_below("a", 8);
+    fixture.trim_below("a", 12);
+    assert_eq!(
+        fixture.gaps(one("a"), ScanStart::Lsn(Lsn::ZERO)),
+        [(0, 12, Trimmed)]
+    );
+}
+
+#[test]
+fn a_batch_that_was_trimmed_in_part_and_expired_in_part_is_told_so_to_scans_of_all() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_records(2)));
+    let six: &[&[u8]] = &[b"0", b"1", b"2", b"3", b"4", b"5"];
+    fixture.append_batch(batch(&[("a", six)])).unwrap();
+    fixture.trim_below("a", 1);
+    fixture.pass();
+    assert_eq!(
+        fixture.gaps(Selector::All, ScanStart::First),
+        [(0, 1, GapReason::Trimmed), (1, 4, GapReason::Expired)]
+    );
+    let contents = fixture.contents_from("a", 4);
+    assert_eq!(contents, [b"4", b"5"]);
+}
+
+#[test]
+fn a_pass_over_idle_logs_looks_at_none_of_them_and_ends_at_once_where_nothing_moved() {
+    let fixture = Fixture::new();
+    for log in 0..300 {
+        fixture.retain(&format!("l{log}"), Some(by_records(3)));
+        fixture.fill(&format!("l{log}"), 4, 5);
+    }
+    let first = fixture.pass().unwrap();
+    assert_eq!((first.trims, first.records), (300, 300));
+    // Its own trims were to be looked at; then nothing has moved.
+    assert_eq!(fixture.pass().unwrap().trims, 0);
+    assert_eq!(fixture.pass(), None);
+    fixture.fill("l7", 1, 5);
+    assert_eq!(fixture.pass().unwrap().trims, 1);
+}
+
+#[test]
+fn without_any_bound_there_is_no_pass_until_a_log_gets_one() {
+    let fixture = Fixture::new();
+    fixture.fill("a", 9, 5);
+    assert!(fixture.pass().is_some(), "nothing is known at first");
+    fixture.fill("a", 1, 5);
+    assert_eq!(fixture.pass(), None);
+    fixture.retain("a", Some(by_records(3)));
+    assert_eq!(fixture.pass().unwrap().records, 7);
+}
+
+#[test]
+fn a_pass_that_is_cut_off_by_a_failed_flush_takes_nothing_and_the_next_start_goes_on() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_records(3)));
+    fixture.fill("a", 10, 5);
+    let mut pass = fixture.core.begin_pass().unwrap();
+    let portion = fixture.core.look(&mut pass);
+    let ends: Vec<Ends> = portion.iter().map(Ends::of).collect();
+    fixture.disk.fail_sync(1);
+    let expired = fixture.core.expire(portion);
+    fixture.core.turn();
+    fixture.core.count(&mut pass, &ends, &block_on(expired));
+    fixture.core.end_pass(pass);
+    assert_eq!(fixture.first("a"), 0);
+    assert_eq!(fixture.pass(), None, "a journal that failed takes no trims");
+    fixture.disk.crash(3);
+    let fixture = fixture.restart();
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 7);
+}
+
+#[test]
+fn on_a_full_disk_retention_goes_on() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_records(3)));
+    fixture.fill("a", 10, 2000);
+    fixture.core.pool_in_turn().unwrap();
+    fixture.disk.set_full(true);
+    while fixture.append("a", &[1; 4000]).is_ok() {}
+    fixture.pass();
+    assert_eq!(fixture.contents_from("a", fixture.first("a")).len(), 3);
+}
