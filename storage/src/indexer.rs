@@ -316,7 +316,7 @@ impl Core {
             return Ok(());
         };
         let started = self.journal.clock.monotonic();
-        let mut writer = Writer::new(&self.summary(newest, ends));
+        let mut writer = Writer::new(&*self.disk, &self.summary(newest, ends))?;
         for log in self.logs.all_known() {
             let image = {
                 let state = log.state.read();
@@ -332,7 +332,7 @@ impl Core {
                 }
             };
             match image {
-                Ok(image) => writer.add(&image),
+                Ok(image) => writer.add(&image)?,
                 // It has moved on: the newest index that tells of it knows how it stood.
                 Err(chain) => {
                     let row = chain.newest().and_then(|base| {
@@ -343,14 +343,14 @@ impl Core {
                         index.image(&index.row(log.id)?)
                     });
                     match row {
-                        Some(image) => writer.add(&Image { chain, ..image }),
+                        Some(image) => writer.add(&Image { chain, ..image })?,
                         // Its index is damaged: the next start finds that out.
                         None => return Ok(()),
                     }
                 }
             }
         }
-        progress.checkpoint_bytes = writer.write(&*self.disk, &self.backups)?;
+        progress.checkpoint_bytes = writer.finish(&self.backups)?;
         progress.since_checkpoint = 0;
         let took = self.journal.clock.monotonic().duration_since(started);
         self.journal.observer.checkpoint(took);

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use thin_vec::ThinVec;
+
 use super::extras::{Extras, ExtrasImage};
 use crate::sync::RwLock;
 
@@ -16,7 +18,8 @@ use crate::index::{Chain, Image, Place, Places};
 use crate::record::{Compression, LogConfig, LogInfo};
 use crate::watch::{Watch, Watched};
 
-/// One log.
+/// One log. There may be a million of them, nearly all idle: what few of them have lies behind
+/// a pointer.
 pub(crate) struct Log {
     pub(crate) id: LogId,
     pub(crate) name: LogName,
@@ -48,7 +51,7 @@ pub(crate) struct LogState {
     /// The first record kept, as far as trims are on the device.
     first: Lsn,
     /// Trims on their way there: end of the frame, first record kept after it.
-    trims: Vec<(Position, Lsn)>,
+    trims: ThinVec<(Position, Lsn)>,
     /// Records in memory only (sync mode `manual`).
     pub(crate) buffered: Option<Box<Buffered>>,
     pub(crate) config: Arc<LogConfig>,
@@ -58,7 +61,7 @@ pub(crate) struct LogState {
     pub(crate) update_time: Timestamp,
     pub(crate) stored_bytes: u64,
     /// Lsns that are lost to damage, in order: from, to (exclusive).
-    pub(crate) damage: Vec<(Lsn, Lsn)>,
+    pub(crate) damage: ThinVec<(Lsn, Lsn)>,
     /// Damage may have taken records at and beyond `next`.
     pub(crate) unproven: bool,
     pub(crate) deleted: bool,
@@ -187,7 +190,7 @@ impl LogState {
         }
         self.damage.push((from, to));
         self.damage.sort_unstable();
-        let mut merged: Vec<(Lsn, Lsn)> = Vec::with_capacity(self.damage.len());
+        let mut merged: ThinVec<(Lsn, Lsn)> = ThinVec::with_capacity(self.damage.len());
         for (from, to) in self.damage.drain(..) {
             match merged.last_mut() {
                 Some(last) if from <= last.1 => last.1 = last.1.max(to),
@@ -324,29 +327,19 @@ impl Log {
                 places: Places::default(),
                 chain: Chain::default(),
                 first: Lsn::ZERO,
-                trims: Vec::new(),
+                trims: ThinVec::new(),
                 buffered: None,
-                config: Arc::new(config),
+                config: config.shared(),
                 extras: None,
                 create_time,
                 update_time: create_time,
                 stored_bytes: 0,
-                damage: Vec::new(),
+                damage: ThinVec::new(),
                 unproven: false,
                 deleted: false,
                 touched_in: None,
                 created_in: None,
             }),
-            watch: Watch::default(),
-        }
-    }
-
-    /// A log as recovery found it.
-    pub(crate) fn recovered(id: LogId, name: LogName, state: LogState) -> Self {
-        Self {
-            id,
-            name,
-            state: RwLock::new(state),
             watch: Watch::default(),
         }
     }
@@ -381,11 +374,50 @@ pub(crate) struct Logs(RwLock<Tables>);
 #[derive(Default)]
 struct Tables {
     names: BTreeMap<LogName, Arc<Log>>,
-    /// Hashed the same in every run, so that checkpoints list logs in the same order.
+    /// Ids are the engine's own: nobody can choose them to collide. Hashed the same in every
+    /// run, so that a simulated one is.
     ids: HashMap<LogId, Arc<Log>, foldhash::fast::FixedState>,
+    /// Those that are deleted.
+    gone: BTreeMap<LogId, Arc<Log>>,
+}
+
+/// Whoever goes through all logs holds the tables for so many at a time: meanwhile none can be
+/// created.
+const STEP: usize = 1024;
+
+impl Tables {
+    /// Frees the name of a log, if it is that one's.
+    fn take_name(&mut self, log: &Log) {
+        let named = self.names.get(&log.name);
+        if named.is_some_and(|named| named.id == log.id) {
+            self.names.remove(&log.name);
+        }
+    }
 }
 
 impl Logs {
+    /// All logs at once, those that are deleted without their names.
+    pub(crate) fn of(logs: Vec<Arc<Log>>) -> Self {
+        let mut names = Vec::with_capacity(logs.len());
+        let mut gone = BTreeMap::new();
+        for log in &logs {
+            if log.state.read().deleted {
+                gone.insert(log.id, Arc::clone(log));
+            } else {
+                names.push((log.name.clone(), Arc::clone(log)));
+            }
+        }
+        // In order of their ids, too: should two have one name, it is the newer one's.
+        names.sort_by(|(name, log), (other_name, other)| {
+            name.cmp(other_name).then_with(|| log.id.cmp(&other.id))
+        });
+        Self(RwLock::new(Tables {
+            names: names.into_iter().collect(),
+            ids: logs.into_iter().map(|log| (log.id, log)).collect(),
+            gone,
+        }))
+    }
+
     pub(crate) fn by_name(&self, name: &str) -> Option<Arc<Log>> {
         self.0.read().names.get(name).cloned()
     }
@@ -402,20 +434,16 @@ impl Logs {
 
     /// Takes out a log whose creation was taken back.
     pub(crate) fn remove(&self, log: &Log) {
-        self.remove_name(log);
-        self.0.write().ids.remove(&log.id);
+        let mut tables = self.0.write();
+        tables.take_name(log);
+        tables.ids.remove(&log.id);
     }
 
     /// Takes the name from a deleted log; its identity stays known.
-    pub(crate) fn remove_name(&self, log: &Log) {
+    pub(crate) fn remove_name(&self, log: &Arc<Log>) {
         let mut tables = self.0.write();
-        if tables
-            .names
-            .get(&log.name)
-            .is_some_and(|named| named.id == log.id)
-        {
-            tables.names.remove(&log.name);
-        }
+        tables.take_name(log);
+        tables.gone.insert(log.id, Arc::clone(log));
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -427,9 +455,44 @@ impl Logs {
         self.0.read().names.values().cloned().collect()
     }
 
-    /// Every log, those deleted too.
+    /// Every log: by name, then those deleted, by id. Gathered step by step: of those created
+    /// or deleted meanwhile any may be in it.
     pub(crate) fn all_known(&self) -> Vec<Arc<Log>> {
-        self.0.read().ids.values().cloned().collect()
+        let mut named: Vec<Arc<Log>> = Vec::with_capacity(self.len());
+        loop {
+            let after = named
+                .last()
+                .map_or(Bound::Unbounded, |log| Bound::Excluded(log.name.as_str()));
+            let before = named.len();
+            let tables = self.0.read();
+            let rest = tables.names.range::<str, _>((after, Bound::Unbounded));
+            let step: Vec<_> = rest.take(STEP).map(|(_, log)| Arc::clone(log)).collect();
+            drop(tables);
+            named.extend(step);
+            if named.len() == before {
+                break;
+            }
+        }
+        let mut gone: Vec<Arc<Log>> = Vec::new();
+        loop {
+            let after = gone
+                .last()
+                .map_or(Bound::Unbounded, |log| Bound::Excluded(log.id));
+            let before = gone.len();
+            let tables = self.0.read();
+            let rest = tables.gone.range((after, Bound::Unbounded));
+            gone.extend(rest.take(STEP).map(|(_, log)| Arc::clone(log)));
+            if gone.len() == before {
+                break;
+            }
+        }
+        // One deleted meanwhile was met under its name.
+        gone.retain(|log| {
+            let at = named.binary_search_by(|named| named.name.cmp(&log.name));
+            at.is_err() || at.is_ok_and(|at| named[at].id != log.id)
+        });
+        named.append(&mut gone);
+        named
     }
 
     /// Up to `limit` logs with names that start with `prefix` and come after `after`,

@@ -2,12 +2,13 @@
 //! applied in journal order, and what one of them cannot tell because it is damaged,
 //! another does.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+use indexmap::IndexMap;
 
 use crate::codec;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
-use crate::index::{Chain, Image, NewRow, Place, SealedIndex};
+use crate::index::{Image, NewRow, Place, Row, SealedIndex};
 use crate::journal::body::{self, Accepted, Closing, Created, CursorBody};
 use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
@@ -16,9 +17,12 @@ use crate::local::{Log, LogState, Logs, Mark, Remembered};
 use crate::quarantine::Damage;
 use crate::record::{LogConfig, Producer};
 
+/// A log in the making. It is made where it will be served from: a million of them are there
+/// once only.
 struct Draft {
-    name: Option<LogName>,
-    state: LogState,
+    log: Arc<Log>,
+    /// Whether it is known what the log is called.
+    named: bool,
     /// Up to here the tail is proven, by what tells of records: not by a trim or by
     /// settings, which a start that did not know the tail may have let through.
     proven: Position,
@@ -27,14 +31,33 @@ struct Draft {
 impl Draft {
     /// A log of which nothing is known yet.
     fn of(id: LogId) -> Self {
-        let name = LogName::new("unnamed").expect("a plain name is valid");
+        static UNNAMED: LazyLock<LogName> =
+            LazyLock::new(|| LogName::new("unnamed").expect("a plain name is valid"));
         let zero = Timestamp::default();
-        let log = Log::new(id, name, LogConfig::default(), zero, Position::ZERO);
+        let config = LogConfig::default();
         Self {
-            name: None,
-            state: log.state.into_inner(),
+            log: Arc::new(Log::new(id, UNNAMED.clone(), config, zero, Position::ZERO)),
+            named: false,
             proven: Position::ZERO,
         }
+    }
+
+    fn log(&mut self) -> &mut Log {
+        Arc::get_mut(&mut self.log).expect("nobody else has a log that is not finished")
+    }
+
+    fn state(&mut self) -> &mut LogState {
+        self.log().state.get_mut()
+    }
+
+    /// What the log is called, if that is known.
+    fn name(&self) -> Option<&LogName> {
+        self.named.then_some(&self.log.name)
+    }
+
+    fn set_name(&mut self, name: LogName) {
+        self.log().name = name;
+        self.named = true;
     }
 }
 
@@ -60,9 +83,9 @@ struct Missing {
 /// Logs in the making.
 #[derive(Default)]
 pub(super) struct Drafts {
-    /// Ids are the engine's own: nobody can choose them to collide. Hashed the same in every
-    /// run, so that the same store is always read in the same order.
-    logs: HashMap<LogId, Draft, foldhash::fast::FixedState>,
+    /// In the order in which they were met, which is that of memory, too. Ids are the engine's
+    /// own: nobody can choose them to collide.
+    logs: IndexMap<LogId, Draft, foldhash::fast::FixedState>,
     missing: Vec<Missing>,
     /// The segment being applied, and the logs it touches.
     segment: Option<SegmentId>,
@@ -114,8 +137,8 @@ impl Drafts {
             self.touched.clear();
         }
         let draft = self.logs.entry(id).or_insert_with(|| Draft::of(id));
-        if draft.state.touched_in != Some(segment) {
-            draft.state.touched_in = Some(segment);
+        if draft.state().touched_in != Some(segment) {
+            draft.state().touched_in = Some(segment);
             self.touched.push(id);
         }
         draft
@@ -139,7 +162,7 @@ impl Drafts {
     pub(super) fn to_accept(&self) -> Accepted {
         let doubts = self.unattributed.iter();
         let lost = self.missing.iter().filter(|m| !self.is_accepted_loss(m));
-        let nameless = self.logs.iter().filter(|(_, draft)| draft.name.is_none());
+        let nameless = self.logs.iter().filter(|(_, draft)| !draft.named);
         Accepted {
             places: doubts.map(|at| (*at, at.advance(1))).collect(),
             lost: lost
@@ -178,7 +201,7 @@ impl Drafts {
         }
         let draft = self.draft(id);
         draft.proven = draft.proven.max(position);
-        let state = &mut draft.state;
+        let state = draft.state();
         state.add_damage(from, to);
         state.next = state.next.max(to);
         state.last_end = state.last_end.max(position);
@@ -219,7 +242,7 @@ impl Drafts {
         };
         // One look at the table for most frames: there may be hundreds of thousands.
         let draft = self.touch(header.log_id, segment);
-        let expected = draft.state.next;
+        let expected = draft.state().next;
         if header.first_lsn < expected {
             self.findings.push(format!(
                 "the frame at position {} repeats lsn {} of log {}; it is ignored",
@@ -243,7 +266,7 @@ impl Drafts {
             };
             let window = self.producer_window;
             let draft = self.draft(header.log_id);
-            let extras = draft.state.extras.get_or_insert_default();
+            let extras = draft.state().extras.get_or_insert_default();
             extras.producers.remember(producer, batch, window);
         }
         let Some(body) = readable else {
@@ -251,7 +274,7 @@ impl Drafts {
             self.lose(header.position, header.log_id, header.first_lsn, next);
             let draft = self.draft(header.log_id);
             draft.proven = header.end();
-            draft.state.last_end = header.end();
+            draft.state().last_end = header.end();
             return;
         };
         if header.first_lsn > expected {
@@ -259,7 +282,7 @@ impl Drafts {
         }
         let draft = self.draft(header.log_id);
         draft.proven = header.end();
-        let state = &mut draft.state;
+        let state = draft.state();
         for span in codec::spans(&body) {
             let time = span.own_time.unwrap_or(header.arrival);
             state.last_time = state.last_time.max(time);
@@ -281,24 +304,27 @@ impl Drafts {
         let created = body.and_then(Created::decode);
         let draft = self.touch(header.log_id, segment);
         draft.proven = header.end();
-        draft.state.created_end = header.end();
-        draft.state.last_end = draft.state.last_end.max(header.end());
-        draft.state.created_in = Some(segment);
-        draft.state.create_time = header.arrival;
-        draft.state.update_time = header.arrival;
+        let state = draft.state();
+        state.created_end = header.end();
+        state.last_end = state.last_end.max(header.end());
+        state.created_in = Some(segment);
+        state.create_time = header.arrival;
+        state.update_time = header.arrival;
         if let Some(created) = created {
-            draft.name = LogName::new(&created.name).ok();
-            draft.state.config = Arc::new(created.config);
-            draft.state.create_time = created.create_time;
-            draft.state.update_time = created.create_time;
+            state.config = created.config.shared();
+            state.create_time = created.create_time;
+            state.update_time = created.create_time;
+            if let Ok(name) = LogName::new(&created.name) {
+                draft.set_name(name);
+            }
         }
     }
 
     fn apply_configured(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
         match body.and_then(body::config) {
             Some(config) => {
-                let state = &mut self.touch(header.log_id, segment).state;
-                state.config = Arc::new(config);
+                let state = self.touch(header.log_id, segment).state();
+                state.config = config.shared();
                 state.update_time = header.arrival;
                 state.last_end = header.end();
             }
@@ -313,7 +339,7 @@ impl Drafts {
     }
 
     fn apply_trim(&mut self, segment: SegmentId, id: LogId, first: Lsn, end: Position) {
-        let state = &mut self.touch(id, segment).state;
+        let state = self.touch(id, segment).state();
         state.last_end = state.last_end.max(end);
         let end = state.last_end;
         if first > state.coming_first() {
@@ -322,7 +348,7 @@ impl Drafts {
     }
 
     fn apply_fence(&mut self, segment: SegmentId, id: LogId, epoch: u64, end: Position) {
-        let state = &mut self.touch(id, segment).state;
+        let state = self.touch(id, segment).state();
         if epoch > state.writer_epoch() {
             // What was found is on the device by the time that anybody asks.
             state.add_fence(end, epoch, end);
@@ -338,7 +364,7 @@ impl Drafts {
             lsn: header.first_lsn,
             time: header.arrival,
         };
-        let state = &mut self.touch(header.log_id, segment).state;
+        let state = self.touch(header.log_id, segment).state();
         state.last_end = state.last_end.max(header.end());
         let extras = state.extras.get_or_insert_default();
         let mark = (!cursor.deleted).then_some(mark);
@@ -352,7 +378,7 @@ impl Drafts {
     }
 
     fn apply_deleted(&mut self, segment: SegmentId, id: LogId, end: Position) {
-        let state = &mut self.touch(id, segment).state;
+        let state = self.touch(id, segment).state();
         state.deleted = true;
         state.stored_bytes = 0;
         state.extras = None;
@@ -371,19 +397,17 @@ impl Drafts {
             Kind::Batch => {
                 let to = entry.first_lsn.checked_advance(u64::from(entry.count));
                 // What lies between is missing too: of other groups in the same hole.
-                let seen = self.draft(id).state.next;
+                let seen = self.draft(id).state().next;
                 self.lose(position, id, seen, entry.first_lsn);
                 self.lose(position, id, entry.first_lsn, to.unwrap_or(entry.first_lsn));
                 self.touch(id, segment);
             }
             Kind::Created => {
                 let draft = self.touch(id, segment);
-                draft.state.created_in = Some(segment);
-                if draft.name.is_none() {
-                    draft.name = entry
-                        .name
-                        .as_deref()
-                        .and_then(|name| LogName::new(name).ok());
+                draft.state().created_in = Some(segment);
+                let name = entry.name.as_deref().filter(|_| !draft.named);
+                if let Some(Ok(name)) = name.map(LogName::new) {
+                    draft.set_name(name);
                 }
             }
             Kind::Deleted => self.apply_deleted(segment, id, position),
@@ -404,7 +428,7 @@ impl Drafts {
         position: Position,
     ) {
         for closing in closings {
-            let seen = self.touch(closing.log_id, segment).state.next;
+            let seen = self.touch(closing.log_id, segment).state().next;
             if closing.deleted {
                 self.apply_deleted(segment, closing.log_id, position);
             } else {
@@ -413,35 +437,30 @@ impl Drafts {
                 self.apply_fence(segment, closing.log_id, closing.writer_epoch, position);
             }
             let draft = self.draft(closing.log_id);
-            if draft.name.is_none() {
-                draft.name = closing
-                    .name
-                    .as_deref()
-                    .and_then(|name| LogName::new(name).ok());
-                draft.state.created_in = closing.name.is_some().then_some(segment);
+            if !draft.named {
+                draft.state().created_in = closing.name.is_some().then_some(segment);
+                if let Some(Ok(name)) = closing.name.as_deref().map(LogName::new) {
+                    draft.set_name(name);
+                }
             }
         }
     }
 
     /// How the logs of `segment` stand now, for the link of its successor.
     pub(super) fn closings(&self, segment: SegmentId) -> Vec<Closing> {
-        let mut closings: Vec<Closing> = self
-            .logs
-            .iter()
-            .filter(|(_, draft)| draft.state.touched_in == Some(segment))
-            .map(|(id, draft)| Closing {
-                log_id: *id,
-                next_lsn: draft.state.next,
-                name: draft
-                    .name
-                    .as_ref()
-                    .filter(|_| draft.state.created_in == Some(segment))
-                    .map(|name| name.as_str().to_owned()),
-                deleted: draft.state.deleted,
-                first_lsn: draft.state.coming_first(),
-                writer_epoch: draft.state.writer_epoch(),
+        let closing = |draft: &Draft| {
+            let state = draft.log.state.read();
+            let name = draft.name().filter(|_| state.created_in == Some(segment));
+            (state.touched_in == Some(segment)).then(|| Closing {
+                log_id: draft.log.id,
+                next_lsn: state.next,
+                name: name.map(|name| name.as_str().to_owned()),
+                deleted: state.deleted,
+                first_lsn: state.coming_first(),
+                writer_epoch: state.writer_epoch(),
             })
-            .collect();
+        };
+        let mut closings: Vec<Closing> = self.logs.values().filter_map(closing).collect();
         closings.sort_unstable_by_key(|closing| closing.log_id);
         closings
     }
@@ -449,44 +468,48 @@ impl Drafts {
     /// Applies a log's entry in a checkpoint.
     pub(super) fn apply_image(&mut self, image: Image) {
         let draft = self.draft(image.id);
-        draft.state.become_image(&image);
-        draft.state.chain = image.chain;
-        draft.name = image.name;
+        let state = draft.state();
+        state.become_image(&image);
+        state.chain = image.chain;
+        if let Some(name) = image.name {
+            draft.set_name(name);
+        }
     }
 
-    /// Whether an index goes on where the logs stand: that of a segment behind one that is
-    /// lost, or was indexed differently, does not.
-    pub(super) fn fits(&self, index: &SealedIndex) -> bool {
-        let unknown = Chain::default();
-        index.rows().all(|row| {
-            let draft = self.logs.get(&row.log_id);
-            let (next, chain) = draft.map_or((Lsn::ZERO, &unknown), |draft| {
-                (draft.state.next, &draft.state.chain)
-            });
-            index.image(&row).is_some_and(|image| {
-                let goes_on = row.first_lsn == next && chain.below_next() == row.below;
-                image.id == row.log_id && goes_on
-            })
-        })
-    }
-
-    /// Applies the index of a segment that [`Drafts::fits`], in place of its frames.
-    pub(super) fn apply_index(&mut self, index: &SealedIndex) {
-        for row in index.rows() {
-            let Some(image) = index.image(&row) else {
-                continue;
-            };
+    /// Applies the index of a segment in place of its frames, if it goes on where the logs
+    /// stand: that of a segment behind one that is lost, or was indexed differently, does not.
+    pub(super) fn apply_index(&mut self, index: &SealedIndex) -> bool {
+        let images: Option<Vec<Image>> = index
+            .rows()
+            .map(|row| index.image(&row).filter(|image| self.fits(&row, image)))
+            .collect();
+        let Some(images) = images else { return false };
+        for (row, image) in index.rows().zip(images) {
             let entries = index.entries(&row);
             let newest = entries.len().checked_sub(1).and_then(|at| entries.get(at));
             let told = newest.map_or(image.created_end, |place| place.end());
             let draft = self.draft(row.log_id);
             draft.proven = draft.proven.max(told);
-            draft.state.become_image(&image);
-            draft.state.chain.push(index.base);
-            if image.name.is_some() {
-                draft.name = image.name;
+            let state = draft.state();
+            state.become_image(&image);
+            state.chain.push(index.base);
+            if let Some(name) = image.name {
+                draft.set_name(name);
             }
         }
+        true
+    }
+
+    /// Whether what an index says of a log goes on where that stands.
+    fn fits(&self, row: &Row, image: &Image) -> bool {
+        let (next, below) = self
+            .logs
+            .get(&row.log_id)
+            .map_or((Lsn::ZERO, None), |draft| {
+                let state = draft.log.state.read();
+                (state.next, state.chain.below_next())
+            });
+        image.id == row.log_id && row.first_lsn == next && row.below == below
     }
 
     /// Builds the index of the segment whose frames were just applied; from then on it
@@ -505,72 +528,62 @@ impl Drafts {
         let mut rows = Vec::with_capacity(self.touched.len());
         for id in std::mem::take(&mut self.touched) {
             let draft = self.draft(id);
+            let name = draft.name().cloned();
+            let state = draft.state();
             rows.push(NewRow {
-                image: draft.state.image(id, draft.name.clone()),
-                places: draft.state.places.within(base, limit).to_vec(),
-                below: draft.state.chain.below_next(),
+                image: state.image(id, name),
+                places: state.places.within(base, limit).to_vec(),
+                below: state.chain.below_next(),
             });
-            draft.state.seal(base, limit);
+            state.seal(base, limit);
         }
         SealedIndex::build(life, base, end, chain, rows)
     }
 
     /// Everything is applied: logs as they are served.
     pub(super) fn finish(mut self, findings: &mut Vec<String>) -> Finished {
-        let logs = Logs::default();
         let mut records = 0;
-        let mut nameless = false;
-        let mut by_id = HashMap::new();
-        let mut ids: Vec<LogId> = self.logs.keys().copied().collect();
-        ids.sort_unstable();
-        for id in ids {
-            let Some(mut draft) = self.logs.remove(&id) else {
+        let mut nameless = Vec::new();
+        let mut logs = Vec::with_capacity(self.logs.len());
+        for (id, mut draft) in std::mem::take(&mut self.logs) {
+            if !draft.named {
+                nameless.push((id, draft.state().deleted));
                 continue;
-            };
-            if let Some(uncertain) = self.uncertain
-                && draft.proven <= uncertain
-            {
-                draft.state.unproven = true;
             }
-            let Some(name) = draft.name else {
-                let accepts = |accepted: &Accepted| {
-                    accepted.all || accepted.lost.iter().any(|(log, ..)| *log == id)
-                };
-                if self.accepted.iter().any(accepts) {
-                    continue;
-                }
-                findings.push(format!(
-                    "the name of log {id} is lost; its records cannot be reached"
-                ));
-                // A log to be created may have that name.
-                nameless |= !draft.state.deleted;
-                continue;
-            };
+            let proven = draft.proven;
+            let state = draft.state();
+            state.unproven |= self.uncertain.is_some_and(|uncertain| proven <= uncertain);
             // Everything found is on the device by now.
-            draft.state.apply_trims(Position::new(u64::MAX));
-            draft.state.settle_extras();
-            let deleted = draft.state.deleted;
-            if !deleted {
-                records += draft.state.records();
+            state.apply_trims(Position::new(u64::MAX));
+            state.settle_extras();
+            if !state.deleted {
+                records += state.records();
             }
-            let log = Arc::new(Log::recovered(id, name, draft.state));
-            by_id.insert(id, Arc::clone(&log));
-            logs.insert(Arc::clone(&log));
-            if deleted {
-                logs.remove_name(&log);
-            }
+            logs.push(draft.log);
         }
+        let accepts = |id: &LogId, accepted: &Accepted| {
+            accepted.all || accepted.lost.iter().any(|(log, ..)| log == id)
+        };
+        nameless.retain(|(id, _)| !self.accepted.iter().any(|accepted| accepts(id, accepted)));
+        nameless.sort_unstable();
+        findings.extend(
+            nameless.iter().map(|(id, _)| {
+                format!("the name of log {id} is lost; its records cannot be reached")
+            }),
+        );
+        // A log to be created may have the name of one that was not deleted.
+        let nameless = nameless.iter().any(|(_, deleted)| !deleted);
+        let logs = Logs::of(logs);
         let mut damages: Vec<Damage> = self
             .missing
             .iter()
             .filter(|missing| {
-                by_id
-                    .get(&missing.log)
+                logs.by_id(missing.log)
                     .is_none_or(|log| !log.state.read().deleted)
             })
             .map(|missing| Damage {
                 position: missing.position,
-                log: by_id.get(&missing.log).cloned(),
+                log: logs.by_id(missing.log),
                 from: missing.from,
                 to: missing.to,
                 accepted: self.is_accepted_loss(missing),

@@ -116,7 +116,7 @@ impl Recovered {
                 && index.chain == link.predecessor_chain
                 && used.misnamed().is_none()
         };
-        let Some(index) = index.filter(|index| agrees(index) && self.drafts.fits(index)) else {
+        let Some(index) = index.filter(agrees) else {
             return Ok(false);
         };
         let file = disk
@@ -127,10 +127,12 @@ impl Recovered {
             // It has shrunk: what is gone is to be named.
             return Ok(false);
         }
+        if !self.drafts.apply_index(&index) {
+            return Ok(false);
+        }
         for row in index.rows() {
             self.highest_epoch = self.highest_epoch.max(row.log_id.epoch());
         }
-        self.drafts.apply_index(&index);
         self.progress.since_checkpoint += bytes;
         let segment = Segment::finished(used.life, used.base, None, bytes);
         *segment.end.write() = Some(index.end);

@@ -59,7 +59,7 @@ impl Committer {
         {
             let mut state = log.state.write();
             self.undo.note(start, &log, &state);
-            state.config = Arc::new(config);
+            state.config = config.shared();
             state.update_time = self.arrival;
             state.last_end = header.end();
         }
