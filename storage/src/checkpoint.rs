@@ -268,6 +268,14 @@ pub(crate) fn read(disk: &dyn Disk, last: SegmentId) -> io::Result<Option<Vec<u8
     Ok(good.then_some(bytes))
 }
 
+/// How many logs what [`read`] returned tells of.
+pub(crate) fn count_logs(bytes: &[u8]) -> usize {
+    let fields = wire::fields(bytes.get(HEADER..).unwrap_or(&[]));
+    fields
+        .filter(|field| matches!(field, Some((12, _))))
+        .count()
+}
+
 /// Reads what [`read`] returned; each log is given to `log`.
 pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary> {
     let mut summary = Summary {

@@ -218,24 +218,24 @@ impl Core {
             before,
             next_log_counter,
             arrival,
-            logs,
+            mut logs,
         } = sealed;
         let (from, limit) = (segment.first(), segment.limit());
-        let mut rows = Vec::with_capacity(logs.len());
+        logs.sort_unstable_by_key(|(log, _)| log.id);
         let mut touched = Vec::with_capacity(logs.len());
-        for (log, image) in logs {
+        let rows = logs.into_iter().map(|(log, image)| {
             let (places, below) = {
                 let state = log.state.read();
                 let places = state.places.within(from, limit).to_vec();
                 (places, state.chain.below_next())
             };
-            rows.push(NewRow {
+            touched.push(log);
+            NewRow {
                 image,
                 places,
                 below,
-            });
-            touched.push(log);
-        }
+            }
+        });
         let index = SealedIndex::build(&segment.life, segment.base, end, chain, rows);
         let index = Arc::new(index);
         self.indexes.pin(Arc::clone(&index));

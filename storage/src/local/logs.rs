@@ -13,7 +13,7 @@ use thin_vec::ThinVec;
 use super::extras::{Extras, ExtrasImage};
 use crate::sync::RwLock;
 
-use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Chain, Image, Place, Places};
 use crate::record::{Compression, LogConfig, LogInfo};
 use crate::watch::{Watch, Watched};
@@ -255,25 +255,37 @@ impl LogState {
         }
     }
 
-    /// Becomes what an image of a later time tells; damage stays known.
-    pub(crate) fn become_image(&mut self, image: &Image) {
-        self.next = image.next;
-        self.first = image.first;
-        self.trims.clear();
-        self.last_time = image.last_time;
-        self.created_end = image.created_end;
-        self.last_end = image.last_end;
-        self.create_time = image.create_time;
-        self.update_time = image.update_time;
-        self.stored_bytes = image.stored_bytes;
-        self.deleted = image.deleted;
-        self.config = Arc::clone(&image.config);
-        self.touched_in = image.touched_in;
-        self.created_in = image.created_in;
-        self.extras = image
-            .extras
-            .as_deref()
-            .map(|extras| Box::new(Extras::from(extras)));
+    /// A log that stands as its image tells.
+    pub(crate) fn of_image(image: Image) -> Self {
+        let extras = image.extras.as_deref();
+        Self {
+            next: image.next,
+            last_time: image.last_time,
+            created_end: image.created_end,
+            last_end: image.last_end,
+            places: Places::default(),
+            chain: image.chain,
+            first: image.first,
+            trims: ThinVec::new(),
+            buffered: None,
+            config: image.config,
+            extras: extras.map(|extras| Box::new(Extras::from(extras))),
+            create_time: image.create_time,
+            update_time: image.update_time,
+            stored_bytes: image.stored_bytes,
+            damage: ThinVec::new(),
+            unproven: false,
+            deleted: image.deleted,
+            touched_in: image.touched_in,
+            created_in: image.created_in,
+        }
+    }
+
+    /// What an image does not tell stays as it was before.
+    pub(crate) fn follow(&mut self, before: &mut Self) {
+        self.places = std::mem::take(&mut before.places);
+        self.damage = std::mem::take(&mut before.damage);
+        self.unproven = before.unproven;
     }
 
     /// The segment at `base` has an index now, which tells of everything before `limit`.
@@ -344,6 +356,16 @@ impl Log {
         }
     }
 
+    /// A log as recovery found it.
+    pub(crate) fn recovered(id: LogId, name: LogName, state: LogState) -> Self {
+        Self {
+            id,
+            name,
+            state: RwLock::new(state),
+            watch: Watch::default(),
+        }
+    }
+
     /// The log as administration sees it: tail and writer epoch for who sees what lies
     /// below `published`.
     pub(crate) fn info(&self, tail_lsn: Lsn, durable: Position, published: Position) -> LogInfo {
@@ -374,9 +396,7 @@ pub(crate) struct Logs(RwLock<Tables>);
 #[derive(Default)]
 struct Tables {
     names: BTreeMap<LogName, Arc<Log>>,
-    /// Ids are the engine's own: nobody can choose them to collide. Hashed the same in every
-    /// run, so that a simulated one is.
-    ids: HashMap<LogId, Arc<Log>, foldhash::fast::FixedState>,
+    ids: HashMap<LogId, Arc<Log>, LogIdHash>,
     /// Those that are deleted.
     gone: BTreeMap<LogId, Arc<Log>>,
 }
@@ -384,6 +404,31 @@ struct Tables {
 /// Whoever goes through all logs holds the tables for so many at a time: meanwhile none can be
 /// created.
 const STEP: usize = 1024;
+
+/// Logs by name. Should two have one, it is the newer one's.
+fn by_name(logs: Vec<Arc<Log>>) -> BTreeMap<LogName, Arc<Log>> {
+    fn bytes(log: &Arc<Log>) -> &[u8] {
+        log.name.as_str().as_bytes()
+    }
+    let first = logs.first().map_or(&[][..], bytes);
+    let alike = |log| std::iter::zip(first, bytes(log)).take_while(|(a, b)| a == b);
+    let shared = logs.iter().map(|log| alike(log).count()).min().unwrap_or(0);
+    // Mostly these bytes tell which comes first, without a look at where the names are.
+    let key = |log: &Arc<Log>| {
+        let mut key = [0; 8];
+        std::iter::zip(&mut key, &bytes(log)[shared..]).for_each(|(to, byte)| *to = *byte);
+        u64::from_be_bytes(key)
+    };
+    let mut keyed: Vec<(u64, Arc<Log>)> =
+        logs.iter().map(|log| (key(log), Arc::clone(log))).collect();
+    keyed.sort_by(|(key, log), (other_key, other)| {
+        key.cmp(other_key)
+            .then_with(|| log.name.cmp(&other.name))
+            .then_with(|| log.id.cmp(&other.id))
+    });
+    let named = |(_, log): (u64, Arc<Log>)| (log.name.clone(), log);
+    keyed.into_iter().map(named).collect()
+}
 
 impl Tables {
     /// Frees the name of a log, if it is that one's.
@@ -398,21 +443,16 @@ impl Tables {
 impl Logs {
     /// All logs at once, those that are deleted without their names.
     pub(crate) fn of(logs: Vec<Arc<Log>>) -> Self {
-        let mut names = Vec::with_capacity(logs.len());
-        let mut gone = BTreeMap::new();
+        let (mut there, mut gone) = (Vec::with_capacity(logs.len()), BTreeMap::new());
         for log in &logs {
             if log.state.read().deleted {
                 gone.insert(log.id, Arc::clone(log));
             } else {
-                names.push((log.name.clone(), Arc::clone(log)));
+                there.push(Arc::clone(log));
             }
         }
-        // In order of their ids, too: should two have one name, it is the newer one's.
-        names.sort_by(|(name, log), (other_name, other)| {
-            name.cmp(other_name).then_with(|| log.id.cmp(&other.id))
-        });
         Self(RwLock::new(Tables {
-            names: names.into_iter().collect(),
+            names: by_name(there),
             ids: logs.into_iter().map(|log| (log.id, log)).collect(),
             gone,
         }))
@@ -450,29 +490,38 @@ impl Logs {
         self.0.read().names.len()
     }
 
-    /// Every log that has a name.
-    pub(crate) fn all(&self) -> Vec<Arc<Log>> {
-        self.0.read().names.values().cloned().collect()
+    /// Up to so many logs with names that start with `prefix`, in name order, after `after`.
+    fn step(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Arc<Log>> {
+        let start = match after {
+            Some(after) if after >= prefix => Bound::Excluded(after),
+            _ => Bound::Included(prefix),
+        };
+        self.0
+            .read()
+            .names
+            .range::<str, _>((start, Bound::Unbounded))
+            .take_while(|(name, _)| name.as_str().starts_with(prefix))
+            .take(limit.min(STEP))
+            .map(|(_, log)| Arc::clone(log))
+            .collect()
     }
 
-    /// Every log: by name, then those deleted, by id. Gathered step by step: of those created
-    /// or deleted meanwhile any may be in it.
-    pub(crate) fn all_known(&self) -> Vec<Arc<Log>> {
-        let mut named: Vec<Arc<Log>> = Vec::with_capacity(self.len());
+    /// Every log that has a name, by name. Gathered step by step: of those created or deleted
+    /// meanwhile any may be in it.
+    pub(crate) fn all(&self) -> Vec<Arc<Log>> {
+        let mut logs: Vec<Arc<Log>> = Vec::with_capacity(self.len());
         loop {
-            let after = named
-                .last()
-                .map_or(Bound::Unbounded, |log| Bound::Excluded(log.name.as_str()));
-            let before = named.len();
-            let tables = self.0.read();
-            let rest = tables.names.range::<str, _>((after, Bound::Unbounded));
-            let step: Vec<_> = rest.take(STEP).map(|(_, log)| Arc::clone(log)).collect();
-            drop(tables);
-            named.extend(step);
-            if named.len() == before {
-                break;
+            let step = self.step("", logs.last().map(|log| log.name.as_str()), STEP);
+            if step.is_empty() {
+                return logs;
             }
+            logs.extend(step);
         }
+    }
+
+    /// Every log: by name, then those deleted, by id. As for [`Logs::all`].
+    pub(crate) fn all_known(&self) -> Vec<Arc<Log>> {
+        let mut logs = self.all();
         let mut gone: Vec<Arc<Log>> = Vec::new();
         loop {
             let after = gone
@@ -488,11 +537,11 @@ impl Logs {
         }
         // One deleted meanwhile was met under its name.
         gone.retain(|log| {
-            let at = named.binary_search_by(|named| named.name.cmp(&log.name));
-            at.is_err() || at.is_ok_and(|at| named[at].id != log.id)
+            let met = logs.binary_search_by(|met| met.name.cmp(&log.name));
+            !met.is_ok_and(|at| logs[at].id == log.id)
         });
-        named.append(&mut gone);
-        named
+        logs.append(&mut gone);
+        logs
     }
 
     /// Up to `limit` logs with names that start with `prefix` and come after `after`,
@@ -504,18 +553,78 @@ impl Logs {
         limit: usize,
         visible: impl Fn(&Log) -> bool,
     ) -> Vec<Arc<Log>> {
-        let start = match after {
-            Some(after) if after >= prefix => Bound::Excluded(after),
-            _ => Bound::Included(prefix),
+        let mut page = Vec::new();
+        let mut step = self.step(prefix, after, limit);
+        while let Some(last) = step.last().cloned() {
+            let missing = limit - page.len();
+            page.extend(step.into_iter().filter(|log| visible(log)).take(missing));
+            if page.len() == limit {
+                break;
+            }
+            // Few are not visible: those created since the last flush.
+            step = self.step(prefix, Some(last.name.as_str()), limit);
+        }
+        page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_log_takes_few_bytes() {
+        // A million of them are to fit 512 MiB, with their names and the tables.
+        assert!(size_of::<Log>() <= 256, "{} bytes", size_of::<Log>());
+    }
+
+    fn log(number: u64) -> Arc<Log> {
+        let name = LogName::new(&format!("log/{number:05}")).unwrap();
+        let (config, time) = (LogConfig::default(), Timestamp::default());
+        let log = Log::new(LogId::new(number), name, config, time, Position::ZERO);
+        Arc::new(log)
+    }
+
+    fn numbers(logs: &[Arc<Log>]) -> Vec<u64> {
+        logs.iter().map(|log| log.id.get()).collect()
+    }
+
+    #[test]
+    fn all_logs_are_gathered_in_steps_and_pages_have_those_that_are_visible() {
+        let count = 3 * STEP as u64 + 7;
+        let logs: Vec<_> = (1..=count).rev().map(log).collect();
+        logs[0].state.write().deleted = true;
+        let table = Logs::of(logs);
+        assert_eq!(numbers(&table.all()), (1..count).collect::<Vec<_>>());
+        table.remove_name(&table.by_id(LogId::new(5)).unwrap());
+        table.remove_name(&table.by_id(LogId::new(4)).unwrap());
+        assert_eq!(table.len() as u64, count - 3);
+        let mut expected: Vec<u64> = (1..4).chain(6..count).collect();
+        assert_eq!(numbers(&table.all()), expected);
+        expected.extend([4, 5, count]);
+        assert_eq!(numbers(&table.all_known()), expected);
+        let few = table.page("log/", Some("log/00002"), 3, |log| log.id.get() % 1500 == 0);
+        assert_eq!(numbers(&few), [1500, 3000]);
+        let page = table.page("log/0300", None, 2, |log| log.id.get() > 3001);
+        assert_eq!(numbers(&page), [3002, 3003]);
+        assert_eq!(numbers(&table.page("log/1", None, 2, |_| true)), []);
+    }
+
+    #[test]
+    fn of_two_logs_with_one_name_the_newer_has_it() {
+        let name = LogName::new("log").unwrap();
+        let log = |number| {
+            let (config, time) = (LogConfig::default(), Timestamp::default());
+            Arc::new(Log::new(
+                LogId::new(number),
+                name.clone(),
+                config,
+                time,
+                Position::ZERO,
+            ))
         };
-        self.0
-            .read()
-            .names
-            .range::<str, _>((start, Bound::Unbounded))
-            .take_while(|(name, _)| name.as_str().starts_with(prefix))
-            .filter(|(_, log)| visible(log))
-            .take(limit)
-            .map(|(_, log)| Arc::clone(log))
-            .collect()
+        let table = Logs::of(vec![log(7), log(9), log(8)]);
+        assert_eq!(table.by_name("log").unwrap().id, LogId::new(9));
+        assert_eq!(table.by_id(LogId::new(7)).unwrap().id, LogId::new(7));
     }
 }

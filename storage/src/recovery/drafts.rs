@@ -5,9 +5,10 @@
 use std::sync::{Arc, LazyLock};
 
 use indexmap::IndexMap;
+use indexmap::map::Entry;
 
 use crate::codec;
-use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Image, NewRow, Place, Row, SealedIndex};
 use crate::journal::body::{self, Accepted, Closing, Created, CursorBody};
 use crate::journal::compress;
@@ -31,15 +32,34 @@ struct Draft {
 impl Draft {
     /// A log of which nothing is known yet.
     fn of(id: LogId) -> Self {
-        static UNNAMED: LazyLock<LogName> =
-            LazyLock::new(|| LogName::new("unnamed").expect("a plain name is valid"));
         let zero = Timestamp::default();
         let config = LogConfig::default();
         Self {
-            log: Arc::new(Log::new(id, UNNAMED.clone(), config, zero, Position::ZERO)),
+            log: Arc::new(Log::new(id, unnamed(), config, zero, Position::ZERO)),
             named: false,
             proven: Position::ZERO,
         }
+    }
+
+    /// A log that stands as its image tells.
+    fn of_image(mut image: Image) -> Self {
+        let (id, name) = (image.id, image.name.take());
+        let named = name.is_some();
+        let name = name.unwrap_or_else(unnamed);
+        Self {
+            log: Arc::new(Log::recovered(id, name, LogState::of_image(image))),
+            named,
+            proven: Position::ZERO,
+        }
+    }
+
+    /// What an image does not tell stays as it was before.
+    fn follow(&mut self, mut before: Self) {
+        if !self.named && before.named {
+            self.set_name(before.log.name.clone());
+        }
+        self.proven = self.proven.max(before.proven);
+        self.state().follow(before.state());
     }
 
     fn log(&mut self) -> &mut Log {
@@ -59,6 +79,13 @@ impl Draft {
         self.log().name = name;
         self.named = true;
     }
+}
+
+/// What stands for a name that is not known.
+fn unnamed() -> LogName {
+    static UNNAMED: LazyLock<LogName> =
+        LazyLock::new(|| LogName::new("unnamed").expect("a plain name is valid"));
+    UNNAMED.clone()
 }
 
 /// One frame, as far as it could be read.
@@ -83,9 +110,8 @@ struct Missing {
 /// Logs in the making.
 #[derive(Default)]
 pub(super) struct Drafts {
-    /// In the order in which they were met, which is that of memory, too. Ids are the engine's
-    /// own: nobody can choose them to collide.
-    logs: IndexMap<LogId, Draft, foldhash::fast::FixedState>,
+    /// In the order in which they were met, which is that of memory, too.
+    logs: IndexMap<LogId, Draft, LogIdHash>,
     missing: Vec<Missing>,
     /// The segment being applied, and the logs it touches.
     segment: Option<SegmentId>,
@@ -465,51 +491,64 @@ impl Drafts {
         closings
     }
 
+    /// So many logs more may come.
+    pub(super) fn reserve(&mut self, logs: usize) {
+        self.logs.reserve(logs);
+    }
+
     /// Applies a log's entry in a checkpoint.
     pub(super) fn apply_image(&mut self, image: Image) {
-        let draft = self.draft(image.id);
-        let state = draft.state();
-        state.become_image(&image);
-        state.chain = image.chain;
-        if let Some(name) = image.name {
-            draft.set_name(name);
+        self.put(Draft::of_image(image));
+    }
+
+    /// An image told of this log.
+    fn put(&mut self, draft: Draft) {
+        match self.logs.entry(draft.log.id) {
+            Entry::Vacant(entry) => {
+                entry.insert(draft);
+            }
+            Entry::Occupied(mut entry) => {
+                let before = std::mem::replace(entry.get_mut(), draft);
+                let draft = entry.get_mut();
+                draft.follow(before);
+            }
         }
     }
 
     /// Applies the index of a segment in place of its frames, if it goes on where the logs
     /// stand: that of a segment behind one that is lost, or was indexed differently, does not.
     pub(super) fn apply_index(&mut self, index: &SealedIndex) -> bool {
-        let images: Option<Vec<Image>> = index
-            .rows()
-            .map(|row| index.image(&row).filter(|image| self.fits(&row, image)))
-            .collect();
-        let Some(images) = images else { return false };
-        for (row, image) in index.rows().zip(images) {
-            let entries = index.entries(&row);
-            let newest = entries.len().checked_sub(1).and_then(|at| entries.get(at));
-            let told = newest.map_or(image.created_end, |place| place.end());
-            let draft = self.draft(row.log_id);
-            draft.proven = draft.proven.max(told);
-            let state = draft.state();
-            state.become_image(&image);
-            state.chain.push(index.base);
-            if let Some(name) = image.name {
-                draft.set_name(name);
+        let mut drafts = Vec::with_capacity(index.rows().len());
+        for row in index.rows() {
+            match self.next_draft(index, &row) {
+                Some(draft) => drafts.push(draft),
+                None => return false,
             }
         }
+        self.reserve(drafts.len());
+        drafts.into_iter().for_each(|draft| self.put(draft));
         true
     }
 
-    /// Whether what an index says of a log goes on where that stands.
-    fn fits(&self, row: &Row, image: &Image) -> bool {
-        let (next, below) = self
-            .logs
-            .get(&row.log_id)
-            .map_or((Lsn::ZERO, None), |draft| {
-                let state = draft.log.state.read();
-                (state.next, state.chain.below_next())
-            });
-        image.id == row.log_id && row.first_lsn == next && row.below == below
+    /// A log as an index tells of it, if that goes on where it stands.
+    fn next_draft(&self, index: &SealedIndex, row: &Row) -> Option<Draft> {
+        let mut image = index.image(row).filter(|image| image.id == row.log_id)?;
+        let mut next = Lsn::ZERO;
+        if let Some(before) = self.logs.get(&row.log_id) {
+            let state = before.log.state.read();
+            next = state.next;
+            image.chain = state.chain.clone();
+        }
+        if row.first_lsn != next || row.below != image.chain.below_next() {
+            return None;
+        }
+        image.chain.push(index.base);
+        let entries = index.entries(row);
+        let newest = entries.len().checked_sub(1).and_then(|at| entries.get(at));
+        let told = newest.map_or(image.created_end, |place| place.end());
+        let mut draft = Draft::of_image(image);
+        draft.proven = told;
+        Some(draft)
     }
 
     /// Builds the index of the segment whose frames were just applied; from then on it
@@ -525,18 +564,20 @@ impl Drafts {
         if self.segment.replace(life.id) != Some(life.id) {
             self.touched.clear();
         }
-        let mut rows = Vec::with_capacity(self.touched.len());
-        for id in std::mem::take(&mut self.touched) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        let rows = touched.into_iter().map(|id| {
             let draft = self.draft(id);
             let name = draft.name().cloned();
             let state = draft.state();
-            rows.push(NewRow {
+            let row = NewRow {
                 image: state.image(id, name),
                 places: state.places.within(base, limit).to_vec(),
                 below: state.chain.below_next(),
-            });
+            };
             state.seal(base, limit);
-        }
+            row
+        });
         SealedIndex::build(life, base, end, chain, rows)
     }
 

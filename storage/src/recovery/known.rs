@@ -40,6 +40,7 @@ impl Recovered {
                 }
             };
             let mut drafts = Drafts::new(self.drafts.producer_window());
+            drafts.reserve(checkpoint::count_logs(&bytes));
             let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
             let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) else {
                 continue;
