@@ -17,13 +17,14 @@
 //! | 13 | what the expiry clock showed |
 
 use std::io;
+use std::sync::Arc;
 
 use crate::backup::Backups;
 use crate::directory;
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, DiskFile, read_whole};
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::Image;
-use crate::journal::frame::crc32c;
+use crate::journal::frame::{RunningCrc, crc32c};
 use crate::journal::segment::Life;
 use crate::known_bad::{self, Mistake};
 use crate::wire::{self, Value};
@@ -34,6 +35,8 @@ const VERSION: u32 = 1;
 const HEADER: usize = 12;
 /// So many are kept: the second serves if the first is damaged.
 const KEPT: usize = 2;
+/// Written at a time.
+const PIECE: usize = 1 << 20;
 
 /// A sealed segment, as a checkpoint tells of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,16 +68,26 @@ pub(crate) struct Summary {
     pub(crate) segments: Vec<SegmentEntry>,
 }
 
-/// A checkpoint that is being put together.
-pub(crate) struct Writer {
+/// A checkpoint that is being written, piece by piece: one of a million logs is large. The file
+/// goes if it is not finished.
+pub(crate) struct Writer<'a> {
+    disk: &'a dyn Disk,
     last: SegmentId,
+    file: Arc<dyn DiskFile>,
+    /// Bytes written, and their checksum.
+    written: u64,
+    crc: RunningCrc,
+    /// What is to be written next.
     out: Vec<u8>,
     part: Vec<u8>,
+    finished: bool,
 }
 
-impl Writer {
-    pub(crate) fn new(summary: &Summary) -> Self {
-        let mut out = Vec::with_capacity(4096 + summary.segments.len() * 48);
+impl<'a> Writer<'a> {
+    /// Begins a file under a name that no start looks at.
+    pub(crate) fn new(disk: &'a dyn Disk, summary: &Summary) -> io::Result<Self> {
+        let file = create_anew(disk, &new_path(summary.last))?;
+        let mut out = Vec::new();
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
         let (low, high) = halves(summary.store_id);
@@ -107,14 +120,19 @@ impl Writer {
             part.extend_from_slice(&segment.life.salt.to_le_bytes());
             wire::put_bytes(&mut out, 11, &part);
         }
-        Self {
+        Ok(Self {
+            disk,
             last: summary.last,
+            file,
+            written: 0,
+            crc: RunningCrc::default(),
             out,
             part,
-        }
+            finished: false,
+        })
     }
 
-    pub(crate) fn add(&mut self, image: &Image) {
+    pub(crate) fn add(&mut self, image: &Image) -> io::Result<()> {
         self.part.clear();
         if known_bad::makes(Mistake::ProducersNotInCheckpoint) {
             let extras = None;
@@ -127,38 +145,67 @@ impl Writer {
             image.encode(&mut self.part);
         }
         wire::put_bytes(&mut self.out, 12, &self.part);
+        if self.out.len() < PIECE {
+            return Ok(());
+        }
+        self.crc.feed(&self.out);
+        self.write_out()
+    }
+
+    fn write_out(&mut self) -> io::Result<()> {
+        self.file.write_all_at(&self.out, self.written)?;
+        self.written += self.out.len() as u64;
+        self.out.clear();
+        Ok(())
     }
 
     /// Puts the file in place, durably, and removes those that are not kept any longer.
     /// Returns how many bytes it has.
-    pub(crate) fn write(mut self, disk: &dyn Disk, backups: &Backups) -> io::Result<u64> {
-        let crc = crc32c(&self.out);
+    pub(crate) fn finish(mut self, backups: &Backups) -> io::Result<u64> {
+        self.crc.feed(&self.out);
+        let crc = self.crc.value();
         self.out.extend_from_slice(&crc.to_le_bytes());
-        let (new, path) = (format!("{DIRECTORY}/{}.new", self.last), path(self.last));
-        replace(disk, &new, &path, &self.out)?;
-        disk.sync_directory(DIRECTORY)?;
-        let mut ids = list(disk)?;
+        self.write_out()?;
+        self.file.sync()?;
+        self.disk.rename(&new_path(self.last), &path(self.last))?;
+        self.finished = true;
+        self.disk.sync_directory(DIRECTORY)?;
+        let mut ids = list(self.disk)?;
         let kept = ids.split_off(ids.len().saturating_sub(KEPT));
-        for name in disk.list(DIRECTORY)? {
+        for name in self.disk.list(DIRECTORY)? {
             // What a crash left half written goes too.
             if id_of(&name).is_none_or(|id| !kept.contains(&id)) {
                 backups.remove(&format!("{DIRECTORY}/{name}"))?;
             }
         }
-        Ok(self.out.len() as u64)
+        Ok(self.written)
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Half a file helps nobody; if this fails too, the next one removes it.
+            let _gone = self.disk.remove(&new_path(self.last));
+        }
+    }
+}
+
+/// Creates an empty file; one that a crash left there goes.
+fn create_anew(disk: &dyn Disk, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+    match disk.create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            disk.remove(path)?;
+            disk.create(path)
+        }
+        other => other,
     }
 }
 
 /// Writes a file under a name of its own and moves it to its place, both flushed but not
 /// the directory.
 pub(crate) fn replace(disk: &dyn Disk, new: &str, path: &str, bytes: &[u8]) -> io::Result<()> {
-    let file = match disk.create(new) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            disk.remove(new)?;
-            disk.create(new)?
-        }
-        other => other?,
-    };
+    let file = create_anew(disk, new)?;
     let written = file.write_all_at(bytes, 0).and_then(|()| file.sync());
     if let Err(error) = written {
         // Half a file helps nobody; if this fails too, the next try removes it.
@@ -166,6 +213,11 @@ pub(crate) fn replace(disk: &dyn Disk, new: &str, path: &str, bytes: &[u8]) -> i
         return Err(error);
     }
     disk.rename(new, path)
+}
+
+/// Name of a checkpoint that is not whole.
+fn new_path(last: SegmentId) -> String {
+    format!("{DIRECTORY}/{last}.new")
 }
 
 /// Name of a checkpoint.
@@ -220,6 +272,14 @@ pub(crate) fn read(disk: &dyn Disk, last: SegmentId) -> io::Result<Option<Vec<u8
     let length = whole.len();
     bytes.truncate(length);
     Ok(good.then_some(bytes))
+}
+
+/// How many logs what [`read`] returned tells of.
+pub(crate) fn count_logs(bytes: &[u8]) -> usize {
+    let fields = wire::fields(bytes.get(HEADER..).unwrap_or(&[]));
+    fields
+        .filter(|field| matches!(field, Some((12, _))))
+        .count()
 }
 
 /// Reads what [`read`] returned; each log is given to `log`.
@@ -346,10 +406,10 @@ mod tests {
                 last: SegmentId::new(last),
                 ..summary()
             };
-            let mut writer = Writer::new(&summary);
-            writer.add(&image(1));
-            writer.add(&image(2));
-            writer.write(&disk, &backups).unwrap();
+            let mut writer = Writer::new(&disk, &summary).unwrap();
+            writer.add(&image(1)).unwrap();
+            writer.add(&image(2)).unwrap();
+            writer.finish(&backups).unwrap();
         }
         assert_eq!(list(&disk).unwrap(), [8, 9].map(SegmentId::new));
         let bytes = read(&disk, SegmentId::new(9)).unwrap().unwrap();

@@ -2,6 +2,7 @@
 //! taken for a position and a position never for a file offset.
 
 use std::fmt;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 /// Number of one record in one log: 0 for the first record ever appended, then
@@ -133,6 +134,34 @@ impl LogId {
 
     /// The plain number.
     pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+/// Tables of log ids. Ids are the engine's own, given out one after the other: nobody can choose
+/// them to collide, and those that come one after the other lie so in a table, too.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LogIdHash(u64);
+
+impl BuildHasher for LogIdHash {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl Hasher for LogIdHash {
+    fn write_u64(&mut self, id: u64) {
+        // Tables find their place by the low bits, and tell what they find by the highest.
+        self.0 = id ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15) & 0xFFFF << 48;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("an id is one number");
+    }
+
+    fn finish(&self) -> u64 {
         self.0
     }
 }
@@ -323,6 +352,10 @@ fn check_name(name: &str) -> Result<(), InvalidName> {
     }
     if name.len() > MAX_LOG_NAME_BYTES {
         return Err(InvalidName::TooLong { bytes: name.len() });
+    }
+    // Most names: a start checks those of all logs.
+    if name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return Ok(());
     }
     match name.chars().find(|c| c.is_control()) {
         Some(character) => Err(InvalidName::ControlCharacter { character }),

@@ -221,24 +221,24 @@ impl Core {
             next_log_counter,
             arrival,
             expiry,
-            logs,
+            mut logs,
         } = sealed;
         let (from, limit) = (segment.first(), segment.limit());
-        let mut rows = Vec::with_capacity(logs.len());
+        logs.sort_unstable_by_key(|(log, _)| log.id);
         let mut touched = Vec::with_capacity(logs.len());
-        for (log, image) in logs {
+        let rows = logs.into_iter().map(|(log, image)| {
             let (places, below) = {
                 let state = log.state.read();
                 let places = state.places.within(from, limit).to_vec();
                 (places, state.chain.below_next())
             };
-            rows.push(NewRow {
+            touched.push(log);
+            NewRow {
                 image,
                 places,
                 below,
-            });
-            touched.push(log);
-        }
+            }
+        });
         let index = SealedIndex::build(&segment.life, segment.base, end, chain, rows);
         let index = Arc::new(index);
         self.indexes.pin(Arc::clone(&index));
@@ -320,7 +320,7 @@ impl Core {
             return Ok(());
         };
         let started = self.journal.clock.monotonic();
-        let mut writer = Writer::new(&self.summary(newest, ends));
+        let mut writer = Writer::new(&*self.disk, &self.summary(newest, ends))?;
         for log in self.logs.all_known() {
             let image = {
                 let state = log.state.read();
@@ -336,7 +336,7 @@ impl Core {
                 }
             };
             match image {
-                Ok(image) => writer.add(&image),
+                Ok(image) => writer.add(&image)?,
                 // It has moved on: the newest index that tells of it knows how it stood.
                 Err(chain) => {
                     let row = chain.newest().and_then(|base| {
@@ -347,14 +347,14 @@ impl Core {
                         index.image(&index.row(log.id)?)
                     });
                     match row {
-                        Some(image) => writer.add(&Image { chain, ..image }),
+                        Some(image) => writer.add(&Image { chain, ..image })?,
                         // Its index is damaged: the next start finds that out.
                         None => return Ok(()),
                     }
                 }
             }
         }
-        progress.checkpoint_bytes = writer.write(&*self.disk, &self.backups)?;
+        progress.checkpoint_bytes = writer.finish(&self.backups)?;
         progress.since_checkpoint = 0;
         let took = self.journal.clock.monotonic().duration_since(started);
         self.journal.observer.checkpoint(took);

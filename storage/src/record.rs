@@ -3,7 +3,7 @@
 //! A stored body is the protobuf encoding of `wald.v1.RecordBatch.records`, field 3:
 //! what is stored is what a reader is sent.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -309,6 +309,19 @@ pub struct LogConfig {
     pub compression: Option<Compression>,
     /// Largest record of this log, bytes; at most the server's limit.
     pub max_record_bytes: Option<u32>,
+}
+
+impl LogConfig {
+    /// To be shared by whoever has these settings: those of nearly all logs, which say
+    /// nothing, are one for all of them.
+    pub(crate) fn shared(self) -> Arc<Self> {
+        static SERVERS: LazyLock<Arc<LogConfig>> = LazyLock::new(Arc::default);
+        if self == **SERVERS {
+            Arc::clone(&SERVERS)
+        } else {
+            Arc::new(self)
+        }
+    }
 }
 
 /// A log as administration sees it.

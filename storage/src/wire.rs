@@ -58,6 +58,11 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
 
 /// Takes one varint off the front.
 pub(crate) fn take_varint(input: &mut &[u8]) -> Option<u64> {
+    if let [byte @ ..0x80, rest @ ..] = *input {
+        // Keys, and most of what is counted.
+        *input = rest;
+        return Some(u64::from(*byte));
+    }
     let mut value = 0u64;
     for shift in (0..70).step_by(7) {
         let (&byte, rest) = input.split_first()?;

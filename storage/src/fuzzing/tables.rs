@@ -40,10 +40,11 @@ pub fn checkpoint(data: &[u8]) {
     // A log takes two bytes at least.
     assert!(images.len() * 2 <= file.len() && summary.segments.len() * 2 <= file.len());
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
-    let mut writer = Writer::new(&summary);
-    images.iter().for_each(|image| writer.add(image));
+    let mut writer = Writer::new(&*disk, &summary).expect("there is space");
+    let written = images.iter().try_for_each(|image| writer.add(image));
+    written.expect("there is space");
     let backups = Backups::new(Arc::clone(&disk));
-    writer.write(&*disk, &backups).expect("there is space");
+    writer.finish(&backups).expect("there is space");
     let whole = checkpoint::read(&*disk, summary.last).expect("it is there");
     let mut again = Vec::new();
     let read = checkpoint::decode(&whole.expect("it is whole"), |image| again.push(image));

@@ -1,6 +1,8 @@
 //! Places of one log's frames in segments that have no index yet, in memory: found by
 //! binary search.
 
+use thin_vec::ThinVec;
+
 use crate::ids::{Lsn, Position};
 
 /// Where one frame of a log is.
@@ -23,9 +25,10 @@ impl Place {
     }
 }
 
-/// The places of one log, in order of both lsn and position.
+/// The places of one log, in order of both lsn and position. One word where there are none:
+/// an idle log has none.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Places(Vec<Place>);
+pub(crate) struct Places(ThinVec<Place>);
 
 impl Places {
     /// Adds the newest frame.
@@ -73,7 +76,7 @@ impl Places {
         let count = self.0.partition_point(|place| place.position < position);
         if count == self.0.len() {
             // An idle log keeps nothing.
-            self.0 = Vec::new();
+            self.0 = ThinVec::new();
         } else {
             self.0.drain(..count);
         }

@@ -6,6 +6,8 @@
 //! in the segments' index files, each of which points to the roots it was put on top of.
 //! Nothing of it grows with history in memory, and no index file is ever changed.
 
+use smallvec::SmallVec;
+
 use crate::ids::Position;
 
 /// A row in the index of one segment, with all that hangs below it.
@@ -24,14 +26,15 @@ pub(crate) struct Below {
     pub(crate) older: Position,
 }
 
-/// The rows of one log, the newest last.
+/// The rows of one log, the newest last. Most logs of a million lie in one segment: for them
+/// nothing is allocated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Chain(Vec<Node>);
+pub(crate) struct Chain(SmallVec<[Node; 1]>);
 
 impl Chain {
-    /// The chain of which these are the roots, the oldest first.
-    pub(crate) fn of(roots: Vec<Node>) -> Self {
-        Self(roots)
+    /// Adds a root that was read; the oldest comes first.
+    pub(crate) fn put_root(&mut self, root: Node) {
+        self.0.push(root);
     }
 
     pub(crate) fn roots(&self) -> &[Node] {
@@ -61,10 +64,6 @@ impl Chain {
             && let (Some(newer), Some(older)) = (self.0.pop(), self.0.pop())
         {
             size += newer.size + older.size;
-        }
-        if self.0.is_empty() {
-            // Most logs of a million lie in one segment.
-            self.0.reserve_exact(1);
         }
         self.0.push(Node { base, size });
     }

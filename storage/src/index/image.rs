@@ -90,7 +90,7 @@ impl Image {
             update_time: Timestamp::default(),
             stored_bytes: 0,
             deleted: false,
-            config: Arc::default(),
+            config: LogConfig::default().shared(),
             touched_in: None,
             created_in: None,
             chain: Chain::default(),
@@ -114,7 +114,7 @@ impl Image {
                 (9, Value::Varint(end)) => image.last_end = Position::new(end),
                 (10, Value::Varint(bytes)) => image.stored_bytes = bytes,
                 (11, Value::Varint(flag)) => image.deleted = flag != 0,
-                (12, Value::Bytes(config)) => image.config = Arc::new(body::config(config)?),
+                (12, Value::Bytes(config)) => image.config = body::config(config)?.shared(),
                 (13, Value::Varint(id)) => image.touched_in = segment(id),
                 (14, Value::Varint(id)) => image.created_in = segment(id),
                 (15, Value::Bytes(roots)) => image.chain = chain(roots)?,
@@ -139,15 +139,14 @@ pub(crate) fn stored_bytes(input: &[u8]) -> Option<u64> {
 }
 
 fn chain(mut input: &[u8]) -> Option<Chain> {
-    let mut roots = Vec::new();
+    let mut chain = Chain::default();
     while !input.is_empty() {
-        roots.push(Node {
+        chain.put_root(Node {
             base: Position::new(wire::take_varint(&mut input)?),
             size: u32::try_from(wire::take_varint(&mut input)?).ok()?,
         });
     }
-    roots.shrink_to_fit();
-    Some(Chain::of(roots))
+    Some(chain)
 }
 
 #[cfg(test)]

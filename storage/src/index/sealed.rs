@@ -93,7 +93,8 @@ pub(crate) struct SealedIndex {
 }
 
 impl SealedIndex {
-    /// Puts the index of a segment together.
+    /// Puts the index of a segment together, of rows by log id: one at a time, since there may
+    /// be hundreds of thousands.
     ///
     /// # Panics
     /// Never for a segment of at most 4 GiB: what is in it is counted in 32 bits.
@@ -102,25 +103,13 @@ impl SealedIndex {
         base: Position,
         end: Position,
         chain: u32,
-        mut rows: Vec<NewRow>,
+        new: impl IntoIterator<Item = NewRow>,
     ) -> Self {
-        rows.sort_unstable_by_key(|row| row.image.id);
         let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
-        let entries: usize = rows.iter().map(|row| row.places.len()).sum();
-        let mut out = Vec::with_capacity(HEADER + rows.len() * (ROW + 64) + entries * ENTRY);
-        out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&0u32.to_le_bytes());
-        for number in [life.id.get(), life.salt, base.get(), end.get()] {
-            out.extend_from_slice(&number.to_le_bytes());
-        }
-        for number in [chain, count(rows.len()), count(entries), 0] {
-            out.extend_from_slice(&number.to_le_bytes());
-        }
-        debug_assert_eq!(out.len(), HEADER);
-        let mut images = Vec::new();
-        let mut entry = 0;
-        for row in &mut rows {
+        let (mut rows, mut entries, mut images) = (Vec::new(), Vec::new(), Vec::new());
+        let mut before = None;
+        for mut row in new {
+            debug_assert!(before.replace(row.image.id) < Some(row.image.id));
             let image_at = images.len();
             // The chain is what the rows themselves are.
             row.image.chain = Chain::default();
@@ -138,28 +127,37 @@ impl SealedIndex {
                 row.below.map_or(NONE, |below| below.newer.get()),
                 row.below.map_or(NONE, |below| below.older.get()),
             ] {
-                out.extend_from_slice(&number.to_le_bytes());
+                rows.extend_from_slice(&number.to_le_bytes());
             }
+            let first_entry = entries.len() / ENTRY;
             let image_bytes = images.len() - image_at;
-            for number in [entry, row.places.len(), image_at, image_bytes] {
-                out.extend_from_slice(&count(number).to_le_bytes());
+            for number in [first_entry, row.places.len(), image_at, image_bytes] {
+                rows.extend_from_slice(&count(number).to_le_bytes());
             }
-            entry += row.places.len();
-        }
-        for row in &rows {
-            let first = row
-                .places
-                .first()
-                .map_or(Lsn::ZERO, |place| place.first_lsn);
             for place in &row.places {
                 let offset = u32::try_from(place.position.since(base)).unwrap_or(u32::MAX);
                 let lsn = u32::try_from(place.first_lsn.since(first)).unwrap_or(u32::MAX);
                 for number in [offset, lsn, place.count, place.frame_len] {
-                    out.extend_from_slice(&number.to_le_bytes());
+                    entries.extend_from_slice(&number.to_le_bytes());
                 }
             }
         }
-        out.extend_from_slice(&images);
+        let bytes = HEADER + rows.len() + entries.len() + images.len() + 4;
+        let mut out = Vec::with_capacity(bytes);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&0u32.to_le_bytes());
+        for number in [life.id.get(), life.salt, base.get(), end.get()] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        let counts = (rows.len() / ROW, entries.len() / ENTRY);
+        for number in [chain, count(counts.0), count(counts.1), 0] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        debug_assert_eq!(out.len(), HEADER);
+        for part in [rows, entries, images] {
+            out.extend_from_slice(&part);
+        }
         let crc = crc32c(&out);
         out.extend_from_slice(&crc.to_le_bytes());
         Self {
@@ -169,8 +167,8 @@ impl SealedIndex {
             base,
             end,
             chain,
-            rows: rows.len(),
-            entries,
+            rows: counts.0,
+            entries: counts.1,
             partial: false,
         }
     }
@@ -247,7 +245,7 @@ impl SealedIndex {
     }
 
     /// All rows, by log id.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = Row> + '_ {
+    pub(crate) fn rows(&self) -> impl ExactSizeIterator<Item = Row> + '_ {
         (0..self.rows).map(|index| self.row_at(index))
     }
 
@@ -354,7 +352,7 @@ mod tests {
             store_id: 1,
         };
         let base = Position::new(1 << 33);
-        let rows = [5u64, 2, 9].map(|id| {
+        let rows = [2u64, 5, 9].map(|id| {
             let mut bytes = Vec::new();
             crate::wire::put_uint(&mut bytes, 1, id);
             crate::wire::put_uint(&mut bytes, 3, 100 + id);
@@ -373,7 +371,7 @@ mod tests {
                 }),
             }
         });
-        SealedIndex::build(&life, base, base.advance(60_000), 77, rows.into())
+        SealedIndex::build(&life, base, base.advance(60_000), 77, rows)
     }
 
     #[test]

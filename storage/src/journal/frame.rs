@@ -183,20 +183,33 @@ pub(crate) fn salted_crc32c(salt: u64, bytes: &[u8]) -> u32 {
     low32(digest.finalize())
 }
 
-/// A running CRC-32C of a file whose last four bytes are that of all before.
-pub(crate) struct Crc {
-    digest: crc_fast::Digest,
-    /// The last bytes so far, up to four.
-    last: Vec<u8>,
+/// A running CRC-32C.
+pub(crate) struct RunningCrc(crc_fast::Digest);
+
+impl Default for RunningCrc {
+    fn default() -> Self {
+        Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
+    }
 }
 
-impl Default for Crc {
-    fn default() -> Self {
-        Self {
-            digest: crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi),
-            last: Vec::new(),
-        }
+impl RunningCrc {
+    /// Takes the next bytes.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
     }
+
+    /// That of all bytes so far.
+    pub(crate) fn value(&self) -> u32 {
+        low32(self.0.finalize())
+    }
+}
+
+/// A running CRC-32C of a file whose last four bytes are that of all before.
+#[derive(Default)]
+pub(crate) struct Crc {
+    before: RunningCrc,
+    /// The last bytes so far, up to four.
+    last: Vec<u8>,
 }
 
 impl Crc {
@@ -207,13 +220,13 @@ impl Crc {
         let passed = self.last.len().saturating_sub(4);
         // Of what was last before, all that has four bytes or more behind it.
         let passed: Vec<u8> = self.last.drain(..passed).collect();
-        self.digest.update(&passed);
-        self.digest.update(front);
+        self.before.feed(&passed);
+        self.before.feed(front);
     }
 
     /// Whether nothing more comes and the checksum is right.
     pub(crate) fn is_good(&self) -> bool {
-        self.last == low32(self.digest.finalize()).to_le_bytes()
+        self.last == self.before.value().to_le_bytes()
     }
 }
 

@@ -8,10 +8,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use thin_vec::ThinVec;
+
 use super::extras::{Extras, ExtrasImage};
 use crate::sync::RwLock;
 
-use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Chain, Image, Place, Places};
 use crate::record::{Compression, LogConfig, LogInfo};
 use crate::watch::{Watch, Watched};
@@ -71,7 +73,8 @@ impl TrimBy {
     }
 }
 
-/// One log.
+/// One log. There may be a million of them, nearly all idle: what few of them have lies behind
+/// a pointer.
 pub(crate) struct Log {
     pub(crate) id: LogId,
     pub(crate) name: LogName,
@@ -103,7 +106,7 @@ pub(crate) struct LogState {
     /// Where it begins, as far as trims are on the device.
     kept: Kept,
     /// Trims on their way there: end of the frame, where the log begins after it.
-    trims: Vec<(Position, Kept)>,
+    trims: ThinVec<(Position, Kept)>,
     /// Records in memory only (sync mode `manual`).
     pub(crate) buffered: Option<Box<Buffered>>,
     pub(crate) config: Arc<LogConfig>,
@@ -113,7 +116,7 @@ pub(crate) struct LogState {
     pub(crate) update_time: Timestamp,
     pub(crate) stored_bytes: u64,
     /// Lsns that are lost to damage, in order: from, to (exclusive).
-    pub(crate) damage: Vec<(Lsn, Lsn)>,
+    pub(crate) damage: ThinVec<(Lsn, Lsn)>,
     /// Damage may have taken records at and beyond `next`.
     pub(crate) unproven: bool,
     pub(crate) deleted: bool,
@@ -259,7 +262,7 @@ impl LogState {
         }
         self.damage.push((from, to));
         self.damage.sort_unstable();
-        let mut merged: Vec<(Lsn, Lsn)> = Vec::with_capacity(self.damage.len());
+        let mut merged: ThinVec<(Lsn, Lsn)> = ThinVec::with_capacity(self.damage.len());
         for (from, to) in self.damage.drain(..) {
             match merged.last_mut() {
                 Some(last) if from <= last.1 => last.1 = last.1.max(to),
@@ -330,25 +333,38 @@ impl LogState {
         }
     }
 
-    /// Becomes what an image of a later time tells; damage stays known.
-    pub(crate) fn become_image(&mut self, image: &Image) {
-        self.next = image.next;
-        self.kept = image.kept;
-        self.trims.clear();
-        self.last_time = image.last_time;
-        self.created_end = image.created_end;
-        self.last_end = image.last_end;
-        self.create_time = image.create_time;
-        self.update_time = image.update_time;
-        self.stored_bytes = image.stored_bytes;
-        self.deleted = image.deleted;
-        self.config = Arc::clone(&image.config);
-        self.touched_in = image.touched_in;
-        self.created_in = image.created_in;
-        self.extras = image
-            .extras
-            .as_deref()
-            .map(|extras| Box::new(Extras::from(extras)));
+    /// A log that stands as its image tells.
+    pub(crate) fn of_image(image: Image) -> Self {
+        let extras = image.extras.as_deref();
+        Self {
+            next: image.next,
+            last_time: image.last_time,
+            created_end: image.created_end,
+            last_end: image.last_end,
+            places: Places::default(),
+            chain: image.chain,
+            kept: image.kept,
+            trims: ThinVec::new(),
+            buffered: None,
+            config: image.config,
+            extras: extras.map(|extras| Box::new(Extras::from(extras))),
+            create_time: image.create_time,
+            update_time: image.update_time,
+            stored_bytes: image.stored_bytes,
+            damage: ThinVec::new(),
+            unproven: false,
+            deleted: image.deleted,
+            ages_at: 0,
+            touched_in: image.touched_in,
+            created_in: image.created_in,
+        }
+    }
+
+    /// What an image does not tell stays as it was before.
+    pub(crate) fn follow(&mut self, before: &mut Self) {
+        self.places = std::mem::take(&mut before.places);
+        self.damage = std::mem::take(&mut before.damage);
+        self.unproven = before.unproven;
     }
 
     /// The segment at `base` has an index now, which tells of everything before `limit`.
@@ -402,14 +418,14 @@ impl Log {
                 places: Places::default(),
                 chain: Chain::default(),
                 kept: Kept::default(),
-                trims: Vec::new(),
+                trims: ThinVec::new(),
                 buffered: None,
-                config: Arc::new(config),
+                config: config.shared(),
                 extras: None,
                 create_time,
                 update_time: create_time,
                 stored_bytes: 0,
-                damage: Vec::new(),
+                damage: ThinVec::new(),
                 unproven: false,
                 deleted: false,
                 ages_at: 0,
@@ -461,11 +477,68 @@ pub(crate) struct Logs(RwLock<Tables>);
 #[derive(Default)]
 struct Tables {
     names: BTreeMap<LogName, Arc<Log>>,
-    /// Hashed the same in every run, so that checkpoints list logs in the same order.
-    ids: HashMap<LogId, Arc<Log>, foldhash::fast::FixedState>,
+    ids: HashMap<LogId, Arc<Log>, LogIdHash>,
+    /// Those that are deleted.
+    gone: BTreeMap<LogId, Arc<Log>>,
+}
+
+/// Whoever goes through all logs holds the tables for so many at a time: meanwhile none can be
+/// created.
+const STEP: usize = 1024;
+
+/// Logs by name. Should two have one, it is the newer one's.
+fn by_name(logs: Vec<Arc<Log>>) -> BTreeMap<LogName, Arc<Log>> {
+    fn bytes(log: &Arc<Log>) -> &[u8] {
+        log.name.as_str().as_bytes()
+    }
+    let first = logs.first().map_or(&[][..], bytes);
+    let alike = |log| std::iter::zip(first, bytes(log)).take_while(|(a, b)| a == b);
+    let shared = logs.iter().map(|log| alike(log).count()).min().unwrap_or(0);
+    // Mostly these bytes tell which comes first, without a look at where the names are.
+    let key = |log: &Arc<Log>| {
+        let mut key = [0; 8];
+        std::iter::zip(&mut key, &bytes(log)[shared..]).for_each(|(to, byte)| *to = *byte);
+        u64::from_be_bytes(key)
+    };
+    let mut keyed: Vec<(u64, Arc<Log>)> =
+        logs.iter().map(|log| (key(log), Arc::clone(log))).collect();
+    keyed.sort_by(|(key, log), (other_key, other)| {
+        key.cmp(other_key)
+            .then_with(|| log.name.cmp(&other.name))
+            .then_with(|| log.id.cmp(&other.id))
+    });
+    let named = |(_, log): (u64, Arc<Log>)| (log.name.clone(), log);
+    keyed.into_iter().map(named).collect()
+}
+
+impl Tables {
+    /// Frees the name of a log, if it is that one's.
+    fn take_name(&mut self, log: &Log) {
+        let named = self.names.get(&log.name);
+        if named.is_some_and(|named| named.id == log.id) {
+            self.names.remove(&log.name);
+        }
+    }
 }
 
 impl Logs {
+    /// All logs at once, those that are deleted without their names.
+    pub(crate) fn of(logs: Vec<Arc<Log>>) -> Self {
+        let (mut there, mut gone) = (Vec::with_capacity(logs.len()), BTreeMap::new());
+        for log in &logs {
+            if log.state.read().deleted {
+                gone.insert(log.id, Arc::clone(log));
+            } else {
+                there.push(Arc::clone(log));
+            }
+        }
+        Self(RwLock::new(Tables {
+            names: by_name(there),
+            ids: logs.into_iter().map(|log| (log.id, log)).collect(),
+            gone,
+        }))
+    }
+
     pub(crate) fn by_name(&self, name: &str) -> Option<Arc<Log>> {
         self.0.read().names.get(name).cloned()
     }
@@ -482,20 +555,16 @@ impl Logs {
 
     /// Takes out a log whose creation was taken back.
     pub(crate) fn remove(&self, log: &Log) {
-        self.remove_name(log);
-        self.0.write().ids.remove(&log.id);
+        let mut tables = self.0.write();
+        tables.take_name(log);
+        tables.ids.remove(&log.id);
     }
 
     /// Takes the name from a deleted log; its identity stays known.
-    pub(crate) fn remove_name(&self, log: &Log) {
+    pub(crate) fn remove_name(&self, log: &Arc<Log>) {
         let mut tables = self.0.write();
-        if tables
-            .names
-            .get(&log.name)
-            .is_some_and(|named| named.id == log.id)
-        {
-            tables.names.remove(&log.name);
-        }
+        tables.take_name(log);
+        tables.gone.insert(log.id, Arc::clone(log));
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -524,14 +593,58 @@ impl Logs {
         last.cloned()
     }
 
-    /// Every log that has a name.
-    pub(crate) fn all(&self) -> Vec<Arc<Log>> {
-        self.0.read().names.values().cloned().collect()
+    /// Up to so many logs with names that start with `prefix`, in name order, after `after`.
+    fn step(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Arc<Log>> {
+        let start = match after {
+            Some(after) if after >= prefix => Bound::Excluded(after),
+            _ => Bound::Included(prefix),
+        };
+        self.0
+            .read()
+            .names
+            .range::<str, _>((start, Bound::Unbounded))
+            .take_while(|(name, _)| name.as_str().starts_with(prefix))
+            .take(limit.min(STEP))
+            .map(|(_, log)| Arc::clone(log))
+            .collect()
     }
 
-    /// Every log, those deleted too.
+    /// Every log that has a name, by name. Gathered step by step: of those created or deleted
+    /// meanwhile any may be in it.
+    pub(crate) fn all(&self) -> Vec<Arc<Log>> {
+        let mut logs: Vec<Arc<Log>> = Vec::with_capacity(self.len());
+        loop {
+            let step = self.step("", logs.last().map(|log| log.name.as_str()), STEP);
+            if step.is_empty() {
+                return logs;
+            }
+            logs.extend(step);
+        }
+    }
+
+    /// Every log: by name, then those deleted, by id. As for [`Logs::all`].
     pub(crate) fn all_known(&self) -> Vec<Arc<Log>> {
-        self.0.read().ids.values().cloned().collect()
+        let mut logs = self.all();
+        let mut gone: Vec<Arc<Log>> = Vec::new();
+        loop {
+            let after = gone
+                .last()
+                .map_or(Bound::Unbounded, |log| Bound::Excluded(log.id));
+            let before = gone.len();
+            let tables = self.0.read();
+            let rest = tables.gone.range((after, Bound::Unbounded));
+            gone.extend(rest.take(STEP).map(|(_, log)| Arc::clone(log)));
+            if gone.len() == before {
+                break;
+            }
+        }
+        // One deleted meanwhile was met under its name.
+        gone.retain(|log| {
+            let met = logs.binary_search_by(|met| met.name.cmp(&log.name));
+            !met.is_ok_and(|at| logs[at].id == log.id)
+        });
+        logs.append(&mut gone);
+        logs
     }
 
     /// Up to `limit` logs with names that start with `prefix` and come after `after`,
@@ -543,18 +656,78 @@ impl Logs {
         limit: usize,
         visible: impl Fn(&Log) -> bool,
     ) -> Vec<Arc<Log>> {
-        let start = match after {
-            Some(after) if after >= prefix => Bound::Excluded(after),
-            _ => Bound::Included(prefix),
+        let mut page = Vec::new();
+        let mut step = self.step(prefix, after, limit);
+        while let Some(last) = step.last().cloned() {
+            let missing = limit - page.len();
+            page.extend(step.into_iter().filter(|log| visible(log)).take(missing));
+            if page.len() == limit {
+                break;
+            }
+            // Few are not visible: those created since the last flush.
+            step = self.step(prefix, Some(last.name.as_str()), limit);
+        }
+        page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_log_takes_few_bytes() {
+        // A million of them are to fit 512 MiB, with their names and the tables.
+        assert!(size_of::<Log>() <= 256, "{} bytes", size_of::<Log>());
+    }
+
+    fn log(number: u64) -> Arc<Log> {
+        let name = LogName::new(&format!("log/{number:05}")).unwrap();
+        let (config, time) = (LogConfig::default(), Timestamp::default());
+        let log = Log::new(LogId::new(number), name, config, time, Position::ZERO);
+        Arc::new(log)
+    }
+
+    fn numbers(logs: &[Arc<Log>]) -> Vec<u64> {
+        logs.iter().map(|log| log.id.get()).collect()
+    }
+
+    #[test]
+    fn all_logs_are_gathered_in_steps_and_pages_have_those_that_are_visible() {
+        let count = 3 * STEP as u64 + 7;
+        let logs: Vec<_> = (1..=count).rev().map(log).collect();
+        logs[0].state.write().deleted = true;
+        let table = Logs::of(logs);
+        assert_eq!(numbers(&table.all()), (1..count).collect::<Vec<_>>());
+        table.remove_name(&table.by_id(LogId::new(5)).unwrap());
+        table.remove_name(&table.by_id(LogId::new(4)).unwrap());
+        assert_eq!(table.len() as u64, count - 3);
+        let mut expected: Vec<u64> = (1..4).chain(6..count).collect();
+        assert_eq!(numbers(&table.all()), expected);
+        expected.extend([4, 5, count]);
+        assert_eq!(numbers(&table.all_known()), expected);
+        let few = table.page("log/", Some("log/00002"), 3, |log| log.id.get() % 1500 == 0);
+        assert_eq!(numbers(&few), [1500, 3000]);
+        let page = table.page("log/0300", None, 2, |log| log.id.get() > 3001);
+        assert_eq!(numbers(&page), [3002, 3003]);
+        assert_eq!(numbers(&table.page("log/1", None, 2, |_| true)), []);
+    }
+
+    #[test]
+    fn of_two_logs_with_one_name_the_newer_has_it() {
+        let name = LogName::new("log").unwrap();
+        let log = |number| {
+            let (config, time) = (LogConfig::default(), Timestamp::default());
+            Arc::new(Log::new(
+                LogId::new(number),
+                name.clone(),
+                config,
+                time,
+                Position::ZERO,
+            ))
         };
-        self.0
-            .read()
-            .names
-            .range::<str, _>((start, Bound::Unbounded))
-            .take_while(|(name, _)| name.as_str().starts_with(prefix))
-            .filter(|(_, log)| visible(log))
-            .take(limit)
-            .map(|(_, log)| Arc::clone(log))
-            .collect()
+        let table = Logs::of(vec![log(7), log(9), log(8)]);
+        assert_eq!(table.by_name("log").unwrap().id, LogId::new(9));
+        assert_eq!(table.by_id(LogId::new(7)).unwrap().id, LogId::new(7));
     }
 }

@@ -2,12 +2,14 @@
 //! applied in journal order, and what one of them cannot tell because it is damaged,
 //! another does.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+use indexmap::IndexMap;
+use indexmap::map::Entry;
 
 use crate::codec;
-use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
-use crate::index::{Chain, Image, NewRow, Place, SealedIndex};
+use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::index::{Image, NewRow, Place, Row, SealedIndex};
 use crate::journal::body::{self, Accepted, Closing, Created, CursorBody};
 use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
@@ -16,9 +18,12 @@ use crate::local::{Kept, Log, LogState, Logs, Mark, Remembered, TrimBy};
 use crate::quarantine::Damage;
 use crate::record::{LogConfig, Producer};
 
+/// A log in the making. It is made where it will be served from: a million of them are there
+/// once only.
 struct Draft {
-    name: Option<LogName>,
-    state: LogState,
+    log: Arc<Log>,
+    /// Whether it is known what the log is called.
+    named: bool,
     /// Up to here the tail is proven, by what tells of records: not by a trim or by
     /// settings, which a start that did not know the tail may have let through.
     proven: Position,
@@ -27,15 +32,60 @@ struct Draft {
 impl Draft {
     /// A log of which nothing is known yet.
     fn of(id: LogId) -> Self {
-        let name = LogName::new("unnamed").expect("a plain name is valid");
         let zero = Timestamp::default();
-        let log = Log::new(id, name, LogConfig::default(), zero, Position::ZERO);
+        let config = LogConfig::default();
         Self {
-            name: None,
-            state: log.state.into_inner(),
+            log: Arc::new(Log::new(id, unnamed(), config, zero, Position::ZERO)),
+            named: false,
             proven: Position::ZERO,
         }
     }
+
+    /// A log that stands as its image tells.
+    fn of_image(mut image: Image) -> Self {
+        let (id, name) = (image.id, image.name.take());
+        let named = name.is_some();
+        let name = name.unwrap_or_else(unnamed);
+        Self {
+            log: Arc::new(Log::recovered(id, name, LogState::of_image(image))),
+            named,
+            proven: Position::ZERO,
+        }
+    }
+
+    /// What an image does not tell stays as it was before.
+    fn follow(&mut self, mut before: Self) {
+        if !self.named && before.named {
+            self.set_name(before.log.name.clone());
+        }
+        self.proven = self.proven.max(before.proven);
+        self.state().follow(before.state());
+    }
+
+    fn log(&mut self) -> &mut Log {
+        Arc::get_mut(&mut self.log).expect("nobody else has a log that is not finished")
+    }
+
+    fn state(&mut self) -> &mut LogState {
+        self.log().state.get_mut()
+    }
+
+    /// What the log is called, if that is known.
+    fn name(&self) -> Option<&LogName> {
+        self.named.then_some(&self.log.name)
+    }
+
+    fn set_name(&mut self, name: LogName) {
+        self.log().name = name;
+        self.named = true;
+    }
+}
+
+/// What stands for a name that is not known.
+fn unnamed() -> LogName {
+    static UNNAMED: LazyLock<LogName> =
+        LazyLock::new(|| LogName::new("unnamed").expect("a plain name is valid"));
+    UNNAMED.clone()
 }
 
 /// One frame, as far as it could be read.
@@ -60,9 +110,8 @@ struct Missing {
 /// Logs in the making.
 #[derive(Default)]
 pub(super) struct Drafts {
-    /// Ids are the engine's own: nobody can choose them to collide. Hashed the same in every
-    /// run, so that the same store is always read in the same order.
-    logs: HashMap<LogId, Draft, foldhash::fast::FixedState>,
+    /// In the order in which they were met, which is that of memory, too.
+    logs: IndexMap<LogId, Draft, LogIdHash>,
     missing: Vec<Missing>,
     /// The segment being applied, and the logs it touches.
     segment: Option<SegmentId>,
@@ -114,8 +163,8 @@ impl Drafts {
             self.touched.clear();
         }
         let draft = self.logs.entry(id).or_insert_with(|| Draft::of(id));
-        if draft.state.touched_in != Some(segment) {
-            draft.state.touched_in = Some(segment);
+        if draft.state().touched_in != Some(segment) {
+            draft.state().touched_in = Some(segment);
             self.touched.push(id);
         }
         draft
@@ -139,7 +188,7 @@ impl Drafts {
     pub(super) fn to_accept(&self) -> Accepted {
         let doubts = self.unattributed.iter();
         let lost = self.missing.iter().filter(|m| !self.is_accepted_loss(m));
-        let nameless = self.logs.iter().filter(|(_, draft)| draft.name.is_none());
+        let nameless = self.logs.iter().filter(|(_, draft)| !draft.named);
         Accepted {
             places: doubts.map(|at| (*at, at.advance(1))).collect(),
             lost: lost
@@ -178,7 +227,7 @@ impl Drafts {
         }
         let draft = self.draft(id);
         draft.proven = draft.proven.max(position);
-        let state = &mut draft.state;
+        let state = draft.state();
         state.add_damage(from, to);
         state.next = state.next.max(to);
         state.last_end = state.last_end.max(position);
@@ -222,7 +271,7 @@ impl Drafts {
         };
         // One look at the table for most frames: there may be hundreds of thousands.
         let draft = self.touch(header.log_id, segment);
-        let expected = draft.state.next;
+        let expected = draft.state().next;
         if header.first_lsn < expected {
             self.findings.push(format!(
                 "the frame at position {} repeats lsn {} of log {}; it is ignored",
@@ -246,7 +295,7 @@ impl Drafts {
             };
             let window = self.producer_window;
             let draft = self.draft(header.log_id);
-            let extras = draft.state.extras.get_or_insert_default();
+            let extras = draft.state().extras.get_or_insert_default();
             extras.producers.remember(producer, batch, window);
         }
         let Some(body) = readable else {
@@ -254,7 +303,7 @@ impl Drafts {
             self.lose(header.position, header.log_id, header.first_lsn, next);
             let draft = self.draft(header.log_id);
             draft.proven = header.end();
-            draft.state.last_end = header.end();
+            draft.state().last_end = header.end();
             return;
         };
         if header.first_lsn > expected {
@@ -262,7 +311,7 @@ impl Drafts {
         }
         let draft = self.draft(header.log_id);
         draft.proven = header.end();
-        let state = &mut draft.state;
+        let state = draft.state();
         for span in codec::spans(&body) {
             let time = span.own_time.unwrap_or(header.arrival);
             state.last_time = state.last_time.max(time);
@@ -284,24 +333,27 @@ impl Drafts {
         let created = body.and_then(Created::decode);
         let draft = self.touch(header.log_id, segment);
         draft.proven = header.end();
-        draft.state.created_end = header.end();
-        draft.state.last_end = draft.state.last_end.max(header.end());
-        draft.state.created_in = Some(segment);
-        draft.state.create_time = header.arrival;
-        draft.state.update_time = header.arrival;
+        let state = draft.state();
+        state.created_end = header.end();
+        state.last_end = state.last_end.max(header.end());
+        state.created_in = Some(segment);
+        state.create_time = header.arrival;
+        state.update_time = header.arrival;
         if let Some(created) = created {
-            draft.name = LogName::new(&created.name).ok();
-            draft.state.config = Arc::new(created.config);
-            draft.state.create_time = created.create_time;
-            draft.state.update_time = created.create_time;
+            state.config = created.config.shared();
+            state.create_time = created.create_time;
+            state.update_time = created.create_time;
+            if let Ok(name) = LogName::new(&created.name) {
+                draft.set_name(name);
+            }
         }
     }
 
     fn apply_configured(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
         match body.and_then(body::config) {
             Some(config) => {
-                let state = &mut self.touch(header.log_id, segment).state;
-                state.config = Arc::new(config);
+                let state = self.touch(header.log_id, segment).state();
+                state.config = config.shared();
                 state.update_time = header.arrival;
                 state.last_end = header.end();
             }
@@ -322,7 +374,7 @@ impl Drafts {
         (first, by): (Lsn, TrimBy),
         end: Position,
     ) {
-        let state = &mut self.touch(id, segment).state;
+        let state = self.touch(id, segment).state();
         state.last_end = state.last_end.max(end);
         let end = state.last_end;
         if first > state.coming_first() {
@@ -332,7 +384,7 @@ impl Drafts {
 
     /// What all trims so far come to.
     fn apply_kept(&mut self, segment: SegmentId, id: LogId, kept: Kept, end: Position) {
-        let state = &mut self.touch(id, segment).state;
+        let state = self.touch(id, segment).state();
         state.last_end = state.last_end.max(end);
         let end = state.last_end;
         if kept.first > state.coming_first() {
@@ -341,7 +393,7 @@ impl Drafts {
     }
 
     fn apply_fence(&mut self, segment: SegmentId, id: LogId, epoch: u64, end: Position) {
-        let state = &mut self.touch(id, segment).state;
+        let state = self.touch(id, segment).state();
         if epoch > state.writer_epoch() {
             // What was found is on the device by the time that anybody asks.
             state.add_fence(end, epoch, end);
@@ -357,7 +409,7 @@ impl Drafts {
             lsn: header.first_lsn,
             time: header.arrival,
         };
-        let state = &mut self.touch(header.log_id, segment).state;
+        let state = self.touch(header.log_id, segment).state();
         state.last_end = state.last_end.max(header.end());
         let extras = state.extras.get_or_insert_default();
         let mark = (!cursor.deleted).then_some(mark);
@@ -371,7 +423,7 @@ impl Drafts {
     }
 
     fn apply_deleted(&mut self, segment: SegmentId, id: LogId, end: Position) {
-        let state = &mut self.touch(id, segment).state;
+        let state = self.touch(id, segment).state();
         state.deleted = true;
         state.stored_bytes = 0;
         state.extras = None;
@@ -390,19 +442,17 @@ impl Drafts {
             Kind::Batch => {
                 let to = entry.first_lsn.checked_advance(u64::from(entry.count));
                 // What lies between is missing too: of other groups in the same hole.
-                let seen = self.draft(id).state.next;
+                let seen = self.draft(id).state().next;
                 self.lose(position, id, seen, entry.first_lsn);
                 self.lose(position, id, entry.first_lsn, to.unwrap_or(entry.first_lsn));
                 self.touch(id, segment);
             }
             Kind::Created => {
                 let draft = self.touch(id, segment);
-                draft.state.created_in = Some(segment);
-                if draft.name.is_none() {
-                    draft.name = entry
-                        .name
-                        .as_deref()
-                        .and_then(|name| LogName::new(name).ok());
+                draft.state().created_in = Some(segment);
+                let name = entry.name.as_deref().filter(|_| !draft.named);
+                if let Some(Ok(name)) = name.map(LogName::new) {
+                    draft.set_name(name);
                 }
             }
             Kind::Deleted => self.apply_deleted(segment, id, position),
@@ -426,7 +476,7 @@ impl Drafts {
         position: Position,
     ) {
         for closing in closings {
-            let seen = self.touch(closing.log_id, segment).state.next;
+            let seen = self.touch(closing.log_id, segment).state().next;
             if closing.deleted {
                 self.apply_deleted(segment, closing.log_id, position);
             } else {
@@ -439,81 +489,93 @@ impl Drafts {
                 self.apply_fence(segment, closing.log_id, closing.writer_epoch, position);
             }
             let draft = self.draft(closing.log_id);
-            if draft.name.is_none() {
-                draft.name = closing
-                    .name
-                    .as_deref()
-                    .and_then(|name| LogName::new(name).ok());
-                draft.state.created_in = closing.name.is_some().then_some(segment);
+            if !draft.named {
+                draft.state().created_in = closing.name.is_some().then_some(segment);
+                if let Some(Ok(name)) = closing.name.as_deref().map(LogName::new) {
+                    draft.set_name(name);
+                }
             }
         }
     }
 
     /// How the logs of `segment` stand now, for the link of its successor.
     pub(super) fn closings(&self, segment: SegmentId) -> Vec<Closing> {
-        let mut closings: Vec<Closing> = self
-            .logs
-            .iter()
-            .filter(|(_, draft)| draft.state.touched_in == Some(segment))
-            .map(|(id, draft)| Closing {
-                log_id: *id,
-                next_lsn: draft.state.next,
-                name: draft
-                    .name
-                    .as_ref()
-                    .filter(|_| draft.state.created_in == Some(segment))
-                    .map(|name| name.as_str().to_owned()),
-                deleted: draft.state.deleted,
-                first_lsn: draft.state.coming_first(),
-                expired: draft.state.coming_kept().expired,
-                writer_epoch: draft.state.writer_epoch(),
+        let closing = |draft: &Draft| {
+            let state = draft.log.state.read();
+            let name = draft.name().filter(|_| state.created_in == Some(segment));
+            (state.touched_in == Some(segment)).then(|| Closing {
+                log_id: draft.log.id,
+                next_lsn: state.next,
+                name: name.map(|name| name.as_str().to_owned()),
+                deleted: state.deleted,
+                first_lsn: state.coming_first(),
+                expired: state.coming_kept().expired,
+                writer_epoch: state.writer_epoch(),
             })
-            .collect();
+        };
+        let mut closings: Vec<Closing> = self.logs.values().filter_map(closing).collect();
         closings.sort_unstable_by_key(|closing| closing.log_id);
         closings
     }
 
+    /// So many logs more may come.
+    pub(super) fn reserve(&mut self, logs: usize) {
+        self.logs.reserve(logs);
+    }
+
     /// Applies a log's entry in a checkpoint.
     pub(super) fn apply_image(&mut self, image: Image) {
-        let draft = self.draft(image.id);
-        draft.state.become_image(&image);
-        draft.state.chain = image.chain;
-        draft.name = image.name;
+        self.put(Draft::of_image(image));
     }
 
-    /// Whether an index goes on where the logs stand: that of a segment behind one that is
-    /// lost, or was indexed differently, does not.
-    pub(super) fn fits(&self, index: &SealedIndex) -> bool {
-        let unknown = Chain::default();
-        index.rows().all(|row| {
-            let draft = self.logs.get(&row.log_id);
-            let (next, chain) = draft.map_or((Lsn::ZERO, &unknown), |draft| {
-                (draft.state.next, &draft.state.chain)
-            });
-            index.image(&row).is_some_and(|image| {
-                let goes_on = row.first_lsn == next && chain.below_next() == row.below;
-                image.id == row.log_id && goes_on
-            })
-        })
-    }
-
-    /// Applies the index of a segment that [`Drafts::fits`], in place of its frames.
-    pub(super) fn apply_index(&mut self, index: &SealedIndex) {
-        for row in index.rows() {
-            let Some(image) = index.image(&row) else {
-                continue;
-            };
-            let entries = index.entries(&row);
-            let newest = entries.len().checked_sub(1).and_then(|at| entries.get(at));
-            let told = newest.map_or(image.created_end, |place| place.end());
-            let draft = self.draft(row.log_id);
-            draft.proven = draft.proven.max(told);
-            draft.state.become_image(&image);
-            draft.state.chain.push(index.base);
-            if image.name.is_some() {
-                draft.name = image.name;
+    /// An image told of this log.
+    fn put(&mut self, draft: Draft) {
+        match self.logs.entry(draft.log.id) {
+            Entry::Vacant(entry) => {
+                entry.insert(draft);
+            }
+            Entry::Occupied(mut entry) => {
+                let before = std::mem::replace(entry.get_mut(), draft);
+                let draft = entry.get_mut();
+                draft.follow(before);
             }
         }
+    }
+
+    /// Applies the index of a segment in place of its frames, if it goes on where the logs
+    /// stand: that of a segment behind one that is lost, or was indexed differently, does not.
+    pub(super) fn apply_index(&mut self, index: &SealedIndex) -> bool {
+        let mut drafts = Vec::with_capacity(index.rows().len());
+        for row in index.rows() {
+            match self.next_draft(index, &row) {
+                Some(draft) => drafts.push(draft),
+                None => return false,
+            }
+        }
+        self.reserve(drafts.len());
+        drafts.into_iter().for_each(|draft| self.put(draft));
+        true
+    }
+
+    /// A log as an index tells of it, if that goes on where it stands.
+    fn next_draft(&self, index: &SealedIndex, row: &Row) -> Option<Draft> {
+        let mut image = index.image(row).filter(|image| image.id == row.log_id)?;
+        let mut next = Lsn::ZERO;
+        if let Some(before) = self.logs.get(&row.log_id) {
+            let state = before.log.state.read();
+            next = state.next;
+            image.chain = state.chain.clone();
+        }
+        if row.first_lsn != next || row.below != image.chain.below_next() {
+            return None;
+        }
+        image.chain.push(index.base);
+        let entries = index.entries(row);
+        let newest = entries.len().checked_sub(1).and_then(|at| entries.get(at));
+        let told = newest.map_or(image.created_end, |place| place.end());
+        let mut draft = Draft::of_image(image);
+        draft.proven = told;
+        Some(draft)
     }
 
     /// Builds the index of the segment whose frames were just applied; from then on it
@@ -529,75 +591,67 @@ impl Drafts {
         if self.segment.replace(life.id) != Some(life.id) {
             self.touched.clear();
         }
-        let mut rows = Vec::with_capacity(self.touched.len());
-        for id in std::mem::take(&mut self.touched) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        let rows = touched.into_iter().map(|id| {
             let draft = self.draft(id);
-            rows.push(NewRow {
-                image: draft.state.image(id, draft.name.clone()),
-                places: draft.state.places.within(base, limit).to_vec(),
-                below: draft.state.chain.below_next(),
-            });
-            draft.state.seal(base, limit);
-        }
+            let name = draft.name().cloned();
+            let state = draft.state();
+            let row = NewRow {
+                image: state.image(id, name),
+                places: state.places.within(base, limit).to_vec(),
+                below: state.chain.below_next(),
+            };
+            state.seal(base, limit);
+            row
+        });
         SealedIndex::build(life, base, end, chain, rows)
     }
 
     /// Everything is applied: logs as they are served.
     pub(super) fn finish(mut self, findings: &mut Vec<String>) -> Finished {
-        let logs = Logs::default();
         let mut records = 0;
-        let mut nameless = false;
-        let mut by_id = HashMap::new();
-        let mut ids: Vec<LogId> = self.logs.keys().copied().collect();
-        ids.sort_unstable();
-        for id in ids {
-            let Some(mut draft) = self.logs.remove(&id) else {
+        let mut nameless = Vec::new();
+        let mut logs = Vec::with_capacity(self.logs.len());
+        for (id, mut draft) in std::mem::take(&mut self.logs) {
+            if !draft.named {
+                nameless.push((id, draft.state().deleted));
                 continue;
-            };
-            if let Some(uncertain) = self.uncertain
-                && draft.proven <= uncertain
-            {
-                draft.state.unproven = true;
             }
-            let Some(name) = draft.name else {
-                let accepts = |accepted: &Accepted| {
-                    accepted.all || accepted.lost.iter().any(|(log, ..)| *log == id)
-                };
-                if self.accepted.iter().any(accepts) {
-                    continue;
-                }
-                findings.push(format!(
-                    "the name of log {id} is lost; its records cannot be reached"
-                ));
-                // A log to be created may have that name.
-                nameless |= !draft.state.deleted;
-                continue;
-            };
+            let proven = draft.proven;
+            let state = draft.state();
+            state.unproven |= self.uncertain.is_some_and(|uncertain| proven <= uncertain);
             // Everything found is on the device by now.
-            draft.state.apply_trims(Position::new(u64::MAX));
-            draft.state.settle_extras();
-            let deleted = draft.state.deleted;
-            if !deleted {
-                records += draft.state.records();
+            state.apply_trims(Position::new(u64::MAX));
+            state.settle_extras();
+            if !state.deleted {
+                records += state.records();
             }
-            let log = Arc::new(Log::recovered(id, name, draft.state));
-            by_id.insert(id, Arc::clone(&log));
-            logs.insert(Arc::clone(&log));
-            if deleted {
-                logs.remove_name(&log);
-            }
+            logs.push(draft.log);
         }
+        let accepts = |id: &LogId, accepted: &Accepted| {
+            accepted.all || accepted.lost.iter().any(|(log, ..)| log == id)
+        };
+        nameless.retain(|(id, _)| !self.accepted.iter().any(|accepted| accepts(id, accepted)));
+        nameless.sort_unstable();
+        findings.extend(
+            nameless.iter().map(|(id, _)| {
+                format!("the name of log {id} is lost; its records cannot be reached")
+            }),
+        );
+        // A log to be created may have the name of one that was not deleted.
+        let nameless = nameless.iter().any(|(_, deleted)| !deleted);
+        let logs = Logs::of(logs);
         let mut damages: Vec<Damage> = self
             .missing
             .iter()
             .filter(|missing| {
-                by_id
-                    .get(&missing.log)
+                logs.by_id(missing.log)
                     .is_none_or(|log| !log.state.read().deleted)
             })
             .map(|missing| Damage {
                 position: missing.position,
-                log: by_id.get(&missing.log).cloned(),
+                log: logs.by_id(missing.log),
                 from: missing.from,
                 to: missing.to,
                 accepted: self.is_accepted_loss(missing),

@@ -40,6 +40,7 @@ impl Recovered {
                 }
             };
             let mut drafts = Drafts::new(self.drafts.producer_window());
+            drafts.reserve(checkpoint::count_logs(&bytes));
             let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
             let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) else {
                 continue;
@@ -117,7 +118,7 @@ impl Recovered {
                 && index.chain == link.predecessor_chain
                 && used.misnamed().is_none()
         };
-        let Some(index) = index.filter(|index| agrees(index) && self.drafts.fits(index)) else {
+        let Some(index) = index.filter(agrees) else {
             return Ok(false);
         };
         let file = disk
@@ -128,10 +129,12 @@ impl Recovered {
             // It has shrunk: what is gone is to be named.
             return Ok(false);
         }
+        if !self.drafts.apply_index(&index) {
+            return Ok(false);
+        }
         for row in index.rows() {
             self.highest_epoch = self.highest_epoch.max(row.log_id.epoch());
         }
-        self.drafts.apply_index(&index);
         self.progress.since_checkpoint += bytes;
         let segment = Segment::finished(used.life, used.base, None, bytes);
         *segment.end.write() = Some(index.end);

@@ -61,7 +61,7 @@ impl Committer {
         {
             let mut state = log.state.write();
             self.undo.note(start, &log, &state);
-            state.config = Arc::new(config);
+            state.config = config.shared();
             state.update_time = self.arrival;
             state.ages_at = 0;
             state.last_end = header.end();

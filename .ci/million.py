@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""usage: .ci/million.py
+
+A million logs with names of 20 bytes, made by appends to them: how much memory the daemon takes when
+they are idle, how long a start takes after a kill and after it was shut down, and what listing them
+costs. The same memory with 100,000 logs. Times of starts are the best of three, since the machine may
+do other things meanwhile.
+"""
+
+from common import *
+
+usage()
+FOREST = TARGET / "release" / "examples" / "forest"
+MIB = 1 << 20
+MOST_SECONDS = 2
+MOST_MIB = {100_000: 80, 1_000_000: 512}
+STARTS = 3
+
+
+def forest(daemon, verb, **options):
+    """client/examples/forest.rs: what it printed."""
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
+    return json.loads(run(FOREST, verb, daemon.endpoint, *flags, check=True).stdout)
+
+
+def resident(daemon, line="VmRSS"):
+    """Memory that is resident now, or was at most (VmHWM), in bytes."""
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    return int(re.search(rf"{line}:\s+(\d+) kB", status)[1]) << 10
+
+
+def idle(daemon):
+    """Waits until what a start or a load leaves to be done in the background is done."""
+    daemon.ready()
+    seen = []
+
+    def still():
+        seen.append(resident(daemon))
+        time.sleep(0.1)
+        return len(seen) > 10 and max(seen[-10:]) - min(seen[-10:]) < MIB
+
+    wait_until(still)
+    return seen[-1]
+
+
+def check_memory(daemon, logs, when, empty):
+    taken = idle(daemon)
+    check(f"{logs:,} logs, idle {when}: at most {MOST_MIB[logs]} MiB are resident", taken <= MOST_MIB[logs] * MIB,
+          f"{taken / MIB:.0f} MiB, {(taken - empty) / logs:.0f} bytes a log, "
+          f"at most {resident(daemon, 'VmHWM') / MIB:.0f} MiB so far")
+
+
+def make(daemon, logs):
+    made = forest(daemon, "make", logs=logs)
+    check(f"{logs:,} logs are made by appends", made["logs"] == logs, f"{made['seconds']:.1f} s")
+
+
+def start(data, logs, how):
+    """Starts a daemon: it, and how long it took in all (s)."""
+    began = time.monotonic()
+    daemon = Daemon(data)
+    seconds = time.monotonic() - began
+    names = ("checkpoint", "segments", "begin", "probe")
+    value = lambda name: daemon.metric(f'wald_recovery_duration_seconds{{phase="{name}"}}')
+    where = ", ".join(f"{name} {value(name) * 1000:.0f}" for name in names)
+    print(f"     {how}: {seconds:.2f} s ({where} ms)", flush=True)
+    if daemon.start["logs"] != logs:
+        check("a start finds all logs", False, daemon.start["logs"])
+    return daemon, seconds
+
+
+def listing(daemon, logs):
+    told = forest(daemon, "list")
+    flat = max(told["middle_us"], told["last_us"]) <= 1.5 * told["first_us"]
+    check("all are listed, by name", told["logs"] == logs, f"{told['pages']} pages in {told['seconds']:.1f} s")
+    check("a page in the middle or at the end takes as long as one at the beginning", flat,
+          ", ".join(f"{where} {told[f'{where}_us']} us" for where in ("first", "middle", "last")))
+    daemon.load(appends=100, logs=100, prefix="last").result()
+    few = forest(daemon, "list", prefix="last/", rounds=20)
+    check("a prefix that few have costs what these cost", few["logs"] == 100 and few["last_us"] <= told["first_us"],
+          f"{few['last_us']} us")
+
+
+def appends_beside_a_lister(daemon):
+    load = lambda: daemon.load(appends=10_000, rate=2_000, writers=16, logs=16, prefix="beside", durability="written")
+    alone = load().result()
+    with load() as beside:
+        rounds = 0
+        while beside.process.poll() is None:
+            forest(daemon, "list")
+            rounds += 1
+        listed = beside.result()
+    check("appends go on while all logs are listed over and over", listed["acks"] == 10_000 and rounds > 0,
+          f"{rounds} rounds; p99 {listed['p99_us']} us, at most {listed['max_us']} us; "
+          f"alone {alone['p99_us']} us, at most {alone['max_us']} us")
+
+
+with scratch() as temporary:
+    few, many = Path(temporary) / "few", Path(temporary) / "many"
+    with Daemon(few) as daemon:
+        empty = idle(daemon)
+        make(daemon, 100_000)
+        check_memory(daemon, 100_000, "when they were made", empty)
+    with Daemon(few) as daemon:
+        check_memory(daemon, 100_000, "after a kill", empty)
+    logs = 1_000_000
+    with Daemon(many) as daemon:
+        make(daemon, logs)
+        check_memory(daemon, logs, "when they were made", empty)
+    # Each start leaves a little behind that the next one has to read.
+    took = []
+    for _ in range(STARTS):
+        copy = Path(temporary) / "copy"
+        run("cp", "-a", "--sparse=never", many, copy, check=True)
+        run("sync", "-f", copy, check=True)
+        daemon, seconds = start(copy, logs, "killed")
+        took.append(seconds)
+        with daemon:
+            if len(took) == STARTS:
+                check_memory(daemon, logs, "after a kill", empty)
+        shutil.rmtree(copy)
+    check(f"after a kill a start takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.2f} s")
+    took = []
+    Daemon(many).stop()
+    for _ in range(STARTS):
+        daemon, seconds = start(many, logs, "shut down")
+        took.append(seconds)
+        with daemon:
+            if len(took) == STARTS:
+                check_memory(daemon, logs, "after a start", empty)
+                listing(daemon, logs)
+                appends_beside_a_lister(daemon)
+            began = time.monotonic()
+            daemon.stop()
+            stopped = time.monotonic() - began
+    check(f"shut down, a start takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.2f} s")
+    check("shutting down takes at most 5 s", stopped <= 5, f"{stopped:.1f} s")
+finish()

@@ -1,0 +1,169 @@
+//! Makes many logs, or lists them page by page, and prints what came of it as one line of
+//! JSON.
+//!
+//! ```text
+//! forest make ENDPOINT --logs 1000000 [--prefix forest-tests] [--batch 500] [--writers 4]
+//! forest list ENDPOINT [--prefix forest-tests/] [--page-size 1000] [--rounds 1]
+//! ```
+//!
+//! Log n is named PREFIX/n, n with seven digits, and gets one record of eight bytes. The checks
+//! in `.ci` compare the times of pages at both ends of a million logs.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::{Parser, Subcommand};
+use serde_json::json;
+use wald_client::{Client, Durability};
+
+/// How many pages make up an end.
+const END: usize = 20;
+
+/// Makes many logs, or lists them.
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Makes logs by appends to them.
+    Make(Make),
+    /// Lists logs page by page.
+    List(List),
+}
+
+#[derive(Debug, Clone, Parser)]
+struct Make {
+    /// Where the server listens.
+    endpoint: String,
+    /// How many.
+    #[arg(long)]
+    logs: u64,
+    /// What their names begin with, before a slash.
+    #[arg(long, default_value = "forest-tests")]
+    prefix: String,
+    /// How many in one batch.
+    #[arg(long, default_value_t = 500)]
+    batch: u64,
+    /// How many batches are under way.
+    #[arg(long, default_value_t = 4)]
+    writers: u64,
+}
+
+#[derive(Debug, Parser)]
+struct List {
+    /// Where the server listens.
+    endpoint: String,
+    /// What their names begin with.
+    #[arg(long, default_value = "")]
+    prefix: String,
+    /// Logs in a page, at most.
+    #[arg(long, default_value_t = 1_000)]
+    page_size: u32,
+    /// How often to go through all of them.
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let told = match Args::parse().action {
+        Action::Make(args) => make(args).await?,
+        Action::List(args) => list(args).await?,
+    };
+    println!("{told}");
+    Ok(())
+}
+
+async fn make(args: Make) -> Result<serde_json::Value> {
+    let began = Instant::now();
+    let next = Arc::new(AtomicU64::new(0));
+    let mut writers = Vec::new();
+    for _ in 0..args.writers {
+        let client = connect(&args.endpoint).await?;
+        let writer = make_some(client, args.clone(), Arc::clone(&next));
+        writers.push(tokio::spawn(writer));
+    }
+    let mut made = 0;
+    for writer in writers {
+        made += writer.await??;
+    }
+    Ok(json!({ "logs": made, "seconds": began.elapsed().as_secs_f64() }))
+}
+
+async fn make_some(client: Client, args: Make, next: Arc<AtomicU64>) -> Result<u64> {
+    let mut made = 0;
+    loop {
+        let from = next.fetch_add(args.batch, Ordering::Relaxed);
+        if from >= args.logs {
+            return Ok(made);
+        }
+        let numbers = from..args.logs.min(from + args.batch);
+        made += numbers.end - numbers.start;
+        let batch = numbers.fold(client.append_batch(), |batch, number| {
+            batch.log(
+                format!("{}/{number:07}", args.prefix),
+                [format!("{number:08}")],
+            )
+        });
+        batch.durability(Durability::Written).await?;
+    }
+}
+
+async fn list(args: List) -> Result<serde_json::Value> {
+    let client = connect(&args.endpoint).await?;
+    let mut rounds = Vec::new();
+    let mut pages = Vec::new();
+    let mut ids = BTreeSet::new();
+    for _ in 0..args.rounds {
+        ids.clear();
+        pages.clear();
+        let round = Instant::now();
+        let mut token = None;
+        let mut last = String::new();
+        loop {
+            let began = Instant::now();
+            let page = client
+                .list_logs(args.prefix.as_str(), args.page_size, token.take())
+                .await?;
+            pages.push(began.elapsed());
+            for log in page.logs {
+                ensure!(last < log.name, "{} comes behind {last}", log.name);
+                ids.insert(log.log_id);
+                last = log.name;
+            }
+            token = page.next_page_token;
+            if token.is_none() {
+                break;
+            }
+        }
+        rounds.push(round.elapsed().as_secs_f64());
+    }
+    let end = pages.len().min(END);
+    let middle = (pages.len() - end) / 2;
+    Ok(json!({
+        "logs": ids.len(),
+        "pages": pages.len(),
+        "seconds": rounds.last(),
+        "first_us": median(&pages[..end]),
+        "middle_us": median(&pages[middle..middle + end]),
+        "last_us": median(&pages[pages.len() - end..]),
+    }))
+}
+
+async fn connect(endpoint: &str) -> Result<Client> {
+    let builder = Client::builder(endpoint.to_owned());
+    Ok(builder.timeout(Duration::from_secs(120)).connect().await?)
+}
+
+/// In microseconds.
+fn median(times: &[Duration]) -> u128 {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    times[times.len() / 2].as_micros()
+}
