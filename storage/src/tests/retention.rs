@@ -373,6 +373,7 @@ fn what_the_expiry_clock_shows_survives_kills_of_a_store_that_is_idle() {
     while fixture.first("a") == 0 {
         fixture.clock.advance(HOUR);
         passed += 1;
+        assert!(passed < 100, "it stands still");
         fixture.pass();
         fixture.pass_told();
         fixture = fixture.restart();
@@ -588,6 +589,74 @@ fn a_pass_that_is_cut_off_by_a_failed_flush_takes_nothing_and_the_next_start_goe
     let fixture = fixture.restart();
     fixture.pass();
     assert_eq!(fixture.first("a"), 7);
+}
+
+#[test]
+fn a_lower_age_holds_from_the_next_pass_on() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_age(10 * DAY)));
+    fixture.fill("a", 1, 10);
+    fixture.clock.advance(2 * HOUR);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 0);
+    fixture.retain("a", Some(by_age(HOUR)));
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 1);
+}
+
+#[test]
+fn what_is_not_on_the_device_counts_for_nothing() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_records(3)));
+    fixture.retain("b", Some(by_bytes(70)));
+    fixture.fill("a", 3, 10);
+    fixture.fill("b", 1, 10);
+    for log in ["a", "b"] {
+        let batch = batch(&[(log, &[b"1", b"2"])]);
+        drop(fixture.core.enqueue(batch, Durability::Written));
+    }
+    fixture.core.write_in_turn();
+    assert!(fixture.look().is_empty());
+    fixture.core.turn();
+    fixture.core.idle();
+    fixture.pass();
+    assert_eq!((fixture.first("a"), fixture.first("b")), (2, 1));
+}
+
+#[test]
+fn what_expired_in_a_segment_that_is_lost_is_told_by_the_next_link() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_records(2)));
+    fixture.fill("a", 6, 10);
+    fixture.trim_below("a", 1);
+    fixture.pass();
+    fixture.fill("b", 40, 2000);
+    assert!(fixture.core.journal.segments.read().len() > 1);
+    let first = fixture
+        .core
+        .journal
+        .segments
+        .read()
+        .values()
+        .next()
+        .cloned();
+    let mut lost = vec![first.unwrap().path()];
+    for directory in ["index", "checkpoint"] {
+        let names = crate::disk::Disk::list(&fixture.disk, directory).unwrap();
+        lost.extend(names.iter().map(|name| format!("{directory}/{name}")));
+    }
+    for path in lost {
+        crate::disk::Disk::remove(&fixture.disk, &path).unwrap();
+    }
+    let fixture = fixture.restart();
+    assert_eq!(
+        fixture.gaps(one("a"), ScanStart::Lsn(Lsn::ZERO)),
+        [
+            (0, 1, GapReason::Trimmed),
+            (1, 4, GapReason::Expired),
+            (4, 6, GapReason::Quarantined)
+        ]
+    );
 }
 
 #[test]

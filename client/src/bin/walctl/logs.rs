@@ -284,6 +284,35 @@ mod tests {
     }
 
     #[test]
+    fn retention_is_set_bound_by_bound_or_given_back_to_the_server() {
+        let made = |line: &str| {
+            let args = Args::try_parse_from(line.split(' '));
+            let Command::Log(LogCommand::Update(args)) = args.unwrap().command else {
+                panic!("an update");
+            };
+            configuration(&args)
+        };
+        let (config, paths) = made("walctl log update l --max-age 168h --respect-cursors");
+        assert_eq!(paths, ["retention.max_age", "retention.respect_cursors"]);
+        let own = config.retention.unwrap();
+        assert_eq!(
+            (own.max_age.unwrap().seconds, own.respect_cursors),
+            (168 * 3600, true)
+        );
+        assert_eq!(
+            retention(Some(&own)),
+            "at most 604800s; nothing beyond the lowest cursor is forgotten"
+        );
+        let (config, _) = made("walctl log update l --respect-cursors false --max-bytes 0");
+        assert_eq!(config.retention, Some(Retention::default()));
+        assert_eq!(retention(config.retention.as_ref()), "everything is kept");
+        let (config, paths) = made("walctl log update l --default-retention");
+        assert_eq!((config.retention, paths), (None, vec!["retention"]));
+        let both = "walctl log update l --default-retention --max-records 1";
+        assert!(Args::try_parse_from(both.split(' ')).is_err());
+    }
+
+    #[test]
     fn details_have_the_id_and_every_setting() {
         let mut log = Log {
             name: "orders".into(),
