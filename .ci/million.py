@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/million.py
 
-A million logs with names of 20 bytes, made by appends to them: how much memory the daemon takes when
-they are idle, how long a start takes after a kill and after it was shut down, and what listing them
-costs. The same memory with 100,000 logs. Times of starts are the best of three, since the machine may
-do other things meanwhile.
+A million logs with names of 20 bytes, made in no order by appends to them: how much memory the daemon
+takes when they are idle, how long a start takes after a kill and after it was shut down, and what listing
+them costs. The same memory with 100,000 logs. Times of starts are the best of three, since the machine
+may do other things meanwhile.
 """
 
 from common import *

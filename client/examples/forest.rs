@@ -6,8 +6,9 @@
 //! forest list ENDPOINT [--prefix forest-tests/] [--page-size 1000] [--rounds 1]
 //! ```
 //!
-//! Log n is named PREFIX/n, n with seven digits, and gets one record of eight bytes. The checks
-//! in `.ci` compare the times of pages at both ends of a million logs.
+//! Names are PREFIX/ and seven digits, in no order, up to ten million of them; each log gets one
+//! record of eight bytes. The checks in `.ci` compare the times of pages at both ends of a million
+//! logs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,6 +20,9 @@ use clap::{Parser, Subcommand};
 use serde_json::json;
 use wald_client::{Client, Durability};
 
+/// Numbers of logs, and what scatters them: a number without a factor in common.
+const NUMBERS: u64 = 10_000_000;
+const SCATTER: u64 = 6_180_339;
 /// How many pages make up an end.
 const END: usize = 20;
 
@@ -106,10 +110,8 @@ async fn make_some(client: Client, args: Make, next: Arc<AtomicU64>) -> Result<u
         let numbers = from..args.logs.min(from + args.batch);
         made += numbers.end - numbers.start;
         let batch = numbers.fold(client.append_batch(), |batch, number| {
-            batch.log(
-                format!("{}/{number:07}", args.prefix),
-                [format!("{number:08}")],
-            )
+            let name = format!("{}/{:07}", args.prefix, number * SCATTER % NUMBERS);
+            batch.log(name, [format!("{number:08}")])
         });
         batch.durability(Durability::Written).await?;
     }

@@ -231,6 +231,29 @@ impl SegmentId {
     }
 }
 
+/// A segment or none, in one word: ids begin with 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SegmentOrNone(u64);
+
+impl SegmentOrNone {
+    /// The segment, if there is one.
+    pub(crate) fn get(self) -> Option<SegmentId> {
+        Some(SegmentId(self.0)).filter(|id| id.0 != 0)
+    }
+}
+
+impl From<Option<SegmentId>> for SegmentOrNone {
+    fn from(id: Option<SegmentId>) -> Self {
+        Self(id.map_or(0, SegmentId::get))
+    }
+}
+
+impl From<SegmentId> for SegmentOrNone {
+    fn from(id: SegmentId) -> Self {
+        Self(id.get())
+    }
+}
+
 impl fmt::Display for SegmentId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)

@@ -328,7 +328,7 @@ impl Core {
                     continue;
                 }
                 // A deletion touches the log first, and is known when it is flushed.
-                let touched_since = state.touched_in.is_some_and(|id| id > newest.id);
+                let touched_since = state.touched_in.get().is_some_and(|id| id > newest.id);
                 if state.last_end <= newest.end && !touched_since {
                     Ok(state.image(log.id, Some(log.name.clone())))
                 } else {

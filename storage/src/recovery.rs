@@ -300,8 +300,12 @@ impl Recovered {
         self.check_life(disk)?;
         let begun = clock.monotonic();
         self.times.checkpoint = begun.duration_since(started);
-        let covered: Vec<SegmentId> = self.segments.values().map(|s| s.life.id).collect();
-        ids.retain(|id| covered.binary_search(id).is_err());
+        // Both are in order, and there may be many.
+        let mut covered = self.segments.values().map(|s| s.life.id).peekable();
+        ids.retain(|id| {
+            while covered.next_if(|covered| covered < id).is_some() {}
+            covered.peek() != Some(id)
+        });
         let mut used = self.sort_files(disk, &ids)?;
         let last = self.last;
         if used

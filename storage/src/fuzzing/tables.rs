@@ -129,7 +129,7 @@ pub fn index(data: &[u8]) {
             store_id: 0,
         };
         let (new, places): (Vec<_>, Vec<_>) = again.into_iter().unzip();
-        let built = SealedIndex::build(&life, index.base, index.end, index.chain, new);
+        let built = SealedIndex::build(&life, index.base, index.end, index.chain, new.into_iter());
         let built = SealedIndex::decode(built.bytes().clone()).expect("it was just made");
         for (row, places) in built.rows().zip(places) {
             assert_eq!(built.entries(&row).from(0).collect::<Vec<_>>(), places);

@@ -14,6 +14,9 @@ use crate::sync::Mutex;
 
 /// Indexes read are kept up to this.
 const CACHE_BYTES: usize = 32 << 20;
+/// One that was just written is kept if it is not larger: of a segment that touches hundreds of
+/// thousands of logs nobody may read for long.
+const KEPT_UNREAD: usize = 4 << 20;
 
 /// The indexes of all sealed segments.
 pub(crate) struct Indexes {
@@ -47,7 +50,8 @@ impl Indexes {
     /// Its file is written: from now on it is read when it is needed.
     pub(crate) fn unpin(&self, segment: SegmentId) {
         let mut state = self.state.lock();
-        if let Some(index) = state.pinned.remove(&segment) {
+        let written = state.pinned.remove(&segment);
+        if let Some(index) = written.filter(|index| index.bytes().len() <= KEPT_UNREAD) {
             state.keep(segment, index);
         }
     }

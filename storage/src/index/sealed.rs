@@ -103,10 +103,13 @@ impl SealedIndex {
         base: Position,
         end: Position,
         chain: u32,
-        new: impl IntoIterator<Item = NewRow>,
+        new: impl ExactSizeIterator<Item = NewRow>,
     ) -> Self {
         let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
-        let (mut rows, mut entries, mut images) = (Vec::new(), Vec::new(), Vec::new());
+        // Mostly no more is needed: what grows leaves holes in memory.
+        let mut rows = Vec::with_capacity(new.len() * ROW);
+        let mut entries = Vec::with_capacity(new.len() * ENTRY);
+        let mut images = Vec::with_capacity(new.len() * 96);
         let mut before = None;
         for mut row in new {
             debug_assert!(before.replace(row.image.id) < Some(row.image.id));
@@ -371,7 +374,7 @@ mod tests {
                 }),
             }
         });
-        SealedIndex::build(&life, base, base.advance(60_000), 77, rows)
+        SealedIndex::build(&life, base, base.advance(60_000), 77, rows.into_iter())
     }
 
     #[test]

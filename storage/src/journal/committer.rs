@@ -512,7 +512,7 @@ impl Committer {
     fn touch(&mut self, log: &Arc<Log>) {
         self.readers.push(Arc::clone(log));
         self.group_scheduled |= self.mode(log).flushes_by_itself();
-        let segment = Some(self.segment.life.id);
+        let segment = self.segment.life.id.into();
         let mut state = log.state.write();
         if state.touched_in != segment {
             state.touched_in = segment;

@@ -13,7 +13,7 @@ use thin_vec::ThinVec;
 use super::extras::{Extras, ExtrasImage};
 use crate::sync::RwLock;
 
-use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentId, Timestamp};
+use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentOrNone, Timestamp};
 use crate::index::{Chain, Image, Place, Places};
 use crate::record::{Compression, LogConfig, LogInfo};
 use crate::watch::{Watch, Watched};
@@ -124,9 +124,9 @@ pub(crate) struct LogState {
     /// epoch. 0: that was not looked up since the start, or since the settings changed.
     pub(crate) ages_at: u32,
     /// The segment that last counted this log among those it touches.
-    pub(crate) touched_in: Option<SegmentId>,
+    pub(crate) touched_in: SegmentOrNone,
     /// The segment the log was created in.
-    pub(crate) created_in: Option<SegmentId>,
+    pub(crate) created_in: SegmentOrNone,
 }
 
 /// Records of one log that are accepted and not written.
@@ -148,7 +148,7 @@ pub(crate) struct Standing {
     last_end: Position,
     config: Arc<LogConfig>,
     update_time: Timestamp,
-    touched_in: Option<SegmentId>,
+    touched_in: SegmentOrNone,
 }
 
 impl LogState {
@@ -323,8 +323,8 @@ impl LogState {
             stored_bytes: self.stored_bytes,
             deleted: self.deleted,
             config: Arc::clone(&self.config),
-            touched_in: self.touched_in,
-            created_in: self.created_in,
+            touched_in: self.touched_in.get(),
+            created_in: self.created_in.get(),
             chain: self.chain.clone(),
             extras: self
                 .extras
@@ -355,8 +355,8 @@ impl LogState {
             unproven: false,
             deleted: image.deleted,
             ages_at: 0,
-            touched_in: image.touched_in,
-            created_in: image.created_in,
+            touched_in: image.touched_in.into(),
+            created_in: image.created_in.into(),
         }
     }
 
@@ -429,8 +429,8 @@ impl Log {
                 unproven: false,
                 deleted: false,
                 ages_at: 0,
-                touched_in: None,
-                created_in: None,
+                touched_in: SegmentOrNone::default(),
+                created_in: SegmentOrNone::default(),
             }),
             watch: Watch::default(),
         }
@@ -500,15 +500,20 @@ fn by_name(logs: Vec<Arc<Log>>) -> BTreeMap<LogName, Arc<Log>> {
         std::iter::zip(&mut key, &bytes(log)[shared..]).for_each(|(to, byte)| *to = *byte);
         u64::from_be_bytes(key)
     };
-    let mut keyed: Vec<(u64, Arc<Log>)> =
-        logs.iter().map(|log| (key(log), Arc::clone(log))).collect();
-    keyed.sort_by(|(key, log), (other_key, other)| {
+    // All that is needed of a log, before they are out of order in memory.
+    let keyed = logs
+        .into_iter()
+        .map(|log| (key(&log), log.name.clone(), log));
+    let mut keyed: Vec<(u64, LogName, Arc<Log>)> = keyed.collect();
+    keyed.sort_by(|(key, name, log), (other_key, other_name, other)| {
         key.cmp(other_key)
-            .then_with(|| log.name.cmp(&other.name))
+            .then_with(|| name.cmp(other_name))
             .then_with(|| log.id.cmp(&other.id))
     });
-    let named = |(_, log): (u64, Arc<Log>)| (log.name.clone(), log);
-    keyed.into_iter().map(named).collect()
+    keyed
+        .into_iter()
+        .map(|(_, name, log)| (name, log))
+        .collect()
 }
 
 impl Tables {
@@ -622,28 +627,26 @@ impl Logs {
         }
     }
 
-    /// Every log: by name, then those deleted, by id. As for [`Logs::all`].
+    /// Every log, those deleted too, by id, which is mostly the order of memory. As for
+    /// [`Logs::all`].
     pub(crate) fn all_known(&self) -> Vec<Arc<Log>> {
         let mut logs = self.all();
-        let mut gone: Vec<Arc<Log>> = Vec::new();
+        let named = logs.len();
         loop {
-            let after = gone
-                .last()
-                .map_or(Bound::Unbounded, |log| Bound::Excluded(log.id));
-            let before = gone.len();
+            let last = logs[named..].last();
+            let after = last.map_or(Bound::Unbounded, |log| Bound::Excluded(log.id));
             let tables = self.0.read();
             let rest = tables.gone.range((after, Bound::Unbounded));
-            gone.extend(rest.take(STEP).map(|(_, log)| Arc::clone(log)));
-            if gone.len() == before {
+            let step: Vec<_> = rest.take(STEP).map(|(_, log)| Arc::clone(log)).collect();
+            drop(tables);
+            if step.is_empty() {
                 break;
             }
+            logs.extend(step);
         }
-        // One deleted meanwhile was met under its name.
-        gone.retain(|log| {
-            let met = logs.binary_search_by(|met| met.name.cmp(&log.name));
-            !met.is_ok_and(|at| logs[at].id == log.id)
-        });
-        logs.append(&mut gone);
+        logs.sort_by_cached_key(|log| log.id);
+        // One deleted meanwhile was met under its name, too.
+        logs.dedup_by_key(|log| log.id);
         logs
     }
 
@@ -678,7 +681,7 @@ mod tests {
     #[test]
     fn an_idle_log_takes_few_bytes() {
         // A million of them are to fit 512 MiB, with their names and the tables.
-        assert!(size_of::<Log>() <= 256, "{} bytes", size_of::<Log>());
+        assert!(size_of::<Log>() <= 232, "{} bytes", size_of::<Log>());
     }
 
     fn log(number: u64) -> Arc<Log> {
@@ -705,6 +708,7 @@ mod tests {
         let mut expected: Vec<u64> = (1..4).chain(6..count).collect();
         assert_eq!(numbers(&table.all()), expected);
         expected.extend([4, 5, count]);
+        expected.sort_unstable();
         assert_eq!(numbers(&table.all_known()), expected);
         let few = table.page("log/", Some("log/00002"), 3, |log| log.id.get() % 1500 == 0);
         assert_eq!(numbers(&few), [1500, 3000]);

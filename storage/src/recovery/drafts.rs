@@ -163,8 +163,9 @@ impl Drafts {
             self.touched.clear();
         }
         let draft = self.logs.entry(id).or_insert_with(|| Draft::of(id));
-        if draft.state().touched_in != Some(segment) {
-            draft.state().touched_in = Some(segment);
+        let state = draft.state();
+        if state.touched_in != segment.into() {
+            state.touched_in = segment.into();
             self.touched.push(id);
         }
         draft
@@ -336,7 +337,7 @@ impl Drafts {
         let state = draft.state();
         state.created_end = header.end();
         state.last_end = state.last_end.max(header.end());
-        state.created_in = Some(segment);
+        state.created_in = segment.into();
         state.create_time = header.arrival;
         state.update_time = header.arrival;
         if let Some(created) = created {
@@ -449,7 +450,7 @@ impl Drafts {
             }
             Kind::Created => {
                 let draft = self.touch(id, segment);
-                draft.state().created_in = Some(segment);
+                draft.state().created_in = segment.into();
                 let name = entry.name.as_deref().filter(|_| !draft.named);
                 if let Some(Ok(name)) = name.map(LogName::new) {
                     draft.set_name(name);
@@ -490,7 +491,7 @@ impl Drafts {
             }
             let draft = self.draft(closing.log_id);
             if !draft.named {
-                draft.state().created_in = closing.name.is_some().then_some(segment);
+                draft.state().created_in = closing.name.as_ref().map(|_| segment).into();
                 if let Some(Ok(name)) = closing.name.as_deref().map(LogName::new) {
                     draft.set_name(name);
                 }
@@ -502,8 +503,8 @@ impl Drafts {
     pub(super) fn closings(&self, segment: SegmentId) -> Vec<Closing> {
         let closing = |draft: &Draft| {
             let state = draft.log.state.read();
-            let name = draft.name().filter(|_| state.created_in == Some(segment));
-            (state.touched_in == Some(segment)).then(|| Closing {
+            let name = draft.name().filter(|_| state.created_in == segment.into());
+            (state.touched_in == segment.into()).then(|| Closing {
                 log_id: draft.log.id,
                 next_lsn: state.next,
                 name: name.map(|name| name.as_str().to_owned()),

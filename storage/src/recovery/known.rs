@@ -80,6 +80,7 @@ impl Recovered {
         self.expiry = summary.expiry;
         self.last = Some(summary.last);
         self.before = summary.before;
+        let mut segments = Vec::with_capacity(summary.segments.len());
         for entry in summary.segments {
             self.next_id = self.next_id.max(entry.life.id.next());
             if entry.life.id == summary.last {
@@ -98,8 +99,10 @@ impl Recovered {
             let segment = Segment::finished(entry.life, entry.base, None, entry.bytes);
             *segment.end.write() = Some(entry.end);
             segment.set_indexed();
-            self.segments.insert(entry.base, Arc::new(segment));
+            segments.push((entry.base, Arc::new(segment)));
         }
+        // At once: nothing was read before.
+        self.segments = segments.into_iter().collect();
     }
 
     /// Applies the index of a finished segment, if there is one that agrees with the link

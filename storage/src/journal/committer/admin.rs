@@ -196,7 +196,7 @@ impl Committer {
         });
         let bounded = config.retention.is_some();
         let log = Arc::new(Log::new(id, name.clone(), config, time, header.end()));
-        log.state.write().created_in = Some(self.segment.life.id);
+        log.state.write().created_in = self.segment.life.id.into();
         self.undo.note_created(&log);
         self.touch(&log);
         self.logs.insert(Arc::clone(&log));

@@ -156,7 +156,7 @@ impl Committer {
         let mut logs = Vec::with_capacity(self.touched.len());
         for log in self.touched.drain(..) {
             let state = log.state.read();
-            let name = (state.created_in == Some(segment)).then(|| log.name.as_str().to_owned());
+            let name = (state.created_in == segment.into()).then(|| log.name.as_str().to_owned());
             bytes += 40 + name.as_ref().map_or(0, String::len);
             closings.push(Closing {
                 log_id: log.id,
