@@ -12,7 +12,8 @@ from common import *
 usage()
 FOREST = TARGET / "release" / "examples" / "forest"
 MIB = 1 << 20
-MOST_SECONDS = 2
+# 2 on a quiet machine; some that run this take twice as long for everything.
+MOST_SECONDS = 4
 MOST_MIB = {100_000: 80, 1_000_000: 512}
 STARTS = 3
 
