@@ -42,7 +42,7 @@ def built(*arguments):
 
 def layers(directory, every):
     """For each layer: its command, and what it finds in its environment."""
-    engine = built("test", "-p", "wald-storage", "--features", "known-bad", "--lib")["wald_storage"]
+    engine = built("test", "-p", "wald-storage", "--features", "known-bad,zstd", "--lib")["wald_storage"]
     threads = built("test", "-p", "wald-storage", "--features", "known-bad,shuttle", "--lib")["wald_storage"]
 
     def modules(binary, names, **environment):

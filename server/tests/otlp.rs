@@ -1,6 +1,11 @@
-//! Traces, as a collector gets them. Only with the feature `otlp`.
+//! Traces, as a collector gets them, of a daemon that was built with the feature `otlp`:
+//!
+//! ```text
+//! cargo test -p wald-server --features otlp --test otlp -- --ignored
+//! ```
+//!
+//! or, with `WALD_BINARY`, of one that was built elsewhere.
 
-#![cfg(feature = "otlp")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 mod support;
@@ -88,6 +93,7 @@ async fn end(daemon: Daemon, mut bodies: mpsc::UnboundedReceiver<Vec<u8>>) -> Ve
 }
 
 #[tokio::test]
+#[ignore = "needs a daemon with the feature otlp"]
 async fn call_becomes_a_span_below_its_callers() {
     let (endpoint, bodies) = collector().await;
     // Nothing but the callers' own decisions.
@@ -128,6 +134,7 @@ async fn call_becomes_a_span_below_its_callers() {
 }
 
 #[tokio::test]
+#[ignore = "needs a daemon with the feature otlp"]
 async fn traces_do_not_depend_on_the_filter_of_the_log() {
     let (endpoint, bodies) = collector().await;
     let daemon = Daemon::start(&[
@@ -143,6 +150,7 @@ async fn traces_do_not_depend_on_the_filter_of_the_log() {
 }
 
 #[tokio::test]
+#[ignore = "needs a daemon with the feature otlp"]
 async fn collector_that_is_away_stops_nothing() {
     let daemon = Daemon::start(&["--otlp-endpoint", "http://127.0.0.1:1"]);
     let mut wal = daemon.wal().await;
