@@ -328,7 +328,7 @@ fn readers_miss_nothing_while_segments_are_sorted_under_them() {
                     block_on(ticket).unwrap();
                     written.fetch_add(1, Ordering::Relaxed);
                     appended += 1;
-                    if appended % 5000 == 0 && log != "a" {
+                    if appended.is_multiple_of(5000) && log != "a" {
                         let before = Lsn::new(appended - 2000);
                         block_on(engine.trim(target(log), before)).unwrap();
                     }

@@ -584,12 +584,20 @@ impl Logs {
     /// Forgets logs whose deletion lies below `end`, where everything is sorted: they left
     /// nothing that anybody could come upon.
     pub(crate) fn forget_deleted(&self, end: Position) {
-        for log in self.all_known() {
-            let state = log.state.read();
-            let gone = state.deleted && state.last_end <= end;
-            drop(state);
-            if gone {
-                self.remove(&log);
+        let mut after = Bound::Unbounded;
+        loop {
+            let mut tables = self.0.write();
+            let rest = tables.gone.range((after, Bound::Unbounded)).take(STEP);
+            let step: Vec<Arc<Log>> = rest.map(|(_, log)| Arc::clone(log)).collect();
+            let Some(last) = step.last() else {
+                return;
+            };
+            after = Bound::Excluded(last.id);
+            for log in step {
+                if log.state.read().last_end <= end {
+                    tables.gone.remove(&log.id);
+                    tables.ids.remove(&log.id);
+                }
             }
         }
     }

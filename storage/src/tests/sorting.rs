@@ -26,7 +26,7 @@ impl Fixture {
         loop {
             number += 1;
             for (at, log) in LOGS.iter().enumerate().take(4) {
-                if number % (at as u64 + 1) != 0 {
+                if !number.is_multiple_of(at as u64 + 1) {
                     continue;
                 }
                 let size = usize::try_from(number * 7919 % 1200).unwrap();

@@ -9,7 +9,7 @@ use super::{Finding, FindingKind, Severity, advice};
 use crate::checkpoint;
 use crate::directory::{self, Format, LastBegun};
 use crate::disk::{Disk, read_whole};
-use crate::ids::{Position, SegmentId};
+use crate::ids::{Lsn, Position, SegmentId};
 use crate::index::{SealedIndex, decode_index, index_id, index_path};
 use crate::journal::LIFE_BYTES;
 use crate::journal::segment::{self, Life};
@@ -411,7 +411,10 @@ pub(crate) fn checkpoint(
     let mut stranger = None;
     let summary = checkpoint::decode(&bytes, |image| {
         let expected = lsns.filter(|lsns| !lsns.is_damaged());
+        // Of a log whose deletion is sorted nothing is there any more.
+        let sorted_away = |next: Lsn| image.deleted && next == Lsn::ZERO;
         if let Some(next) = expected.and_then(|lsns| lsns.of(image.id))
+            && !sorted_away(next)
             && next != image.next
             && stranger.is_none()
         {
