@@ -182,6 +182,16 @@ settings! {
     /// Time from the end of one look for what logs forget to the next; more than 0. So much
     /// longer may stay what goes past a bound.
     retention_interval: Duration = "10s";
+    /// Whether sealed segments are sorted by log. Only then the space of what is trimmed or
+    /// deleted comes back. Once a store was sorted, versions that do not know of it refuse it.
+    sorter_enabled: bool = "false";
+    /// Disk space for what is sealed and not sorted yet, and for sorting it. Half of it is
+    /// sorted in one go, at least two segments.
+    sorter_step_bytes: Size = "256MiB";
+    /// Sorted runs that lie together are made one up to this; at most 3 GiB.
+    sorter_run_bytes: Size = "1GiB";
+    /// How much the sorter reads and writes in a second; appends go first. 0: no bound.
+    sorter_bytes_per_second: Size = "0";
     /// Event loops that serve gRPC, each a thread with its own share of the connections.
     /// 0: one for every core.
     worker_threads: usize = "0";
@@ -302,6 +312,10 @@ impl Config {
             scrub_interval: self.scrub_interval,
             retention: self.retention(),
             retention_interval: self.retention_interval,
+            sorter_enabled: self.sorter_enabled,
+            sorter_step_bytes: self.sorter_step_bytes.0,
+            sorter_run_bytes: self.sorter_run_bytes.0,
+            sorter_bytes_per_second: self.sorter_bytes_per_second.0,
         })
     }
 
@@ -313,6 +327,7 @@ impl Config {
             ConfigError::SegmentTooLarge(_) => {
                 Wrong::new("segment_bytes", "the most is just below 4GiB")
             }
+            ConfigError::RunTooLarge(_) => Wrong::new("sorter_run_bytes", "the most is 3GiB"),
             ConfigError::SegmentUnaligned(_) => {
                 Wrong::new("segment_bytes", "it must be a multiple of 4096")
             }

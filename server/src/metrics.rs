@@ -192,6 +192,10 @@ struct StateGauges {
     scrubbed_bytes: IntCounter,
     last_scrub: Gauge,
     expiry_lag: Gauge,
+    sorted_runs: IntGauge,
+    sorter_read_bytes: IntCounter,
+    sorter_written_bytes: IntCounter,
+    unsorted_bytes: IntGauge,
     followers: IntGauge,
     journal_failed: IntGauge,
 }
@@ -250,6 +254,22 @@ impl StateGauges {
                 "wald_retention_clock_lag_seconds",
                 "How far is the clock that retention by age goes by behind the system's? Below 0: the system's was put back.",
             )?,
+            sorted_runs: make.gauge(
+                "wald_sorted_runs",
+                "How many sorted runs are there?",
+            )?,
+            sorter_read_bytes: make.counter(
+                "wald_sorter_read_bytes_total",
+                "How many bytes did the sorter read?",
+            )?,
+            sorter_written_bytes: make.counter(
+                "wald_sorter_written_bytes_total",
+                "How many bytes did the sorter write? Much more than what is appended: runs are written anew too often, raise sorter_step_bytes.",
+            )?,
+            unsorted_bytes: make.gauge(
+                "wald_unsorted_bytes",
+                "How many bytes of sealed segments are not sorted yet? Growing beyond sorter_step_bytes: the sorter does not keep up, or is off.",
+            )?,
             followers: make.gauge("wald_followers", "How many scans wait for new records?")?,
             journal_failed: make.gauge(
                 "wald_journal_failed",
@@ -306,6 +326,14 @@ impl StateGauges {
         );
         #[allow(clippy::cast_precision_loss, reason = "see above")]
         self.expiry_lag.set(now.expiry_lag_micros as f64 / 1e6);
+        self.sorted_runs.set(signed(now.sorted_runs));
+        let read = self.sorter_read_bytes.get();
+        self.sorter_read_bytes
+            .inc_by(now.sorter_read_bytes.saturating_sub(read));
+        let written = self.sorter_written_bytes.get();
+        self.sorter_written_bytes
+            .inc_by(now.sorter_written_bytes.saturating_sub(written));
+        self.unsorted_bytes.set(signed(now.unsorted_bytes));
         self.followers.set(signed(now.followers));
         self.journal_failed.set(now.journal_failed.into());
     }

@@ -68,8 +68,11 @@ def stood(log, with_chain):
     return found
 
 
-def differences(what, told, log, with_chain):
+def differences(what, told, log, with_chain, is_sorted=False):
     held = stood(log, with_chain)
+    if is_sorted:
+        # A run tells the first lsn kept as of when it was made.
+        del held["first"], held["expired"]
     return [f"{what}: log {log.id}: {key} is {told[key]!r}, the segments say {held[key]!r}"
             for key in held if told[key] != held[key]]
 
@@ -128,7 +131,7 @@ def check_index(segment, store):
         held = [(batch.offset, batch.first_lsn - start, batch.count, batch.size) for batch in here]
         if places != held:
             wrong.append(f"{what}: entries of log {log.id} differ")
-        wrong += differences(what, told, log, False)
+        wrong += differences(what, told, log, False, bool(store.runs))
     return wrong
 
 
@@ -156,13 +159,14 @@ def read_checkpoint(path):
     return found
 
 
-def newest_checkpoint(path, store):
-    """The newest checkpoint that is whole and whose segments are all there by name, or None."""
+def newest_checkpoint(path, store, is_sorted):
+    """The newest checkpoint that is whole and whose segments are all there by name, or sorted; or None."""
     for file in sorted((path / "checkpoint").glob("*.ckp"), reverse=True):
         try:
             found = read_checkpoint(file)
         except Bad:
             continue
+        found["segments"] = [one for one in found["segments"] if not is_sorted(one[0])]
         named = [path / "journal" / f"{one[0]:016x}.seg" for one in found["segments"]]
         if found[1].to_bytes(8, "little") + found[2].to_bytes(8, "little") == store and all(
                 name.exists() for name in named):
@@ -183,7 +187,7 @@ def check_checkpoint(segment, store, walked):
     wrong = []
     header = (told.get(1, 0).to_bytes(8, "little") + told.get(2, 0).to_bytes(8, "little"), told.get(3, 0), told.get(7, 0),
               told.get(8, 0), told.get(9, 0))
-    before = walked[-2].id if len(walked) > 1 else 0
+    before = walked[-2].id if len(walked) > 1 else store.runs[-1].last if store.runs else 0
     held = (store.id, store.epoch, segment.id, before, segment.chain)
     if header != held:
         wrong.append(f"{what}: {header} instead of {held}")
@@ -195,17 +199,23 @@ def check_checkpoint(segment, store, walked):
         wrong.append(f"{what}: latest arrival {signed(told.get(6, 0))}, the segments say {segment.arrival}")
     if bool(told.get(5)) != segment.clean:
         wrong.append(f"{what}: says {bool(told.get(5))} of the end of its run")
-    for entry, one in itertools.zip_longest(told["segments"], walked):
+    entries = [entry for entry in told["segments"] if not store.is_sorted(entry[0])]
+    for entry, one in itertools.zip_longest(entries, walked):
         # A start that came later may have given back what lies behind the frames.
         sizes = {len(one.data), one.life.size} if one and len(one.data) == -(-one.end // 4096) * 4096 else {one and len(one.data)}
         if not entry or not one or entry[2] not in sizes or (*entry[:2], *entry[3:]) != (
                 one.id, one.life.size, one.base, one.end, one.life.salt):
             wrong.append(f"{what}: segment {entry} differs from {one and one.path.name}")
     logs = {log.id: log for log in store.logs.values()}
-    if sorted(one["id"] for one in told["images"]) != sorted(logs):
-        wrong.append(f"{what}: logs {sorted(one['id'] for one in told['images'])} instead of {sorted(logs)}")
+    images = sorted(one["id"] for one in told["images"])
+    if store.runs:
+        # Logs whose deletion is sorted are in some of both.
+        logs = {number: log for number, log in logs.items() if not log.deleted}
+        images = sorted(one["id"] for one in told["images"] if not one["deleted"])
+    if images != sorted(logs):
+        wrong.append(f"{what}: logs {images} instead of {sorted(logs)}")
     for one in told["images"]:
         if one["id"] in logs:
-            wrong += differences(what, one, logs[one["id"]], True)
+            wrong += differences(what, one, logs[one["id"]], True, bool(store.runs))
     return wrong
 

@@ -15,10 +15,11 @@ NO_LAG = 0xFFFFFFFF
 NONE = 0xFFFFFFFFFFFFFFFF
 NEVER = -(1 << 63)
 
-(BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR, LINK, MARKER, SWAP, SEAL) = range(1, 12)
+(BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR, LINK, MARKER, RUN, SEAL, IMAGES, PACK, ORDER) = range(1, 15)
 KINDS = {BATCH: "batch", CREATED: "created", CONFIGURED: "configured", DELETED: "deleted", TRIM: "trim",
-         FENCE: "fence", CURSOR: "cursor", LINK: "link", MARKER: "marker", SWAP: "swap", SEAL: "seal"}
-PRODUCER, DIRECTORY = 1, 3
+         FENCE: "fence", CURSOR: "cursor", LINK: "link", MARKER: "marker", RUN: "run", SEAL: "seal", IMAGES: "images",
+         PACK: "pack", ORDER: "order"}
+PRODUCER, DIRECTORY, PIECES = 1, 3, 4
 GOES_ON = 0x80
 
 

@@ -87,7 +87,6 @@ def read(directory):
     """A store with index files and checkpoints compared: (Store, indexes, checkpoints)."""
     store = Store(directory)
     walked, counts = [], {"indexes": 0, "checkpoints": 0}
-    store.below = {}
 
     def after_segment(segment, _):
         walked.append(segment)

@@ -11,6 +11,7 @@ from derived import index_of, newest_checkpoint, read_checkpoint
 from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LIFE_BLOCK, LINK, MARKER, NEVER,
                     SEAL, TRIM, Bad, Life, bytes_digest, crc, directory, fields, frame_body, frame_header,
                     life_block, message, plain, producer, records, sent_digest, signed)
+from runs import arrival_of, enter, find_runs
 from state import Batch, Log, Producer, Segment, pushed
 
 OF_LOGS = (BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR)
@@ -49,6 +50,8 @@ class Store:
         self.epoch = 0
         # What the expiry clock showed last.
         self.expiry = None
+        # The sealed segments that each log lay in before the one at hand.
+        self.below = {}
         # Batches of producers: whose digest is another than that of the stored records, and whose is the same.
         self.digests = [0, 0]
         self.after_segment = lambda segment, store: None
@@ -57,7 +60,8 @@ class Store:
             raise Bad("FORMAT is missing, damaged or of another version")
         self.id = int(form["id"], 16).to_bytes(16, "little")
         self.begun = text_file(self.path / "BEGUN", "wald begun", ["epoch", "segment", "base"])
-        self.checkpoint = newest_checkpoint(self.path, self.id)
+        self.runs = find_runs(self.path, self.id, self.problem)
+        self.checkpoint = newest_checkpoint(self.path, self.id, self.is_sorted)
         # Segments that the checkpoint covers: by name, with what it says of them.
         self.covered = {f"{one[0]:016x}.seg": one for one in self.checkpoint["segments"]} if self.checkpoint else {}
         self.segments = self.find_segments()
@@ -70,6 +74,9 @@ class Store:
     def find_segments(self):
         found, self.unreadable = [], []
         for path in sorted((self.path / "journal").glob("*.seg")):
+            if self.is_sorted(int(path.stem, 16)):
+                # What a sorter that was cut off left.
+                continue
             data = path.read_bytes()
             life = None
             for at in (0, LIFE_BLOCK):
@@ -89,7 +96,7 @@ class Store:
                     self.problem(f"{path.name}: not a segment of this store")
                     self.unreadable.append(int(path.stem, 16))
                 continue
-            if life.version != 1 or life.incompatible:
+            if life.version != 1 or life.incompatible & ~2:
                 raise Bad(f"{path.name}: version {life.version}, incompatible features {life.incompatible:#x}")
             segment = Segment(path, data, life)
             self.find_base(segment)
@@ -165,6 +172,10 @@ class Store:
     def read(self):
         """Walks the journal."""
         before = None
+        for run in self.runs:
+            enter(run, self)
+            before = Segment(run.path, b"", run.life, 0)
+            before.number, before.arrival = run.last, arrival_of(run)
         for segment, after in zip(self.segments, [*self.segments[1:], None]):
             self.enter(segment, before)
             follows = after is not None and after.link is not None and after.link["before"] == segment.id
@@ -194,10 +205,11 @@ class Store:
         link = segment.link
         self.shows(link["expiry"], segment)
         self.epoch = max(self.epoch, link["epoch"])
-        if link["before"] != (before.id if before else 0):
+        before_id = 0 if before is None else getattr(before, "number", before.id)
+        if link["before"] != before_id:
             self.problem(f"segment {link['before']} is missing or cannot be used")
             self.close(link, None, link["end"])
-            if not link["complete"] or link["before_that"] != (before.id if before else 0):
+            if not link["complete"] or link["before_that"] != before_id:
                 # More than one is gone, and a link tells of one.
                 self.lost("what lay before it", link["end"])
         if link["unproven"] is not None:
@@ -500,6 +512,10 @@ class Store:
                 continue
         if begun > (last.id if last else 0):
             self.lost(f"segment {begun}, which the last start began or a checkpoint tells of,", beyond)
+
+    def is_sorted(self, number):
+        """Whether a run stands for a segment."""
+        return any(run.first <= number <= run.last for run in self.runs)
 
     def has_file(self, number):
         return (self.path / "journal" / f"{number:016x}.seg").exists()

@@ -81,6 +81,27 @@ impl Backups {
         Ok(())
     }
 
+    /// The same of several. Tells whether a backup holds them.
+    pub(crate) fn remove_all(&self, paths: &[String]) -> io::Result<bool> {
+        for path in paths {
+            match self.remove(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed?,
+            }
+        }
+        Ok(self.state.lock().running)
+    }
+
+    /// Does something with files of the store that a backup may hold, unless one runs. Tells
+    /// whether it was done.
+    pub(crate) fn unless_running(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<bool> {
+        let state = self.state.lock();
+        if state.running {
+            return Ok(false);
+        }
+        work().map(|()| true)
+    }
+
     fn digest(&self, path: &str, bytes: u64) -> Option<u128> {
         let digests = self.digests.lock();
         let known = digests.get(path).filter(|known| known.bytes == bytes)?;

@@ -15,6 +15,7 @@
 //! | 11 | a segment: id, size, salt, base, end, bytes of its file |
 //! | 12 | a log: its [`Image`] |
 //! | 13 | what the expiry clock showed |
+//! | 14 | the last segment that a sorted run stands for; 11 tells of those behind it |
 
 use std::io;
 use std::sync::Arc;
@@ -64,7 +65,9 @@ pub(crate) struct Summary {
     /// Header checksum of the last segment's last frame.
     pub(crate) chain: u32,
     pub(crate) history: Vec<(RecoveryEpoch, Position)>,
-    /// In journal order; the last is `last`.
+    /// The last segment that a sorted run stands for.
+    pub(crate) sorted: Option<SegmentId>,
+    /// Those behind, in journal order; the last is `last`.
     pub(crate) segments: Vec<SegmentEntry>,
 }
 
@@ -103,6 +106,7 @@ impl<'a> Writer<'a> {
         if let Some(expiry) = summary.expiry {
             wire::put_fixed64(&mut out, 13, expiry.micros().cast_unsigned());
         }
+        wire::put_uint(&mut out, 14, summary.sorted.map_or(0, SegmentId::get));
         let mut part = Vec::new();
         for (epoch, end) in &summary.history {
             part.clear();
@@ -295,6 +299,7 @@ pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary
         before: None,
         chain: 0,
         history: Vec::new(),
+        sorted: None,
         segments: Vec::new(),
     };
     let (mut low, mut high) = (0, 0);
@@ -321,6 +326,7 @@ pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary
             }
             (11, Value::Bytes(part)) => summary.segments.push(segment(part)?),
             (12, Value::Bytes(image)) => log(Image::decode(image)?),
+            (14, Value::Varint(id)) => summary.sorted = Some(SegmentId::new(id)),
             _ => {}
         }
     }
@@ -386,6 +392,7 @@ mod tests {
             before: Some(SegmentId::new(8)),
             chain: 77,
             history: vec![(RecoveryEpoch::new(2), Position::new(1 << 50))],
+            sorted: Some(SegmentId::new(7)),
             segments: vec![segment(8), segment(9)],
         }
     }

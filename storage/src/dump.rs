@@ -14,7 +14,8 @@ use crate::journal::body::{self, Created, CursorBody, Link, Seal};
 use crate::journal::compress;
 use crate::journal::frame::{self, Header, Kind};
 use crate::record::{LogConfig, Producer, Record};
-use crate::recovery::Surveyed;
+use crate::recovery::{Survey, Surveyed};
+use crate::sorted;
 use crate::verify::frames::{Event, Frames};
 use crate::verify::pace::Stop;
 use crate::verify::{Offline, Reader};
@@ -78,7 +79,7 @@ pub struct DumpedSegment {
 pub struct DumpedFrame {
     /// The segment it is in.
     pub segment: u64,
-    /// Where it is in the journal.
+    /// Where it is in the journal; of a frame of a sorted run an address beyond all positions.
     pub position: Position,
     /// Where it is in the file.
     pub offset: u64,
@@ -290,7 +291,7 @@ impl Offline {
     pub fn dump_frames(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), OpenError> {
         let survey = self.survey()?;
         let mut names = self.names()?;
-        for segment in &survey.segments {
+        for segment in &files(survey) {
             if filter.segment.is_some_and(|id| id != segment.life.id.get()) {
                 continue;
             }
@@ -382,7 +383,7 @@ impl Offline {
     /// # Errors
     /// If the directory cannot be read.
     pub fn dump_indexes(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), OpenError> {
-        for segment in self.survey()?.segments {
+        for segment in files(self.survey()?) {
             let id = segment.life.id;
             if filter.segment.is_some_and(|wanted| wanted != id.get()) {
                 continue;
@@ -456,6 +457,21 @@ impl Offline {
     }
 }
 
+/// Sorted runs, then segments. Frames of runs lie at addresses that are no positions of the
+/// journal.
+fn files(survey: Survey) -> Vec<Surveyed> {
+    let runs = survey.runs.iter().map(|found| Surveyed {
+        life: found.opened.life,
+        path: found.run.segment.path(),
+        base: found.run.segment.base,
+        end: found.run.segment.base.advance(found.opened.end),
+        link: None,
+    });
+    let mut files: Vec<Surveyed> = runs.collect();
+    files.extend(survey.segments);
+    files
+}
+
 fn wanted(frame: &DumpedFrame, filter: &DumpFilter) -> bool {
     let by_log = filter.log.is_none() || frame.log == filter.log;
     let bounded = filter.from_lsn.is_some() || filter.to_lsn.is_some();
@@ -463,7 +479,7 @@ fn wanted(frame: &DumpedFrame, filter: &DumpFilter) -> bool {
         return by_log;
     }
     let next = frame.first_lsn.checked_advance(u64::from(frame.count));
-    frame.kind == Kind::Batch.word()
+    [Kind::Batch.word(), Kind::Pack.word()].contains(&frame.kind)
         && filter.from_lsn.is_none_or(|from| next > Some(from))
         && filter.to_lsn.is_none_or(|to| frame.first_lsn < to)
 }
@@ -481,7 +497,7 @@ fn dumped(
             names.learn(entry.log_id, name);
         }
     }
-    let body = body_of(header, body);
+    let body = body_of(header, bytes, body);
     if let DumpedBody::Created { name, .. } = &body {
         names.learn(header.log_id, name);
     }
@@ -525,7 +541,24 @@ fn dumped(
     }
 }
 
-fn body_of(header: &Header, body: Option<&[u8]>) -> DumpedBody {
+/// The records of what was one frame of the journal.
+fn records_of(plain: &[u8], first: Lsn, arrival: Timestamp) -> Option<Vec<DumpedRecord>> {
+    let lsns = (0..).map(|index| first.checked_advance(index));
+    let record = |(record, lsn): (Record, Option<Lsn>)| {
+        Some(DumpedRecord {
+            lsn: lsn?,
+            time: record.timestamp.unwrap_or(arrival),
+            record,
+        })
+    };
+    codec::records(plain)?
+        .into_iter()
+        .zip(lsns)
+        .map(record)
+        .collect()
+}
+
+fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
     let Some(stored) = body else {
         return DumpedBody::Damaged;
     };
@@ -533,17 +566,16 @@ fn body_of(header: &Header, body: Option<&[u8]>) -> DumpedBody {
         Some(match header.kind {
             Kind::Batch => {
                 let plain = compress::decompress(header.codec(), stored)?;
-                let records = codec::records(&plain)?;
-                let lsns = (0..).map(|index| header.first_lsn.checked_advance(index));
-                let record = |(record, lsn): (Record, Option<Lsn>)| {
-                    Some(DumpedRecord {
-                        lsn: lsn?,
-                        time: record.timestamp.unwrap_or(header.arrival),
-                        record,
-                    })
-                };
-                let records = records.into_iter().zip(lsns).map(record);
-                DumpedBody::Records(records.collect::<Option<_>>()?)
+                DumpedBody::Records(records_of(&plain, header.first_lsn, header.arrival)?)
+            }
+            Kind::Pack => {
+                let mut records = Vec::new();
+                for piece in sorted::pieces(bytes, header)? {
+                    let stored = sorted::stored(bytes, header.header_len as usize, &piece)?;
+                    let plain = compress::decompress(piece.codec, stored)?;
+                    records.extend(records_of(&plain, piece.first_lsn, piece.arrival)?);
+                }
+                DumpedBody::Records(records)
             }
             Kind::Created => {
                 let created = Created::decode(stored)?;
@@ -587,6 +619,8 @@ fn body_of(header: &Header, body: Option<&[u8]>) -> DumpedBody {
                 }
             }
             Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => DumpedBody::Empty,
+            // What they tell is in the index, and in the header of the packs.
+            Kind::Run | Kind::Images | Kind::Order => DumpedBody::Empty,
         })
     };
     read().unwrap_or(DumpedBody::Damaged)

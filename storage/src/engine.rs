@@ -370,6 +370,16 @@ pub struct Statistics {
     pub last_scrub: Option<Timestamp>,
     /// How far the expiry clock is behind the system's, in microseconds; below 0: ahead.
     pub expiry_lag_micros: i64,
+    /// Sorted runs. What they stand for is in no segment of the journal.
+    pub sorted_runs: u64,
+    /// Bytes of their files.
+    pub sorted_bytes: u64,
+    /// Bytes that the sorter read since the start.
+    pub sorter_read_bytes: u64,
+    /// Bytes that it wrote.
+    pub sorter_written_bytes: u64,
+    /// Bytes of sealed segments that are not sorted yet.
+    pub unsorted_bytes: u64,
     /// Scans that are waiting for data.
     pub followers: u64,
     /// Whether the journal has failed.

@@ -11,4 +11,6 @@ pub(crate) use self::active::{Place, Places};
 pub(crate) use self::chain::{Below, Chain};
 pub(crate) use self::image::Image;
 pub(crate) use self::indexes::{Indexes, read as read_index};
-pub(crate) use self::sealed::{NewRow, Row, SealedIndex, decode_index, index_id, index_path};
+pub(crate) use self::sealed::{
+    IndexBuilder, NewRow, Row, SealedIndex, decode_index, index_id, index_path,
+};

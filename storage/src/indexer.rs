@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
 use crate::disk::is_out_of_space;
-use crate::ids::{Position, SegmentId, Timestamp};
-use crate::index::{Image, NewRow, SealedIndex, index_path};
+use crate::ids::{LogId, Position, SegmentId, Timestamp};
+use crate::index::{Chain, Image, NewRow, SealedIndex, index_path};
 use crate::journal::segment::Segment;
 use crate::local::{Core, Log};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A roll waits while more sealed segments than this have no index: a start has to read
 /// those.
@@ -65,6 +65,8 @@ pub(crate) struct Progress {
     /// Bytes of segments that a start would read indexes of.
     pub(crate) since_checkpoint: u64,
     pub(crate) checkpoint_bytes: u64,
+    /// The last segment that the newest checkpoint covers.
+    pub(crate) covered: Option<SegmentId>,
     newest: Option<Newest>,
 }
 
@@ -104,6 +106,17 @@ impl Indexer {
             progress: Mutex::new(progress),
             ..Self::default()
         }
+    }
+
+    /// The last segment that a checkpoint covers, of a store without damage.
+    pub(crate) fn covered(&self) -> Option<SegmentId> {
+        let progress = self.progress.lock();
+        progress.covered.filter(|_| progress.sound)
+    }
+
+    /// Nothing is indexed, and no checkpoint written, as long as what this returns is held.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock()
     }
 
     /// Takes over a sealed segment; waits while too many have no index yet.
@@ -339,14 +352,7 @@ impl Core {
                 Ok(image) => writer.add(&image)?,
                 // It has moved on: the newest index that tells of it knows how it stood.
                 Err(chain) => {
-                    let row = chain.newest().and_then(|base| {
-                        let segment = self.journal.segment_at(base)?;
-                        let index = self.indexes.get(&segment)?;
-                        // One made anew from its frames does not know all of a log.
-                        let index = Some(index).filter(|index| !index.is_partial())?;
-                        index.image(&index.row(log.id)?)
-                    });
-                    match row {
+                    match self.image_of(log.id, &chain) {
                         Some(image) => writer.add(&Image { chain, ..image })?,
                         // Its index is damaged: the next start finds that out.
                         None => return Ok(()),
@@ -355,10 +361,28 @@ impl Core {
             }
         }
         progress.checkpoint_bytes = writer.finish(&self.backups)?;
+        progress.covered = Some(newest.id);
         progress.since_checkpoint = 0;
         let took = self.journal.clock.monotonic().duration_since(started);
         self.journal.observer.checkpoint(took);
         Ok(())
+    }
+
+    /// How a log stood when the newest indexed segment that tells of it was left, or at the
+    /// end of the newest run that does.
+    fn image_of(&self, log: LogId, chain: &Chain) -> Option<Image> {
+        let base = chain.newest()?;
+        let told = |segment: &Segment| {
+            let index = self.indexes.get(segment)?;
+            // One made anew from its frames does not know all of a log.
+            let index = Some(index).filter(|index| !index.is_partial())?;
+            index.image(&index.row(log)?)
+        };
+        if base >= self.journal.sorted_end() {
+            return told(&*self.journal.segment_at(base)?);
+        }
+        let runs = self.journal.runs();
+        runs.iter().rev().find_map(|run| told(&run.segment))
     }
 
     fn summary(&self, newest: &Newest, clean: bool) -> Summary {
@@ -384,6 +408,7 @@ impl Core {
             before: newest.before,
             chain: newest.chain,
             history: self.history.clone(),
+            sorted: self.journal.runs().last().map(|run| run.head.last),
             segments,
         }
     }

@@ -38,6 +38,7 @@ use crate::known_bad::{self, Mistake};
 use crate::local::Log;
 use crate::metrics::{Observer, Phase};
 use crate::record::{Durability, Visibility};
+use crate::sorted::{self, Run};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::watch::{Watch, Watched};
@@ -70,6 +71,10 @@ pub(crate) struct Journal {
     durable: AtomicU64,
     /// Segments that hold frames, by base position.
     pub(crate) segments: RwLock<BTreeMap<Position, Arc<Segment>>>,
+    /// Sorted runs, which stand for the segments before those, the oldest first.
+    runs: RwLock<Vec<Arc<Run>>>,
+    /// Everything below lies in these.
+    sorted_end: AtomicU64,
     /// The segment that is being written.
     current: RwLock<Arc<Segment>>,
     /// The newest groups, shared from memory.
@@ -141,6 +146,8 @@ impl Journal {
             written: AtomicU64::new(end.get()),
             durable: AtomicU64::new(end.get()),
             segments: RwLock::new(segments),
+            runs: RwLock::default(),
+            sorted_end: AtomicU64::new(0),
             current: RwLock::new(current),
             recent: Recent::default(),
             failure: OnceLock::new(),
@@ -367,8 +374,84 @@ impl Journal {
         *self.current.write() = segment;
     }
 
-    /// The segment that holds `position`.
+    /// The segment that is being written.
+    pub(crate) fn current(&self) -> Arc<Segment> {
+        Arc::clone(&*self.current.read())
+    }
+
+    /// Sorted runs, the oldest first.
+    pub(crate) fn runs(&self) -> Vec<Arc<Run>> {
+        self.runs.read().clone()
+    }
+
+    /// Sorted runs and the segments behind them, as of one moment.
+    pub(crate) fn runs_and_segments(&self) -> (Vec<Arc<Run>>, Vec<Arc<Segment>>) {
+        loop {
+            let runs = self.runs();
+            let segments = self.segments.read().values().cloned().collect();
+            let end = runs.last().map_or(Position::ZERO, |run| run.head.limit);
+            if end == self.sorted_end() {
+                return (runs, segments);
+            }
+        }
+    }
+
+    /// Everything below lies in sorted runs, nothing else does.
+    pub(crate) fn sorted_end(&self) -> Position {
+        Position::new(self.sorted_end.load(Ordering::SeqCst))
+    }
+
+    /// These are the sorted runs from now on. Nothing is looked for any more in the segments
+    /// and runs that they take the place of, which are returned.
+    pub(crate) fn enter_runs(&self, new: Vec<Arc<Run>>) -> Vec<Arc<Segment>> {
+        let end = new.last().map_or(Position::ZERO, |run| run.head.limit);
+        let mut segments = self.segments.write();
+        let old = {
+            let mut runs = self.runs.write();
+            // First: what is not in a segment any more is found in a run.
+            self.sorted_end.store(end.get(), Ordering::SeqCst);
+            std::mem::replace(&mut *runs, new)
+        };
+        let kept = self.runs();
+        let gone = |run: &Arc<Run>| kept.iter().all(|kept| kept.id() != run.id());
+        let mut retired: Vec<Arc<Segment>> = old
+            .into_iter()
+            .filter(gone)
+            .map(|run| Arc::clone(&run.segment))
+            .collect();
+        let unsorted = segments.split_off(&end);
+        let sorted = std::mem::replace(&mut *segments, unsorted);
+        retired.extend(sorted.into_values());
+        for segment in &retired {
+            segment.retire();
+        }
+        retired
+    }
+
+    /// The run that holds what was at `position` in the journal.
+    pub(crate) fn run_at(&self, position: Position) -> Option<Arc<Run>> {
+        let runs = self.runs.read();
+        let at = runs.partition_point(|run| run.head.limit <= position);
+        runs.get(at).cloned()
+    }
+
+    /// The first position of the segments that a run stands for.
+    pub(crate) fn first_of_run(&self, segment: &Segment) -> Position {
+        let runs = self.runs.read();
+        let run = runs.iter().find(|run| run.segment.base == segment.base);
+        run.map_or(Position::ZERO, |run| {
+            run.head.first_base.advance(LIFE_BYTES)
+        })
+    }
+
+    /// The segment, or sorted run, that holds what is at `position`.
     pub(crate) fn segment_at(&self, position: Position) -> Option<Arc<Segment>> {
+        if sorted::is_address(position) {
+            let runs = self.runs.read();
+            let within =
+                |run: &&Arc<Run>| run.segment.base <= position && position < run.segment.limit();
+            return runs.iter().find(within).map(|run| Arc::clone(&run.segment));
+        }
         let segments = self.segments.read();
         let (_, segment) = segments.range(..=position).next_back()?;
         (position < segment.limit()).then(|| Arc::clone(segment))

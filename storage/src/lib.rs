@@ -29,6 +29,7 @@ mod record;
 mod recovery;
 mod repair;
 mod session;
+mod sorted;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -51,6 +51,7 @@ use crate::record::{
 };
 use crate::recovery::{self, RecoveryReport};
 use crate::session::Session;
+use crate::sorted::Sorter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{JoinHandle, Mutex};
 use crate::threads::{self, Workers};
@@ -89,6 +90,7 @@ pub(crate) struct Core {
     pub(crate) told: Told,
     pub(crate) scrub: Scrub,
     pub(crate) retainer: Retainer,
+    pub(crate) sorter: Sorter,
     _lock: Box<dyn DiskLock>,
 }
 
@@ -148,6 +150,7 @@ impl Core {
         );
         let retainer = Retainer::new(begun.journal.expiry_now());
         let scrub = Scrub::new(config.scrub_bytes_per_second);
+        let sorter = Sorter::new(config.sorter_bytes_per_second);
         let mut report = begun.report;
         let now = begun.journal.clock.monotonic();
         report.duration = now.duration_since(started);
@@ -175,9 +178,15 @@ impl Core {
             told: Told::default(),
             scrub,
             retainer,
+            sorter,
             _lock: lock,
         });
         Ok((core, report))
+    }
+
+    /// Where files wait for a new life.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// Takes in a request that is to be answered as its logs' sync modes say.
@@ -325,6 +334,16 @@ impl Core {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
         self.enqueue_of(None, batch, level)
+    }
+
+    /// One step of the sorter, as its thread would do it. Tells whether there was one to do.
+    #[cfg(test)]
+    pub(crate) fn sort_in_turn(&self) -> io::Result<bool> {
+        match self.sort_step(true, &mut |_| Ok(())) {
+            Ok(done) => Ok(done),
+            Err(Stop::Stopped) => Ok(false),
+            Err(Stop::Io(error)) => Err(error),
+        }
     }
 
     /// Fills the pool, as its thread would.
@@ -569,6 +588,16 @@ impl LocalEngine {
         }
         let core = Arc::clone(&self.core);
         *self.retention.lock() = Some(threads::start("retention", move || core.retain())?);
+        if self.core.config.sorter_enabled {
+            let core = Arc::clone(&self.core);
+            handles.push(threads::start("sort", move || {
+                let run = std::panic::AssertUnwindSafe(|| core.sort());
+                if std::panic::catch_unwind(run).is_err() {
+                    let error = io::Error::other("its thread panicked");
+                    core.journal.fail("sorting", &error);
+                }
+            })?);
+        }
         Ok(())
     }
 }
@@ -587,6 +616,7 @@ impl Drop for LocalEngine {
         self.core.intake.stop();
         self.core.indexer.stop();
         self.core.scrub.control.stop();
+        self.core.sorter.control.stop();
         self.workers.stop();
         for (control, _, handle) in self.verifying.lock().drain(..) {
             control.stop();

@@ -27,21 +27,30 @@ use crate::error::ReadError;
 use crate::ids::{Lsn, Position, Timestamp};
 use crate::index::{Chain, Place, Row};
 use crate::journal::compress;
-use crate::journal::frame::{self, Header};
+use crate::journal::frame::{self, Header, Kind};
 use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
 use crate::metrics::ChecksumSite;
 use crate::quarantine::Damage;
 use crate::record::{StoredBatch, Visibility};
+use crate::sorted::{self, Piece};
 
 /// Frames that lie together are read together, up to this.
 const SPAN_BYTES: u64 = 256 << 10;
 
-/// One verified frame.
+/// What was one frame of the journal, verified.
 struct Frame {
-    header: Header,
+    first_lsn: Lsn,
+    count: u32,
+    arrival: Timestamp,
     body: Bytes,
 }
+
+/// Which records are wanted of frames: from, to (exclusive).
+type Wanted = (Lsn, Lsn);
+
+/// All of them.
+const ALL: Wanted = (Lsn::ZERO, Lsn::new(u64::MAX));
 
 /// Why a frame could not be had.
 pub(crate) enum Fault {
@@ -49,71 +58,181 @@ pub(crate) enum Fault {
     Io(io::Error),
 }
 
+/// A frame that could not be had: its place, and its position in the journal.
+struct Bad {
+    place: Place,
+    position: Position,
+    fault: Fault,
+}
+
 /// Reads and verifies the frames at `places`, which lie in one segment in this order,
-/// until one is bad.
+/// until one is bad. Of packs only the pieces with records that are wanted.
 fn read_frames(
     core: &Core,
     segment: &Segment,
     places: &[Place],
+    wanted: Wanted,
     reach: Reach,
-) -> (Vec<Frame>, Option<(usize, Fault)>) {
+) -> (Vec<Frame>, Option<Bad>) {
     let (Some(first), Some(last)) = (places.first(), places.last()) else {
         return (Vec::new(), None);
     };
     let (mut start, mut buffer) = (first.position, Bytes::new());
     let mut frames = Vec::with_capacity(places.len());
-    for (index, place) in places.iter().enumerate() {
+    for place in places {
+        let bad = |fault| Bad {
+            place: *place,
+            position: core.position_of(segment, place.position),
+            fault,
+        };
         if place.end() > start.advance(buffer.len() as u64) {
             start = place.position;
             buffer = match core.bytes(segment, start, last.end().since(start), reach) {
                 Ok(buffer) => buffer,
-                Err(error) => return (frames, Some((index, Fault::Io(error)))),
+                Err(error) => return (frames, Some(bad(Fault::Io(error)))),
             };
         }
         let from = usize::try_from(place.position.since(start)).unwrap_or(usize::MAX);
-        match verified(segment, place, &buffer, from) {
-            Ok(frame) => frames.push(frame),
-            Err(fault) => return (frames, Some((index, fault))),
+        let header = match verified(segment, place, &buffer, from) {
+            Ok(header) => header,
+            Err(fault) => return (frames, Some(bad(fault))),
+        };
+        if header.kind == Kind::Pack {
+            if let Err(bad) = unpack(&header, &buffer, from, wanted, &mut frames) {
+                let position = bad.position;
+                let place = Place {
+                    position: place.position,
+                    frame_len: place.frame_len,
+                    ..bad.place
+                };
+                return (
+                    frames,
+                    Some(Bad {
+                        place,
+                        position,
+                        ..bad
+                    }),
+                );
+            }
+            continue;
+        }
+        let bytes = buffer.get(from..).unwrap_or(&[]);
+        match plain_body(&header, bytes, &buffer, from) {
+            Ok(body) => frames.push(Frame {
+                first_lsn: header.first_lsn,
+                count: header.count,
+                arrival: header.arrival,
+                body,
+            }),
+            Err(fault) => return (frames, Some(bad(fault))),
         }
     }
     (frames, None)
 }
 
-fn verified(segment: &Segment, place: &Place, buffer: &Bytes, from: usize) -> Result<Frame, Fault> {
+fn verified(
+    segment: &Segment,
+    place: &Place,
+    buffer: &Bytes,
+    from: usize,
+) -> Result<Header, Fault> {
     let bytes = buffer.get(from..).ok_or(Fault::Damaged)?;
     let header = frame::decode_header(bytes, segment.life.salt).ok_or(Fault::Damaged)?;
     let expected = header.position == place.position
         && header.first_lsn == place.first_lsn
         && header.count == place.count;
-    if !expected {
-        return Err(Fault::Damaged);
+    expected.then_some(header).ok_or(Fault::Damaged)
+}
+
+/// The wanted pieces of the pack at `from` in `buffer`, until one is bad.
+fn unpack(
+    header: &Header,
+    buffer: &Bytes,
+    from: usize,
+    wanted: Wanted,
+    frames: &mut Vec<Frame>,
+) -> Result<(), Bad> {
+    let place = Place {
+        position: header.position,
+        first_lsn: header.first_lsn,
+        count: header.count,
+        frame_len: 0,
+    };
+    let bytes = buffer.get(from..).unwrap_or(&[]);
+    let Some(pieces) = sorted::pieces(bytes, header) else {
+        return Err(Bad {
+            place,
+            position: header.position,
+            fault: Fault::Damaged,
+        });
+    };
+    for piece in pieces {
+        if piece.next_lsn() <= wanted.0 || piece.first_lsn >= wanted.1 {
+            continue;
+        }
+        let at = from + header.header_len as usize;
+        match piece_body(&piece, buffer, at) {
+            Ok(body) => frames.push(Frame {
+                first_lsn: piece.first_lsn,
+                count: piece.count,
+                arrival: piece.arrival,
+                body,
+            }),
+            Err(fault) => {
+                return Err(Bad {
+                    place: Place {
+                        first_lsn: piece.first_lsn,
+                        count: piece.count,
+                        ..place
+                    },
+                    position: piece.position,
+                    fault,
+                });
+            }
+        }
     }
-    let body = plain_body(&header, bytes, buffer, from)?;
-    Ok(Frame { header, body })
+    Ok(())
+}
+
+/// The verified and decompressed body of a piece of the pack whose body is at `at` in `buffer`.
+fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Bytes, Fault> {
+    let stored = sorted::stored(buffer, at, piece).ok_or(Fault::Damaged)?;
+    let from = at + piece.offset as usize;
+    decompressed(piece.codec, stored, piece.position, || {
+        buffer.slice(from..from + piece.stored as usize)
+    })
 }
 
 /// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
 /// `bytes`; not copied if it is stored plain.
 fn plain_body(header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Result<Bytes, Fault> {
     let stored = frame::verified_body(bytes, header).ok_or(Fault::Damaged)?;
-    let codec = header.codec();
+    decompressed(header.codec(), stored, header.position, || {
+        let body = from + header.header_len as usize;
+        buffer.slice(body..body + header.body_len as usize)
+    })
+}
+
+/// The plain bytes of what is stored; `as_it_is` gives them if that is all there is to do.
+fn decompressed(
+    codec: u8,
+    stored: &[u8],
+    position: Position,
+    as_it_is: impl FnOnce() -> Bytes,
+) -> Result<Bytes, Fault> {
     if !compress::is_known(codec) {
         // Good bytes that another build can read are not damaged.
         return Err(Fault::Io(io::Error::new(
             io::ErrorKind::Unsupported,
             format!(
-                "records at position {} are compressed with codec {codec}, which this build of Wald does not have",
-                header.position
+                "records at position {position} are compressed with codec {codec}, which this build of Wald does not have"
             ),
         )));
     }
     Ok(
         match compress::decompress(codec, stored).ok_or(Fault::Damaged)? {
             Cow::Owned(plain) => Bytes::from(plain),
-            Cow::Borrowed(_) => {
-                let body = from + header.header_len as usize;
-                buffer.slice(body..body + header.body_len as usize)
-            }
+            Cow::Borrowed(_) => as_it_is(),
         },
     )
 }
@@ -125,8 +244,28 @@ impl Core {
         self.quarantine_found(log, place, ChecksumSite::Read);
     }
 
+    /// Where in the journal that was which lies at `address`, about: of what is in a run, and
+    /// does not tell it any more, the beginning of that.
+    pub(crate) fn position_of(&self, segment: &Segment, address: Position) -> Position {
+        match sorted::is_address(address) {
+            true => self.journal.first_of_run(segment),
+            false => address,
+        }
+    }
+
     /// The same, whoever found it; what is known already changes nothing.
     pub(crate) fn quarantine_found(&self, log: &Arc<Log>, place: &Place, site: ChecksumSite) {
+        self.quarantine_at(log, place, place.position, site);
+    }
+
+    /// The same of what was at `position` in the journal: in a sorted run its place is another.
+    pub(crate) fn quarantine_at(
+        &self,
+        log: &Arc<Log>,
+        place: &Place,
+        position: Position,
+        site: ChecksumSite,
+    ) {
         let known = log.state.read().damage_from(place.first_lsn);
         if site != ChecksumSite::Read
             && known.is_some_and(|(from, to)| from <= place.first_lsn && place.next_lsn() <= to)
@@ -139,7 +278,7 @@ impl Core {
             log_id = log.id.get(),
             from_lsn = place.first_lsn.get(),
             to_lsn = place.next_lsn().get(),
-            position = place.position.get(),
+            position = position.get(),
             "records do not match their checksum; they are quarantined"
         );
         {
@@ -148,7 +287,7 @@ impl Core {
             state.add_damage(place.first_lsn, place.next_lsn());
         }
         self.damages.add(Damage {
-            position: place.position,
+            position,
             log: Some(Arc::clone(log)),
             from: place.first_lsn,
             to: place.next_lsn(),
@@ -167,9 +306,9 @@ impl Core {
         StoredBatch {
             log: log.name.clone(),
             log_id: log.id,
-            first_lsn: frame.header.first_lsn,
-            count: frame.header.count,
-            arrival: frame.header.arrival,
+            first_lsn: frame.first_lsn,
+            count: frame.count,
+            arrival: frame.arrival,
             body: frame.body,
         }
     }
@@ -251,9 +390,11 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
             break;
         }
         let Some(segment) = core.journal.segment_at(places[0].position) else {
-            break;
+            // It was sorted since it was looked up: it is in a run now.
+            continue;
         };
-        let (frames, fault) = read_frames(core, &segment, &places, bounds.reach);
+        let wanted = (step.next, damage.map_or(bounds.until, |(from, _)| from));
+        let (frames, bad) = read_frames(core, &segment, &places, wanted, bounds.reach);
         for frame in frames {
             let room = bounds.until.since(step.next).min(records);
             let batch = part(core.stored(log, frame), step.next, room);
@@ -272,13 +413,22 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
                 return Ok(step);
             }
         }
+        let Some(Bad {
+            place,
+            position,
+            fault,
+        }) = bad
+        else {
+            continue;
+        };
         match fault {
-            None => {}
-            Some((index, Fault::Damaged)) => core.quarantine(log, &places[index]),
-            Some((_, Fault::Io(error))) if reach::is_far(&error) && !step.batches.is_empty() => {
+            // What is in its file now is of another life.
+            _ if segment.is_retired() => {}
+            Fault::Damaged => core.quarantine_at(log, &place, position, ChecksumSite::Read),
+            Fault::Io(error) if reach::is_far(&error) && !step.batches.is_empty() => {
                 return Ok(step);
             }
-            Some((_, Fault::Io(error))) => return Err(ReadError::Io(Arc::new(error))),
+            Fault::Io(error) => return Err(ReadError::Io(Arc::new(error))),
         }
     }
     Ok(step)
@@ -301,13 +451,13 @@ fn buffered(log: &Log, lsn: Lsn) -> Option<StoredBatch> {
     })
 }
 
-/// Places of frames, or the damage where they should be.
+/// Places of frames, and the next damage behind; or none, and that where they should be.
 type LookedUp = (Vec<Place>, Option<(Lsn, Lsn)>);
 
 /// Places of frames from `lsn` on that are read in one go, or the damage at `lsn`.
 fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<LookedUp> {
     let until = bounds.until;
-    let (stop, known, chain) = {
+    let (stop, known, chain, damage) = {
         let state = log.state.read();
         let damage = state.damage_from(lsn);
         if let Some((from, to)) = damage
@@ -320,9 +470,9 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
         let buffered = state.buffered.as_ref().map(|buffered| buffered.first_lsn);
         let known = candidates.first().map(|place| place.first_lsn).or(buffered);
         if known.is_some_and(|known| known <= lsn) {
-            return Ok((together(core, candidates.iter().copied(), stop), None));
+            return Ok((together(core, candidates.iter().copied(), stop), damage));
         }
-        (stop, known, state.chain.clone())
+        (stop, known, state.chain.clone(), damage)
     };
     if bounds.reach == Reach::Memory {
         return Err(reach::far());
@@ -338,7 +488,7 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
     let entries = index.entries(&row);
     let first = entries.partition_point(|place| place.next_lsn() <= lsn);
     match entries.get(first).map(|place| place.first_lsn) {
-        Some(found) if found <= lsn => Ok((together(core, entries.from(first), stop), None)),
+        Some(found) if found <= lsn => Ok((together(core, entries.from(first), stop), damage)),
         found => nowhere(found.or(Some(row.next_lsn))),
     }
 }
@@ -460,6 +610,25 @@ fn start_lsn(
 /// segments or over frames in memory, since stored time never goes back, then a look into
 /// one frame.
 fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
+    loop {
+        match try_lsn_at(core, log, time, tail) {
+            Err(ReadError::Io(error)) if is_retired(&error) => {}
+            found => return found,
+        }
+    }
+}
+
+/// What a lookup ends with that came upon a segment which was sorted meanwhile: the next one
+/// finds the run. Files never fail so: they are read again then.
+fn retired() -> io::Error {
+    io::ErrorKind::Interrupted.into()
+}
+
+pub(crate) fn is_retired(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
+}
+
+fn try_lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
     let (chain, places) = {
         let state = log.state.read();
         (state.chain.clone(), state.places.clone())
@@ -477,16 +646,22 @@ fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn
         return Ok(tail);
     };
     let Some(segment) = core.journal.segment_at(place.position) else {
-        return Ok(tail);
+        return Err(retired().into());
     };
-    let (frames, _) = read_frames(core, &segment, &[place], Reach::Disk);
-    let Some(frame) = frames.first() else {
-        return Ok(place.first_lsn);
-    };
-    let before = codec::spans(&frame.body)
-        .take_while(|span| span.own_time.unwrap_or(frame.header.arrival) < time)
-        .count();
-    Ok(place.first_lsn.advance(before as u64).min(tail))
+    let (frames, _) = read_frames(core, &segment, &[place], ALL, Reach::Disk);
+    let mut found = frames
+        .first()
+        .map_or(place.first_lsn, |frame| frame.first_lsn);
+    for frame in &frames {
+        let before = codec::spans(&frame.body)
+            .take_while(|span| span.own_time.unwrap_or(frame.arrival) < time)
+            .count() as u64;
+        found = frame.first_lsn.advance(before);
+        if before < u64::from(frame.count) {
+            break;
+        }
+    }
+    Ok(found.min(tail))
 }
 
 /// The first place in sealed segments whose frame holds a record that is not before `time`.
@@ -541,18 +716,30 @@ fn first_not_before(
 /// Stored time of a frame's last record; `None` if the frame is damaged.
 fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timestamp>, ReadError> {
     let Some(segment) = core.journal.segment_at(place.position) else {
-        return Ok(None);
+        return Err(retired().into());
     };
-    match read_frames(core, &segment, &[*place], Reach::Disk) {
-        (frames, None) => Ok(frames.first().and_then(|frame| {
-            let last = codec::spans(&frame.body).last()?;
-            Some(last.own_time.unwrap_or(frame.header.arrival))
-        })),
-        (_, Some((_, Fault::Damaged))) => {
-            core.quarantine(log, place);
-            Ok(None)
+    let (frames, bad) = read_frames(core, &segment, &[*place], ALL, Reach::Disk);
+    let last = |frames: &[Frame]| {
+        let frame = frames.last()?;
+        let last = codec::spans(&frame.body).last()?;
+        Some(last.own_time.unwrap_or(frame.arrival))
+    };
+    match bad {
+        None => Ok(last(&frames)),
+        Some(_) if segment.is_retired() => Err(retired().into()),
+        Some(Bad {
+            place,
+            position,
+            fault: Fault::Damaged,
+        }) => {
+            core.quarantine_at(log, &place, position, ChecksumSite::Read);
+            // The rest of a pack is good.
+            Ok(last(&frames))
         }
-        (_, Some((_, Fault::Io(error)))) => Err(ReadError::Io(Arc::new(error))),
+        Some(Bad {
+            fault: Fault::Io(error),
+            ..
+        }) => Err(ReadError::Io(Arc::new(error))),
     }
 }
 

@@ -9,11 +9,13 @@ mod begin;
 mod drafts;
 mod files;
 mod known;
+mod runs;
 mod survey;
 mod walk;
 
 pub(crate) use self::files::base_of;
 pub(crate) use self::known::{damage_in, index_from_frames, last_whole_unit};
+pub(crate) use self::runs::Found as FoundRun;
 pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 
 use std::collections::BTreeMap;
@@ -22,6 +24,7 @@ use std::time::Duration;
 
 use self::drafts::{Drafts, Found};
 use self::files::{LoadedTail, Used};
+use self::runs::Runs;
 use self::walk::{Bytes, Item, Walked};
 use crate::backup::Backups;
 use crate::checkpoint;
@@ -38,7 +41,7 @@ use crate::journal::committer::Committer;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::pool::Pool;
 use crate::journal::segment::{Hole, Segment};
-use crate::journal::{Journal, frame};
+use crate::journal::{Journal, LIFE_BYTES, frame};
 use crate::local::Logs;
 use crate::metrics::{ChecksumSite, NoObserver, Observer};
 use crate::quarantine::{Damage, Damages};
@@ -97,7 +100,8 @@ struct Tail {
     id: SegmentId,
     /// The segment before it.
     before: Option<SegmentId>,
-    path: String,
+    /// Its file; none if it is sorted.
+    path: Option<String>,
     base: Position,
     end: Position,
     chain: u32,
@@ -117,6 +121,8 @@ pub(crate) struct Recovered {
     expiry: Option<Timestamp>,
     drafts: Drafts,
     segments: BTreeMap<Position, Arc<Segment>>,
+    /// What stands for those before.
+    runs: Runs,
     indexes: Indexes,
     progress: Progress,
     /// The segment read last, and the one before it.
@@ -247,6 +253,7 @@ impl Recovered {
             expiry: None,
             drafts: Drafts::new(producer_window),
             segments: BTreeMap::new(),
+            runs: Runs::default(),
             indexes: Indexes::new(Arc::clone(disk)),
             progress: Progress::default(),
             last: None,
@@ -295,9 +302,11 @@ impl Recovered {
         self.trust = trust;
         let started = clock.monotonic();
         let mut ids = self.list_files(disk)?;
+        self.list_runs(disk, &mut ids)?;
         self.last_begun = LastBegun::read(disk).map_err(OpenError::io("reading BEGUN"))?;
         self.read_checkpoint(disk, &ids, trust == Trust::Checkpoint)?;
         self.check_life(disk)?;
+        self.apply_runs(disk)?;
         let begun = clock.monotonic();
         self.times.checkpoint = begun.duration_since(started);
         // Both are in order, and there may be many.
@@ -400,9 +409,12 @@ impl Recovered {
         let (Some(segment), Some(tail)) = (segment, &self.tail) else {
             return Ok(None);
         };
+        let Some(path) = tail.path.clone() else {
+            return Ok(None);
+        };
         let used = Used {
             life: segment.life,
-            path: tail.path.clone(),
+            path,
             base: tail.base,
             link: None,
         };
@@ -496,6 +508,7 @@ impl Recovered {
         for hole in self.new_holes() {
             accepted.places.push((hole.from, hole.to));
         }
+        accepted.places.extend(self.damaged_runs());
         self.accept(&accepted);
         self.accepting = Some(accepted);
         self.lost_before = None;
@@ -507,7 +520,8 @@ impl Recovered {
         // No backup runs of a store that is not open.
         checkpoint::remove_all(&**disk, &Backups::new(Arc::clone(disk)))?;
         let names = disk.list("index")?;
-        for segment in self.segments.values() {
+        let runs = self.runs.found.iter().map(|found| &found.run.segment);
+        for segment in self.segments.values().chain(runs) {
             let path = index_path(segment.life.id);
             let there = names.iter().any(|name| path.ends_with(name.as_str()));
             if there && !segment.holes.read().is_empty() {
@@ -525,6 +539,16 @@ impl Recovered {
             holes.extend(segment.holes.read().iter().filter(new).copied());
         }
         holes
+    }
+
+    /// What runs of which something does not verify stand for, without those of which that
+    /// was accepted.
+    fn damaged_runs(&self) -> Vec<(Position, Position)> {
+        let runs = self.runs.found.iter().map(|found| &found.run);
+        let bad = runs.filter(|run| !run.segment.holes.read().is_empty());
+        let all = bad.map(|run| (run.head.first_base.advance(LIFE_BYTES), run.head.end));
+        all.filter(|(from, to)| !self.drafts.is_accepted(*from, *to))
+            .collect()
     }
 
     /// What is lost and not accepted yet.
@@ -759,7 +783,7 @@ impl Recovered {
         let id = used.life.id;
         let (base, end, chain) = (used.base, walked.end, walked.chain);
         let before = used.link.as_ref().and_then(|link| link.predecessor);
-        let (path, copy) = (used.path.clone(), None);
+        let (path, copy) = (Some(used.path.clone()), None);
         self.tail = Some(Tail {
             id,
             before,
@@ -781,11 +805,17 @@ impl Recovered {
                 hole.from, hole.to
             ));
         }
+        for (from, to) in self.damaged_runs() {
+            found.push(format!(
+                "the sorted run of positions {from} to {to} does not match its checksums"
+            ));
+        }
         found.join("; ")
     }
 
     fn is_damaged(&self) -> bool {
-        !self.findings.is_empty() || !self.new_holes().is_empty()
+        let holes = !self.new_holes().is_empty() || !self.damaged_runs().is_empty();
+        holes || !self.findings.is_empty()
     }
 }
 

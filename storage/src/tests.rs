@@ -20,6 +20,7 @@ mod retention;
 mod retries;
 mod scanning;
 mod simulation;
+mod sorting;
 mod stale;
 mod sync_modes;
 mod tails;

@@ -262,3 +262,101 @@ fn everyone_who_waits_is_answered_when_the_engine_goes_away() {
         .count();
     assert_eq!(count(&open(directory.path()), "a"), answered as u64);
 }
+
+/// Everything that a scan of all logs gives, until it has caught up: for each log the records
+/// in order, and nothing but trims missing.
+fn scan_all(engine: &LocalEngine) -> std::collections::BTreeMap<String, u64> {
+    let request = ScanRequest {
+        selector: Selector::All,
+        start: ScanStart::First,
+        until_lsn: None,
+        max_records: 0,
+        follow: false,
+        visibility: None,
+        chunk_bytes: 256 << 10,
+    };
+    let mut scan = engine.scan(request).unwrap();
+    let mut next = std::collections::BTreeMap::<String, u64>::new();
+    while let Some(chunk) = block_on(scan.next()).unwrap() {
+        for gap in chunk.gaps {
+            assert_eq!(gap.reason, wald_storage::GapReason::Trimmed, "{gap:?}");
+            let log = gap.log.unwrap().as_str().to_owned();
+            let next = next.entry(log).or_default();
+            *next = (*next).max(gap.to.unwrap().get());
+        }
+        for batch in chunk.batches {
+            let next = next.entry(batch.log.as_str().to_owned()).or_default();
+            assert_eq!(batch.first_lsn.get(), *next, "{}", batch.log);
+            *next = batch.next_lsn().get();
+        }
+    }
+    next
+}
+
+#[test]
+fn readers_miss_nothing_while_segments_are_sorted_under_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        let config = StorageConfig {
+            segment_bytes: 64 << 10,
+            max_batch_bytes: 8 << 10,
+            sorter_enabled: true,
+            sorter_step_bytes: 1,
+            sorter_run_bytes: 1 << 20,
+            max_open_segments: 3,
+            ..StorageConfig::default()
+        };
+        let disk = RealDisk::open(directory.path()).unwrap();
+        LocalEngine::open(disk, config, Arc::new(SystemClock), Arc::new(NoObserver)).unwrap()
+    };
+    let (engine, _) = open();
+    let written = AtomicU64::new(0);
+    let logs = ["a", "b", "c", "d"];
+    let enough = |engine: &LocalEngine| {
+        let now = engine.statistics();
+        now.sorter_written_bytes > 8 << 20 || written.load(Ordering::Relaxed) > 400_000
+    };
+    std::thread::scope(|scope| {
+        for log in logs {
+            let (engine, written) = (&engine, &written);
+            scope.spawn(move || {
+                let mut appended = 0u64;
+                while !enough(engine) {
+                    let mut data = appended.to_le_bytes().to_vec();
+                    data.resize(8 + (appended * 37 % 900) as usize, 1);
+                    let ticket = engine.submit(None, batch(log, data), Some(Durability::Written));
+                    block_on(ticket).unwrap();
+                    written.fetch_add(1, Ordering::Relaxed);
+                    appended += 1;
+                    if appended.is_multiple_of(5000) && log != "a" {
+                        let before = Lsn::new(appended - 2000);
+                        block_on(engine.trim(target(log), before)).unwrap();
+                    }
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !enough(&engine) {
+                    scan_all(&engine);
+                    if engine.list_logs("a", None, 1).len() == 1 {
+                        count(&engine, "a");
+                    }
+                }
+            });
+        }
+    });
+    assert!(engine.statistics().sorted_runs > 0, "something was sorted");
+    assert_eq!(engine.statistics().quarantined_records, 0);
+    block_on(engine.sync(SyncTarget::Device, None)).unwrap();
+    let counts = scan_all(&engine);
+    assert_eq!(
+        counts.values().sum::<u64>(),
+        written.load(Ordering::Relaxed)
+    );
+    block_on(engine.drain()).unwrap();
+    drop(engine);
+    let (engine, report) = open();
+    assert_eq!(report.findings, Vec::<String>::new());
+    assert_eq!(scan_all(&engine), counts);
+}

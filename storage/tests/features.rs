@@ -222,8 +222,8 @@ fn unknown_compatible_features_are_ignored() {
 #[test]
 fn unknown_features_refuse_the_start_in_whichever_segment_they_are() {
     let cases = [
-        (READ_ONLY, "read-only-compatible features 0, 7"),
-        (INCOMPATIBLE, "incompatible features 0, 7"),
+        (READ_ONLY, "read-only-compatible features 2, 7"),
+        (INCOMPATIBLE, "incompatible features 2, 7"),
     ];
     for (offset, words) in cases {
         let store = store(false);
@@ -231,7 +231,7 @@ fn unknown_features_refuse_the_start_in_whichever_segment_they_are() {
         assert!(segments.iter().filter(|segment| is_used(segment)).count() >= 3);
         assert!(segments.iter().any(|segment| !is_used(segment)));
         for segment in segments {
-            set_life(&segment, offset, 1 << 7 | 1);
+            set_life(&segment, offset, 1 << 7 | 1 << 2);
             let words = [words, name(&segment), "newer version", "nothing"];
             assert_refused(store.path(), &words);
             set_life(&segment, offset, 0);
@@ -248,8 +248,8 @@ fn unknown_features_refuse_the_start_also_from_a_checkpoint() {
         let store = store(true);
         let segments = segments(store.path());
         let last = segments.iter().rfind(|segment| is_used(segment)).unwrap();
-        set_life(last, offset, 1);
-        assert_refused(store.path(), &["features 0", name(last)]);
+        set_life(last, offset, 1 << 2);
+        assert_refused(store.path(), &["features 2", name(last)]);
     }
 }
 
@@ -282,8 +282,8 @@ fn frames_that_are_not_known_are_neither_torn_nor_damaged() {
     // Offset in the header, value, what is said.
     let cases = [
         (6, 2, "version 2"),
-        (7, 10, "kind 10"),
-        (7, 12, "kind 12"),
+        (7, 15, "kind 15"),
+        (7, 31, "kind 31"),
         (20, 5, "codec 5"),
     ];
     for (offset, value, words) in cases {

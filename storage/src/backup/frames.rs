@@ -86,9 +86,10 @@ impl FrameCheck {
         Some(length)
     }
 
-    /// Whether all of it verified, now that nothing more comes, and ended at `end`.
+    /// Whether all of it verified, now that nothing more comes, and ended at `end`: behind
+    /// that a run has some bytes that are no frame.
     pub(super) fn is_sound(&self, end: Position) -> bool {
-        self.sound && self.rest.is_empty() && self.at == end
+        self.sound && self.rest.len() < HEADER_BYTES && self.at == end
     }
 
     /// End of the last atomic unit that ends at or below the position asked for; means

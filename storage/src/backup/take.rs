@@ -17,11 +17,13 @@ use crate::error::{BackupError, SyncError};
 use crate::ids::Position;
 use crate::index::index_path;
 use crate::indexer::Wanted;
+use crate::journal::LIFE_BYTES;
 use crate::journal::frame::Crc;
 use crate::journal::segment::{Segment, journal_path};
 use crate::local::Core;
 use crate::record::Durability;
 use crate::recovery::damage_in;
+use crate::sorted;
 use crate::threads::Workers;
 
 /// One file to save.
@@ -155,6 +157,8 @@ impl Take {
             return Err(BackupError::JournalFailed(error));
         }
         let durable = core.journal.durable();
+        // Nothing is sorted, indexed or checkpointed meanwhile: what is listed goes together.
+        let held = core.indexer.hold();
         let mut sources = vec![Source {
             path: directory::FORMAT.to_owned(),
             kind: Kind::Format,
@@ -165,6 +169,22 @@ impl Take {
             .map_err(failed_at("index"))?
             .into_iter()
             .collect();
+        for run in core.journal.runs() {
+            let end = run.segment.end.read().unwrap_or(run.segment.base);
+            let index = index_path(run.id());
+            let name = index.rsplit('/').next().unwrap_or_default();
+            let has_index = indexes.contains(name);
+            sources.push(Source {
+                path: run.segment.path(),
+                kind: Kind::Segment(Arc::clone(&run.segment), end),
+            });
+            if has_index {
+                sources.push(Source {
+                    path: index,
+                    kind: Kind::Index,
+                });
+            }
+        }
         let segments: Vec<Arc<Segment>> = core.journal.segments.read().values().cloned().collect();
         let mut last = None;
         for segment in segments {
@@ -202,6 +222,7 @@ impl Take {
                 kind: Kind::Checkpoint(file),
             });
         }
+        drop(held);
         let manifest = BackupManifest {
             store_id: core.store_id,
             recovery_epoch: core.journal.recovery_epoch,
@@ -273,7 +294,7 @@ impl Take {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if let Kind::Segment(segment, end) = &source.kind {
-                    let damage = damage_at(segment, segment.first(), *end);
+                    let damage = damage_at(&self.core, segment, segment.first(), *end);
                     self.manifest().damage.push(damage);
                 }
                 self.at += 1;
@@ -299,11 +320,21 @@ impl Take {
                     self.whole.push(Arc::clone(segment));
                 } else {
                     let segment = Arc::clone(segment);
-                    let found = damage_in(&*self.core.disk, &segment, *end)
-                        .map_err(failed_at(&source.path))?;
+                    let found = match sorted::is_address(segment.base) {
+                        true => sorted::holes_of(&*self.core.disk, &segment),
+                        false => damage_in(&*self.core.disk, &segment, *end),
+                    };
+                    let found = found.map_err(failed_at(&source.path))?;
                     let damages = &self.core.damages;
-                    let new = found.iter().filter(|h| !damages.is_accepted(h.from, h.to));
-                    let found: Vec<_> = new.map(|h| damage_at(&segment, h.from, h.to)).collect();
+                    let told = found
+                        .iter()
+                        .map(|h| damage_at(&self.core, &segment, h.from, h.to));
+                    let new = |damage: &BackupDamage| {
+                        let to = damage.to.unwrap_or(damage.from);
+                        !damages.is_accepted(damage.from, to)
+                    };
+                    let mut found: Vec<_> = told.filter(new).collect();
+                    found.dedup();
                     self.manifest().damage.extend(found);
                 }
             }
@@ -347,12 +378,23 @@ impl Take {
         let end = self.manifest.position;
         let mut known = self.core.damages.between(Position::ZERO, end);
         known.retain(|damage| {
-            let is_at = |segment: &Arc<Segment>| segment.has_hole_at(damage.position);
+            let journal = &self.core.journal;
+            let is_at = |segment: &Arc<Segment>| match sorted::is_address(segment.base) {
+                true => {
+                    let run = journal.run_at(damage.position);
+                    run.is_some_and(|run| run.id() == segment.life.id)
+                }
+                false => segment.has_hole_at(damage.position),
+            };
             !damage.accepted && !self.whole.iter().any(is_at)
         });
         let journal = Arc::clone(&self.core.journal);
         let damage = known.into_iter().map(|damage| BackupDamage {
-            segment: journal.segment_at(damage.position).map(|s| s.life.id),
+            segment: match journal.run_at(damage.position) {
+                // Numbers of runs are beyond those of all segments: the last it stands for.
+                Some(run) => Some(run.head.last),
+                None => journal.segment_at(damage.position).map(|s| s.life.id),
+            },
             from: damage.position,
             to: None,
             records: damage
@@ -407,7 +449,12 @@ impl Source {
             Kind::Segment(segment, end) => {
                 let check = FrameCheck::new(segment.life, segment.base, *end);
                 let file = core.disk.open(&segment.path())?;
-                (file, segment.offset(*end), Check::Frames(check))
+                let most = match sorted::is_address(segment.base) {
+                    // What says where its last frame is.
+                    true => segment.life.size,
+                    false => segment.offset(*end),
+                };
+                (file, most, Check::Frames(check))
             }
             Kind::Index => (
                 core.disk.open(&self.path)?,
@@ -452,9 +499,15 @@ impl Reading {
     }
 }
 
-fn damage_at(segment: &Segment, from: Position, to: Position) -> BackupDamage {
+/// Of a run, which of its segments it was in is not known: all of them.
+fn damage_at(core: &Core, segment: &Segment, from: Position, to: Position) -> BackupDamage {
+    let runs = core.journal.runs();
+    let run = runs.iter().find(|run| run.segment.base == segment.base);
+    let (from, to) = run.map_or((from, to), |run| {
+        (run.head.first_base.advance(LIFE_BYTES), run.head.end)
+    });
     BackupDamage {
-        segment: Some(segment.life.id),
+        segment: Some(run.map_or(segment.life.id, |run| run.head.last)),
         from,
         to: Some(to),
         records: None,

@@ -20,6 +20,7 @@ use crate::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::journal::segment::{Life, id_of, journal_path};
 use crate::journal::{LIFE_BYTES, frame};
 use crate::recovery::{self, LARGEST_SEGMENT, RecoveryReport, last_whole_unit};
+use crate::sorted;
 
 /// What is done with each piece of a file: its bytes, and where they begin.
 type Each<'a> = dyn FnMut(&[u8], u64) -> Result<(), RestoreError> + 'a;
@@ -328,14 +329,21 @@ impl BackupView {
             shown.bytes = shown.bytes.min(length);
             shown.size = shown.bytes;
         }
-        // Of a segment that is cut there is no index, and no checkpoint either.
-        let beyond = |id: SegmentId| id > last.id || (cut && id == last.id);
+        // Of a segment that is cut there is no index, and no checkpoint either. Runs lie before
+        // all segments, whatever their number is.
+        let runs = self.files.keys().filter_map(|path| run_id(path));
+        let runs: Vec<SegmentId> = runs.collect();
+        let beyond =
+            |id: SegmentId| !runs.contains(&id) && (id > last.id || (cut && id == last.id));
         self.files.retain(|path, _| {
             let name = path.rsplit('/').next().unwrap_or_default();
             match path.split('/').next() {
                 Some("journal") => id_of(name).is_none_or(|id| !hidden.contains(&id)),
                 Some("index") => index_id(name).is_none_or(|id| !beyond(id)),
-                Some("checkpoint") => checkpoint::id_of(name).is_none_or(|id| !beyond(id)),
+                Some("checkpoint") => {
+                    let id = checkpoint::id_of(name);
+                    id.is_none_or(|id| id < last.id || (!cut && id == last.id))
+                }
                 _ => true,
             }
         });
@@ -403,6 +411,11 @@ fn begun(
     Ok(base.map(|base| (life, base)))
 }
 
+/// The id in the path of a run.
+fn run_id(path: &str) -> Option<SegmentId> {
+    path.strip_prefix("sorted/").and_then(id_of)
+}
+
 /// The id in the name of an index file.
 fn index_id(name: &str) -> Option<SegmentId> {
     let digits = name
@@ -419,6 +432,10 @@ fn is_of_a_store(file: &BackupFile) -> bool {
         Some(("journal", name)) => {
             return file.bytes <= LARGEST_SEGMENT
                 && id_of(name).is_some_and(|id| journal_path(id) == file.path);
+        }
+        Some(("sorted", _)) => {
+            return file.bytes <= LARGEST_SEGMENT
+                && run_id(&file.path).is_some_and(|id| sorted::path(id) == file.path);
         }
         Some(("index", name)) => {
             index_id(name).is_some_and(|id| crate::index::index_path(id) == file.path)

@@ -177,7 +177,9 @@ pub fn body(data: &[u8]) {
                 let crc = frame::crc32c(&copy[..64]);
                 copy[64..68].copy_from_slice(&crc.to_le_bytes());
             }
-            settles(&copy, |data| Some(Life::decode(data).ok()?.encode()));
+            settles(&copy, |data| {
+                Some(Life::decode(data).ok()?.encode(Life::features(data)))
+            });
         }
         7 => {
             let (codec, stored) = data.split_first().unwrap_or((&0, &[]));

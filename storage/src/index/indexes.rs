@@ -56,6 +56,17 @@ impl Indexes {
         }
     }
 
+    /// Nothing is asked of these any more: a sorted run has taken their place.
+    pub(crate) fn forget(&self, segments: impl IntoIterator<Item = SegmentId>) {
+        let mut state = self.state.lock();
+        for id in segments {
+            state.pinned.remove(&id);
+            if let Some((old, _)) = state.cached.remove(&id) {
+                state.cached_bytes -= old.bytes().len();
+            }
+        }
+    }
+
     /// The index of a sealed segment; `None` if there is none that is good.
     pub(crate) fn get(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
         let id = segment.life.id;

@@ -23,6 +23,7 @@ use super::{Image, Place};
 use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::frame::crc32c;
 use crate::journal::segment::Life;
+use crate::sorted;
 use crate::wire::{u32_at, u64_at};
 
 const MAGIC: [u8; 8] = *b"WALDIDX\0";
@@ -105,75 +106,13 @@ impl SealedIndex {
         chain: u32,
         new: impl ExactSizeIterator<Item = NewRow>,
     ) -> Self {
-        let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
-        // Mostly no more is needed: what grows leaves holes in memory.
-        let mut rows = Vec::with_capacity(new.len() * ROW);
-        let mut entries = Vec::with_capacity(new.len() * ENTRY);
-        let mut images = Vec::with_capacity(new.len() * 96);
+        let mut builder = IndexBuilder::new(base, new.len());
         let mut before = None;
-        for mut row in new {
+        for row in new {
             debug_assert!(before.replace(row.image.id) < Some(row.image.id));
-            let image_at = images.len();
-            // The chain is what the rows themselves are.
-            row.image.chain = Chain::default();
-            row.image.encode(&mut images);
-            let first = row
-                .places
-                .first()
-                .map_or(row.image.next, |place| place.first_lsn);
-            let last_time = row.image.last_time.micros().cast_unsigned();
-            for number in [
-                row.image.id.get(),
-                first.get(),
-                row.image.next.get(),
-                last_time,
-                row.below.map_or(NONE, |below| below.newer.get()),
-                row.below.map_or(NONE, |below| below.older.get()),
-            ] {
-                rows.extend_from_slice(&number.to_le_bytes());
-            }
-            let first_entry = entries.len() / ENTRY;
-            let image_bytes = images.len() - image_at;
-            for number in [first_entry, row.places.len(), image_at, image_bytes] {
-                rows.extend_from_slice(&count(number).to_le_bytes());
-            }
-            for place in &row.places {
-                let offset = u32::try_from(place.position.since(base)).unwrap_or(u32::MAX);
-                let lsn = u32::try_from(place.first_lsn.since(first)).unwrap_or(u32::MAX);
-                for number in [offset, lsn, place.count, place.frame_len] {
-                    entries.extend_from_slice(&number.to_le_bytes());
-                }
-            }
+            builder.push(row);
         }
-        let bytes = HEADER + rows.len() + entries.len() + images.len() + 4;
-        let mut out = Vec::with_capacity(bytes);
-        out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&0u32.to_le_bytes());
-        for number in [life.id.get(), life.salt, base.get(), end.get()] {
-            out.extend_from_slice(&number.to_le_bytes());
-        }
-        let counts = (rows.len() / ROW, entries.len() / ENTRY);
-        for number in [chain, count(counts.0), count(counts.1), 0] {
-            out.extend_from_slice(&number.to_le_bytes());
-        }
-        debug_assert_eq!(out.len(), HEADER);
-        for part in [rows, entries, images] {
-            out.extend_from_slice(&part);
-        }
-        let crc = crc32c(&out);
-        out.extend_from_slice(&crc.to_le_bytes());
-        Self {
-            bytes: Bytes::from(out),
-            segment: life.id,
-            salt: life.salt,
-            base,
-            end,
-            chain,
-            rows: counts.0,
-            entries: counts.1,
-            partial: false,
-        }
+        builder.finish(life, end, chain)
     }
 
     /// The same, made from the frames of its segment alone.
@@ -226,7 +165,16 @@ impl SealedIndex {
         (self.segment, self.salt, self.base) == (life.id, life.salt, base)
     }
 
-    fn row_at(&self, index: usize) -> Row {
+    /// How many rows it has.
+    pub(crate) fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// A row by its number.
+    ///
+    /// # Panics
+    /// Beyond the last one.
+    pub(crate) fn row_at(&self, index: usize) -> Row {
         let at = HEADER + index * ROW;
         let long = |field: usize| u64_at(&self.bytes, at + field * 8);
         let short = |field: usize| u32_at(&self.bytes, at + 48 + field * 4);
@@ -295,6 +243,99 @@ impl SealedIndex {
         let from = images + row.image_at as usize;
         let end = self.bytes.len() - 4;
         self.bytes[..end].get(from..from + row.image_bytes as usize)
+    }
+}
+
+/// An index that is put together row by row.
+pub(crate) struct IndexBuilder {
+    base: Position,
+    rows: Vec<u8>,
+    entries: Vec<u8>,
+    images: Vec<u8>,
+}
+
+impl IndexBuilder {
+    /// An index of about so many rows. Mostly no more room is needed than is made here: what
+    /// grows leaves holes in memory.
+    pub(crate) fn new(base: Position, rows: usize) -> Self {
+        Self {
+            base,
+            rows: Vec::with_capacity(rows * ROW),
+            entries: Vec::with_capacity(rows * ENTRY),
+            images: Vec::with_capacity(rows * 96),
+        }
+    }
+
+    /// Adds the next row: they come by log id.
+    pub(crate) fn push(&mut self, mut row: NewRow) {
+        let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
+        let image_at = self.images.len();
+        if !sorted::is_address(self.base) {
+            // The chain is what the rows themselves are.
+            row.image.chain = Chain::default();
+        }
+        row.image.encode(&mut self.images);
+        let first = row
+            .places
+            .first()
+            .map_or(row.image.next, |place| place.first_lsn);
+        let last_time = row.image.last_time.micros().cast_unsigned();
+        for number in [
+            row.image.id.get(),
+            first.get(),
+            row.image.next.get(),
+            last_time,
+            row.below.map_or(NONE, |below| below.newer.get()),
+            row.below.map_or(NONE, |below| below.older.get()),
+        ] {
+            self.rows.extend_from_slice(&number.to_le_bytes());
+        }
+        let image_bytes = self.images.len() - image_at;
+        let entry = self.entries.len() / ENTRY;
+        for number in [entry, row.places.len(), image_at, image_bytes] {
+            self.rows.extend_from_slice(&count(number).to_le_bytes());
+        }
+        for place in &row.places {
+            let offset = u32::try_from(place.position.since(self.base)).unwrap_or(u32::MAX);
+            let lsn = u32::try_from(place.first_lsn.since(first)).unwrap_or(u32::MAX);
+            for number in [offset, lsn, place.count, place.frame_len] {
+                self.entries.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+    }
+
+    /// All rows are there.
+    pub(crate) fn finish(self, life: &Life, end: Position, chain: u32) -> SealedIndex {
+        let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
+        let (rows, entries) = (self.rows.len() / ROW, self.entries.len() / ENTRY);
+        let bytes = self.rows.len() + self.entries.len() + self.images.len();
+        let mut out = Vec::with_capacity(HEADER + bytes + 4);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&0u32.to_le_bytes());
+        for number in [life.id.get(), life.salt, self.base.get(), end.get()] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        for number in [chain, count(rows), count(entries), 0] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        debug_assert_eq!(out.len(), HEADER);
+        for part in [self.rows, self.entries, self.images] {
+            out.extend_from_slice(&part);
+        }
+        let crc = crc32c(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        SealedIndex {
+            bytes: Bytes::from(out),
+            segment: life.id,
+            salt: life.salt,
+            base: self.base,
+            end,
+            chain,
+            rows,
+            entries,
+            partial: false,
+        }
     }
 }
 

@@ -42,7 +42,8 @@ const HEADER_VERSION: u8 = 1;
 /// The most bytes of header and extensions.
 pub(crate) const MAX_HEADER_BYTES: usize = u16::MAX as usize * 8;
 
-/// What a frame says. 10 is reserved: sorted segments took the place of journal segments.
+/// What a frame says. 1 to 9 and 11 stand in segments of the journal, 10 and 12 to 14 in
+/// sorted runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// Records of one log.
@@ -63,8 +64,16 @@ pub(crate) enum Kind {
     Link = 8,
     /// Written when the journal has been idle: proves what was flushed.
     Marker = 9,
+    /// Last frame of a sorted run: which segments it stands for.
+    Run = 10,
     /// Last frame of a segment.
     Seal = 11,
+    /// How logs stood at the end of a sorted run.
+    Images = 12,
+    /// Records of one log in a sorted run.
+    Pack = 13,
+    /// In which order the records of a sorted run were committed.
+    Order = 14,
 }
 
 impl Kind {
@@ -80,7 +89,11 @@ impl Kind {
             Self::Cursor => "cursor",
             Self::Link => "link",
             Self::Marker => "marker",
+            Self::Run => "run",
             Self::Seal => "seal",
+            Self::Images => "images",
+            Self::Pack => "pack",
+            Self::Order => "order",
         }
     }
 
@@ -95,7 +108,11 @@ impl Kind {
             7 => Self::Cursor,
             8 => Self::Link,
             9 => Self::Marker,
+            10 => Self::Run,
             11 => Self::Seal,
+            12 => Self::Images,
+            13 => Self::Pack,
+            14 => Self::Order,
             _ => return None,
         })
     }
@@ -406,8 +423,10 @@ pub(crate) fn verified_body<'a>(frame: &'a [u8], header: &Header) -> Option<&'a 
 /// Kinds of extensions. Unknown ones are skipped by readers.
 const EXTENSION_PRODUCER: u16 = 1;
 const EXTENSION_DIRECTORY: u16 = 3;
+/// What a pack holds.
+pub(crate) const EXTENSION_PIECES: u16 = 4;
 
-fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
+pub(crate) fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
     let length = u32::try_from(payload.len()).expect("extensions are bounded by their caller");
     out.extend_from_slice(&kind.to_le_bytes());
     out.extend_from_slice(&[0, 0]);
@@ -417,7 +436,7 @@ fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
 }
 
 /// The payload of an extension of a verified frame, if there is one of that kind.
-fn extension_of<'a>(frame: &'a [u8], header: &Header, wanted: u16) -> Option<&'a [u8]> {
+pub(crate) fn extension_of<'a>(frame: &'a [u8], header: &Header, wanted: u16) -> Option<&'a [u8]> {
     let mut rest = frame.get(HEADER_BYTES..header.header_len as usize)?;
     while rest.len() >= 8 {
         let kind = u16::from_le_bytes([rest[0], rest[1]]);
@@ -685,7 +704,7 @@ mod tests {
             bytes.resize(bytes.len().max(80), 0);
             bytes[4..6].copy_from_slice(&hlen.to_le_bytes());
             bytes[6] = HEADER_VERSION;
-            bytes[7] = 1 + bytes[7] % 11;
+            bytes[7] = 1 + bytes[7] % 14;
             let reach = (usize::from(hlen) * 8).min(bytes.len());
             let crc = salted_crc32c(SALT, &bytes[4..reach]);
             bytes[..4].copy_from_slice(&crc.to_le_bytes());

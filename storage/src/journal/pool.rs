@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::MIN_SEGMENT_BYTES;
-use super::segment::{Life, journal_path, pool_path};
+use super::segment::{HAS_RUNS, Life, journal_path, pool_path};
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskFile, is_out_of_space};
 use crate::ids::SegmentId;
 use crate::known_bad::{self, Mistake};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 const CHUNK: usize = 1 << 20;
@@ -51,6 +52,8 @@ pub(crate) struct Pool {
     target: usize,
     /// Segments that only [`Use::Reserve`] may take.
     reserve: usize,
+    /// From this segment on they tell that there may be sorted runs.
+    marked_from: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -84,6 +87,7 @@ impl Pool {
             segment_bytes,
             target,
             reserve,
+            marked_from: AtomicU64::new(u64::MAX),
             state: Mutex::new(State {
                 ready: VecDeque::new(),
                 free,
@@ -248,8 +252,12 @@ impl Pool {
             Some(found) => found,
             None => self.create(id, size, purpose)?,
         };
+        let features = match id.get() >= self.marked_from.load(Ordering::SeqCst) {
+            true => HAS_RUNS,
+            false => 0,
+        };
         let written = file
-            .write_all_at(&life.encode(), 0)
+            .write_all_at(&life.encode(features), 0)
             .and_then(|()| file.sync());
         if let Err(error) = written {
             // A recycled one goes too: after a power cut it may have holes, and a smaller one
@@ -325,6 +333,30 @@ impl Pool {
         self.disk.sync_directory("journal")?;
         self.state.lock().free.extend(ids);
         Ok(())
+    }
+
+    /// From now on segments that are made ready tell that there may be sorted runs. Returns
+    /// the first that does.
+    pub(crate) fn mark(&self) -> SegmentId {
+        let state = self.state.lock();
+        let marked = self.marked_from.load(Ordering::SeqCst);
+        let from = marked.min(state.next_id.get());
+        self.marked_from.store(from, Ordering::SeqCst);
+        SegmentId::new(from)
+    }
+
+    /// A number for a file that is no segment of the journal.
+    pub(crate) fn draw_id(&self) -> SegmentId {
+        let mut state = self.state.lock();
+        let id = state.next_id;
+        state.next_id = id.next();
+        id
+    }
+
+    /// So many files more may wait for a new life; what goes beyond is not worth its space.
+    pub(crate) fn room(&self) -> usize {
+        let state = self.state.lock();
+        (self.target + self.reserve).saturating_sub(state.free.len())
     }
 
     /// Body of the pool's thread: keeps the pool filled until stopped. Waits for space

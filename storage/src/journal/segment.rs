@@ -40,7 +40,11 @@ const LIFE_LEN: usize = 68;
 const KNOWN_READ_ONLY: u32 = 0;
 /// Features without which a store may not even be read. Compatible ones need no list:
 /// whoever does not know them ignores them.
-const KNOWN_INCOMPATIBLE: u32 = 0;
+const KNOWN_INCOMPATIBLE: u32 = SORTED_RUN | HAS_RUNS;
+/// Incompatible: the file is a sorted run.
+pub(crate) const SORTED_RUN: u32 = 1;
+/// Incompatible: sorted runs stand for earlier segments.
+pub(crate) const HAS_RUNS: u32 = 2;
 
 /// Name of a segment of the journal.
 pub(crate) fn journal_path(id: SegmentId) -> String {
@@ -121,12 +125,12 @@ fn named(kind: &str, bits: u32) -> String {
 }
 
 impl Life {
-    /// Both copies, as they stand at the start of the file.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// Both copies, as they stand at the start of the file, with incompatible features.
+    pub(crate) fn encode(&self, incompatible: u32) -> Vec<u8> {
         let mut copy = Vec::with_capacity(COPY_BYTES);
         copy.extend_from_slice(&MAGIC);
         copy.extend_from_slice(&LIFE_VERSION.to_le_bytes());
-        for features in [0u32; 3] {
+        for features in [0, 0, incompatible] {
             copy.extend_from_slice(&features.to_le_bytes());
         }
         for number in [self.id.get(), self.size, self.salt] {
@@ -137,6 +141,13 @@ impl Life {
         debug_assert_eq!(copy.len(), LIFE_LEN);
         copy.resize(COPY_BYTES, 0);
         copy.repeat(2)
+    }
+
+    /// The incompatible features in the first good copy.
+    pub(crate) fn features(bytes: &[u8]) -> u32 {
+        let mut copies = bytes.chunks(COPY_BYTES).take(2);
+        let good = copies.find(|copy| Self::decode_copy(copy).is_ok());
+        good.map_or(0, |copy| u32_at(copy, 20))
     }
 
     /// Reads the first good copy.
@@ -218,6 +229,8 @@ pub(crate) struct Segment {
     pub(crate) end: RwLock<Option<Position>>,
     /// Whether an index tells where its frames are, and not memory.
     indexed: AtomicBool,
+    /// Whether a sorted run has taken its place: its file may have another life by now.
+    retired: AtomicBool,
     /// Damage found, in order, not overlapping.
     pub(crate) holes: RwLock<Vec<Hole>>,
     /// What it holds, once that was looked up.
@@ -249,6 +262,7 @@ impl Segment {
             bytes: AtomicU64::new(bytes),
             end: RwLock::new(Some(base)),
             indexed: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             holes: RwLock::default(),
             contents: OnceLock::new(),
         }
@@ -259,6 +273,11 @@ impl Segment {
         self.misnamed
             .clone()
             .unwrap_or_else(|| journal_path(self.life.id))
+    }
+
+    /// Whether its file is not under its own name.
+    pub(crate) fn is_misnamed(&self) -> bool {
+        self.misnamed.is_some() && !crate::sorted::is_address(self.base)
     }
 
     /// The file, while the segment is written.
@@ -290,6 +309,16 @@ impl Segment {
     /// From now on an index tells where its frames are.
     pub(crate) fn set_indexed(&self) {
         self.indexed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a sorted run has taken its place: what is not found in its file is found there.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::SeqCst)
+    }
+
+    /// A sorted run has taken its place. Before its file is touched.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn offset(&self, position: Position) -> u64 {
@@ -342,8 +371,9 @@ mod tests {
             salt: 77,
             store_id: 1 << 100,
         };
-        let bytes = life.encode();
+        let bytes = life.encode(HAS_RUNS);
         assert_eq!(bytes.len() as u64, LIFE_BYTES);
+        assert_eq!(Life::features(&bytes), HAS_RUNS);
         for bit in 0..LIFE_LEN * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);

@@ -100,6 +100,7 @@ impl Core {
 
     pub(crate) fn statistics(&self) -> Statistics {
         let (ready, free) = self.pool.counts();
+        let runs = self.journal.runs();
         let segments = self.journal.segments.read();
         let (open_segments, segment_evictions) = self.open_segments.counts();
         let (durable_lag_bytes, durable_lag) = self.journal.durable_lag();
@@ -124,6 +125,15 @@ impl Core {
             scrubbed_bytes: self.scrub.bytes.load(Ordering::Relaxed),
             last_scrub: self.scrub.last_pass(),
             expiry_lag_micros: self.journal.expiry_lag_micros(),
+            sorted_runs: runs.len() as u64,
+            sorted_bytes: runs.iter().map(|run| run.segment.file_bytes()).sum(),
+            sorter_read_bytes: self.sorter.read.load(Ordering::Relaxed),
+            sorter_written_bytes: self.sorter.written.load(Ordering::Relaxed),
+            unsorted_bytes: segments
+                .values()
+                .filter(|segment| segment.writer().is_none())
+                .map(|segment| segment.file_bytes())
+                .sum(),
             followers: self.followers.load(Ordering::SeqCst),
             journal_failed: self.journal.failure().is_some(),
         }

@@ -34,6 +34,15 @@ impl Kept {
         Lsn::new(self.first.get().saturating_sub(self.expired))
     }
 
+    /// The same of a log that had come to `next` only.
+    pub(crate) fn up_to(self, next: Lsn) -> Self {
+        let first = self.first.min(next);
+        Self {
+            first,
+            expired: first.since(self.trimmed().min(next)),
+        }
+    }
+
     /// What becomes of it by a trim that keeps `first` and what follows. One that is not above
     /// it changes nothing.
     fn trim(self, first: Lsn, by: TrimBy) -> Self {
@@ -469,8 +478,8 @@ impl Log {
     }
 }
 
-/// All logs, by name and by identity. Deleted logs keep their identity here, so that
-/// a reader who comes upon their frames can say whose they were.
+/// All logs, by name and by identity. Deleted logs keep their identity here until all of
+/// them is sorted away, so that a reader who comes upon their frames can say whose they were.
 #[derive(Default)]
 pub(crate) struct Logs(RwLock<Tables>);
 
@@ -570,6 +579,27 @@ impl Logs {
         let mut tables = self.0.write();
         tables.take_name(log);
         tables.gone.insert(log.id, Arc::clone(log));
+    }
+
+    /// Forgets logs whose deletion lies below `end`, where everything is sorted: they left
+    /// nothing that anybody could come upon.
+    pub(crate) fn forget_deleted(&self, end: Position) {
+        let mut after = Bound::Unbounded;
+        loop {
+            let mut tables = self.0.write();
+            let rest = tables.gone.range((after, Bound::Unbounded)).take(STEP);
+            let step: Vec<Arc<Log>> = rest.map(|(_, log)| Arc::clone(log)).collect();
+            let Some(last) = step.last() else {
+                return;
+            };
+            after = Bound::Excluded(last.id);
+            for log in step {
+                if log.state.read().last_end <= end {
+                    tables.gone.remove(&log.id);
+                    tables.ids.remove(&log.id);
+                }
+            }
+        }
     }
 
     pub(crate) fn len(&self) -> usize {

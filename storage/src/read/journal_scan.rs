@@ -12,6 +12,7 @@ use super::scan::{Common, Following};
 use crate::engine::{BoxFuture, Scan, ScanChunk, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{Position, Timestamp};
+use crate::journal::LIFE_BYTES;
 use crate::journal::frame;
 use crate::journal::prefixes::Followed;
 use crate::journal::segment::Segment;
@@ -229,13 +230,11 @@ impl Scan for JournalScan {
 fn first_arriving(core: &Core, time: Timestamp) -> Position {
     let ahead = i64::try_from(core.config.max_future.as_micros()).unwrap_or(i64::MAX);
     let before = time.saturating_add_micros(ahead.max(MAX_AHEAD_MICROS).saturating_neg());
-    let segments: Vec<_> = core
-        .journal
-        .segments
-        .read()
-        .values()
-        .map(Arc::clone)
-        .collect();
+    let (runs, segments) = core.journal.runs_and_segments();
+    if let Some(run) = runs.iter().find(|run| run.head.arrival >= before) {
+        return run.head.first_base.advance(LIFE_BYTES);
+    }
+    let sorted = runs.last().map_or(Position::ZERO, |run| run.head.limit);
     let begun = |segment: &Arc<Segment>| {
         let length = frame::HEADER_BYTES as u64;
         let bytes = core
@@ -248,5 +247,5 @@ fn first_arriving(core: &Core, time: Timestamp) -> Position {
     let index = segments.iter().position(late).unwrap_or(segments.len());
     index
         .checked_sub(1)
-        .map_or(Position::ZERO, |index| segments[index].first())
+        .map_or(sorted, |index| segments[index].first())
 }

@@ -1,5 +1,6 @@
 //! A scan of one log: over places, in lsn order.
 
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,8 +12,11 @@ use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
 use crate::engine::{BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
+use crate::index::{Place, Row, SealedIndex};
+use crate::journal::frame;
 use crate::local::{Core, Kept, Log, tail_at};
 use crate::record::{Gap, GapReason, Visibility};
+use crate::sorted::{self, Piece};
 use crate::watch::{Until, Watched};
 
 /// Where the scan stands.
@@ -39,6 +43,8 @@ pub(super) struct LogScan {
     common: Common,
     target: LogTarget,
     at: At,
+    /// The log it is under way in: it may be deleted, and sorted away, meanwhile.
+    log: Option<Arc<Log>>,
     until: Lsn,
     /// It was told that the log is gone.
     told_deleted: bool,
@@ -149,17 +155,83 @@ fn survivors(
             .map_or(state.journaled_next(), |place| place.first_lsn);
         (state.chain.clone(), first)
     };
-    let sealed = core
-        .sealed_row(log.id, &chain, |index, _| index.end > end)
-        .map_err(|error| ReadError::Io(Arc::new(error)))?;
-    let first = sealed.map_or(in_memory, |(index, row)| {
-        let entries = index.entries(&row);
-        let beyond = entries.partition_point(|place| place.end() <= end);
-        entries
-            .get(beyond)
-            .map_or(row.next_lsn, |place| place.first_lsn)
-    });
-    Ok(first.min(next))
+    loop {
+        let ends_beyond = |index: &SealedIndex| core.journal_end_of(index) > end;
+        let sealed = core.sealed_row(log.id, &chain, |index, _| ends_beyond(index))?;
+        let first = match sealed {
+            None => in_memory,
+            Some((index, row)) if sorted::is_address(index.base) => {
+                match first_piece_beyond(core, &index, &row, end) {
+                    Err(error) if super::is_retired(&error) => continue,
+                    found => found?,
+                }
+            }
+            Some((index, row)) => {
+                let entries = index.entries(&row);
+                let beyond = entries.partition_point(|place| place.end() <= end);
+                entries
+                    .get(beyond)
+                    .map_or(row.next_lsn, |place| place.first_lsn)
+            }
+        };
+        return Ok(first.min(next));
+    }
+}
+
+/// The first lsn of a log in a run that was at or beyond `end` in the journal; its next one
+/// behind the run if there is none.
+fn first_piece_beyond(
+    core: &Core,
+    index: &SealedIndex,
+    row: &Row,
+    end: Position,
+) -> io::Result<Lsn> {
+    let entries = index.entries(row);
+    let (mut low, mut high) = (0, entries.len());
+    let mut found = row.next_lsn;
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let Some(place) = entries.get(middle) else {
+            break;
+        };
+        let beyond = core
+            .pieces_at(&place)?
+            .iter()
+            .find(|piece| piece.position >= end)
+            .map(|piece| piece.first_lsn);
+        match beyond {
+            Some(lsn) => {
+                found = lsn;
+                high = middle;
+            }
+            None => low = middle + 1,
+        }
+    }
+    Ok(found)
+}
+
+impl Core {
+    /// Where in the journal that ends which an index tells of.
+    fn journal_end_of(&self, index: &SealedIndex) -> Position {
+        let runs = self.journal.runs();
+        let run = runs.iter().find(|run| run.segment.base == index.base);
+        run.map_or(index.end, |run| run.head.end)
+    }
+
+    /// The pieces of the pack at a place; none if it is damaged.
+    pub(crate) fn pieces_at(&self, place: &Place) -> io::Result<Vec<Piece>> {
+        let segment = self.journal.segment_at(place.position);
+        let segment = segment.ok_or_else(super::retired)?;
+        let length = u64::from(place.frame_len);
+        let bytes = self.bytes(&segment, place.position, length, Reach::Disk)?;
+        if segment.is_retired() {
+            return Err(super::retired());
+        }
+        let header = frame::decode_header(&bytes, segment.life.salt);
+        let header = header.filter(|header| header.position == place.position);
+        let pieces = header.and_then(|header| sorted::pieces(&bytes, &header));
+        Ok(pieces.unwrap_or_default())
+    }
 }
 
 impl LogScan {
@@ -198,6 +270,7 @@ impl LogScan {
             common,
             target,
             at,
+            log: None,
             until,
             told_deleted: false,
         };
@@ -209,7 +282,7 @@ impl LogScan {
     fn locate(&self) -> Result<Option<Arc<Log>>, ReadError> {
         let core = &self.common.core;
         let known = match self.at {
-            At::Next { log_id, .. } => return Ok(core.logs.by_id(log_id)),
+            At::Next { .. } => return Ok(self.log.clone()),
             At::Resumed { log_id, .. } => Some(log_id),
             At::Start(_) => self.target.log_id,
         };
@@ -318,6 +391,7 @@ impl LogScan {
             next,
             position: published,
         };
+        self.log = Some(Arc::clone(log));
         let at_tail = next >= tail;
         if at_tail && unproven && !self.common.caught_up {
             gaps.push(gap(Some(next), None, GapReason::Quarantined));

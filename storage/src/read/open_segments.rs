@@ -100,6 +100,14 @@ impl OpenSegments {
         Ok(open)
     }
 
+    /// Closes files that are no longer read.
+    pub(crate) fn close(&self, segments: impl IntoIterator<Item = SegmentId>) {
+        let mut cache = self.cache.lock();
+        for id in segments {
+            cache.open.remove(&id);
+        }
+    }
+
     /// How many are open, and how many were closed to make room.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let cache = self.cache.lock();

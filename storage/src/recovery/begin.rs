@@ -36,6 +36,8 @@ impl Recovered {
         let fail = || OpenError::io("beginning the journal");
         let started = clock.monotonic();
         let torn_bytes = self.save_tail(disk)?;
+        self.clear_sorting(&**disk)
+            .map_err(OpenError::io("removing what is sorted"))?;
         let mut spare = Spare::of(&**disk, self.segments.values());
         let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
         self.enter_epoch(end);
@@ -48,6 +50,11 @@ impl Recovered {
             self.next_id,
             std::mem::take(&mut self.free),
         ));
+        let unsorted: u64 = self.segments.values().map(|s| s.file_bytes()).sum();
+        let soon = config.sorter_enabled && unsorted >= config.sorter_step();
+        if soon || !self.runs.found.is_empty() {
+            pool.mark();
+        }
         // Without its file, a start after one that is cut off would take it for lost.
         let mut expected: Vec<SegmentId> = self
             .unused
@@ -96,6 +103,8 @@ impl Recovered {
             base,
             expiry,
         ));
+        let runs = self.runs.found.into_iter().map(|found| found.run);
+        journal.enter_runs(runs.collect());
         let resume = Resume {
             segment,
             file,
@@ -126,13 +135,16 @@ impl Recovered {
             resume,
         );
         committer.begin();
+        logs.forget_deleted(journal.sorted_end());
         if let Some(error) = journal.failure() {
             return Err(fail()(std::io::Error::new(error.kind(), error.to_string())));
         }
         pool.recycle(&expected).map_err(fail())?;
         // First, since a full disk may need what is given back for what follows.
-        if let Some(tail) = &self.tail {
-            let bytes = give_back(&**disk, tail).map_err(fail())?;
+        if let Some(tail) = &self.tail
+            && let Some(path) = &tail.path
+        {
+            let bytes = give_back(&**disk, tail, path).map_err(fail())?;
             if let Some(old) = journal.segment_at(tail.base) {
                 old.cut(bytes);
             }
@@ -197,12 +209,16 @@ impl Recovered {
         let Some(tail) = self.tail.as_mut() else {
             return Ok(0);
         };
+        let Some(path) = &tail.path else {
+            // A run is on the device.
+            return Ok(0);
+        };
         if let Some(bytes) = tail.copy.take() {
-            rewrite(&**disk, tail.id, &tail.path, &bytes)
+            rewrite(&**disk, tail.id, path, &bytes)
                 .map_err(OpenError::io("writing the old tail anew"))?;
         }
         let file = disk
-            .open(&tail.path)
+            .open(path)
             .map_err(OpenError::io("opening the old tail"))?;
         file.sync()
             .map_err(OpenError::io("flushing the old tail"))?;
@@ -376,8 +392,8 @@ fn rewrite(disk: &dyn Disk, id: SegmentId, path: &str, bytes: &[u8]) -> std::io:
 }
 
 /// Gives the unused end of the old tail back to the file system. Returns its size then.
-fn give_back(disk: &dyn Disk, tail: &Tail) -> std::io::Result<u64> {
-    let file = disk.open(&tail.path)?;
+fn give_back(disk: &dyn Disk, tail: &Tail, path: &str) -> std::io::Result<u64> {
+    let file = disk.open(path)?;
     let (used, size) = (
         tail.end.since(tail.base).next_multiple_of(4096),
         file.size()?,

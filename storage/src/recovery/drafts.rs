@@ -124,6 +124,8 @@ pub(super) struct Drafts {
     uncertain: Option<Position>,
     /// Where such damage is.
     unattributed: Vec<Position>,
+    /// Damage that took nobody's records.
+    harmless: Vec<Position>,
     /// Losses that were accepted.
     accepted: Vec<Accepted>,
     pub(super) findings: Vec<String>,
@@ -253,7 +255,13 @@ impl Drafts {
             Kind::Created => self.apply_created(segment, header, body),
             Kind::Configured => self.apply_configured(segment, header, body),
             Kind::Deleted => self.apply_deleted(segment, header.log_id, header.end()),
-            Kind::Link | Kind::Marker | Kind::Seal => {}
+            Kind::Link
+            | Kind::Marker
+            | Kind::Seal
+            | Kind::Run
+            | Kind::Images
+            | Kind::Pack
+            | Kind::Order => {}
             Kind::Trim => {
                 let by = TrimBy::of(header.count);
                 self.apply_trim(segment, header.log_id, (header.first_lsn, by), header.end());
@@ -464,7 +472,13 @@ impl Drafts {
             }
             Kind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
             Kind::Cursor => self.lost_cursor(id),
-            Kind::Link | Kind::Marker | Kind::Seal => {}
+            Kind::Link
+            | Kind::Marker
+            | Kind::Seal
+            | Kind::Run
+            | Kind::Images
+            | Kind::Pack
+            | Kind::Order => {}
         }
     }
 
@@ -509,8 +523,15 @@ impl Drafts {
                 next_lsn: state.next,
                 name: name.map(|name| name.as_str().to_owned()),
                 deleted: state.deleted,
-                first_lsn: state.coming_first(),
-                expired: state.coming_kept().expired,
+                // Of a deleted log it means nothing, and a run may say another than a frame.
+                first_lsn: match state.deleted {
+                    true => Lsn::ZERO,
+                    false => state.coming_first(),
+                },
+                expired: match state.deleted {
+                    true => 0,
+                    false => state.coming_kept().expired,
+                },
                 writer_epoch: state.writer_epoch(),
             })
         };
@@ -527,6 +548,30 @@ impl Drafts {
     /// Applies a log's entry in a checkpoint.
     pub(super) fn apply_image(&mut self, image: Image) {
         self.put(Draft::of_image(image));
+    }
+
+    /// Applies how a log stood at the end of a sorted run, which ended at `end`.
+    pub(super) fn apply_sorted(&mut self, image: Image, end: Position) {
+        let mut draft = Draft::of_image(image);
+        draft.proven = end;
+        self.put(draft);
+    }
+
+    /// Records below `next` that nothing told of are missing.
+    pub(super) fn lose_before(&mut self, position: Position, id: LogId, next: Lsn) {
+        let known = self.logs.get(&id);
+        let seen = known.map_or(Lsn::ZERO, |draft| draft.log.state.read().next);
+        self.lose(position, id, seen, next);
+    }
+
+    /// Records of a sorted run cannot be read.
+    pub(super) fn lose_sorted(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
+        self.lose(position, id, from, to);
+    }
+
+    /// Something is damaged that is nobody's records.
+    pub(super) fn mark_damaged(&mut self, position: Position) {
+        self.harmless.push(position);
     }
 
     /// An image told of this log.
@@ -666,6 +711,7 @@ impl Drafts {
             accepted: self.is_accepted(*position, position.advance(1)),
         };
         damages.extend(self.unattributed.iter().map(nobody));
+        damages.extend(self.harmless.iter().map(nobody));
         findings.append(&mut self.findings);
         Finished {
             logs,

@@ -267,7 +267,9 @@ impl Recovered {
     /// What lies below a checkpoint is not read; but whatever a newer version began after
     /// that, it began the checkpoint's last segment with features that say so.
     pub(super) fn check_life(&self, disk: &dyn Disk) -> Result<(), OpenError> {
-        let Some(id) = self.last else { return Ok(()) };
+        let Some(id) = self.last.filter(|id| !self.runs.hold(*id)) else {
+            return Ok(());
+        };
         let path = journal_path(id);
         let fail = || OpenError::io(format!("reading {path}"));
         let file = disk.open(&path).map_err(fail())?;

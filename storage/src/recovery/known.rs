@@ -49,10 +49,13 @@ impl Recovered {
             if !wanted {
                 return Ok(());
             }
-            let there = |s: &SegmentEntry| ids.binary_search(&s.life.id).is_ok();
-            if !summary.segments.iter().all(there) {
+            let there = |s: &SegmentEntry| {
+                ids.binary_search(&s.life.id).is_ok() || self.runs.hold(s.life.id)
+            };
+            if !self.goes_with_runs(&summary) || !summary.segments.iter().all(there) {
                 continue;
             }
+            self.progress.covered = Some(summary.last);
             self.progress.checkpoint_bytes = bytes.len() as u64;
             self.drafts = drafts;
             self.apply_summary(summary);
@@ -87,7 +90,8 @@ impl Recovered {
                 self.tail = Some(Tail {
                     id: entry.life.id,
                     before: summary.before,
-                    path: segment::journal_path(entry.life.id),
+                    path: (!self.runs.hold(entry.life.id))
+                        .then(|| segment::journal_path(entry.life.id)),
                     base: entry.base,
                     end: entry.end,
                     chain: summary.chain,
@@ -95,6 +99,9 @@ impl Recovered {
                     copy: None,
                 });
                 self.next_base = entry.base.advance(entry.life.size);
+            }
+            if self.runs.hold(entry.life.id) {
+                continue;
             }
             let segment = Segment::finished(entry.life, entry.base, None, entry.bytes);
             *segment.end.write() = Some(entry.end);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::files::Used;
-use super::{Recovered, Trust};
+use super::{FoundRun, Recovered, Trust};
 use crate::clock::Clock;
 use crate::directory::{LastBegun, Store};
 use crate::disk::Disk;
@@ -33,6 +33,12 @@ pub(crate) struct Surveyed {
 
 /// The files of a store.
 pub(crate) struct Survey {
+    /// Sorted runs, in order.
+    pub(crate) runs: Vec<FoundRun>,
+    /// Runs that cannot be used, and why.
+    pub(crate) bad_runs: Vec<(SegmentId, String)>,
+    /// What the next start removes.
+    pub(crate) leftovers: Vec<String>,
     /// Segments with frames, in order.
     pub(crate) segments: Vec<Surveyed>,
     /// Whether the last one ends with a seal.
@@ -69,10 +75,21 @@ impl Account {
     }
 }
 
+impl Survey {
+    /// Whether a run stands for this segment.
+    pub(crate) fn is_sorted(&self, id: SegmentId) -> bool {
+        let heads = self.runs.iter().map(|found| &found.run.head);
+        heads
+            .into_iter()
+            .any(|head| head.first <= id && id <= head.last)
+    }
+}
+
 /// Looks where everything lies. Reads the start of each segment, and all of the last.
 pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenError> {
     let mut recovered = Recovered::new(disk, store, PRODUCER_WINDOW);
-    let ids = recovered.list_files(&**disk)?;
+    let mut ids = recovered.list_files(&**disk)?;
+    recovered.list_runs(&**disk, &mut ids)?;
     recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
     let mut used = recovered.sort_files(&**disk, &ids)?;
     let tail = recovered.drop_unwritten(&**disk, &mut used)?;
@@ -101,7 +118,11 @@ pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenE
     }
     let missing = recovered.missing_successor(limit);
     recovered.unused.sort_unstable();
+    let leftovers = recovered.runs.leftovers();
     Ok(Survey {
+        runs: recovered.runs.found,
+        bad_runs: recovered.runs.bad,
+        leftovers,
         segments,
         is_sealed: tail.as_ref().is_some_and(|tail| tail.walked.is_sealed()),
         torn_bytes: tail.map_or(0, |tail| tail.walked.torn),

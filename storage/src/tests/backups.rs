@@ -759,3 +759,72 @@ fn a_manifest_with_paths_of_its_own_is_refused() {
         Err(RestoreError::Manifest(_))
     ));
 }
+
+#[test]
+fn a_backup_of_a_sorted_store_is_whole_whatever_is_sorted_meanwhile() {
+    let config = StorageConfig {
+        sorter_enabled: true,
+        sorter_step_bytes: 1,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    for round in 0..400u32 {
+        for log in ["a", "b", "c"] {
+            let data = vec![u8::try_from(round % 251).unwrap(); 700];
+            fixture.append(log, &data).unwrap();
+        }
+        if round == 200 {
+            for _ in 0..3 {
+                fixture.core.sort_in_turn().unwrap();
+            }
+        }
+    }
+    let mut trimmed = Box::pin(fixture.core.trim_in_turn(target("b"), Lsn::new(90)));
+    fixture.core.turn();
+    poll(&mut trimmed).unwrap().unwrap();
+    fixture.core.sort_in_turn().unwrap();
+    let runs = fixture.core.journal.runs().len();
+    assert!(runs > 0);
+    let expected = standing(&fixture.core);
+    let shelf = Shelf::default();
+    let (mut rounds, mut sorted) = (0, 0);
+    let (manifest, _) = shelf
+        .save(&fixture, || {
+            rounds += 1;
+            if rounds % 3 == 0 {
+                sorted += u64::from(fixture.core.sort_in_turn().unwrap());
+            }
+        })
+        .unwrap();
+    assert!(sorted > 0, "something was sorted while it ran");
+    assert_eq!(manifest.damage, []);
+    // What it held is gone by now.
+    super::simulation::assert_no_leftovers(&fixture.disk, &fixture.core);
+    assert_eq!(standing(&fixture.core), expected);
+    let restored = reopened(shelf.restore(&manifest, None));
+    assert_eq!(standing(&restored.core), expected);
+    let offline = Offline::open(Arc::new(shelf.restore(&manifest, None))).unwrap();
+    let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
+    assert_eq!(report.findings, []);
+    // A position in what is not sorted is reached, one in a run is refused, with the first.
+    let first = fixture.core.journal.sorted_end();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let before = Position::new(first.get() - 4096);
+    match shelf.view(&manifest, Some(before)) {
+        Err(RestoreError::Before { first: at, .. }) => assert!(at > first),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("what was there is not known any more"),
+    }
+    let at = Position::new(manifest.position.get() - 20_000);
+    let early = reopened(shelf.restore(&manifest, Some(at)));
+    let kept = standing(&early.core);
+    for (log, (first, records)) in &expected {
+        let (kept_first, kept) = &kept[log];
+        assert_eq!(first, kept_first);
+        assert!(
+            kept.len() <= records.len() && records.starts_with(kept),
+            "{log}"
+        );
+    }
+    assert!(kept["a"].1.len() < expected["a"].1.len());
+}

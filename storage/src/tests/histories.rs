@@ -44,6 +44,7 @@ struct Counts {
     answers: u64,
     remembered: u64,
     cursors: u64,
+    sorted: u64,
 }
 
 fn is_derived(path: &str) -> bool {
@@ -58,6 +59,9 @@ impl History {
             max_batch_bytes: 20_000,
             buffer_bytes: 9000,
             producer_window: random.random_range(1..90),
+            sorter_enabled: true,
+            sorter_step_bytes: 1,
+            sorter_run_bytes: random.random_range(1..6) * (50 << 10),
             ..small_config()
         };
         Self {
@@ -201,6 +205,15 @@ impl History {
             core.turn();
             if self.chance(10) {
                 core.idle();
+            }
+            if self.chance(30) {
+                match core.sort_in_turn() {
+                    Ok(done) => self.counts.sorted += u64::from(done),
+                    Err(error) => assert!(
+                        self.disk.is_crashed() || crate::disk::is_out_of_space(&error),
+                        "{error}"
+                    ),
+                }
             }
             self.clock.advance(self.random.random_range(0..3_000_000));
             self.times.push(self.clock.now().micros());
@@ -626,6 +639,7 @@ fn a_start_tells_the_same_whatever_indexes_and_checkpoints_there_are() {
                 all.answers += counts.answers;
                 all.remembered += counts.remembered;
                 all.cursors += counts.cursors;
+                all.sorted += counts.sorted;
             }
             Err(panic) => {
                 eprintln!("repeat with: WALD_SEED={seed} cargo test -p wald-storage histories");
@@ -636,4 +650,5 @@ fn a_start_tells_the_same_whatever_indexes_and_checkpoints_there_are() {
     println!("{all:?}");
     assert!(all.starts < 500 || (all.cut_starts > 0 && all.checkpoints > 0));
     assert!(all.starts < 500 || (all.remembered > 0 && all.cursors > 0));
+    assert!(all.starts < 500 || all.sorted > 0);
 }

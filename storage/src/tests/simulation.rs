@@ -46,6 +46,7 @@ pub(super) struct Counts {
     pub(super) repeats: u64,
     pub(super) expired: u64,
     pub(super) rolls: u64,
+    pub(super) sorted: u64,
     pub(super) verdict: Verdict,
     pub(super) cuts: Histogram,
 }
@@ -63,6 +64,7 @@ impl Counts {
         self.repeats += other.repeats;
         self.expired += other.expired;
         self.rolls += other.rolls;
+        self.sorted += other.sorted;
         self.verdict.add(&other.verdict);
         self.cuts.add(&other.cuts);
     }
@@ -73,12 +75,13 @@ impl std::fmt::Display for Counts {
         writeln!(f, "{}", self.cuts)?;
         writeln!(
             f,
-            "{} starts, {} kills, {} clean ends, {} failed journals, {} rolls; {} requests: {} refused, {} unknown, {} repeats; {} trims by retention",
+            "{} starts, {} kills, {} clean ends, {} failed journals, {} rolls, {} steps of sorting; {} requests: {} refused, {} unknown, {} repeats; {} trims by retention",
             self.starts,
             self.kills,
             self.clean,
             self.failures,
             self.rolls,
+            self.sorted,
             self.requests,
             self.refused,
             self.maybe,
@@ -133,6 +136,9 @@ impl Run {
                 0 | 1 => requests::retention(&mut random).unwrap_or_default(),
                 _ => Retention::default(),
             },
+            sorter_enabled: true,
+            sorter_step_bytes: 1,
+            sorter_run_bytes: random.random_range(1..6) * (50 << 10),
             ..small_config()
         };
         Self {
@@ -205,6 +211,7 @@ impl Run {
         let epoch = report.recovery_epoch.get();
         assert!(epoch > self.epoch || (report.clean && epoch == self.epoch));
         self.epoch = epoch;
+        assert_no_leftovers(&self.disk, core);
         let found = found(core);
         let verdict = found.and_then(|found| self.ledger.judge(&found, self.power_was_cut()));
         if let Err((verdict, words)) = verdict {
@@ -231,7 +238,7 @@ impl Run {
             return;
         }
         let stretch = self.random.random_range(0..STRETCHES.len());
-        self.bulky |= stretch < 4;
+        self.bulky |= stretch < 5;
         let (nth, after) = (
             self.random.random_range(1..3),
             self.random.random_range(0..4),
@@ -279,6 +286,7 @@ impl Run {
         }
         match self.random.random_range(0..20) {
             0 => self.idle(core),
+            2..5 => self.sort(core),
             1 => {
                 if let Err(error) = core.pool_in_turn()
                     && !crate::disk::is_out_of_space(&error)
@@ -293,6 +301,17 @@ impl Run {
             let far = [1_000_000, 3_600_000_000, 365 * 24 * 3_600_000_000];
             let far = far[self.random.random_range(0..3)];
             self.clock.jump(self.random.random_range(-far..far));
+        }
+    }
+
+    /// A step of the sorter. If it fails nothing has changed, or the journal has failed.
+    fn sort(&mut self, core: &Arc<Core>) {
+        match core.sort_in_turn() {
+            Ok(done) => self.counts.sorted += u64::from(done),
+            Err(error) => {
+                let faulty = self.distrusted || self.disk.is_crashed();
+                assert!(faulty || crate::disk::is_out_of_space(&error), "{error}");
+            }
         }
     }
 
@@ -362,6 +381,33 @@ impl Run {
 }
 
 const EIO: i32 = 5;
+
+/// A start leaves nothing of what a crash of the sorter left.
+pub(super) fn assert_no_leftovers(disk: &SimDisk, core: &Core) {
+    use crate::disk::Disk;
+    let runs = core.journal.runs();
+    let mut expected: Vec<String> = runs.iter().map(|run| run.segment.path()).collect();
+    expected.sort_unstable();
+    let mut names = disk.list("sorted").unwrap();
+    names.sort_unstable();
+    let names: Vec<String> = names.iter().map(|name| format!("sorted/{name}")).collect();
+    assert_eq!(names, expected);
+    let last = runs.last().map(|run| run.head.last);
+    for name in disk.list("journal").unwrap() {
+        let id = crate::journal::segment::id_of(&name).unwrap();
+        assert!(Some(id) > last, "journal/{name} is sorted");
+    }
+    for name in disk.list("index").unwrap() {
+        let Some(id) = crate::index::index_id(&name) else {
+            continue;
+        };
+        let of_run = runs.iter().any(|run| run.id() == id);
+        assert!(
+            of_run || Some(id) > last,
+            "index/{name} is of what is sorted"
+        );
+    }
+}
 
 /// Everything that a start serves.
 ///

@@ -354,7 +354,8 @@ fn what_nobody_owns_is_noted_and_is_no_fault() {
         "index/00000000000000ff.idx",
         "index/0000000000000001.idx.new",
         "checkpoint/0000000000000001.new",
-        "sorted/0000000000000001.seg",
+        "sorted/old.seg",
+        "sorted/00000000000000ff.new",
         "quarantine/notes",
         "FORMAT.new",
     ];

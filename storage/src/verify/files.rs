@@ -9,10 +9,11 @@ use super::{Finding, FindingKind, Severity, advice};
 use crate::checkpoint;
 use crate::directory::{self, Format, LastBegun};
 use crate::disk::{Disk, read_whole};
-use crate::ids::{Position, SegmentId};
+use crate::ids::{Lsn, Position, SegmentId};
 use crate::index::{SealedIndex, decode_index, index_id, index_path};
 use crate::journal::LIFE_BYTES;
 use crate::journal::segment::{self, Life};
+use crate::sorted::{self, Run, Walked};
 
 /// Names in a directory; none if it is not there.
 pub(crate) fn list(disk: &dyn Disk, directory: &str) -> io::Result<Vec<String>> {
@@ -70,8 +71,9 @@ pub(crate) fn small_files(
     Ok(findings)
 }
 
-/// Files that nobody owns, and what starts that were cut off left behind. `live`: the store
-/// is in use, so that files which are just being written are no leftovers.
+/// Files that nobody owns, and what starts that were cut off left behind. `segments`: those
+/// of the journal, and runs. `live`: the store is in use, so that files which are just being
+/// written are no leftovers.
 pub(crate) fn strays(
     disk: &dyn Disk,
     segments: &BTreeSet<SegmentId>,
@@ -133,7 +135,11 @@ pub(crate) fn strays(
         }
     }
     for name in list(disk, "sorted")? {
-        note(format!("sorted/{name}"), false);
+        if sorted::new_id(&name).is_some() {
+            note(format!("sorted/{name}"), true);
+        } else if segment::id_of(&name).is_none() {
+            note(format!("sorted/{name}"), false);
+        }
     }
     Ok(findings)
 }
@@ -143,6 +149,57 @@ fn without_new(name: &str) -> (&str, bool) {
         Some(whole) => (whole, true),
         None => (name, false),
     }
+}
+
+/// What is wrong with a run by itself: its life blocks, and bytes that do not verify.
+pub(crate) fn run(run: &Run, blocks: &[u8], walked: &Walked) -> Vec<Finding> {
+    let path = run.segment.path();
+    let first = run.head.first_base.advance(LIFE_BYTES);
+    let mut findings = Vec::new();
+    let mut bad = |kind, detail: String, advice| {
+        let finding = Finding::of_file(kind, Severity::Damage, path.clone(), detail, advice);
+        findings.push(finding.in_segment(run.id()).at(first, run.head.end));
+    };
+    for (number, what) in segment::bad_copies(blocks, &run.segment.life)
+        .iter()
+        .enumerate()
+    {
+        if let Some(what) = what {
+            let detail = format!("life block {} {what}", number + 1);
+            bad(FindingKind::Checksum, detail, advice::COPY);
+        }
+    }
+    for hole in &walked.holes {
+        let (from, to) = (run.segment.offset(hole.from), run.segment.offset(hole.to));
+        let detail = format!(
+            "bytes {from} to {to} of {} do not verify",
+            run.segment.path()
+        );
+        bad(FindingKind::Checksum, detail, advice::TOLD);
+    }
+    findings
+}
+
+/// Whether the index of a run is what its frames say.
+pub(crate) fn index_of_run(
+    run: &Run,
+    index: Option<&SealedIndex>,
+    told: &SealedIndex,
+) -> Option<Finding> {
+    let path = index_path(run.id());
+    let detail = match index {
+        Some(index) if index.bytes() == told.bytes() => return None,
+        Some(_) => format!("{path} says other things than the run"),
+        None => return None,
+    };
+    let finding = Finding::of_file(
+        FindingKind::Index,
+        Severity::Damage,
+        path,
+        detail,
+        advice::REMADE,
+    );
+    Some(finding.in_segment(run.id()))
 }
 
 /// What is kept in quarantine, with its sizes.
@@ -323,7 +380,7 @@ pub(crate) fn checkpoint(
     disk: &dyn Disk,
     id: SegmentId,
     store_id: u128,
-    segments: &BTreeMap<SegmentId, Known>,
+    (segments, is_sorted): (&BTreeMap<SegmentId, Known>, &dyn Fn(SegmentId) -> bool),
     lsns: Option<&NextLsns>,
 ) -> io::Result<Vec<Finding>> {
     let path = checkpoint::path(id);
@@ -354,7 +411,10 @@ pub(crate) fn checkpoint(
     let mut stranger = None;
     let summary = checkpoint::decode(&bytes, |image| {
         let expected = lsns.filter(|lsns| !lsns.is_damaged());
+        // Of a log whose deletion is sorted nothing is there any more.
+        let sorted_away = |next: Lsn| image.deleted && next == Lsn::ZERO;
         if let Some(next) = expected.and_then(|lsns| lsns.of(image.id))
+            && !sorted_away(next)
             && next != image.next
             && stranger.is_none()
         {
@@ -375,6 +435,9 @@ pub(crate) fn checkpoint(
         return Ok(bad(FindingKind::Index, detail));
     }
     for entry in &summary.segments {
+        if is_sorted(entry.life.id) {
+            continue;
+        }
         let Some(known) = segments.get(&entry.life.id) else {
             let detail = format!("tells of segment {}, which is missing", entry.life.id);
             return Ok(bad(FindingKind::Missing, detail));

@@ -22,7 +22,8 @@ use crate::ids::{LogId, LogName, Lsn, Position, SegmentId};
 use crate::journal::LIFE_BYTES;
 use crate::journal::segment::{Life, id_of, journal_path};
 use crate::quarantine::Damage;
-use crate::recovery::{self, Account, Survey, Surveyed};
+use crate::recovery::{self, Account, FoundRun, Survey, Surveyed};
+use crate::sorted;
 
 /// A data directory that nobody serves.
 pub struct Offline {
@@ -214,7 +215,8 @@ impl<'a> Run<'a> {
             pace: Pace::new(control, now),
             tell,
             progress: Progress {
-                total_bytes: survey.segments.iter().map(bytes).sum(),
+                total_bytes: survey.segments.iter().map(bytes).sum::<u64>()
+                    + survey.runs.iter().map(|run| run.opened.end).sum::<u64>(),
                 ..Progress::default()
             },
             findings: Vec::new(),
@@ -240,11 +242,15 @@ impl<'a> Run<'a> {
             store_id,
             segments.len(),
         )?);
-        let all: BTreeSet<SegmentId> = segments.keys().copied().collect();
+        let runs = self.survey.runs.iter().map(|found| found.run.id());
+        let all: BTreeSet<SegmentId> = segments.keys().copied().chain(runs).collect();
         self.findings.extend(files::strays(disk, &all, false)?);
         self.journal_files(&segments)?;
         let mut checkpoints: BTreeSet<SegmentId> = checkpoint::list(disk)?.into_iter().collect();
         let mut lsns = NextLsns::new(true);
+        self.runs(&mut lsns)?;
+        let survey = self.survey;
+        let is_sorted = |id| survey.is_sorted(id);
         let mut before: Option<(SegmentId, Checked)> = None;
         for (number, segment) in self.survey.segments.iter().enumerate() {
             if self.follows(segment, before.as_ref()) {
@@ -258,15 +264,94 @@ impl<'a> Run<'a> {
             self.compare_link(number, before.as_ref(), &checked, &lsns);
             let id = segment.life.id;
             if checkpoints.remove(&id) {
-                let found = files::checkpoint(disk, id, store_id, &segments, Some(&lsns))?;
+                let found =
+                    files::checkpoint(disk, id, store_id, (&segments, &is_sorted), Some(&lsns))?;
                 self.findings.extend(found);
             }
             before = Some((id, checked));
         }
         self.end_of_journal(&checkpoints);
         for id in checkpoints {
-            let found = files::checkpoint(disk, id, store_id, &segments, None)?;
+            let found = files::checkpoint(disk, id, store_id, (&segments, &is_sorted), None)?;
             self.findings.extend(found);
+        }
+        Ok(())
+    }
+
+    /// The sorted runs: each by itself, and one after the other.
+    fn runs(&mut self, lsns: &mut NextLsns) -> Result<(), Stop> {
+        let disk = &*self.offline.disk;
+        let survey = self.survey;
+        for path in survey
+            .leftovers
+            .iter()
+            .filter(|path| !path.ends_with(".new"))
+        {
+            let detail = format!("{path} is sorted, and was to be removed when a run ended");
+            let kind = FindingKind::Unowned;
+            let finding =
+                Finding::of_file(kind, Severity::Note, path.clone(), detail, advice::LEFTOVER);
+            self.findings.push(finding);
+        }
+        for (id, what) in &survey.bad_runs {
+            self.needs_account = true;
+            lsns.expect_gaps();
+            let kind = FindingKind::Checksum;
+            let path = sorted::path(*id);
+            let finding = Finding::of_file(kind, Severity::Loss, path, what.clone(), advice::LOST);
+            self.findings.push(finding.in_segment(*id));
+        }
+        let mut last = None;
+        for FoundRun { opened, run } in &survey.runs {
+            if run.head.before_first != last {
+                self.needs_account = true;
+                lsns.expect_gaps();
+                let first = run.head.first;
+                let detail = format!("the run of segments before segment {first} is missing");
+                let finding = Finding {
+                    file: None,
+                    ..Finding::of_file(
+                        FindingKind::Missing,
+                        Severity::Loss,
+                        "",
+                        detail,
+                        advice::LOST,
+                    )
+                };
+                self.findings.push(finding.in_segment(first));
+            }
+            last = Some(run.head.last);
+            let known = Known {
+                life: opened.life,
+                base: run.segment.base,
+                end: run.segment.base.advance(opened.end),
+            };
+            let (index, _) = files::index(disk, &known, &mut self.findings)?;
+            let mut reader = Reader::open(disk, &run.segment.path())?;
+            let blocks = reader.read(0, LIFE_BYTES)?;
+            let (pace, tell, progress) = (&mut self.pace, &mut *self.tell, &mut self.progress);
+            let mut read = |from: u64, bytes: u64| {
+                pace.spend(bytes)?;
+                let found = reader.read(from, bytes)?;
+                progress.checked_bytes += found.len() as u64;
+                tell(progress);
+                Ok(found)
+            };
+            let walked = sorted::walk_with(opened, &mut read)?;
+            self.frames += walked.frames;
+            self.records += walked.records;
+            self.findings.extend(files::run(run, &blocks, &walked));
+            if walked.holes.is_empty() {
+                let told = walked.index(opened);
+                self.findings
+                    .extend(files::index_of_run(run, index.as_ref(), &told));
+            } else {
+                self.needs_account = true;
+                lsns.expect_gaps();
+            }
+            for images in &walked.images {
+                lsns.set(images.image.id, images.image.next);
+            }
         }
         Ok(())
     }
@@ -304,7 +389,8 @@ impl<'a> Run<'a> {
         }
         for name in files::list(disk, "journal")? {
             let Some(id) = id_of(&name) else { continue };
-            let used = paths.contains(journal_path(id).as_str());
+            let path = journal_path(id);
+            let used = paths.contains(path.as_str()) || self.survey.leftovers.contains(&path);
             if !used && !self.survey.ready.contains(&id) {
                 let finding = files::unusable(disk, id, self.offline.store.id)?;
                 // One that is there under another name is no loss.
@@ -322,7 +408,9 @@ impl<'a> Run<'a> {
         };
         let before = before.map(|(id, _)| *id);
         let earlier = link.predecessor.filter(|id| Some(*id) != before);
-        let is_there = |id: &SegmentId| self.survey.segments.iter().any(|s| s.life.id == *id);
+        let is_there = |id: &SegmentId| {
+            self.survey.is_sorted(*id) || self.survey.segments.iter().any(|s| s.life.id == *id)
+        };
         if let Some(missing) = earlier.filter(|id| !is_there(id)) {
             self.missing(missing, &format!("before segment {}", segment.life.id));
         }
@@ -346,6 +434,7 @@ impl<'a> Run<'a> {
                 .in_segment(segment.life.id),
             );
         }
+        let earlier = earlier.filter(|id| !self.survey.is_sorted(*id));
         earlier.is_some() || link.lost_before.is_some()
     }
 
@@ -529,7 +618,7 @@ impl<'a> Run<'a> {
         Ok(OfflineReport {
             store_id: self.offline.store.id,
             findings,
-            segments: self.survey.segments.len() as u64,
+            segments: (self.survey.segments.len() + self.survey.runs.len()) as u64,
             frames: self.frames,
             records: self.records,
             checked_bytes: self.progress.checked_bytes,

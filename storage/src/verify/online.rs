@@ -18,6 +18,7 @@ use crate::index::Place;
 use crate::journal::segment::Segment;
 use crate::local::{Core, Log};
 use crate::metrics::ChecksumSite;
+use crate::sorted::{self, BadRun, Run};
 use crate::sync::Mutex;
 
 /// Faults that were logged and counted, so that the next look does not do it again.
@@ -136,9 +137,9 @@ impl Core {
         tell: &mut dyn FnMut(&mut Progress),
     ) -> Result<(), Stop> {
         let whole = only.is_none();
-        let segments: Vec<Arc<Segment>> = match only {
-            Some(segment) => vec![segment],
-            None => self.journal.segments.read().values().cloned().collect(),
+        let (runs, segments) = match only {
+            Some(segment) => (Vec::new(), vec![segment]),
+            None => self.journal.runs_and_segments(),
         };
         let now = || self.journal.clock.monotonic();
         let mut pace = Pace::new(control, &now);
@@ -146,6 +147,7 @@ impl Core {
             total_bytes: segments
                 .iter()
                 .filter_map(|segment| self.settled_end(segment).map(|end| segment.offset(end)))
+                .chain(runs.iter().map(|run| run.segment.life.size))
                 .sum(),
             ..Progress::default()
         };
@@ -156,6 +158,17 @@ impl Core {
             progress.findings = self.note(findings, ChecksumSite::Verify);
         }
         tell(&mut progress);
+        for run in &runs {
+            let mut spend = |bytes: u64| {
+                pace.spend(bytes)?;
+                progress.checked_bytes += bytes;
+                tell(&mut progress);
+                Ok(())
+            };
+            let found = self.check_run(run, &mut lsns, ChecksumSite::Verify, &mut spend)?;
+            named.extend(found.iter().filter_map(|f| Some((f.log_id?, f.lsns?))));
+            progress.findings.extend(found);
+        }
         for segment in &segments {
             let mut spend = |bytes: u64| {
                 pace.spend(bytes)?;
@@ -254,10 +267,15 @@ impl Core {
             true => files::index(&*self.disk, &known, &mut findings)?.0,
             false => None,
         };
+        if segment.is_retired() {
+            lsns.expect_gaps();
+            return Ok(Vec::new());
+        }
         let mut findings = self.note(findings, site);
         let writer = segment.writer();
         let mut reader = match Reader::open(&*self.disk, &path) {
             Ok(reader) => reader,
+            Err(_) if segment.is_retired() => return Ok(Vec::new()),
             Err(error) if self.is_gone(segment, &error) => {
                 lsns.expect_gaps();
                 let gone = Fault {
@@ -291,9 +309,182 @@ impl Core {
             })
         };
         let checked = segment::check(&target, index.as_ref(), lsns, &mut read)?;
+        if segment.is_retired() {
+            // It was sorted meanwhile, and its file may have another life.
+            lsns.expect_gaps();
+            return Ok(Vec::new());
+        }
         for fault in &checked.faults {
             self.attribute(segment, &path, fault, site, &mut findings)?;
         }
+        Ok(findings)
+    }
+
+    /// Checks one run and its index; what it finds is known to the engine from then on.
+    pub(crate) fn check_run(
+        &self,
+        run: &Arc<Run>,
+        lsns: &mut NextLsns,
+        site: ChecksumSite,
+        spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
+    ) -> Result<Vec<Finding>, Stop> {
+        match self.check_run_file(run, lsns, site, spend) {
+            // A run that was made of it took its place meanwhile.
+            Err(Stop::Io(_)) if run.segment.is_retired() => Ok(Vec::new()),
+            checked => checked,
+        }
+    }
+
+    fn check_run_file(
+        &self,
+        run: &Arc<Run>,
+        lsns: &mut NextLsns,
+        site: ChecksumSite,
+        spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
+    ) -> Result<Vec<Finding>, Stop> {
+        let (disk, segment) = (&*self.disk, &run.segment);
+        let opened = match sorted::open(disk, run.id(), self.store_id) {
+            Ok(opened) => opened,
+            Err(_) if segment.is_retired() => return Ok(Vec::new()),
+            Err(BadRun::Io(error)) if !self.is_gone(segment, &error) => return Err(error.into()),
+            Err(bad) => {
+                lsns.expect_gaps();
+                let what = match bad {
+                    BadRun::Io(_) => format!("{} is gone", segment.path()),
+                    BadRun::Newer(what) | BadRun::Damaged(what) => what,
+                };
+                return self.lose_run(run, &what, site);
+            }
+        };
+        let known = Known {
+            life: segment.life,
+            base: segment.base,
+            end: segment.base.advance(opened.end),
+        };
+        let mut findings = Vec::new();
+        let (index, _) = files::index(disk, &known, &mut findings)?;
+        let mut reader = Reader::open(disk, &segment.path())?;
+        let blocks = reader.read(0, crate::journal::LIFE_BYTES)?;
+        let mut read = |from: u64, bytes: u64| {
+            spend(bytes)?;
+            Ok(reader.read(from, bytes)?)
+        };
+        let walked = sorted::walk_with(&opened, &mut read)?;
+        if segment.is_retired() {
+            // Nothing of it is read any more.
+            return Ok(Vec::new());
+        }
+        for images in &walked.images {
+            lsns.set(images.image.id, images.image.next);
+        }
+        findings.extend(files::run(run, &blocks, &walked));
+        if walked.holes.is_empty() {
+            let told = walked.index(&opened);
+            findings.extend(files::index_of_run(run, index.as_ref(), &told));
+        }
+        let mut findings = self.note(findings, site);
+        for hole in &walked.holes {
+            lsns.expect_gaps();
+            segment.add_hole(*hole);
+            for (log, place) in self.places_within(segment, hole.from, hole.to)? {
+                let pack = walked
+                    .packs
+                    .iter()
+                    .find(|p| p.place.position == place.position);
+                let pieces = pack.map(|pack| pack.pieces.as_slice()).unwrap_or_default();
+                let bad = pieces.iter().filter(|(_, good)| !good);
+                let mut lost: Vec<_> = bad
+                    .map(|(p, _)| (p.first_lsn, p.next_lsn(), p.position))
+                    .collect();
+                if pieces.is_empty() {
+                    let first = self.journal.first_of_run(segment);
+                    lost.push((place.first_lsn, place.next_lsn(), first));
+                }
+                for (from, to, position) in lost {
+                    findings.extend(self.lose_of_run(
+                        run,
+                        &log,
+                        &place,
+                        (from, to),
+                        position,
+                        site,
+                    ));
+                }
+            }
+            self.let_next_start_find(segment);
+        }
+        Ok(findings)
+    }
+
+    /// Records of a run cannot be read: they are quarantined, if they are kept at all.
+    fn lose_of_run(
+        &self,
+        run: &Run,
+        log: &Arc<Log>,
+        place: &Place,
+        (from, to): (Lsn, Lsn),
+        position: Position,
+        site: ChecksumSite,
+    ) -> Option<Finding> {
+        let (deleted, first) = {
+            let state = log.state.read();
+            (state.deleted, state.first(self.journal.durable()))
+        };
+        let kept = from.max(first);
+        if deleted || kept >= to {
+            return None;
+        }
+        let hit = Place {
+            first_lsn: from,
+            count: u32::try_from(to.since(from)).unwrap_or(u32::MAX),
+            ..*place
+        };
+        self.quarantine_at(log, &hit, position, site);
+        let detail = format!(
+            "records in {} do not match their checksum",
+            run.segment.path()
+        );
+        let path = run.segment.path();
+        let finding = Finding {
+            log: Some(log.name.clone()),
+            log_id: Some(log.id),
+            lsns: Some((kept, to)),
+            ..Finding::of_file(
+                FindingKind::Checksum,
+                Severity::Loss,
+                path,
+                detail,
+                advice::LOST,
+            )
+        };
+        Some(finding.in_segment(run.id()).at(position, position))
+    }
+
+    /// Nothing of a run can be read any more.
+    fn lose_run(
+        &self,
+        run: &Arc<Run>,
+        what: &str,
+        site: ChecksumSite,
+    ) -> Result<Vec<Finding>, Stop> {
+        let (segment, path) = (&run.segment, run.segment.path());
+        let kind = FindingKind::Missing;
+        let finding = Finding::of_file(kind, Severity::Damage, path, what.to_owned(), advice::TOLD);
+        let first = self.journal.first_of_run(segment);
+        let finding = finding.in_segment(run.id()).at(first, run.head.end);
+        let mut findings = self.note(vec![finding], site);
+        // Without an index in memory or in its file nobody knows whose records they were.
+        if let Some(index) = self.indexes.get(segment) {
+            for row in index.rows() {
+                let entries = index.entries(&row);
+                let (Some(log), Some(place)) = (self.logs.by_id(row.log_id), entries.get(0)) else {
+                    continue;
+                };
+                let lost = (row.first_lsn, row.next_lsn);
+                findings.extend(self.lose_of_run(run, &log, &place, lost, first, site));
+            }
+        }
+        self.let_next_start_find(segment);
         Ok(findings)
     }
 
@@ -413,6 +604,9 @@ impl Core {
             }
             return Ok(found);
         }
+        if sorted::is_address(segment.base) {
+            return Ok(found);
+        }
         for log in self.logs.all_known() {
             let places = log.state.read().places.within(from, to).to_vec();
             found.extend(places.into_iter().map(|place| (Arc::clone(&log), place)));
@@ -459,10 +653,13 @@ impl Core {
                 Some((segment.life.id, known))
             })
             .collect();
+        let sorted = self.journal.runs().last().map(|run| run.head.last);
         for id in checkpoint::list(disk)? {
             // One that is newer than what we listed is left to the next look.
             if known.contains_key(&id) {
-                findings.extend(files::checkpoint(disk, id, self.store_id, &known, None)?);
+                let is_sorted = |id| Some(id) <= sorted;
+                let known = (&known, &is_sorted as &dyn Fn(SegmentId) -> bool);
+                findings.extend(files::checkpoint(disk, id, self.store_id, known, None)?);
             }
         }
         Ok(findings)

@@ -65,6 +65,20 @@ impl Core {
         let now = || self.journal.clock.monotonic();
         let mut pace = Pace::new(&self.scrub.control, &now);
         let mut found = 0;
+        for run in self.journal.runs() {
+            let mut spend = |bytes: u64| {
+                pace.spend(bytes)?;
+                self.give_way(&self.scrub.control, GIVE_WAY);
+                self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
+            };
+            let mut lsns = NextLsns::new(false);
+            let findings = self.check_run(&run, &mut lsns, ChecksumSite::Scrub, &mut spend)?;
+            found += findings
+                .iter()
+                .filter(|finding| finding.severity > Severity::Note)
+                .count();
+        }
         for segment in segments {
             // What is written was just verified by being written, and its index is to come.
             if segment.writer().is_some() {
@@ -73,7 +87,7 @@ impl Core {
             let mut lsns = NextLsns::new(false);
             let mut spend = |bytes: u64| {
                 pace.spend(bytes)?;
-                self.give_way();
+                self.give_way(&self.scrub.control, GIVE_WAY);
                 self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
                 Ok(())
             };
@@ -97,12 +111,12 @@ impl Core {
         Ok(())
     }
 
-    /// Lets appends that are under way go first.
-    fn give_way(&self) {
+    /// Lets appends that are under way go first, for so long at most.
+    pub(crate) fn give_way(&self, control: &Control, most: Duration) {
         let busy = || self.journal.inflight.load(Ordering::Relaxed) > 0;
         let mut waited = Duration::ZERO;
-        while busy() && waited < GIVE_WAY && !self.scrub.control.is_stopped() {
-            self.scrub.control.wait(LOOK);
+        while busy() && waited < most && !control.is_stopped() {
+            control.wait(LOOK);
             waited += LOOK;
         }
     }

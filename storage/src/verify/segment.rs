@@ -151,7 +151,8 @@ impl NextLsns {
         self.damaged
     }
 
-    fn set(&mut self, log: LogId, next: Lsn) {
+    /// Where a log stood at a place where it is told.
+    pub(crate) fn set(&mut self, log: LogId, next: Lsn) {
         self.next.insert(log, next);
     }
 }
@@ -352,6 +353,8 @@ impl<'a> Check<'a> {
             Kind::Link => Link::decode(body).is_some(),
             Kind::Seal => Seal::decode(body).is_some(),
             Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => true,
+            // They have no place in the journal.
+            Kind::Run | Kind::Images | Kind::Pack | Kind::Order => false,
         });
         if readable {
             return true;

@@ -6,7 +6,8 @@ use crate::ids::{Lsn, Position, Timestamp};
 use crate::index::Place;
 use crate::journal::frame::{self, HEADER_BYTES, Header};
 use crate::local::{Core, Log};
-use crate::read::Reach;
+use crate::read::{Reach, is_retired};
+use crate::sorted;
 
 /// Places looked at under a log's lock in one go.
 const PLACES: usize = 4096;
@@ -83,15 +84,10 @@ impl Core {
         let (mut low, mut high) = (first, limit);
         while low < high {
             let middle = low.advance(high.since(low) / 2);
-            let place = self.frame_of(log, middle)?;
-            let place = place.filter(|place| place.first_lsn < high);
-            let old = match &place {
-                Some(place) => self
-                    .header(place)?
-                    .is_some_and(|header| header.arrival <= newest),
-                None => false,
-            };
-            match place {
+            let frame = self.arrived(log, middle)?;
+            let frame = frame.filter(|(place, _)| place.first_lsn < high);
+            let old = frame.is_some_and(|(_, arrival)| arrival.is_some_and(|at| at <= newest));
+            match frame.map(|(place, _)| place) {
                 Some(place) if old => low = place.next_lsn(),
                 // What lies before it in the same frame is no older.
                 Some(place) => high = middle.min(place.first_lsn).max(low),
@@ -104,9 +100,37 @@ impl Core {
     /// When the frame arrived that holds a record, or the next one that is not damaged; `None`
     /// if its header cannot be read.
     pub(super) fn arrival(&self, log: &Log, lsn: Lsn) -> io::Result<Option<Timestamp>> {
-        match self.frame_of(log, lsn)? {
-            Some(place) => Ok(self.header(&place)?.map(|header| header.arrival)),
-            None => Ok(None),
+        Ok(self.arrived(log, lsn)?.and_then(|(_, arrival)| arrival))
+    }
+
+    /// The frame that holds a record, or the next one that does not, and when it arrived. In a
+    /// sorted run what was one frame is a piece of a pack.
+    fn arrived(&self, log: &Log, lsn: Lsn) -> io::Result<Option<(Place, Option<Timestamp>)>> {
+        loop {
+            let Some(place) = self.frame_of(log, lsn)? else {
+                return Ok(None);
+            };
+            if !sorted::is_address(place.position) {
+                let header = self.header(&place)?;
+                return Ok(Some((place, header.map(|header| header.arrival))));
+            }
+            let pieces = match self.pieces_at(&place) {
+                // The run was made anew meanwhile.
+                Err(error) if is_retired(&error) => continue,
+                pieces => pieces?,
+            };
+            let piece = pieces.iter().find(|piece| piece.next_lsn() > lsn);
+            return Ok(Some(match piece {
+                Some(piece) => {
+                    let place = Place {
+                        first_lsn: piece.first_lsn,
+                        count: piece.count,
+                        ..place
+                    };
+                    (place, Some(piece.arrival))
+                }
+                None => (place, None),
+            }));
         }
     }
 

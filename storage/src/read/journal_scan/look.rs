@@ -1,6 +1,8 @@
 //! One look at the journal: frames of the logs selected, and what is missing between
 //! them.
 
+mod run;
+
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -48,10 +50,44 @@ pub(super) struct Work {
     pub(super) gaps: Vec<Gap>,
 }
 
+/// What was one frame of the journal.
+#[derive(Clone, Copy)]
+struct Records {
+    first_lsn: Lsn,
+    count: u32,
+    arrival: Timestamp,
+}
+
+impl Records {
+    fn next_lsn(&self) -> Lsn {
+        let next = self.first_lsn.checked_advance(u64::from(self.count));
+        next.unwrap_or(self.first_lsn)
+    }
+}
+
+/// Why the records of a log are gone that lie below each of these, if they end at `to`.
+fn gone(deleted: bool, kept: Kept, to: Lsn) -> [(Lsn, GapReason); 2] {
+    match deleted {
+        true => [(to, GapReason::Deleted), (to, GapReason::Deleted)],
+        false => [
+            (kept.trimmed(), GapReason::Trimmed),
+            (kept.first, GapReason::Expired),
+        ],
+    }
+}
+
+/// What came of taking it.
+enum Taken {
+    Going(Going),
+    Damaged,
+}
+
 /// Whether to look further.
 #[derive(PartialEq, Eq)]
 enum Going {
     On,
+    /// From where it stands: what was looked at has moved.
+    Again,
     /// The chunk is full, or must end before what comes next.
     Full,
     CaughtUp,
@@ -75,8 +111,10 @@ impl Work {
             };
             match going {
                 // A scan that finds nothing must not keep a reader thread for itself.
-                Going::On if self.looked >= LOOK_BYTES => return Ok((self, false)),
-                Going::On => {}
+                Going::On | Going::Again if self.looked >= LOOK_BYTES => {
+                    return Ok((self, false));
+                }
+                Going::On | Going::Again => {}
                 Going::Full => return Ok((self, false)),
                 Going::CaughtUp => return Ok((self, true)),
             }
@@ -92,7 +130,14 @@ impl Work {
         if self.at >= self.published {
             return Ok(Going::CaughtUp);
         }
-        let Some(segment) = self.segment() else {
+        if let Some(run) = self.core.journal.run_at(self.at) {
+            return self.advance_in_run(&run, reach);
+        }
+        let segment = self.segment();
+        if self.is_sorted() {
+            return Ok(Going::Again);
+        }
+        let Some(segment) = segment else {
             return Ok(Going::CaughtUp);
         };
         if self.at < segment.first() {
@@ -105,6 +150,9 @@ impl Work {
             .min(self.published);
         if self.at >= end {
             let next = self.segment_after(&segment).map(|next| next.first());
+            if self.is_sorted() {
+                return Ok(Going::Again);
+            }
             return Ok(match next {
                 Some(first) if first < self.published => self.pass(first),
                 _ => Going::CaughtUp,
@@ -123,6 +171,12 @@ impl Work {
                 self.read_piece(&segment, stop, reach)
             }
         }
+    }
+
+    /// Whether where we are was sorted just now: then the segments there are do not tell what
+    /// comes next.
+    fn is_sorted(&self) -> bool {
+        self.at < self.core.journal.sorted_end()
     }
 
     /// The segment at the current position, or the first after it.
@@ -229,6 +283,10 @@ impl Work {
         if reach == Reach::Memory {
             return Err(far().into());
         }
+        if segment.is_retired() {
+            // It was sorted meanwhile, and its file may have another life: on in the run.
+            return Ok(Going::On);
+        }
         self.lose_frame(segment, stop)?;
         Ok(Going::On)
     }
@@ -255,7 +313,7 @@ impl Work {
                 break;
             }
             let going = if header.kind == Kind::Batch {
-                self.take_batch(&header, bytes, buffer, from)?
+                self.take_batch(segment, &header, bytes, buffer, from)?
             } else {
                 Going::On
             };
@@ -272,6 +330,7 @@ impl Work {
 
     fn take_batch(
         &mut self,
+        segment: &Segment,
         header: &Header,
         bytes: &[u8],
         buffer: &Bytes,
@@ -285,41 +344,16 @@ impl Work {
         else {
             return Ok(Going::On);
         };
-        let (deleted, kept) = self.fate_of(&log);
-        let first = header
-            .first_lsn
-            .checked_advance(self.skip)
-            .unwrap_or(header.first_lsn);
-        let to = header.next_lsn().unwrap_or(header.first_lsn);
-        let gone = match deleted {
-            true => [(to, GapReason::Deleted), (to, GapReason::Deleted)],
-            false => [
-                (kept.trimmed(), GapReason::Trimmed),
-                (kept.first, GapReason::Expired),
-            ],
+        let frame = Records {
+            first_lsn: header.first_lsn,
+            count: header.count,
+            arrival: header.arrival,
         };
-        let mut first = first;
-        for (border, reason) in gone {
-            let until = to.min(border);
-            if first < until {
-                let waits = self.batches.iter().any(|batch| batch.log_id == log.id);
-                let going = self.note_gap(&log, first, until, reason);
-                if !waits {
-                    // What was told is not told again.
-                    first = until;
-                    self.skip = first.since(header.first_lsn);
-                }
-                if going != Going::On {
-                    return Ok(going);
-                }
-            }
-        }
-        if first >= to {
-            return Ok(Going::On);
-        }
-        let body = match crate::read::plain_body(header, bytes, buffer, from) {
-            Ok(body) => body,
-            Err(Fault::Damaged) => {
+        let body = |_: &mut Self| crate::read::plain_body(header, bytes, buffer, from);
+        match self.take_records(&log, frame, body)? {
+            Taken::Going(going) => Ok(going),
+            Taken::Damaged if segment.is_retired() => Ok(Going::Again),
+            Taken::Damaged => {
                 let place = Place {
                     position: header.position,
                     first_lsn: header.first_lsn,
@@ -327,30 +361,68 @@ impl Work {
                     frame_len: u32::try_from(header.frame_len()).unwrap_or(u32::MAX),
                 };
                 self.core.quarantine(&log, &place);
-                return Ok(self.pass(header.end()));
+                Ok(self.pass(header.end()))
             }
-            Err(Fault::Io(_)) if self.found_something() => return Ok(Going::Full),
+        }
+    }
+
+    /// Takes what was one frame of the journal, of a log that is selected.
+    fn take_records(
+        &mut self,
+        log: &Arc<Log>,
+        frame: Records,
+        body: impl FnOnce(&mut Self) -> Result<Bytes, Fault>,
+    ) -> Result<Taken, ReadError> {
+        let (deleted, kept) = self.fate_of(log);
+        let mut first = frame
+            .first_lsn
+            .checked_advance(self.skip)
+            .unwrap_or(frame.first_lsn);
+        let to = frame.next_lsn();
+        for (border, reason) in gone(deleted, kept, to) {
+            let until = to.min(border);
+            if first < until {
+                let waits = self.batches.iter().any(|batch| batch.log_id == log.id);
+                let going = self.note_gap(log, first, until, reason);
+                if !waits {
+                    // What was told is not told again.
+                    first = until;
+                    self.skip = first.since(frame.first_lsn);
+                }
+                if going != Going::On {
+                    return Ok(Taken::Going(going));
+                }
+            }
+        }
+        if first >= to {
+            return Ok(Taken::Going(Going::On));
+        }
+        let body = match body(self) {
+            Ok(body) => body,
+            Err(Fault::Damaged) => return Ok(Taken::Damaged),
+            Err(Fault::Io(_)) if self.found_something() => return Ok(Taken::Going(Going::Full)),
             Err(Fault::Io(error)) => return Err(ReadError::Io(Arc::new(error))),
         };
         let batch = StoredBatch {
             log: log.name.clone(),
             log_id: log.id,
-            first_lsn: header.first_lsn,
-            count: header.count,
-            arrival: header.arrival,
+            first_lsn: frame.first_lsn,
+            count: frame.count,
+            arrival: frame.arrival,
             body,
         };
         let early = self.not_before.map_or(0, |time| {
             let spans = codec::spans(&batch.body);
             spans
-                .take_while(|span| span.own_time.unwrap_or(header.arrival) < time)
+                .take_while(|span| span.own_time.unwrap_or(frame.arrival) < time)
                 .count() as u64
         });
         let skip = self.skip.max(early);
-        if skip >= u64::from(header.count) {
-            return Ok(Going::On);
-        }
-        Ok(self.give(batch, skip))
+        let going = match skip >= u64::from(frame.count) {
+            true => Going::On,
+            false => self.give(batch, skip),
+        };
+        Ok(Taken::Going(going))
     }
 
     /// Gives as much of a batch as there is room for.

@@ -60,6 +60,7 @@ fn of_path(path: &str) -> &'static str {
         Some(("index", _)) => "index",
         Some(("checkpoint", _)) => "checkpoint",
         Some(("quarantine", _)) => "quarantine",
+        Some(("sorted", _)) => "sorting",
         Some(_) => "old tail",
         None if path.starts_with("BEGUN") => "BEGUN",
         None => "FORMAT",
@@ -151,11 +152,12 @@ impl Histogram {
         self.0.values().flatten().sum()
     }
 
-    /// Inside recovery, roll, checkpoint, recycle.
-    pub(in crate::tests) fn promised(&self) -> [u64; 4] {
+    /// Inside recovery, roll, checkpoint, recycle, sorting.
+    pub(in crate::tests) fn promised(&self) -> [u64; 5] {
         let row = |what: &str| self.0.get(what).map_or(0, |counts| counts.iter().sum());
         let starts = self.0.values().map(|counts| counts[0]).sum();
-        [starts, row("roll"), row("checkpoint"), row("recycle")]
+        let [roll, checkpoint] = ["roll", "checkpoint"].map(row);
+        [starts, roll, checkpoint, row("recycle"), row("sorting")]
     }
 }
 
@@ -165,10 +167,10 @@ impl std::fmt::Display for Histogram {
         for (what, [start, work, close]) in &self.0 {
             writeln!(f, "{what:<16} {start:>10}{work:>10}{close:>10}")?;
         }
-        let [recovery, roll, checkpoint, recycle] = self.promised();
+        let [recovery, roll, checkpoint, recycle, sorting] = self.promised();
         write!(
             f,
-            "{} cuts: {recovery} inside recovery, {roll} roll, {checkpoint} checkpoint, {recycle} recycle",
+            "{} cuts: {recovery} inside recovery, {roll} roll, {checkpoint} checkpoint, {recycle} recycle, {sorting} sorting",
             self.cuts()
         )
     }
@@ -207,6 +209,18 @@ fn voids(call: &Call<'_>) -> bool {
         && call.bytes.iter().all(|byte| *byte == 0)
 }
 
-/// Stretches that the power is made to go in more often than chance would.
-pub(in crate::tests) const STRETCHES: [Filter; 6] =
-    [rolls, fills_pool, indexes, checkpoints, administers, voids];
+fn sorts(call: &Call<'_>) -> bool {
+    call.path.starts_with("sorted/")
+}
+
+/// Stretches that the power is made to go in more often than chance would. The first five
+/// need segments that fill up.
+pub(in crate::tests) const STRETCHES: [Filter; 7] = [
+    rolls,
+    fills_pool,
+    indexes,
+    checkpoints,
+    sorts,
+    administers,
+    voids,
+];

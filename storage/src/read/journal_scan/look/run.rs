@@ -1,0 +1,297 @@
+//! Going over a sorted run in the order in which its records were committed.
+//!
+//! The run tells that order. Each step stands at a position that was the beginning of a frame,
+//! so that a cursor means the same to a store in which this is not sorted yet (one restored
+//! from an earlier backup).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Going, Records, Taken, Work};
+use crate::error::ReadError;
+use crate::ids::{Lsn, Position};
+use crate::index::Place;
+use crate::journal::LIFE_BYTES;
+use crate::journal::frame::{self, Kind};
+use crate::local::Log;
+use crate::metrics::ChecksumSite;
+use crate::read::Fault;
+use crate::read::reach::{Reach, far};
+use crate::sorted::{self, Entry, PACK_HEADER_BYTES, Piece, Run};
+
+/// Packs whose pieces are known in one look, at most.
+const MOST_PACKS: usize = 4096;
+
+/// Where the body of a pack begins, and its pieces.
+type Pack = Arc<(u64, Vec<Piece>)>;
+
+/// Packs by their offset.
+type Packs = HashMap<u64, Pack>;
+
+impl Work {
+    /// Goes on by one frame of the order of a run, or by one step between runs.
+    pub(super) fn advance_in_run(&mut self, run: &Run, reach: Reach) -> Result<Going, ReadError> {
+        let first = run.head.first_base.advance(LIFE_BYTES);
+        if self.at < first {
+            return Ok(self.pass(first));
+        }
+        if reach == Reach::Memory {
+            return Err(far().into());
+        }
+        // The first that may tell of where we are; several may begin with one position.
+        let order = &run.head.order;
+        let at = order.partition_point(|(first, _)| *first < self.at);
+        let mut packs = Packs::new();
+        let mut told = 0;
+        for number in at.saturating_sub(1)..order.len() {
+            let Some(entries) = self.order(run, number)? else {
+                if run.segment.is_retired() {
+                    return Ok(Going::Again);
+                }
+                return self.lose_order(run, number);
+            };
+            let behind = order
+                .get(number + 1)
+                .map_or(run.head.end, |(first, _)| *first);
+            for (index, entry) in entries.iter().enumerate() {
+                if entry.position < self.at {
+                    continue;
+                }
+                let next = entries.get(index + 1).map_or(behind, |next| next.position);
+                let going = match entry.at {
+                    Ok(piece) => self.take_piece(run, entry, piece, next, &mut packs)?,
+                    Err(goes_on) => {
+                        told += 1;
+                        self.take_dropped(entry, goes_on, told)
+                    }
+                };
+                if going != Going::On {
+                    return Ok(going);
+                }
+            }
+            if self.looked >= super::LOOK_BYTES {
+                return Ok(Going::On);
+            }
+        }
+        Ok(self.pass(run.head.limit))
+    }
+
+    /// The entries of one frame of the order; `None` if it is damaged.
+    fn order(&mut self, run: &Run, number: usize) -> Result<Option<Vec<Entry>>, ReadError> {
+        let order = &run.head.order;
+        let Some((_, from)) = order.get(number) else {
+            return Ok(Some(Vec::new()));
+        };
+        let to = order
+            .get(number + 1)
+            .map_or(run.head.order_end, |(_, to)| *to);
+        let position = run.segment.base.advance(*from);
+        let bytes = self
+            .core
+            .bytes_of_file(&run.segment, position, to.saturating_sub(*from))?;
+        self.looked += bytes.len() as u64;
+        let header = frame::decode_header(&bytes, run.segment.life.salt)
+            .filter(|header| header.kind == Kind::Order && header.position == position);
+        let body = header.and_then(|header| frame::verified_body(&bytes, &header));
+        Ok(body.and_then(|body| sorted::entries(body).collect()))
+    }
+
+    /// It is not known any more in which order these were committed. Each of them can still
+    /// be read; readers of many logs are told that there was something.
+    fn lose_order(&mut self, run: &Run, number: usize) -> Result<Going, ReadError> {
+        let order = &run.head.order;
+        let behind = order
+            .get(number + 1)
+            .map_or(run.head.limit, |(first, _)| *first);
+        self.core.damages.add(crate::quarantine::Damage {
+            position: self.at,
+            log: None,
+            from: Lsn::ZERO,
+            to: Lsn::ZERO,
+            accepted: false,
+        });
+        self.core.let_next_start_find(&run.segment);
+        Ok(self.pass(behind.max(self.at.advance(8))))
+    }
+
+    /// Moves to the entry behind, which may be at the same position.
+    fn on_to(&mut self, next: Position) -> Going {
+        if next > self.at {
+            return self.pass(next);
+        }
+        Going::On
+    }
+
+    fn take_piece(
+        &mut self,
+        run: &Run,
+        entry: &Entry,
+        (pack, number): (u64, u32),
+        next: Position,
+        packs: &mut Packs,
+    ) -> Result<Going, ReadError> {
+        if entry.position > self.at {
+            let going = self.pass(entry.position);
+            if going != Going::On {
+                return Ok(going);
+            }
+        }
+        let log = self.core.logs.by_id(entry.log);
+        let Some(log) = log.filter(|log| self.selects(log)) else {
+            return Ok(self.on_to(next));
+        };
+        let Some(found) = self.pack(run, pack, packs)? else {
+            return self.lose_pack(run, entry, pack, &log, next);
+        };
+        let Some(piece) = found.1.get(number as usize).copied() else {
+            return self.lose_pack(run, entry, pack, &log, next);
+        };
+        if entry.dropped > 0 && self.skip == 0 {
+            let from = Lsn::new(piece.first_lsn.get().saturating_sub(entry.dropped));
+            let going = self.note_dropped(&log, from, piece.first_lsn);
+            if going != Going::On {
+                return Ok(going);
+            }
+        }
+        let damage = log.state.read().damage_from(piece.first_lsn);
+        if damage.is_some_and(|(from, _)| from <= piece.first_lsn) {
+            // Named by what is known of damage.
+            return Ok(self.on_to(next));
+        }
+        let records = Records {
+            first_lsn: piece.first_lsn,
+            count: piece.count,
+            arrival: piece.arrival,
+        };
+        let position = run.segment.base.advance(found.0 + u64::from(piece.offset));
+        let body = |work: &mut Self| {
+            let stored = u64::from(piece.stored);
+            let read = work.core.bytes_of_file(&run.segment, position, stored);
+            let bytes: Bytes = read.map_err(Fault::Io)?;
+            work.looked += stored;
+            let piece = Piece { offset: 0, ..piece };
+            crate::read::piece_body(&piece, &bytes, 0)
+        };
+        match self.take_records(&log, records, body)? {
+            Taken::Going(Going::On) => Ok(self.on_to(next)),
+            Taken::Going(going) => Ok(going),
+            Taken::Damaged if run.segment.is_retired() => Ok(Going::Again),
+            Taken::Damaged => {
+                let place = Place {
+                    position: run.segment.base.advance(pack),
+                    first_lsn: piece.first_lsn,
+                    count: piece.count,
+                    frame_len: 8,
+                };
+                self.core
+                    .quarantine_at(&log, &place, entry.position, ChecksumSite::Read);
+                Ok(self.on_to(next))
+            }
+        }
+    }
+
+    /// Names records of a log that were dropped, by why.
+    fn note_dropped(&mut self, log: &Log, from: Lsn, to: Lsn) -> Going {
+        if self.batches.iter().any(|batch| batch.log_id == log.id) {
+            // Gaps come before the batches of a message.
+            return Going::Full;
+        }
+        let (deleted, kept) = self.fate_of(log);
+        let (mut first, mut all) = (from, Going::On);
+        for (border, reason) in super::gone(deleted, kept, to) {
+            let until = to.min(border);
+            if first < until {
+                all = self.note_gap(log, first, until, reason);
+                first = until;
+            }
+        }
+        all
+    }
+
+    /// Nothing is kept of a log in this run: the `told`th of these.
+    fn take_dropped(&mut self, entry: &Entry, goes_on: Lsn, told: u64) -> Going {
+        if entry.position > self.at {
+            let going = self.pass(entry.position);
+            if going != Going::On {
+                return going;
+            }
+        }
+        if told <= self.skip {
+            return Going::On;
+        }
+        self.skip = told;
+        let log = self.core.logs.by_id(entry.log);
+        let Some(log) = log.filter(|log| self.selects(log)) else {
+            return Going::On;
+        };
+        let from = Lsn::new(goes_on.get().saturating_sub(entry.dropped));
+        let batches = self.batches.iter().any(|batch| batch.log_id == log.id);
+        if batches {
+            self.skip = told - 1;
+        }
+        self.note_dropped(&log, from, goes_on)
+    }
+
+    /// The pieces of a pack; `None` if its header does not verify.
+    fn pack(
+        &mut self,
+        run: &Run,
+        offset: u64,
+        packs: &mut Packs,
+    ) -> Result<Option<Pack>, ReadError> {
+        if let Some(known) = packs.get(&offset) {
+            return Ok(Some(Arc::clone(known)));
+        }
+        let position = run.segment.base.advance(offset);
+        for bytes in [PACK_HEADER_BYTES, frame::MAX_HEADER_BYTES as u64] {
+            let bytes = self.core.bytes_of_file(&run.segment, position, bytes)?;
+            let header = frame::decode_header(&bytes, run.segment.life.salt)
+                .filter(|header| header.kind == Kind::Pack && header.position == position);
+            let pieces = header.and_then(|header| sorted::pieces(&bytes, &header));
+            if let (Some(header), Some(pieces)) = (header, pieces) {
+                let body = offset + u64::from(header.header_len);
+                let found = Arc::new((body, pieces));
+                if packs.len() >= MOST_PACKS {
+                    packs.clear();
+                }
+                packs.insert(offset, Arc::clone(&found));
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A pack does not tell its pieces any more: all records in it are lost.
+    fn lose_pack(
+        &mut self,
+        run: &Run,
+        entry: &Entry,
+        pack: u64,
+        log: &Arc<Log>,
+        next: Position,
+    ) -> Result<Going, ReadError> {
+        let index = self.core.sealed_index(&run.segment)?;
+        if run.segment.is_retired() {
+            return Ok(Going::Again);
+        }
+        let position = run.segment.base.advance(pack);
+        let place = index.and_then(|index| {
+            let row = index.row(log.id)?;
+            let entries = index.entries(&row);
+            let at = entries.partition_point(|place| place.position < position);
+            entries.get(at).filter(|place| place.position == position)
+        });
+        if let Some(place) = place {
+            let known = log.state.read().damage_from(place.first_lsn);
+            let known =
+                known.is_some_and(|(from, to)| from <= place.first_lsn && place.next_lsn() <= to);
+            if !known {
+                self.core
+                    .quarantine_at(log, &place, entry.position, ChecksumSite::Read);
+            }
+        }
+        Ok(self.on_to(next))
+    }
+}

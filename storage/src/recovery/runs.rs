@@ -1,0 +1,285 @@
+//! Sorted runs at a start: which there are, what they say of the logs, and what a crash of
+//! the sorter left behind.
+
+use std::io;
+use std::sync::Arc;
+
+use super::{Recovered, Tail, Trust};
+use crate::checkpoint::Summary;
+use crate::disk::Disk;
+use crate::error::OpenError;
+use crate::ids::{Position, SegmentId};
+use crate::index::{index_path, read_index};
+use crate::journal::segment::{Segment, journal_path};
+use crate::sorted::{self, BadRun, Opened, Run};
+
+/// The runs of a store, and what is left of their making.
+#[derive(Default)]
+pub(super) struct Runs {
+    /// Those that count, the oldest first.
+    pub(super) found: Vec<Found>,
+    /// Those that cannot be used, and why.
+    pub(super) bad: Vec<(SegmentId, String)>,
+    /// Whether they follow each other from the beginning of the journal on, and none is bad.
+    pub(super) whole: bool,
+    /// Begun and never published.
+    unfinished: Vec<SegmentId>,
+    /// Contained in another: that was made of them.
+    stale: Vec<SegmentId>,
+    /// Segments of the journal that runs stand for.
+    sorted: Vec<SegmentId>,
+}
+
+/// A run and its file.
+pub(crate) struct Found {
+    pub(crate) opened: Opened,
+    pub(crate) run: Arc<Run>,
+}
+
+impl Runs {
+    /// The last segment that a run stands for.
+    pub(super) fn last(&self) -> Option<SegmentId> {
+        self.found.last().map(|found| found.run.head.last)
+    }
+
+    /// Files that the next start removes: what a crash of the sorter left.
+    pub(super) fn leftovers(&self) -> Vec<String> {
+        let unfinished = self.unfinished.iter().map(|id| sorted::new_path(*id));
+        let stale = self.stale.iter().map(|id| sorted::path(*id));
+        let sorted = self.sorted.iter().map(|id| journal_path(*id));
+        unfinished.chain(stale).chain(sorted).collect()
+    }
+
+    /// Whether a run stands for this segment.
+    pub(super) fn hold(&self, id: SegmentId) -> bool {
+        let of = |found: &Found| found.run.head.first <= id && id <= found.run.head.last;
+        self.found.iter().any(of)
+    }
+}
+
+impl Recovered {
+    /// Finds the runs. Takes the segments that they stand for out of `ids`.
+    pub(super) fn list_runs(
+        &mut self,
+        disk: &dyn Disk,
+        ids: &mut Vec<SegmentId>,
+    ) -> Result<(), OpenError> {
+        let listed = sorted::list(disk).map_err(OpenError::io("listing sorted"))?;
+        let mut runs = Runs {
+            whole: true,
+            unfinished: listed.unfinished,
+            ..Runs::default()
+        };
+        for name in listed.strangers {
+            self.findings
+                .push(format!("sorted/{name} is not one of Wald's files"));
+        }
+        for id in listed.runs.iter().chain(&runs.unfinished) {
+            self.next_id = self.next_id.max(id.next());
+        }
+        let mut opened = Vec::new();
+        for id in listed.runs {
+            match sorted::open(disk, id, self.store.id) {
+                Ok(run) => opened.push(run),
+                Err(BadRun::Newer(what)) => return Err(OpenError::TooNew { what }),
+                Err(BadRun::Damaged(what)) => {
+                    self.findings.push(what.clone());
+                    runs.bad.push((id, what));
+                    runs.whole = false;
+                }
+                Err(BadRun::Io(error)) => {
+                    return Err(OpenError::io(format!("reading {}", sorted::path(id)))(
+                        error,
+                    ));
+                }
+            }
+        }
+        // Of two that begin alike the larger one was made of the other; of two that stand for
+        // the same, the newer.
+        opened.sort_by_key(|run| {
+            let (head, id) = (&run.head, run.life.id);
+            (head.first_base, std::cmp::Reverse((head.limit, id)))
+        });
+        let mut end = Position::ZERO;
+        for opened in opened {
+            let head = opened.head.clone();
+            if head.limit <= end {
+                runs.stale.push(opened.life.id);
+                continue;
+            }
+            runs.whole &= head.before_first == runs.last();
+            end = head.limit;
+            let base = sorted::base_of(opened.life.id);
+            let path = sorted::path(opened.life.id);
+            let segment = Segment::finished(opened.life, base, Some(path), opened.life.size);
+            *segment.end.write() = Some(base.advance(opened.end));
+            segment.set_indexed();
+            let segment = Arc::new(segment);
+            let run = Arc::new(Run { segment, head });
+            runs.found.push(Found { opened, run });
+        }
+        let (sorted, rest) = ids.iter().partition(|id| runs.hold(**id));
+        runs.sorted = sorted;
+        *ids = rest;
+        self.runs = runs;
+        Ok(())
+    }
+
+    /// Whether a checkpoint goes with the runs: all is there that it knows to be sorted, and
+    /// it knows what they leave out.
+    pub(super) fn goes_with_runs(&self, summary: &Summary) -> bool {
+        let forgotten = |found: &Found| found.run.head.forgotten > Some(summary.last);
+        self.runs.whole
+            && summary.sorted <= self.runs.last()
+            && !self.runs.found.iter().any(forgotten)
+    }
+
+    /// Applies what runs say that a checkpoint does not cover. They follow each other.
+    pub(super) fn apply_runs(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
+        let found = std::mem::take(&mut self.runs.found);
+        for Found { opened, run } in &found {
+            if Some(run.head.last) > self.last {
+                self.apply_run(disk, opened, run)
+                    .map_err(OpenError::io(format!("reading {}", run.segment.path())))?;
+            }
+        }
+        self.runs.found = found;
+        Ok(())
+    }
+
+    fn apply_run(&mut self, disk: &dyn Disk, opened: &Opened, run: &Run) -> io::Result<()> {
+        let head = &run.head;
+        let begins_behind = self.last.is_none_or(|last| last < head.first);
+        if begins_behind && head.before_first != self.last {
+            self.findings.push(format!(
+                "sorted segments are missing before segment {}; which of their records are gone is only known of logs that have later ones",
+                head.first
+            ));
+            self.drafts.mark_uncertain(head.first_base);
+        }
+        let index = read_index(disk, run.id()).filter(|index| {
+            let same =
+                index.end == run.segment.base.advance(opened.end) && index.chain == opened.chain;
+            same && index.is_of(&run.segment.life, run.segment.base)
+        });
+        let trusted = self.trust >= Trust::Indexes && self.runs.whole;
+        match index.filter(|_| trusted) {
+            Some(index) => {
+                for row in index.rows() {
+                    self.highest_epoch = self.highest_epoch.max(row.log_id.epoch());
+                    if let Some(image) = index.image(&row) {
+                        self.drafts.apply_sorted(image, head.end);
+                    }
+                }
+            }
+            None => self.walk_run(disk, opened, run)?,
+        }
+        self.drafts.arrival = self.drafts.arrival.max(head.arrival);
+        for (epoch, end) in &head.history {
+            if *epoch >= self.epoch {
+                self.history.push((*epoch, *end));
+            }
+        }
+        if head.epoch > self.epoch {
+            self.epoch = head.epoch;
+            self.next_log_counter = 1;
+        }
+        self.next_log_counter = self.next_log_counter.max(head.next_log_counter);
+        self.last = Some(head.last);
+        self.before = head.before_last;
+        self.next_base = head.limit;
+        self.clean = false;
+        self.tail = Some(Tail {
+            id: head.last,
+            before: head.before_last,
+            path: None,
+            base: head.limit,
+            end: head.end,
+            chain: head.chain,
+            debris: Vec::new(),
+            copy: None,
+        });
+        Ok(())
+    }
+
+    /// Reads all of a run: what of it cannot be read is lost.
+    fn walk_run(&mut self, disk: &dyn Disk, opened: &Opened, run: &Run) -> io::Result<()> {
+        let walked = sorted::walk(disk, opened)?;
+        for hole in &walked.holes {
+            run.segment.add_hole(*hole);
+        }
+        let head = &run.head;
+        let first = head.first_base.advance(crate::journal::LIFE_BYTES);
+        for images in &walked.images {
+            let id = images.image.id;
+            self.highest_epoch = self.highest_epoch.max(id.epoch());
+            // Of runs that are missing.
+            self.drafts.lose_before(head.first_base, id, images.before);
+            self.drafts.apply_sorted(images.image.clone(), head.end);
+            for (from, to) in walked.lost_of(images) {
+                self.drafts.lose_sorted(
+                    walked.position_of(id, from).unwrap_or(first),
+                    id,
+                    from,
+                    to,
+                );
+            }
+        }
+        if walked.lost_images {
+            self.drafts.mark_uncertain(head.end);
+            self.findings.push(format!(
+                "{} does not tell of all of its logs any more",
+                run.segment.path()
+            ));
+        } else if !walked.holes.is_empty() && !walked.loses_records() {
+            // Nobody's records: but it is not as it was.
+            self.drafts.mark_damaged(first);
+        }
+        if !self.only_looks {
+            let index = Arc::new(walked.index(opened));
+            self.indexes.pin(Arc::clone(&index));
+            if walked.holes.is_empty() {
+                self.progress.unwritten.push_back(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what a crash of the sorter left. Indexes go first: what they are of says that
+    /// there may be some.
+    pub(super) fn clear_sorting(&mut self, disk: &dyn Disk) -> io::Result<()> {
+        let runs = &mut self.runs;
+        if !runs.whole {
+            // What is left may be all that there is of something.
+            return Ok(());
+        }
+        let (unfinished, stale) = (
+            std::mem::take(&mut runs.unfinished),
+            std::mem::take(&mut runs.stale),
+        );
+        let sorted = std::mem::take(&mut runs.sorted);
+        if unfinished.is_empty() && stale.is_empty() && sorted.is_empty() {
+            return Ok(());
+        }
+        let indexes = disk.list("index")?;
+        let leftover = unfinished.iter().chain(&stale).chain(&sorted);
+        for id in leftover {
+            for path in [index_path(*id), format!("{}.new", index_path(*id))] {
+                if indexes.iter().any(|name| path.ends_with(name.as_str())) {
+                    disk.remove(&path)?;
+                }
+            }
+        }
+        disk.sync_directory("index")?;
+        for id in &unfinished {
+            disk.remove(&sorted::new_path(*id))?;
+        }
+        for id in &stale {
+            disk.remove(&sorted::path(*id))?;
+        }
+        disk.sync_directory("sorted")?;
+        self.unused.extend(sorted);
+        self.unused.sort_unstable();
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! What a run says of itself, in its last frame.
+
+use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::wire::{self, Value};
+
+/// Which segments a run stands for, and how the journal stood at their end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// The first segment, the one before it, and its base.
+    pub(crate) first: SegmentId,
+    pub(crate) before_first: Option<SegmentId>,
+    pub(crate) first_base: Position,
+    /// The last segment, and the one before it.
+    pub(crate) last: SegmentId,
+    pub(crate) before_last: Option<SegmentId>,
+    /// Where the frames of the last one end.
+    pub(crate) end: Position,
+    /// The position after its last byte.
+    pub(crate) limit: Position,
+    /// Header checksum of its last frame.
+    pub(crate) chain: u32,
+    pub(crate) next_log_counter: u64,
+    pub(crate) arrival: Timestamp,
+    pub(crate) epoch: RecoveryEpoch,
+    /// Epochs that ended in these segments, and where what survived of them ends.
+    pub(crate) history: Vec<(RecoveryEpoch, Position)>,
+    /// The frames that tell the order: the first position in each, and where it is.
+    pub(crate) order: Vec<(Position, u64)>,
+    /// Where the last of them ends.
+    pub(crate) order_end: u64,
+    /// Logs that it has images of, records in it, and bytes of the packs.
+    pub(crate) logs: u64,
+    pub(crate) records: u64,
+    pub(crate) pack_bytes: u64,
+    /// Logs that were deleted up to this segment may have been left out: a checkpoint that
+    /// ends before it would bring them back.
+    pub(crate) forgotten: Option<SegmentId>,
+}
+
+impl Head {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        wire::put_uint(&mut out, 1, self.first.get());
+        wire::put_uint(&mut out, 2, self.before_first.map_or(0, SegmentId::get));
+        wire::put_uint(&mut out, 3, self.first_base.get());
+        wire::put_uint(&mut out, 4, self.last.get());
+        wire::put_uint(&mut out, 5, self.before_last.map_or(0, SegmentId::get));
+        wire::put_uint(&mut out, 6, self.end.get());
+        wire::put_uint(&mut out, 7, self.limit.get());
+        wire::put_fixed32(&mut out, 8, self.chain);
+        wire::put_uint(&mut out, 9, self.next_log_counter);
+        wire::put_fixed64(&mut out, 10, self.arrival.micros().cast_unsigned());
+        wire::put_uint(&mut out, 11, self.epoch.get());
+        let mut part = Vec::new();
+        for (epoch, end) in &self.history {
+            part.clear();
+            wire::put_varint(&mut part, epoch.get());
+            wire::put_varint(&mut part, end.get());
+            wire::put_bytes(&mut out, 12, &part);
+        }
+        part.clear();
+        let (mut position, mut offset) = (0, 0);
+        for (first, at) in &self.order {
+            wire::put_varint(&mut part, first.get() - position);
+            wire::put_varint(&mut part, at - offset);
+            (position, offset) = (first.get(), *at);
+        }
+        wire::put_bytes(&mut out, 13, &part);
+        wire::put_uint(&mut out, 14, self.order_end);
+        wire::put_uint(&mut out, 15, self.records);
+        wire::put_uint(&mut out, 16, self.pack_bytes);
+        wire::put_uint(&mut out, 18, self.logs);
+        wire::put_uint(&mut out, 17, self.forgotten.map_or(0, SegmentId::get));
+        out
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut head = Self {
+            first: SegmentId::new(0),
+            before_first: None,
+            first_base: Position::ZERO,
+            last: SegmentId::new(0),
+            before_last: None,
+            end: Position::ZERO,
+            limit: Position::ZERO,
+            chain: 0,
+            next_log_counter: 0,
+            arrival: Timestamp::default(),
+            epoch: RecoveryEpoch::FIRST,
+            history: Vec::new(),
+            order: Vec::new(),
+            order_end: 0,
+            logs: 0,
+            records: 0,
+            pack_bytes: 0,
+            forgotten: None,
+        };
+        for field in wire::fields(input) {
+            match field? {
+                (1, Value::Varint(id)) => head.first = SegmentId::new(id),
+                (2, Value::Varint(id)) => head.before_first = Some(SegmentId::new(id)),
+                (3, Value::Varint(base)) => head.first_base = Position::new(base),
+                (4, Value::Varint(id)) => head.last = SegmentId::new(id),
+                (5, Value::Varint(id)) => head.before_last = Some(SegmentId::new(id)),
+                (6, Value::Varint(end)) => head.end = Position::new(end),
+                (7, Value::Varint(limit)) => head.limit = Position::new(limit),
+                (8, Value::Fixed32(chain)) => head.chain = chain,
+                (9, Value::Varint(counter)) => head.next_log_counter = counter,
+                (10, Value::Fixed64(time)) => {
+                    head.arrival = Timestamp::from_micros(time.cast_signed());
+                }
+                (11, Value::Varint(epoch)) => head.epoch = RecoveryEpoch::new(epoch),
+                (12, Value::Bytes(mut part)) => {
+                    let epoch = RecoveryEpoch::new(wire::take_varint(&mut part)?);
+                    let end = Position::new(wire::take_varint(&mut part)?);
+                    head.history.push((epoch, end));
+                }
+                (13, Value::Bytes(part)) => head.order = order(part)?,
+                (14, Value::Varint(end)) => head.order_end = end,
+                (15, Value::Varint(records)) => head.records = records,
+                (16, Value::Varint(bytes)) => head.pack_bytes = bytes,
+                (18, Value::Varint(logs)) => head.logs = logs,
+                (17, Value::Varint(id)) => head.forgotten = Some(SegmentId::new(id)),
+                _ => {}
+            }
+        }
+        let sound = head.first <= head.last && head.first_base < head.limit;
+        (sound && head.end <= head.limit).then_some(head)
+    }
+}
+
+fn order(mut part: &[u8]) -> Option<Vec<(Position, u64)>> {
+    let mut order = Vec::new();
+    let (mut position, mut offset) = (0u64, 0u64);
+    while !part.is_empty() {
+        position = position.checked_add(wire::take_varint(&mut part)?)?;
+        offset = offset.checked_add(wire::take_varint(&mut part)?)?;
+        order.push((Position::new(position), offset));
+    }
+    Some(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_reads_back() {
+        let head = Head {
+            first: SegmentId::new(4),
+            before_first: Some(SegmentId::new(2)),
+            first_base: Position::new(1 << 33),
+            last: SegmentId::new(9),
+            before_last: Some(SegmentId::new(8)),
+            end: Position::new((1 << 34) - 9),
+            limit: Position::new(1 << 34),
+            chain: 77,
+            next_log_counter: 12,
+            arrival: Timestamp::from_micros(-4),
+            epoch: RecoveryEpoch::new(3),
+            history: vec![(RecoveryEpoch::new(2), Position::new(1 << 33))],
+            order: vec![(Position::new(5), 8192), (Position::new(900), 9000)],
+            order_end: 9100,
+            logs: 8,
+            records: 17,
+            pack_bytes: 4000,
+            forgotten: Some(SegmentId::new(3)),
+        };
+        let bytes = head.encode();
+        assert_eq!(Head::decode(&bytes), Some(head));
+        for end in 0..bytes.len() {
+            // Cut anywhere it is refused or read as less, and never panics.
+            let _shorter = Head::decode(&bytes[..end]);
+        }
+    }
+}

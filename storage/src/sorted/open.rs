@@ -1,0 +1,334 @@
+//! Reading runs as files: which there are, and all that is in one.
+
+use std::io;
+
+use super::head::Head;
+use super::pack::{Images, Piece, entries, pieces};
+use super::{base_of, new_id, path};
+use crate::directory;
+use crate::disk::{Disk, DiskFile, read_whole};
+use crate::ids::{LogId, Lsn, Position, SegmentId};
+use crate::index::{NewRow, Place, SealedIndex};
+use crate::journal::LIFE_BYTES;
+use crate::journal::frame::{self, Header, Kind};
+use crate::journal::segment::{self, BadLife, Hole, Life, SORTED_RUN, Segment};
+use crate::verify::frames::{Event, Frames, Read};
+use crate::verify::pace::Stop;
+
+/// The last bytes say where the last frame is.
+pub(crate) const TRAILER_BYTES: u64 = 8;
+
+/// What lies in `sorted/`.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    pub(crate) runs: Vec<SegmentId>,
+    /// Begun and never published.
+    pub(crate) unfinished: Vec<SegmentId>,
+    pub(crate) strangers: Vec<String>,
+}
+
+/// Lists the runs of a store.
+pub(crate) fn list(disk: &dyn Disk) -> io::Result<Listed> {
+    let mut listed = Listed::default();
+    for name in directory::list(disk, "sorted")? {
+        match (segment::id_of(&name), new_id(&name)) {
+            (Some(id), _) => listed.runs.push(id),
+            (None, Some(id)) => listed.unfinished.push(id),
+            (None, None) => listed.strangers.push(name),
+        }
+    }
+    listed.runs.sort_unstable();
+    listed.unfinished.sort_unstable();
+    Ok(listed)
+}
+
+/// Why a run cannot be used.
+#[derive(Debug)]
+pub(crate) enum BadRun {
+    Io(io::Error),
+    /// It is newer than this version.
+    Newer(String),
+    /// In words.
+    Damaged(String),
+}
+
+impl From<io::Error> for BadRun {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// What a run says of itself.
+pub(crate) struct Opened {
+    pub(crate) life: Life,
+    pub(crate) head: Head,
+    /// Offset at which its frames end.
+    pub(crate) end: u64,
+    /// Header checksum of its last frame.
+    pub(crate) chain: u32,
+}
+
+fn some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Result<Vec<u8>> {
+    let mut found = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
+    let length = file.read_full_at(&mut found, from)?;
+    found.truncate(length);
+    Ok(found)
+}
+
+/// Reads life block and last frame of a run.
+pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Opened, BadRun> {
+    let damaged = |what: &str| BadRun::Damaged(format!("{} {what}", path(id)));
+    let file = disk.open(&path(id))?;
+    let blocks = some(&*file, 0, LIFE_BYTES)?;
+    let life = Life::decode(&blocks).map_err(|bad| match (bad, bad.newer()) {
+        (BadLife::Damaged, _) | (_, None) => damaged("has no good life block"),
+        (_, Some(what)) => BadRun::Newer(format!("{} {what}", path(id))),
+    })?;
+    if life.store_id != store_id {
+        return Err(damaged("belongs to another store"));
+    }
+    if life.id != id || Life::features(&blocks) & SORTED_RUN == 0 {
+        return Err(damaged("is not the run that its name says"));
+    }
+    if file.size()? < life.size || life.size < LIFE_BYTES + TRAILER_BYTES {
+        return Err(damaged("is shorter than it was"));
+    }
+    let end = life.size - TRAILER_BYTES;
+    let trailer = some(&*file, end, TRAILER_BYTES)?;
+    let at = trailer.try_into().map_or(0, u64::from_le_bytes);
+    let mut found = None;
+    if at >= LIFE_BYTES && at < end {
+        found = head_at(&some(&*file, at, end - at)?, &life, at)?;
+    }
+    if found.is_none() {
+        // There is another one before it. Where, is not known.
+        let bytes = read_whole(disk, &path(id))?;
+        let mut at = end / 8 * 8;
+        while found.is_none() && at > LIFE_BYTES {
+            at -= 8;
+            let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..));
+            let base = base_of(life.id);
+            let claims =
+                |rest: &&[u8]| frame::claimed_position(rest) == Some(base.advance(at).get());
+            if let Some(rest) = rest.filter(claims) {
+                found = head_at(rest, &life, at)?;
+            }
+        }
+    }
+    let (chain, head) = found
+        .ok_or_else(|| damaged("does not say what it holds: both frames that do are damaged"))?;
+    Ok(Opened {
+        life,
+        head,
+        end,
+        chain,
+    })
+}
+
+/// What the frame at this offset says of the run: its header checksum too.
+fn head_at(bytes: &[u8], life: &Life, at: u64) -> Result<Option<(u32, Head)>, BadRun> {
+    if let Some(newer) = frame::newer(bytes, life.salt) {
+        let refused = newer.refused(&path(life.id), at);
+        return Err(BadRun::Newer(refused.to_string()));
+    }
+    let position = base_of(life.id).advance(at);
+    let header = frame::decode_header(bytes, life.salt)
+        .filter(|header| header.kind == Kind::Run && header.position == position);
+    Ok(header.and_then(|header| {
+        let head = frame::verified_body(bytes, &header).and_then(Head::decode)?;
+        Some((header.crc, head))
+    }))
+}
+
+/// A pack, and what of it verifies.
+pub(crate) struct WalkedPack {
+    pub(crate) log: LogId,
+    pub(crate) place: Place,
+    /// Of one that is not whole: each piece with whether its bytes are good.
+    pub(crate) pieces: Vec<(Piece, bool)>,
+}
+
+/// All that is in a run.
+#[derive(Default)]
+pub(crate) struct Walked {
+    pub(crate) packs: Vec<WalkedPack>,
+    pub(crate) images: Vec<Images>,
+    pub(crate) frames: u64,
+    pub(crate) records: u64,
+    /// Bytes that do not verify, as addresses.
+    pub(crate) holes: Vec<Hole>,
+    /// Whether images are among what is lost.
+    pub(crate) lost_images: bool,
+}
+
+/// Reads all frames of a run.
+pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<Walked> {
+    let file = disk.open(&path(opened.life.id))?;
+    let mut read = |from: u64, bytes: u64| Ok(some(&*file, from, bytes)?.into());
+    match walk_with(opened, &mut read) {
+        Ok(walked) => Ok(walked),
+        Err(Stop::Io(error)) => Err(error),
+        Err(Stop::Stopped) => Err(io::ErrorKind::Interrupted.into()),
+    }
+}
+
+/// The same with what `read` gives.
+pub(crate) fn walk_with(opened: &Opened, read: &mut Read<'_>) -> Result<Walked, Stop> {
+    let base = base_of(opened.life.id);
+    let mut walked = Walked::default();
+    let mut frames = Frames::new(opened.life, base, base.advance(opened.end), read);
+    while frames.next(|event| match event {
+        Event::Frame {
+            header,
+            bytes,
+            body,
+        } => walked.take(header, bytes, body),
+        Event::Hole { from, to, .. } => walked.holes.push(Hole { from, to }),
+    })? {}
+    walked.lost_images = (walked.images.len() as u64) < opened.head.logs;
+    Ok(walked)
+}
+
+impl Walked {
+    fn take(&mut self, header: &Header, bytes: &[u8], body: Option<&[u8]>) {
+        self.frames += 1;
+        let hole = Hole {
+            from: header.position,
+            to: header.end(),
+        };
+        match (header.kind, body) {
+            (Kind::Pack, body) => {
+                let Some(pieces) = pieces(bytes, header) else {
+                    self.holes.push(hole);
+                    return;
+                };
+                let at = header.header_len as usize;
+                let good = |piece: &Piece| stored(bytes, at, piece).is_some();
+                let mut all: Vec<_> = pieces.into_iter().map(|p| (p, good(&p))).collect();
+                let whole = body.is_some() && all.iter().all(|(_, good)| *good);
+                if whole {
+                    all = Vec::new();
+                } else {
+                    self.holes.push(hole);
+                }
+                self.records += u64::from(header.count);
+                self.packs.push(WalkedPack {
+                    log: header.log_id,
+                    place: Place {
+                        position: header.position,
+                        first_lsn: header.first_lsn,
+                        count: header.count,
+                        frame_len: u32::try_from(header.frame_len()).unwrap_or(u32::MAX),
+                    },
+                    pieces: all,
+                });
+            }
+            (Kind::Images, body) => match body.and_then(Images::decode) {
+                Some(images) => self.images.extend(images),
+                None => self.holes.push(hole),
+            },
+            (Kind::Order, Some(body)) if entries(body).all(|entry| entry.is_some()) => {}
+            (Kind::Run, Some(body)) if Head::decode(body).is_some() => {}
+            (Kind::Marker, Some(_)) => {}
+            _ => self.holes.push(hole),
+        }
+    }
+
+    /// What was kept of a log and cannot be read: ranges of lsns.
+    pub(crate) fn lost_of(&self, images: &Images) -> Vec<(Lsn, Lsn)> {
+        let log = images.image.id;
+        let mut next = images.before.max(images.image.kept.first);
+        let mut lost = Vec::new();
+        let packs = self.packs_of(log);
+        for pack in packs {
+            let whole = [(pack.place.first_lsn, pack.place.next_lsn())];
+            let good = pack.pieces.iter().filter(|(_, good)| *good);
+            let mut good: Vec<_> = good.map(|(p, _)| (p.first_lsn, p.next_lsn())).collect();
+            if pack.pieces.is_empty() {
+                good.extend(whole);
+            }
+            for (from, to) in good {
+                if to > next {
+                    if from > next {
+                        lost.push((next, from));
+                    }
+                    next = to;
+                }
+            }
+        }
+        if next < images.image.next && !images.image.deleted {
+            lost.push((next, images.image.next));
+        }
+        lost
+    }
+
+    /// Where in the journal the piece was that holds this record, if that is still told.
+    pub(crate) fn position_of(&self, log: LogId, lsn: Lsn) -> Option<Position> {
+        let pieces = self.packs_of(log).iter().flat_map(|pack| &pack.pieces);
+        let mut pieces = pieces.map(|(piece, _)| piece);
+        let piece = pieces.find(|p| p.first_lsn <= lsn && lsn < p.next_lsn())?;
+        Some(piece.position)
+    }
+
+    /// Whether records that were kept cannot be read.
+    pub(crate) fn loses_records(&self) -> bool {
+        self.images.iter().any(|i| !self.lost_of(i).is_empty())
+    }
+
+    /// The packs of one log: they lie by log id.
+    fn packs_of(&self, log: LogId) -> &[WalkedPack] {
+        let first = self.packs.partition_point(|pack| pack.log < log);
+        let last = self.packs.partition_point(|pack| pack.log <= log);
+        &self.packs[first..last]
+    }
+
+    /// The index of the run, as it was written, where nothing is lost.
+    pub(crate) fn index(&self, opened: &Opened) -> SealedIndex {
+        let rows = self.images.iter().map(|images| NewRow {
+            places: self
+                .packs_of(images.image.id)
+                .iter()
+                .map(|pack| pack.place)
+                .collect(),
+            image: images.image.clone(),
+            below: None,
+        });
+        let base = base_of(opened.life.id);
+        let end = base.advance(opened.end);
+        SealedIndex::build(&opened.life, base, end, opened.chain, rows)
+    }
+}
+
+/// Where the frames of a run do not verify, as addresses.
+pub(crate) fn holes_of(disk: &dyn Disk, segment: &Segment) -> io::Result<Vec<Hole>> {
+    Ok(walk(disk, &reopened(disk, segment)?)?.holes)
+}
+
+fn reopened(disk: &dyn Disk, segment: &Segment) -> io::Result<Opened> {
+    open(disk, segment.life.id, segment.life.store_id).map_err(|bad| match bad {
+        BadRun::Io(error) => error,
+        BadRun::Newer(what) | BadRun::Damaged(what) => io::Error::other(what),
+    })
+}
+
+/// The index of a run made from its frames, for a run in which its file was found damaged.
+pub(crate) fn index_of(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
+    let opened = reopened(disk, segment)?;
+    let walked = walk(disk, &opened)?;
+    let index = walked.index(&opened);
+    Ok(match walked.lost_images {
+        true => index.into_partial(),
+        false => index,
+    })
+}
+
+/// The stored bytes of a piece, if they match their checksum: the body of its pack begins at
+/// `body` in `bytes`.
+pub(crate) fn stored<'a>(bytes: &'a [u8], body: usize, piece: &Piece) -> Option<&'a [u8]> {
+    let from = body.checked_add(piece.offset as usize)?;
+    let stored = bytes.get(from..from.checked_add(piece.stored as usize)?)?;
+    (frame::crc32c(stored) == piece.crc).then_some(stored)
+}
+
+/// Bytes that are enough for the header of a pack, its pieces included, for almost any.
+pub(crate) const PACK_HEADER_BYTES: u64 = 8192;

@@ -1,0 +1,278 @@
+//! Packs, images and order of a run: bytes in, bytes out.
+//!
+//! The header of a pack has its pieces in extension 4, as varints, for each: records, arrival
+//! less that of the one before (zigzag), position less that of the one before, codec, stored
+//! bytes; and the CRC-32C of these (4 bytes). So each piece is verified by itself.
+//!
+//! The body of order: for each piece, as varints: position less that of the one before, log
+//! id, address of its pack less the run's base, over 8, number of the piece in the pack, and
+//! how many records of the log right before it were dropped. Where nothing of a log is kept,
+//! the pack is 0 and the lsn that it goes on at follows.
+
+use crate::ids::{LogId, Lsn, Position, Timestamp};
+use crate::index::Image;
+use crate::journal::frame::{self, Header};
+use crate::wire::{self, Value};
+
+/// What was one frame of the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) first_lsn: Lsn,
+    pub(crate) count: u32,
+    pub(crate) arrival: Timestamp,
+    /// Where it was in the journal.
+    pub(crate) position: Position,
+    pub(crate) codec: u8,
+    /// Where its stored bytes are in the body of the pack.
+    pub(crate) offset: u32,
+    pub(crate) stored: u32,
+    pub(crate) crc: u32,
+}
+
+impl Piece {
+    pub(crate) fn next_lsn(&self) -> Lsn {
+        self.first_lsn.advance(u64::from(self.count))
+    }
+}
+
+fn zigzag(value: i64) -> u64 {
+    (value << 1 ^ value >> 63).cast_unsigned()
+}
+
+fn unzigzag(value: u64) -> i64 {
+    (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
+}
+
+/// The extension that tells the pieces of a pack.
+pub(super) fn put_pieces(out: &mut Vec<u8>, pieces: &[Piece]) {
+    let mut payload = Vec::with_capacity(pieces.len() * 20);
+    let (mut arrival, mut position) = (0, 0);
+    for piece in pieces {
+        wire::put_varint(&mut payload, u64::from(piece.count));
+        let micros = piece.arrival.micros();
+        wire::put_varint(&mut payload, zigzag(micros.wrapping_sub(arrival)));
+        wire::put_varint(&mut payload, piece.position.get() - position);
+        payload.push(piece.codec);
+        wire::put_varint(&mut payload, u64::from(piece.stored));
+        payload.extend_from_slice(&piece.crc.to_le_bytes());
+        (arrival, position) = (micros, piece.position.get());
+    }
+    frame::put_extension(out, frame::EXTENSION_PIECES, &payload);
+}
+
+/// The pieces of a verified pack, whose bytes are at the front of `bytes`.
+pub(crate) fn pieces(bytes: &[u8], header: &Header) -> Option<Vec<Piece>> {
+    let mut input = frame::extension_of(bytes, header, frame::EXTENSION_PIECES)?;
+    let mut pieces = Vec::new();
+    let (mut arrival, mut position, mut offset) = (0i64, 0u64, 0u32);
+    let mut first_lsn = header.first_lsn;
+    while !input.is_empty() {
+        let count = u32::try_from(wire::take_varint(&mut input)?).ok()?;
+        arrival = arrival.wrapping_add(unzigzag(wire::take_varint(&mut input)?));
+        position = position.checked_add(wire::take_varint(&mut input)?)?;
+        let (codec, rest) = input.split_first()?;
+        input = rest;
+        let stored = u32::try_from(wire::take_varint(&mut input)?).ok()?;
+        let crc = wire::take_bytes(&mut input, 4)?;
+        pieces.push(Piece {
+            first_lsn,
+            count,
+            arrival: Timestamp::from_micros(arrival),
+            position: Position::new(position),
+            codec: *codec,
+            offset,
+            stored,
+            crc: wire::u32_at(crc, 0),
+        });
+        first_lsn = first_lsn.checked_advance(u64::from(count))?;
+        offset = offset.checked_add(stored)?;
+    }
+    let whole = offset == header.body_len && Some(first_lsn) == header.next_lsn();
+    whole.then_some(pieces)
+}
+
+/// How one log stood at the end of a run, and before it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Images {
+    pub(crate) image: Image,
+    /// Its next lsn before the run.
+    pub(crate) before: Lsn,
+}
+
+impl Images {
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        let (mut part, mut image) = (Vec::new(), Vec::new());
+        self.image.encode(&mut image);
+        wire::put_bytes(&mut part, 1, &image);
+        wire::put_uint(&mut part, 2, self.before.get());
+        wire::put_bytes(out, 1, &part);
+    }
+
+    /// Those in the body of a frame.
+    pub(crate) fn decode(body: &[u8]) -> Option<Vec<Self>> {
+        let mut found = Vec::new();
+        for field in wire::fields(body) {
+            let (1, Value::Bytes(part)) = field? else {
+                continue;
+            };
+            let (mut image, mut before) = (None, Lsn::ZERO);
+            for field in wire::fields(part) {
+                match field? {
+                    (1, Value::Bytes(bytes)) => image = Some(Image::decode(bytes)?),
+                    (2, Value::Varint(lsn)) => before = Lsn::new(lsn),
+                    _ => {}
+                }
+            }
+            found.push(Self {
+                image: image?,
+                before,
+            });
+        }
+        Some(found)
+    }
+}
+
+/// One place in the order of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Where the piece was in the journal.
+    pub(crate) position: Position,
+    pub(crate) log: LogId,
+    /// Offset of its pack and its number there; `Err` = nothing of the log is kept, which
+    /// goes on at this lsn.
+    pub(crate) at: Result<(u64, u32), Lsn>,
+    /// So many records of the log right before it were dropped.
+    pub(crate) dropped: u64,
+}
+
+impl Entry {
+    /// Appends it to a body where the last one has `position`.
+    pub(super) fn put(&self, out: &mut Vec<u8>, position: Position) {
+        wire::put_varint(out, self.position.since(position));
+        wire::put_varint(out, self.log.get());
+        match self.at {
+            Ok((pack, number)) => {
+                wire::put_varint(out, pack / 8);
+                wire::put_varint(out, u64::from(number));
+                wire::put_varint(out, self.dropped);
+            }
+            Err(next) => {
+                wire::put_varint(out, 0);
+                wire::put_varint(out, next.get());
+                wire::put_varint(out, self.dropped);
+            }
+        }
+    }
+}
+
+/// The entries in the body of a frame of order.
+pub(crate) fn entries(mut body: &[u8]) -> impl Iterator<Item = Option<Entry>> {
+    let mut position = 0u64;
+    let mut next = move |body: &mut &[u8]| {
+        position = position.checked_add(wire::take_varint(body)?)?;
+        let log = LogId::new(wire::take_varint(body)?);
+        let pack = wire::take_varint(body)?.checked_mul(8)?;
+        let number = wire::take_varint(body)?;
+        let at = match pack {
+            0 => Err(Lsn::new(number)),
+            pack => Ok((pack, u32::try_from(number).ok()?)),
+        };
+        Some(Entry {
+            position: Position::new(position),
+            log,
+            at,
+            dropped: wire::take_varint(body)?,
+        })
+    };
+    std::iter::from_fn(move || {
+        if body.is_empty() {
+            return None;
+        }
+        let entry = next(&mut body);
+        if entry.is_none() {
+            body = &[];
+        }
+        Some(entry)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::frame::{HEADER_BYTES, Head, Kind, begin, decode_header, finish};
+    use proptest::prelude::*;
+
+    fn piece(first: u64, offset: u32) -> Piece {
+        Piece {
+            first_lsn: Lsn::new(first),
+            count: 2,
+            arrival: Timestamp::from_micros(-(i64::from(offset))),
+            position: Position::new(8192 + u64::from(offset)),
+            codec: 1,
+            offset,
+            stored: 3,
+            crc: 0xDEAD_BEEF - offset,
+        }
+    }
+
+    #[test]
+    fn a_pack_tells_its_pieces() {
+        let told = [piece(7, 0), piece(9, 3), piece(11, 6)];
+        let (mut out, mut extension) = (Vec::new(), Vec::new());
+        put_pieces(&mut extension, &told);
+        let start = begin(&mut out, &extension);
+        out.extend_from_slice(b"abcdefghi");
+        let head = Head {
+            kind: Kind::Pack,
+            flags: 0,
+            count: 6,
+            position: Position::new(1 << 63),
+            log_id: LogId::new(5),
+            first_lsn: Lsn::new(7),
+            arrival: Timestamp::default(),
+            durable_mark: Position::ZERO,
+            chain: 0,
+        };
+        finish(&mut out, start, HEADER_BYTES + extension.len(), 9, &head);
+        let header = decode_header(&out, 9).unwrap();
+        assert_eq!(pieces(&out, &header).unwrap(), told);
+    }
+
+    #[test]
+    fn order_reads_back() {
+        let told = [
+            Entry {
+                position: Position::new(8192),
+                log: LogId::new(1 << 40),
+                at: Ok((8192, 3)),
+                dropped: 0,
+            },
+            Entry {
+                position: Position::new(9000),
+                log: LogId::new(2),
+                at: Err(Lsn::new(12)),
+                dropped: 12,
+            },
+        ];
+        let (mut body, mut position) = (Vec::new(), Position::ZERO);
+        for entry in &told {
+            entry.put(&mut body, position);
+            position = entry.position;
+        }
+        let read: Option<Vec<Entry>> = entries(&body).collect();
+        assert_eq!(read.unwrap(), told);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_panic(bytes: Vec<u8>) {
+            entries(&bytes).for_each(drop);
+            let _images = Images::decode(&bytes);
+        }
+
+        #[test]
+        fn zigzag_reads_back(value: i64) {
+            prop_assert_eq!(unzigzag(zigzag(value)), value);
+        }
+    }
+}

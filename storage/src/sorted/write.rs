@@ -1,0 +1,365 @@
+//! Writing the file of a run: packs, images, order, and at last what makes it one.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use super::head::Head;
+use super::pack::{Entry, Images, Piece, put_pieces};
+use super::{SPAN, base_of, new_path};
+use crate::disk::{Disk, DiskFile};
+use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
+use crate::index::Place;
+use crate::journal::LIFE_BYTES;
+use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
+use crate::journal::segment::{Life, SORTED_RUN};
+
+/// Written in one go.
+const WRITE_BYTES: usize = 1 << 20;
+
+/// A pack is ended when its body has so many bytes, or it so many pieces: a reader of one of
+/// them reads all of its header.
+const PACK_BYTES: usize = 32 << 10;
+const PACK_PIECES: usize = 128;
+
+/// Between the two frames that say what the run is.
+const COPIES_APART: usize = 8 << 10;
+
+/// The same of frames of images and of order.
+const IMAGES_BYTES: usize = 256 << 10;
+const ORDER_BYTES: usize = 64 << 10;
+
+/// A run that is being written.
+pub(super) struct Writer {
+    file: Arc<dyn DiskFile>,
+    pub(super) life: Life,
+    pub(super) base: Position,
+    buffer: Vec<u8>,
+    /// Offset in the file of the first byte of the buffer.
+    offset: u64,
+    chain: u32,
+    pack: Pack,
+    images: Vec<u8>,
+    logs: u64,
+    order: Vec<Noted>,
+    /// Those that say more than where the piece is.
+    rare: HashMap<(Position, LogId), Entry, foldhash::fast::FixedState>,
+    pub(super) records: u64,
+    pub(super) pack_bytes: u64,
+    /// Bytes written since the last time that somebody asked.
+    written: u64,
+}
+
+/// Where a piece is, in few bytes: there may be millions of them.
+#[derive(Clone, Copy)]
+struct Noted {
+    position: Position,
+    log: LogId,
+    /// Offset of its pack, over 8; 0 = nothing of the log is kept.
+    pack: u32,
+    number: u16,
+    rare: bool,
+}
+
+/// The pack at hand.
+#[derive(Default)]
+struct Pack {
+    log: Option<LogId>,
+    pieces: Vec<Piece>,
+    body: Vec<u8>,
+    /// Records of the log that were dropped right before the first piece.
+    dropped: u64,
+    places: Vec<Place>,
+}
+
+impl Writer {
+    /// Begins a run under the name it has as long as it is written.
+    pub(super) fn create(disk: &dyn Disk, id: SegmentId, store_id: u128) -> io::Result<Self> {
+        let mut salt = [0; 8];
+        disk.draw(&mut salt)?;
+        let file = disk.create(&new_path(id))?;
+        Ok(Self {
+            file,
+            life: Life {
+                id,
+                size: 0,
+                salt: u64::from_le_bytes(salt),
+                store_id,
+            },
+            base: base_of(id),
+            buffer: Vec::with_capacity(WRITE_BYTES + (64 << 10)),
+            offset: LIFE_BYTES,
+            chain: 0,
+            pack: Pack::default(),
+            images: Vec::new(),
+            logs: 0,
+            order: Vec::new(),
+            rare: HashMap::default(),
+            records: 0,
+            pack_bytes: 0,
+            written: 0,
+        })
+    }
+
+    /// Bytes written since this was asked last.
+    pub(super) fn take_written(&mut self) -> u64 {
+        std::mem::take(&mut self.written)
+    }
+
+    fn end(&self) -> u64 {
+        self.offset + self.buffer.len() as u64
+    }
+
+    fn frame(&mut self, about: About, extensions: &[u8], body: &[u8]) -> io::Result<Header> {
+        let length = (HEADER_BYTES + extensions.len() + body.len() + 64) as u64;
+        if self.end() + length >= SPAN {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let position = self.base.advance(self.end());
+        let start = frame::begin(&mut self.buffer, extensions);
+        self.buffer.extend_from_slice(body);
+        let head = frame::Head {
+            kind: about.kind,
+            flags: 0,
+            count: about.count,
+            position,
+            log_id: about.log,
+            first_lsn: about.first_lsn,
+            arrival: about.arrival,
+            durable_mark: Position::ZERO,
+            chain: self.chain,
+        };
+        let header_len = HEADER_BYTES + extensions.len();
+        let header = frame::finish(&mut self.buffer, start, header_len, self.life.salt, &head);
+        self.chain = header.crc;
+        if self.buffer.len() >= WRITE_BYTES {
+            self.write_out()?;
+        }
+        Ok(header)
+    }
+
+    fn write_out(&mut self) -> io::Result<()> {
+        self.file.write_all_at(&self.buffer, self.offset)?;
+        self.offset += self.buffer.len() as u64;
+        self.written += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// The pieces that come are those of this log; so many records before them were dropped.
+    pub(super) fn begin_log(&mut self, log: LogId) {
+        debug_assert!(self.pack.pieces.is_empty() && self.pack.places.is_empty());
+        self.pack.log = Some(log);
+    }
+
+    /// Adds a piece with its stored bytes; `dropped`: records right before it.
+    pub(super) fn add(&mut self, piece: Piece, stored: &[u8], dropped: u64) -> io::Result<()> {
+        let full = self.pack.body.len() + stored.len() > PACK_BYTES
+            || self.pack.pieces.len() >= PACK_PIECES;
+        if full && !self.pack.pieces.is_empty() {
+            self.end_pack()?;
+        }
+        if self.pack.pieces.is_empty() {
+            self.pack.dropped = dropped;
+        }
+        debug_assert!(dropped == 0 || self.pack.pieces.is_empty());
+        let offset = u32::try_from(self.pack.body.len()).map_err(io::Error::other)?;
+        self.pack.pieces.push(Piece { offset, ..piece });
+        self.pack.body.extend_from_slice(stored);
+        Ok(())
+    }
+
+    fn end_pack(&mut self) -> io::Result<()> {
+        let pieces = std::mem::take(&mut self.pack.pieces);
+        let (Some(log), Some(first), Some(last)) = (self.pack.log, pieces.first(), pieces.last())
+        else {
+            return Ok(());
+        };
+        let count = last.next_lsn().since(first.first_lsn);
+        let about = About {
+            kind: Kind::Pack,
+            log,
+            first_lsn: first.first_lsn,
+            count: u32::try_from(count).map_err(io::Error::other)?,
+            arrival: last.arrival,
+        };
+        let mut extension = Vec::new();
+        put_pieces(&mut extension, &pieces);
+        let body = std::mem::take(&mut self.pack.body);
+        let header = self.frame(about, &extension, &body)?;
+        let frame_len = header.frame_len();
+        self.records += count;
+        self.pack_bytes += frame_len;
+        self.pack.places.push(Place {
+            position: header.position,
+            first_lsn: header.first_lsn,
+            count: header.count,
+            frame_len: u32::try_from(frame_len).map_err(io::Error::other)?,
+        });
+        let pack = header.position.since(self.base);
+        for (number, piece) in (0..).zip(&pieces) {
+            let dropped = if number == 0 { self.pack.dropped } else { 0 };
+            self.note(Entry {
+                position: piece.position,
+                log,
+                at: Ok((pack, number)),
+                dropped,
+            })?;
+        }
+        self.pack.dropped = 0;
+        // Kept, so that not each pack allocates.
+        self.pack.body = body;
+        self.pack.body.clear();
+        self.pack.pieces = pieces;
+        self.pack.pieces.clear();
+        Ok(())
+    }
+
+    /// All of the log is there. Returns where its packs are.
+    pub(super) fn end_log(&mut self) -> io::Result<Vec<Place>> {
+        self.end_pack()?;
+        Ok(std::mem::take(&mut self.pack.places))
+    }
+
+    /// Nothing is kept of a log, which goes on at `next`: readers are told at the end of the run.
+    pub(super) fn drop_log(
+        &mut self,
+        log: LogId,
+        next: Lsn,
+        dropped: u64,
+        end: Position,
+    ) -> io::Result<()> {
+        self.note(Entry {
+            position: end,
+            log,
+            at: Err(next),
+            dropped,
+        })
+    }
+
+    fn note(&mut self, entry: Entry) -> io::Result<()> {
+        let (pack, number) = entry.at.unwrap_or((0, 0));
+        let rare = entry.at.is_err() || entry.dropped > 0;
+        if rare {
+            self.rare.insert((entry.position, entry.log), entry);
+        }
+        self.order.push(Noted {
+            position: entry.position,
+            log: entry.log,
+            pack: u32::try_from(pack / 8).map_err(io::Error::other)?,
+            number: u16::try_from(number).map_err(io::Error::other)?,
+            rare,
+        });
+        Ok(())
+    }
+
+    /// How a log stood at the end of the run. They are written behind the packs.
+    pub(super) fn image(&mut self, images: &Images) {
+        images.put(&mut self.images);
+        self.logs += 1;
+    }
+
+    /// Ends the run; it is on the device then, under the name it was begun with. Returns its
+    /// life, where its frames end, and the checksum of the last.
+    pub(super) fn finish(mut self, mut head: Head) -> io::Result<(Life, Head, u64, u32)> {
+        self.write_images()?;
+        self.write_order(&mut head)?;
+        head.logs = self.logs;
+        head.records = self.records;
+        head.pack_bytes = self.pack_bytes;
+        let body = head.encode();
+        self.frame(About::of(Kind::Run), &[], &body)?;
+        // One bad sector does not hit both.
+        self.frame(About::of(Kind::Marker), &[], &[0; COPIES_APART])?;
+        let at = self.end();
+        self.frame(About::of(Kind::Run), &[], &body)?;
+        let end = self.end();
+        self.buffer.extend_from_slice(&at.to_le_bytes());
+        self.life.size = self.end();
+        self.write_out()?;
+        self.file.write_all_at(&self.life.encode(SORTED_RUN), 0)?;
+        self.file.sync()?;
+        Ok((self.life, head, end, self.chain))
+    }
+
+    /// Packed up to some hundred KiB a frame, and never cut in the middle of one.
+    fn write_images(&mut self) -> io::Result<()> {
+        let images = std::mem::take(&mut self.images);
+        let mut rest = images.as_slice();
+        while !rest.is_empty() {
+            let mut ahead = rest;
+            while rest.len() - ahead.len() < IMAGES_BYTES && !ahead.is_empty() {
+                crate::wire::take_field(&mut ahead).ok_or(io::ErrorKind::InvalidData)?;
+            }
+            let (body, left) = rest.split_at(rest.len() - ahead.len());
+            self.frame(About::of(Kind::Images), &[], body)?;
+            rest = left;
+        }
+        Ok(())
+    }
+
+    fn write_order(&mut self, head: &mut Head) -> io::Result<()> {
+        let mut order = std::mem::take(&mut self.order);
+        order.sort_unstable_by_key(|entry| (entry.position, entry.log));
+        let mut body = Vec::with_capacity(ORDER_BYTES + 64);
+        let mut first = None;
+        let mut before = Position::ZERO;
+        for noted in &order {
+            let plain = Entry {
+                position: noted.position,
+                log: noted.log,
+                at: Ok((u64::from(noted.pack) * 8, u32::from(noted.number))),
+                dropped: 0,
+            };
+            let rare = noted
+                .rare
+                .then(|| self.rare.get(&(noted.position, noted.log)));
+            let entry = rare.flatten().copied().unwrap_or(plain);
+            first.get_or_insert(entry.position);
+            entry.put(&mut body, before);
+            before = entry.position;
+            if body.len() >= ORDER_BYTES {
+                self.end_order(head, &mut first, &mut body)?;
+                before = Position::ZERO;
+            }
+        }
+        self.end_order(head, &mut first, &mut body)?;
+        head.order_end = self.end();
+        Ok(())
+    }
+
+    fn end_order(
+        &mut self,
+        head: &mut Head,
+        first: &mut Option<Position>,
+        body: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        if let Some(first) = first.take() {
+            head.order.push((first, self.end()));
+            self.frame(About::of(Kind::Order), &[], body)?;
+            body.clear();
+        }
+        Ok(())
+    }
+}
+
+/// What a frame is about.
+struct About {
+    kind: Kind,
+    log: LogId,
+    first_lsn: Lsn,
+    count: u32,
+    arrival: Timestamp,
+}
+
+impl About {
+    fn of(kind: Kind) -> Self {
+        Self {
+            kind,
+            log: LogId::new(0),
+            first_lsn: Lsn::ZERO,
+            count: 0,
+            arrival: Timestamp::default(),
+        }
+    }
+}

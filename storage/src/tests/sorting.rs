@@ -1,0 +1,731 @@
+//! Sorted runs: the same is read of them, by everybody, and what is dead comes back.
+
+use std::fmt::Write;
+
+use super::*;
+use crate::disk::Disk;
+use crate::record::{Gap, GapReason};
+
+const LOGS: [&str; 5] = ["a", "b/1", "b/2", "c", "idle"];
+
+fn config() -> StorageConfig {
+    StorageConfig {
+        reserve_segments: 1,
+        sorter_enabled: true,
+        sorter_step_bytes: 256 << 10,
+        sorter_run_bytes: 512 << 10,
+        ..small_config()
+    }
+}
+
+impl Fixture {
+    /// Appends records of many sizes to many logs, over some segments.
+    fn fill_logs(&self, seed: u64, segments: usize) {
+        let begun = self.core.journal.current().base;
+        let mut number = seed * 1000;
+        loop {
+            number += 1;
+            for (at, log) in LOGS.iter().enumerate().take(4) {
+                if !number.is_multiple_of(at as u64 + 1) {
+                    continue;
+                }
+                let size = usize::try_from(number * 7919 % 1200).unwrap();
+                let mut data = number.to_le_bytes().to_vec();
+                data.resize(8 + size, 7);
+                let records: Vec<&[u8]> = vec![&data; 1 + at % 2];
+                self.append_batch(batch(&[(log, records.as_slice())]))
+                    .unwrap();
+                self.clock.advance(1000);
+            }
+            let base = self.core.journal.current().base;
+            if base.since(begun) >= (segments as u64) * (64 << 10) {
+                return;
+            }
+        }
+    }
+
+    /// Sorts as much as there is. Returns in how many steps.
+    fn sort(&self) -> usize {
+        let mut steps = 0;
+        while self.core.sort_in_turn().unwrap() {
+            steps += 1;
+            assert!(steps < 100, "sorting comes to an end");
+        }
+        steps
+    }
+
+    fn runs(&self) -> usize {
+        self.core.journal.runs().len()
+    }
+
+    fn trim_to(&self, log: &str, before: u64) {
+        let trimmed = self.core.trim_in_turn(target(log), Lsn::new(before));
+        self.core.turn();
+        drop(trimmed);
+    }
+
+    fn delete(&self, log: &str) {
+        let deleted = self.core.delete_in_turn(target(log));
+        self.core.turn();
+        drop(deleted);
+    }
+
+    /// All that can be read of one log, in every way.
+    fn told_of(&self, log: &str) -> String {
+        let mut out = String::new();
+        let info = match self.read_from(log, ReadStart::First) {
+            Ok(page) => page,
+            Err(error) => return format!("{error}"),
+        };
+        writeln!(out, "{} {} {}", info.first_lsn, info.tail_lsn, info.log_id).unwrap();
+        let mut next = info.first_lsn;
+        while next < info.tail_lsn {
+            let page = self.read(log, next.get()).unwrap();
+            for batch in &page.batches {
+                writeln!(
+                    out,
+                    "{} {} {} {:?}",
+                    batch.first_lsn,
+                    batch.count,
+                    batch.arrival.micros(),
+                    payloads(batch).iter().map(Vec::len).collect::<Vec<_>>()
+                )
+                .unwrap();
+            }
+            next = page.next_lsn;
+        }
+        for lsn in (info.first_lsn.get()..info.tail_lsn.get()).step_by(7) {
+            let page = self.read(log, lsn).unwrap();
+            assert_eq!(page.batches[0].first_lsn, Lsn::new(lsn));
+        }
+        for time in (0..40).map(|n| 1_700_000_000_000_000 + n * 37_000) {
+            let start = ReadStart::Time(Timestamp::from_micros(time));
+            let page = self.read_from(log, start).unwrap();
+            let first = page.batches.first().map(|batch| batch.first_lsn);
+            write!(out, "{first:?} ").unwrap();
+        }
+        out
+    }
+
+    /// What scans of many logs give, from the beginning and from cursors on the way; gaps of
+    /// one log that touch are one.
+    fn told_of_many(&self, selector: &Selector, start: ScanStart) -> String {
+        let mut scan = self.scan(selector.clone(), start, false);
+        let mut out = String::new();
+        let mut gaps: Vec<Gap> = Vec::new();
+        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+            for gap in chunk.gaps {
+                if gap.reason == GapReason::Deleted {
+                    // A deleted log is forgotten when it is sorted.
+                    continue;
+                }
+                let same = gaps
+                    .iter_mut()
+                    .find(|g| g.log == gap.log && g.reason == gap.reason && g.to == gap.from);
+                match same {
+                    Some(known) => known.to = gap.to,
+                    None => gaps.push(gap),
+                }
+            }
+            for batch in chunk.batches {
+                writeln!(out, "{} {} {}", batch.log, batch.first_lsn, batch.count).unwrap();
+            }
+        }
+        gaps.sort_by_key(|gap| format!("{gap:?}"));
+        for gap in gaps {
+            writeln!(out, "{gap:?}").unwrap();
+        }
+        out
+    }
+
+    fn told(&self) -> Vec<String> {
+        let mut told: Vec<String> = LOGS.iter().map(|log| self.told_of(log)).collect();
+        for selector in [Selector::All, Selector::Prefix("b/".to_owned())] {
+            told.push(self.told_of_many(&selector, ScanStart::First));
+        }
+        told
+    }
+
+    fn assert_told(&self, expected: &[String], when: &str) {
+        for (told, expected) in self.told().iter().zip(expected) {
+            for (told, expected) in told.lines().zip(expected.lines()) {
+                assert_eq!(told, expected, "{when}");
+            }
+            let (told, expected) = (told.lines().count(), expected.lines().count());
+            assert_eq!(told, expected, "{when}");
+        }
+    }
+
+    /// Starts without what is derived.
+    fn restart_bare(self) -> Self {
+        let names = |directory: &str| self.disk.list(directory).unwrap();
+        for directory in ["index", "checkpoint"] {
+            for name in names(directory) {
+                self.disk.remove(&format!("{directory}/{name}")).unwrap();
+            }
+        }
+        self.restart()
+    }
+}
+
+#[test]
+fn what_is_read_is_the_same_after_sorting_and_after_starts() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.append("idle", b"once").unwrap();
+    fixture.fill_logs(1, 3);
+    fixture.core.sort_in_turn().unwrap();
+    fixture.fill_logs(2, 6);
+    fixture.trim_to("b/1", 20);
+    let expected = fixture.told();
+    assert!(fixture.sort() > 0, "there is something to sort");
+    assert!(fixture.runs() > 0);
+    fixture.assert_told(&expected, "after sorting");
+    let fixture = fixture.restart();
+    fixture.assert_told(&expected, "after a kill");
+    let fixture = fixture.restart_cleanly();
+    assert!(fixture.report.clean);
+    fixture.assert_told(&expected, "after a clean end");
+    let fixture = fixture.restart_bare();
+    assert_eq!(fixture.report.findings, Vec::<String>::new());
+    assert_eq!(fixture.report.damage, []);
+    fixture.assert_told(&expected, "without indexes and checkpoints");
+}
+
+/// What comes after each cursor of a scan, and the cursors.
+fn cursors(fixture: &Fixture, selector: &Selector) -> Vec<Bytes> {
+    let mut cursors = Vec::new();
+    let mut cursor = None;
+    loop {
+        let request = ScanRequest {
+            selector: selector.clone(),
+            start: cursor.clone().map_or(ScanStart::First, ScanStart::Cursor),
+            until_lsn: None,
+            max_records: 7,
+            follow: false,
+            visibility: None,
+            chunk_bytes: 64 << 10,
+        };
+        let mut scan = fixture.begin(request).unwrap();
+        let mut given = 0;
+        while let Some(Ok(Some(chunk))) = next_chunk(&mut scan) {
+            given += chunk.batches.len();
+        }
+        if given == 0 {
+            return cursors;
+        }
+        cursors.push(scan.cursor());
+        cursor = Some(scan.cursor());
+    }
+}
+
+#[test]
+fn a_scan_goes_on_behind_its_cursor_whatever_was_sorted_meanwhile() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.fill_logs(1, 9);
+    let selectors = [Selector::All, Selector::Prefix("b/".to_owned()), one("c")];
+    let mut asked = Vec::new();
+    for selector in &selectors {
+        for cursor in cursors(&fixture, selector).into_iter().step_by(5) {
+            let start = ScanStart::Cursor(cursor);
+            let told = fixture.told_of_many(selector, start.clone());
+            asked.push((selector, start, told));
+        }
+    }
+    assert!(asked.len() > 30, "{}", asked.len());
+    let fixture = fixture.restart();
+    fixture.fill_logs(2, 4);
+    let tail: Vec<String> = selectors
+        .iter()
+        .map(|s| fixture.told_of_many(s, ScanStart::First))
+        .collect();
+    assert!(fixture.sort() > 1);
+    for (selector, whole) in selectors.iter().zip(&tail) {
+        assert_eq!(&fixture.told_of_many(selector, ScanStart::First), whole);
+    }
+    for (selector, start, told) in &asked {
+        let now = fixture.told_of_many(selector, start.clone());
+        assert!(now.starts_with(told.as_str()), "{told}---{now}");
+    }
+}
+
+/// Bytes of all segments and runs.
+fn bytes_of(disk: &SimDisk) -> u64 {
+    let mut bytes = 0;
+    for directory in ["journal", "sorted", "pool"] {
+        for name in disk.list(directory).unwrap() {
+            bytes += disk
+                .open(&format!("{directory}/{name}"))
+                .unwrap()
+                .size()
+                .unwrap();
+        }
+    }
+    bytes
+}
+
+#[test]
+fn what_is_trimmed_or_deleted_gives_its_space_back_and_an_idle_log_pins_nothing() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.append("idle", b"once").unwrap();
+    let mut most = 0;
+    for round in 0..12 {
+        fixture.fill_logs(round, 6);
+        for log in ["a", "b/1", "c"] {
+            let tail = fixture.read_from(log, ReadStart::First).unwrap().tail_lsn;
+            fixture.trim_to(log, tail.get());
+        }
+        fixture.delete("b/2");
+        fixture.sort();
+        most = most.max(bytes_of(&fixture.disk));
+    }
+    // 72 segments were written. What is there: the pool, what is not worth a step yet and the
+    // current one, and next to nothing in runs.
+    assert!(most < 16 * (64 << 10), "{most} bytes");
+    assert_eq!(fixture.contents("idle"), [b"once"]);
+    let known = fixture.core.logs.all_known().len();
+    assert!(
+        known <= 8,
+        "{known} logs are known: deleted ones are forgotten"
+    );
+    let fixture = fixture.restart_bare();
+    assert_eq!(fixture.report.findings, Vec::<String>::new());
+    assert_eq!(fixture.contents("idle"), [b"once"]);
+    let known = fixture.core.logs.all_known().len();
+    assert!(known <= 8, "{known} logs are known after a start");
+}
+
+#[test]
+fn runs_are_merged_and_what_died_in_them_is_left_out() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    for round in 0..8 {
+        fixture.fill_logs(round, 4);
+        fixture.sort();
+    }
+    let live: u64 = fixture
+        .core
+        .journal
+        .runs()
+        .iter()
+        .map(|run| run.head.pack_bytes)
+        .sum();
+    assert!(live > 1 << 20, "{live}");
+    assert!(
+        fixture.runs() < 6,
+        "{} runs of {live} bytes",
+        fixture.runs()
+    );
+    for log in ["a", "b/1"] {
+        let tail = fixture.read_from(log, ReadStart::First).unwrap().tail_lsn;
+        fixture.trim_to(log, tail.get() - 1);
+    }
+    let expected = fixture.told();
+    fixture.sort();
+    fixture.assert_told(&expected, "after merging");
+    let left: u64 = fixture
+        .core
+        .journal
+        .runs()
+        .iter()
+        .map(|run| run.head.pack_bytes)
+        .sum();
+    assert!(left < live / 2, "{left} of {live}");
+    let fixture = fixture.restart();
+    fixture.assert_told(&expected, "after merging and a kill");
+    let fixture = fixture.restart_bare();
+    fixture.assert_told(&expected, "after merging and without what is derived");
+}
+
+/// A store in which there is much to be sorted: segments, small runs, a run that is mostly
+/// dead, a deleted log; ended by a kill.
+fn unsorted() -> (SimDisk, Arc<TestClock>, Vec<String>) {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.append("idle", b"once").unwrap();
+    for round in 0..3 {
+        fixture.fill_logs(round, 4);
+        fixture.core.sort_in_turn().unwrap();
+    }
+    assert!(fixture.runs() > 0);
+    fixture.append("gone", b"soon").unwrap();
+    fixture.delete("gone");
+    fixture.fill_logs(4, 5);
+    fixture.trim_to("a", 60);
+    fixture.trim_to("b/2", 1_000_000);
+    let expected = fixture.told();
+    let Fixture {
+        disk, clock, core, ..
+    } = fixture;
+    drop(core);
+    (disk, clock, expected)
+}
+
+fn start(disk: &SimDisk, clock: &Arc<TestClock>) -> Result<Fixture, OpenError> {
+    let (core, report) = open(disk, &config(), clock)?;
+    assert_eq!(report.findings, Vec::<String>::new());
+    assert_eq!(report.damage, []);
+    Ok(Fixture {
+        disk: disk.clone(),
+        clock: Arc::clone(clock),
+        config: config(),
+        core,
+        report,
+    })
+}
+
+/// Every so many calls; every one if `WALD_EVERY` is set.
+fn step() -> usize {
+    match std::env::var("WALD_EVERY") {
+        Ok(_) => 1,
+        Err(_) => 5,
+    }
+}
+
+/// Sorts until there is nothing to do, or something fails.
+fn sort_on(fixture: &Fixture) {
+    for _ in 0..50 {
+        if !matches!(fixture.core.sort_in_turn(), Ok(true)) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn wherever_a_crash_comes_while_sorting_nothing_is_lost_and_nothing_is_left_behind() {
+    let (disk, clock, expected) = unsorted();
+    let mut points = 0;
+    for nth in (1..).step_by(step()) {
+        let disk = disk.copy();
+        let fixture = start(&disk, &clock).unwrap();
+        disk.crash_after(nth);
+        sort_on(&fixture);
+        let came = disk.is_crashed();
+        drop(fixture);
+        disk.crash(nth);
+        if !came {
+            break;
+        }
+        points += 1;
+        // And again in the start that follows.
+        for then in [0, nth % 7 + 1, nth % 13 + 3] {
+            let disk = disk.copy();
+            if then > 0 {
+                disk.crash_after(then);
+                if let Ok(fixture) = start(&disk, &clock) {
+                    drop(fixture);
+                }
+                disk.crash(then);
+            }
+            let fixture = start(&disk, &clock).unwrap();
+            super::simulation::assert_no_leftovers(&disk, &fixture.core);
+            fixture.assert_told(&expected, &format!("cut in call {nth}, then {then}"));
+            sort_on(&fixture);
+            fixture.assert_told(&expected, &format!("sorted after call {nth}, then {then}"));
+        }
+    }
+    println!("the power went in each of {points} calls of sorting");
+    assert!(points * step() > 40, "{points}");
+}
+
+#[test]
+fn whichever_call_of_the_sorter_fails_everything_is_served_and_sorted_later() {
+    let (disk, clock, expected) = unsorted();
+    let mut points = 0;
+    for nth in (1..).step_by(step()) {
+        let disk = disk.copy();
+        let fixture = start(&disk, &clock).unwrap();
+        disk.fail_call(|_| true, nth, if nth % 2 == 0 { 5 } else { 28 });
+        sort_on(&fixture);
+        if disk.faults_left() > 0 {
+            break;
+        }
+        points += 1;
+        if fixture.core.journal.failure().is_none() {
+            fixture.assert_told(&expected, &format!("call {nth} failed"));
+            sort_on(&fixture);
+            fixture.assert_told(&expected, &format!("sorted after call {nth} failed"));
+        }
+        drop(fixture);
+        disk.crash(nth);
+        let fixture = start(&disk, &clock).unwrap();
+        super::simulation::assert_no_leftovers(&disk, &fixture.core);
+        fixture.assert_told(&expected, &format!("call {nth} failed, then a start"));
+    }
+    println!("each of {points} calls of sorting failed once");
+    assert!(points * step() > 80, "{points}");
+}
+
+/// What is served of a damaged store is right, and what is not served is named.
+fn assert_right(fixture: &Fixture, whole: &[(String, Vec<Vec<u8>>)], what: &str) -> usize {
+    let mut missing = 0;
+    for (log, records) in whole {
+        let scan = fixture.try_scan(one(log), ScanStart::First, false);
+        let Ok(mut scan) = scan else {
+            // Its name is gone with the images, the index and the checkpoints.
+            assert!(!fixture.report.findings.is_empty(), "{what}");
+            missing += records.len();
+            continue;
+        };
+        let mut next = 0;
+        loop {
+            let chunk = match next_chunk(&mut scan).unwrap() {
+                Ok(Some(chunk)) => chunk,
+                Ok(None) => break,
+                Err(error) => panic!("{what}: {log}: {error}"),
+            };
+            for gap in &chunk.gaps {
+                if let (Some(from), Some(to)) = (gap.from, gap.to) {
+                    assert_eq!(from.get(), next, "{what}: {log}");
+                    missing += usize::try_from(to.get() - from.get()).unwrap();
+                    next = to.get();
+                }
+            }
+            for batch in &chunk.batches {
+                assert_eq!(batch.first_lsn.get(), next, "{what}: {log}");
+                for data in payloads(batch) {
+                    assert_eq!(
+                        data,
+                        records[usize::try_from(next).unwrap()],
+                        "{what}: {log}"
+                    );
+                    next += 1;
+                }
+            }
+        }
+        assert_eq!(next, records.len() as u64, "{what}: {log}");
+    }
+    missing
+}
+
+#[test]
+fn a_damaged_run_serves_what_is_good_and_names_the_rest_exactly() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.fill_logs(1, 4);
+    fixture.sort();
+    fixture.fill_logs(2, 4);
+    fixture.sort();
+    let whole: Vec<(String, Vec<Vec<u8>>)> = ["a", "b/1", "b/2", "c"]
+        .iter()
+        .map(|log| ((*log).to_owned(), fixture.contents(log)))
+        .collect();
+    let Fixture {
+        disk, clock, core, ..
+    } = fixture;
+    core.close().unwrap();
+    drop(core);
+    let names = disk.list("sorted").unwrap();
+    let path = format!("sorted/{}", names[0]);
+    let bytes = disk.contents(&path).unwrap();
+    let mut most = 0;
+    for at in (8192..bytes.len())
+        .step_by(2999)
+        .chain(bytes.len() - 40..bytes.len())
+    {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 16;
+        for bare in [false, true] {
+            let what = format!("byte {at}, bare {bare}");
+            let disk = disk.copy();
+            disk.replace(&path, damaged.clone());
+            if bare {
+                for directory in ["index", "checkpoint"] {
+                    for name in disk.list(directory).unwrap() {
+                        disk.remove(&format!("{directory}/{name}")).unwrap();
+                    }
+                }
+            }
+            let (core, report) = open(&disk, &config(), &clock).unwrap();
+            let fixture = Fixture {
+                disk,
+                clock: Arc::clone(&clock),
+                config: config(),
+                core,
+                report,
+            };
+            let missing = assert_right(&fixture, &whole, &what);
+            let is_named = !fixture.report.findings.is_empty() || !fixture.core.damages.is_empty();
+            assert!(missing == 0 || is_named, "{what}: {missing} are missing");
+            if fixture.report.findings.is_empty() {
+                most = most.max(missing);
+            }
+            // A start that finds it says the same.
+            let again = fixture.restart();
+            assert_eq!(
+                assert_right(&again, &whole, &what),
+                missing,
+                "{what}, again"
+            );
+        }
+    }
+    // One frame of the journal, or one pack.
+    assert!(most > 0 && most < 400, "{most}");
+}
+
+/// A store with runs and segments, trimmed and with a deleted log, ended as it should be.
+fn sorted_store() -> (SimDisk, Arc<TestClock>, Vec<String>) {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.append("idle", b"once").unwrap();
+    fixture.fill_logs(1, 3);
+    fixture.core.sort_in_turn().unwrap();
+    fixture.fill_logs(4, 3);
+    fixture.append("gone", b"soon").unwrap();
+    fixture.delete("gone");
+    fixture.trim_to("b/1", 11);
+    fixture.fill_logs(2, 5);
+    fixture.sort();
+    fixture.fill_logs(3, 4);
+    fixture.core.sort_in_turn().unwrap();
+    assert!(fixture.runs() > 1);
+    let expected = fixture.told();
+    let Fixture {
+        disk, clock, core, ..
+    } = fixture;
+    core.close().unwrap();
+    drop(core);
+    (disk, clock, expected)
+}
+
+fn offline(disk: &SimDisk) -> crate::verify::OfflineReport {
+    let offline = crate::verify::Offline::open(Arc::new(disk.copy())).unwrap();
+    let control = crate::verify::Control::new(0);
+    offline.verify(&control, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn verification_finds_nothing_in_what_is_sorted_and_every_flipped_byte() {
+    let (disk, clock, _) = sorted_store();
+    let report = offline(&disk);
+    assert_eq!(report.findings, [], "offline");
+    assert!(report.records > 0);
+    let fixture = start(&disk.copy(), &clock).unwrap();
+    let mut found = Vec::new();
+    fixture
+        .core
+        .verify(None, &crate::verify::Control::new(0), &mut |progress| {
+            found.append(&mut progress.findings);
+        })
+        .unwrap();
+    assert_eq!(found, [], "online");
+    let names = disk.list("sorted").unwrap();
+    let path = format!("sorted/{}", names[0]);
+    let bytes = disk.contents(&path).unwrap();
+    let life = 68;
+    let places = (0..life)
+        .step_by(9)
+        .chain((8192..bytes.len() - 8).step_by(1777));
+    for at in places {
+        let disk = disk.copy();
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 2;
+        disk.replace(&path, damaged);
+        let report = offline(&disk);
+        // Padding between frames means nothing.
+        let padding = bytes[at] == 0 && report.findings.is_empty();
+        assert!(padding || !report.findings.is_empty(), "byte {at}");
+        let fixture = {
+            let (core, report) = open(&disk, &config(), &clock).unwrap();
+            let clock = Arc::clone(&clock);
+            Fixture {
+                disk,
+                clock,
+                config: config(),
+                core,
+                report,
+            }
+        };
+        let mut found = Vec::new();
+        let control = crate::verify::Control::new(0);
+        let tell =
+            &mut |progress: &mut crate::verify::Progress| found.append(&mut progress.findings);
+        fixture.core.verify(None, &control, tell).unwrap();
+        assert!(padding || !found.is_empty(), "byte {at}, online");
+        let lost = |findings: &[crate::verify::Finding]| {
+            let lsns = findings.iter().filter_map(|f| f.lsns);
+            lsns.map(|(from, to)| to.since(from)).sum::<u64>()
+        };
+        assert_eq!(
+            lost(&report.findings),
+            lost(&found),
+            "byte {at}: {found:?} {:?}",
+            report.findings
+        );
+    }
+}
+
+#[test]
+fn what_a_crash_of_the_sorter_left_is_named_and_taken_away() {
+    let (disk, clock, expected) = sorted_store();
+    let before = offline(&disk).findings;
+    assert_eq!(before, []);
+    let fixture = start(&disk, &clock).unwrap();
+    disk.crash_when(|call| call.path.starts_with("sorted/"), 3, 0);
+    sort_on(&fixture);
+    drop(fixture);
+    disk.crash(3);
+    let leftovers = offline(&disk).findings;
+    let notes = leftovers
+        .iter()
+        .all(|f| f.severity == crate::verify::Severity::Note);
+    assert!(notes, "{leftovers:?}");
+    let fixture = start(&disk, &clock).unwrap();
+    fixture.assert_told(&expected, "after what was left was taken away");
+}
+
+#[test]
+fn a_sorted_store_is_dumped_whole() {
+    let (disk, _, _) = sorted_store();
+    let offline = crate::verify::Offline::open(Arc::new(disk)).unwrap();
+    let mut records = std::collections::BTreeMap::<String, u64>::new();
+    let mut damaged = 0;
+    offline
+        .dump_frames(&crate::dump::DumpFilter::default(), &mut |piece| {
+            match piece {
+                crate::dump::Dumped::Frame(frame) => {
+                    if let crate::dump::DumpedBody::Records(found) = &frame.body {
+                        let log = frame.log.as_ref().map_or("?", LogName::as_str);
+                        *records.entry(log.to_owned()).or_default() += found.len() as u64;
+                    }
+                    damaged += u64::from(frame.body == crate::dump::DumpedBody::Damaged);
+                }
+                crate::dump::Dumped::Damaged { .. } => damaged += 1,
+                _ => {}
+            }
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(damaged, 0);
+    assert!(!records.contains_key("?"), "{records:?}");
+    assert!(records["a"] > 100 && records["idle"] == 1, "{records:?}");
+}
+
+#[test]
+fn accepted_damage_of_a_run_is_named_and_the_store_goes_on() {
+    let (disk, clock, _) = sorted_store();
+    let names = disk.list("sorted").unwrap();
+    let path = format!("sorted/{}", names[0]);
+    let mut bytes = disk.contents(&path).unwrap();
+    bytes[9000] ^= 1;
+    disk.replace(&path, bytes);
+    for directory in ["index", "checkpoint"] {
+        for name in disk.list(directory).unwrap() {
+            disk.remove(&format!("{directory}/{name}")).unwrap();
+        }
+    }
+    let disk_of = || Arc::new(disk.clone()) as Arc<dyn Disk>;
+    let clock_of = Arc::clone(&clock) as Arc<dyn Clock>;
+    let (loss, report) =
+        crate::repair::accept_loss(&disk_of(), &config(), clock_of, "by a test").unwrap();
+    assert_eq!(loss.gaps.len(), 1, "{loss:?}");
+    assert!(report.is_some());
+    let again = crate::repair::examine(&disk_of(), &config()).unwrap();
+    assert!(again.is_empty(), "{again:?}");
+    let (core, report) = open(&disk, &config(), &clock).unwrap();
+    assert_eq!(report.findings, Vec::<String>::new());
+    assert_eq!((report.damage.len(), report.accepted.len()), (0, 1));
+    let fixture = Fixture {
+        disk,
+        clock,
+        config: config(),
+        core,
+        report,
+    };
+    fixture.append("a", b"more").unwrap();
+}
