@@ -57,8 +57,8 @@ pub(crate) enum Command {
     /// Create, show, change or delete a log.
     #[command(subcommand)]
     Log(LogCommand),
-    /// Forget the records of a log below an lsn, for ever. Their space is not given back to
-    /// the disk yet.
+    /// Forget the records of a log below an lsn, for ever. A server that sorts
+    /// (`sorter_enabled`) gives their space back to the disk.
     Trim(TrimArgs),
     /// Shut out the older writers of a log: raise its writer epoch.
     Fence(FenceArgs),
@@ -249,7 +249,8 @@ pub(crate) enum LogCommand {
     },
     /// Change what is given, leave the rest.
     Update(ConfigureArgs),
-    /// Delete a log with all its records. Their space is not given back to the disk yet.
+    /// Delete a log with all its records. A server that sorts (`sorter_enabled`) gives their
+    /// space back to the disk.
     Delete {
         /// The log.
         log: String,
