@@ -321,6 +321,7 @@ impl Core {
         };
         let started = self.journal.clock.monotonic();
         let mut writer = Writer::new(&*self.disk, &self.summary(newest, ends))?;
+        let mut moved = Vec::new();
         for log in self.logs.all_known() {
             let image = {
                 let state = log.state.read();
@@ -338,19 +339,27 @@ impl Core {
             match image {
                 Ok(image) => writer.add(&image)?,
                 // It has moved on: the newest index that tells of it knows how it stood.
-                Err(chain) => {
-                    let row = chain.newest().and_then(|base| {
-                        let segment = self.journal.segment_at(base)?;
-                        let index = self.indexes.get(&segment)?;
-                        // One made anew from its frames does not know all of a log.
-                        let index = Some(index).filter(|index| !index.is_partial())?;
-                        index.image(&index.row(log.id)?)
-                    });
-                    match row {
-                        Some(image) => writer.add(&Image { chain, ..image })?,
-                        // Its index is damaged: the next start finds that out.
-                        None => return Ok(()),
-                    }
+                Err(chain) => moved.push((chain.newest(), log.id, chain)),
+            }
+        }
+        // Index by index: there may be hundreds of thousands of logs, and of large indexes hardly
+        // more than one is kept in memory.
+        moved.sort_unstable_by_key(|(base, id, _)| (*base, *id));
+        let mut moved = moved.into_iter().peekable();
+        while let Some((base, ..)) = moved.peek() {
+            let base = *base;
+            let index = base.and_then(|base| {
+                let segment = self.journal.segment_at(base)?;
+                let index = self.indexes.get(&segment)?;
+                // One made anew from its frames does not know all of a log.
+                Some(index).filter(|index| !index.is_partial())
+            });
+            while let Some((_, id, chain)) = moved.next_if(|(other, ..)| *other == base) {
+                let row = |index: &SealedIndex| index.image(&index.row(id)?);
+                match index.as_deref().and_then(row) {
+                    Some(image) => writer.add(&Image { chain, ..image })?,
+                    // Its index is damaged: the next start finds that out.
+                    None => return Ok(()),
                 }
             }
         }
