@@ -191,7 +191,7 @@ settings! {
     /// Sorted runs that lie together are made one up to this; at most 3 GiB.
     sorter_run_bytes: Size = "1GiB";
     /// How much the sorter reads and writes in a second; appends go first. 0: no bound.
-    sorter_bytes_per_second: Size = "0";
+    sorter_bytes_per_second: Size = "0B";
     /// Event loops that serve gRPC, each a thread with its own share of the connections.
     /// 0: one for every core.
     worker_threads: usize = "0";

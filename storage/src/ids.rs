@@ -154,7 +154,10 @@ impl BuildHasher for LogIdHash {
 impl Hasher for LogIdHash {
     fn write_u64(&mut self, id: u64) {
         // Tables find their place by the low bits, and tell what they find by the highest.
-        self.0 = id ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15) & 0xFFFF << 48;
+        // Counters begin anew in each epoch: without the epoch in the low bits, too, the ids of
+        // many epochs would all want the same few places.
+        let place = id.wrapping_add((id >> 40).wrapping_mul(0x9E37_79B9));
+        self.0 = place ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15) & 0xFFFF << 48;
     }
 
     fn write(&mut self, _: &[u8]) {
@@ -462,6 +465,21 @@ mod tests {
         ));
         assert_eq!(LogName::new("$x"), Err(InvalidLogName::Reserved));
         assert!(LogName::new("x$").is_ok());
+    }
+
+    #[test]
+    fn log_ids_of_many_epochs_do_not_crowd_in_tables() {
+        let mut places = vec![0u32; 1 << 17];
+        let mut epoch = RecoveryEpoch::FIRST;
+        for _ in 0..1000 {
+            for counter in 1..=100 {
+                let hash = LogIdHash::default().hash_one(LogId::compose(epoch, counter));
+                places[usize::try_from(hash % (1 << 17)).unwrap()] += 1;
+            }
+            epoch = epoch.next();
+        }
+        let most = places.iter().max().unwrap();
+        assert!(*most <= 16, "{most} of 100,000 ids want one place");
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
 use crate::disk::is_out_of_space;
-use crate::ids::{LogId, Position, SegmentId, Timestamp};
-use crate::index::{Chain, Image, NewRow, SealedIndex, index_path};
+use crate::ids::{Position, SegmentId, Timestamp};
+use crate::index::{Image, NewRow, SealedIndex, index_path};
 use crate::journal::segment::Segment;
 use crate::local::{Core, Log};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -334,6 +334,7 @@ impl Core {
         };
         let started = self.journal.clock.monotonic();
         let mut writer = Writer::new(&*self.disk, &self.summary(newest, ends))?;
+        let mut moved = Vec::new();
         for log in self.logs.all_known() {
             let image = {
                 let state = log.state.read();
@@ -351,12 +352,32 @@ impl Core {
             match image {
                 Ok(image) => writer.add(&image)?,
                 // It has moved on: the newest index that tells of it knows how it stood.
-                Err(chain) => {
-                    match self.image_of(log.id, &chain) {
-                        Some(image) => writer.add(&Image { chain, ..image })?,
-                        // Its index is damaged: the next start finds that out.
-                        None => return Ok(()),
-                    }
+                Err(chain) => moved.push((chain.newest(), log.id, chain)),
+            }
+        }
+        // Index by index: there may be hundreds of thousands of logs, and of large indexes hardly
+        // more than one is kept in memory.
+        moved.sort_unstable_by_key(|(base, id, _)| (*base, *id));
+        let (sorted_end, mut runs) = (self.journal.sorted_end(), None);
+        let mut moved = moved.into_iter().peekable();
+        while let Some((base, ..)) = moved.peek() {
+            let base = *base;
+            let of_base;
+            let told: &[Arc<SealedIndex>] = match base {
+                // At the end of the newest run that tells of it.
+                Some(base) if base < sorted_end => runs.get_or_insert_with(|| self.runs_told()),
+                _ => {
+                    let segment = base.and_then(|base| self.journal.segment_at(base));
+                    of_base = segment.and_then(|segment| self.whole_index(&segment));
+                    of_base.as_slice()
+                }
+            };
+            while let Some((_, id, chain)) = moved.next_if(|(other, ..)| *other == base) {
+                let image = |index: &Arc<SealedIndex>| index.image(&index.row(id)?);
+                match told.iter().rev().find_map(image) {
+                    Some(image) => writer.add(&Image { chain, ..image })?,
+                    // Its index is damaged: the next start finds that out.
+                    None => return Ok(()),
                 }
             }
         }
@@ -368,21 +389,18 @@ impl Core {
         Ok(())
     }
 
-    /// How a log stood when the newest indexed segment that tells of it was left, or at the
-    /// end of the newest run that does.
-    fn image_of(&self, log: LogId, chain: &Chain) -> Option<Image> {
-        let base = chain.newest()?;
-        let told = |segment: &Segment| {
-            let index = self.indexes.get(segment)?;
-            // One made anew from its frames does not know all of a log.
-            let index = Some(index).filter(|index| !index.is_partial())?;
-            index.image(&index.row(log)?)
-        };
-        if base >= self.journal.sorted_end() {
-            return told(&*self.journal.segment_at(base)?);
-        }
+    /// The index of a segment or run, if there is one that is good. One made anew from its
+    /// frames does not know all of a log.
+    fn whole_index(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
+        let index = self.indexes.get(segment)?;
+        Some(index).filter(|index| !index.is_partial())
+    }
+
+    /// What the runs tell of their logs, the oldest first; nothing if one of them does not.
+    fn runs_told(&self) -> Vec<Arc<SealedIndex>> {
         let runs = self.journal.runs();
-        runs.iter().rev().find_map(|run| told(&run.segment))
+        let told = runs.iter().map(|run| self.whole_index(&run.segment));
+        told.collect::<Option<_>>().unwrap_or_default()
     }
 
     fn summary(&self, newest: &Newest, clean: bool) -> Summary {

@@ -143,6 +143,7 @@ pub(crate) struct LogState {
 pub(crate) struct Buffered {
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
+    /// That of the newest; all have a time of their own.
     pub(crate) arrival: Timestamp,
     /// Stored time of the record before.
     pub(crate) time_before: Timestamp,
@@ -178,6 +179,9 @@ impl LogState {
         self.next = standing.next;
         self.last_time = standing.last_time;
         self.last_end = standing.last_end;
+        if self.config != standing.config {
+            self.ages_at = 0;
+        }
         self.config = standing.config;
         self.update_time = standing.update_time;
         self.touched_in = standing.touched_in;
@@ -279,6 +283,14 @@ impl LogState {
             }
         }
         self.damage = merged;
+    }
+
+    /// No record is too old before the expiry clock shows this, by these settings. Those may
+    /// have changed since that was looked up: then it says nothing.
+    pub(crate) fn note_ages_at(&mut self, ages_at: u32, config: &Arc<LogConfig>) {
+        if self.config == *config {
+            self.ages_at = ages_at;
+        }
     }
 
     /// Records kept and not known to be damaged.

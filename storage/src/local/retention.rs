@@ -249,7 +249,7 @@ impl Core {
             before = before.max(border.unwrap_or(first));
         }
         if let Some(age) = retention.age() {
-            let young = self.age_at_least(log, (first, created), age, pass.now)?;
+            let young = self.age_at_least(log, (first, created), (age, &config), pass.now)?;
             match young {
                 Some(ages_at) => pass.ages_at = pass.ages_at.min(ages_at),
                 None => {
@@ -261,7 +261,7 @@ impl Core {
                     let mut ages_at = 0;
                     if border == first {
                         ages_at = seconds(pass.now.saturating_add_micros(micros(age / 8)));
-                        log.state.write().ages_at = ages_at;
+                        log.state.write().note_ages_at(ages_at, &config);
                     }
                     pass.ages_at = pass.ages_at.min(ages_at);
                 }
@@ -292,7 +292,7 @@ impl Core {
         &self,
         log: &Log,
         (first, created): (Lsn, Timestamp),
-        age: Duration,
+        (age, config): (Duration, &Arc<LogConfig>),
         now: Timestamp,
     ) -> std::io::Result<Option<u32>> {
         let grown = |since: Timestamp| since.saturating_add_micros(micros(age));
@@ -309,7 +309,7 @@ impl Core {
             return Ok(None);
         }
         let ages_at = seconds(grown(oldest));
-        log.state.write().ages_at = ages_at;
+        log.state.write().note_ages_at(ages_at, config);
         Ok(Some(ages_at))
     }
 

@@ -5,7 +5,7 @@ use super::*;
 use crate::journal::committer::Expiry;
 use crate::local::retention::Ends;
 use crate::metrics::RetentionPass;
-use crate::record::{GapReason, LogConfig, Retention};
+use crate::record::{GapReason, LogConfig, Retention, SyncMode};
 use crate::ticket::block_on;
 
 const HOUR: i64 = 3600 * 1_000_000;
@@ -669,4 +669,58 @@ fn on_a_full_disk_retention_goes_on() {
     while fixture.append("a", &[1; 4000]).is_ok() {}
     fixture.pass();
     assert_eq!(fixture.contents_from("a", fixture.first("a")).len(), 3);
+}
+
+#[test]
+fn what_waited_in_memory_is_as_old_as_it_is_when_it_is_written() {
+    let fixture = Fixture::new();
+    let config = LogConfig {
+        sync_mode: Some(SyncMode::Manual),
+        retention: Some(Box::new(by_age(HOUR))),
+        ..LogConfig::default()
+    };
+    let created = fixture
+        .core
+        .create_in_turn(LogName::new("a").unwrap(), config);
+    fixture.core.turn();
+    block_on(created).unwrap();
+    for _ in 0..3 {
+        drop(
+            fixture
+                .core
+                .enqueue(batch(&[("a", &[b"1"])]), Durability::Accepted),
+        );
+        fixture.core.turn();
+        fixture.clock.advance(HOUR - 1);
+    }
+    let synced = fixture.core.sync_in_turn(Durability::Durable);
+    fixture.core.turn();
+    block_on(synced).unwrap();
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 0, "the newest is not an hour old");
+    let page = fixture.read("a", 0).unwrap();
+    let own = crate::codec::spans(&page.batches[0].body).map(|span| span.own_time);
+    let own: Vec<_> = own.collect::<Option<_>>().unwrap();
+    assert!(
+        own.windows(2)
+            .all(|two| two[1].micros() - two[0].micros() == HOUR - 1)
+    );
+    fixture.clock.advance(1);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 3);
+}
+
+#[test]
+fn what_was_looked_up_by_older_settings_does_not_hold_for_newer_ones() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_age(10 * DAY)));
+    fixture.fill("a", 1, 10);
+    let log = fixture.core.logs.by_name("a").unwrap();
+    let older = Arc::clone(&log.state.read().config);
+    fixture.retain("a", Some(by_age(HOUR)));
+    // A pass that was under way comes to its end.
+    log.state.write().note_ages_at(u32::MAX, &older);
+    fixture.clock.advance(2 * HOUR);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 1);
 }

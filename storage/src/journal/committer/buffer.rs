@@ -98,12 +98,14 @@ impl Committer {
                 body: Vec::new(),
             })
         });
+        // Of the newest: else that would be too old with the first.
+        buffered.arrival = arrival;
         let before = buffered.body.len();
         let mut first_time = None;
         for record in records {
             let time = record.timestamp.unwrap_or(arrival).max(state.last_time);
-            let own = (time != buffered.arrival).then_some(time);
-            codec::put_record(&mut buffered.body, record, own);
+            // What the frame's arrival will be is not known yet: more may come.
+            codec::put_record(&mut buffered.body, record, Some(time));
             state.last_time = time;
             first_time.get_or_insert(time);
         }

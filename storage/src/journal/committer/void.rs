@@ -116,6 +116,8 @@ impl Committer {
         for (log, standing) in undo.logs {
             log.state.write().roll_back(start, standing);
         }
+        // A log may have the bounds again that it had lost.
+        self.journal.note_retention();
         for log in &undo.created {
             self.logs.remove(log);
         }
