@@ -467,8 +467,10 @@ class Store:
             log = self.log(segment, number, state[3].decode() if 3 in state else None)
             sound = segment is not None and not segment.damaged
             if sound and (not known or log.next != end or log.deleted != bool(state.get(4))
-                          or (log.first, log.expired) != (state.get(5, 0), state.get(7, 0)) or (log.epoch != state.get(6, 0) and not log.deleted)):
-                self.problem(f"the link behind segment {link['before']} states something else of log {number}")
+                          or ((log.first, log.expired, log.epoch) != (state.get(5, 0), state.get(7, 0), state.get(6, 0))
+                              and not log.deleted)):
+                found = (log.next, log.deleted, log.first, log.expired, log.epoch) if known else None
+                self.problem(f"the link behind segment {link['before']} states {state} of log {number}, whose frames tell {found}")
             if state.get(4):
                 self.delete(log)
                 continue
