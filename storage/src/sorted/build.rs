@@ -14,7 +14,7 @@ use super::write::Writer;
 use super::{Run, base_of};
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{Image, IndexBuilder, NewRow, Place, Row, SealedIndex};
-use crate::journal::frame::{self, Kind};
+use crate::journal::frame::{self, Header, Kind};
 use crate::journal::segment::{Life, Segment};
 use crate::local::{Core, Kept, Log};
 use crate::metrics::ChecksumSite;
@@ -30,6 +30,13 @@ pub(super) struct Source {
 }
 
 impl Source {
+    /// The header at the front of `bytes`, if it is the one that the index tells of.
+    fn header(&self, kind: Kind, place: &Place, bytes: &[u8]) -> Option<Header> {
+        let told = (kind, place.position, place.first_lsn, place.count);
+        frame::decode_header(bytes, self.segment.life.salt)
+            .filter(|header| told == (header.kind, header.position, header.first_lsn, header.count))
+    }
+
     fn is_run(&self) -> bool {
         super::is_address(self.segment.base)
     }
@@ -269,10 +276,7 @@ impl Build<'_> {
         keep: &Keep<'_>,
         next: &mut Lsn,
     ) -> Result<(), Failed> {
-        let header = frame::decode_header(bytes, source.segment.life.salt).filter(|header| {
-            let told = (header.position, header.first_lsn, header.count);
-            header.kind == Kind::Batch && told == (place.position, place.first_lsn, place.count)
-        });
+        let header = source.header(Kind::Batch, place, bytes);
         let body = header.and_then(|header| Some((header, frame::verified_body(bytes, &header)?)));
         let Some((header, body)) = body else {
             return Err(self.damaged(source, keep, place, place.position));
@@ -299,10 +303,7 @@ impl Build<'_> {
         keep: &Keep<'_>,
         next: &mut Lsn,
     ) -> Result<(), Failed> {
-        let header = frame::decode_header(bytes, source.segment.life.salt).filter(|header| {
-            let told = (header.position, header.first_lsn, header.count);
-            header.kind == Kind::Pack && told == (place.position, place.first_lsn, place.count)
-        });
+        let header = source.header(Kind::Pack, place, bytes);
         let told = header.and_then(|header| Some((header, pieces(bytes, &header)?)));
         let Some((header, pieces)) = told else {
             let start = self.core.journal.first_of_run(&source.segment);

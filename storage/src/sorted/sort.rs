@@ -150,17 +150,24 @@ impl Core {
         }
     }
 
-    /// What was begun is of no use. If this fails too, the next start does it.
+    /// What was begun is of no use. The index goes first: a start knows by the run that there may
+    /// be one. What stays because this fails too, the next start removes.
     fn forget_unpublished(&self, id: SegmentId) {
-        for path in [new_path(id), index_path(id)] {
-            let _gone = self.disk.remove(&path);
+        let index = index_path(id);
+        let paths = [format!("{index}.new"), index];
+        let gone = self.backups.remove_all(&paths).and_then(|_| {
+            self.disk.sync_directory("index")?;
+            self.backups.remove_all(&[new_path(id)])
+        });
+        if let Err(error) = gone {
+            tracing::warn!(%error, run = %id, "a run that was not finished stays until the next start");
         }
     }
 
     /// The oldest segments that are not sorted, if they are enough to be worth it.
     fn next_segments(&self, runs: &[Arc<Run>]) -> io::Result<Option<Task>> {
         let step = self.config.sorter_step();
-        let sealed: Vec<Arc<Segment>> = {
+        let mut sealed: Vec<Arc<Segment>> = {
             let current = self.journal.current().base;
             let segments = self.journal.segments.read();
             segments
@@ -168,7 +175,6 @@ impl Core {
                 .map(|(_, s)| Arc::clone(s))
                 .collect()
         };
-        let mut sealed = sealed;
         // The newest is left: a backup ends with a segment.
         let newest = sealed.pop();
         let bytes: u64 = sealed.iter().map(|segment| segment.file_bytes()).sum();
