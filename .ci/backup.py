@@ -15,7 +15,8 @@ MOST_INCREMENTAL = 0.10
 RECORD = 500
 SEED_APPENDS = 120_000
 LIVE_SECONDS = 12
-SEGMENTS = ["--segment-bytes", "2MiB"]
+# What is sorted meanwhile is sent once more.
+SEGMENTS = ["--segment-bytes", "2MiB", "--sorter-enabled=false"]
 
 
 def backup(daemon, directory, *arguments, **options):

@@ -132,8 +132,9 @@ def stalled(fleet):
 
 
 def slow(fleet):
-    """A slow disk and a small queue."""
-    daemon = fleet.start("slow", *SMALL, "--max-inflight-bytes", "256KiB")
+    """A slow disk, a small queue, and a sorter that must not do much."""
+    daemon = fleet.start("slow", *SMALL, "--max-inflight-bytes", "256KiB",
+                         "--sorter-step-bytes", "4MiB", "--sorter-bytes-per-second", "64KiB")
     load(daemon, 50, 2)
     fleet.strace("slow", "inject=fdatasync:delay_exit=200000")
     fleet.behind(lambda: (load(daemon, 200, 40, size=20_000), fleet.over.wait(0.2)))

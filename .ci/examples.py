@@ -13,6 +13,7 @@ WORK = SCRATCH / "examples"
 ELSEWHERE = [
     ("README.md", "$ ", "readme"),
     ("README.md", "cargo run --release", "start, test"),
+    ("client/README.md", "$ walctl bench append", "bench"),
     ("client/conformance/README.md", "-- RUNNER...", "conformance"),
     ("server/README.md", "$ wald verify /var/lib/wald", "verify"),
     ("server/README.md", "wald verify /backups/wald", "backup"),

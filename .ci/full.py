@@ -3,8 +3,9 @@
 
 A full disk: a 64 MiB ext4 image, filled until appends are refused. Reads, trims and deletions
 go on, also after kill -9 and a restart on the full disk; appends resume by themselves when a
-ballast file is removed; after 20 rounds everything acked is there, byte for byte. Mounts a loop
-device, so it needs root.
+ballast file is removed; after 20 rounds everything acked is there, byte for byte. And where nobody
+removes anything: when logs are deleted or trimmed on the full disk, their space comes back and appends
+resume. Mounts a loop device, so it needs root.
 """
 
 from contextlib import contextmanager
@@ -169,6 +170,38 @@ def rounds(data, ballast):
         check("and a stop is a clean one", daemon.stop() == 0)
 
 
+def makes_room(data):
+    """Fills the disk with what is dropped then, and with some that is kept."""
+    with start(data) as daemon:
+        for number, drop in enumerate(["DeleteLog", "Trim", "DeleteLog"]):
+            kept, gone = f"kept/{number}", f"gone/{number}"
+            refused = 0
+            while refused < 2:
+                code, answer, said = daemon.call("wald.v1.WalService/Append",
+                                                 {"log": gone, "record": {"text": text(refused)}})
+                refused += code != 0
+                if code == 0 and int(answer.get("lsn", 0)) % 40 == 0:
+                    daemon.call("wald.v1.WalService/Append", {"log": kept, "record": {"text": text(number)}})
+            _, tail, _ = daemon.call("wald.v1.WalService/GetTail", {"log": gone})
+            if drop == "Trim":
+                code, _, said = daemon.call("wald.v1.WalService/Trim", {"log": gone, "before_lsn": tail["tailLsn"]})
+            else:
+                code, _, said = daemon.call("wald.v1.LogService/DeleteLog", {"log": gone})
+            began = time.monotonic()
+            free = lambda: daemon.call("wald.v1.WalService/Append", {"log": kept, "record": {"text": text(number)}})[0] == 0
+            came = wait_until(free, SECONDS)
+            check(f"{drop} on a full disk: appends resume, and nobody removed anything", code == 0 and came,
+                  f"{int(tail['tailLsn'])} records dropped, {time.monotonic() - began:.1f} s")
+            done = daemon.walctl("scan", kept, "--output", "raw")
+            lines = done.stdout.decode().splitlines()
+            check("what is kept is there", len(lines) > 2 and set(lines) == {text(number)}, len(lines))
+        check("it stops cleanly", daemon.stop() == 0)
+    done = run(WALD, "verify", "--data-dir", data)
+    check("the store is sound", done.returncode == 0, done.stdout.decode()[-200:] if done.returncode else "")
+
+
+with scratch() as directory, mounted(Path(directory)) as mount:
+    makes_room(mount / "data")
 with scratch() as directory, mounted(Path(directory)) as mount:
     ballast = [mount / f"ballast-{number}" for number in range(ROUNDS)]
     for path in ballast:

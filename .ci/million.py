@@ -4,7 +4,8 @@
 A million logs with names of 20 bytes, made in no order by appends to them: how much memory the daemon
 takes when they are idle, how long a start takes after a kill and after it was shut down, and what listing
 them costs. The same memory with 100,000 logs. Times of starts are the best of three, since the machine
-may do other things meanwhile.
+may do other things meanwhile. Then all are deleted, one by one: their space and their memory come back,
+once enough is appended for both checkpoints to know of it.
 """
 
 from common import *
@@ -45,6 +46,8 @@ def idle(daemon):
 
 
 def check_memory(daemon, logs, when, empty):
+    # Segments are indexed, and some sorted, in the background.
+    wait_until(lambda: idle(daemon) <= MOST_MIB[logs] * MIB, 40)
     taken = idle(daemon)
     check(f"{logs:,} logs, idle {when}: at most {MOST_MIB[logs]} MiB are resident", taken <= MOST_MIB[logs] * MIB,
           f"{taken / MIB:.0f} MiB, {(taken - empty) / logs:.0f} bytes a log, "
@@ -96,6 +99,38 @@ def appends_beside_a_lister(daemon):
           f"alone {alone['p99_us']} us, at most {alone['max_us']} us")
 
 
+def occupied(directory):
+    """Bytes on the disk."""
+    return int(run("du", "-s", "-B1", directory).stdout.split()[0])
+
+
+def deletions(data, logs, empty):
+    """Deletes all logs of a store and goes on elsewhere: nothing stays of them but what the sorter leaves for later."""
+    before, more = occupied(data), 50_000
+    with Daemon(data) as daemon:
+        told = forest(daemon, "delete", logs=logs, writers=512)
+        check(f"{logs:,} logs are deleted", told["logs"] == logs, f"{told['seconds']:.1f} s, {logs / told['seconds']:,.0f} a second")
+        # The older of two checkpoints has to know of it before a start can do without what tells of the logs.
+        rounds, came = 0, False
+        while rounds < 10 and not came:
+            daemon.load(appends=more, logs=1, prefix="more", bytes=4_000, durability="written").result()
+            rounds += 1
+            # What is kept, the pool's four segments, and the sorter's step.
+            most = int(rounds * more * 4_000 * 1.3) + 4 * (64 << 20) + (512 << 20)
+            # Indexes of a million logs, or of their deletions, take over 100 MiB.
+            came = wait_until(lambda: occupied(data) <= most and occupied(data / "index") <= 16 * MIB, 45)
+        check(f"what the store takes is at most {most / MIB:.0f} MiB again, and nothing tells of them any more", came,
+              f"{occupied(data) / MIB:.0f} MiB, {before / MIB:.0f} before, after {rounds * more * 4_000 / MIB:.0f} MiB of appends; "
+              f"{daemon.metric('wald_sorted_runs'):.0f} runs, {daemon.metric('wald_unsorted_bytes') / MIB:.0f} MiB not sorted yet")
+        check("nothing is listed", forest(daemon, "list", prefix="forest-tests/")["logs"] == 0)
+        wait_until(lambda: resident(daemon) <= empty + 64 * MIB)
+        print(f"     {resident(daemon) / MIB:.0f} MiB resident", flush=True)
+        daemon.stop()
+    with Daemon(data) as daemon:
+        taken = idle(daemon)
+        check("after a start no memory goes to them", taken <= empty + 64 * MIB, f"{taken / MIB:.0f} MiB, {empty / MIB:.0f} when it was new")
+
+
 with scratch() as temporary:
     few, many = Path(temporary) / "few", Path(temporary) / "many"
     with Daemon(few) as daemon:
@@ -136,4 +171,5 @@ with scratch() as temporary:
             stopped = time.monotonic() - began
     check(f"shut down, a start takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.2f} s")
     check("shutting down takes at most 5 s", stopped <= 5, f"{stopped:.1f} s")
+    deletions(many, logs, empty)
 finish()

@@ -118,7 +118,7 @@ def expected(selector, all_):
 
 with scratch() as temporary:
     data = Path(temporary) / "data"
-    arguments = ["--segment-bytes", "64KiB", "--max-open-segments", MOST, "--reader-threads", READERS]
+    arguments = ["--segment-bytes", "64KiB", "--sorter-enabled=false", "--max-open-segments", MOST, "--reader-threads", READERS]
     began = time.monotonic()
     with Daemon(data, *arguments, "--sync-mode", "async") as daemon:
         fill(daemon)

@@ -13,7 +13,7 @@ import statistics
 
 from common import *
 
-LOGS, RATE, FOLLOWERS = 2_000, 1_500, 4
+LOGS, RATE, FOLLOWERS = 2_000, 500, 4
 # What allocators and caches may do between two thirds of a run.
 MORE, MORE_BYTES, MORE_FILES = 1.1, 8 << 20, 5
 WAL, LOG, CURSOR = "wald.v1.WalService", "wald.v1.LogService", "wald.v1.CursorService"
@@ -74,7 +74,7 @@ class Callers:
 
     def batch(self, dice, log):
         logs = [log] + [f"soak/{LOGS + number}" for number in range(dice.randint(1, 5))]
-        parts = [{"log": each, "records": [{"text": "x" * dice.randint(1, 2000)}] * dice.randint(1, 20)} for each in logs]
+        parts = [{"log": each, "records": [{"text": "x" * dice.randint(1, 600)}] * dice.randint(1, 20)} for each in logs]
         code, _, reason = self.call(f"{WAL}/AppendBatch", batches=parts)
         return code, reason
 

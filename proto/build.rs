@@ -14,17 +14,25 @@ const FILES: [&str; 6] = [
     "wald/v1/ops.proto",
 ];
 
+/// Apart, because reflection shows it only where it is served.
+const ECHO: [&str; 1] = ["wald/echo/v1/echo.proto"];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=wald");
+    compile(&FILES, "wald.v1.bin")?;
+    compile(&ECHO, "wald.echo.v1.bin")
+}
+
+fn compile(files: &[&str], set: &str) -> Result<(), Box<dyn std::error::Error>> {
     // Imports are included so that reflection can answer for Duration and the like, source
     // info so that `grpcurl describe` shows the comments.
     let descriptors = protox::Compiler::new(["."])?
         .include_imports(true)
         .include_source_info(true)
-        .open_files(FILES)?
+        .open_files(files)?
         .file_descriptor_set();
     let out_dir = PathBuf::from(std::env::var("OUT_DIR")?);
-    std::fs::write(out_dir.join("wald.v1.bin"), descriptors.encode_to_vec())?;
+    std::fs::write(out_dir.join(set), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".")
         .codec_path("crate::codec::MessageCodec")

@@ -1,9 +1,10 @@
-//! Makes many logs, or lists them page by page, and prints what came of it as one line of
-//! JSON.
+//! Makes many logs, lists them page by page, or deletes them, and prints what came of it as one
+//! line of JSON.
 //!
 //! ```text
 //! forest make ENDPOINT --logs 1000000 [--prefix forest-tests] [--batch 500] [--writers 4]
 //! forest list ENDPOINT [--prefix forest-tests/] [--page-size 1000] [--rounds 1]
+//! forest delete ENDPOINT --logs 1000000 [--prefix forest-tests] [--writers 64]
 //! ```
 //!
 //! Names are PREFIX/ and seven digits, in no order, up to ten million of them; each log gets one
@@ -26,7 +27,7 @@ const SCATTER: u64 = 6_180_339;
 /// How many pages make up an end.
 const END: usize = 20;
 
-/// Makes many logs, or lists them.
+/// Makes many logs, lists them, or deletes them.
 #[derive(Debug, Parser)]
 struct Args {
     #[command(subcommand)]
@@ -39,6 +40,8 @@ enum Action {
     Make(Make),
     /// Lists logs page by page.
     List(List),
+    /// Deletes what was made, one by one.
+    Delete(Delete),
 }
 
 #[derive(Debug, Clone, Parser)]
@@ -74,11 +77,27 @@ struct List {
     rounds: u32,
 }
 
+#[derive(Debug, Clone, Parser)]
+struct Delete {
+    /// Where the server listens.
+    endpoint: String,
+    /// How many.
+    #[arg(long)]
+    logs: u64,
+    /// What their names begin with, before a slash.
+    #[arg(long, default_value = "forest-tests")]
+    prefix: String,
+    /// How many deletions are under way.
+    #[arg(long, default_value_t = 64)]
+    writers: u64,
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let told = match Args::parse().action {
         Action::Make(args) => make(args).await?,
         Action::List(args) => list(args).await?,
+        Action::Delete(args) => delete(args).await?,
     };
     println!("{told}");
     Ok(())
@@ -110,11 +129,38 @@ async fn make_some(client: Client, args: Make, next: Arc<AtomicU64>) -> Result<u
         let numbers = from..args.logs.min(from + args.batch);
         made += numbers.end - numbers.start;
         let batch = numbers.fold(client.append_batch(), |batch, number| {
-            let name = format!("{}/{:07}", args.prefix, number * SCATTER % NUMBERS);
-            batch.log(name, [format!("{number:08}")])
+            batch.log(name(&args.prefix, number), [format!("{number:08}")])
         });
         batch.durability(Durability::Written).await?;
     }
+}
+
+fn name(prefix: &str, number: u64) -> String {
+    format!("{prefix}/{:07}", number * SCATTER % NUMBERS)
+}
+
+async fn delete(args: Delete) -> Result<serde_json::Value> {
+    let began = Instant::now();
+    let next = Arc::new(AtomicU64::new(0));
+    let client = connect(&args.endpoint).await?;
+    let mut writers = Vec::new();
+    for _ in 0..args.writers {
+        let (client, args, next) = (client.clone(), args.clone(), Arc::clone(&next));
+        writers.push(tokio::spawn(async move {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= args.logs {
+                    return Ok::<_, anyhow::Error>(());
+                }
+                let name = name(&args.prefix, number);
+                client.delete_log(name, None).await?;
+            }
+        }));
+    }
+    for writer in writers {
+        writer.await??;
+    }
+    Ok(json!({ "logs": args.logs, "seconds": began.elapsed().as_secs_f64() }))
 }
 
 async fn list(args: List) -> Result<serde_json::Value> {

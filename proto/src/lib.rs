@@ -14,9 +14,20 @@ pub mod v1 {
     tonic::include_proto!("wald.v1");
 }
 
+/// Messages, client and server trait of the package `wald.echo.v1`: what the transport costs
+/// by itself.
+#[allow(missing_docs, clippy::all)]
+pub mod echo {
+    tonic::include_proto!("wald.echo.v1");
+}
+
 /// The compiled contract (a `google.protobuf.FileDescriptorSet` with imports and comments):
 /// what reflection serves.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wald.v1.bin"));
+
+/// The same of the package `wald.echo.v1`.
+pub const ECHO_FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/wald.echo.v1.bin"));
 
 #[cfg(test)]
 mod tests {

@@ -90,7 +90,7 @@ export class Overview {
     set("reads", rate(now.read_records), byteRate(now.read_bytes));
     set("logs", count(state.logs), server.settings.auto_create ? "made by first append" : "made by CreateLog");
     set("followers", count(state.followers), "waiting scans");
-    const used = state.journal_bytes + state.pool_bytes + state.quarantine_bytes;
+    const used = state.journal_bytes + state.sorted_bytes + state.pool_bytes + state.quarantine_bytes;
     set("disk", bytes(state.free_bytes), `${bytes(used)} in use`, state.free_bytes !== null && state.free_bytes < 4 * server.settings.segment_bytes ? "bad" : "");
     for (const chart of this.charts) chart.show(points);
     say(this.charts[1].title, `Append latency, ${this.level}`);
@@ -102,7 +102,7 @@ export class Overview {
 
   showDisk(state, used) {
     const whole = used + (state.free_bytes ?? 0);
-    const parts = [["journal", state.journal_bytes], ["ready segments", state.pool_bytes], ["quarantine", state.quarantine_bytes], ["free", state.free_bytes ?? 0]];
+    const parts = [["journal", state.journal_bytes], ["sorted", state.sorted_bytes], ["ready segments", state.pool_bytes], ["quarantine", state.quarantine_bytes], ["free", state.free_bytes ?? 0]];
     const bar = h("div", { class: "bar", role: "img", "aria-label": parts.map(([name, size]) => `${name} ${bytes(size)}`).join(", ") });
     parts.forEach(([, size], index) => {
       const part = h("span", { class: `d${index}` });

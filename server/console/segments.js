@@ -56,11 +56,12 @@ export class SegmentsView {
     this.older.disabled = page.next_before === null;
     say(this.note, `${count(page.total)} ${page.total === 1 ? "file" : "files"} of the journal`);
     this.rows.replaceChildren(...page.segments.map((segment) => {
-      const filled = segment.end_position - segment.base_position;
+      // A sorted run is as large as what is in it, and stands for more.
+      const filled = segment.sorted ? segment.file_bytes : segment.end_position - segment.base_position;
       const meter = h("meter", { min: 0, max: segment.file_bytes, value: filled, "aria-label": `filled ${bytes(filled)}` });
       return h("tr", {},
         h("th", { scope: "row" }, h("code", {}, segment.segment_id.toString(16).padStart(16, "0"))),
-        h("td", {}, h("span", { class: `tag ${segment.sealed ? "" : "good"}` }, segment.sealed ? "sealed" : "active")),
+        h("td", {}, h("span", { class: `tag ${segment.sealed ? "" : "good"}` }, segment.sorted ? "sorted" : segment.sealed ? "sealed" : "active")),
         [count(segment.base_position), count(segment.end_position), bytes(segment.file_bytes)].map((text) => h("td", { class: "number" }, text)),
         h("td", { class: "number" }, meter, h("span", { class: "filled" }, bytes(filled))));
     }));

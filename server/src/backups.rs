@@ -24,7 +24,7 @@ pub(crate) use restore::{command as restore_command, restore};
 pub(crate) use verify::verify;
 
 /// As walctl has them, besides those of all offline commands.
-const USAGE: u8 = 2;
+pub(crate) const USAGE: u8 = 2;
 const NOT_FOUND: u8 = 3;
 
 /// One backup of a directory.
@@ -158,17 +158,20 @@ fn view(directory: &Path, kept: &Kept, at: Option<Position>) -> Result<Arc<Backu
     Ok(Arc::new(view))
 }
 
-fn failed(error: &RestoreError) -> Exit {
+pub(crate) fn failed(error: &RestoreError) -> Exit {
     let code = match error {
         RestoreError::Manifest(_) | RestoreError::Damaged { .. } => DATA_LOSS,
-        RestoreError::Beyond { .. } | RestoreError::Before { .. } => USAGE,
+        RestoreError::Beyond { .. }
+        | RestoreError::Before { .. }
+        | RestoreError::SeveralStores { .. } => USAGE,
+        RestoreError::NothingArchived { .. } => NOT_FOUND,
         RestoreError::NotEmpty { .. } | RestoreError::Io { .. } => FAILED,
         RestoreError::Open(error) => return open_failed(error),
     };
     Exit::new(code, error.to_string())
 }
 
-fn open_failed(error: &OpenError) -> Exit {
+pub(crate) fn open_failed(error: &OpenError) -> Exit {
     let code = match error {
         OpenError::Locked { .. } => IN_USE,
         OpenError::Damaged(_) => DATA_LOSS,
@@ -194,7 +197,7 @@ fn tell_damage(manifest: &BackupManifest) {
 }
 
 /// A bar with rate and time left, where somebody looks.
-fn bar(bytes: u64) -> ProgressBar {
+pub(crate) fn bar(bytes: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

@@ -184,14 +184,16 @@ settings! {
     retention_interval: Duration = "10s";
     /// Whether sealed segments are sorted by log. Only then the space of what is trimmed or
     /// deleted comes back. Once a store was sorted, versions that do not know of it refuse it.
-    sorter_enabled: bool = "false";
-    /// Disk space for what is sealed and not sorted yet, and for sorting it. Half of it is
-    /// sorted in one go, at least two segments.
-    sorter_step_bytes: Size = "256MiB";
-    /// Sorted runs that lie together are made one up to this; at most 3 GiB.
-    sorter_run_bytes: Size = "1GiB";
+    sorter_enabled: bool = "true";
+    /// Disk space that sorting takes beyond 1.3 times what is kept: for segments that wait, and for
+    /// what is written while that which it takes the place of is still there. At least four segments.
+    sorter_step_bytes: Size = "512MiB";
     /// How much the sorter reads and writes in a second; appends go first. 0: no bound.
     sorter_bytes_per_second: Size = "0B";
+    /// Directory, outside of data_dir, in which the sorter keeps what retention took before it
+    /// drops it: wald archive lists and restores it. It must be there: it is not made. Empty:
+    /// nothing is kept. What somebody trims or deletes is never kept.
+    archive_dir: String = "";
     /// Event loops that serve gRPC, each a thread with its own share of the connections.
     /// 0: one for every core.
     worker_threads: usize = "0";
@@ -225,6 +227,10 @@ settings! {
     heartbeat_interval: Duration = "15s";
     /// Whether to answer reflection (grpcurl without proto files).
     reflection: bool = "true";
+    /// Whether to serve wald.echo.v1.EchoService, which answers at once and stores nothing: the
+    /// transport's ceiling on this machine, for walctl bench --echo. It has no limits: for
+    /// measurements only, never where others reach the port.
+    echo: bool = "false";
     /// After SIGTERM: how long to go on accepting while health says NOT_SERVING, so that
     /// load balancers notice first.
     drain_delay: Duration = "0s";
@@ -314,7 +320,6 @@ impl Config {
             retention_interval: self.retention_interval,
             sorter_enabled: self.sorter_enabled,
             sorter_step_bytes: self.sorter_step_bytes.0,
-            sorter_run_bytes: self.sorter_run_bytes.0,
             sorter_bytes_per_second: self.sorter_bytes_per_second.0,
         })
     }
@@ -327,7 +332,6 @@ impl Config {
             ConfigError::SegmentTooLarge(_) => {
                 Wrong::new("segment_bytes", "the most is just below 4GiB")
             }
-            ConfigError::RunTooLarge(_) => Wrong::new("sorter_run_bytes", "the most is 3GiB"),
             ConfigError::SegmentUnaligned(_) => {
                 Wrong::new("segment_bytes", "it must be a multiple of 4096")
             }
@@ -349,6 +353,12 @@ impl Config {
             if size.0 < 1 << 10 || size.0 > (1 << 31) - 1 {
                 return Err(Wrong::new(name, "it must be from 1KiB to just below 2GiB"));
             }
+        }
+        if !self.archive_dir.is_empty() && !self.sorter_enabled {
+            return Err(Wrong::new(
+                "archive_dir",
+                "nothing is dropped, and so nothing archived, without sorter_enabled",
+            ));
         }
         self.check_traces()?;
         for (name, zero) in [

@@ -175,8 +175,8 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
         5 => {
             let request: v1::UpdateLogRequest = decoded(message)?;
             let name = convert::log_name("log", &request.log, Access::Write)?;
-            let config = convert::updated_log_config(&request, &Default::default(), &limits)?;
-            block_on(engine.update_log(name, config)).map_err(|error| status::admin(&error))?;
+            let change = convert::log_config_change(&request, &limits)?;
+            block_on(engine.update_log(name, change)).map_err(|error| status::admin(&error))?;
         }
         6 => {
             let request: v1::CommitCursorRequest = decoded(message)?;

@@ -2,6 +2,7 @@
 //! looks at a data directory that nobody serves.
 
 mod admission;
+mod archive;
 mod backups;
 mod config;
 mod console;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Some(("config", matches)) => configure(&source, matches).map_err(|exit| failed(&exit)),
         Some(("completion", matches)) => completion(matches).map_err(|exit| failed(&exit)),
         Some(("restore", matches)) => restore(&source, matches),
+        Some(("archive", matches)) => archived(&source, matches),
         Some(("man", _)) => man().map_err(|exit| failed(&exit)),
         _ => serve(&source).map_err(|exit| {
             tell(&source, &exit);
@@ -65,6 +67,14 @@ fn restore(source: &Source, matches: &ArgMatches) -> Result<(), u8> {
     let code = source
         .effective()
         .and_then(|effective| backups::restore(&effective.config, matches))
+        .map_err(|exit| failed(&exit))?;
+    if code == 0 { Ok(()) } else { Err(code) }
+}
+
+fn archived(source: &Source, matches: &ArgMatches) -> Result<(), u8> {
+    let code = source
+        .effective()
+        .and_then(|effective| archive::run(&effective.config, matches))
         .map_err(|exit| failed(&exit))?;
     if code == 0 { Ok(()) } else { Err(code) }
 }
@@ -137,6 +147,7 @@ fn command() -> Command {
                 ),
         )
         .subcommand(backups::restore_command())
+        .subcommand(archive::command())
         .subcommand(Command::new("man").about("Print the man page, with every setting"));
     for setting in SETTINGS {
         let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();

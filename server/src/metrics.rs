@@ -195,7 +195,13 @@ struct StateGauges {
     sorted_runs: IntGauge,
     sorter_read_bytes: IntCounter,
     sorter_written_bytes: IntCounter,
+    sorter_freed_bytes: IntCounter,
+    sorted_live_bytes: IntGauge,
+    sorted_dead_bytes: IntGauge,
     unsorted_bytes: IntGauge,
+    sorter_part_bytes: IntGauge,
+    archive_written_bytes: IntCounter,
+    archive_failures: IntCounter,
     followers: IntGauge,
     journal_failed: IntGauge,
 }
@@ -266,9 +272,33 @@ impl StateGauges {
                 "wald_sorter_written_bytes_total",
                 "How many bytes did the sorter write? Much more than what is appended: runs are written anew too often, raise sorter_step_bytes.",
             )?,
+            sorter_freed_bytes: make.counter(
+                "wald_sorter_freed_bytes_total",
+                "How much space did the sorter give back? Bytes of files that went, less those of the runs that took their place.",
+            )?,
+            sorted_live_bytes: make.gauge(
+                "wald_sorted_live_bytes",
+                "How many bytes in sorted runs hold records that are kept, by the sorter's last look? 0 before the first.",
+            )?,
+            sorted_dead_bytes: make.gauge(
+                "wald_sorted_dead_bytes",
+                "How many do not? More than an eighth of the live ones for long: the sorter does not get to writing runs anew.",
+            )?,
+            sorter_part_bytes: make.gauge(
+                "wald_sorter_part_bytes",
+                "How many bytes of segments are sorted in one go (an eighth of sorter_step_bytes)? 0: sorting is off. As many and more wait at any time.",
+            )?,
             unsorted_bytes: make.gauge(
                 "wald_unsorted_bytes",
                 "How many bytes of sealed segments are not sorted yet? Growing beyond sorter_step_bytes: the sorter does not keep up, or is off.",
+            )?,
+            archive_written_bytes: make.counter(
+                "wald_archive_written_bytes_total",
+                "How many bytes of what retention took were written to the archive?",
+            )?,
+            archive_failures: make.counter(
+                "wald_archive_failures_total",
+                "How often could the archive not be written? As long as it grows, nothing is dropped: the data directory fills up.",
             )?,
             followers: make.gauge("wald_followers", "How many scans wait for new records?")?,
             journal_failed: make.gauge(
@@ -302,6 +332,7 @@ impl StateGauges {
             .inc_by(now.segment_evictions.saturating_sub(counted));
         for (kind, bytes) in [
             ("journal", now.journal_bytes),
+            ("sorted", now.sorted_bytes),
             ("pool", now.pool_bytes),
             ("quarantine", now.quarantine_bytes),
         ] {
@@ -333,7 +364,19 @@ impl StateGauges {
         let written = self.sorter_written_bytes.get();
         self.sorter_written_bytes
             .inc_by(now.sorter_written_bytes.saturating_sub(written));
+        let freed = self.sorter_freed_bytes.get();
+        self.sorter_freed_bytes
+            .inc_by(now.sorter_freed_bytes.saturating_sub(freed));
+        self.sorted_live_bytes.set(signed(now.sorted_live_bytes));
+        self.sorted_dead_bytes.set(signed(now.sorted_dead_bytes));
         self.unsorted_bytes.set(signed(now.unsorted_bytes));
+        self.sorter_part_bytes.set(signed(now.sorter_part_bytes));
+        let archived = self.archive_written_bytes.get();
+        self.archive_written_bytes
+            .inc_by(now.archive_written_bytes.saturating_sub(archived));
+        let failures = self.archive_failures.get();
+        self.archive_failures
+            .inc_by(now.archive_failures.saturating_sub(failures));
         self.followers.set(signed(now.followers));
         self.journal_failed.set(now.journal_failed.into());
     }

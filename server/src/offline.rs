@@ -104,7 +104,7 @@ fn open(directory: &Path, instead: &str) -> Result<Offline, Exit> {
     })
 }
 
-fn failed(error: &OpenError) -> Exit {
+fn failed(error: &impl std::fmt::Display) -> Exit {
     Exit::new(FAILED, error.to_string())
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn written(result: io::Result<()>) -> Result<(), Exit> {
 }
 
 /// Text for a terminal: nothing in it may move the cursor or end the line.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for char in text.chars() {
         if char.is_control() {

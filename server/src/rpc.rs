@@ -4,6 +4,7 @@
 mod append;
 mod backup;
 mod cursor;
+mod echo;
 mod log;
 mod ops;
 mod read;
@@ -89,6 +90,8 @@ fn refuse_late<T>(request: &Request<T>) -> Result<(), Status> {
 /// The services, all views of one node.
 #[derive(Clone)]
 pub(crate) struct Services(pub(crate) Arc<Node>);
+
+pub(crate) use echo::Echo;
 
 type Answer<T> = Result<Response<T>, Status>;
 

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
+use wald_proto::echo::echo_service_server::EchoServiceServer;
 use wald_proto::v1;
 use wald_storage::{Clock, LogEngine, RecoveryReport, SystemClock};
 
@@ -25,7 +26,7 @@ use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::rpc::{Node, Services, Store};
+use crate::rpc::{Echo, Node, Services, Store};
 use crate::transport::{Listener, Transport};
 use open::Opened;
 
@@ -257,13 +258,22 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     ))
     .add_service(v1::ops_service_server::OpsServiceServer::new(services()))
     .add_service(tonic_health::pb::health_server::HealthServer::new(health));
+    if config.echo {
+        let echo = EchoServiceServer::new(Echo::new(node.phase.clone()));
+        routes = routes.add_service(echo.max_decoding_message_size(decode));
+    }
     if config.reflection {
         let builder = || {
-            tonic_reflection::server::Builder::configure()
+            let described = tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(wald_proto::FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 // Without it grpcurl prints error details as base64.
-                .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET);
+            match config.echo {
+                true => described
+                    .register_encoded_file_descriptor_set(wald_proto::ECHO_FILE_DESCRIPTOR_SET),
+                false => described,
+            }
         };
         let broken = |error| Exit::new(Exit::SYSTEM, format!("reflection: {error}"));
         routes = routes
@@ -475,6 +485,9 @@ fn announce(
     }
     if let Some(warning) = opened.engine.durability_truth().warning {
         tracing::warn!(warning, "durability is limited here");
+    }
+    if config.echo {
+        tracing::warn!(%grpc, "the echo service is on: for measurements only, it has no limits");
     }
     if !config.listen.ip().is_loopback() {
         tracing::warn!(%grpc, "plaintext on an address that other machines can reach");

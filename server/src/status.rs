@@ -97,6 +97,11 @@ pub(crate) fn verify(error: &VerifyError) -> Status {
         VerifyError::SegmentNotFound { segment } => {
             Failure::new(Code::NotFound, "SEGMENT_NOT_FOUND", message).fact("segment_id", segment)
         }
+        VerifyError::SegmentSorted { segment, run } => {
+            Failure::new(Code::NotFound, "SEGMENT_NOT_FOUND", message)
+                .fact("segment_id", segment)
+                .fact("run_id", run)
+        }
         VerifyError::Busy { running } => Failure::new(Code::ResourceExhausted, "BUSY", message)
             .fact("running", running)
             .retry_after(RETRY_LATER),

@@ -53,6 +53,7 @@ async fn segments_and_their_bytes_are_counted_by_what_they_do() {
     assert!(segments("sealed") >= 3.0);
     assert!(bytes("journal") >= 4e6);
     assert_eq!(bytes("pool"), 5.0 * f64::from(1 << 20));
+    assert_eq!(bytes("sorted"), 0.0);
     assert_eq!(bytes("quarantine"), 0.0);
     assert!(daemon.metric("wald_disk_free_bytes") > 0.0);
     assert!(daemon.metric("wald_segment_roll_duration_seconds_count") >= 3.0);

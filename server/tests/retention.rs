@@ -213,3 +213,29 @@ async fn a_log_that_respects_cursors_waits_for_them() {
         begins_at(&daemon, "held", begins).await;
     }
 }
+
+/// The one that gives up a bound must not get it back from one that changes something else.
+#[tokio::test]
+async fn updates_at_a_time_change_what_they_name_and_nothing_else() {
+    let daemon = Daemon::start(&["--retention-interval", "1h"]);
+    create(&daemon, "a", v1::Retention::default()).await;
+    for round in 1..=20 {
+        let given = v1::Retention {
+            max_bytes: round,
+            max_records: 2 * round,
+            max_age: None,
+            respect_cursors: round % 2 == 0,
+        };
+        tokio::join!(
+            update(&daemon, "a", &["retention.max_bytes"], Some(given)),
+            update(&daemon, "a", &["retention.max_records"], Some(given)),
+            update(&daemon, "a", &["retention.respect_cursors"], Some(given)),
+        );
+        let request = v1::GetLogRequest {
+            log: "a".to_owned(),
+        };
+        let shown = daemon.logs().await.get_log(request).await.unwrap();
+        let config = shown.into_inner().log.unwrap().config.unwrap();
+        assert_eq!(config.retention, Some(given), "round {round}");
+    }
+}

@@ -12,7 +12,7 @@ ENTRY = struct.Struct("<IIII")
 
 def image(data):
     """An image of a log, in words."""
-    found = {"cursors": {}, "producers": {}}
+    found = {"cursors": {}, "producers": {}, "missing": []}
     for number, value in fields(data):
         if number == 17:
             cursor = message(value)
@@ -21,6 +21,9 @@ def image(data):
             producer = message(value)
             first, batches = remembered(producer[4])
             found["producers"][producer[1]] = (producer.get(2, 0), producer.get(3, 0), first, batches)
+        elif number == 20:
+            start, at = varint(value, 0)
+            found["missing"].append((start, varint(value, at)[0]))
         else:
             found[number] = value
     chain, at, data = [], 0, found.get(15, b"")
@@ -34,7 +37,7 @@ def image(data):
             "stored": found.get(10, 0), "deleted": bool(found.get(11)), "config": found.get(12, b""),
             "touched": found.get(13, 0), "created_in": found.get(14, 0), "chain": chain,
             "epoch": found.get(16, 0), "cursors": found["cursors"], "producers": found["producers"],
-            "expired": found.get(19, 0)}
+            "expired": found.get(19, 0), "missing": found["missing"]}
 
 
 def remembered(data):

@@ -147,14 +147,18 @@ def check(run, placed, told):
         run.problems.append("the order tells other pieces than there are")
     if sorted(told, key=lambda one: one[:2]) != told:
         run.problems.append("the order is none")
-    dropped = {one[1]: one[4] for one in told if one[4]}
+    dropped = {one[1]: one[4] for one in reversed(told) if one[4]}
     for log, (held, before) in run.images.items():
         batches = run.batches.get(log, [])
         first = batches[0].first_lsn if batches else held["next"]
         if before + dropped.get(log, 0) != first and not held["deleted"] and held["first"] < held["next"]:
             run.problems.append(f"log {log}: lsns {before} to {first} are neither there nor told to be dropped")
         for one, other in zip(batches, batches[1:]):
-            if one.first_lsn + one.count != other.first_lsn:
+            next_lsn = one.first_lsn + one.count
+            for start, end in held["missing"]:
+                # A restored log may lack what its archive did not hold.
+                next_lsn = end if start <= next_lsn < end else next_lsn
+            if next_lsn != other.first_lsn:
                 run.problems.append(f"log {log}: lsns between {one.first_lsn} and {other.first_lsn} are missing")
         if batches and batches[-1].first_lsn + batches[-1].count != held["next"]:
             run.problems.append(f"log {log}: ends at another lsn than its image says")
@@ -173,7 +177,7 @@ def enter(run, store):
     for number, (held, _) in run.images.items():
         log = store.log(None, number)
         store.adopt(None, held, run.head.get(6, 0))
-        log.quarantined = []
+        log.quarantined, log.ahead = [], held["first"]
         log.chain, log.touched = held["chain"], held["touched"]
         log.batches += run.batches.get(number, [])
         store.below[number] = log.chain

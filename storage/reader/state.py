@@ -52,6 +52,8 @@ class Log:
     quarantined: list = field(default_factory=list)
     # Up to this position what was found of its records proves its tail.
     proven: int = 0
+    # The first lsn that a run tells, as of when it was made: frames behind the run may tell a lower one.
+    ahead: int = 0
 
     def trim(self, first, by_retention):
         """Records below `first` are forgotten."""

@@ -264,8 +264,15 @@ class Store:
             at = segment.items[unit].offset
             del segment.items[unit:]
         segment.end = at
-        if durable is not None and not segment.sealed and any(data[at:]):
+        if durable is not None and not segment.sealed and self.is_torn(segment, at):
             self.torn = {"segment": segment.path.name, "from": at}
+
+    def is_torn(self, segment, at):
+        """Whether something behind the end was meant to be there, and is not left of an earlier life of the file."""
+        data = segment.data
+        claims = int.from_bytes(data[at + 24:at + 32], "little") == segment.base + at and at + 64 <= len(data)
+        meant = claims or next(self.headers(segment, at, segment.base), None) is not None
+        return any(data[at:]) and (meant or not any(data[max(at, len(data) - 4096):]))
 
     def shows(self, expiry, segment):
         """What the expiry clock showed, if something tells: it never goes back."""
@@ -466,9 +473,11 @@ class Store:
             known = number in self.logs
             log = self.log(segment, number, state[3].decode() if 3 in state else None)
             sound = segment is not None and not segment.damaged
+            # A later trim, which a run knows of, says of all that lies below that it did not expire.
+            forgot = (log.first, log.expired) == (state.get(5, 0), state.get(7, 0)) or log.ahead and (
+                state.get(5, 0) == log.first or state.get(5, 0) <= log.first == log.ahead)
             if sound and (not known or log.next != end or log.deleted != bool(state.get(4))
-                          or ((log.first, log.expired, log.epoch) != (state.get(5, 0), state.get(7, 0), state.get(6, 0))
-                              and not log.deleted)):
+                          or not (forgot and log.epoch == state.get(6, 0) or log.deleted)):
                 found = (log.next, log.deleted, log.first, log.expired, log.epoch) if known else None
                 self.problem(f"the link behind segment {link['before']} states {state} of log {number}, whose frames tell {found}")
             if state.get(4):

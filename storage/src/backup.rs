@@ -25,6 +25,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub use self::restore::Restored;
+pub(crate) use self::restore::refuse_if_used;
 pub(crate) use self::take::begin;
 pub use self::view::{BackupCheck, BackupView, content_path};
 use crate::disk::Disk;

@@ -278,16 +278,19 @@ pub(crate) fn read(disk: &dyn Disk, last: SegmentId) -> io::Result<Option<Vec<u8
     Ok(good.then_some(bytes))
 }
 
-/// How many logs what [`read`] returned tells of.
-pub(crate) fn count_logs(bytes: &[u8]) -> usize {
-    let fields = wire::fields(bytes.get(HEADER..).unwrap_or(&[]));
-    fields
-        .filter(|field| matches!(field, Some((12, _))))
-        .count()
-}
-
 /// Reads what [`read`] returned; each log is given to `log`.
 pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary> {
+    take_apart(bytes, |image| {
+        log(Image::decode(image)?);
+        Some(())
+    })
+}
+
+/// The same; each log is given to `log` as it stands there.
+pub(crate) fn take_apart<'a>(
+    bytes: &'a [u8],
+    mut log: impl FnMut(&'a [u8]) -> Option<()>,
+) -> Option<Summary> {
     let mut summary = Summary {
         store_id: 0,
         epoch: RecoveryEpoch::FIRST,
@@ -325,7 +328,7 @@ pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary
                 summary.history.push((epoch, end));
             }
             (11, Value::Bytes(part)) => summary.segments.push(segment(part)?),
-            (12, Value::Bytes(image)) => log(Image::decode(image)?),
+            (12, Value::Bytes(image)) => log(image)?,
             (14, Value::Varint(id)) => summary.sorted = Some(SegmentId::new(id)),
             _ => {}
         }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::journal::MIN_SEGMENT_BYTES;
 use crate::record::{Retention, SyncMode};
 
-/// At least so many segments are sorted in one go.
-const LEAST_SORTED: u64 = 2;
+/// Sorting may take the space of so many segments.
+const LEAST_STEP: u64 = 4;
 
-/// With the images of its logs a run stays below 4 GiB.
+/// With the images of its logs a run stays below 4 GiB: file offsets in it are kept in 32 bits.
 const LARGEST_RUN: u64 = 3 << 30;
 
 /// What to do when a start finds damage below the proven end of the journal.
@@ -97,15 +97,12 @@ pub struct StorageConfig {
     /// Minimum: more than 0. What goes past a bound stays so much longer.
     pub retention_interval: Duration,
     /// Whether sealed segments are sorted by log, so that the space of what is trimmed or
-    /// deleted comes back. Default: no.
+    /// deleted comes back. Default: yes.
     pub sorter_enabled: bool,
-    /// Bytes that sealed segments take, and what is made of them meanwhile, before and while
-    /// they are sorted: half of it is sorted in one go, at least two segments. Default:
-    /// 256 MiB.
+    /// Disk space for sorting, in bytes, beyond 1.3 times what is live: segments that wait, and
+    /// runs that are written while those that they take the place of are still there. At least
+    /// four segments. Default: 512 MiB.
     pub sorter_step_bytes: u64,
-    /// Sorted runs that lie together are made one, up to so many bytes. Default: 1 GiB. Less
-    /// than 4 GiB.
-    pub sorter_run_bytes: u64,
     /// Bytes that the sorter reads and writes in a second. Default: 0, as many as it can
     /// beside appends, which go first.
     pub sorter_bytes_per_second: u64,
@@ -139,9 +136,8 @@ impl Default for StorageConfig {
             scrub_interval: Duration::from_secs(24 * 3600),
             retention: Retention::default(),
             retention_interval: Duration::from_secs(10),
-            sorter_enabled: false,
-            sorter_step_bytes: 256 << 20,
-            sorter_run_bytes: 1 << 30,
+            sorter_enabled: true,
+            sorter_step_bytes: 512 << 20,
             sorter_bytes_per_second: 0,
         }
     }
@@ -159,9 +155,6 @@ pub enum ConfigError {
     /// Frames are aligned to 8 bytes, and so are segments.
     #[error("segment_bytes is {0}; it must be a multiple of 4096")]
     SegmentUnaligned(u64),
-    /// File offsets in a sorted run are kept in 32 bits.
-    #[error("sorter_run_bytes is {0}; the most is 3221225472 (3 GiB)")]
-    RunTooLarge(u64),
     /// A setting that must not be zero is.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
@@ -181,9 +174,6 @@ impl StorageConfig {
         }
         if !self.segment_bytes.is_multiple_of(4096) {
             return Err(ConfigError::SegmentUnaligned(self.segment_bytes));
-        }
-        if self.sorter_run_bytes > LARGEST_RUN {
-            return Err(ConfigError::RunTooLarge(self.sorter_run_bytes));
         }
         for (name, zero) in [
             ("pool_segments", self.pool_segments == 0),
@@ -206,9 +196,18 @@ impl StorageConfig {
         Ok(())
     }
 
-    /// So many bytes are sorted in one go.
-    pub(crate) fn sorter_step(&self) -> u64 {
-        (self.sorter_step_bytes / 2).max(LEAST_SORTED * self.segment_bytes)
+    fn sorter_step(&self) -> u64 {
+        self.sorter_step_bytes.max(LEAST_STEP * self.segment_bytes)
+    }
+
+    /// So many bytes of segments are sorted in one go.
+    pub(crate) fn sorter_backlog(&self) -> u64 {
+        (self.sorter_step() / 8).max(self.segment_bytes)
+    }
+
+    /// Runs that lie together are made one up to so many bytes, where so many are live in all.
+    pub(crate) fn sorter_run(&self, live: u64) -> u64 {
+        (self.sorter_step() / 4).max(live / 10).min(LARGEST_RUN)
     }
 
     /// The limits requests are held to, with what the segment size leaves of them.

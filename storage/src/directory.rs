@@ -104,6 +104,18 @@ pub(crate) fn list(disk: &dyn Disk, directory: &str) -> std::io::Result<Vec<Stri
     }
 }
 
+/// Calls `each` with their names.
+pub(crate) fn visit(
+    disk: &dyn Disk,
+    directory: &str,
+    each: &mut dyn FnMut(&str),
+) -> std::io::Result<()> {
+    match disk.visit(directory, each) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
 /// What FORMAT says, looked at without changing anything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Format {

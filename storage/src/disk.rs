@@ -6,7 +6,9 @@
 //! with `/`, and made of names that the engine chose: a log's name is never part of
 //! one.
 
+mod behind;
 mod map;
+pub(crate) mod memory;
 mod real;
 mod sim;
 
@@ -51,8 +53,16 @@ pub trait Disk: Send + Sync + 'static {
     /// Creates a directory, and its parents; no error if it is there.
     fn create_directory(&self, path: &str) -> io::Result<()>;
 
-    /// Names of the files directly in a directory, in no particular order.
-    fn list(&self, directory: &str) -> io::Result<Vec<String>>;
+    /// Calls `each` with the names of the files directly in a directory, in no particular
+    /// order.
+    fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()>;
+
+    /// The same names, of a directory that has few.
+    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        self.visit(directory, &mut |name| names.push(name.to_owned()))?;
+        Ok(names)
+    }
 
     /// Creates a file for reading and writing.
     ///
@@ -118,11 +128,23 @@ pub trait DiskFile: Send + Sync {
     /// Reads some bytes at `offset`; 0 at or beyond the end.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
+    /// Some bytes will be read soon. A hint that may come to nothing.
+    fn will_read(&self, _offset: u64, _bytes: u64) {}
+
     /// Writes some bytes at `offset`; may write fewer than given.
     ///
     /// # Errors
     /// Nothing of it was written, if the error says that there is no space.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+
+    /// These bytes, which were written, may go to the device now, so that others wait less for
+    /// it when the file is flushed. It must be flushed all the same.
+    ///
+    /// # Errors
+    /// As of a flush: what was written may be gone, and a flush may not tell of it again.
+    fn write_behind(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Cuts or extends the file; an extension reads as zeros.
     fn set_size(&self, bytes: u64) -> io::Result<()>;

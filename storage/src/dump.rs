@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::checkpoint;
 use crate::codec;
-use crate::error::OpenError;
+use crate::error::{DumpError, OpenError};
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Image, read_index};
 use crate::journal::body::{self, Created, CursorBody, Link, Seal};
@@ -68,10 +68,25 @@ pub struct DumpedSegment {
     pub base: Position,
     /// Where its frames end.
     pub end: Position,
+    /// The segments that it stands for, if it is a sorted run.
+    pub sorted: Option<DumpedRun>,
     /// Size for all of its life.
     pub size: u64,
     /// What seeds its checksums.
     pub salt: u64,
+}
+
+/// What a sorted run stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DumpedRun {
+    /// The first segment.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
+    /// Position of the first one's first byte.
+    pub base: Position,
+    /// Where the frames of the last one end.
+    pub end: Position,
 }
 
 /// A frame, with all that its header says.
@@ -287,14 +302,12 @@ impl Offline {
     /// Gives out all frames in order, damaged stretches among them.
     ///
     /// # Errors
-    /// If the directory cannot be read.
-    pub fn dump_frames(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), OpenError> {
+    /// If the directory cannot be read, or has no such segment.
+    pub fn dump_frames(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), DumpError> {
         let survey = self.survey()?;
         let mut names = self.names()?;
-        for segment in &files(survey) {
-            if filter.segment.is_some_and(|id| id != segment.life.id.get()) {
-                continue;
-            }
+        for (segment, sorted) in chosen(survey, filter)? {
+            let segment = &segment;
             if let Some(index) = read_index(&*self.disk, segment.life.id) {
                 for image in index.rows().filter_map(|row| index.image(&row)) {
                     if let Some(name) = image.name {
@@ -302,7 +315,7 @@ impl Offline {
                     }
                 }
             }
-            if self.dump_segment(segment, filter, &mut names, take)? == Err(Enough) {
+            if self.dump_segment((segment, sorted), filter, &mut names, take)? == Err(Enough) {
                 break;
             }
         }
@@ -311,7 +324,7 @@ impl Offline {
 
     fn dump_segment(
         &self,
-        segment: &Surveyed,
+        (segment, sorted): (&Surveyed, Option<DumpedRun>),
         filter: &DumpFilter,
         names: &mut Names,
         take: &mut Take<'_>,
@@ -322,6 +335,7 @@ impl Offline {
             file: segment.path.clone(),
             base: segment.base,
             end: segment.end,
+            sorted,
             size: segment.life.size,
             salt: segment.life.salt,
         }));
@@ -381,13 +395,10 @@ impl Offline {
     /// Gives out the indexes of segments, log by log.
     ///
     /// # Errors
-    /// If the directory cannot be read.
-    pub fn dump_indexes(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), OpenError> {
-        for segment in files(self.survey()?) {
+    /// If the directory cannot be read, or has no such segment.
+    pub fn dump_indexes(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), DumpError> {
+        for (segment, _) in chosen(self.survey()?, filter)? {
             let id = segment.life.id;
-            if filter.segment.is_some_and(|wanted| wanted != id.get()) {
-                continue;
-            }
             let index = read_index(&*self.disk, id);
             let Some(index) = index.filter(|index| index.is_of(&segment.life, segment.base)) else {
                 continue;
@@ -420,12 +431,12 @@ impl Offline {
     /// Gives out the checkpoints that are whole, the newest first, log by log.
     ///
     /// # Errors
-    /// If the directory cannot be read.
+    /// If the directory cannot be read, or has no such segment.
     pub fn dump_checkpoints(
         &self,
         filter: &DumpFilter,
         take: &mut Take<'_>,
-    ) -> Result<(), OpenError> {
+    ) -> Result<(), DumpError> {
         let fail = || OpenError::io("reading a checkpoint");
         let ids = checkpoint::list(&*self.disk).map_err(fail())?;
         for id in ids.into_iter().rev() {
@@ -457,19 +468,48 @@ impl Offline {
     }
 }
 
-/// Sorted runs, then segments. Frames of runs lie at addresses that are no positions of the
-/// journal.
-fn files(survey: Survey) -> Vec<Surveyed> {
-    let runs = survey.runs.iter().map(|found| Surveyed {
-        life: found.opened.life,
-        path: found.run.segment.path(),
-        base: found.run.segment.base,
-        end: found.run.segment.base.advance(found.opened.end),
-        link: None,
+/// Sorted runs, then segments; or that one which is wanted. Frames of runs lie at addresses
+/// that are no positions of the journal.
+fn chosen(
+    survey: Survey,
+    filter: &DumpFilter,
+) -> Result<Vec<(Surveyed, Option<DumpedRun>)>, DumpError> {
+    let runs = survey.runs.iter().map(|found| {
+        let file = Surveyed {
+            life: found.opened.life,
+            path: found.run.segment.path(),
+            base: found.run.segment.base,
+            end: found.run.segment.base.advance(found.opened.end),
+            link: None,
+        };
+        let head = &found.opened.head;
+        let told = DumpedRun {
+            first: head.first.get(),
+            last: head.last.get(),
+            base: head.first_base,
+            end: head.end,
+        };
+        (file, Some(told))
     });
-    let mut files: Vec<Surveyed> = runs.collect();
-    files.extend(survey.segments);
-    files
+    let mut files: Vec<_> = runs.collect();
+    files.extend(survey.segments.into_iter().map(|segment| (segment, None)));
+    let Some(wanted) = filter.segment else {
+        return Ok(files);
+    };
+    let standing = files.iter().find_map(|(file, told)| {
+        let run = told.filter(|run| (run.first..=run.last).contains(&wanted))?;
+        Some((file.life.id, run))
+    });
+    files.retain(|(segment, _)| segment.life.id.get() == wanted);
+    match (files.is_empty(), standing) {
+        (false, _) => Ok(files),
+        (true, Some((run, _))) => Err(DumpError::NotFound(format!(
+            "segment {wanted:016x} was sorted: what it held is in the sorted run {run}"
+        ))),
+        (true, None) => Err(DumpError::NotFound(format!(
+            "there is no segment {wanted:016x} with frames"
+        ))),
+    }
 }
 
 fn wanted(frame: &DumpedFrame, filter: &DumpFilter) -> bool {

@@ -23,7 +23,8 @@ use crate::error::{
 };
 use crate::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::record::{
-    Batch, Cursor, CursorCommit, Durability, Gap, LogConfig, LogInfo, StoredBatch, Visibility,
+    Batch, Cursor, CursorCommit, Durability, Gap, LogConfig, LogConfigChange, LogInfo, StoredBatch,
+    Visibility,
 };
 pub use crate::session::Session;
 pub use crate::ticket::Ticket;
@@ -330,7 +331,7 @@ pub trait Backup: Send {
 }
 
 /// Numbers for metrics, taken at one moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Logs that exist.
     pub logs: u64,
@@ -378,42 +379,62 @@ pub struct Statistics {
     pub sorter_read_bytes: u64,
     /// Bytes that it wrote.
     pub sorter_written_bytes: u64,
+    /// Bytes of files that went by sorting, less those of the runs that took their place.
+    pub sorter_freed_bytes: u64,
+    /// Bytes in sorted runs that hold records that are kept, by the last look at all of them.
+    pub sorted_live_bytes: u64,
+    /// Likewise, those that do not and can come back.
+    pub sorted_dead_bytes: u64,
     /// Bytes of sealed segments that are not sorted yet.
     pub unsorted_bytes: u64,
+    /// So many of them are sorted in one go; 0: nothing is sorted.
+    pub sorter_part_bytes: u64,
+    /// Bytes that were written to the archive since the start.
+    pub archive_written_bytes: u64,
+    /// How often something failed there.
+    pub archive_failures: u64,
+    /// Why nothing can be archived now, and so nothing is dropped; `None` if it can.
+    pub archive_failing: Option<String>,
     /// Scans that are waiting for data.
     pub followers: u64,
     /// Whether the journal has failed.
     pub journal_failed: bool,
 }
 
-/// One segment file, for operators.
+/// One segment file, or sorted run, for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentInfo {
     /// Its number.
     pub id: u64,
-    /// Position of its first byte.
+    /// Position of its first byte; of a sorted run, of that of the segments it stands for.
     pub base: Position,
     /// Size of the file.
     pub bytes: u64,
-    /// Where its frames end so far.
+    /// Where its frames end so far; of a sorted run, those of the segments it stands for.
     pub end: Position,
     /// Whether it is finished.
     pub sealed: bool,
     /// Whether frames in it cannot be read.
     pub damaged: bool,
+    /// The first and the last segment that it stands for, if it is a sorted run.
+    pub sorted: Option<(u64, u64)>,
     /// What its index tells; `None` while it has none, or where that was not looked up.
     pub contents: Option<SegmentContents>,
 }
 
-/// What a finished segment holds.
+/// What a finished segment or sorted run holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentContents {
     /// Records that can be read or could be, trimmed ones included.
     pub records: u64,
     /// Logs that have anything in it, be it a trim.
     pub logs: u64,
-    /// When the journal went on in the next segment; `None` if there is none yet.
+    /// When the journal went on in the next segment; `None` if there is none yet, and of a
+    /// sorted run.
     pub left: Option<Timestamp>,
+    /// Bytes in a sorted run that hold a record that is kept, by now at least; `None` of a
+    /// segment, where nobody counts them.
+    pub live_bytes: Option<u64>,
 }
 
 /// What the device and its file system really promise, measured at start.
@@ -492,11 +513,12 @@ pub trait LogEngine: Send + Sync + 'static {
         config: LogConfig,
     ) -> BoxFuture<'_, Result<LogInfo, AdminError>>;
 
-    /// Replaces a log's settings, durably.
+    /// Changes some of a log's settings, durably. What it does not change stays as those
+    /// before it left it, also where several come at a time.
     fn update_log(
         &self,
         name: LogName,
-        config: LogConfig,
+        change: LogConfigChange,
     ) -> BoxFuture<'_, Result<LogInfo, AdminError>>;
 
     /// Deletes a log and all its records, durably.
@@ -546,7 +568,7 @@ pub trait LogEngine: Send + Sync + 'static {
     /// Numbers for metrics.
     fn statistics(&self) -> Statistics;
 
-    /// The segment files, oldest first, without their contents.
+    /// Sorted runs and segment files, oldest first, without their contents.
     fn segments(&self) -> Vec<SegmentInfo>;
 
     /// Begins a backup: everything accepted before it is made durable and put in finished
@@ -557,11 +579,11 @@ pub trait LogEngine: Send + Sync + 'static {
     /// If another one runs, or the journal has failed.
     fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
-    /// Up to `limit` segment files, oldest first, those behind segment `after` only, with
-    /// their contents. Reads indexes that were not looked at yet.
+    /// Up to `limit` sorted runs and segment files, oldest first, those that end behind
+    /// `after` only, with their contents. Reads indexes that were not looked at yet.
     fn describe_segments(
         &self,
-        after: Option<u64>,
+        after: Option<Position>,
         limit: usize,
     ) -> BoxFuture<'_, Vec<SegmentInfo>>;
 

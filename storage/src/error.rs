@@ -613,6 +613,20 @@ pub enum RestoreError {
         /// What was found.
         name: String,
     },
+    /// The archive holds nothing of what was asked for.
+    #[error("{directory} holds nothing of that; `wald archive list` shows what there is")]
+    NothingArchived {
+        /// The directory.
+        directory: String,
+    },
+    /// The archive is of more than one store.
+    #[error("{directory} holds archives of several stores; choose one with --store: {stores}")]
+    SeveralStores {
+        /// The directory.
+        directory: String,
+        /// Their ids.
+        stores: String,
+    },
     /// What was restored, or is to be, cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -682,14 +696,33 @@ pub enum OpenError {
     },
 }
 
+/// Why nothing is shown of what is stored.
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    /// What was asked for is not there; in words.
+    #[error("{0}")]
+    NotFound(String),
+    /// The directory cannot be read.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
 /// Why nothing is verified.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     /// There is no such segment.
-    #[error("there is no segment {segment}")]
+    #[error("there is no segment {segment:016x}")]
     SegmentNotFound {
         /// The segment asked for.
         segment: u64,
+    },
+    /// It was sorted, and is gone.
+    #[error("segment {segment:016x} was sorted: what it held is in the sorted run {run:016x}")]
+    SegmentSorted {
+        /// The segment asked for.
+        segment: u64,
+        /// The run that stands for it.
+        run: u64,
     },
     /// As many verifications as are allowed run already.
     #[error("{running} verifications run already, the most allowed")]

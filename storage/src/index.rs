@@ -5,12 +5,13 @@ mod active;
 mod chain;
 mod image;
 mod indexes;
+mod large;
 mod sealed;
 
 pub(crate) use self::active::{Place, Places};
 pub(crate) use self::chain::{Below, Chain};
 pub(crate) use self::image::Image;
-pub(crate) use self::indexes::{Indexes, read as read_index};
+pub(crate) use self::indexes::{Found, Indexes, read as read_index};
 pub(crate) use self::sealed::{
     IndexBuilder, NewRow, Row, SealedIndex, decode_index, index_id, index_path,
 };

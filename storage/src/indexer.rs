@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
-use crate::disk::is_out_of_space;
+use crate::disk::{is_out_of_space, memory};
 use crate::ids::{Position, SegmentId, Timestamp};
 use crate::index::{Image, NewRow, SealedIndex, index_path};
 use crate::journal::segment::Segment;
@@ -26,6 +26,9 @@ const MOST_WAITING: usize = 2;
 const CHECKPOINT_SEGMENTS: u64 = 8;
 const CHECKPOINT_SHARE: u64 = 4;
 
+/// A start takes so much memory in passing for each log, about.
+const START_BYTES_PER_LOG: u64 = 128;
+
 /// When a checkpoint is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
@@ -33,6 +36,8 @@ pub(crate) enum Wanted {
     WhenDue,
     /// For a backup: as soon as its size is made up for by what was sealed since the last.
     ForBackup,
+    /// If anything was sealed since the last: there is time for it.
+    AtRest,
     /// Always: the run ends.
     AtEnd,
 }
@@ -136,6 +141,8 @@ impl Indexer {
     /// Anything but a lack of space: the journal must fail.
     pub(crate) fn run(&self, core: &Core) -> io::Result<()> {
         let _running = Running::new(self);
+        // What the start took in passing.
+        memory::give_back(core.logs.len() as u64 * START_BYTES_PER_LOG);
         loop {
             // What the start found without an index comes first.
             self.work(core, Wanted::WhenDue)?;
@@ -167,6 +174,8 @@ impl Indexer {
     /// `wanted`.
     pub(crate) fn work(&self, core: &Core, wanted: Wanted) -> io::Result<()> {
         let mut progress = self.progress.lock();
+        // Images and places of all logs of a segment, and its index when it was written.
+        let mut used = 0;
         loop {
             let sealed = {
                 let mut queue = self.queue.lock();
@@ -176,21 +185,22 @@ impl Indexer {
             };
             let Some(sealed) = sealed else { break };
             progress.since_checkpoint += sealed.segment.file_bytes();
-            core.index_sealed(sealed, &mut progress);
+            used += core.index_sealed(sealed, &mut progress);
         }
         let result = core.write_indexes(&mut progress).and_then(|()| {
-            let segments = match wanted {
-                Wanted::WhenDue => CHECKPOINT_SEGMENTS * core.config.segment_bytes,
-                Wanted::ForBackup | Wanted::AtEnd => 1,
+            let share = CHECKPOINT_SHARE * progress.checkpoint_bytes;
+            let least = match wanted {
+                Wanted::WhenDue => share.max(CHECKPOINT_SEGMENTS * core.config.segment_bytes),
+                Wanted::ForBackup => share.max(1),
+                Wanted::AtRest | Wanted::AtEnd => 1,
             };
-            let least = segments.max(CHECKPOINT_SHARE * progress.checkpoint_bytes);
             let ends = wanted == Wanted::AtEnd;
             let due = ends || progress.since_checkpoint >= least;
             if due && progress.sound && core.damages.is_empty() {
-                core.write_checkpoint(ends, &mut progress)
-            } else {
-                Ok(())
+                core.write_checkpoint(ends, &mut progress)?;
+                used += progress.checkpoint_bytes;
             }
+            Ok(())
         });
         let stuck = match result {
             Ok(()) => false,
@@ -202,6 +212,8 @@ impl Indexer {
         };
         self.queue.lock().stuck = stuck;
         self.changed.notify_all();
+        drop(progress);
+        memory::give_back(used);
         Ok(())
     }
 }
@@ -224,8 +236,9 @@ impl Drop for Running<'_> {
 }
 
 impl Core {
-    /// Builds the index of a segment; from then on it tells where the frames are.
-    fn index_sealed(&self, sealed: Sealed, progress: &mut Progress) {
+    /// Builds the index of a segment; from then on it tells where the frames are. Returns its
+    /// size in bytes.
+    fn index_sealed(&self, sealed: Sealed, progress: &mut Progress) -> u64 {
         let Sealed {
             segment,
             end,
@@ -259,6 +272,7 @@ impl Core {
         for log in touched {
             log.state.write().seal(segment.base, limit);
         }
+        let bytes = index.bytes().len() as u64;
         progress.unwritten.push_back(index);
         progress.newest = Some(Newest {
             id: segment.life.id,
@@ -269,6 +283,7 @@ impl Core {
             arrival,
             expiry,
         });
+        bytes
     }
 
     /// A segment was found damaged: without its index and without checkpoints the next start

@@ -112,8 +112,8 @@ mod chosen {
             self.0.create_directory(path)
         }
 
-        fn list(&self, directory: &str) -> io::Result<Vec<String>> {
-            self.0.list(directory)
+        fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
+            self.0.visit(directory, each)
         }
 
         fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {

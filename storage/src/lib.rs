@@ -3,6 +3,7 @@
 //! `README.md` beside this crate is its design: the format to the byte, the commit
 //! protocol, recovery, the fault model, and the decisions behind them.
 
+mod archive;
 mod backup;
 mod checkpoint;
 mod clock;
@@ -39,6 +40,10 @@ mod verify;
 mod watch;
 mod wire;
 
+pub use archive::{
+    ArchiveFile, ArchiveFilter, ArchiveFinding, ArchiveListing, ArchiveRestored, ArchivedLog,
+    SkippedLog, list as list_archive, restore as restore_archive,
+};
 pub use backup::{BackupCheck, BackupView, Restored, content_path};
 pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
@@ -47,7 +52,7 @@ pub use disk::{
 };
 pub use dump::{
     DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,
-    DumpedRecord, DumpedRow, DumpedSegment, Enough,
+    DumpedRecord, DumpedRow, DumpedRun, DumpedSegment, Enough,
 };
 pub use engine::{
     AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture,
@@ -56,8 +61,9 @@ pub use engine::{
     Selector, Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
-    AdminError, AppendError, BackupError, CursorError, FailedCheck, FailedCondition, FenceError,
-    InvalidBatch, OpenError, ReadError, RestoreError, SyncError, TrimError, VerifyError,
+    AdminError, AppendError, BackupError, CursorError, DumpError, FailedCheck, FailedCondition,
+    FenceError, InvalidBatch, OpenError, ReadError, RestoreError, SyncError, TrimError,
+    VerifyError,
 };
 pub use ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
@@ -68,7 +74,8 @@ pub use local::LocalEngine;
 pub use metrics::{ChecksumSite, NoObserver, Observer, Phase, RetentionPass};
 pub use record::{
     Batch, Compression, Cursor, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
-    LogConfig, LogInfo, LogRecords, Producer, Record, Retention, StoredBatch, SyncMode, Visibility,
+    LogConfig, LogConfigChange, LogInfo, LogRecords, Producer, Record, Retention, RetentionBounds,
+    RetentionChange, StoredBatch, SyncMode, Visibility,
 };
 pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use repair::{Loss, accept_loss, examine};

@@ -20,10 +20,11 @@ use std::sync::Arc;
 
 pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
 use self::drive::Intake;
-pub(crate) use self::extras::{ExtrasImage, Mark};
+pub(crate) use self::extras::{ExtrasImage, Mark, Missing};
 pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Standing, TrimBy};
 pub(crate) use self::producers::{Before as ProducerBefore, Recall, Remembered};
 use self::retention::Retainer;
+use crate::archive::Archive;
 use crate::backup::{self, Backups};
 use crate::clock::Clock;
 use crate::config::{Limits, StorageConfig};
@@ -47,7 +48,8 @@ use crate::metrics::Observer;
 use crate::quarantine::Damages;
 use crate::read::{self, OpenSegments};
 use crate::record::{
-    Batch, Cursor, CursorCommit, Durability, LogConfig, LogInfo, SyncMode, Visibility,
+    Batch, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, LogInfo, SyncMode,
+    Visibility,
 };
 use crate::recovery::{self, RecoveryReport};
 use crate::session::Session;
@@ -91,6 +93,8 @@ pub(crate) struct Core {
     pub(crate) scrub: Scrub,
     pub(crate) retainer: Retainer,
     pub(crate) sorter: Sorter,
+    /// Where what retention took is kept, if it is.
+    pub(crate) archive: Option<Archive>,
     _lock: Box<dyn DiskLock>,
 }
 
@@ -104,19 +108,20 @@ pub(crate) enum Start {
 
 impl Core {
     /// Locks, recovers, and begins a fresh segment.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn open(
         disk: Arc<dyn Disk>,
         config: StorageConfig,
         clock: Arc<dyn Clock>,
         observer: Arc<dyn Observer>,
     ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
-        Self::open_as(Start::Serve, disk, config, clock, observer)
+        Self::open_as(Start::Serve, (disk, None), config, clock, observer)
     }
 
-    /// The same, to serve or to accept what is lost.
+    /// The same, to serve or to accept what is lost; with an archive or without.
     pub(crate) fn open_as(
         start: Start,
-        disk: Arc<dyn Disk>,
+        (disk, archive): (Arc<dyn Disk>, Option<Arc<dyn Disk>>),
         mut config: StorageConfig,
         clock: Arc<dyn Clock>,
         observer: Arc<dyn Observer>,
@@ -128,6 +133,10 @@ impl Core {
         config.marker_delay = config.marker_delay.min(drive::MAX_DELAY);
         let started = clock.monotonic();
         let (lock, store) = directory::open(&*disk)?;
+        let archive = match archive {
+            Some(archive) => Some(Archive::open(archive, store.id)?),
+            None => None,
+        };
         let seams = (&*clock, &*observer);
         let mut recovered = match start {
             Start::Serve => recovery::recover(&disk, store, &config, seams)?,
@@ -179,6 +188,7 @@ impl Core {
             scrub,
             retainer,
             sorter,
+            archive,
             _lock: lock,
         });
         Ok((core, report))
@@ -339,8 +349,8 @@ impl Core {
     /// One step of the sorter, as its thread would do it. Tells whether there was one to do.
     #[cfg(test)]
     pub(crate) fn sort_in_turn(&self) -> io::Result<bool> {
-        match self.sort_step(true, &mut |_| Ok(())) {
-            Ok(done) => Ok(done),
+        match self.sort_step(crate::sorted::Look::AtRest, &mut |_| Ok(())) {
+            Ok(done) => Ok(done.is_some()),
             Err(Stop::Stopped) => Ok(false),
             Err(Stop::Io(error)) => Err(error),
         }
@@ -357,9 +367,10 @@ impl Core {
     pub(crate) fn configure_in_turn(
         &self,
         name: LogName,
-        config: LogConfig,
+        change: impl Into<LogConfigChange>,
     ) -> crate::ticket::Awaited<Result<(), AdminError>> {
-        self.administer(Operation::Configure { name, config })
+        let change = change.into();
+        self.administer(Operation::Configure { name, change })
     }
 
     /// Waits, in a later turn, for everything before to be as safe.
@@ -542,7 +553,22 @@ impl LocalEngine {
         clock: Arc<dyn Clock>,
         observer: Arc<dyn Observer>,
     ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
-        let (core, report) = Core::open(disk, config, clock, observer)?;
+        Self::open_with_archive(disk, None, config, clock, observer)
+    }
+
+    /// The same, and what retention takes is kept in `archive`, if there is one.
+    ///
+    /// # Errors
+    /// Also if the archive cannot be used, or another process writes there for this store.
+    pub fn open_with_archive(
+        disk: Arc<dyn Disk>,
+        archive: Option<Arc<dyn Disk>>,
+        config: StorageConfig,
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
+        let disks = (disk, archive);
+        let (core, report) = Core::open_as(Start::Serve, disks, config, clock, observer)?;
         let engine = Self {
             workers: Arc::default(),
             threads: Mutex::default(),
@@ -584,13 +610,13 @@ impl LocalEngine {
         })?);
         if self.core.config.scrub_bytes_per_second > 0 {
             let core = Arc::clone(&self.core);
-            handles.push(threads::start("scrub", move || core.scrub())?);
+            handles.push(threads::start_behind("scrub", move || core.scrub())?);
         }
         let core = Arc::clone(&self.core);
         *self.retention.lock() = Some(threads::start("retention", move || core.retain())?);
         if self.core.config.sorter_enabled {
             let core = Arc::clone(&self.core);
-            handles.push(threads::start("sort", move || {
+            handles.push(threads::start_behind("sort", move || {
                 let run = std::panic::AssertUnwindSafe(|| core.sort());
                 if std::panic::catch_unwind(run).is_err() {
                     let error = io::Error::other("its thread panicked");
@@ -743,9 +769,9 @@ impl LogEngine for LocalEngine {
     fn update_log(
         &self,
         name: LogName,
-        config: LogConfig,
+        change: LogConfigChange,
     ) -> BoxFuture<'_, Result<LogInfo, AdminError>> {
-        Box::pin(self.core.update_log(name, config))
+        Box::pin(self.core.update_log(name, change))
     }
 
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>> {
@@ -807,7 +833,7 @@ impl LogEngine for LocalEngine {
 
     fn describe_segments(
         &self,
-        after: Option<u64>,
+        after: Option<Position>,
         limit: usize,
     ) -> BoxFuture<'_, Vec<SegmentInfo>> {
         let core = Arc::clone(&self.core);
@@ -824,11 +850,7 @@ impl LogEngine for LocalEngine {
     ) -> Result<Verification, VerifyError> {
         let only = match segment {
             None => None,
-            Some(id) => {
-                let segments = self.core.journal.segments.read();
-                let found = segments.values().find(|s| s.life.id.get() == id).cloned();
-                Some(found.ok_or(VerifyError::SegmentNotFound { segment: id })?)
-            }
+            Some(id) => Some(self.core.files_of(id)?),
         };
         let mut verifying = self.verifying.lock();
         verifying.retain(|(_, mailbox, _)| !mailbox.has_ended());

@@ -32,7 +32,7 @@ use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
 use crate::metrics::ChecksumSite;
 use crate::quarantine::Damage;
-use crate::record::{StoredBatch, Visibility};
+use crate::record::{GapReason, StoredBatch, Visibility};
 use crate::sorted::{self, Piece};
 
 /// Frames that lie together are read together, up to this.
@@ -369,7 +369,12 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
     };
     let (mut records, mut bytes) = (bounds.records, bounds.bytes);
     while step.next < bounds.until && records > 0 {
-        let (places, damage) = match look_up(core, log, step.next, bounds) {
+        let left = Bounds {
+            records,
+            bytes,
+            ..bounds
+        };
+        let (places, damage) = match look_up(core, log, step.next, left) {
             // What was found is given; what is not in memory comes with the next step.
             Err(error) if reach::is_far(&error) && !step.batches.is_empty() => return Ok(step),
             found => found?,
@@ -470,7 +475,8 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
         let buffered = state.buffered.as_ref().map(|buffered| buffered.first_lsn);
         let known = candidates.first().map(|place| place.first_lsn).or(buffered);
         if known.is_some_and(|known| known <= lsn) {
-            return Ok((together(core, candidates.iter().copied(), stop), damage));
+            let places = together(core, candidates.iter().copied(), (lsn, stop), bounds);
+            return Ok((places, damage));
         }
         (stop, known, state.chain.clone(), damage)
     };
@@ -487,15 +493,26 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
     };
     let entries = index.entries(&row);
     let first = entries.partition_point(|place| place.next_lsn() <= lsn);
+    if row.next_lsn < stop {
+        core.read_ahead(log.id, &index, stop);
+    }
     match entries.get(first).map(|place| place.first_lsn) {
-        Some(found) if found <= lsn => Ok((together(core, entries.from(first), stop), damage)),
+        Some(found) if found <= lsn => {
+            let places = together(core, entries.from(first), (lsn, stop), bounds);
+            Ok((places, damage))
+        }
         found => nowhere(found.or(Some(row.next_lsn))),
     }
 }
 
-/// The first of these places, in order, as far as no record is missing between them and
-/// reading them in one go pays.
-fn together(core: &Core, candidates: impl Iterator<Item = Place>, stop: Lsn) -> Vec<Place> {
+/// The first of these places, in order, as far as no record is missing between them, reading
+/// them in one go pays, and as much is asked for.
+fn together(
+    core: &Core,
+    candidates: impl Iterator<Item = Place>,
+    (from, stop): (Lsn, Lsn),
+    bounds: Bounds,
+) -> Vec<Place> {
     let mut places: Vec<Place> = Vec::new();
     let mut useful = 0;
     let mut limit = Position::ZERO;
@@ -503,6 +520,10 @@ fn together(core: &Core, candidates: impl Iterator<Item = Place>, stop: Lsn) -> 
         // An index that was made anew knows no place of a frame that is damaged.
         let goes_on = |last: &Place| last.next_lsn() == place.first_lsn;
         if place.first_lsn >= stop || !places.last().is_none_or(goes_on) {
+            break;
+        }
+        let is_enough = |last: &Place| last.next_lsn().since(from) >= bounds.records;
+        if useful >= bounds.bytes as u64 || places.last().is_some_and(is_enough) {
             break;
         }
         useful += u64::from(place.frame_len);
@@ -567,6 +588,21 @@ pub(crate) fn page(
     };
     let found = step(core, &log, start, bounds)?;
     if let Some((from, to)) = found.damage.filter(|_| found.batches.is_empty()) {
+        let mut first = from;
+        while first < to {
+            match log.state.read().gap_from(first, to) {
+                (_, GapReason::Quarantined) => break,
+                (until, _) => first = until,
+            }
+        }
+        if first > from {
+            // It was forgotten, and others before it are there.
+            return Err(ReadError::Trimmed {
+                log: log.name.clone(),
+                first,
+                asked: from,
+            });
+        }
         return Err(quarantined(&log, from, Some(to)));
     }
     if start == tail && log.state.read().unproven {

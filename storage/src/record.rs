@@ -324,6 +324,73 @@ impl LogConfig {
     }
 }
 
+/// What changes of a log's settings: all that is `None` here stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogConfigChange {
+    /// The sync mode from now on; `Some(None)` = the server's.
+    pub sync_mode: Option<Option<SyncMode>>,
+    /// The compression from now on.
+    pub compression: Option<Option<Compression>>,
+    /// The largest record from now on.
+    pub max_record_bytes: Option<Option<u32>>,
+    /// What it forgets from now on.
+    pub retention: Option<RetentionChange>,
+}
+
+impl LogConfigChange {
+    /// What comes of settings.
+    pub fn apply(&self, current: &LogConfig) -> LogConfig {
+        let max_record_bytes = self.max_record_bytes;
+        let own = current.retention.as_ref();
+        LogConfig {
+            sync_mode: self.sync_mode.unwrap_or(current.sync_mode),
+            retention: match &self.retention {
+                None => own.cloned(),
+                Some(RetentionChange::Whole(retention)) => retention.clone(),
+                Some(RetentionChange::Bounds(bounds)) => {
+                    let own = own.map(|own| **own).unwrap_or_default();
+                    Some(Box::new(bounds.apply(own)))
+                }
+            },
+            compression: self.compression.unwrap_or(current.compression),
+            max_record_bytes: max_record_bytes.unwrap_or(current.max_record_bytes),
+        }
+    }
+}
+
+/// What changes of what a log forgets by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RetentionChange {
+    /// All of it; `None` = the server's from now on.
+    Whole(Option<Box<Retention>>),
+    /// Single bounds. From now on it is the log's own, and has nothing of the server's.
+    Bounds(RetentionBounds),
+}
+
+/// Bounds that change; all that is `None` here stays as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RetentionBounds {
+    /// [`Retention::max_age`] from now on; `Some(None)` = no bound.
+    pub max_age: Option<Option<Duration>>,
+    /// [`Retention::max_bytes`] from now on.
+    pub max_bytes: Option<Option<u64>>,
+    /// [`Retention::max_records`] from now on.
+    pub max_records: Option<Option<u64>>,
+    /// [`Retention::respect_cursors`] from now on.
+    pub respect_cursors: Option<bool>,
+}
+
+impl RetentionBounds {
+    fn apply(&self, current: Retention) -> Retention {
+        Retention {
+            max_age: self.max_age.unwrap_or(current.max_age),
+            max_bytes: self.max_bytes.unwrap_or(current.max_bytes),
+            max_records: self.max_records.unwrap_or(current.max_records),
+            respect_cursors: self.respect_cursors.unwrap_or(current.respect_cursors),
+        }
+    }
+}
+
 /// A log as administration sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogInfo {

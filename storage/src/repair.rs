@@ -97,8 +97,13 @@ pub fn accept_loss(
         ..config.clone()
     };
     let start = Start::AcceptLoss;
-    let (core, report) =
-        Core::open_as(start, Arc::clone(disk), config, clock, Arc::new(NoObserver))?;
+    let (core, report) = Core::open_as(
+        start,
+        (Arc::clone(disk), None),
+        config,
+        clock,
+        Arc::new(NoObserver),
+    )?;
     core.close().map_err(|error| {
         OpenError::io("closing the store")(std::io::Error::other(error.to_string()))
     })?;

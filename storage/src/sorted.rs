@@ -23,6 +23,7 @@
 //! position, is told by the pack and is what readers know.
 
 mod build;
+mod choose;
 mod head;
 mod open;
 mod pack;
@@ -31,13 +32,16 @@ mod write;
 
 use std::sync::Arc;
 
+#[cfg(test)]
+pub(crate) use self::choose::Look;
 pub(crate) use self::head::Head;
 pub(crate) use self::open::{
-    BadRun, Opened, PACK_HEADER_BYTES, Walked, holes_of, index_of, list, open, stored, walk,
-    walk_with,
+    BadRun, Opened, PACK_HEADER_BYTES, Walked, holes_of, index_of, list, open, open_archived, some,
+    stored, walk, walk_with,
 };
-pub(crate) use self::pack::{Entry, Piece, entries, pieces};
+pub(crate) use self::pack::{Archived, Entry, Images, Piece, entries, pieces};
 pub(crate) use self::sort::Sorter;
+pub(crate) use self::write::{Writer, draw_salt};
 use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;
 
@@ -52,11 +56,19 @@ pub(crate) struct Run {
     /// Its file, as if it were a segment of the journal.
     pub(crate) segment: Arc<Segment>,
     pub(crate) head: Head,
+    /// Bytes that were dead when it was made, and lie with live ones in what is never cut. 0 if it
+    /// was made by an earlier process, which did not tell.
+    pub(crate) straddling: u64,
 }
 
 impl Run {
     pub(crate) fn id(&self) -> SegmentId {
         self.segment.life.id
+    }
+
+    /// Bytes of what it says of its logs; its index takes about as much.
+    fn image_bytes(&self) -> u64 {
+        self.segment.life.size.saturating_sub(self.head.pack_bytes)
     }
 }
 

@@ -1,11 +1,13 @@
 //! Tests of the whole engine, driven step by step without threads on a disk in memory.
 
 mod appending;
+mod archiving;
 mod backups;
 mod compression;
 mod cursors;
 mod damage;
 mod damaged_files;
+mod deletions;
 mod exactly_once;
 mod faults;
 mod full_disk;
@@ -20,6 +22,8 @@ mod retention;
 mod retries;
 mod scanning;
 mod simulation;
+mod sorted_retention;
+mod sorted_shown;
 mod sorting;
 mod stale;
 mod sync_modes;
@@ -47,7 +51,10 @@ use crate::ids::{LogName, Lsn, Timestamp};
 use crate::local::Core;
 use crate::metrics::NoObserver;
 use crate::read::{self, Reach};
-use crate::record::{Batch, Durability, Guard, LogRecords, Record, StoredBatch, Visibility};
+use crate::record::{
+    Batch, Durability, Guard, LogConfig, LogConfigChange, LogRecords, Record, RetentionChange,
+    StoredBatch, Visibility,
+};
 use crate::recovery::RecoveryReport;
 use crate::ticket::Ticket;
 
@@ -80,6 +87,18 @@ impl Clock for TestClock {
 
     fn monotonic(&self) -> Instant {
         self.0.lock().0
+    }
+}
+
+/// All settings change.
+impl From<LogConfig> for LogConfigChange {
+    fn from(config: LogConfig) -> Self {
+        Self {
+            sync_mode: Some(config.sync_mode),
+            compression: Some(config.compression),
+            max_record_bytes: Some(config.max_record_bytes),
+            retention: Some(RetentionChange::Whole(config.retention)),
+        }
     }
 }
 

@@ -8,6 +8,9 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, JoinHandle, Mutex, ThreadBuilder};
 use crate::ticket::{Awaited, Promise};
 
+/// What is added to the niceness of threads whose work can wait.
+const BEHIND: i32 = 10;
+
 /// Starts a named thread.
 ///
 /// # Errors
@@ -20,6 +23,48 @@ pub(crate) fn start(
     ThreadBuilder::new()
         .name(format!("wald-{name}"))
         .spawn(body)
+}
+
+/// The same for work that can wait: where processors are scarce all others come first.
+///
+/// # Errors
+/// As of [`start`].
+pub(crate) fn start_behind(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    start(name, || {
+        // On Linux this is about the thread alone. Not allowed to: so it has the same priority.
+        let _ = rustix::process::nice(BEHIND);
+        body();
+    })
+}
+
+/// Does two things at a time, the second one on a thread of its own; one after the other if the
+/// system has no room for another.
+#[allow(clippy::disallowed_methods, reason = "this is the one place")]
+pub(crate) fn both<A, B: Send>(
+    first: impl FnOnce() -> A,
+    second: impl FnOnce() -> B + Send,
+) -> (A, B) {
+    let second = Mutex::new(Some(second));
+    let second = || {
+        let work = second.lock().take().expect("it is done once");
+        work()
+    };
+    std::thread::scope(|scope| {
+        let name = "wald-start".to_owned();
+        let there = std::thread::Builder::new()
+            .name(name)
+            .spawn_scoped(scope, second);
+        let first = first();
+        let second = match there.map(std::thread::ScopedJoinHandle::join) {
+            Ok(Ok(done)) => done,
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            Err(_no_thread) => second(),
+        };
+        (first, second)
+    })
 }
 
 type Task = Box<dyn FnOnce() + Send>;

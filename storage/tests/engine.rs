@@ -302,7 +302,6 @@ fn readers_miss_nothing_while_segments_are_sorted_under_them() {
             max_batch_bytes: 8 << 10,
             sorter_enabled: true,
             sorter_step_bytes: 1,
-            sorter_run_bytes: 1 << 20,
             max_open_segments: 3,
             ..StorageConfig::default()
         };

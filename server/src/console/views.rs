@@ -131,7 +131,7 @@ pub(super) async fn log(
 /// Which segments.
 #[derive(Deserialize)]
 pub(super) struct SegmentsQuery {
-    /// Only those older than this one.
+    /// Only those that begin below this position.
     before: Option<u64>,
     limit: Option<usize>,
 }
@@ -145,7 +145,7 @@ pub(super) struct Segments {
     total: usize,
 }
 
-/// A segment of the journal.
+/// A segment of the journal, or a sorted run.
 #[derive(Serialize)]
 pub(super) struct SegmentView {
     segment_id: u64,
@@ -153,6 +153,7 @@ pub(super) struct SegmentView {
     end_position: u64,
     file_bytes: u64,
     sealed: bool,
+    sorted: bool,
 }
 
 impl SegmentView {
@@ -163,6 +164,7 @@ impl SegmentView {
             end_position: info.end.get(),
             file_bytes: info.bytes,
             sealed: info.sealed,
+            sorted: info.sorted.is_some(),
         }
     }
 }
@@ -174,12 +176,13 @@ pub(super) async fn segments(
 ) -> Result<Json<Segments>, Refused> {
     let all = console.node.store(Access::Read)?.engine.segments();
     let size = page_size(query.limit);
-    let mut older = all
-        .iter()
-        .rev()
-        .filter(|segment| query.before.is_none_or(|before| segment.id < before));
+    let mut older = all.iter().rev().filter(|segment| {
+        query
+            .before
+            .is_none_or(|before| segment.base.get() < before)
+    });
     let segments: Vec<_> = older.by_ref().take(size).map(SegmentView::new).collect();
-    let last = segments.last().map(|segment| segment.segment_id);
+    let last = segments.last().map(|segment| segment.base_position);
     Ok(Json(Segments {
         next_before: last.filter(|_| older.next().is_some()),
         segments,

@@ -5,8 +5,8 @@ use tonic::Status;
 use wald_proto::v1;
 use wald_storage::{
     Appended, Cursor, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo,
-    LogName, LogStat, Lsn, Page, Position, Progress, RecoveryEpoch, ScanChunk, SegmentInfo,
-    Severity, Statistics, StoredBatch, Timestamp,
+    LogName, LogStat, Lsn, Page, Position, Progress, RecoveryEpoch, ScanChunk, SegmentContents,
+    SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
 };
 
 use crate::status;
@@ -306,28 +306,37 @@ pub(crate) fn server_limits(limits: &Limits, server: &ServerLimits) -> v1::Serve
 
 /// Segment files.
 pub(crate) fn segments(all: &[SegmentInfo]) -> Vec<v1::Segment> {
-    all.iter()
-        .map(|segment| v1::Segment {
-            segment_id: segment.id,
-            kind: v1::SegmentKind::Journal.into(),
-            state: match (segment.damaged, segment.sealed) {
-                (true, _) => v1::SegmentState::Damaged,
-                (false, true) => v1::SegmentState::Sealed,
-                (false, false) => v1::SegmentState::Active,
-            }
-            .into(),
-            base_position: Some(segment.base.get()),
-            end_position: Some(segment.end.get()),
-            file_bytes: segment.bytes,
-            live_bytes: 0,
-            record_count: segment.contents.map_or(0, |contents| contents.records),
-            log_count: segment.contents.map_or(0, |contents| contents.logs),
-            seal_time: segment
-                .contents
-                .and_then(|contents| contents.left)
-                .map(proto_timestamp),
-        })
-        .collect()
+    all.iter().map(segment).collect()
+}
+
+fn segment(segment: &SegmentInfo) -> v1::Segment {
+    let contents = |what: fn(SegmentContents) -> u64| segment.contents.map_or(0, what);
+    v1::Segment {
+        segment_id: segment.id,
+        kind: match segment.sorted {
+            Some(_) => v1::SegmentKind::Sorted,
+            None => v1::SegmentKind::Journal,
+        }
+        .into(),
+        state: match (segment.damaged, segment.sealed) {
+            (true, _) => v1::SegmentState::Damaged,
+            (false, true) => v1::SegmentState::Sealed,
+            (false, false) => v1::SegmentState::Active,
+        }
+        .into(),
+        base_position: Some(segment.base.get()),
+        end_position: Some(segment.end.get()),
+        file_bytes: segment.bytes,
+        live_bytes: contents(|contents| contents.live_bytes.unwrap_or(0)),
+        record_count: contents(|contents| contents.records),
+        log_count: contents(|contents| contents.logs),
+        seal_time: segment
+            .contents
+            .and_then(|contents| contents.left)
+            .map(proto_timestamp),
+        first_segment_id: segment.sorted.map(|(first, _)| first),
+        last_segment_id: segment.sorted.map(|(_, last)| last),
+    }
 }
 
 /// How far a verification is.

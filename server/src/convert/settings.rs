@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tonic::Status;
 use wald_proto::v1;
-use wald_storage::{Compression, Limits, LogConfig, Retention, SyncMode};
+use wald_storage::{
+    Compression, Limits, LogConfig, LogConfigChange, Retention, RetentionBounds, RetentionChange,
+    SyncMode,
+};
 
 use crate::status::{self, Access};
 
@@ -25,51 +28,45 @@ pub(crate) fn log_config(
     })
 }
 
-/// The settings of a log after an update of `current`: the fields that the mask names, or
-/// without a mask those that are set.
-pub(crate) fn updated_log_config(
+/// What an update changes: the fields that the mask names, or without a mask those that are
+/// set. A path covers what is within it.
+pub(crate) fn log_config_change(
     request: &v1::UpdateLogRequest,
-    current: &LogConfig,
     limits: &Limits,
-) -> Result<LogConfig, Status> {
+) -> Result<LogConfigChange, Status> {
     let config = request.config.unwrap_or_default();
     let paths = request.update_mask.as_ref().map_or(&[][..], |m| &m.paths);
-    let mut updated = current.clone();
+    let mut change = LogConfigChange::default();
     if paths.is_empty() {
-        if let Some(own) = retention(config.retention.as_ref())? {
-            updated.retention = Some(own);
-        }
-        if let Some(mode) = sync_mode(config.sync_mode)? {
-            updated.sync_mode = Some(mode);
-        }
-        if let Some(codec) = compression(config.compression)? {
-            updated.compression = Some(codec);
-        }
-        if config.max_record_bytes != 0 {
-            updated.max_record_bytes = max_record_bytes(&config, limits)?;
-        }
-        return Ok(updated);
+        let own = retention(config.retention.as_ref())?;
+        change.retention = own.map(|own| RetentionChange::Whole(Some(own)));
+        change.sync_mode = sync_mode(config.sync_mode)?.map(Some);
+        change.compression = compression(config.compression)?.map(Some);
+        change.max_record_bytes = max_record_bytes(&config, limits)?.map(Some);
+        return Ok(change);
     }
+    let mut bounds = RetentionBounds::default();
     for path in paths {
         match path.as_str() {
             "max_record_bytes" => {
-                updated.max_record_bytes = max_record_bytes(&config, limits)?;
+                change.max_record_bytes = Some(max_record_bytes(&config, limits)?);
             }
-            "sync_mode" => updated.sync_mode = sync_mode(config.sync_mode)?,
-            "compression" => updated.compression = compression(config.compression)?,
-            "retention" => updated.retention = retention(config.retention.as_ref())?,
+            "sync_mode" => change.sync_mode = Some(sync_mode(config.sync_mode)?),
+            "compression" => change.compression = Some(compression(config.compression)?),
+            "retention" => {
+                let own = retention(config.retention.as_ref())?;
+                change.retention = Some(RetentionChange::Whole(own));
+            }
             "retention.max_age"
             | "retention.max_bytes"
             | "retention.max_records"
             | "retention.respect_cursors" => {
                 let given = retention(config.retention.as_ref())?.unwrap_or_default();
-                // From here on it is the log's own, and has nothing of the server's.
-                let own = updated.retention.get_or_insert_default();
                 match path.as_str() {
-                    "retention.max_age" => own.max_age = given.max_age,
-                    "retention.max_bytes" => own.max_bytes = given.max_bytes,
-                    "retention.max_records" => own.max_records = given.max_records,
-                    _ => own.respect_cursors = given.respect_cursors,
+                    "retention.max_age" => bounds.max_age = Some(given.max_age),
+                    "retention.max_bytes" => bounds.max_bytes = Some(given.max_bytes),
+                    "retention.max_records" => bounds.max_records = Some(given.max_records),
+                    _ => bounds.respect_cursors = Some(given.respect_cursors),
                 }
             }
             unknown => {
@@ -82,7 +79,10 @@ pub(crate) fn updated_log_config(
             }
         }
     }
-    Ok(updated)
+    if bounds != RetentionBounds::default() && change.retention.is_none() {
+        change.retention = Some(RetentionChange::Bounds(bounds));
+    }
+    Ok(change)
 }
 
 /// A log's own retention; `None` = the server's.

@@ -293,20 +293,17 @@ fn update_changes_the_fields_of_the_mask_only() {
         retention: None,
     };
     let update = |paths: &[&str], max_record_bytes| {
-        updated_log_config(
-            &v1::UpdateLogRequest {
-                log: "a".to_owned(),
-                config: Some(v1::LogConfig {
-                    max_record_bytes,
-                    ..v1::LogConfig::default()
-                }),
-                update_mask: Some(prost_types::FieldMask {
-                    paths: paths.iter().map(|&path| path.to_owned()).collect(),
-                }),
-            },
-            &current,
-            &limits(),
-        )
+        let request = v1::UpdateLogRequest {
+            log: "a".to_owned(),
+            config: Some(v1::LogConfig {
+                max_record_bytes,
+                ..v1::LogConfig::default()
+            }),
+            update_mask: Some(prost_types::FieldMask {
+                paths: paths.iter().map(|&path| path.to_owned()).collect(),
+            }),
+        };
+        log_config_change(&request, &limits()).map(|change| change.apply(&current))
     };
     assert_eq!(update(&[], 0).unwrap(), current);
     assert_eq!(update(&[], 5).unwrap().max_record_bytes, Some(5));
@@ -384,7 +381,9 @@ fn update_changes_single_bounds_of_a_retention_or_gives_it_back_to_the_server() 
                 paths: paths.iter().map(|&path| path.to_owned()).collect(),
             }),
         };
-        updated_log_config(&request, current, &limits()).unwrap()
+        log_config_change(&request, &limits())
+            .unwrap()
+            .apply(current)
     };
     let all = v1::Retention {
         max_bytes: 10,
@@ -420,6 +419,13 @@ fn update_changes_single_bounds_of_a_retention_or_gives_it_back_to_the_server() 
     assert_eq!(told(&first), Some(expected));
     assert_eq!(told(&update(&own, &[], None)), Some(all), "nothing is set");
     assert_eq!(told(&update(&own, &["retention"], None)), None);
+    // A path covers what is within it.
+    for paths in [
+        ["retention", "retention.max_bytes"],
+        ["retention.max_bytes", "retention"],
+    ] {
+        assert_eq!(told(&update(&own, &paths, None)), None);
+    }
     let empty = update(&own, &["retention"], Some(v1::Retention::default()));
     assert_eq!(told(&empty), Some(v1::Retention::default()));
 }
@@ -484,6 +490,7 @@ fn segments_are_shown_with_their_ends_and_what_is_known_of_them() {
         end: Position::new(id * 100 + 60),
         sealed,
         damaged: false,
+        sorted: None,
         contents: None,
     };
     let full = SegmentInfo {
@@ -492,6 +499,7 @@ fn segments_are_shown_with_their_ends_and_what_is_known_of_them() {
             records: 7,
             logs: 2,
             left: Some(Timestamp::from_micros(5_000_000)),
+            live_bytes: None,
         }),
         ..segment(1, true)
     };
@@ -511,6 +519,20 @@ fn segments_are_shown_with_their_ends_and_what_is_known_of_them() {
     assert_eq!(shown[0].state(), v1::SegmentState::Sealed);
     assert_eq!(shown[1].state(), v1::SegmentState::Active);
     assert_eq!((shown[1].record_count, shown[1].seal_time), (0, None));
+    let run = SegmentInfo {
+        sorted: Some((3, 8)),
+        contents: Some(SegmentContents {
+            records: 9,
+            logs: 1,
+            left: None,
+            live_bytes: Some(50),
+        }),
+        ..segment(12, true)
+    };
+    let shown = &segments(&[run])[0];
+    assert_eq!(shown.kind(), v1::SegmentKind::Sorted);
+    assert_eq!((shown.first_segment_id(), shown.last_segment_id()), (3, 8));
+    assert_eq!((shown.live_bytes, shown.record_count), (50, 9));
 }
 
 #[test]

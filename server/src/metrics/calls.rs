@@ -76,9 +76,13 @@ struct Method {
     seconds: Histogram,
 }
 
-/// Metrics of all RPCs, by path.
+/// What happens to the calls of each RPC, by path. `None`: nothing, because they are to show
+/// what calls cost without it (echo).
+type Methods = HashMap<String, Option<Arc<Method>>>;
+
+/// Metrics of all RPCs.
 pub(super) struct Calls {
-    methods: Arc<HashMap<String, Arc<Method>>>,
+    methods: Arc<Methods>,
     unknown: Arc<Method>,
 }
 
@@ -127,8 +131,12 @@ impl Calls {
             tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
         ] {
             for (kind, service, name) in rpcs(descriptors) {
-                methods.insert(format!("/{service}/{name}"), method(kind, &service, &name));
+                let counted = method(kind, &service, &name);
+                methods.insert(format!("/{service}/{name}"), Some(counted));
             }
+        }
+        for (_, service, name) in rpcs(wald_proto::ECHO_FILE_DESCRIPTOR_SET) {
+            methods.insert(format!("/{service}/{name}"), None);
         }
         Ok(Self {
             methods: Arc::new(methods),
@@ -170,7 +178,7 @@ fn rpcs(descriptors: &[u8]) -> Vec<(&'static str, String, String)> {
 /// Wraps the services of a server.
 #[derive(Debug, Clone)]
 pub(crate) struct CallLayer {
-    methods: Arc<HashMap<String, Arc<Method>>>,
+    methods: Arc<Methods>,
     unknown: Arc<Method>,
     /// Longest time of a unary call.
     ceiling: Option<Duration>,
@@ -208,11 +216,18 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let method = self
-            .layer
-            .methods
-            .get(request.uri().path())
-            .unwrap_or(&self.layer.unknown);
+        let method = match self.layer.methods.get(request.uri().path()) {
+            Some(Some(method)) => method,
+            Some(None) => {
+                return CallFuture {
+                    call: None,
+                    inner: self.inner.call(request),
+                    sleep: None,
+                    deadline: None,
+                };
+            }
+            None => &self.layer.unknown,
+        };
         method.started.inc();
         let started = Instant::now();
         let ceiling = self.layer.ceiling.filter(|_| method.unary);

@@ -129,6 +129,10 @@ fn what_happens_is_counted_where_it_belongs() {
         free_bytes: Some(7),
         durable_lag_bytes: 40,
         buffered_bytes: 2,
+        sorter_freed_bytes: 90,
+        sorted_live_bytes: 60,
+        sorted_dead_bytes: 5,
+        sorter_part_bytes: 64,
         ..Statistics::default()
     };
     metrics.encode(Some(&now)).unwrap();
@@ -147,6 +151,10 @@ fn what_happens_is_counted_where_it_belongs() {
         r#"wald_condition_failures_total{reason="LOG_MISSING"} 1"#,
         r#"wald_segments{state="sealed"} 2"#,
         "wald_journal_failed 1",
+        "wald_sorter_freed_bytes_total 90",
+        "wald_sorted_live_bytes 60",
+        "wald_sorted_dead_bytes 5",
+        "wald_sorter_part_bytes 64",
         "wald_open_segments 2",
         "wald_segment_cache_evictions_total 4",
         "wald_disk_free_bytes 7",

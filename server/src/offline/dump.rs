@@ -48,7 +48,7 @@ pub(super) fn command() -> Command {
             Arg::new("segment")
                 .long("segment")
                 .value_name("ID")
-                .help("Only this segment, by its number as its file has it (hexadecimal)")
+                .help("Only this segment or sorted run, by its number as its file has it (hexadecimal)")
                 .value_parser(|text: &str| {
                     u64::from_str_radix(text, 16)
                         .map_err(|_| "expected up to 16 hexadecimal digits")
@@ -174,6 +174,18 @@ fn shortened(data: &[u8]) -> String {
 
 fn text(out: &mut impl Write, piece: &Dumped) -> io::Result<()> {
     match piece {
+        Dumped::Segment(segment) if let Some(run) = segment.sorted => writeln!(
+            out,
+            "sorted run {:016x}  {}  segments {:016x} to {:016x}, positions {} to {}, size {}, salt {:016x}",
+            segment.id,
+            segment.file,
+            run.first,
+            run.last,
+            run.base,
+            run.end,
+            segment.size,
+            segment.salt
+        ),
         Dumped::Segment(segment) => writeln!(
             out,
             "segment {:016x}  {}  positions {} to {}, size {}, salt {:016x}",
@@ -348,6 +360,12 @@ fn value(piece: &Dumped) -> Value {
             "file": segment.file,
             "base_position": segment.base.get(),
             "end_position": segment.end.get(),
+            "sorted": segment.sorted.map(|run| json!({
+                "first_segment": format!("{:016x}", run.first),
+                "last_segment": format!("{:016x}", run.last),
+                "base_position": run.base.get(),
+                "end_position": run.end.get(),
+            })),
             "size": segment.size,
             "salt": format!("{:016x}", segment.salt),
         }}),

@@ -2,9 +2,8 @@
 
 use tonic::{Request, Response};
 use wald_proto::v1;
-use wald_storage::{AdminError, LogInfo, LogTarget, ReadError};
 
-use super::{Answer, Services, Store, refuse_late};
+use super::{Answer, Services, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -32,9 +31,10 @@ impl v1::log_service_server::LogService for Services {
     async fn get_log(&self, request: Request<v1::GetLogRequest>) -> Answer<v1::GetLogResponse> {
         let store = self.0.store(Access::Read)?;
         let target = convert::target(&request.get_ref().log, None, Access::Read)?;
-        let info = info(store, target).map_err(|error| status::read(&error))?;
+        let stat = store.engine.stat(target, None, None);
+        let stat = stat.map_err(|error| status::read(&error))?;
         Ok(Response::new(v1::GetLogResponse {
-            log: Some(convert::log(&info)),
+            log: Some(convert::log(&stat.info)),
         }))
     }
 
@@ -69,17 +69,11 @@ impl v1::log_service_server::LogService for Services {
         let store = self.0.store_to_write()?;
         refuse_late(&request)?;
         let request = request.into_inner();
-        let target = convert::target(&request.log, None, Access::Write)?;
-        let name = target.name.clone();
-        let current = info(store, target).map_err(|error| match error {
-            ReadError::LogNotFound { log } => status::admin(&AdminError::LogNotFound { log }),
-            other => status::read(&other),
-        })?;
-        let limits = store.engine.profile().limits;
-        let config = convert::updated_log_config(&request, &current.config, &limits)?;
+        let name = convert::log_name("log", &request.log, Access::Write)?;
+        let change = convert::log_config_change(&request, &store.engine.profile().limits)?;
         let info = store
             .engine
-            .update_log(name, config)
+            .update_log(name, change)
             .await
             .map_err(|error| self.0.admin_failed(&error))?;
         Ok(Response::new(v1::UpdateLogResponse {
@@ -102,8 +96,4 @@ impl v1::log_service_server::LogService for Services {
             .map_err(|error| self.0.admin_failed(&error))?;
         Ok(Response::new(v1::DeleteLogResponse {}))
     }
-}
-
-fn info(store: &Store, target: LogTarget) -> Result<LogInfo, ReadError> {
-    store.engine.stat(target, None, None).map(|stat| stat.info)
 }

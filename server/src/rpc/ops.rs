@@ -6,7 +6,7 @@ use futures_util::stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{Progress, Verification};
+use wald_storage::{Position, Progress, Verification};
 
 use super::{Answer, Answers, Services, backup, unbuilt};
 use crate::convert;
@@ -93,6 +93,7 @@ impl v1::ops_service_server::OpsService for Services {
         let engine = &node.store(Access::Read)?.engine;
         let profile = engine.profile();
         let truth = engine.durability_truth();
+        let now = engine.statistics();
         Ok(Response::new(v1::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store_id: convert::uuid(profile.store_id),
@@ -112,7 +113,8 @@ impl v1::ops_service_server::OpsService for Services {
                 is_volatile: truth.volatile,
                 caveats: truth.warning.into_iter().collect(),
             }),
-            damage: convert::damage_summary(&engine.statistics()),
+            damage: convert::damage_summary(&now),
+            archive_failure: now.archive_failing,
             default_retention: Some(convert::proto_retention(&node.retention)),
         }))
     }
@@ -125,7 +127,7 @@ impl v1::ops_service_server::OpsService for Services {
         let request = request.into_inner();
         let after = match convert::parse_page_token(&request.page_token)? {
             None => None,
-            Some(token) => Some(token.parse::<u64>().map_err(|_| {
+            Some(token) => Some(token.parse().map(Position::new).map_err(|_| {
                 status::invalid_field(
                     "INVALID_PAGE_TOKEN",
                     "page_token",
@@ -140,7 +142,8 @@ impl v1::ops_service_server::OpsService for Services {
         let more = segments.len() > size;
         segments.truncate(size);
         let next_page_token = match segments.last() {
-            Some(last) if more => convert::page_token(&last.segment_id.to_string()),
+            // Numbers do not tell the order: runs have later ones than what lies behind them.
+            Some(last) if more => convert::page_token(&last.end_position().to_string()),
             _ => String::new(),
         };
         Ok(Response::new(v1::ListSegmentsResponse {

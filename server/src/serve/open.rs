@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use wald_storage::{
-    LocalEngine, LogEngine, OpenError, RealDisk, RecoveryReport, StorageConfig, SystemClock,
+    Disk, LocalEngine, LogEngine, OpenError, RealDisk, RecoveryReport, StorageConfig, SystemClock,
     block_on,
 };
 
@@ -95,12 +95,14 @@ pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, E
         .storage()
         .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
     let directory = config.data_dir.clone();
+    let archive = Some(config.archive_dir.clone()).filter(|path| !path.is_empty());
     let (sender, receiver) = oneshot::channel();
     std::thread::Builder::new()
         .name("wald-open".to_owned())
         .spawn(move || {
             // Nobody waits any more if the process is ending.
-            let _ = sender.send(open(&directory, storage, metrics));
+            let opened = open(&directory, archive.as_deref(), storage, metrics);
+            let _ = sender.send(opened);
         })
         .map_err(|error| Exit::new(Exit::SYSTEM, format!("cannot start a thread: {error}")))?;
     Ok(Opening(receiver))
@@ -108,12 +110,36 @@ pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, E
 
 fn open(
     directory: &Path,
+    archive: Option<&str>,
     config: StorageConfig,
     metrics: Arc<Metrics>,
 ) -> Result<Opened, OpenError> {
     let disk = RealDisk::open(directory)?;
-    let (engine, report) = LocalEngine::open(disk, config, Arc::new(SystemClock), metrics)?;
+    let archive = match archive {
+        Some(archive) => Some(open_archive(directory, Path::new(archive))?),
+        None => None,
+    };
+    let clock = Arc::new(SystemClock);
+    let (engine, report) = LocalEngine::open_with_archive(disk, archive, config, clock, metrics)?;
     Ok(Opened { engine, report })
+}
+
+/// Opens the archive. It is not made: where a mount is missing it would fill another device.
+fn open_archive(directory: &Path, archive: &Path) -> Result<Arc<dyn Disk>, OpenError> {
+    let wrong = |what: &str| OpenError::Io {
+        action: format!("opening archive_dir {}", archive.display()),
+        source: std::io::Error::new(std::io::ErrorKind::InvalidInput, what),
+    };
+    if !archive.is_dir() {
+        return Err(wrong("there is no such directory; make it, or mount it"));
+    }
+    if let (Ok(store), Ok(archive)) = (directory.canonicalize(), archive.canonicalize())
+        && archive.starts_with(&store)
+    {
+        return Err(wrong("it is in the data directory; choose one outside"));
+    }
+    let disk = RealDisk::open(archive)?;
+    Ok(disk)
 }
 
 impl Opening {
@@ -181,6 +207,23 @@ mod tests {
         // A store stays one, whatever else lies there.
         std::fs::write(path.join("FORMAT"), "").unwrap();
         assert_eq!(look(path).ok(), Some(true));
+    }
+
+    #[test]
+    fn archive_is_a_directory_outside_of_the_store() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, archive) = (directory.path().join("a"), directory.path().join("ab"));
+        std::fs::create_dir(&store).unwrap();
+        let refused = |path: &Path| open_archive(&store, path).err().map(|e| e.to_string());
+        let missing = refused(&archive).unwrap();
+        assert!(missing.contains("no such directory"), "{missing}");
+        std::fs::create_dir(&archive).unwrap();
+        assert_eq!(refused(&archive), None);
+        std::fs::create_dir(store.join("sorted")).unwrap();
+        for inside in [store.clone(), store.join("sorted"), archive.join("../a")] {
+            let inside = refused(&inside).unwrap();
+            assert!(inside.contains("in the data directory"), "{inside}");
+        }
     }
 
     #[test]

@@ -26,6 +26,14 @@ pub(crate) const MODES: [(&str, SyncMode); 5] = [
     ("manual", SyncMode::Manual),
 ];
 
+/// What makes the sorter sort each of the smallest segments by itself, or not sort.
+pub(crate) fn sorter(sorts: bool) -> &'static [&'static str] {
+    match sorts {
+        true => &["--sorter-step-bytes", "64KiB"],
+        false => &["--sorter-enabled=false"],
+    }
+}
+
 /// The sync mode of a log; those that nobody created have the daemon's.
 pub(crate) fn mode(log: &str) -> SyncMode {
     let name = log.split('/').next().unwrap();

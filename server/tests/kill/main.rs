@@ -7,7 +7,8 @@
 //!
 //! At least a fifth of the kills are aimed at a roll: the journal's files are watched, and
 //! the daemon is killed when the seal of a segment is seen. How many died before the next
-//! segment had its first frame is counted and printed.
+//! segment had its first frame is counted and printed. Most lives sort, and most of
+//! their other kills come while a run is being written or what it stands for goes.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -29,15 +30,20 @@ use support::{Daemon, wald};
 use crash::journal::{self, Journal};
 use crash::ledger::Crash;
 use crash::life::{Users, wait_for};
-use crash::{seed, setting};
+use crash::{seed, setting, sorter};
 
 /// Small, so that a roll comes with every few hundred appends.
 const SEGMENT: [&str; 4] = ["--segment-bytes", "64KiB", "--pool-segments", "1"];
 
+/// How a life begins, that sorts or does not.
+fn flags(sorts: bool) -> Vec<&'static str> {
+    [&SEGMENT, sorter(sorts)].concat()
+}
+
 /// Starts a daemon and kills it while it recovers, or soon after.
-fn kill_while_starting(directory: &Path, after: Duration) {
+fn kill_while_starting(directory: &Path, sorts: bool, after: Duration) {
     let mut command = wald();
-    command.arg("--data-dir").arg(directory).args(SEGMENT);
+    command.arg("--data-dir").arg(directory).args(flags(sorts));
     command.args([
         "--listen",
         ":0",
@@ -68,6 +74,8 @@ struct Counts {
     /// Of all, those after which the journal ended with a seal.
     in_roll: u64,
     while_starting: u64,
+    /// Sent when a run was seen being written.
+    sorting: u64,
 }
 
 async fn run(seed: u64, kills: u64, acks: u64) {
@@ -76,7 +84,8 @@ async fn run(seed: u64, kills: u64, acks: u64) {
     let mut users = Users::new(&mut random);
     let mut counts = Counts::default();
     while counts.kills < kills {
-        let daemon = Daemon::start_in(directory.path(), &SEGMENT);
+        let sorts = random.random_bool(0.7);
+        let daemon = Daemon::start_in(directory.path(), &flags(sorts));
         users.check(&daemon, Crash::Kill).await;
 
         // One in four is aimed at a roll, and more while too few of them have hit: the
@@ -84,9 +93,14 @@ async fn run(seed: u64, kills: u64, acks: u64) {
         let aimed = counts.in_roll * 4 <= counts.kills;
         counts.aimed += u64::from(aimed);
         let roll = aimed.then(|| Journal::open(directory.path()));
+        let sorting = sorts && !aimed && random.random_bool(0.8);
+        counts.sorting += u64::from(sorting);
         let wanted = random.random_range(acks..acks + acks / 2 + 1);
         let life = users.begin(daemon).await;
         wait_for(&life.load.acks, wanted).await;
+        if sorting {
+            tokio::task::block_in_place(|| journal::wait_for_sorting(directory.path()));
+        }
         match roll {
             None => tokio::time::sleep(Duration::from_micros(random.random_range(0..3_000))).await,
             // On this thread to the last step: between seal and link there is one flush.
@@ -101,20 +115,24 @@ async fn run(seed: u64, kills: u64, acks: u64) {
         counts.in_roll += u64::from(journal::ends_with_seal(directory.path()));
         if random.random_bool(0.2) {
             let after = Duration::from_micros(random.random_range(0..20_000));
-            kill_while_starting(directory.path(), after);
+            kill_while_starting(directory.path(), random.random_bool(0.5), after);
             counts.while_starting += 1;
         }
     }
-    let daemon = Daemon::start_in(directory.path(), &SEGMENT);
+    let daemon = Daemon::start_in(directory.path(), &flags(true));
     users.check(&daemon, Crash::Kill).await;
     assert!(counts.aimed * 5 >= counts.kills, "{counts:?}");
     let (shown, lost) = users.shown();
+    let runs = journal::runs(directory.path());
+    assert!(counts.sorting < 2 || runs > 0, "{counts:?}");
     println!(
-        "{} kills, {} of them aimed at a roll and {} dead between seal and link, {} more while \
-         starting; {} segments\n{}\n{shown} records shown to readers, {lost} of them lost",
+        "{} kills, {} of them aimed at a roll and {} dead between seal and link, {} aimed at \
+         sorting, {} more while starting; {} segments, {runs} sorted runs\n{}\n{shown} records \
+         shown to readers, {lost} of them lost",
         counts.kills,
         counts.aimed,
         counts.in_roll,
+        counts.sorting,
         counts.while_starting,
         journal::segments(directory.path()),
         users.counts().summary()

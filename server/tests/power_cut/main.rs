@@ -16,7 +16,7 @@
 //! The daemon is stopped just before, so that nothing is told after a cut; whatever was told
 //! before it counts, up to what clients find in their sockets. In some cuts the device stalls
 //! first: a flush is under way then, and loses what it was about to keep. Others are aimed at
-//! a roll, or come when nobody has asked for a flush for a while, or on a full disk; after
+//! a roll or at the sorter, or come when nobody has asked for a flush for a while, or on a full disk; after
 //! some the power fails again while the daemon starts.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
@@ -43,7 +43,7 @@ use support::{Daemon, wald};
 use crash::journal::{self, Journal};
 use crash::ledger::{Counts, Crash};
 use crash::life::{Life, Users, wait_for};
-use crash::{seed, setting};
+use crash::{seed, setting, sorter};
 use frozen::Call;
 use machine::{Cut, FileSystem, Machine, write_back_some};
 
@@ -60,6 +60,8 @@ struct Plan {
     weak: u64,
     /// Leaves so many bytes of the disk free: at least the MiB that the pool leaves.
     full: Option<u64>,
+    /// When the sorter has begun to write a run.
+    at_sorting: bool,
     /// At the seal of a segment; or in a flush of a device that stalls; else after a moment.
     at_a_roll: bool,
     at_a_flush: bool,
@@ -74,7 +76,7 @@ impl Plan {
     fn draw(acks: u64, random: &mut StdRng) -> Self {
         let segment = *["64KiB", "64KiB", "256KiB", "1MiB"].choose(random).unwrap();
         let interval = *["5ms", "100ms", "10s"].choose(random).unwrap();
-        let flags = [
+        let mut flags = vec![
             "--segment-bytes",
             segment,
             "--pool-segments",
@@ -96,11 +98,16 @@ impl Plan {
         };
         let flushes = full.is_none() && weak == 0;
         let at_a_flush = flushes && !roll && random.random_bool(0.9);
+        // Not on a full disk, of which it would give space back.
+        let sorts = full.is_none() && random.random_bool(0.5);
+        flags.extend(sorter(sorts));
         Self {
-            flags: flags.map(str::to_owned).to_vec(),
+            flags: flags.into_iter().map(str::to_owned).collect(),
             acks: random.random_range(acks..=acks + acks / 2),
             weak,
             full,
+            // Of larger segments it would come too seldom.
+            at_sorting: sorts && segment == "64KiB" && weak == 0 && random.random_bool(0.6),
             at_a_roll: flushes && roll,
             at_a_flush,
             after: micros(3_000, random),
@@ -130,6 +137,8 @@ struct Tally {
     journal_flushed: u64,
     device: u64,
     full: u64,
+    sorting: u64,
+    runs: u64,
     while_starting: u64,
     /// Cuts in the middle of a flush, and of a write.
     flushing: u64,
@@ -187,6 +196,9 @@ async fn live_and_die(
         load.weak_only.store(true, Ordering::Relaxed);
         load.acks.forget_permits(usize::MAX >> 4);
         wait_for(&load.acks, plan.weak).await;
+    }
+    if plan.at_sorting {
+        tokio::task::block_in_place(|| journal::wait_for_sorting(data));
     }
     let journal = plan.at_a_roll.then(|| Journal::open(data));
     if !plan.at_a_roll && !plan.at_a_flush {
@@ -255,6 +267,8 @@ async fn run(machine: &mut Machine, seed: u64, cuts: u64, acks: u64, tally: &mut
         tally.journal_flushed += u64::from(plan.cut == Cut::Journal);
         tally.device += u64::from(plan.cut == Cut::Device);
         tally.full += u64::from(plan.full.is_some());
+        tally.sorting += u64::from(plan.at_sorting);
+        tally.runs += u64::from(journal::runs(&data) > 0);
         for after in &plan.while_starting {
             cut_while_starting(machine, &data, &plan, *after);
             tally.while_starting += 1;
@@ -291,12 +305,14 @@ fn cut_the_power(kind: FileSystem) {
         );
         std::panic::resume_unwind(panic);
     }
+    assert!(tally.sorting < 3 || tally.runs > 0, "{tally:?}");
     let each = began.elapsed() / u32::try_from(cuts).unwrap();
     println!(
         "{kind:?}: {} cuts of the power under load, {each:.0?} each, of {} stores; seed {seed}. {} \
          when no flush was asked for, {} aimed at a roll ({} left a journal that ends with a \
          seal), {} after pages were written back out of order, {} with the file system's journal \
-         flushed first, {} of the device with its cache, {} on a full disk; {} more while starting. {} cuts while a flush was \
+         flushed first, {} of the device with its cache, {} on a full disk, {} while a run was written ({} of stores \
+         with runs); {} more while starting. {} cuts while a flush was \
          under way, {} while a write was; {} acks were heard after the daemon was stopped",
         tally.cuts,
         tally.stores,
@@ -307,6 +323,8 @@ fn cut_the_power(kind: FileSystem) {
         tally.journal_flushed,
         tally.device,
         tally.full,
+        tally.sorting,
+        tally.runs,
         tally.while_starting,
         tally.flushing,
         tally.writing,

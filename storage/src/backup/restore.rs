@@ -115,7 +115,7 @@ fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
 
 /// Whatever is there is not written over. What file systems keep in their own directories
 /// is none of ours.
-fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
+pub(crate) fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
     for directory in std::iter::once("").chain(DIRECTORIES) {
         let names = match target.list(directory) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,

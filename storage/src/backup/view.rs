@@ -513,12 +513,13 @@ impl Disk for BackupView {
         Err(io::ErrorKind::ReadOnlyFilesystem.into())
     }
 
-    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+    fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
         let names = self.files.keys().filter_map(|path| {
             let (within, name) = path.rsplit_once('/').unwrap_or(("", path));
-            (within == directory).then(|| name.to_owned())
+            (within == directory).then_some(name)
         });
-        Ok(names.collect())
+        names.for_each(each);
+        Ok(())
     }
 
     fn create(&self, _path: &str) -> io::Result<Arc<dyn DiskFile>> {

@@ -1,4 +1,4 @@
-//! Maps of files: the engine's only unsafe code.
+//! Maps of files.
 
 #![allow(
     unsafe_code,

@@ -7,15 +7,19 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs, statfs};
+use rustix::fs::{FileType, FlockOperation, OFlags, RawDir, flock, fstatvfs, statfs};
 
 use super::{Disk, DiskFile, DiskLock, FileSystem};
 use crate::error::OpenError;
+
+/// Names of a directory are read so many bytes at a time: some thousand.
+const NAMES_BYTES: usize = 64 << 10;
 
 /// Enough for every block device in use.
 const DIRECT_ALIGN: usize = 4096;
@@ -155,17 +159,28 @@ impl Disk for RealDisk {
         }
     }
 
-    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(self.path(directory))? {
+    fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
+        // Nothing is allocated for a name: there may be very many.
+        let path = self.path(directory);
+        let opened = File::open(&path)?;
+        let mut buffer = Vec::with_capacity(NAMES_BYTES);
+        let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
             let entry = entry?;
-            if entry.file_type()?.is_file()
-                && let Ok(name) = entry.file_name().into_string()
-            {
-                names.push(name);
+            let Ok(name) = entry.file_name().to_str() else {
+                continue;
+            };
+            let is_file = match entry.file_type() {
+                FileType::RegularFile => true,
+                // Some file systems do not say it here.
+                FileType::Unknown => fs::symlink_metadata(path.join(name))?.is_file(),
+                _ => false,
+            };
+            if is_file {
+                each(name);
             }
         }
-        Ok(names)
+        Ok(())
     }
 
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
@@ -308,8 +323,21 @@ impl DiskFile for RealFile {
         self.0.read_at(buffer, offset)
     }
 
+    fn will_read(&self, offset: u64, bytes: u64) {
+        let _ = rustix::fs::fadvise(
+            &self.0,
+            offset,
+            NonZeroU64::new(bytes),
+            rustix::fs::Advice::WillNeed,
+        );
+    }
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         self.0.write_at(bytes, offset)
+    }
+
+    fn write_behind(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        super::behind::write_behind(&self.0, offset, bytes)
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {

@@ -321,15 +321,15 @@ impl Disk for SimDisk {
         self.0.lock().enter(&call).map(drop)
     }
 
-    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+    fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::List, directory))?;
-        Ok(state
-            .names
-            .keys()
+        let paths = state.names.keys();
+        paths
             .filter(|path| parent(path) == directory)
-            .filter_map(|path| path.rsplit('/').next().map(str::to_owned))
-            .collect())
+            .filter_map(|path| path.rsplit('/').next())
+            .for_each(each);
+        Ok(())
     }
 
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {

@@ -6,17 +6,25 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::sealed::{SealedIndex, index_path};
+use super::large::LargeIndex;
+use super::sealed::{Row, SealedIndex, index_path};
 use crate::disk::{Disk, read_whole};
-use crate::ids::SegmentId;
+use crate::ids::{LogId, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
 
 /// Indexes read are kept up to this.
 const CACHE_BYTES: usize = 32 << 20;
+/// In a file that is larger single logs are looked up without all of it in memory.
+const LARGE: u64 = 4 << 20;
+/// What is kept for that takes at most this; it suffices for some 2 GiB of files.
+const LARGE_CACHE_BYTES: usize = 6 << 20;
 /// One that was just written is kept if it is not larger: of a segment that touches hundreds of
 /// thousands of logs nobody may read for long.
 const KEPT_UNREAD: usize = 4 << 20;
+
+/// A row, and the index it is in, or one of this log alone.
+pub(crate) type Found = (Arc<SealedIndex>, Row);
 
 /// The indexes of all sealed segments.
 pub(crate) struct Indexes {
@@ -30,6 +38,8 @@ struct State {
     pinned: HashMap<SegmentId, Arc<SealedIndex>>,
     cached: HashMap<SegmentId, (Arc<SealedIndex>, u64)>,
     cached_bytes: usize,
+    /// Of large files that were found good.
+    large: HashMap<SegmentId, (Arc<LargeIndex>, u64)>,
     /// Counts uses: the smallest number is the least recently used.
     uses: u64,
 }
@@ -61,6 +71,7 @@ impl Indexes {
         let mut state = self.state.lock();
         for id in segments {
             state.pinned.remove(&id);
+            state.large.remove(&id);
             if let Some((old, _)) = state.cached.remove(&id) {
                 state.cached_bytes -= old.bytes().len();
             }
@@ -70,27 +81,103 @@ impl Indexes {
     /// The index of a sealed segment; `None` if there is none that is good.
     pub(crate) fn get(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
         let id = segment.life.id;
-        {
-            let mut state = self.state.lock();
-            state.uses += 1;
-            let use_number = state.uses;
-            if let Some(index) = state.pinned.get(&id) {
-                return Some(Arc::clone(index));
-            }
-            if let Some((index, used)) = state.cached.get_mut(&id) {
-                *used = use_number;
-                return Some(Arc::clone(index));
-            }
+        if let Some(index) = self.state.lock().in_memory(id) {
+            return Some(index);
         }
         let index = read(&*self.disk, id)
             .filter(|index| index.is_of(&segment.life, segment.base))
             .map(Arc::new)?;
-        self.state.lock().keep(id, Arc::clone(&index));
+        if index.bytes().len() <= CACHE_BYTES / 2 {
+            self.state.lock().keep(id, Arc::clone(&index));
+        }
         Some(index)
+    }
+
+    /// What a log has in a sealed segment, if anything; `None` if the segment has no index
+    /// that is good.
+    pub(crate) fn find(&self, segment: &Segment, log: LogId) -> Option<Option<Found>> {
+        let index = match self.in_memory_or_large(segment) {
+            Some(Kept::Whole(index)) => index,
+            Some(Kept::Large(large)) => {
+                let id = segment.life.id;
+                return match large.find(&*self.disk, id, log) {
+                    Ok(found) => Some(found.map(|(index, row)| (Arc::new(index), row))),
+                    Err(error) => {
+                        // It is read anew, and made anew if it is damaged.
+                        self.state.lock().large.remove(&id);
+                        if error.kind() != io::ErrorKind::NotFound {
+                            tracing::warn!(segment = %id, %error, "the index of a segment cannot be read");
+                        }
+                        None
+                    }
+                };
+            }
+            None => self.get(segment)?,
+        };
+        Some(index.row(log).map(|row| (index, row)))
+    }
+
+    /// What there is of an index without reading all of a large file into memory; `None` if
+    /// it is to be read whole.
+    fn in_memory_or_large(&self, segment: &Segment) -> Option<Kept> {
+        let id = segment.life.id;
+        {
+            let mut state = self.state.lock();
+            if let Some(index) = state.in_memory(id) {
+                return Some(Kept::Whole(index));
+            }
+            let uses = state.uses;
+            if let Some((large, used)) = state.large.get_mut(&id) {
+                *used = uses;
+                return Some(Kept::Large(Arc::clone(large)));
+            }
+        }
+        let file = self.disk.open(&index_path(id)).ok()?;
+        if file.size().ok()? <= LARGE {
+            return None;
+        }
+        let large = LargeIndex::read(&*file).ok()??;
+        if !large.head().is_of(&segment.life, segment.base) {
+            return None;
+        }
+        let large = Arc::new(large);
+        self.state.lock().keep_large(id, Arc::clone(&large));
+        Some(Kept::Large(large))
     }
 }
 
+/// What is kept of an index.
+enum Kept {
+    Whole(Arc<SealedIndex>),
+    Large(Arc<LargeIndex>),
+}
+
 impl State {
+    /// An index that is in memory as a whole.
+    fn in_memory(&mut self, id: SegmentId) -> Option<Arc<SealedIndex>> {
+        self.uses += 1;
+        if let Some(index) = self.pinned.get(&id) {
+            return Some(Arc::clone(index));
+        }
+        let (index, used) = self.cached.get_mut(&id)?;
+        *used = self.uses;
+        Some(Arc::clone(index))
+    }
+
+    fn keep_large(&mut self, id: SegmentId, index: Arc<LargeIndex>) {
+        self.uses += 1;
+        self.large.insert(id, (index, self.uses));
+        let bytes = |large: &HashMap<_, (Arc<LargeIndex>, u64)>| -> usize {
+            large.values().map(|(index, _)| index.bytes()).sum()
+        };
+        while self.large.len() > 1 && bytes(&self.large) > LARGE_CACHE_BYTES {
+            let oldest = self.large.iter().min_by_key(|(_, (_, used))| *used);
+            if let Some(oldest) = oldest.map(|(id, _)| *id) {
+                self.large.remove(&oldest);
+            }
+        }
+    }
+
     fn keep(&mut self, id: SegmentId, index: Arc<SealedIndex>) {
         let bytes = index.bytes().len();
         self.uses += 1;

@@ -16,6 +16,8 @@
 //! entry: offset in the segment, lsn less the row's first lsn, records, frame bytes (4 B each)
 //! ```
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
 use super::chain::{Below, Chain};
@@ -28,9 +30,9 @@ use crate::wire::{u32_at, u64_at};
 
 const MAGIC: [u8; 8] = *b"WALDIDX\0";
 const VERSION: u32 = 1;
-const HEADER: usize = 64;
-const ROW: usize = 64;
-const ENTRY: usize = 16;
+pub(super) const HEADER: usize = 64;
+pub(super) const ROW: usize = 64;
+pub(super) const ENTRY: usize = 16;
 /// "Nothing below": no segment has this base.
 const NONE: u64 = u64::MAX;
 
@@ -74,6 +76,87 @@ pub(crate) struct Row {
     entries: u32,
     image_at: u32,
     image_bytes: u32,
+}
+
+/// Reads a row.
+pub(super) fn row(bytes: &[u8]) -> Row {
+    let long = |field: usize| u64_at(bytes, field * 8);
+    let short = |field: usize| u32_at(bytes, 48 + field * 4);
+    let below = (long(4) != NONE).then(|| Below {
+        newer: Position::new(long(4)),
+        older: Position::new(long(5)),
+    });
+    Row {
+        log_id: LogId::new(long(0)),
+        first_lsn: Lsn::new(long(1)),
+        next_lsn: Lsn::new(long(2)),
+        last_time: Timestamp::from_micros(long(3).cast_signed()),
+        below,
+        first_entry: short(0),
+        entries: short(1),
+        image_at: short(2),
+        image_bytes: short(3),
+    }
+}
+
+impl Row {
+    /// Its entries, among all.
+    pub(super) fn entries_at(&self) -> Range<usize> {
+        let first = self.first_entry as usize;
+        first..first + self.entries as usize
+    }
+
+    /// Its image, among the bytes of all.
+    pub(super) fn image_at(&self) -> Range<usize> {
+        let from = self.image_at as usize;
+        from..from + self.image_bytes as usize
+    }
+}
+
+/// What an index file says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    segment: SegmentId,
+    salt: u64,
+    base: Position,
+    end: Position,
+    chain: u32,
+    rows: usize,
+    entries: usize,
+}
+
+impl Head {
+    /// Reads the beginning of a file; `None` if it is not one of this version's.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() < HEADER || bytes[..8] != MAGIC {
+            return None;
+        }
+        let number = |at| u32_at(bytes, at);
+        (number(8) == VERSION && number(12) == 0).then(|| Self {
+            segment: SegmentId::new(u64_at(bytes, 16)),
+            salt: u64_at(bytes, 24),
+            base: Position::new(u64_at(bytes, 32)),
+            end: Position::new(u64_at(bytes, 40)),
+            chain: number(48),
+            rows: number(52) as usize,
+            entries: number(56) as usize,
+        })
+    }
+
+    /// Whether it is that of this very life of a segment.
+    pub(super) fn is_of(&self, life: &Life, base: Position) -> bool {
+        (self.segment, self.salt, self.base) == (life.id, life.salt, base)
+    }
+
+    /// Where in the file the entries begin.
+    pub(super) fn entries(&self) -> usize {
+        HEADER + self.rows * ROW
+    }
+
+    /// Where in the file the images begin.
+    pub(super) fn images(&self) -> usize {
+        self.entries() + self.entries * ENTRY
+    }
 }
 
 /// The index of one sealed segment.
@@ -131,28 +214,49 @@ impl SealedIndex {
     /// Reads one; `None` if it is damaged, or not one of this version's.
     pub(crate) fn decode(bytes: Bytes) -> Option<Self> {
         let (whole, crc) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
-        if whole.len() < HEADER || whole[..8] != MAGIC || crc32c(whole).to_le_bytes() != *crc {
+        let head = Head::decode(whole)?;
+        if head.images() > whole.len() || crc32c(whole).to_le_bytes() != *crc {
             return None;
         }
-        let number = |at| u32_at(whole, at);
-        if number(8) != VERSION || number(12) != 0 {
-            return None;
-        }
-        let (rows, entries) = (number(52) as usize, number(56) as usize);
-        if HEADER + rows * ROW + entries * ENTRY > whole.len() {
-            return None;
-        }
-        Some(Self {
-            segment: SegmentId::new(u64_at(whole, 16)),
-            salt: u64_at(whole, 24),
-            base: Position::new(u64_at(whole, 32)),
-            end: Position::new(u64_at(whole, 40)),
-            chain: number(48),
-            rows,
-            entries,
+        Some(Self::with(&head, bytes))
+    }
+
+    fn with(head: &Head, bytes: Bytes) -> Self {
+        Self {
             bytes,
+            segment: head.segment,
+            salt: head.salt,
+            base: head.base,
+            end: head.end,
+            chain: head.chain,
+            rows: head.rows,
+            entries: head.entries,
             partial: false,
-        })
+        }
+    }
+
+    /// What an index says of one log, to be looked at and not to be written: one row, its
+    /// entries, its image.
+    pub(super) fn of_one(head: &Head, raw: &[u8], entries: &[u8], image: &[u8]) -> (Self, Row) {
+        let row = Row {
+            first_entry: 0,
+            image_at: 0,
+            ..row(raw)
+        };
+        let mut bytes = vec![0; HEADER];
+        bytes.extend_from_slice(raw);
+        for (field, at) in [48, 56].into_iter().zip([row.first_entry, row.image_at]) {
+            bytes[HEADER + field..][..4].copy_from_slice(&at.to_le_bytes());
+        }
+        bytes.extend_from_slice(entries);
+        bytes.extend_from_slice(image);
+        bytes.extend_from_slice(&[0; 4]);
+        let head = Head {
+            rows: 1,
+            entries: entries.len() / ENTRY,
+            ..*head
+        };
+        (Self::with(&head, bytes.into()), row)
     }
 
     /// The file.
@@ -175,24 +279,7 @@ impl SealedIndex {
     /// # Panics
     /// Beyond the last one.
     pub(crate) fn row_at(&self, index: usize) -> Row {
-        let at = HEADER + index * ROW;
-        let long = |field: usize| u64_at(&self.bytes, at + field * 8);
-        let short = |field: usize| u32_at(&self.bytes, at + 48 + field * 4);
-        let below = (long(4) != NONE).then(|| Below {
-            newer: Position::new(long(4)),
-            older: Position::new(long(5)),
-        });
-        Row {
-            log_id: LogId::new(long(0)),
-            first_lsn: Lsn::new(long(1)),
-            next_lsn: Lsn::new(long(2)),
-            last_time: Timestamp::from_micros(long(3).cast_signed()),
-            below,
-            first_entry: short(0),
-            entries: short(1),
-            image_at: short(2),
-            image_bytes: short(3),
-        }
+        row(&self.bytes[HEADER + index * ROW..][..ROW])
     }
 
     /// All rows, by log id.
@@ -218,11 +305,11 @@ impl SealedIndex {
 
     /// Where the frames of a row are.
     pub(crate) fn entries(&self, row: &Row) -> Entries {
-        let first = (row.first_entry as usize).min(self.entries);
-        let count = (row.entries as usize).min(self.entries - first);
-        let from = HEADER + self.rows * ROW + first * ENTRY;
+        let at = row.entries_at();
+        let (first, end) = (at.start.min(self.entries), at.end.min(self.entries));
+        let all = HEADER + self.rows * ROW;
         Entries {
-            bytes: self.bytes.slice(from..from + count * ENTRY),
+            bytes: self.bytes.slice(all + first * ENTRY..all + end * ENTRY),
             base: self.base,
             first_lsn: row.first_lsn,
         }
@@ -240,9 +327,8 @@ impl SealedIndex {
 
     fn image_bytes(&self, row: &Row) -> Option<&[u8]> {
         let images = HEADER + self.rows * ROW + self.entries * ENTRY;
-        let from = images + row.image_at as usize;
         let end = self.bytes.len() - 4;
-        self.bytes[..end].get(from..from + row.image_bytes as usize)
+        self.bytes[images..end].get(row.image_at())
     }
 }
 

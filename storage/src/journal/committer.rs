@@ -40,7 +40,9 @@ use crate::ids::{LogId, LogName, Lsn, Name, Position, SegmentId, Timestamp};
 use crate::indexer::Indexer;
 use crate::local::{Allowed, Creation, Log, Logs};
 use crate::metrics::Phase;
-use crate::record::{Batch, Compression, CursorCommit, Durability, LogConfig, SyncMode};
+use crate::record::{
+    Batch, Compression, CursorCommit, Durability, LogConfig, LogConfigChange, SyncMode,
+};
 use crate::session::Session;
 
 /// A group is written when it has grown to this.
@@ -74,7 +76,7 @@ pub(crate) enum Operation {
     },
     Configure {
         name: LogName,
-        config: LogConfig,
+        change: LogConfigChange,
     },
     Delete(LogTarget),
     Trim {
@@ -197,6 +199,8 @@ pub(crate) struct Committer {
     without_space: bool,
     undo: Undo,
     pending: Vec<Pending>,
+    /// Logs whose deletion is in the group, and what is to be told then.
+    deletions: Vec<(Arc<Log>, Pending)>,
     /// Logs of the group, whose readers are woken.
     readers: Vec<Arc<Log>>,
     /// Logs of the segment, for the next link.
@@ -284,6 +288,7 @@ impl Committer {
             without_space: false,
             undo: Undo::default(),
             pending: Vec::new(),
+            deletions: Vec::new(),
             readers: Vec::new(),
             touched: Vec::new(),
             digest: Xxh3::new(),
@@ -330,6 +335,7 @@ impl Committer {
             self.journal.observer.phase(Phase::Queue, queued);
             self.place(submission);
         }
+        self.end_deletions();
         let encoded = self.journal.clock.monotonic();
         self.journal
             .observer
@@ -399,6 +405,9 @@ impl Committer {
             submitted,
             session,
         } = submission;
+        if !matches!(operation, Operation::Delete(_)) {
+            self.end_deletions();
+        }
         if self.closed || self.journal.failure().is_some() {
             let outcome = Outcome::Refused(AppendError::Draining);
             let waiter = Waiter {
@@ -415,6 +424,7 @@ impl Committer {
             };
         }
         let ended = session.as_ref().is_some_and(Session::has_ended_in_turn);
+        let mut deleted = None;
         let (need, outcome) = match operation {
             _ if ended => {
                 let outcome = Outcome::Refused(AppendError::SessionEnded);
@@ -428,8 +438,14 @@ impl Committer {
             Operation::CommitCursor(commit) => self.commit_cursor(&commit),
             Operation::DeleteCursor { target, cursor } => self.delete_cursor(&target, &cursor),
             Operation::Create { name, config } => self.create(name, config),
-            Operation::Configure { name, config } => self.configure(&name, config),
-            Operation::Delete(target) => self.delete(&target),
+            Operation::Configure { name, change } => self.configure(&name, &change),
+            Operation::Delete(target) => match self.delete(&target) {
+                Ok((log, end)) => {
+                    deleted = Some(log);
+                    (Some(end), Outcome::Done)
+                }
+                Err(placed) => placed,
+            },
             Operation::Trim { target, before } => self.trim(&target, before),
             Operation::Expire(expiries) => self.expire(&expiries),
             Operation::TellClock => self.tell_clock(),
@@ -442,7 +458,7 @@ impl Committer {
             (_, Some(session)) if need.is_none() => session.enter(self.position(0)),
             _ => {}
         }
-        self.pending.push(Pending {
+        let pending = Pending {
             level,
             need,
             answer,
@@ -451,7 +467,11 @@ impl Committer {
             buffered: need == Some(NEVER),
             queue: self.turn_began.saturating_duration_since(submitted),
             session,
-        });
+        };
+        match deleted {
+            Some(log) => self.deletions.push((log, pending)),
+            None => self.pending.push(pending),
+        }
     }
 
     fn barrier(&mut self) -> Placed {

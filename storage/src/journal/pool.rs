@@ -33,6 +33,9 @@ const KEEP_FREE_BYTES: u64 = 1 << 20;
 pub(crate) enum Use {
     /// Records and new logs. The reserve is not theirs.
     Growth,
+    /// Trims by retention, of which there may be as many as there are logs: they go on when
+    /// records do not, and leave half of the reserve to what people want.
+    Expiry,
     /// Trims, deletions, settings: they go on when nothing else does. And a start.
     Reserve,
 }
@@ -43,6 +46,19 @@ pub(crate) struct ReadySegment {
     pub(crate) file: Arc<dyn DiskFile>,
 }
 
+/// Space lent by the pool. When it is dropped the reserve is filled again, as far as there is space.
+pub(crate) struct Lent<'a> {
+    pool: &'a Pool,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let _state = self.pool.state.lock();
+        self.pool.lent_bytes.store(0, Ordering::SeqCst);
+        self.pool.changed.notify_all();
+    }
+}
+
 pub(crate) struct Pool {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
@@ -50,10 +66,12 @@ pub(crate) struct Pool {
     segment_bytes: u64,
     /// Segments kept ready for the next rolls, beside the reserve.
     target: usize,
-    /// Segments that only [`Use::Reserve`] may take.
+    /// Segments that [`Use::Growth`] may not take.
     reserve: usize,
     /// From this segment on they tell that there may be sorted runs.
     marked_from: AtomicU64,
+    /// Free space that is the sorter's for the moment.
+    lent_bytes: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -88,6 +106,7 @@ impl Pool {
             target,
             reserve,
             marked_from: AtomicU64::new(u64::MAX),
+            lent_bytes: AtomicU64::new(0),
             state: Mutex::new(State {
                 ready: VecDeque::new(),
                 free,
@@ -110,6 +129,7 @@ impl Pool {
     pub(crate) fn take(&self, purpose: Use) -> io::Result<ReadySegment> {
         let keep = match purpose {
             Use::Growth => self.reserve,
+            Use::Expiry => self.reserve.div_ceil(2),
             Use::Reserve => 0,
         };
         let mut state = self.state.lock();
@@ -176,8 +196,38 @@ impl Pool {
     /// Whether the file system says that there is no space for so many bytes more. Not
     /// all that is free is taken; where nothing is said, a write will tell.
     fn lacks(&self, bytes: u64) -> bool {
+        let taken = KEEP_FREE_BYTES + self.lent_bytes.load(Ordering::SeqCst);
         let free = self.disk.free_bytes().ok().flatten();
-        free.is_some_and(|free| free < bytes + KEEP_FREE_BYTES)
+        free.is_some_and(|free| free < bytes + taken)
+    }
+
+    /// Whether space ran out, and is not known to be there again.
+    pub(crate) fn is_short(&self) -> bool {
+        let state = self.state.lock();
+        let out = |kind: io::ErrorKind| is_out_of_space(&kind.into());
+        state.starved || state.failed.as_ref().is_some_and(|(_, kind, _)| out(*kind))
+    }
+
+    /// Gives up the last segment of the reserve, if it is not the only one and none is lent:
+    /// where nothing else is free, sorting needs its space to make more. That is the caller's,
+    /// unless trims and deletions need it first, as long as what is returned is held.
+    ///
+    /// # Errors
+    /// Of the file system; nothing is lent.
+    pub(crate) fn lend(&self) -> io::Result<Option<Lent<'_>>> {
+        let mut state = self.state.lock();
+        if state.ready.len() < 2 || self.lent_bytes.load(Ordering::SeqCst) > 0 {
+            return Ok(None);
+        }
+        // The front may be named by a seal already.
+        let Some(ready) = state.ready.pop_back() else {
+            return Ok(None);
+        };
+        self.disk.remove(&journal_path(ready.life.id))?;
+        self.disk.sync_directory("journal")?;
+        self.lent_bytes.store(self.segment_bytes, Ordering::SeqCst);
+        state.starved = true;
+        Ok(Some(Lent { pool: self }))
     }
 
     /// Makes one segment ready, unless that failed just now.
@@ -298,7 +348,7 @@ impl Pool {
     ) -> io::Result<(String, Arc<dyn DiskFile>)> {
         // Where the file system tells, nothing is tried in vain, and nothing but the
         // reserve takes the last.
-        if purpose == Use::Growth && self.lacks(size) {
+        if purpose != Use::Reserve && self.lacks(size) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let path = pool_path(id);

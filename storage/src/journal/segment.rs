@@ -45,6 +45,8 @@ const KNOWN_INCOMPATIBLE: u32 = SORTED_RUN | HAS_RUNS;
 pub(crate) const SORTED_RUN: u32 = 1;
 /// Incompatible: sorted runs stand for earlier segments.
 pub(crate) const HAS_RUNS: u32 = 2;
+/// Incompatible: the file is one of an archive. No store reads such a file.
+pub(crate) const ARCHIVED: u32 = 4;
 
 /// Name of a segment of the journal.
 pub(crate) fn journal_path(id: SegmentId) -> String {
@@ -146,15 +148,25 @@ impl Life {
     /// The incompatible features in the first good copy.
     pub(crate) fn features(bytes: &[u8]) -> u32 {
         let mut copies = bytes.chunks(COPY_BYTES).take(2);
-        let good = copies.find(|copy| Self::decode_copy(copy).is_ok());
+        let known = KNOWN_INCOMPATIBLE | ARCHIVED;
+        let good = copies.find(|copy| Self::decode_copy(copy, known).is_ok());
         good.map_or(0, |copy| u32_at(copy, 20))
     }
 
     /// Reads the first good copy.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadLife> {
+        Self::decode_known(bytes, KNOWN_INCOMPATIBLE)
+    }
+
+    /// The same of a file of an archive.
+    pub(crate) fn decode_archived(bytes: &[u8]) -> Result<Self, BadLife> {
+        Self::decode_known(bytes, KNOWN_INCOMPATIBLE | ARCHIVED)
+    }
+
+    fn decode_known(bytes: &[u8], known: u32) -> Result<Self, BadLife> {
         let mut bad = BadLife::Damaged;
         for copy in bytes.chunks(COPY_BYTES).take(2) {
-            match Self::decode_copy(copy) {
+            match Self::decode_copy(copy, known) {
                 Ok(life) => return Ok(life),
                 Err(BadLife::Damaged) => {}
                 Err(newer) => bad = newer,
@@ -163,7 +175,7 @@ impl Life {
         Err(bad)
     }
 
-    fn decode_copy(copy: &[u8]) -> Result<Self, BadLife> {
+    fn decode_copy(copy: &[u8], known: u32) -> Result<Self, BadLife> {
         let fields = copy.get(..LIFE_LEN).ok_or(BadLife::Damaged)?;
         let (u32_at, u64_at) = (|at| u32_at(fields, at), |at| u64_at(fields, at));
         if fields[..8] != MAGIC || crc32c(&fields[..64]) != u32_at(64) {
@@ -172,10 +184,7 @@ impl Life {
         if u32_at(8) != LIFE_VERSION {
             return Err(BadLife::Version(u32_at(8)));
         }
-        match (
-            u32_at(20) & !KNOWN_INCOMPATIBLE,
-            u32_at(16) & !KNOWN_READ_ONLY,
-        ) {
+        match (u32_at(20) & !known, u32_at(16) & !KNOWN_READ_ONLY) {
             (0, 0) => {}
             (0, read_only) => return Err(BadLife::ReadOnly(read_only)),
             (incompatible, _) => return Err(BadLife::Incompatible(incompatible)),
@@ -195,7 +204,7 @@ pub(crate) fn bad_copies(bytes: &[u8], life: &Life) -> [Option<&'static str>; 2]
     [0, COPY_BYTES].map(|at| {
         let copy = bytes.get(at..).unwrap_or(&[]);
         let copy = &copy[..copy.len().min(COPY_BYTES)];
-        match Life::decode_copy(copy) {
+        match Life::decode_copy(copy, KNOWN_INCOMPATIBLE) {
             Ok(found) if found == *life => {
                 let rest = copy.get(LIFE_LEN..COPY_BYTES);
                 let zeros = rest.is_some_and(|rest| rest.iter().all(|byte| *byte == 0));

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Core;
+use crate::archive::Archive;
 use crate::engine::{LogTarget, SegmentContents, SegmentInfo, Statistics};
 use crate::error::{AdminError, TrimError};
-use crate::ids::{LogName, Lsn};
+use crate::ids::{LogName, Lsn, Position};
+use crate::index::SealedIndex;
 use crate::journal::Answer;
 use crate::journal::committer::Operation;
 use crate::journal::frame;
 use crate::journal::segment::Segment;
-use crate::record::{Durability, LogConfig, LogInfo, Visibility};
+use crate::record::{Durability, LogConfig, LogConfigChange, LogInfo, Visibility};
 use crate::ticket::{Awaited, Promise};
 
 impl Core {
@@ -41,11 +43,11 @@ impl Core {
     pub(super) async fn update_log(
         &self,
         name: LogName,
-        config: LogConfig,
+        change: LogConfigChange,
     ) -> Result<LogInfo, AdminError> {
         self.administer(Operation::Configure {
             name: name.clone(),
-            config,
+            change,
         })
         .await?;
         self.info(name)
@@ -105,6 +107,7 @@ impl Core {
         let (open_segments, segment_evictions) = self.open_segments.counts();
         let (durable_lag_bytes, durable_lag) = self.journal.durable_lag();
         let (damaged_logs, unattributed_damages) = self.damages.logs();
+        let archive = self.archive.as_ref();
         Statistics {
             logs: self.logs.len() as u64,
             inflight_bytes: self.journal.inflight.load(Ordering::SeqCst),
@@ -129,45 +132,68 @@ impl Core {
             sorted_bytes: runs.iter().map(|run| run.segment.file_bytes()).sum(),
             sorter_read_bytes: self.sorter.read.load(Ordering::Relaxed),
             sorter_written_bytes: self.sorter.written.load(Ordering::Relaxed),
+            sorter_freed_bytes: self.sorter.freed.load(Ordering::Relaxed),
+            sorted_live_bytes: self.sorter.live.load(Ordering::Relaxed),
+            sorted_dead_bytes: self.sorter.dead.load(Ordering::Relaxed),
+            sorter_part_bytes: match self.config.sorter_enabled {
+                true => self.config.sorter_backlog(),
+                false => 0,
+            },
             unsorted_bytes: segments
                 .values()
                 .filter(|segment| segment.writer().is_none())
                 .map(|segment| segment.file_bytes())
                 .sum(),
+            archive_written_bytes: archive.map_or(0, |a| a.written.load(Ordering::Relaxed)),
+            archive_failures: archive.map_or(0, |a| a.failures.load(Ordering::Relaxed)),
+            archive_failing: archive.and_then(Archive::failing),
             followers: self.followers.load(Ordering::SeqCst),
             journal_failed: self.journal.failure().is_some(),
         }
     }
 
     pub(super) fn segments(&self) -> Vec<SegmentInfo> {
-        let segments: Vec<_> = self
-            .journal
-            .segments
-            .read()
-            .values()
-            .map(Arc::clone)
-            .collect();
-        segments
-            .iter()
-            .map(|segment| SegmentInfo {
+        let (runs, segments) = self.journal.runs_and_segments();
+        let sorted = runs.iter().map(|run| SegmentInfo {
+            id: run.id().get(),
+            base: run.head.first_base,
+            bytes: run.segment.file_bytes(),
+            end: run.head.end,
+            sealed: true,
+            damaged: !run.segment.holes.read().is_empty(),
+            sorted: Some((run.head.first.get(), run.head.last.get())),
+            contents: None,
+        });
+        sorted
+            .chain(segments.iter().map(|segment| SegmentInfo {
                 id: segment.life.id.get(),
                 base: segment.base,
                 bytes: segment.file_bytes(),
                 end: segment.end.read().unwrap_or_else(|| self.journal.written()),
                 sealed: segment.end.read().is_some(),
                 damaged: !segment.holes.read().is_empty(),
+                sorted: None,
                 contents: segment.contents.get().copied(),
-            })
+            }))
             .collect()
     }
 
-    /// Segments with what their indexes tell; each is looked up once.
-    pub(crate) fn describe_segments(&self, after: Option<u64>, limit: usize) -> Vec<SegmentInfo> {
+    /// Runs and segments with what their indexes tell; of a segment that is looked up once.
+    pub(crate) fn describe_segments(
+        &self,
+        after: Option<Position>,
+        limit: usize,
+    ) -> Vec<SegmentInfo> {
         let mut infos = self.segments();
-        infos.retain(|info| after.is_none_or(|after| info.id > after));
+        infos.retain(|info| after.is_none_or(|after| info.end > after));
         infos.truncate(limit);
         for info in &mut infos {
-            if info.contents.is_none()
+            if info.sorted.is_some() {
+                let run = self.journal.run_at(info.base);
+                // Unless another took its place meanwhile.
+                let run = run.filter(|run| run.id().get() == info.id);
+                info.contents = run.and_then(|run| self.contents_of_run(&run.segment));
+            } else if info.contents.is_none()
                 && let Some(segment) = self.journal.segment_at(info.base)
             {
                 info.contents = self.contents(&segment);
@@ -176,22 +202,18 @@ impl Core {
         infos
     }
 
+    fn contents_of_run(&self, segment: &Segment) -> Option<SegmentContents> {
+        let index = self.indexes.get(segment)?;
+        Some(SegmentContents {
+            live_bytes: Some(self.live_bytes(&index)),
+            ..told_by(&index)
+        })
+    }
+
     fn contents(&self, segment: &Segment) -> Option<SegmentContents> {
         let index = Some(segment).filter(|segment| segment.is_indexed());
         let index = index.and_then(|segment| self.indexes.get(segment))?;
-        let mut contents = SegmentContents {
-            records: 0,
-            logs: 0,
-            left: None,
-        };
-        for row in index.rows() {
-            contents.logs += 1;
-            let counts = index.entries(&row);
-            contents.records += counts
-                .from(0)
-                .map(|place| u64::from(place.count))
-                .sum::<u64>();
-        }
+        let mut contents = told_by(&index);
         let next = {
             let segments = self.journal.segments.read();
             let behind = segments.range(segment.base.advance(1)..).next();
@@ -209,4 +231,21 @@ impl Core {
         }
         Some(contents)
     }
+}
+
+/// Logs and records that an index tells of.
+fn told_by(index: &SealedIndex) -> SegmentContents {
+    let mut contents = SegmentContents {
+        records: 0,
+        logs: 0,
+        left: None,
+        live_bytes: None,
+    };
+    for row in index.rows() {
+        contents.logs += 1;
+        let places = index.entries(&row);
+        let counts = places.from(0).map(|place| u64::from(place.count));
+        contents.records += counts.sum::<u64>();
+    }
+    contents
 }

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::logs::TrimBy;
 use super::producers::Producers;
 use super::versions::Versions;
 use crate::ids::{Lsn, Name, Position, Timestamp};
+use crate::record::GapReason;
 use crate::wire::{self, Value};
 
 /// Where a cursor stands, and since when.
@@ -12,6 +14,25 @@ use crate::wire::{self, Value};
 pub(crate) struct Mark {
     pub(crate) lsn: Lsn,
     pub(crate) time: Timestamp,
+}
+
+/// Records between others that this store has never had: the log was restored from an
+/// archive that does not hold them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) from: Lsn,
+    pub(crate) to: Lsn,
+    /// Who had forgotten them.
+    pub(crate) by: TrimBy,
+}
+
+impl Missing {
+    pub(crate) fn reason(&self) -> GapReason {
+        match self.by {
+            TrimBy::Somebody => GapReason::Trimmed,
+            TrimBy::Retention => GapReason::Expired,
+        }
+    }
 }
 
 /// Kept apart, so that a log without any of it takes one word for it.
@@ -22,6 +43,8 @@ pub(crate) struct Extras {
     pub(crate) producers: Producers,
     /// `None`: forgotten.
     pub(crate) cursors: BTreeMap<Name, Versions<Option<Mark>>>,
+    /// In order.
+    pub(crate) missing: Vec<Missing>,
 }
 
 impl Extras {
@@ -66,12 +89,14 @@ pub(crate) struct ExtrasImage {
     pub(crate) writer_epoch: u64,
     pub(crate) producers: Producers,
     pub(crate) cursors: BTreeMap<Name, Mark>,
+    pub(crate) missing: Vec<Missing>,
 }
 
 /// Fields of an image of a log.
 const WRITER_EPOCH: u32 = 16;
 const CURSOR: u32 = 17;
 const PRODUCER: u32 = 18;
+const MISSING: u32 = 20;
 
 impl ExtrasImage {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
@@ -86,6 +111,13 @@ impl ExtrasImage {
         }
         self.producers
             .encode(|producer| wire::put_bytes(out, PRODUCER, producer));
+        for missing in &self.missing {
+            part.clear();
+            wire::put_varint(&mut part, missing.from.get());
+            wire::put_varint(&mut part, missing.to.get());
+            wire::put_varint(&mut part, u64::from(missing.by.number()));
+            wire::put_bytes(out, MISSING, &part);
+        }
     }
 
     /// Takes in a field of an image, if it is one of these. `None` if it is malformed.
@@ -97,6 +129,11 @@ impl ExtrasImage {
                 self.cursors.insert(name, mark);
             }
             (PRODUCER, Value::Bytes(part)) => self.producers.decode(part)?,
+            (MISSING, Value::Bytes(mut part)) => self.missing.push(Missing {
+                from: Lsn::new(wire::take_varint(&mut part)?),
+                to: Lsn::new(wire::take_varint(&mut part)?),
+                by: TrimBy::of(u32::try_from(wire::take_varint(&mut part)?).ok()?),
+            }),
             _ => {}
         }
         Some(())
@@ -135,6 +172,7 @@ impl From<&Extras> for ExtrasImage {
             writer_epoch: *extras.writer_epoch.newest(),
             producers: extras.producers.clone(),
             cursors: extras.cursors.iter().filter_map(there).collect(),
+            missing: extras.missing.clone(),
         }
     }
 }
@@ -146,6 +184,7 @@ impl From<&ExtrasImage> for Extras {
             writer_epoch: Versions::settled(image.writer_epoch),
             producers: image.producers.clone(),
             cursors: image.cursors.iter().map(settled).collect(),
+            missing: image.missing.clone(),
         }
     }
 }

@@ -4,18 +4,21 @@
 //! lock. What a reader may see is decided by comparing positions with the journal's
 //! published ones, so a batch over several logs appears in all of them at once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{Hash, Hasher};
 use std::ops::Bound;
 use std::sync::Arc;
 
 use thin_vec::ThinVec;
 
-use super::extras::{Extras, ExtrasImage};
+use super::extras::{Extras, ExtrasImage, Missing};
 use crate::sync::RwLock;
 
 use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentOrNone, Timestamp};
 use crate::index::{Chain, Image, Place, Places};
-use crate::record::{Compression, LogConfig, LogInfo};
+use crate::record::{Compression, GapReason, LogConfig, LogInfo};
+use crate::threads;
 use crate::watch::{Watch, Watched};
 
 /// Where a log begins, and how what lies before went.
@@ -268,6 +271,21 @@ impl LogState {
         self.damage.get(index).copied()
     }
 
+    /// Ranges that this store has never had, in order.
+    pub(crate) fn missing(&self) -> &[Missing] {
+        self.extras.as_deref().map_or(&[], |extras| &extras.missing)
+    }
+
+    /// Why the record at `from` cannot be had, which was not found where it should be, and up
+    /// to where that is the reason, `to` at most.
+    pub(crate) fn gap_from(&self, from: Lsn, to: Lsn) -> (Lsn, GapReason) {
+        match self.missing().iter().find(|missing| missing.to > from) {
+            Some(missing) if missing.from <= from => (missing.to.min(to), missing.reason()),
+            Some(missing) => (missing.from.min(to), GapReason::Quarantined),
+            None => (to, GapReason::Quarantined),
+        }
+    }
+
     /// Notes that records are lost to damage; ranges stay sorted and apart.
     pub(crate) fn add_damage(&mut self, from: Lsn, to: Lsn) {
         if from >= to {
@@ -293,11 +311,14 @@ impl LogState {
         }
     }
 
-    /// Records kept and not known to be damaged.
+    /// Records kept, not known to be damaged, and not missing.
     pub(crate) fn records(&self) -> u64 {
         let kept = self.next.since(self.coming_first());
         let damaged: u64 = self.damage.iter().map(|(from, to)| to.since(*from)).sum();
-        kept.saturating_sub(damaged)
+        let first = self.coming_first();
+        let missing = self.missing().iter();
+        let missing: u64 = missing.map(|m| m.to.since(m.from.max(first))).sum();
+        kept.saturating_sub(damaged + missing)
     }
 
     /// The writer epoch with every fence so far.
@@ -495,10 +516,33 @@ impl Log {
 #[derive(Default)]
 pub(crate) struct Logs(RwLock<Tables>);
 
+/// A log in a table by id, which is not spelled out beside it: a million entries are 16 MiB less.
+struct ById(Arc<Log>);
+
+impl Borrow<LogId> for ById {
+    fn borrow(&self) -> &LogId {
+        &self.0.id
+    }
+}
+
+impl Hash for ById {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.0.id.hash(hasher);
+    }
+}
+
+impl PartialEq for ById {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id == other.0.id
+    }
+}
+
+impl Eq for ById {}
+
 #[derive(Default)]
 struct Tables {
     names: BTreeMap<LogName, Arc<Log>>,
-    ids: HashMap<LogId, Arc<Log>, LogIdHash>,
+    ids: HashSet<ById, LogIdHash>,
     /// Those that are deleted.
     gone: BTreeMap<LogId, Arc<Log>>,
 }
@@ -507,30 +551,49 @@ struct Tables {
 /// created.
 const STEP: usize = 1024;
 
+/// So many logs are worth a second thread.
+const MANY: usize = 20_000;
+
+/// What is needed of a log to find its place by name, before they are out of order in memory:
+/// mostly the first bytes in which names differ, the name itself, the log.
+type Keyed = (u64, LogName, Arc<Log>);
+
 /// Logs by name. Should two have one, it is the newer one's.
-fn by_name(logs: Vec<Arc<Log>>) -> BTreeMap<LogName, Arc<Log>> {
+fn by_name(logs: &[Arc<Log>]) -> BTreeMap<LogName, Arc<Log>> {
     fn bytes(log: &Arc<Log>) -> &[u8] {
         log.name.as_str().as_bytes()
     }
     let first = logs.first().map_or(&[][..], bytes);
     let alike = |log| std::iter::zip(first, bytes(log)).take_while(|(a, b)| a == b);
     let shared = logs.iter().map(|log| alike(log).count()).min().unwrap_or(0);
-    // Mostly these bytes tell which comes first, without a look at where the names are.
     let key = |log: &Arc<Log>| {
         let mut key = [0; 8];
         std::iter::zip(&mut key, &bytes(log)[shared..]).for_each(|(to, byte)| *to = *byte);
         u64::from_be_bytes(key)
     };
-    // All that is needed of a log, before they are out of order in memory.
-    let keyed = logs
-        .into_iter()
-        .map(|log| (key(&log), log.name.clone(), log));
-    let mut keyed: Vec<(u64, LogName, Arc<Log>)> = keyed.collect();
-    keyed.sort_by(|(key, name, log), (other_key, other_name, other)| {
+    let order = |(key, name, log): &Keyed, (other_key, other_name, other): &Keyed| {
         key.cmp(other_key)
             .then_with(|| name.cmp(other_name))
             .then_with(|| log.id.cmp(&other.id))
-    });
+    };
+    let sorted = |logs: &[Arc<Log>]| {
+        let keyed = logs
+            .iter()
+            .map(|log| (key(log), log.name.clone(), Arc::clone(log)));
+        let mut keyed: Vec<Keyed> = keyed.collect();
+        keyed.sort_unstable_by(order);
+        keyed
+    };
+    let keyed = if logs.len() < MANY {
+        sorted(logs)
+    } else {
+        let (first, second) = logs.split_at(logs.len() / 2);
+        let (mut first, second) = threads::both(|| sorted(first), || sorted(second));
+        first.extend(second);
+        // Two that are in order each are merged.
+        first.sort_by(order);
+        first
+    };
     keyed
         .into_iter()
         .map(|(_, name, log)| (name, log))
@@ -559,8 +622,8 @@ impl Logs {
             }
         }
         Self(RwLock::new(Tables {
-            names: by_name(there),
-            ids: logs.into_iter().map(|log| (log.id, log)).collect(),
+            names: by_name(&there),
+            ids: logs.into_iter().map(ById).collect(),
             gone,
         }))
     }
@@ -570,12 +633,12 @@ impl Logs {
     }
 
     pub(crate) fn by_id(&self, id: LogId) -> Option<Arc<Log>> {
-        self.0.read().ids.get(&id).cloned()
+        self.0.read().ids.get(&id).map(|log| Arc::clone(&log.0))
     }
 
     pub(crate) fn insert(&self, log: Arc<Log>) {
         let mut tables = self.0.write();
-        tables.ids.insert(log.id, Arc::clone(&log));
+        tables.ids.replace(ById(Arc::clone(&log)));
         tables.names.insert(log.name.clone(), log);
     }
 

@@ -1,9 +1,12 @@
 //! What logs forget by themselves: by age, bytes, records.
 //!
 //! A pass goes over all logs. Most are passed over by what is known in memory; those that may
-//! go past a bound are looked at (`border.rs`), and what is to be forgotten becomes trims,
-//! through the committer like anybody's. A step of a pass makes one portion of them, so that
-//! they take one group and one flush, and appends have to wait for few of them.
+//! go past a bound are looked at (`border.rs`), the oldest segments' first, so that those whose
+//! records lie together come together. What is to be forgotten becomes trims, through the
+//! committer like anybody's. A step of a pass makes one portion of them, so that they take one
+//! group and one flush, and appends have to wait for few of them. It looks at so many logs at
+//! most, and then rests as long as that took: the first pass after a start may have to look at
+//! all there are.
 //!
 //! Only what is on the device is looked at: what a power cut or a void group could take back
 //! does not count. Nothing is kept of a pass but where the journal stood: a crash in the middle
@@ -16,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::{Core, Log, LogState};
 use crate::error::AppendError;
-use crate::ids::{LogName, Lsn, Position, Timestamp};
+use crate::ids::{LogId, LogName, Lsn, Position, Timestamp};
 use crate::journal::Answer;
 use crate::journal::committer::{Expiry, Operation};
 use crate::journal::expiry::micros;
@@ -28,6 +31,10 @@ use crate::verify::Control;
 
 /// Logs passed over in one go, while no log can be created.
 const LOOK_LOGS: usize = 256;
+/// Logs that are gathered before they are looked at in order: some 2 MB, be there a million.
+const GATHERED: usize = 1 << 16;
+/// Logs looked at in a step of a pass.
+const STEP: usize = 1024;
 /// Trims of one group at most: a fraction of a millisecond for those who wait behind.
 const PORTION: usize = 128;
 /// What the expiry clock shows is told at least this often, so that an unclean end sets it
@@ -63,8 +70,8 @@ pub(crate) struct Pass {
     settings: u64,
     /// The log to go on behind.
     after: Option<LogName>,
-    /// Logs that are to be looked at.
-    candidates: Vec<Arc<Log>>,
+    /// Logs that are to be looked at, the last first. While they are gathered in no order.
+    candidates: Vec<Candidate>,
     /// All logs were passed.
     over: bool,
     /// Whether something is left to be done.
@@ -73,6 +80,14 @@ pub(crate) struct Pass {
     bounded: bool,
     bounded_by_age: bool,
     pub(crate) came_to: RetentionPass,
+}
+
+/// A log that may go past a bound.
+struct Candidate {
+    /// The oldest segment that it is known to lie in, and its id: by these, those that lie
+    /// together come together.
+    oldest: (Position, LogId),
+    log: Arc<Log>,
 }
 
 /// Trims that were handed in, and the first record that each log kept before them.
@@ -121,7 +136,10 @@ impl Core {
     fn retain_once(&self) {
         if let Some(mut pass) = self.begin_pass() {
             while !self.retainer.control.is_stopped() && !pass.is_through() {
+                let began = self.journal.clock.monotonic();
                 let portion = self.look(&mut pass);
+                let took = self.journal.clock.monotonic() - began;
+                self.retainer.control.wait(took);
                 if !portion.is_empty() {
                     let ends: Vec<Ends> = portion.iter().map(Ends::of).collect();
                     let expired = block_on(self.expire(portion));
@@ -172,30 +190,43 @@ impl Core {
         })
     }
 
-    /// Goes on until a portion is full, or all logs were passed.
+    /// Goes on until a portion is full, or so many logs were looked at as one step may, or all
+    /// were, or it is to end.
     pub(crate) fn look(&self, pass: &mut Pass) -> Vec<Expiry> {
         let mut portion = Vec::new();
-        while portion.len() < PORTION {
-            if let Some(log) = pass.candidates.pop() {
-                match self.expiry_of(&log, pass) {
-                    Ok(expiry) => portion.extend(expiry),
-                    Err(error) => {
-                        pass.left = true;
-                        tracing::warn!(log = log.name.as_str(), %error, "what a log is to forget by itself could not be looked up; it is tried again");
-                    }
-                }
-                continue;
-            }
-            if pass.over || self.retainer.control.is_stopped() {
+        if pass.candidates.is_empty() {
+            self.gather(pass);
+        }
+        for _ in 0..STEP {
+            if portion.len() == PORTION || self.retainer.control.is_stopped() {
                 break;
             }
+            let Some(Candidate { log, .. }) = pass.candidates.pop() else {
+                break;
+            };
+            match self.expiry_of(&log, pass) {
+                Ok(expiry) => portion.extend(expiry),
+                Err(error) => {
+                    pass.left = true;
+                    tracing::warn!(log = log.name.as_str(), %error, "what a log is to forget by itself could not be looked up; it is tried again");
+                }
+            }
+        }
+        portion
+    }
+
+    /// Finds the next logs that are to be looked at.
+    fn gather(&self, pass: &mut Pass) {
+        while !pass.over && pass.candidates.len() < GATHERED && !self.retainer.control.is_stopped()
+        {
             let after = pass.after.take();
             pass.after = self
                 .logs
                 .look_over(after.as_ref(), LOOK_LOGS, |log| self.glance(log, pass));
             pass.over = pass.after.is_none();
         }
-        portion
+        let oldest = |candidate: &Candidate| std::cmp::Reverse(candidate.oldest);
+        pass.candidates.sort_unstable_by_key(oldest);
     }
 
     /// Whether a log may go past a bound, by what is in memory.
@@ -222,8 +253,12 @@ impl Core {
             pass.ages_at = pass.ages_at.min(state.ages_at);
         }
         if changed && (many || large) || aged {
-            drop(state);
-            pass.candidates.push(Arc::clone(log));
+            let sealed = state.chain.roots().first();
+            let oldest = sealed.map_or(Position::new(u64::MAX), |node| node.base);
+            pass.candidates.push(Candidate {
+                oldest: (oldest, log.id),
+                log: Arc::clone(log),
+            });
         }
     }
 

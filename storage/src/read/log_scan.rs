@@ -362,7 +362,8 @@ impl LogScan {
             }
         }
         if let Some((from, to)) = step.damage.filter(|_| step.batches.is_empty()) {
-            gaps.push(gap(Some(from), Some(to), GapReason::Quarantined));
+            let (to, reason) = log.state.read().gap_from(from, to);
+            gaps.push(gap(Some(from), Some(to), reason));
             next = to;
         }
         if deleted {

@@ -66,6 +66,15 @@ impl OpenSegments {
         }
     }
 
+    /// So many bytes from a position on will be read soon: the system may begin with it. Of what
+    /// is mapped all has been read.
+    pub(crate) fn will_read(&self, segment: &Segment, from: Position, length: u64) {
+        // Whatever is wrong, the read will tell.
+        if let (ReadStrategy::Pread, Ok(open)) = (self.strategy, self.get(segment)) {
+            open.file.will_read(segment.offset(from), length);
+        }
+    }
+
     fn get(&self, segment: &Segment) -> io::Result<Arc<OpenSegment>> {
         {
             let mut cache = self.cache.lock();

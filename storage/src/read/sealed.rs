@@ -4,16 +4,16 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-use crate::ids::{LogId, Position};
-use crate::index::{Below, Chain, Row, SealedIndex};
+use crate::ids::{LogId, Lsn, Position};
+use crate::index::{Below, Chain, Found, Row, SealedIndex};
 use crate::journal::segment::Segment;
 use crate::local::Core;
 use crate::metrics::ChecksumSite;
 use crate::recovery;
 use crate::sorted;
 
-/// A row, and the index it is in.
-pub(crate) type Found = (Arc<SealedIndex>, Row);
+/// So much is read ahead in later runs.
+const READ_AHEAD: u64 = 1 << 20;
 
 /// A row could not be had: an index that the chain leads through is not good.
 struct Missing;
@@ -57,18 +57,60 @@ impl Core {
         holds: impl Fn(&SealedIndex, &Row) -> bool,
     ) -> io::Result<Option<Found>> {
         for run in self.journal.runs() {
-            let Some(index) = self.sealed_index(&run.segment)? else {
-                continue;
-            };
-            let knows = |row: &Row| !index.is_partial() || index.entries(row).len() > 0;
-            if let Some(row) = index
-                .row(log)
-                .filter(|row| knows(row) && holds(&index, row))
-            {
+            let found = self.row_in(&run.segment, log)?;
+            if let Some((index, row)) = found.filter(|(index, row)| holds(index, row)) {
                 return Ok(Some((index, row)));
             }
         }
         Ok(None)
+    }
+
+    /// A reader of a log is in the run of this index, and will go on to the next ones: the disk
+    /// may begin with that. Each has a small part of the log, and would be waited for alone.
+    pub(super) fn read_ahead(&self, log: LogId, at: &SealedIndex, until: Lsn) {
+        if !sorted::is_address(at.base) {
+            return;
+        }
+        let runs = self.journal.runs();
+        let mut later = runs.iter().skip_while(|run| run.id() != at.segment);
+        later.next();
+        let mut bytes = 0;
+        for run in later {
+            let Some(Some((index, row))) = self.indexes.find(&run.segment, log) else {
+                continue;
+            };
+            let entries = index.entries(&row);
+            let last = entries.len().checked_sub(1).and_then(|at| entries.get(at));
+            if let (Some(first), Some(last)) = (entries.get(0), last) {
+                if first.first_lsn >= until {
+                    return;
+                }
+                let length = last.end().since(first.position).min(READ_AHEAD - bytes);
+                self.open_segments
+                    .will_read(&run.segment, first.position, length);
+                bytes += length;
+                if bytes == READ_AHEAD {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What a log has in a run or a sealed segment, as far as its index knows. One made from
+    /// frames alone knows no lsns of a log without records in them.
+    fn row_in(&self, segment: &Segment, log: LogId) -> io::Result<Option<Found>> {
+        if !segment.is_indexed() {
+            return Ok(None);
+        }
+        let found = match self.indexes.find(segment, log) {
+            Some(found) => found,
+            None => self.sealed_index(segment)?.and_then(|index| {
+                let row = index.row(log)?;
+                Some((index, row))
+            }),
+        };
+        let knows = |(index, row): &Found| !index.is_partial() || index.entries(row).len() > 0;
+        Ok(found.filter(knows))
     }
 
     /// The row in the segment at `base`; none of one that is sorted, and so has nothing below
@@ -81,10 +123,8 @@ impl Core {
         let sorted = || base < self.journal.sorted_end();
         let found = || {
             let segment = self.journal.segment_at(base)?;
-            let index = self.indexes.get(&segment);
-            let index = index.filter(|index| !index.is_partial())?;
-            let row = index.row(log)?;
-            Some((index, row))
+            let found = self.indexes.find(&segment, log)??;
+            Some(found).filter(|(index, _)| !index.is_partial())
         };
         if sorted() {
             return Ok((None, None));
@@ -110,15 +150,8 @@ impl Core {
             }
             let segments: Vec<_> = self.journal.segments.read().values().cloned().collect();
             for segment in segments {
-                let Some(index) = self.sealed_index(&segment)? else {
-                    continue;
-                };
-                // One made from frames alone knows no lsns of a log without records in them.
-                let knows = |row: &Row| !index.is_partial() || index.entries(row).len() > 0;
-                if let Some(row) = index
-                    .row(log)
-                    .filter(|row| knows(row) && holds(&index, row))
-                {
+                let found = self.row_in(&segment, log)?;
+                if let Some((index, row)) = found.filter(|(index, row)| holds(index, row)) {
                     return Ok(Some((index, row)));
                 }
             }

@@ -50,9 +50,7 @@ impl Recovered {
             self.next_id,
             std::mem::take(&mut self.free),
         ));
-        let unsorted: u64 = self.segments.values().map(|s| s.file_bytes()).sum();
-        let soon = config.sorter_enabled && unsorted >= config.sorter_step();
-        if soon || !self.runs.found.is_empty() {
+        if config.sorter_enabled || !self.runs.found.is_empty() {
             pool.mark();
         }
         // Without its file, a start after one that is cut off would take it for lost.

@@ -2,6 +2,7 @@
 //! applied in journal order, and what one of them cannot tell because it is damaged,
 //! another does.
 
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use indexmap::IndexMap;
@@ -17,6 +18,10 @@ use crate::journal::segment::Life;
 use crate::local::{Kept, Log, LogState, Logs, Mark, Remembered, TrimBy};
 use crate::quarantine::Damage;
 use crate::record::{LogConfig, Producer};
+use crate::threads;
+
+/// So many logs are worth a second thread.
+const MANY: usize = 20_000;
 
 /// A log in the making. It is made where it will be served from: a million of them are there
 /// once only.
@@ -79,6 +84,21 @@ impl Draft {
         self.log().name = name;
         self.named = true;
     }
+}
+
+/// Makes so many logs, or none if one cannot be made; of many the second half at the same time
+/// as the first.
+fn in_halves(
+    count: usize,
+    make: impl Fn(usize) -> Option<Draft> + Sync,
+) -> Option<[Vec<Draft>; 2]> {
+    let some = |numbers: Range<usize>| numbers.map(&make).collect::<Option<Vec<Draft>>>();
+    let (first, second) = if count < MANY {
+        (some(0..count), Some(Vec::new()))
+    } else {
+        threads::both(|| some(0..count / 2), || some(count / 2..count))
+    };
+    Some([first?, second?])
 }
 
 /// What stands for a name that is not known.
@@ -541,13 +561,24 @@ impl Drafts {
     }
 
     /// So many logs more may come.
-    pub(super) fn reserve(&mut self, logs: usize) {
-        self.logs.reserve(logs);
+    /// Applies what a checkpoint tells of logs, if all of it can be read.
+    pub(super) fn apply_images(&mut self, images: &[&[u8]]) -> bool {
+        let new = in_halves(images.len(), |at| {
+            Image::decode(images[at]).map(Draft::of_image)
+        });
+        self.put_all(new)
     }
 
-    /// Applies a log's entry in a checkpoint.
-    pub(super) fn apply_image(&mut self, image: Image) {
-        self.put(Draft::of_image(image));
+    /// Enters all of these, if there are any to be had.
+    fn put_all(&mut self, new: Option<[Vec<Draft>; 2]>) -> bool {
+        let Some(halves) = new else {
+            return false;
+        };
+        self.logs.reserve(halves.iter().map(Vec::len).sum());
+        for draft in halves.into_iter().flatten() {
+            self.put(draft);
+        }
+        true
     }
 
     /// Applies how a log stood at the end of a sorted run, which ended at `end`.
@@ -591,16 +622,8 @@ impl Drafts {
     /// Applies the index of a segment in place of its frames, if it goes on where the logs
     /// stand: that of a segment behind one that is lost, or was indexed differently, does not.
     pub(super) fn apply_index(&mut self, index: &SealedIndex) -> bool {
-        let mut drafts = Vec::with_capacity(index.rows().len());
-        for row in index.rows() {
-            match self.next_draft(index, &row) {
-                Some(draft) => drafts.push(draft),
-                None => return false,
-            }
-        }
-        self.reserve(drafts.len());
-        drafts.into_iter().for_each(|draft| self.put(draft));
-        true
+        let new = in_halves(index.len(), |at| self.next_draft(index, &index.row_at(at)));
+        self.put_all(new)
     }
 
     /// A log as an index tells of it, if that goes on where it stands.

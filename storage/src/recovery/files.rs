@@ -85,26 +85,23 @@ impl Used {
 impl Recovered {
     /// Lists the store. Returns the segments that `journal/` names, in order.
     pub(super) fn list_files(&mut self, disk: &dyn Disk) -> Result<Vec<SegmentId>, OpenError> {
-        let list = |directory: &str| {
-            directory::list(disk, directory).map_err(OpenError::io(format!("listing {directory}")))
+        let visit = |directory: &str, each: &mut dyn FnMut(&str)| {
+            directory::visit(disk, directory, each)
+                .map_err(OpenError::io(format!("listing {directory}")))
         };
-        for name in list("pool")? {
-            match segment::id_of(&name) {
-                Some(id) => self.note_pool_file(id),
-                None => self
-                    .findings
-                    .push(format!("pool/{name} is not one of Wald's files")),
-            }
-        }
+        visit("pool", &mut |name| match segment::id_of(name) {
+            Some(id) => self.note_pool_file(id),
+            None => self
+                .findings
+                .push(format!("pool/{name} is not one of Wald's files")),
+        })?;
         let mut ids = Vec::new();
-        for name in list("journal")? {
-            match segment::id_of(&name) {
-                Some(id) => ids.push(id),
-                None => self
-                    .findings
-                    .push(format!("journal/{name} is not one of Wald's files")),
-            }
-        }
+        visit("journal", &mut |name| match segment::id_of(name) {
+            Some(id) => ids.push(id),
+            None => self
+                .findings
+                .push(format!("journal/{name} is not one of Wald's files")),
+        })?;
         ids.sort_unstable();
         Ok(ids)
     }

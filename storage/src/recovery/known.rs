@@ -40,17 +40,26 @@ impl Recovered {
                 }
             };
             let mut drafts = Drafts::new(self.drafts.producer_window());
-            drafts.reserve(checkpoint::count_logs(&bytes));
-            let summary = checkpoint::decode(&bytes, |image| drafts.apply_image(image));
+            let mut images = Vec::new();
+            let summary = checkpoint::take_apart(&bytes, |image| {
+                images.push(image);
+                Some(())
+            });
             let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) else {
                 continue;
             };
+            if !drafts.apply_images(&images) {
+                continue;
+            }
             self.note_checkpoint(&summary);
             if !wanted {
                 return Ok(());
             }
+            // Both are in order, and there may be many.
+            let mut listed = ids.iter().peekable();
             let there = |s: &SegmentEntry| {
-                ids.binary_search(&s.life.id).is_ok() || self.runs.hold(s.life.id)
+                while listed.next_if(|id| **id < s.life.id).is_some() {}
+                listed.peek() == Some(&&s.life.id) || self.runs.hold(s.life.id)
             };
             if !self.goes_with_runs(&summary) || !summary.segments.iter().all(there) {
                 continue;

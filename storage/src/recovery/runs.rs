@@ -115,7 +115,11 @@ impl Recovered {
             *segment.end.write() = Some(base.advance(opened.end));
             segment.set_indexed();
             let segment = Arc::new(segment);
-            let run = Arc::new(Run { segment, head });
+            let run = Arc::new(Run {
+                segment,
+                head,
+                straddling: 0,
+            });
             runs.found.push(Found { opened, run });
         }
         let (sorted, rest) = ids.iter().partition(|id| runs.hold(**id));

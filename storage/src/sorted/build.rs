@@ -12,6 +12,7 @@ use super::open::stored;
 use super::pack::{Images, Piece, pieces};
 use super::write::Writer;
 use super::{Run, base_of};
+use crate::archive::{Archiving, Pending};
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{Image, IndexBuilder, NewRow, Place, Row, SealedIndex};
 use crate::journal::frame::{self, Header, Kind};
@@ -50,6 +51,8 @@ pub(super) struct Built {
     /// Bytes of its sources that were read, and of its own.
     pub(super) read: u64,
     pub(super) written: u64,
+    /// The file of what retention took, and is not in it.
+    pub(super) archived: Option<Pending>,
 }
 
 /// Why there is no run.
@@ -89,6 +92,8 @@ impl Build<'_> {
         let core = self.core;
         let mut writer = Writer::create(&*core.disk, id, core.store_id)?;
         let mut builder = IndexBuilder::new(base_of(id), 0);
+        let archive = core.archive.as_ref();
+        let mut archiving = archive.map(|archive| archive.begin(id, head.first));
         let mut at = vec![0; self.sources.len()];
         let (mut read, mut written) = (0, 0);
         while let Some(log) = self.next_log(&at) {
@@ -102,10 +107,16 @@ impl Build<'_> {
                     }
                 }
             }
-            let bytes = self.log(&mut writer, &mut builder, log, &rows, head.end)?;
+            let mut out = Out {
+                writer: &mut writer,
+                archiving: archiving.as_mut(),
+                next: Lsn::ZERO,
+            };
+            let bytes = self.log(&mut out, &mut builder, log, &rows, head.end)?;
             read += bytes;
-            let wrote = writer.take_written();
+            let mut wrote = writer.take_written();
             written += wrote;
+            wrote += archiving.as_mut().map_or(0, Archiving::take_written);
             if bytes + wrote > 0 {
                 (self.spend)(bytes + wrote)?;
             }
@@ -114,14 +125,21 @@ impl Build<'_> {
             forgotten: head.forgotten.max(self.forgotten),
             ..head
         };
+        let of_archive = head.clone();
         let (life, head, end, chain) = writer.finish(head)?;
         let base = base_of(id);
+        // Last: as long as it fails nothing of the run has come of it.
+        let archived = match archiving {
+            Some(archiving) => archiving.finish(of_archive)?,
+            None => None,
+        };
         Ok(Built {
             life,
             head,
             index: builder.finish(&life, base.advance(end), chain),
             read,
             written: written.max(life.size),
+            archived,
         })
     }
 
@@ -135,7 +153,7 @@ impl Build<'_> {
     /// One log, of which these are the rows. Returns the bytes read.
     fn log(
         &mut self,
-        writer: &mut Writer,
+        out: &mut Out<'_, '_>,
         builder: &mut IndexBuilder,
         id: LogId,
         rows: &[(usize, Row)],
@@ -167,26 +185,40 @@ impl Build<'_> {
         if kept.first > image.kept.first {
             image.kept = kept;
         }
-        let first = kept.first;
+        // What somebody's trim took is dropped; what retention took is archived first.
+        let from = match out.archiving {
+            Some(_) => kept.trimmed(),
+            None => kept.first,
+        };
         let mut read = 0;
-        writer.begin_log(id);
-        let mut next = before;
+        out.writer.begin_log(id);
+        out.next = before;
         if !gone {
             for (number, row) in rows {
                 let source = &self.sources[*number];
                 let keep = Keep {
+                    id,
                     log: log.as_ref(),
-                    first,
+                    from,
+                    first: kept.first,
                 };
-                read += self.copy(writer, source, row, &keep, &mut next)?;
+                read += self.copy(out, source, row, &keep)?;
             }
         }
-        let places = writer.end_log()?;
+        let places = out.writer.end_log()?;
         if places.is_empty() && image.next > before && !gone {
-            writer.drop_log(id, image.next, image.next.since(before), end)?;
+            let dropped = image.next.since(before);
+            out.writer.drop_log(id, image.next, dropped, end)?;
         }
-        let images = Images { image, before };
-        writer.image(&images);
+        if let Some(archiving) = &mut out.archiving {
+            archiving.end_log(&image)?;
+        }
+        let images = Images {
+            image,
+            before,
+            archived: None,
+        };
+        out.writer.image(&images);
         builder.push(NewRow {
             image: images.image,
             places,
@@ -230,17 +262,16 @@ impl Build<'_> {
         Ok(chain)
     }
 
-    /// Copies what one source has of a log. `next`: the lsn that comes next.
+    /// Copies what one source has of a log.
     fn copy(
         &self,
-        writer: &mut Writer,
+        out: &mut Out<'_, '_>,
         source: &Source,
         row: &Row,
         keep: &Keep<'_>,
-        next: &mut Lsn,
     ) -> Result<u64, Failed> {
         let entries = source.index.entries(row);
-        let mut at = entries.partition_point(|place| place.next_lsn() <= keep.first);
+        let mut at = entries.partition_point(|place| place.next_lsn() <= keep.from);
         let mut read = 0;
         while at < entries.len() {
             let places = together(entries.from(at));
@@ -258,8 +289,8 @@ impl Build<'_> {
                     usize::try_from(place.position.since(start)).map_err(io::Error::other)?;
                 let frame = bytes.get(from..).unwrap_or(&[]);
                 match source.is_run() {
-                    true => self.copy_pack(writer, source, place, frame, keep, next)?,
-                    false => self.copy_frame(writer, source, place, frame, keep, next)?,
+                    true => self.copy_pack(out, source, place, frame, keep)?,
+                    false => self.copy_frame(out, source, place, frame, keep)?,
                 }
             }
             at += places.len();
@@ -269,16 +300,18 @@ impl Build<'_> {
 
     fn copy_frame(
         &self,
-        writer: &mut Writer,
+        out: &mut Out<'_, '_>,
         source: &Source,
         place: &Place,
         bytes: &[u8],
         keep: &Keep<'_>,
-        next: &mut Lsn,
     ) -> Result<(), Failed> {
         let header = source.header(Kind::Batch, place, bytes);
         let body = header.and_then(|header| Some((header, frame::verified_body(bytes, &header)?)));
         let Some((header, body)) = body else {
+            if out.misses(keep, place.next_lsn(), place.count) {
+                return Ok(());
+            }
             return Err(self.damaged(source, keep, place, place.position));
         };
         let piece = Piece {
@@ -291,29 +324,34 @@ impl Build<'_> {
             stored: header.body_len,
             crc: header.body_crc,
         };
-        Self::put(writer, piece, body, next)
+        out.put(keep, piece, body)
     }
 
     fn copy_pack(
         &self,
-        writer: &mut Writer,
+        out: &mut Out<'_, '_>,
         source: &Source,
         place: &Place,
         bytes: &[u8],
         keep: &Keep<'_>,
-        next: &mut Lsn,
     ) -> Result<(), Failed> {
         let header = source.header(Kind::Pack, place, bytes);
         let told = header.and_then(|header| Some((header, pieces(bytes, &header)?)));
         let Some((header, pieces)) = told else {
+            if out.misses(keep, place.next_lsn(), place.count) {
+                return Ok(());
+            }
             let start = self.core.journal.first_of_run(&source.segment);
             return Err(self.damaged(source, keep, place, start));
         };
         for piece in pieces {
-            if piece.next_lsn() <= keep.first {
+            if piece.next_lsn() <= keep.from {
                 continue;
             }
             let Some(body) = stored(bytes, header.header_len as usize, &piece) else {
+                if out.misses(keep, piece.next_lsn(), piece.count) {
+                    continue;
+                }
                 let hit = Place {
                     first_lsn: piece.first_lsn,
                     count: piece.count,
@@ -321,18 +359,9 @@ impl Build<'_> {
                 };
                 return Err(self.damaged(source, keep, &hit, piece.position));
             };
-            Self::put(writer, piece, body, next)?;
+            out.put(keep, piece, body)?;
         }
         Ok(())
-    }
-
-    fn put(writer: &mut Writer, piece: Piece, body: &[u8], next: &mut Lsn) -> Result<(), Failed> {
-        if piece.first_lsn < *next {
-            return Err(io::Error::from(io::ErrorKind::InvalidData).into());
-        }
-        let dropped = piece.first_lsn.since(*next);
-        *next = piece.next_lsn();
-        Ok(writer.add(piece, body, dropped)?)
     }
 
     /// A frame of a source does not verify: that is told like any other damage, and nothing
@@ -354,8 +383,48 @@ impl Build<'_> {
 
 /// What is kept of a log.
 struct Keep<'a> {
+    id: LogId,
     log: Option<&'a Arc<Log>>,
+    /// Nothing below is kept anywhere.
+    from: Lsn,
+    /// What is below goes to the archive only.
     first: Lsn,
+}
+
+/// Where the frames of a log go.
+struct Out<'w, 'a> {
+    writer: &'w mut Writer,
+    archiving: Option<&'w mut Archiving<'a>>,
+    /// The lsn of the log that comes next.
+    next: Lsn,
+}
+
+impl Out<'_, '_> {
+    fn put(&mut self, keep: &Keep<'_>, piece: Piece, body: &[u8]) -> Result<(), Failed> {
+        if let Some(archiving) = &mut self.archiving
+            && piece.next_lsn() <= keep.first
+        {
+            return Ok(archiving.take(keep.id, piece, body)?);
+        }
+        if piece.first_lsn < self.next {
+            return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+        }
+        let dropped = piece.first_lsn.since(self.next);
+        self.next = piece.next_lsn();
+        Ok(self.writer.add(piece, body, dropped)?)
+    }
+
+    /// Whether records that do not verify are nobody's any more but the archive's, which does
+    /// without.
+    fn misses(&mut self, keep: &Keep<'_>, next: Lsn, count: u32) -> bool {
+        match &mut self.archiving {
+            Some(archiving) if next <= keep.first => {
+                archiving.miss(count);
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Whether nothing is kept of a log, and what no trim took.

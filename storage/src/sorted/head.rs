@@ -32,6 +32,8 @@ pub(crate) struct Head {
     pub(crate) logs: u64,
     pub(crate) records: u64,
     pub(crate) pack_bytes: u64,
+    /// Where the first frame of images is; 0: not told.
+    pub(crate) images_at: u64,
     /// Logs that were deleted up to this segment may have been left out: a checkpoint that
     /// ends before it would bring them back.
     pub(crate) forgotten: Option<SegmentId>,
@@ -70,6 +72,7 @@ impl Head {
         wire::put_uint(&mut out, 15, self.records);
         wire::put_uint(&mut out, 16, self.pack_bytes);
         wire::put_uint(&mut out, 18, self.logs);
+        wire::put_uint(&mut out, 19, self.images_at);
         wire::put_uint(&mut out, 17, self.forgotten.map_or(0, SegmentId::get));
         out
     }
@@ -93,6 +96,7 @@ impl Head {
             logs: 0,
             records: 0,
             pack_bytes: 0,
+            images_at: 0,
             forgotten: None,
         };
         for field in wire::fields(input) {
@@ -120,6 +124,7 @@ impl Head {
                 (15, Value::Varint(records)) => head.records = records,
                 (16, Value::Varint(bytes)) => head.pack_bytes = bytes,
                 (18, Value::Varint(logs)) => head.logs = logs,
+                (19, Value::Varint(at)) => head.images_at = at,
                 (17, Value::Varint(id)) => head.forgotten = Some(SegmentId::new(id)),
                 _ => {}
             }
@@ -164,6 +169,7 @@ mod tests {
             logs: 8,
             records: 17,
             pack_bytes: 4000,
+            images_at: 9000,
             forgotten: Some(SegmentId::new(3)),
         };
         let bytes = head.encode();

@@ -1,17 +1,18 @@
 //! Reading runs as files: which there are, and all that is in one.
 
 use std::io;
+use std::sync::Arc;
 
 use super::head::Head;
 use super::pack::{Images, Piece, entries, pieces};
 use super::{base_of, new_id, path};
 use crate::directory;
-use crate::disk::{Disk, DiskFile, read_whole};
+use crate::disk::{Disk, DiskFile};
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{NewRow, Place, SealedIndex};
 use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, Header, Kind};
-use crate::journal::segment::{self, BadLife, Hole, Life, SORTED_RUN, Segment};
+use crate::journal::segment::{self, ARCHIVED, BadLife, Hole, Life, SORTED_RUN, Segment};
 use crate::verify::frames::{Event, Frames, Read};
 use crate::verify::pace::Stop;
 
@@ -68,7 +69,7 @@ pub(crate) struct Opened {
     pub(crate) chain: u32,
 }
 
-fn some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Result<Vec<u8>> {
     let mut found = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
     let length = file.read_full_at(&mut found, from)?;
     found.truncate(length);
@@ -77,32 +78,61 @@ fn some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Result<Vec<u8>> {
 
 /// Reads life block and last frame of a run.
 pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Opened, BadRun> {
-    let damaged = |what: &str| BadRun::Damaged(format!("{} {what}", path(id)));
-    let file = disk.open(&path(id))?;
-    let blocks = some(&*file, 0, LIFE_BYTES)?;
-    let life = Life::decode(&blocks).map_err(|bad| match (bad, bad.newer()) {
-        (BadLife::Damaged, _) | (_, None) => damaged("has no good life block"),
-        (_, Some(what)) => BadRun::Newer(format!("{} {what}", path(id))),
-    })?;
+    let path = path(id);
+    let damaged = |what: &str| BadRun::Damaged(format!("{path} {what}"));
+    let (file, life, features) = open_life(disk, &path, Life::decode)?;
     if life.store_id != store_id {
         return Err(damaged("belongs to another store"));
     }
-    if life.id != id || Life::features(&blocks) & SORTED_RUN == 0 {
+    if life.id != id || features & SORTED_RUN == 0 {
         return Err(damaged("is not the run that its name says"));
     }
+    open_head(&*file, life, &path)
+}
+
+/// The same of a file of an archive.
+pub(crate) fn open_archived(disk: &dyn Disk, path: &str) -> Result<Opened, BadRun> {
+    let (file, life, features) = open_life(disk, path, Life::decode_archived)?;
+    if features & ARCHIVED == 0 {
+        return Err(BadRun::Damaged(format!("{path} is not of an archive")));
+    }
+    open_head(&*file, life, path)
+}
+
+/// A file, its life block, and the incompatible features that this names.
+type OpenedLife = (Arc<dyn DiskFile>, Life, u32);
+
+fn open_life(
+    disk: &dyn Disk,
+    path: &str,
+    decode: fn(&[u8]) -> Result<Life, BadLife>,
+) -> Result<OpenedLife, BadRun> {
+    let file = disk.open(path)?;
+    let blocks = some(&*file, 0, LIFE_BYTES)?;
+    let life = decode(&blocks).map_err(|bad| match (bad, bad.newer()) {
+        (BadLife::Damaged, _) | (_, None) => {
+            BadRun::Damaged(format!("{path} has no good life block"))
+        }
+        (_, Some(what)) => BadRun::Newer(format!("{path} {what}")),
+    })?;
+    Ok((file, life, Life::features(&blocks)))
+}
+
+fn open_head(file: &dyn DiskFile, life: Life, path: &str) -> Result<Opened, BadRun> {
+    let damaged = |what: &str| BadRun::Damaged(format!("{path} {what}"));
     if file.size()? < life.size || life.size < LIFE_BYTES + TRAILER_BYTES {
         return Err(damaged("is shorter than it was"));
     }
     let end = life.size - TRAILER_BYTES;
-    let trailer = some(&*file, end, TRAILER_BYTES)?;
+    let trailer = some(file, end, TRAILER_BYTES)?;
     let at = trailer.try_into().map_or(0, u64::from_le_bytes);
     let mut found = None;
     if at >= LIFE_BYTES && at < end {
-        found = head_at(&some(&*file, at, end - at)?, &life, at)?;
+        found = head_at(&some(file, at, end - at)?, &life, at, path)?;
     }
     if found.is_none() {
         // There is another one before it. Where, is not known.
-        let bytes = read_whole(disk, &path(id))?;
+        let bytes = some(file, 0, file.size()?)?;
         let mut at = end / 8 * 8;
         while found.is_none() && at > LIFE_BYTES {
             at -= 8;
@@ -111,7 +141,7 @@ pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Ope
             let claims =
                 |rest: &&[u8]| frame::claimed_position(rest) == Some(base.advance(at).get());
             if let Some(rest) = rest.filter(claims) {
-                found = head_at(rest, &life, at)?;
+                found = head_at(rest, &life, at, path)?;
             }
         }
     }
@@ -126,9 +156,9 @@ pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Ope
 }
 
 /// What the frame at this offset says of the run: its header checksum too.
-fn head_at(bytes: &[u8], life: &Life, at: u64) -> Result<Option<(u32, Head)>, BadRun> {
+fn head_at(bytes: &[u8], life: &Life, at: u64, path: &str) -> Result<Option<(u32, Head)>, BadRun> {
     if let Some(newer) = frame::newer(bytes, life.salt) {
-        let refused = newer.refused(&path(life.id), at);
+        let refused = newer.refused(path, at);
         return Err(BadRun::Newer(refused.to_string()));
     }
     let position = base_of(life.id).advance(at);
@@ -146,6 +176,8 @@ pub(crate) struct WalkedPack {
     pub(crate) place: Place,
     /// Of one that is not whole: each piece with whether its bytes are good.
     pub(crate) pieces: Vec<(Piece, bool)>,
+    /// Where in the journal its first and its last piece were.
+    pub(crate) positions: (Position, Position),
 }
 
 /// All that is in a run.
@@ -203,6 +235,8 @@ impl Walked {
                     return;
                 };
                 let at = header.header_len as usize;
+                let position = |piece: Option<&Piece>| piece.map_or(Position::ZERO, |p| p.position);
+                let positions = (position(pieces.first()), position(pieces.last()));
                 let good = |piece: &Piece| stored(bytes, at, piece).is_some();
                 let mut all: Vec<_> = pieces.into_iter().map(|p| (p, good(&p))).collect();
                 let whole = body.is_some() && all.iter().all(|(_, good)| *good);
@@ -221,6 +255,7 @@ impl Walked {
                         frame_len: u32::try_from(header.frame_len()).unwrap_or(u32::MAX),
                     },
                     pieces: all,
+                    positions,
                 });
             }
             (Kind::Images, body) => match body.and_then(Images::decode) {
@@ -239,27 +274,41 @@ impl Walked {
         let log = images.image.id;
         let mut next = images.before.max(images.image.kept.first);
         let mut lost = Vec::new();
-        let packs = self.packs_of(log);
-        for pack in packs {
-            let whole = [(pack.place.first_lsn, pack.place.next_lsn())];
-            let good = pack.pieces.iter().filter(|(_, good)| *good);
-            let mut good: Vec<_> = good.map(|(p, _)| (p.first_lsn, p.next_lsn())).collect();
-            if pack.pieces.is_empty() {
-                good.extend(whole);
-            }
-            for (from, to) in good {
-                if to > next {
-                    if from > next {
-                        lost.push((next, from));
-                    }
-                    next = to;
+        for (from, to) in self.good_of(log) {
+            if to > next {
+                if from > next {
+                    lost.push((next, from));
                 }
+                next = to;
             }
         }
         if next < images.image.next && !images.image.deleted {
             lost.push((next, images.image.next));
         }
+        let extras = images.image.extras.as_deref();
+        for missing in extras.map_or(&[][..], |extras| &extras.missing) {
+            lost = lost
+                .into_iter()
+                .flat_map(|(from, to)| [(from, to.min(missing.from)), (from.max(missing.to), to)])
+                .filter(|(from, to)| from < to)
+                .collect();
+        }
         lost
+    }
+
+    /// The records of a log that are good, in order: from, to (exclusive).
+    pub(crate) fn good_of(&self, log: LogId) -> Vec<(Lsn, Lsn)> {
+        let mut found = Vec::new();
+        for pack in self.packs_of(log) {
+            match pack.pieces.is_empty() {
+                true => found.push((pack.place.first_lsn, pack.place.next_lsn())),
+                false => {
+                    let good = pack.pieces.iter().filter(|(_, good)| *good);
+                    found.extend(good.map(|(p, _)| (p.first_lsn, p.next_lsn())));
+                }
+            }
+        }
+        found
     }
 
     /// Where in the journal the piece was that holds this record, if that is still told.

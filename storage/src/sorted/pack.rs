@@ -97,6 +97,77 @@ pub(crate) struct Images {
     pub(crate) image: Image,
     /// Its next lsn before the run.
     pub(crate) before: Lsn,
+    /// What a file of an archive has of it; a run says nothing of it.
+    pub(crate) archived: Option<Archived>,
+}
+
+/// Records of one log in a file of an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Archived {
+    /// The first, and the one behind the last. Some between may not be there.
+    pub(crate) first: Lsn,
+    pub(crate) next: Lsn,
+    pub(crate) records: u64,
+    /// Bytes of the bodies as stored.
+    pub(crate) bytes: u64,
+    /// Arrival of the first and of the last batch.
+    pub(crate) from: Timestamp,
+    pub(crate) to: Timestamp,
+}
+
+impl Archived {
+    /// With its first piece.
+    pub(crate) fn of(piece: &Piece) -> Self {
+        Self {
+            first: piece.first_lsn,
+            next: piece.next_lsn(),
+            records: u64::from(piece.count),
+            bytes: u64::from(piece.stored),
+            from: piece.arrival,
+            to: piece.arrival,
+        }
+    }
+
+    /// With the next one.
+    pub(crate) fn add(&mut self, piece: &Piece) {
+        self.next = piece.next_lsn();
+        self.records += u64::from(piece.count);
+        self.bytes += u64::from(piece.stored);
+        self.to = piece.arrival;
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        wire::put_uint(out, 1, self.first.get());
+        wire::put_uint(out, 2, self.next.get());
+        wire::put_uint(out, 3, self.records);
+        wire::put_uint(out, 4, self.bytes);
+        wire::put_fixed64(out, 5, self.from.micros().cast_unsigned());
+        wire::put_fixed64(out, 6, self.to.micros().cast_unsigned());
+    }
+
+    fn decode(input: &[u8]) -> Option<Self> {
+        let mut found = Self {
+            first: Lsn::ZERO,
+            next: Lsn::ZERO,
+            records: 0,
+            bytes: 0,
+            from: Timestamp::default(),
+            to: Timestamp::default(),
+        };
+        let time = |bits: u64| Timestamp::from_micros(bits.cast_signed());
+        for field in wire::fields(input) {
+            match field? {
+                (1, Value::Varint(lsn)) => found.first = Lsn::new(lsn),
+                (2, Value::Varint(lsn)) => found.next = Lsn::new(lsn),
+                (3, Value::Varint(records)) => found.records = records,
+                (4, Value::Varint(bytes)) => found.bytes = bytes,
+                (5, Value::Fixed64(bits)) => found.from = time(bits),
+                (6, Value::Fixed64(bits)) => found.to = time(bits),
+                _ => {}
+            }
+        }
+        (found.first <= found.next).then_some(found)
+    }
 }
 
 impl Images {
@@ -105,6 +176,11 @@ impl Images {
         self.image.encode(&mut image);
         wire::put_bytes(&mut part, 1, &image);
         wire::put_uint(&mut part, 2, self.before.get());
+        if let Some(archived) = &self.archived {
+            image.clear();
+            archived.put(&mut image);
+            wire::put_bytes(&mut part, 3, &image);
+        }
         wire::put_bytes(out, 1, &part);
     }
 
@@ -115,17 +191,19 @@ impl Images {
             let (1, Value::Bytes(part)) = field? else {
                 continue;
             };
-            let (mut image, mut before) = (None, Lsn::ZERO);
+            let (mut image, mut before, mut archived) = (None, Lsn::ZERO, None);
             for field in wire::fields(part) {
                 match field? {
                     (1, Value::Bytes(bytes)) => image = Some(Image::decode(bytes)?),
                     (2, Value::Varint(lsn)) => before = Lsn::new(lsn),
+                    (3, Value::Bytes(bytes)) => archived = Some(Archived::decode(bytes)?),
                     _ => {}
                 }
             }
             found.push(Self {
                 image: image?,
                 before,
+                archived,
             });
         }
         Some(found)

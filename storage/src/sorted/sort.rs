@@ -16,15 +16,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::build::{Build, Built, Failed, Source, fate};
-use super::head::Head;
+use super::build::{Build, Built, Failed};
+use super::choose::{Look, Task};
 use super::{Run, base_of, new_path, path};
 use crate::checkpoint;
-use crate::ids::{RecoveryEpoch, SegmentId};
-use crate::index::{SealedIndex, index_path};
-use crate::indexer::Wanted;
-use crate::journal::body::Link;
-use crate::journal::frame::{self, Header, Kind};
+use crate::disk::memory;
+use crate::ids::SegmentId;
+use crate::index::index_path;
 use crate::journal::segment::Segment;
 use crate::local::Core;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -33,20 +31,22 @@ use crate::verify::pace::{Control, Pace, Stop};
 /// So many bytes are read and written between two looks whether others wait.
 const STRETCH: u64 = 1 << 20;
 
-/// How long it gives way to appends that are under way, each time: so it goes on at some
-/// 50 MiB a second at least, or it would never keep up with them.
+/// How long it gives way to appends that are under way, each time: shorter where segments wait,
+/// and not at all when they become more, or it would never keep up with those.
 const GIVE_WAY: Duration = Duration::from_millis(20);
+const GIVE_WAY_BEHIND: Duration = Duration::from_millis(4);
 
 /// How often runs are looked at, when nothing was sorted meanwhile: all their indexes are
-/// read for that.
-const LOOK_AT_RUNS: Duration = Duration::from_secs(300);
+/// read for that, which may take so many times as long.
+const LOOK_AT_RUNS: Duration = Duration::from_secs(10);
+const LOOK_SHARE: u32 = 50;
+
+/// No segments were there to be sorted for so long: more is done about runs.
+const AT_REST: Duration = Duration::from_secs(20);
 
 /// How long the sorter rests when there is nothing to do, or something is in its way.
 const REST: Duration = Duration::from_secs(1);
 const REST_AFTER_ERROR: Duration = Duration::from_secs(10);
-
-/// A run is rewritten when more than one part in so many is dead.
-const DEAD_PART: u64 = 4;
 
 /// How far sorting is.
 pub(crate) struct Sorter {
@@ -54,6 +54,11 @@ pub(crate) struct Sorter {
     /// Bytes read and written since the start.
     pub(crate) read: AtomicU64,
     pub(crate) written: AtomicU64,
+    /// Bytes of files that went, less those of the runs that took their place.
+    pub(crate) freed: AtomicU64,
+    /// Bytes of packs with and without records that are kept, when they were last looked at.
+    pub(crate) live: AtomicU64,
+    pub(crate) dead: AtomicU64,
 }
 
 impl Sorter {
@@ -62,18 +67,11 @@ impl Sorter {
             control: Control::new(bytes_per_second),
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            live: AtomicU64::new(0),
+            dead: AtomicU64::new(0),
         }
     }
-}
-
-/// What is sorted next.
-struct Task {
-    sources: Vec<Source>,
-    head: Head,
-    /// How many runs lie before.
-    earlier: usize,
-    /// How many runs are replaced.
-    replaced: usize,
 }
 
 impl Core {
@@ -89,18 +87,50 @@ impl Core {
                 return Ok(());
             }
             pace.spend(std::mem::take(&mut spent))?;
-            self.give_way(control, GIVE_WAY);
+            match self.backlog() {
+                0 => self.give_way(control, GIVE_WAY),
+                1 => self.give_way(control, GIVE_WAY_BEHIND),
+                _ => {}
+            }
             Ok(())
         };
-        let mut looked = None;
+        let mut busy_at = None;
+        let mut look_at = None;
+        // Up to where all was seen that may be done about runs at rest.
+        let mut seen = None;
         while !control.is_stopped() && self.journal.failure().is_none() {
-            let due = |at: Instant| now().duration_since(at) >= LOOK_AT_RUNS;
-            let runs_too = looked.is_none_or(due);
-            match self.sort_step(runs_too, &mut spend) {
-                Ok(true) => looked = None,
-                Ok(false) => {
-                    if runs_too {
-                        looked = Some(now());
+            let began = now();
+            let rests = busy_at.is_none_or(|at| began.duration_since(at) >= AT_REST);
+            let due = look_at.is_none_or(|at: Instant| began >= at) || self.pool().is_short();
+            let durable = self.journal.durable();
+            let look = match due && seen != Some(durable) {
+                false => Look::Segments,
+                true if rests => Look::AtRest,
+                true => Look::Runs,
+            };
+            let done = self.sort_step(look, &mut spend);
+            if !matches!(done, Ok(None)) || look != Look::Segments {
+                // The rows and images of all that was looked at were in memory.
+                memory::give_back(
+                    self.journal
+                        .runs()
+                        .iter()
+                        .map(|run| run.image_bytes())
+                        .sum(),
+                );
+            }
+            match done {
+                Ok(Some(sorted)) => {
+                    look_at = None;
+                    if sorted == Look::Segments {
+                        busy_at = Some(now());
+                    }
+                }
+                Ok(None) => {
+                    if look != Look::Segments {
+                        let took = now().duration_since(began);
+                        look_at = Some(now() + LOOK_AT_RUNS.max(took * LOOK_SHARE));
+                        seen = (look == Look::AtRest).then_some(durable);
                     }
                     control.wait(REST);
                 }
@@ -113,31 +143,76 @@ impl Core {
         }
     }
 
-    /// Makes one run of what is there to be sorted, or, if these are to be looked at, of runs
-    /// where that is worth it. `spend` is told of bytes read and written. Tells whether there
-    /// was something to do.
+    /// Makes one run of segments that are there to be sorted, or, if these are to be looked at,
+    /// of runs where that is worth it. `spend` is told of bytes read and written. Tells what it
+    /// did something about, if there was something to do.
     pub(crate) fn sort_step(
         &self,
-        runs_too: bool,
+        look: Look,
+        spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
+    ) -> Result<Option<Look>, Stop> {
+        if self.journal.failure().is_some() {
+            // Whether the run that was published last is there, only a start sees.
+            return Ok(None);
+        }
+        let runs = self.journal.runs();
+        let Some(archive) = &self.archive else {
+            return self.sort_next(&runs, look, spend);
+        };
+        archive.settle(&runs)?;
+        let sorted = self.sort_next(&runs, look, spend)?;
+        archive.went_well();
+        Ok(sorted)
+    }
+
+    fn sort_next(
+        &self,
+        runs: &[Arc<Run>],
+        look: Look,
+        spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
+    ) -> Result<Option<Look>, Stop> {
+        if let Some(task) = self.next_segments(runs, look)? {
+            let done = self.make_run(&task, spend)?;
+            return Ok(done.then_some(Look::Segments));
+        }
+        if look == Look::Segments {
+            return Ok(None);
+        }
+        let Some(task) = self.next_runs(runs, look)? else {
+            return Ok(None);
+        };
+        // Segments do not wait for runs, which may take long.
+        let mut spend_and_sort = |bytes| {
+            spend(bytes)?;
+            match self.backlog() {
+                0 => Ok(()),
+                _ => self.sort_step(Look::Segments, spend).map(drop),
+            }
+        };
+        let done = self.make_run(&task, &mut spend_and_sort)?;
+        Ok(done.then_some(look))
+    }
+
+    /// Does it, unless damage is found.
+    fn make_run(
+        &self,
+        task: &Task,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<bool, Stop> {
-        let runs = self.journal.runs();
-        let task = match self.next_segments(&runs)? {
-            Some(task) => task,
-            None if !runs_too => return Ok(false),
-            None => match self.next_runs(&runs)? {
-                Some(task) => task,
-                None => return Ok(false),
-            },
+        let pool = self.pool();
+        // Of a disk that is full: what it gives back is more.
+        let _lent = match pool.is_short() {
+            true => pool.lend()?,
+            false => None,
         };
-        let id = self.pool().draw_id();
-        match self.build_run(id, &task, &runs, spend) {
+        let id = pool.draw_id();
+        match self.build_run(id, task, spend) {
             Ok(built) => {
                 self.sorter.read.fetch_add(built.read, Ordering::Relaxed);
                 self.sorter
                     .written
                     .fetch_add(built.written, Ordering::Relaxed);
-                self.publish_run(built, &task, runs)?;
+                self.publish_run(built, task)?;
                 Ok(true)
             }
             Err(failed) => {
@@ -164,230 +239,14 @@ impl Core {
         }
     }
 
-    /// The oldest segments that are not sorted, if they are enough to be worth it.
-    fn next_segments(&self, runs: &[Arc<Run>]) -> io::Result<Option<Task>> {
-        let step = self.config.sorter_step();
-        let mut sealed: Vec<Arc<Segment>> = {
-            let current = self.journal.current().base;
-            let segments = self.journal.segments.read();
-            segments
-                .range(..current)
-                .map(|(_, s)| Arc::clone(s))
-                .collect()
-        };
-        // The newest is left: a backup ends with a segment.
-        let newest = sealed.pop();
-        let bytes: u64 = sealed.iter().map(|segment| segment.file_bytes()).sum();
-        if bytes < step || sealed.is_empty() || !self.damages.is_empty() {
-            return Ok(None);
-        }
-        // Segments that do not tell of runs are the last that an older version would take
-        // for all there is.
-        if self.journal.current().life.id < self.pool().mark() {
-            return Ok(None);
-        }
-        let mut covered = self.indexer.covered();
-        let enough = |covered: Option<SegmentId>| {
-            let below = |segment: &&Arc<Segment>| Some(segment.life.id) <= covered;
-            let bytes = sealed.iter().take_while(below).map(|s| s.file_bytes());
-            bytes.sum::<u64>() >= step
-        };
-        if !enough(covered) {
-            if let Err(error) = self.indexer.work(self, Wanted::ForBackup) {
-                self.journal
-                    .fail("writing an index or a checkpoint", &error);
-            }
-            covered = self.indexer.covered();
-        }
-        if !enough(covered) {
-            return Ok(None);
-        }
-        let mut sources = Vec::new();
-        let mut bytes = 0;
-        let mut successor = None;
-        for segment in sealed {
-            if Some(segment.life.id) > covered || bytes >= step {
-                successor = Some(segment);
-                break;
-            }
-            let Some(index) = self.sound_index(&segment) else {
-                return Ok(None);
-            };
-            bytes += segment.file_bytes();
-            sources.push(Source { segment, index });
-        }
-        let Some(successor) = successor.or(newest) else {
-            return Ok(None);
-        };
-        let Some(head) = self.head_of(&sources, &successor, runs)? else {
-            return Ok(None);
-        };
-        Ok(Some(Task {
-            sources,
-            head,
-            earlier: runs.len(),
-            replaced: 0,
-        }))
-    }
-
-    /// The index of a segment or run that nothing is wrong with.
-    fn sound_index(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
-        let sound = segment.is_indexed() && segment.holes.read().is_empty();
-        let index = self.indexes.get(segment).filter(|_| sound)?;
-        (!index.is_partial() && !segment.is_misnamed()).then_some(index)
-    }
-
-    /// What the run of these segments will say of itself; `None` if they do not tell.
-    fn head_of(
-        &self,
-        sources: &[Source],
-        successor: &Segment,
-        runs: &[Arc<Run>],
-    ) -> io::Result<Option<Head>> {
-        let (Some(first), Some(last)) = (sources.first(), sources.last()) else {
-            return Ok(None);
-        };
-        let (Some((_, own)), Some((header, link))) =
-            (self.link_of(&last.segment)?, self.link_of(successor)?)
-        else {
-            return Ok(None);
-        };
-        let before = runs.last().map(|run| &run.head);
-        let told = link.predecessor == Some(last.segment.life.id)
-            && link.predecessor_end == last.index.end
-            && link.predecessor_chain == last.index.chain;
-        if !told {
-            return Ok(None);
-        }
-        let since = before.map_or(RecoveryEpoch::new(0), |head| head.epoch);
-        let ended =
-            |(epoch, _): &&(RecoveryEpoch, _)| *epoch >= since && *epoch < own.recovery_epoch;
-        Ok(Some(Head {
-            first: first.segment.life.id,
-            before_first: before.map(|head| head.last),
-            first_base: before.map_or(first.segment.base, |head| head.limit),
-            last: last.segment.life.id,
-            before_last: link.second,
-            end: last.index.end,
-            limit: last.segment.limit(),
-            chain: last.index.chain,
-            next_log_counter: match link.recovery_epoch == own.recovery_epoch {
-                true => link.next_log_counter,
-                false => 1,
-            },
-            // Of a later frame: nothing before arrived later.
-            arrival: header.arrival,
-            epoch: own.recovery_epoch,
-            history: self.history.iter().filter(ended).copied().collect(),
-            order: Vec::new(),
-            order_end: 0,
-            logs: 0,
-            records: 0,
-            pack_bytes: 0,
-            forgotten: None,
-        }))
-    }
-
-    fn link_of(&self, segment: &Segment) -> io::Result<Option<(Header, Link)>> {
-        // A link tells of all logs that the segment before touched: an eighth of a segment.
-        let most = (segment.life.size / 4).max(64 << 10);
-        let bytes = self.open_segments.read(segment, segment.first(), most)?;
-        let header = frame::decode_header(&bytes, segment.life.salt)
-            .filter(|header| header.kind == Kind::Link && header.position == segment.first());
-        Ok(header.and_then(|header| {
-            let body = frame::verified_body(&bytes, &header)?;
-            Some((header, Link::decode(body)?))
-        }))
-    }
-
-    /// Runs that are worth to be written anew: one of which much is dead, or two that
-    /// together are no larger than a run may be.
-    fn next_runs(&self, runs: &[Arc<Run>]) -> io::Result<Option<Task>> {
-        if !self.damages.is_empty() || self.indexer.covered().is_none() {
-            return Ok(None);
-        }
-        let mut live = Vec::with_capacity(runs.len());
-        for run in runs {
-            let Some(index) = self.sound_index(&run.segment) else {
-                return Ok(None);
-            };
-            live.push(self.live_bytes(&index));
-        }
-        for (at, run) in runs.iter().enumerate() {
-            let dead = run.head.pack_bytes - live[at].min(run.head.pack_bytes);
-            if dead > run.head.pack_bytes / DEAD_PART {
-                return self.task_of_runs(runs, at, 1);
-            }
-        }
-        for at in 1..runs.len() {
-            let (older, younger) = (live[at - 1], live[at]);
-            let fit = older + younger <= self.config.sorter_run_bytes;
-            if fit && (older <= 2 * younger || younger == 0) {
-                return self.task_of_runs(runs, at - 1, 2);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Bytes of packs that hold a record that is kept.
-    fn live_bytes(&self, index: &SealedIndex) -> u64 {
-        let mut live = 0;
-        for row in index.rows() {
-            let log = self.logs.by_id(row.log_id);
-            let (gone, kept) = fate(self, log.as_deref());
-            if gone {
-                continue;
-            }
-            let entries = index.entries(&row);
-            let from = entries.partition_point(|place| place.next_lsn() <= kept.first);
-            live += entries
-                .from(from)
-                .map(|place| u64::from(place.frame_len))
-                .sum::<u64>();
-        }
-        live
-    }
-
-    fn task_of_runs(&self, runs: &[Arc<Run>], at: usize, count: usize) -> io::Result<Option<Task>> {
-        let chosen = &runs[at..at + count];
-        let (Some(first), Some(last)) = (chosen.first(), chosen.last()) else {
-            return Ok(None);
-        };
-        let mut sources = Vec::with_capacity(count);
-        for run in chosen {
-            let Some(index) = self.sound_index(&run.segment) else {
-                return Ok(None);
-            };
-            let segment = Arc::clone(&run.segment);
-            sources.push(Source { segment, index });
-        }
-        let history = chosen.iter().flat_map(|run| run.head.history.clone());
-        let head = Head {
-            first: first.head.first,
-            before_first: first.head.before_first,
-            first_base: first.head.first_base,
-            history: history.collect(),
-            order: Vec::new(),
-            forgotten: chosen.iter().filter_map(|run| run.head.forgotten).max(),
-            ..last.head.clone()
-        };
-        Ok(Some(Task {
-            sources,
-            head,
-            earlier: at,
-            replaced: count,
-        }))
-    }
-
     fn build_run(
         &self,
         id: SegmentId,
         task: &Task,
-        runs: &[Arc<Run>],
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<Built, Failed> {
         let mut earlier = Vec::with_capacity(task.earlier);
-        for run in &runs[..task.earlier] {
+        for run in &self.journal.runs()[..task.earlier] {
             let index = self.sound_index(&run.segment).ok_or(Failed::Damaged)?;
             earlier.push((Arc::clone(run), index));
         }
@@ -405,9 +264,13 @@ impl Core {
 
     /// The run is on the device: it gets its name, readers go there, and what it stands for
     /// goes.
-    fn publish_run(&self, built: Built, task: &Task, mut runs: Vec<Arc<Run>>) -> io::Result<()> {
+    fn publish_run(&self, built: Built, task: &Task) -> io::Result<()> {
         let Built {
-            life, head, index, ..
+            life,
+            head,
+            index,
+            archived,
+            ..
         } = built;
         let id = life.id;
         // Without its name flushed, the index could outlive it.
@@ -420,6 +283,9 @@ impl Core {
             .and_then(|()| self.disk.sync_directory("index"));
         if let Err(error) = written {
             self.forget_unpublished(id);
+            if let (Some(archive), Some(pending)) = (&self.archive, archived) {
+                archive.forget(pending);
+            }
             return Err(error);
         }
         let published = self
@@ -431,13 +297,19 @@ impl Core {
             self.journal.fail("publishing a sorted run", &error);
             return Ok(());
         }
+        if let (Some(archive), Some(pending)) = (&self.archive, archived) {
+            archive.keep(pending);
+        }
         let segment = Segment::finished(life, base_of(id), Some(path(id)), life.size);
         *segment.end.write() = Some(index.end);
         segment.set_indexed();
         let run = Arc::new(Run {
             segment: Arc::new(segment),
+            straddling: head.pack_bytes.saturating_sub(self.live_bytes(&index)),
             head,
         });
+        // Nobody else changes them; but behind those of the task there may be more by now.
+        let mut runs = self.journal.runs();
         runs.splice(task.earlier..task.earlier + task.replaced, [run]);
         let retired = {
             // Indexes and checkpoints are written of what is there as a whole.
@@ -449,6 +321,9 @@ impl Core {
             self.logs.forget_deleted(self.journal.sorted_end());
             retired
         };
+        let gone: u64 = retired.iter().map(|file| file.file_bytes()).sum();
+        let freed = gone.saturating_sub(life.size);
+        self.sorter.freed.fetch_add(freed, Ordering::Relaxed);
         if let Err(error) = self.give_back(&retired) {
             self.journal.fail("giving back sorted segments", &error);
         }

@@ -14,6 +14,13 @@ use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
 use crate::journal::segment::{Life, SORTED_RUN};
 
+/// Salt for a file that is begun.
+pub(crate) fn draw_salt(disk: &dyn Disk) -> io::Result<u64> {
+    let mut salt = [0; 8];
+    disk.draw(&mut salt)?;
+    Ok(u64::from_le_bytes(salt))
+}
+
 /// Written in one go.
 const WRITE_BYTES: usize = 1 << 20;
 
@@ -30,7 +37,7 @@ const IMAGES_BYTES: usize = 256 << 10;
 const ORDER_BYTES: usize = 64 << 10;
 
 /// A run that is being written.
-pub(super) struct Writer {
+pub(crate) struct Writer {
     file: Arc<dyn DiskFile>,
     pub(super) life: Life,
     pub(super) base: Position,
@@ -40,6 +47,8 @@ pub(super) struct Writer {
     chain: u32,
     pack: Pack,
     images: Vec<u8>,
+    /// Incompatible features that its life block will name.
+    features: u32,
     logs: u64,
     order: Vec<Noted>,
     /// Those that say more than where the piece is.
@@ -75,15 +84,24 @@ struct Pack {
 impl Writer {
     /// Begins a run under the name it has as long as it is written.
     pub(super) fn create(disk: &dyn Disk, id: SegmentId, store_id: u128) -> io::Result<Self> {
-        let mut salt = [0; 8];
-        disk.draw(&mut salt)?;
-        let file = disk.create(&new_path(id))?;
+        let salt = draw_salt(disk)?;
+        Self::create_as(disk, &new_path(id), (id, store_id, salt), SORTED_RUN)
+    }
+
+    /// Begins a file of this form, with a name and features of its own.
+    pub(crate) fn create_as(
+        disk: &dyn Disk,
+        path: &str,
+        (id, store_id, salt): (SegmentId, u128, u64),
+        features: u32,
+    ) -> io::Result<Self> {
+        let file = disk.create(path)?;
         Ok(Self {
             file,
             life: Life {
                 id,
                 size: 0,
-                salt: u64::from_le_bytes(salt),
+                salt,
                 store_id,
             },
             base: base_of(id),
@@ -92,6 +110,7 @@ impl Writer {
             chain: 0,
             pack: Pack::default(),
             images: Vec::new(),
+            features,
             logs: 0,
             order: Vec::new(),
             rare: HashMap::default(),
@@ -101,8 +120,12 @@ impl Writer {
         })
     }
 
+    pub(crate) fn id(&self) -> SegmentId {
+        self.life.id
+    }
+
     /// Bytes written since this was asked last.
-    pub(super) fn take_written(&mut self) -> u64 {
+    pub(crate) fn take_written(&mut self) -> u64 {
         std::mem::take(&mut self.written)
     }
 
@@ -140,21 +163,26 @@ impl Writer {
 
     fn write_out(&mut self) -> io::Result<()> {
         self.file.write_all_at(&self.buffer, self.offset)?;
-        self.offset += self.buffer.len() as u64;
-        self.written += self.buffer.len() as u64;
+        let bytes = self.buffer.len() as u64;
+        // Hundreds of megabytes in one flush would hold up those of the journal.
+        self.file.write_behind(self.offset, bytes)?;
+        self.offset += bytes;
+        self.written += bytes;
         self.buffer.clear();
         Ok(())
     }
 
     /// The pieces that come are those of this log; so many records before them were dropped.
-    pub(super) fn begin_log(&mut self, log: LogId) {
+    pub(crate) fn begin_log(&mut self, log: LogId) {
         debug_assert!(self.pack.pieces.is_empty() && self.pack.places.is_empty());
         self.pack.log = Some(log);
     }
 
     /// Adds a piece with its stored bytes; `dropped`: records right before it.
-    pub(super) fn add(&mut self, piece: Piece, stored: &[u8], dropped: u64) -> io::Result<()> {
-        let full = self.pack.body.len() + stored.len() > PACK_BYTES
+    pub(crate) fn add(&mut self, piece: Piece, stored: &[u8], dropped: u64) -> io::Result<()> {
+        // The pieces of a pack follow each other without a hole.
+        let full = dropped > 0
+            || self.pack.body.len() + stored.len() > PACK_BYTES
             || self.pack.pieces.len() >= PACK_PIECES;
         if full && !self.pack.pieces.is_empty() {
             self.end_pack()?;
@@ -162,7 +190,6 @@ impl Writer {
         if self.pack.pieces.is_empty() {
             self.pack.dropped = dropped;
         }
-        debug_assert!(dropped == 0 || self.pack.pieces.is_empty());
         let offset = u32::try_from(self.pack.body.len()).map_err(io::Error::other)?;
         self.pack.pieces.push(Piece { offset, ..piece });
         self.pack.body.extend_from_slice(stored);
@@ -216,7 +243,7 @@ impl Writer {
     }
 
     /// All of the log is there. Returns where its packs are.
-    pub(super) fn end_log(&mut self) -> io::Result<Vec<Place>> {
+    pub(crate) fn end_log(&mut self) -> io::Result<Vec<Place>> {
         self.end_pack()?;
         Ok(std::mem::take(&mut self.pack.places))
     }
@@ -254,14 +281,15 @@ impl Writer {
     }
 
     /// How a log stood at the end of the run. They are written behind the packs.
-    pub(super) fn image(&mut self, images: &Images) {
+    pub(crate) fn image(&mut self, images: &Images) {
         images.put(&mut self.images);
         self.logs += 1;
     }
 
     /// Ends the run; it is on the device then, under the name it was begun with. Returns its
     /// life, where its frames end, and the checksum of the last.
-    pub(super) fn finish(mut self, mut head: Head) -> io::Result<(Life, Head, u64, u32)> {
+    pub(crate) fn finish(mut self, mut head: Head) -> io::Result<(Life, Head, u64, u32)> {
+        head.images_at = self.end();
         self.write_images()?;
         self.write_order(&mut head)?;
         head.logs = self.logs;
@@ -277,7 +305,8 @@ impl Writer {
         self.buffer.extend_from_slice(&at.to_le_bytes());
         self.life.size = self.end();
         self.write_out()?;
-        self.file.write_all_at(&self.life.encode(SORTED_RUN), 0)?;
+        self.file
+            .write_all_at(&self.life.encode(self.features), 0)?;
         self.file.sync()?;
         Ok((self.life, head, end, self.chain))
     }

@@ -8,6 +8,7 @@ use crate::disk::{Call, CallKind, Disk};
 use crate::engine::LogTarget;
 use crate::error::{AdminError, FailedCheck, SyncError, TrimError};
 use crate::ids::{LogId, Position};
+use crate::journal::committer::Expiry;
 use crate::record::{LogConfig, SyncMode};
 use crate::ticket::Awaited;
 
@@ -506,6 +507,78 @@ fn trims_and_deletions_go_on_when_appends_are_refused_and_leave_them_refused() {
     is_spotless(&f.report);
     assert_eq!(f.contents("a").last().unwrap(), b"again");
     assert_eq!(f.core.logs.len(), 2);
+}
+
+#[test]
+fn what_a_deletion_takes_from_memory_counts_nowhere_and_is_back_if_it_is_void() {
+    for void in [true, false] {
+        let f = furnished();
+        let log = f.core.logs.by_name("m").unwrap();
+        if void {
+            f.disk.fail_write(1, StorageFull, 0);
+        }
+        let refused = delete(&f, target("m")).is_err();
+        assert_eq!(refused, void);
+        let (image, next) = {
+            let state = log.state.read();
+            (state.image(log.id, None), state.next)
+        };
+        assert_eq!(image.next, Lsn::ZERO, "nothing of it is in the journal");
+        assert_eq!(next, Lsn::new(u64::from(void)));
+        let mut sync = f.core.sync_in_turn(Durability::Durable);
+        f.core.turn();
+        poll(&mut sync).unwrap().unwrap();
+        let f = f.restart();
+        is_spotless(&f.report);
+        let left = f.core.logs.by_name("m");
+        assert_eq!(left.is_some(), void);
+        if void {
+            assert_eq!(f.contents("m"), [b"in memory"]);
+        }
+    }
+}
+
+#[test]
+fn trims_by_retention_go_on_and_leave_some_of_the_reserve_to_people() {
+    let f = with_reserve();
+    let records: Vec<&[u8]> = vec![b"r"; 1000];
+    for _ in 0..3 {
+        f.append_batch(batch(&[("old", &records)])).unwrap();
+    }
+    for n in 0..200 {
+        f.append("t", &[0]).unwrap();
+        f.append(&format!("d/{n}"), &[0]).unwrap();
+    }
+    f.disk.set_full(true);
+    fill(&f, &[1; 4000]);
+    fill(&f, &[1]);
+    let log = f.core.logs.by_name("old").unwrap();
+    let expire = |before| {
+        let expiry = Expiry {
+            log: Arc::clone(&log),
+            before: Lsn::new(before),
+            config: Arc::clone(&log.state.read().config),
+            respect_cursors: false,
+        };
+        let mut expired = f.core.expire(vec![expiry]);
+        f.core.turn();
+        poll(&mut expired).unwrap()
+    };
+    let refused = (1..3000).find_map(|before| Some((before, expire(before).err()?)));
+    let (before, error) = refused.expect("there is room for so many trims");
+    assert!(matches!(error, AppendError::DiskFull), "{error}");
+    assert!(before > 300, "{before} went on");
+    for n in 0..200 {
+        assert_eq!(trim(&f, "t", n + 1).unwrap(), Lsn::new(n + 1));
+        delete(&f, target(&format!("d/{n}"))).unwrap();
+    }
+    f.disk.set_full(false);
+    f.clock.advance(1_000_000);
+    expire(before).unwrap();
+    let f = f.restart();
+    is_spotless(&f.report);
+    let old = f.core.logs.by_name("old").unwrap();
+    assert_eq!(old.state.read().coming_first(), Lsn::new(before));
 }
 
 #[test]

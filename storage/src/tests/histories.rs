@@ -60,8 +60,7 @@ impl History {
             buffer_bytes: 9000,
             producer_window: random.random_range(1..90),
             sorter_enabled: true,
-            sorter_step_bytes: 1,
-            sorter_run_bytes: random.random_range(1..6) * (50 << 10),
+            sorter_step_bytes: random.random_range(1..6) * (100 << 10),
             ..small_config()
         };
         Self {

@@ -127,8 +127,8 @@ impl Disk for WatchedDisk {
         self.disk.create_directory(path)
     }
 
-    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
-        self.disk.list(directory)
+    fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
+        self.disk.visit(directory, each)
     }
 
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {

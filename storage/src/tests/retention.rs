@@ -5,27 +5,27 @@ use super::*;
 use crate::journal::committer::Expiry;
 use crate::local::retention::Ends;
 use crate::metrics::RetentionPass;
-use crate::record::{GapReason, LogConfig, Retention, SyncMode};
+use crate::record::{GapReason, Retention, RetentionBounds, SyncMode};
 use crate::ticket::block_on;
 
-const HOUR: i64 = 3600 * 1_000_000;
+pub(super) const HOUR: i64 = 3600 * 1_000_000;
 const DAY: i64 = 24 * HOUR;
 
-fn by_records(records: u64) -> Retention {
+pub(super) fn by_records(records: u64) -> Retention {
     Retention {
         max_records: Some(records),
         ..Retention::default()
     }
 }
 
-fn by_bytes(bytes: u64) -> Retention {
+pub(super) fn by_bytes(bytes: u64) -> Retention {
     Retention {
         max_bytes: Some(bytes),
         ..Retention::default()
     }
 }
 
-fn by_age(micros: i64) -> Retention {
+pub(super) fn by_age(micros: i64) -> Retention {
     Retention {
         max_age: Some(Duration::from_micros(micros.unsigned_abs())),
         ..Retention::default()
@@ -34,7 +34,7 @@ fn by_age(micros: i64) -> Retention {
 
 impl Fixture {
     /// Changes what a log forgets; `None` = what the server's settings say.
-    fn retain(&self, log: &str, retention: Option<Retention>) {
+    pub(super) fn retain(&self, log: &str, retention: Option<Retention>) {
         let config = LogConfig {
             retention: retention.map(Box::new),
             ..LogConfig::default()
@@ -49,7 +49,7 @@ impl Fixture {
     }
 
     /// A whole pass, as the thread would do it; `None` if there was no need.
-    fn pass(&self) -> Option<RetentionPass> {
+    pub(super) fn pass(&self) -> Option<RetentionPass> {
         let mut pass = self.core.begin_pass()?;
         while !pass.is_through() {
             let portion = self.core.look(&mut pass);
@@ -86,7 +86,7 @@ impl Fixture {
         self.core.look(&mut pass)
     }
 
-    fn first(&self, log: &str) -> u64 {
+    pub(super) fn first(&self, log: &str) -> u64 {
         let log = self.core.logs.by_name(log).unwrap();
         log.state.read().first(self.core.journal.durable()).get()
     }
@@ -435,6 +435,95 @@ fn the_servers_bounds_hold_for_logs_without_any_of_their_own() {
     fixture.retain("none", None);
     fixture.pass();
     assert_eq!(firsts(&fixture), [4, 6, 6]);
+}
+
+#[test]
+fn settings_that_change_at_a_time_leave_each_others_as_they_are() {
+    let fixture = Fixture::new();
+    let of_log = |log: &str| {
+        let log = fixture.core.logs.by_name(log).unwrap();
+        Arc::clone(&log.state.read().config)
+    };
+    let bounds = |bounds| LogConfigChange {
+        retention: Some(RetentionChange::Bounds(bounds)),
+        ..LogConfigChange::default()
+    };
+    fixture.retain("a", Some(by_records(1)));
+    fixture.fill("a", 5, 10);
+    // All of them before any is applied, so that none can have seen what another does.
+    let changes = [
+        bounds(RetentionBounds {
+            max_records: Some(None),
+            ..RetentionBounds::default()
+        }),
+        LogConfigChange {
+            sync_mode: Some(Some(SyncMode::Batch)),
+            ..LogConfigChange::default()
+        },
+        bounds(RetentionBounds {
+            max_bytes: Some(Some(1 << 20)),
+            ..RetentionBounds::default()
+        }),
+        LogConfigChange {
+            max_record_bytes: Some(Some(100)),
+            ..LogConfigChange::default()
+        },
+    ];
+    let name = LogName::new("a").unwrap();
+    let asked = changes.map(|change| fixture.core.configure_in_turn(name.clone(), change));
+    fixture.core.turn();
+    for done in asked {
+        block_on(done).unwrap();
+    }
+    let expected = LogConfig {
+        sync_mode: Some(SyncMode::Batch),
+        retention: Some(Box::new(by_bytes(1 << 20))),
+        max_record_bytes: Some(100),
+        ..LogConfig::default()
+    };
+    assert_eq!(*of_log("a"), expected);
+    fixture.pass();
+    assert_eq!(
+        fixture.first("a"),
+        0,
+        "the bound that would take it is gone"
+    );
+    let fixture = fixture.restart();
+    let log = fixture.core.logs.by_name("a").unwrap();
+    assert_eq!(*log.state.read().config, expected);
+}
+
+#[test]
+fn logs_that_lie_together_are_looked_at_together_and_the_oldest_first() {
+    let fixture = Fixture::new();
+    let names: Vec<String> = (0..60).map(|number| format!("{}", 99 - number)).collect();
+    for name in &names {
+        fixture.retain(name, Some(by_age(HOUR)));
+        fixture.fill(name, 1, 6000);
+    }
+    assert!(fixture.core.journal.segments.read().len() > 3);
+    let fixture = fixture.restart();
+    fixture.clock.advance(2 * HOUR);
+    let due = fixture.look();
+    let due: Vec<&str> = due.iter().map(|expiry| expiry.log.name.as_str()).collect();
+    assert_eq!(due, names);
+}
+
+#[test]
+fn a_look_ends_when_it_is_to_stop_and_loses_nothing() {
+    let fixture = Fixture::new();
+    for name in ["a", "b", "c"] {
+        fixture.retain(name, Some(by_records(1)));
+        fixture.fill(name, 3, 10);
+    }
+    let mut pass = fixture.core.begin_pass().unwrap();
+    let control = &fixture.core.retainer.control;
+    control.stop();
+    assert!(fixture.core.look(&mut pass).is_empty());
+    assert!(!pass.is_through());
+    fixture.core.end_pass(pass);
+    let fixture = fixture.restart();
+    assert_eq!(fixture.pass().unwrap().trims, 3);
 }
 
 #[test]

@@ -137,8 +137,7 @@ impl Run {
                 _ => Retention::default(),
             },
             sorter_enabled: true,
-            sorter_step_bytes: 1,
-            sorter_run_bytes: random.random_range(1..6) * (50 << 10),
+            sorter_step_bytes: random.random_range(1..6) * (100 << 10),
             ..small_config()
         };
         Self {

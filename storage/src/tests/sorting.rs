@@ -8,19 +8,18 @@ use crate::record::{Gap, GapReason};
 
 const LOGS: [&str; 5] = ["a", "b/1", "b/2", "c", "idle"];
 
-fn config() -> StorageConfig {
+pub(super) fn config() -> StorageConfig {
     StorageConfig {
         reserve_segments: 1,
         sorter_enabled: true,
-        sorter_step_bytes: 256 << 10,
-        sorter_run_bytes: 512 << 10,
+        sorter_step_bytes: 1 << 20,
         ..small_config()
     }
 }
 
 impl Fixture {
     /// Appends records of many sizes to many logs, over some segments.
-    fn fill_logs(&self, seed: u64, segments: usize) {
+    pub(super) fn fill_logs(&self, seed: u64, segments: usize) {
         let begun = self.core.journal.current().base;
         let mut number = seed * 1000;
         loop {
@@ -45,7 +44,7 @@ impl Fixture {
     }
 
     /// Sorts as much as there is. Returns in how many steps.
-    fn sort(&self) -> usize {
+    pub(super) fn sort(&self) -> usize {
         let mut steps = 0;
         while self.core.sort_in_turn().unwrap() {
             steps += 1;
@@ -54,11 +53,11 @@ impl Fixture {
         steps
     }
 
-    fn runs(&self) -> usize {
+    pub(super) fn runs(&self) -> usize {
         self.core.journal.runs().len()
     }
 
-    fn trim_to(&self, log: &str, before: u64) {
+    pub(super) fn trim_to(&self, log: &str, before: u64) {
         let trimmed = self.core.trim_in_turn(target(log), Lsn::new(before));
         self.core.turn();
         drop(trimmed);
@@ -191,6 +190,47 @@ fn what_is_read_is_the_same_after_sorting_and_after_starts() {
     fixture.assert_told(&expected, "without indexes and checkpoints");
 }
 
+#[test]
+fn what_is_left_out_of_runs_is_told_once_however_small_a_chunk_is() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.fill_logs(1, 9);
+    for (log, before) in [("a", 90), ("b/1", 41), ("c", 3)] {
+        fixture.trim_to(log, before);
+    }
+    let fixture = fixture.restart();
+    fixture.fill_logs(2, 4);
+    fixture.sort();
+    assert!(fixture.runs() > 0);
+    for chunk_bytes in [1, 49, 60, 100, 150, 700, 1300, 5000, 64 << 10] {
+        let request = ScanRequest {
+            selector: Selector::All,
+            start: ScanStart::First,
+            until_lsn: None,
+            max_records: 0,
+            follow: false,
+            visibility: None,
+            chunk_bytes,
+        };
+        let mut scan = fixture.begin(request).unwrap();
+        let mut next: std::collections::BTreeMap<LogName, Lsn> = Default::default();
+        let mut dropped = 0;
+        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+            for gap in chunk.gaps {
+                let next = next.entry(gap.log.unwrap()).or_default();
+                assert_eq!(gap.from, Some(*next), "in chunks of {chunk_bytes}");
+                dropped += gap.to.unwrap().since(*next);
+                *next = gap.to.unwrap();
+            }
+            for batch in chunk.batches {
+                let next = next.entry(batch.log.clone()).or_default();
+                assert_eq!(batch.first_lsn, *next, "in chunks of {chunk_bytes}");
+                *next = next.advance(u64::from(batch.count));
+            }
+        }
+        assert_eq!(dropped, 90 + 41 + 3);
+    }
+}
+
 /// What comes after each cursor of a scan, and the cursors.
 fn cursors(fixture: &Fixture, selector: &Selector) -> Vec<Bytes> {
     let mut cursors = Vec::new();
@@ -296,7 +336,11 @@ fn what_is_trimmed_or_deleted_gives_its_space_back_and_an_idle_log_pins_nothing(
 
 #[test]
 fn runs_are_merged_and_what_died_in_them_is_left_out() {
-    let fixture = Fixture::with(SimDisk::new(), config());
+    let config = StorageConfig {
+        sorter_step_bytes: 2 << 20,
+        ..config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
     for round in 0..8 {
         fixture.fill_logs(round, 4);
         fixture.sort();
@@ -560,7 +604,7 @@ fn a_damaged_run_serves_what_is_good_and_names_the_rest_exactly() {
 }
 
 /// A store with runs and segments, trimmed and with a deleted log, ended as it should be.
-fn sorted_store() -> (SimDisk, Arc<TestClock>, Vec<String>) {
+pub(super) fn sorted_store() -> (SimDisk, Arc<TestClock>, Vec<String>) {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.append("idle", b"once").unwrap();
     fixture.fill_logs(1, 3);
@@ -728,4 +772,39 @@ fn accepted_damage_of_a_run_is_named_and_the_store_goes_on() {
         report,
     };
     fixture.append("a", b"more").unwrap();
+}
+
+#[test]
+fn images_of_deleted_logs_go_however_many_they_are() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    let name = |number: usize| format!("many/{number:06}");
+    for number in 0..4000 {
+        drop(fixture.submit(batch(&[(&name(number), &[b"x"])])));
+    }
+    fixture.core.turn();
+    fixture.fill_logs(1, 3);
+    fixture.sort();
+    let images = |fixture: &Fixture| -> u64 {
+        let runs = fixture.core.journal.runs();
+        let of = |run: &Arc<crate::sorted::Run>| run.segment.life.size - run.head.pack_bytes;
+        runs.iter().map(of).sum()
+    };
+    // More than runs are merged up to.
+    let before = images(&fixture);
+    assert!(before > fixture.config.sorter_step_bytes / 4, "{before}");
+    for number in 0..4000 {
+        drop(fixture.core.delete_in_turn(target(&name(number))));
+    }
+    fixture.core.turn();
+    // Until both checkpoints know of it.
+    for seed in 2..6 {
+        fixture.fill_logs(seed, 9);
+        for log in LOGS.iter().take(4) {
+            let tail = fixture.read_from(log, ReadStart::First).unwrap().tail_lsn;
+            fixture.trim_to(log, tail.get());
+        }
+        fixture.sort();
+    }
+    let left = images(&fixture);
+    assert!(left < before / 4, "{left} of {before}");
 }

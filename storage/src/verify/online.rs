@@ -13,6 +13,7 @@ use super::segment::{self, Fault, NextLsns, Target};
 use super::{Finding, FindingKind, Severity, advice};
 use crate::checkpoint;
 use crate::directory;
+use crate::error::VerifyError;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::Place;
 use crate::journal::segment::Segment;
@@ -27,6 +28,9 @@ pub(crate) struct Told(Mutex<HashSet<Logged>>);
 
 /// A log, and ranges of its lsns.
 type Hit = (Arc<Log>, Vec<(Lsn, Lsn)>);
+
+/// Sorted runs, and segments of the journal.
+type Files = (Vec<Arc<Run>>, Vec<Arc<Segment>>);
 
 /// Segment, kind, position, sentence.
 type Logged = (Option<u64>, FindingKind, Option<Position>, String);
@@ -129,18 +133,31 @@ impl Drop for Verification {
 }
 
 impl Core {
-    /// Checks the store, or one segment of it.
+    /// The run or the segment that has this number.
+    pub(crate) fn files_of(&self, id: u64) -> Result<Files, VerifyError> {
+        let (mut runs, mut segments) = self.journal.runs_and_segments();
+        let standing = runs.iter().find(|run| {
+            (run.head.first.get()..=run.head.last.get()).contains(&id) && run.id().get() != id
+        });
+        let run = standing.map(|run| run.id().get());
+        runs.retain(|run| run.id().get() == id);
+        segments.retain(|segment| segment.life.id.get() == id);
+        match (runs.is_empty() && segments.is_empty(), run) {
+            (false, _) => Ok((runs, segments)),
+            (true, Some(run)) => Err(VerifyError::SegmentSorted { segment: id, run }),
+            (true, None) => Err(VerifyError::SegmentNotFound { segment: id }),
+        }
+    }
+
+    /// Checks the store, or some files of it.
     pub(crate) fn verify(
         &self,
-        only: Option<Arc<Segment>>,
+        only: Option<Files>,
         control: &Control,
         tell: &mut dyn FnMut(&mut Progress),
     ) -> Result<(), Stop> {
         let whole = only.is_none();
-        let (runs, segments) = match only {
-            Some(segment) => (Vec::new(), vec![segment]),
-            None => self.journal.runs_and_segments(),
-        };
+        let (runs, segments) = only.unwrap_or_else(|| self.journal.runs_and_segments());
         let now = || self.journal.clock.monotonic();
         let mut pace = Pace::new(control, &now);
         let mut progress = Progress {

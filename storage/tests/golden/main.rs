@@ -38,13 +38,26 @@ fn open(directory: &Path) -> (Arc<LocalEngine>, RecoveryReport) {
 
 /// Looks for what is to expire so often.
 fn open_with(directory: &Path, retention: Duration) -> (Arc<LocalEngine>, RecoveryReport) {
-    let config = StorageConfig {
+    open_as(
+        directory,
+        StorageConfig {
+            retention_interval: retention,
+            ..config()
+        },
+    )
+}
+
+fn config() -> StorageConfig {
+    StorageConfig {
         segment_bytes: 64 << 10,
         // No marker proves what is to look like a torn tail.
         marker_delay: Duration::from_secs(3600),
-        retention_interval: retention,
+        sorter_enabled: false,
         ..StorageConfig::default()
-    };
+    }
+}
+
+fn open_as(directory: &Path, config: StorageConfig) -> (Arc<LocalEngine>, RecoveryReport) {
     let disk = RealDisk::open(directory).unwrap();
     LocalEngine::open(disk, config, Arc::new(SystemClock), Arc::new(NoObserver)).unwrap()
 }
@@ -171,6 +184,7 @@ fn producers_go_on(engine: &LocalEngine, name: &str, logs: &serde_json::Map<Stri
 #[test]
 fn golden_directories_open_read_as_they_did_and_go_on() {
     let (mut damaged, mut unproven, mut producers, mut torn) = (0, 0, 0, 0);
+    let mut runs = 0;
     let archives = archives();
     for (name, archive) in &archives {
         let kept = kept(archive);
@@ -182,6 +196,7 @@ fn golden_directories_open_read_as_they_did_and_go_on() {
         let seen = observe::store(&engine);
         observe::assert_same(name, &seen, logs);
         torn += u64::from(report.torn_bytes > 0);
+        runs += engine.statistics().sorted_runs;
         damaged += observe::quarantined(&seen);
         let appended = append_to_all(&engine, logs);
         unproven += appended.iter().filter(|count| **count == 0).count();
@@ -198,6 +213,7 @@ fn golden_directories_open_read_as_they_did_and_go_on() {
         assert_eq!(records, appended.iter().sum::<u64>() + 2 * new, "{name}");
     }
     assert!(archives.len() >= 6);
+    assert!(runs > 0);
     assert!(damaged > 0 && unproven > 0 && producers > 0 && torn > 0);
 }
 

@@ -10,11 +10,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use wald_storage::{
-    Batch, Compression, CursorCommit, Durability, Guard, Header, LocalEngine, LogConfig, LogEngine,
-    LogName, LogRecords, LogTarget, Lsn, Name, Record, Retention, SyncMode, Timestamp, block_on,
+    Batch, Compression, CursorCommit, Durability, Guard, Header, LocalEngine, LogConfig,
+    LogConfigChange, LogEngine, LogName, LogRecords, LogTarget, Lsn, Name, Record, Retention,
+    StorageConfig, SyncMode, Timestamp, block_on,
 };
 
-use super::{observe, open, open_with, sent};
+use super::{config, observe, open, open_as, open_with, sent};
 
 const LIFE: usize = 8192;
 
@@ -73,6 +74,35 @@ impl Store {
             engine: open_with(self.directory.path(), retention).0,
             ..self
         }
+    }
+
+    /// Starts again without a word, to sort.
+    fn sorting(self) -> Self {
+        drop(self.engine);
+        let config = StorageConfig {
+            retention_interval: Duration::from_millis(1),
+            sorter_enabled: true,
+            sorter_step_bytes: 600 << 10,
+            ..config()
+        };
+        Self {
+            engine: open_as(self.directory.path(), config).0,
+            ..self
+        }
+    }
+
+    /// Fills, and sorts what there is, and no more from then on.
+    fn sorted(self, epochs: [Option<u64>; 3]) -> Self {
+        let store = self.sorting();
+        store.fill(60, epochs);
+        let done = || {
+            let told = store.engine.statistics();
+            told.sorted_runs > 0 && told.unsorted_bytes < 256 << 10
+        };
+        while !done() {
+            std::thread::yield_now();
+        }
+        store.again(Duration::from_secs(3600))
     }
 
     fn submit(&self, batch: Batch) {
@@ -165,10 +195,10 @@ impl Store {
         block_on(engine.fence(target("payments"), Some(7))).unwrap();
         block_on(engine.update_log(
             name("empty"),
-            LogConfig {
-                sync_mode: Some(SyncMode::Batch),
-                compression: None,
-                max_record_bytes: Some(1000),
+            LogConfigChange {
+                sync_mode: Some(Some(SyncMode::Batch)),
+                compression: Some(None),
+                max_record_bytes: Some(Some(1000)),
                 retention: None,
             },
         ))
@@ -340,6 +370,43 @@ pub(crate) fn all(into: &Path) {
 
     retained(into);
     damaged(into);
+    sorted(into);
+}
+
+/// Runs of one step and of several, of all that a log can have, trimmed, expired and deleted
+/// logs among it; what is not sorted yet behind them.
+fn sorted(into: &Path) {
+    let mut store = Store::new();
+    let bounded = LogConfig {
+        retention: Some(Box::new(Retention {
+            max_records: Some(40),
+            ..Retention::default()
+        })),
+        ..LogConfig::default()
+    };
+    block_on(store.engine.create_log(name("orders/é"), bounded)).unwrap();
+    store.fill(60, [None; 3]);
+    store.act();
+    let epochs = [None, None, Some(7)];
+    store.fill(30, epochs);
+    store = store.sorted(epochs);
+    // Of runs too something is trimmed and deleted.
+    block_on(store.engine.trim(target("orders"), Lsn::new(20))).unwrap();
+    block_on(store.engine.delete_log(target("modes/manual"))).unwrap();
+    for _ in 0..4 {
+        store = store.sorted(epochs);
+    }
+    store.fill(20, epochs);
+    let late = LogConfig::default();
+    block_on(store.engine.create_log(name("late"), late)).unwrap();
+    block_on(store.engine.trim(target("payments"), Lsn::new(70))).unwrap();
+    // As a kill leaves it, with all threads ended.
+    store = store.again(Duration::from_secs(3600));
+    let killed = tempfile::tempdir().unwrap();
+    copy_all(store.directory.path(), killed.path());
+    keep(into, "sorted-killed", killed.path(), &store);
+    store.end();
+    keep(into, "sorted-clean", store.directory.path(), &store);
 }
 
 /// What was trimmed, what expired, and bounds of every kind.

@@ -8,6 +8,7 @@ use clap_complete::Shell;
 use wald_client::proto::{Compression, SyncMode};
 use wald_client::{DEFAULT_ENDPOINT, Durability, Visibility};
 
+use crate::bench::BenchArgs;
 use crate::input::Format;
 use crate::output::Output;
 use crate::parse::{self, Moment, Place};
@@ -77,6 +78,9 @@ pub(crate) enum Command {
     Health(HealthArgs),
     /// Save the store to a directory of backups, or look after that directory.
     Backup(BackupArgs),
+    /// Measure the server: throughput, latencies, what it uses, and what of that is the
+    /// transport's.
+    Bench(BenchArgs),
     /// Print the completions for a shell, to be put where it looks for them.
     Completion {
         /// The shell.

@@ -4,6 +4,7 @@ mod append;
 mod args;
 mod backup;
 mod batch;
+mod bench;
 mod cursors;
 mod exit;
 mod input;
@@ -79,6 +80,7 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
         Command::Verify(args) => verify::run(client, args, output).await,
         Command::Health(args) => health(client, args, output).await,
         Command::Backup(args) => backup::run(client, args, output).await,
+        Command::Bench(args) => bench::run(client, args, &global.endpoint, output).await,
         Command::Completion { shell } => pages::completion(shell),
         Command::Man { command } => pages::man(&command),
     }

@@ -109,6 +109,12 @@ impl Status<'_> {
         if let Some(damage) = &info.damage {
             row("damage", damaged(damage));
         }
+        if let Some(why) = &info.archive_failure {
+            row(
+                "archive",
+                format!("FAILING, so that nothing is dropped: {why}"),
+            );
+        }
         table.trim_fmt()
     }
 
@@ -187,6 +193,9 @@ impl Status<'_> {
                 "base_position": segment.base_position,
                 "end_position": segment.end_position,
                 "file_bytes": segment.file_bytes,
+                "live_bytes": (segment.kind() == SegmentKind::Sorted).then_some(segment.live_bytes),
+                "first_segment_id": segment.first_segment_id,
+                "last_segment_id": segment.last_segment_id,
                 "record_count": segment.record_count,
                 "log_count": segment.log_count,
                 "seal_time": time(segment.seal_time.as_ref()),
@@ -196,6 +205,7 @@ impl Status<'_> {
                 "log_count": damage.log_count,
                 "unattributed_count": damage.unattributed_count,
             })),
+            "archive_failure": info.archive_failure,
         })
     }
 }
@@ -281,20 +291,25 @@ fn segment_table(segments: &[Segment]) -> String {
     table
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header(["SEGMENT", "STATE", "FROM", "TO", "FILE"]);
+        .set_header(["SEGMENT", "KIND", "STATE", "FROM", "TO", "FILE", "LIVE"]);
     for segment in segments {
         let number = |position: Option<u64>| {
             position.map_or_else(|| "-".to_owned(), |position| position.to_string())
         };
         table.add_row([
             format!("{:016x}", segment.segment_id),
+            kind(segment).unwrap_or_default(),
             state(segment).unwrap_or_default(),
             number(segment.base_position),
             number(segment.end_position),
             HumanBytes(segment.file_bytes).to_string(),
+            match segment.kind() {
+                SegmentKind::Sorted => HumanBytes(segment.live_bytes).to_string(),
+                _ => "-".to_owned(),
+            },
         ]);
     }
-    for column in table.column_iter_mut().skip(2) {
+    for column in table.column_iter_mut().skip(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.trim_fmt()
@@ -331,11 +346,13 @@ mod tests {
                 log_count: 1,
                 unattributed_count: 0,
             }),
+            archive_failure: Some("archive /mnt/a: no space".into()),
             ..Default::default()
         };
         info.set_default_sync_mode(SyncMode::Interval);
         let segment = |id: u64, state: SegmentState| Segment {
             segment_id: id,
+            kind: SegmentKind::Journal.into(),
             state: state.into(),
             base_position: Some(id * 1024),
             end_position: Some(id * 1024 + 512),
@@ -364,6 +381,7 @@ mod tests {
             "a reboot empties it",
             "12 records of 1 log QUARANTINED; `walctl verify` names them",
             "2 segments, 2.00 KiB, positions 0 to 1536, 1 DAMAGED",
+            "FAILING, so that nothing is dropped: archive /mnt/a: no space",
         ] {
             assert!(table.contains(words), "no {words:?} in\n{table}");
         }
@@ -385,7 +403,26 @@ mod tests {
         let row: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(
             row,
-            ["0000000000000001", "active", "1024", "1536", "1.00", "KiB"]
+            [
+                "0000000000000001",
+                "journal",
+                "active",
+                "1024",
+                "1536",
+                "1.00",
+                "KiB",
+                "-"
+            ]
+        );
+        let run = Segment {
+            kind: SegmentKind::Sorted.into(),
+            live_bytes: 512,
+            ..status().segments[1]
+        };
+        let table = segment_table(&[run]);
+        assert!(
+            table.contains("sorted") && table.contains("512 B"),
+            "{table}"
         );
     }
 }

@@ -11,7 +11,10 @@ use crate::journal::body::{Created, MAX_CONFIG_LEN};
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
 use crate::local::{Log, TrimBy};
-use crate::record::LogConfig;
+use crate::record::{LogConfig, LogConfigChange};
+
+/// So many logs are deleted with one flush.
+const MOST_DELETIONS: usize = 256;
 
 impl Committer {
     pub(super) fn create(&mut self, name: LogName, config: LogConfig) -> Placed {
@@ -41,7 +44,7 @@ impl Committer {
         (None, Outcome::Done)
     }
 
-    pub(super) fn configure(&mut self, name: &LogName, config: LogConfig) -> Placed {
+    pub(super) fn configure(&mut self, name: &LogName, change: &LogConfigChange) -> Placed {
         let Some(log) = self.logs.by_name(name.as_str()) else {
             let error = AdminError::LogNotFound { log: name.clone() };
             return (Some(Position::ZERO), Outcome::AdminRefused(error));
@@ -52,8 +55,11 @@ impl Committer {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         self.finish_open();
+        let (next, config) = {
+            let state = log.state.read();
+            (state.next, change.apply(&state.config))
+        };
         let bounded = config.retention.is_some();
-        let next = log.state.read().next;
         let header = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
             crate::journal::body::put_config(out, &config);
         });
@@ -73,14 +79,24 @@ impl Committer {
         (None, Outcome::Done)
     }
 
-    /// Deletes a log. Flushed at once, so that the name is free the moment the log is
-    /// gone for readers too, and not before.
-    pub(super) fn delete(&mut self, target: &LogTarget) -> Placed {
-        let Some(log) = self.logs.by_name(target.name.as_str()) else {
+    /// Begins to delete a log: it is gone with [`Committer::end_deletions`], up to which only
+    /// other logs may be deleted.
+    ///
+    /// # Errors
+    /// What it is refused with.
+    pub(super) fn delete(&mut self, target: &LogTarget) -> Result<(Arc<Log>, Position), Placed> {
+        let name = target.name.as_str();
+        let mut found = self.logs.by_name(name);
+        let is_found = |(log, _): &(Arc<Log>, _)| found.as_ref().is_some_and(|f| f.id == log.id);
+        if self.deletions.iter().any(is_found) {
+            self.end_deletions();
+            found = self.logs.by_name(name);
+        }
+        let Some(log) = found else {
             let error = AdminError::LogNotFound {
                 log: target.name.clone(),
             };
-            return (Some(Position::ZERO), Outcome::AdminRefused(error));
+            return Err((Some(Position::ZERO), Outcome::AdminRefused(error)));
         };
         if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
             let error = AdminError::LogReplaced {
@@ -90,35 +106,59 @@ impl Committer {
             };
             self.finish_open();
             let reveals = log.state.read().created_end;
-            return (Some(reveals), Outcome::AdminRefused(error));
+            return Err((Some(reveals), Outcome::AdminRefused(error)));
         }
         let directory = DirectoryBuilder::entry_len(None);
+        // The segment they are in must know of them when it is left.
+        if !self.has_room(HEADER_BYTES, directory) || self.deletions.len() >= MOST_DELETIONS {
+            self.end_deletions();
+        }
         if let Err(error) = self.secure(HEADER_BYTES, directory, Use::Reserve) {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return Err((Some(Position::ZERO), Outcome::Refused(error)));
         }
         self.finish_open();
-        let next = log.state.read().next;
+        // What is in memory only never gets a place.
+        let next = log.state.read().journaled_next();
         let header = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
         let start = self.position(0);
         self.undo.note(start, &log, &log.state.read());
         self.discard_buffered(&log);
         self.touch(&log);
-        if let Err(error @ AppendError::DiskFull) = self.write_out() {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+        Ok((log, header.end()))
+    }
+
+    /// Deletes what is to be deleted. Flushed at once, so that the names are free the moment
+    /// the logs are gone for readers too, and not before.
+    pub(super) fn end_deletions(&mut self) {
+        if self.deletions.is_empty() {
+            return;
         }
-        self.journal.flush();
-        if self.journal.failure().is_none() {
-            {
-                let mut state = log.state.write();
-                state.deleted = true;
-                state.last_end = header.end();
-                state.stored_bytes = 0;
-                state.extras = None;
+        let refused = self
+            .write_out()
+            .err()
+            .filter(|error| matches!(error, AppendError::DiskFull));
+        if refused.is_none() {
+            self.journal.flush();
+        }
+        let gone = refused.is_none() && self.journal.failure().is_none();
+        for (log, mut pending) in std::mem::take(&mut self.deletions) {
+            if let Some(error) = &refused {
+                pending.need = Some(Position::ZERO);
+                pending.outcome = Outcome::Refused(error.clone());
             }
-            self.logs.remove_name(&log);
-            crate::watch::Watched::watch(&*log).wake();
+            if gone {
+                {
+                    let mut state = log.state.write();
+                    state.deleted = true;
+                    state.last_end = pending.need.unwrap_or(state.last_end);
+                    state.stored_bytes = 0;
+                    state.extras = None;
+                }
+                self.logs.remove_name(&log);
+                crate::watch::Watched::watch(&*log).wake();
+            }
+            self.pending.push(pending);
         }
-        (Some(header.end()), Outcome::Done)
     }
 
     pub(super) fn trim(&mut self, target: &LogTarget, before: Lsn) -> Placed {

@@ -174,8 +174,16 @@ impl Committer {
     /// Forgets what a log has in memory only: it goes with the log, and no frame of a
     /// deleted log follows its deletion.
     pub(super) fn discard_buffered(&mut self, log: &Arc<Log>) {
-        let Some(buffered) = log.state.write().buffered.take() else {
-            return;
+        let buffered = {
+            let mut state = log.state.write();
+            let Some(buffered) = state.buffered.take() else {
+                return;
+            };
+            // Whoever looks now does not count it: should this be taken back, a checkpoint
+            // would know of records that never were written.
+            state.next = buffered.first_lsn;
+            state.last_time = buffered.time_before;
+            buffered
         };
         self.buffered.retain(|other| other.id != log.id);
         self.buffered_bytes -= buffered.body.len() as u64;

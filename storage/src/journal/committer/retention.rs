@@ -29,7 +29,7 @@ impl Committer {
         self.finish_open();
         let frames = expiries.len() * HEADER_BYTES;
         let directory = expiries.len() * DirectoryBuilder::entry_len(None);
-        if let Err(error) = self.secure(frames, directory, Use::Reserve) {
+        if let Err(error) = self.secure(frames, directory, Use::Expiry) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         let placed = expiries.iter().map(|expiry| self.expire_one(expiry));

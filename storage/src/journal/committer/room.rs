@@ -28,9 +28,7 @@ impl Committer {
         directory: usize,
         purpose: Use,
     ) -> Result<(), AppendError> {
-        let full = self.buffer.len() + frames > GROUP_BYTES
-            || self.directory.extension_len() + directory > DIRECTORY_BYTES;
-        if full && !self.buffer.is_empty() {
+        if self.is_full(frames, directory) && !self.buffer.is_empty() {
             self.write_out()?;
         }
         if self.on_reserve && purpose == Use::Growth {
@@ -46,6 +44,17 @@ impl Committer {
             Some(error) => Err(AppendError::JournalFailed(error)),
             None => Ok(()),
         }
+    }
+
+    /// Whether the group has grown to what one write carries.
+    fn is_full(&self, frames: usize, directory: usize) -> bool {
+        self.buffer.len() + frames > GROUP_BYTES
+            || self.directory.extension_len() + directory > DIRECTORY_BYTES
+    }
+
+    /// Whether there is room in the group and in the segment at hand.
+    pub(super) fn has_room(&self, frames: usize, directory: usize) -> bool {
+        !self.is_full(frames, directory) && self.fits(frames, directory)
     }
 
     /// Goes on in the next segment, though there is room in this one.
@@ -138,7 +147,7 @@ impl Committer {
         self.records = 0;
         self.previous = DirectoryBuilder::default();
         self.first_of_run = false;
-        self.on_reserve = purpose == Use::Reserve;
+        self.on_reserve = purpose != Use::Growth;
         self.begin_with(link);
         self.indexer.take_over(sealed);
         self.journal

@@ -113,6 +113,10 @@ impl Committer {
                 extras.producers.take_back(before);
             }
         }
+        // First, so that whoever looks meanwhile does not take it for written.
+        for (log, buffered) in undo.taken {
+            self.put_back(log, buffered);
+        }
         for (log, standing) in undo.logs {
             log.state.write().roll_back(start, standing);
         }
@@ -120,9 +124,6 @@ impl Committer {
         self.journal.note_retention();
         for log in &undo.created {
             self.logs.remove(log);
-        }
-        for (log, buffered) in undo.taken {
-            self.put_back(log, buffered);
         }
         for pending in &mut self.pending {
             if pending.rests_beyond(start) {

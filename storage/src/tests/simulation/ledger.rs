@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::record::LogConfig;
+use crate::record::{LogConfig, LogConfigChange};
 
 /// What one unit does to one log.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub(in crate::tests) enum Effect {
         buffered: bool,
     },
     Create(&'static str, LogConfig),
-    Configure(&'static str, LogConfig),
+    Configure(&'static str, LogConfigChange),
     Delete(&'static str),
     Trim(&'static str, u64),
     Expire(&'static str, u64),
@@ -176,8 +176,9 @@ fn apply(effect: &Effect, logs: &mut Logs) {
             };
             logs.insert(of(log), state);
         }
-        Effect::Configure(log, config) => {
-            logs.entry(of(log)).or_default().config = config.clone();
+        Effect::Configure(log, change) => {
+            let state = logs.entry(of(log)).or_default();
+            state.config = change.apply(&state.config);
         }
         Effect::Delete(log) => drop(logs.remove(*log)),
         Effect::Trim(log, before) => logs.entry(of(log)).or_default().trim(*before),

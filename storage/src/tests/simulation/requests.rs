@@ -146,8 +146,14 @@ impl Run {
                 self.create(core, log, config)
             }
             6..9 => {
-                let config = self.settings(log);
-                self.configure(core, log, config)
+                let mut change: LogConfigChange = self.settings(log).into();
+                if self.chance(50) {
+                    change.sync_mode = None;
+                }
+                if self.chance(50) {
+                    change.retention = None;
+                }
+                self.configure(core, log, change)
             }
             9..16 => {
                 let state = self.ledger.live.get(log);
@@ -191,10 +197,11 @@ impl Run {
         &mut self,
         core: &Arc<Core>,
         log: &'static str,
-        config: LogConfig,
+        change: impl Into<LogConfigChange>,
     ) -> Asked {
-        let configured = core.configure_in_turn(LogName::new(log).unwrap(), config.clone());
-        Asked::Admin(configured, Effect::Configure(log, config))
+        let change = change.into();
+        let configured = core.configure_in_turn(LogName::new(log).unwrap(), change.clone());
+        Asked::Admin(configured, Effect::Configure(log, change))
     }
 
     pub(in crate::tests) fn trim(

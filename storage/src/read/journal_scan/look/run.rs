@@ -5,6 +5,7 @@
 //! from an earlier backup).
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -148,13 +149,48 @@ impl Work {
         let Some(piece) = found.1.get(number as usize).copied() else {
             return self.lose_pack(run, entry, pack, &log, next);
         };
-        if entry.dropped > 0 && self.skip == 0 {
-            let from = Lsn::new(piece.first_lsn.get().saturating_sub(entry.dropped));
-            let going = self.note_dropped(&log, from, piece.first_lsn);
-            if going != Going::On {
-                return Ok(going);
+        if entry.dropped == 0 || self.skip > 0 {
+            return self.take_found(run, entry, (pack, found.0), (&log, piece), next);
+        }
+        // What was dropped before it is told with it or not at all yet: nothing of where a scan
+        // stands could say that it was told.
+        let (gaps, bytes, at) = (self.gaps.clone(), self.bytes, self.at);
+        let from = Lsn::new(piece.first_lsn.get().saturating_sub(entry.dropped));
+        if self.waits(&log) {
+            return Ok(Going::Full);
+        }
+        self.note_dropped(&log, from, piece.first_lsn);
+        let going = self.take_found(run, entry, (pack, found.0), (&log, piece), next)?;
+        if going != Going::On && self.at == at && self.skip == 0 {
+            (self.gaps, self.bytes) = (gaps, bytes);
+            if !self.found_something() {
+                // All there is room for is not too little: it could not be read.
+                self.stored(run, found.0, &piece)
+                    .map_err(|error| ReadError::Io(Arc::new(error)))?;
+                return Ok(Going::Again);
             }
         }
+        Ok(going)
+    }
+
+    /// The body of a piece as it is stored, where that of its pack begins at `body_at`.
+    fn stored(&mut self, run: &Run, body_at: u64, piece: &Piece) -> io::Result<Bytes> {
+        let position = run.segment.base.advance(body_at + u64::from(piece.offset));
+        let length = u64::from(piece.stored);
+        let bytes = self.core.bytes_of_file(&run.segment, position, length)?;
+        self.looked += length;
+        Ok(bytes)
+    }
+
+    /// Takes a piece of which the pack is known, and where that one's body begins.
+    fn take_found(
+        &mut self,
+        run: &Run,
+        entry: &Entry,
+        (pack, body_at): (u64, u64),
+        (log, piece): (&Arc<Log>, Piece),
+        next: Position,
+    ) -> Result<Going, ReadError> {
         let damage = log.state.read().damage_from(piece.first_lsn);
         if damage.is_some_and(|(from, _)| from <= piece.first_lsn) {
             // Named by what is known of damage.
@@ -165,16 +201,12 @@ impl Work {
             count: piece.count,
             arrival: piece.arrival,
         };
-        let position = run.segment.base.advance(found.0 + u64::from(piece.offset));
         let body = |work: &mut Self| {
-            let stored = u64::from(piece.stored);
-            let read = work.core.bytes_of_file(&run.segment, position, stored);
-            let bytes: Bytes = read.map_err(Fault::Io)?;
-            work.looked += stored;
+            let bytes = work.stored(run, body_at, &piece).map_err(Fault::Io)?;
             let piece = Piece { offset: 0, ..piece };
             crate::read::piece_body(&piece, &bytes, 0)
         };
-        match self.take_records(&log, records, body)? {
+        match self.take_records(log, records, body)? {
             Taken::Going(Going::On) => Ok(self.on_to(next)),
             Taken::Going(going) => Ok(going),
             Taken::Damaged if run.segment.is_retired() => Ok(Going::Again),
@@ -186,18 +218,21 @@ impl Work {
                     frame_len: 8,
                 };
                 self.core
-                    .quarantine_at(&log, &place, entry.position, ChecksumSite::Read);
+                    .quarantine_at(log, &place, entry.position, ChecksumSite::Read);
                 Ok(self.on_to(next))
             }
         }
     }
 
-    /// Names records of a log that were dropped, by why.
+    /// Whether a gap of the log has to wait for the next message, since gaps come before the
+    /// batches of one.
+    fn waits(&self, log: &Log) -> bool {
+        self.batches.iter().any(|batch| batch.log_id == log.id)
+    }
+
+    /// Names records of a log that were dropped, by why. None of its batches may be in the
+    /// message.
     fn note_dropped(&mut self, log: &Log, from: Lsn, to: Lsn) -> Going {
-        if self.batches.iter().any(|batch| batch.log_id == log.id) {
-            // Gaps come before the batches of a message.
-            return Going::Full;
-        }
         let (deleted, kept) = self.fate_of(log);
         let (mut first, mut all) = (from, Going::On);
         for (border, reason) in super::gone(deleted, kept, to) {
@@ -205,6 +240,13 @@ impl Work {
             if first < until {
                 all = self.note_gap(log, first, until, reason);
                 first = until;
+            }
+        }
+        let missing = log.state.read().missing().to_vec();
+        for hole in missing {
+            let (from, until) = (first.max(hole.from), to.min(hole.to));
+            if from < until {
+                all = self.note_gap(log, from, until, hole.reason());
             }
         }
         all
@@ -227,9 +269,9 @@ impl Work {
             return Going::On;
         };
         let from = Lsn::new(goes_on.get().saturating_sub(entry.dropped));
-        let batches = self.batches.iter().any(|batch| batch.log_id == log.id);
-        if batches {
+        if self.waits(&log) {
             self.skip = told - 1;
+            return Going::Full;
         }
         self.note_dropped(&log, from, goes_on)
     }

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""usage: .ci/bench.py
+
+Every command of the client README's block about `walctl bench`, for short: the daemon of it runs with its echo
+service, each command ends well and says what it counted, and the files it is told to write are there. What it
+measures here says nothing; how fast anything is, is not checked.
+"""
+
+import shlex
+
+from common import *
+
+usage()
+
+
+def commands():
+    text = (ROOT / "client" / "README.md").read_text()
+    block = next(found for found in re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S) if "walctl bench" in found)
+    lines = [re.sub(r"\s+#.*", "", line[2:]) for line in block.splitlines() if line.startswith("$ ")]
+    return [line for line in lines if line.startswith("walctl bench")]
+
+
+def short(line):
+    """The command for as little as makes sense."""
+    words = shlex.split(re.sub(r"--(duration|rounds) \S+", "", line))[1:]
+    return [*words, *(["--items", "20000"] if "istio" in words else ["--duration", "300ms", "--warm-up", "100ms", "--filled", "20000"])]
+
+
+with scratch() as temporary:
+    with Daemon(Path(temporary) / "data", "--echo") as daemon:
+        lines = commands()
+        check("the README tells of it", len(lines) >= 5, len(lines))
+        for line in lines:
+            words = short(line)
+            if "--json" not in words:
+                words += ["--json", "report.json"]
+            files = [Path(temporary) / after for word, after in zip(words, words[1:]) if word in ("--json", "--svg", "--time-series")]
+            done = run(WALCTL, *words, "--endpoint", daemon.endpoint, "--metrics", f"http://{daemon.http}/metrics",
+                       cwd=temporary, env=clean_environment(), timeout=240)
+            written = [file.name for file in files if file.is_file() and file.stat().st_size > 100]
+            check(f"$ {line}", done.returncode == 0 and len(written) == len(files), done.stderr.decode()[-500:] or ", ".join(written))
+            for file in files:
+                if file.suffix == ".svg":
+                    check(f"{file.name} is a drawing", b"<svg" in file.read_bytes()[:300])
+                file.unlink(missing_ok=True)
+    with Daemon(Path(temporary) / "plain") as daemon:
+        done = run(WALCTL, "bench", "append", "--echo", "--duration", "200ms", "--endpoint", daemon.endpoint, env=clean_environment())
+        check("a daemon without echo says how to have it", done.returncode != 0 and b"--echo" in done.stderr, done.stderr.decode().strip()[-200:])
+finish()

@@ -1,0 +1,124 @@
+//! The command line of `walctl bench`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, ValueEnum};
+
+use super::spec::Level;
+use crate::parse;
+
+pub(crate) const HELP: &str = "\
+It appends real records, to logs named PREFIX/...: measure a daemon of its own, on the disk that \
+matters, and throw its directory away.
+
+A closed loop (default) sends the next call when one is answered. An open loop (--rate) sends when a \
+call is due, and times it from then, so that a server that stands still is not spared the calls that \
+would have come meanwhile; --in-flight bounds what is under way.
+
+--echo measures the same load on a service that does nothing, in turn with each round; the daemon \
+must have been started with --echo. The ratio is the median of the rounds' ratios. What is told of \
+the server comes from its metrics; without any it is not told.
+
+Figures of different runs differ by a fifth on an idle machine, and more where others work. Compare \
+what was measured in one run.";
+
+#[derive(Debug, Clone, ClapArgs)]
+#[command(after_help = HELP)]
+pub(crate) struct BenchArgs {
+    /// What to measure.
+    #[arg(value_enum)]
+    pub(super) workload: Workload,
+    /// Calls, or messages of sessions, under way at a time; several, such as 1,16,64, are
+    /// measured one after the other [default: 64; session 1024; scan, follow 1].
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(super) in_flight: Vec<usize>,
+    /// Open loop: so many calls a second; several are measured one after the other.
+    #[arg(long, value_name = "PER_SECOND", value_delimiter = ',')]
+    pub(super) rate: Vec<f64>,
+    /// Connections that the calls share; at most one for each call.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(super) connections: usize,
+    /// Logs that are appended to in turn.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) logs: usize,
+    /// Bytes of each record.
+    #[arg(long, value_name = "BYTES", default_value_t = 128)]
+    pub(super) record_bytes: u32,
+    /// Records of each call or message [default: batch 100, otherwise 1].
+    #[arg(long, value_name = "N")]
+    pub(super) batch: Option<u32>,
+    /// How durable records must be before they are acked, or seen by readers [default:
+    /// durable].
+    #[arg(long, value_enum)]
+    pub(super) durability: Option<Level>,
+    /// How long to measure, after the warm-up.
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = parse::duration)]
+    pub(super) duration: Duration,
+    /// Measure so many calls, messages or scans instead, however long it takes.
+    #[arg(long, value_name = "N", conflicts_with = "duration")]
+    pub(super) count: Option<u64>,
+    /// Time under load before anything counts.
+    #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = parse::duration)]
+    pub(super) warm_up: Duration,
+    /// Measure as often, in turn where there are several loads; the median is told.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) rounds: u32,
+    /// Measure the echo service likewise, and say the ratio.
+    #[arg(long)]
+    pub(super) echo: bool,
+    /// Where the server's metrics are [default: http://127.0.0.1:6926/metrics, if --endpoint
+    /// is the default; otherwise none].
+    #[arg(long, value_name = "URL")]
+    pub(super) metrics: Option<String>,
+    /// Followers of the log, of which the first one's times are taken: follow only.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) followers: usize,
+    /// Records of the log that is scanned or read; they are appended first if they are not
+    /// there.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub(super) filled: u64,
+    /// Items to send: istio only.
+    #[arg(long, value_name = "N", default_value_t = super::istio::ITEMS)]
+    pub(super) items: u64,
+    /// What the names of the logs begin with, before a slash.
+    #[arg(long, default_value = "bench")]
+    pub(super) prefix: String,
+    /// Write all figures of all rounds there.
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    /// Draw latency percentiles over throughput there, a point for each of several
+    /// --in-flight or --rate.
+    #[arg(long, value_name = "FILE")]
+    pub(super) svg: Option<PathBuf>,
+    /// Draw throughput, latency, memory and descriptors of each second there.
+    #[arg(long, value_name = "FILE")]
+    pub(super) time_series: Option<PathBuf>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Workload {
+    /// Unary appends of one record, durable unless told otherwise (W1).
+    Append,
+    /// The same, acked when written (W2).
+    Written,
+    /// AppendBatch (W3).
+    Batch,
+    /// Pipelined batches on a session for each connection (W1 by session).
+    Session,
+    /// Scans of a whole log (W4).
+    Scan,
+    /// Reads of one record at a random lsn (W5).
+    Read,
+    /// Appends, timed until a follower has them (W6).
+    Follow,
+    /// Strict writers beside async writers, and beside scans, each alone and all together
+    /// (W11).
+    Mixed,
+    /// Every row of the table of targets that goes over gRPC.
+    Suite,
+    /// The traffic of a service mesh: 2,048 instances, items of 262 bytes, in bursts of 2,000
+    /// on sessions.
+    Istio,
+}

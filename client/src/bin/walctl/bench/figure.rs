@@ -1,0 +1,218 @@
+//! What came of a load, and of several rounds of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::record::{Counted, Times};
+use super::server::Used;
+use super::spec::Spec;
+
+/// One load, with all that it must be published with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Figure {
+    pub(super) load: Spec,
+    pub(super) seconds: f64,
+    /// Calls, or messages of sessions, that were answered.
+    pub(super) acks: u64,
+    pub(super) records: u64,
+    pub(super) bytes: u64,
+    pub(super) acks_per_second: f64,
+    pub(super) records_per_second: f64,
+    pub(super) bytes_per_second: f64,
+    /// From when a call was due (open loop) or sent (closed) to its answer; of a scan, the
+    /// whole of it. Absent: nothing ended in time.
+    pub(super) latency_us: Option<Times>,
+    /// From sending an append to a follower having the record.
+    pub(super) delivery_us: Option<Times>,
+    /// Open loop: how much later than due calls were sent.
+    pub(super) send_lag_us: Option<Times>,
+    /// Records acked in all, warm-up and late answers too.
+    pub(super) records_in_all: u64,
+    pub(super) errors: BTreeMap<String, u64>,
+}
+
+impl Figure {
+    pub(super) fn new(
+        load: &Spec,
+        time: Duration,
+        counted: &Counted,
+        delivered: Option<&Counted>,
+    ) -> Self {
+        let seconds = time.as_secs_f64();
+        let rate = |number: u64| match seconds > 0.0 {
+            true => number as f64 / seconds,
+            false => 0.0,
+        };
+        Self {
+            load: load.clone(),
+            seconds,
+            acks: counted.calls,
+            records: counted.records,
+            bytes: counted.bytes,
+            acks_per_second: rate(counted.calls),
+            records_per_second: rate(counted.records),
+            bytes_per_second: rate(counted.bytes),
+            latency_us: Times::of(&counted.times),
+            delivery_us: delivered.and_then(|seen| Times::of(&seen.times)),
+            send_lag_us: Times::of(&counted.lags),
+            records_in_all: 0,
+            errors: BTreeMap::new(),
+        }
+    }
+
+    /// What loads of one kind are compared by: records, which are acks where there is one
+    /// in each.
+    pub(super) fn rate(&self) -> f64 {
+        self.records_per_second
+    }
+}
+
+/// Loads that ran at the same time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Measurement {
+    pub(super) figures: Vec<Figure>,
+    pub(super) client_cpu_seconds: f64,
+    /// Absent: there were no metrics to ask.
+    pub(super) server: Option<Used>,
+    /// The server's processor time for a million records of all loads together.
+    pub(super) server_cpu_seconds_per_million_records: Option<f64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) series: Vec<Second>,
+}
+
+impl Measurement {
+    /// The only load's figure, or the first.
+    pub(super) fn first(&self) -> &Figure {
+        &self.figures[0]
+    }
+}
+
+/// One second of a long load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Second {
+    /// Since the begin of the window.
+    pub(super) at: f64,
+    pub(super) acks_per_second: f64,
+    pub(super) records_per_second: f64,
+    pub(super) p50_us: Option<f64>,
+    pub(super) p999_us: Option<f64>,
+    pub(super) rss_bytes: Option<f64>,
+    pub(super) descriptors: Option<f64>,
+}
+
+/// The median, and what it is of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Rounds {
+    pub(super) median: Measurement,
+    pub(super) rounds: Vec<Measurement>,
+}
+
+impl Rounds {
+    pub(super) fn new(rounds: Vec<Measurement>) -> Result<Self> {
+        Ok(Self {
+            median: median_of(&rounds)?,
+            rounds,
+        })
+    }
+}
+
+/// How rounds of one compare with the rounds of another that they were interleaved with:
+/// the median of the quotients.
+pub(super) fn ratio(of: &Rounds, to: &Rounds, figure: impl Fn(&Figure) -> f64) -> Option<f64> {
+    let quotients = of.rounds.iter().zip(&to.rounds).filter_map(|(of, to)| {
+        let base = figure(to.first());
+        (base > 0.0).then(|| figure(of.first()) / base)
+    });
+    median(quotients.collect())
+}
+
+/// The middle one; of an even number, the lower of both.
+pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len().checked_sub(1)? / 2;
+    values.get(middle).copied()
+}
+
+/// Number by number the median of all rounds; text, lists of other lengths and what not
+/// every round has, as the first round has it.
+fn median_of<T: Serialize + DeserializeOwned>(rounds: &[T]) -> Result<T> {
+    let rounds: Vec<Value> = rounds
+        .iter()
+        .map(serde_json::to_value)
+        .collect::<Result<_, _>>()?;
+    Ok(serde_json::from_value(merged(
+        &rounds.iter().collect::<Vec<_>>(),
+    ))?)
+}
+
+fn merged(rounds: &[&Value]) -> Value {
+    let Some(first) = rounds.first() else {
+        return Value::Null;
+    };
+    match first {
+        Value::Number(_) => {
+            let mut numbers: Vec<&Value> = rounds
+                .iter()
+                .copied()
+                .filter(|value| value.is_number())
+                .collect();
+            let number = |value: &&Value| value.as_f64().unwrap_or(0.0);
+            numbers.sort_by(|left, right| number(left).total_cmp(&number(right)));
+            numbers[(numbers.len() - 1) / 2].clone()
+        }
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(key, value)| {
+                let values: Vec<&Value> = rounds
+                    .iter()
+                    .map(|round| round.get(key).unwrap_or(value))
+                    .collect();
+                (key.clone(), merged(&values))
+            })
+            .collect(),
+        Value::Array(items) if all_have(rounds, items.len()) => (0..items.len())
+            .map(|index| {
+                let values: Vec<&Value> = rounds.iter().map(|round| &round[index]).collect();
+                merged(&values)
+            })
+            .collect(),
+        other => (*other).clone(),
+    }
+}
+
+fn all_have(rounds: &[&Value], length: usize) -> bool {
+    rounds
+        .iter()
+        .all(|round| round.as_array().is_some_and(|items| items.len() == length))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn median_is_the_middle_and_the_lower_of_two() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.0));
+        assert_eq!(median(vec![]), None);
+    }
+
+    #[test]
+    fn rounds_merge_number_by_number() {
+        let rounds = [
+            json!({"a": 1, "b": {"c": 9.5, "d": "x"}, "e": [5, 6], "f": null}),
+            json!({"a": 3, "b": {"c": 7.5, "d": "y"}, "e": [1, 2], "f": 1}),
+            json!({"a": 2, "b": {"c": 8.5, "d": "z"}, "e": [3, 4], "f": 2}),
+        ];
+        let merged: Value = median_of(&rounds).unwrap();
+        let expected = json!({"a": 2, "b": {"c": 8.5, "d": "x"}, "e": [3, 4], "f": null});
+        assert_eq!(merged, expected);
+    }
+}

@@ -1,0 +1,182 @@
+//! What one load is: everything that a figure must be published with.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use wald_client::Durability;
+
+/// What the callers do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Work {
+    /// Unary appends of one record.
+    Append,
+    /// Unary AppendBatch.
+    Batch,
+    /// Pipelined batches on sessions.
+    Session,
+    /// Whole scans of a log.
+    Scan,
+    /// Reads of one record at a random lsn.
+    Read,
+    /// Unary appends, timed until a follower has the record.
+    Follow,
+}
+
+/// One load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub(super) work: Work,
+    /// Whether it goes to the echo service instead.
+    pub(super) echo: bool,
+    /// Calls, or messages of sessions, under way at a time, over all connections.
+    pub(super) in_flight: usize,
+    pub(super) connections: usize,
+    pub(super) logs: usize,
+    pub(super) record_bytes: u32,
+    /// Records of one call or message.
+    pub(super) batch: u32,
+    pub(super) durability: Level,
+    /// Open loop: so many calls a second, whether or not earlier ones were answered.
+    pub(super) rate: Option<f64>,
+    /// Sessions send as many messages as may be in flight, then wait for all their acks.
+    pub(super) burst: bool,
+    pub(super) followers: usize,
+    /// Records of the log that is scanned and read.
+    pub(super) filled: u64,
+    /// What the names of the logs begin with, before a slash.
+    pub(super) prefix: String,
+}
+
+/// How durable acks are, as figures spell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Level {
+    /// In the daemon's memory.
+    Accepted,
+    /// In the operating system.
+    Written,
+    /// On the device.
+    Durable,
+}
+
+impl Level {
+    pub(super) fn number(self) -> i32 {
+        match self {
+            Self::Accepted => Durability::Accepted as i32,
+            Self::Written => Durability::Written as i32,
+            Self::Durable => Durability::Durable as i32,
+        }
+    }
+
+    /// Those who are to see what is acked so.
+    pub(super) fn visibility(self) -> i32 {
+        use wald_client::Visibility;
+        match self {
+            Self::Accepted => Visibility::Accepted as i32,
+            Self::Written => Visibility::Written as i32,
+            Self::Durable => Visibility::Durable as i32,
+        }
+    }
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            work: Work::Append,
+            echo: false,
+            in_flight: 64,
+            connections: 4,
+            logs: 1,
+            record_bytes: 128,
+            batch: 1,
+            durability: Level::Durable,
+            rate: None,
+            burst: false,
+            followers: 1,
+            filled: 1_000_000,
+            prefix: "bench".to_owned(),
+        }
+    }
+}
+
+impl Spec {
+    /// The same load on the echo service.
+    pub(super) fn echoed(&self) -> Self {
+        Self {
+            echo: true,
+            ..self.clone()
+        }
+    }
+
+    /// Whether the echo service has something like it.
+    pub(super) fn has_echo(&self) -> bool {
+        self.work != Work::Follow
+    }
+
+    pub(super) fn log(&self, number: usize) -> String {
+        match self.work {
+            // Another size is another log.
+            Work::Scan | Work::Read => format!("{}/filled-{}", self.prefix, self.record_bytes),
+            Work::Follow => format!("{}/followed", self.prefix),
+            _ => format!("{}/{number}", self.prefix),
+        }
+    }
+
+    /// Connections that are made: never more than calls, but followers have theirs.
+    pub(super) fn used_connections(&self) -> usize {
+        match self.work {
+            Work::Follow => self.connections.max(1),
+            _ => self.connections.clamp(1, self.in_flight.max(1)),
+        }
+    }
+}
+
+/// How long a load goes on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Extent {
+    For(Duration),
+    Count(u64),
+}
+
+/// When answers count.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    pub(super) begin: Instant,
+    pub(super) end: Option<Instant>,
+    /// Open loop: what was due within the window counts, whenever it is answered. A server
+    /// that falls behind would look well if its late answers did not.
+    pub(super) by_due: bool,
+}
+
+impl Window {
+    fn holds(&self, at: Instant) -> bool {
+        at >= self.begin && self.end.is_none_or(|end| at < end)
+    }
+
+    /// Whether a call counts that was due and answered then.
+    pub(super) fn counts(&self, due: Instant, answered: Instant) -> bool {
+        self.holds(if self.by_due { due } else { answered })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_answers_count_in_an_open_loop_only() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut window = Window {
+            begin: at(1),
+            end: Some(at(3)),
+            by_due: false,
+        };
+        assert!(window.counts(at(0), at(2)));
+        assert!(!window.counts(at(2), at(5)));
+        window.by_due = true;
+        assert!(!window.counts(at(0), at(2)));
+        assert!(window.counts(at(2), at(5)));
+    }
+}

@@ -1,0 +1,124 @@
+//! The archive: what retention took, kept in a directory outside of the store.
+//!
+//! ```text
+//!  run is built ─▶ <name>.new, flushed ─▶ <name>.pending ─▶ run is published ─▶ <name>.seg
+//!                  what retention took                      it is dropped
+//! ```
+//!
+//! The sorter drops what retention took; with an archive it writes that to a file there
+//! first, batches as they were stored, in the form of a sorted run. The file is `.pending`
+//! as long as it is not certain that the run was published. Before the sorter goes on, that
+//! is settled: a run that stands for the same segments and is not older says that it was;
+//! if there is none, the store still has all of it, and the file goes. So each record is in
+//! the store or in the archive, and after each step in one of them only.
+//!
+//! Nothing of a store rests on its archive: files there may be moved, copied, removed.
+
+mod keep;
+mod list;
+mod restore;
+
+pub(crate) use self::keep::{Archive, Archiving, Pending};
+pub use self::list::{
+    ArchiveFile, ArchiveFilter, ArchiveFinding, ArchiveListing, ArchivedLog, list,
+};
+pub use self::restore::{ArchiveRestored, SkippedLog, restore};
+use crate::ids::SegmentId;
+
+/// What a file of an archive is called: what it is of is told by its name, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Name {
+    store: u128,
+    /// The first segment that its run stood for.
+    first: SegmentId,
+    /// The run that was made without these records.
+    run: SegmentId,
+    /// Of the file: no two have one name, also of stores that go on from one backup.
+    salt: u64,
+}
+
+/// How far a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    New,
+    Pending,
+    Kept,
+}
+
+impl Name {
+    fn path(&self, stage: Stage) -> String {
+        let Self {
+            store,
+            first,
+            run,
+            salt,
+        } = self;
+        let end = match stage {
+            Stage::New => "new",
+            Stage::Pending => "pending",
+            Stage::Kept => "seg",
+        };
+        format!("{store:032x}-{first}-{run}-{salt:016x}.{end}")
+    }
+
+    fn parse(path: &str) -> Option<(Self, Stage)> {
+        let (stem, end) = path.split_once('.')?;
+        let stage = match end {
+            "new" => Stage::New,
+            "pending" => Stage::Pending,
+            "seg" => Stage::Kept,
+            _ => return None,
+        };
+        let mut parts = stem.split('-');
+        let store = u128::from_str_radix(parts.next()?, 16).ok()?;
+        let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+        let name = Self {
+            store,
+            first: SegmentId::new(number()?),
+            run: SegmentId::new(number()?),
+            salt: number()?,
+        };
+        (name.path(stage) == path).then_some((name, stage))
+    }
+}
+
+/// The lock by which one process at a time writes what is of one store.
+fn lock_path(store: u128) -> String {
+    format!("{store:032x}.lock")
+}
+
+fn is_lock(path: &str) -> bool {
+    let stem = path.strip_suffix(".lock");
+    let id = stem.and_then(|stem| u128::from_str_radix(stem, 16).ok());
+    id.is_some_and(|id| lock_path(id) == path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_reads_back_and_nothing_else_is_taken_for_one() {
+        let name = Name {
+            store: u128::MAX - 9,
+            first: SegmentId::new(7),
+            run: SegmentId::new(1 << 40),
+            salt: 5,
+        };
+        for stage in [Stage::New, Stage::Pending, Stage::Kept] {
+            let path = name.path(stage);
+            assert_eq!(Name::parse(&path), Some((name, stage)));
+            for other in [
+                format!("{path}.new"),
+                format!("0{path}"),
+                path.to_uppercase(),
+                path.replacen('-', "-+", 1),
+                path.replace('-', "_"),
+            ] {
+                assert_eq!(Name::parse(&other), None, "{other}");
+            }
+        }
+        assert!(is_lock(&lock_path(9)));
+        assert!(!is_lock("9.lock"));
+    }
+}

@@ -1,0 +1,552 @@
+//! Making a store of what an archive holds.
+//!
+//! The store has sorted runs and nothing else: what was archived of each log, as it was
+//! stored, with its lsns, arrivals and places in the journal. Files of an archive may overlap
+//! (a crash, a file that was copied back): what is there twice is taken once, by lsn.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::list::{ArchiveFilter, ArchiveFinding, Looked, look, names};
+use crate::backup::refuse_if_used;
+use crate::codec;
+use crate::config::StorageConfig;
+use crate::directory::{self, DIRECTORIES, RESTORING};
+use crate::disk::{Disk, DiskFile};
+use crate::error::RestoreError;
+use crate::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::index::{Chain, Image, IndexBuilder, NewRow, index_path};
+use crate::journal::compress;
+use crate::journal::frame::{self, HEADER_BYTES};
+use crate::journal::segment::{Life, SORTED_RUN};
+use crate::local::{ExtrasImage, Kept, Missing, TrimBy};
+use crate::record::{LogConfig, Retention};
+use crate::recovery::{self, RecoveryReport};
+use crate::sorted::{self, Head, Images, Piece, Writer};
+
+/// A run is ended, where that can be, when it has so many bytes.
+const RUN_BYTES: u64 = 1 << 30;
+
+/// What was restored.
+#[derive(Debug, Clone)]
+pub struct ArchiveRestored {
+    /// The id of the new store.
+    pub store_id: u128,
+    /// Files of the archive that were read.
+    pub files: u64,
+    /// Bytes of batches that were restored.
+    pub bytes: u64,
+    /// Batches that were there more than once.
+    pub duplicates: u64,
+    /// Logs that were not restored, since later ones have their names.
+    pub skipped: Vec<SkippedLog>,
+    /// What is wrong with the archive.
+    pub findings: Vec<ArchiveFinding>,
+    /// What the first start will find.
+    pub report: RecoveryReport,
+}
+
+/// A log that was not restored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SkippedLog {
+    /// Its id.
+    pub log_id: LogId,
+    /// Its name; `None` if that is not known.
+    pub name: Option<LogName>,
+}
+
+/// A pack of a file.
+struct Part {
+    /// The first record in it.
+    first: Lsn,
+    /// Which file.
+    source: usize,
+    address: Position,
+    bytes: u32,
+    /// Where in the journal its first and its last piece were.
+    positions: (Position, Position),
+}
+
+/// A log on its way.
+struct Restoring {
+    image: Image,
+    parts: Vec<Part>,
+    /// For each file that has some of it: the first record that no trim of somebody's had
+    /// taken then.
+    trimmed: BTreeMap<usize, Lsn>,
+    /// What of it was restored so far.
+    next: Lsn,
+    position: Position,
+    kept: Option<Kept>,
+    missing: Vec<Missing>,
+    bytes: u64,
+    last_time: Timestamp,
+}
+
+/// All that there is to restore.
+struct Plan {
+    sources: Vec<Source>,
+    logs: BTreeMap<LogId, Restoring>,
+    skipped: Vec<SkippedLog>,
+    /// Where runs may end.
+    borders: BTreeSet<Position>,
+    arrival: Timestamp,
+}
+
+struct Source {
+    path: String,
+    life: Life,
+}
+
+/// Makes a store of what an archive holds, in an empty directory. Everything is compared with
+/// its checksums first; what is damaged is left out, and told. `progress` is told how many
+/// bytes of the archive were read since the last time.
+///
+/// # Errors
+/// If there is nothing of that in the archive, if the directory is not empty or in use, or the
+/// file system says no: no start takes what is there for a store then.
+pub fn restore(
+    archive: &Arc<dyn Disk>,
+    target: &Arc<dyn Disk>,
+    filter: &ArchiveFilter,
+    config: &StorageConfig,
+    progress: &mut dyn FnMut(u64),
+) -> Result<ArchiveRestored, RestoreError> {
+    refuse_if_used(&**target)?;
+    let mut findings = Vec::new();
+    let plan = plan(archive, filter, &mut findings, progress)?;
+    let files = plan.sources.len() as u64;
+    let skipped = plan.skipped.clone();
+    let lock = directory::lock(&**target)?;
+    let io = |what: &str| RestoreError::io(format!("{what} in {}", target.location()));
+    write(&**target, RESTORING, b"a restore is not finished\n").map_err(io("writing"))?;
+    for directory in DIRECTORIES {
+        target
+            .create_directory(directory)
+            .map_err(io("making a directory"))?;
+    }
+    target.sync_directory("").map_err(io("flushing names"))?;
+    let mut id = [0; 16];
+    target.draw(&mut id).map_err(io("drawing a store id"))?;
+    let mut work = Work {
+        archive: &**archive,
+        target: &**target,
+        store_id: u128::from_le_bytes(id),
+        plan,
+        open: None,
+        findings,
+        bytes: 0,
+        duplicates: 0,
+    };
+    work.write_runs()?;
+    for directory in DIRECTORIES {
+        target
+            .sync_directory(directory)
+            .map_err(io("flushing names"))?;
+    }
+    // Without it nothing is a store, whatever else is there.
+    directory::write_format(&**target, work.store_id)?;
+    let report = recovery::inspect(target, config)?;
+    target.remove(RESTORING).map_err(io("removing RESTORING"))?;
+    target.sync_directory("").map_err(io("flushing names"))?;
+    drop(lock);
+    Ok(ArchiveRestored {
+        store_id: work.store_id,
+        files,
+        bytes: work.bytes,
+        duplicates: work.duplicates,
+        skipped,
+        findings: work.findings,
+        report,
+    })
+}
+
+fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let file = target.create(path)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync()
+}
+
+/// Reads and verifies the archive, and says what is to be restored of it.
+fn plan(
+    archive: &Arc<dyn Disk>,
+    filter: &ArchiveFilter,
+    findings: &mut Vec<ArchiveFinding>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Plan, RestoreError> {
+    let reading = || RestoreError::io(format!("reading the archive {}", archive.location()));
+    let names = names(&**archive, filter).map_err(reading())?;
+    let mut stores: Vec<u128> = names.files.iter().map(|(name, ..)| name.store).collect();
+    stores.dedup();
+    if stores.len() > 1 {
+        let stores: Vec<String> = stores.iter().map(|id| format!("{id:032x}")).collect();
+        return Err(RestoreError::SeveralStores {
+            directory: archive.location(),
+            stores: stores.join(", "),
+        });
+    }
+    let mut plan = Plan {
+        sources: Vec::new(),
+        logs: BTreeMap::new(),
+        skipped: Vec::new(),
+        borders: BTreeSet::new(),
+        arrival: Timestamp::default(),
+    };
+    for named in names.files {
+        let looked = look(&**archive, named, true, findings, progress).map_err(reading())?;
+        if let Some(looked) = looked {
+            plan.add(looked);
+        }
+    }
+    plan.choose(filter);
+    if plan.logs.is_empty() {
+        return Err(RestoreError::NothingArchived {
+            directory: archive.location(),
+        });
+    }
+    Ok(plan)
+}
+
+impl Plan {
+    fn add(&mut self, looked: Looked) {
+        let source = self.sources.len();
+        let head = &looked.opened.head;
+        self.borders.extend([head.first_base, head.limit]);
+        self.arrival = self.arrival.max(head.arrival);
+        for images in looked.images {
+            let image = images.image;
+            let id = image.id;
+            let trimmed = image.kept.trimmed();
+            let log = self
+                .logs
+                .entry(id)
+                .or_insert_with(|| Restoring::of(image.clone()));
+            log.trimmed.insert(source, trimmed);
+            if image.next > log.image.next || image.last_end > log.image.last_end {
+                log.image = image;
+            }
+        }
+        for pack in looked.walked.into_iter().flat_map(|walked| walked.packs) {
+            // A log of which no file tells any more has no name either.
+            if let Some(log) = self.logs.get_mut(&pack.log) {
+                log.parts.push(Part {
+                    first: pack.place.first_lsn,
+                    source,
+                    address: pack.place.position,
+                    bytes: pack.place.frame_len,
+                    positions: pack.positions,
+                });
+            }
+        }
+        self.sources.push(Source {
+            path: looked.path,
+            life: looked.opened.life,
+        });
+    }
+
+    /// Leaves the logs that were asked for: of those of one name the newest.
+    fn choose(&mut self, filter: &ArchiveFilter) {
+        self.logs
+            .retain(|_, log| filter.selects(&log.image) && !log.parts.is_empty());
+        let mut newest: BTreeMap<LogName, LogId> = BTreeMap::new();
+        for log in self.logs.values() {
+            if let Some(name) = &log.image.name {
+                // Ids are given out in order.
+                newest.insert(name.clone(), log.image.id);
+            }
+        }
+        let chosen = |image: &Image| {
+            let name = image.name.as_ref();
+            name.is_some_and(|name| newest.get(name) == Some(&image.id))
+        };
+        for log in self.logs.values().filter(|log| !chosen(&log.image)) {
+            self.skipped.push(SkippedLog {
+                log_id: log.image.id,
+                name: log.image.name.clone(),
+            });
+        }
+        self.logs.retain(|_, log| chosen(&log.image));
+        for log in self.logs.values_mut() {
+            log.parts.sort_by_key(|part| (part.first, part.source));
+        }
+    }
+
+    /// The stretches of the journal that one run each stands for.
+    fn stretches(&self) -> Vec<(Position, Position)> {
+        let mut weights: BTreeMap<Position, u64> = BTreeMap::new();
+        for part in self.logs.values().flat_map(|log| &log.parts) {
+            let border = self.borders.range(..=part.positions.0).next_back();
+            *weights
+                .entry(border.copied().unwrap_or(Position::ZERO))
+                .or_default() += u64::from(part.bytes);
+        }
+        let end = self.borders.last().copied().unwrap_or(Position::ZERO);
+        let (mut stretches, mut from, mut bytes) = (Vec::new(), Position::ZERO, 0);
+        for (border, weight) in weights {
+            if bytes > 0 && bytes + weight > RUN_BYTES {
+                stretches.push((from, border));
+                (from, bytes) = (border, 0);
+            }
+            bytes += weight;
+        }
+        stretches.push((from, end));
+        stretches
+    }
+}
+
+impl Restoring {
+    fn of(image: Image) -> Self {
+        Self {
+            image,
+            parts: Vec::new(),
+            trimmed: BTreeMap::new(),
+            next: Lsn::ZERO,
+            position: Position::ZERO,
+            kept: None,
+            missing: Vec::new(),
+            bytes: 0,
+            last_time: Timestamp::default(),
+        }
+    }
+
+    /// Takes note of what lies between what was restored so far and this piece. Returns how
+    /// many records that are.
+    fn skip_to(&mut self, piece: &Piece, source: usize) -> u64 {
+        let first = piece.first_lsn;
+        let trimmed = self.trimmed.get(&source).copied().unwrap_or(Lsn::ZERO);
+        if self.kept.is_none() {
+            // Of a batch that a trim ended in the rest is kept.
+            let begins = first.max(trimmed.min(piece.next_lsn()));
+            self.kept = Some(Kept {
+                first: begins,
+                expired: begins.since(trimmed.min(begins)),
+            });
+            return first.since(Lsn::ZERO);
+        }
+        let border = trimmed.clamp(self.next, first);
+        for (from, to, by) in [
+            (self.next, border, TrimBy::Somebody),
+            (border, first, TrimBy::Retention),
+        ] {
+            if from < to {
+                self.missing.push(Missing { from, to, by });
+            }
+        }
+        first.since(self.next)
+    }
+
+    /// How it stands, with what was restored so far.
+    fn image(&self, segment: SegmentId) -> Image {
+        let old = self.image.extras.as_deref().cloned().unwrap_or_default();
+        let mut extras = ExtrasImage {
+            writer_epoch: old.writer_epoch,
+            cursors: old.cursors,
+            missing: self.missing.clone(),
+            // What producers are remembered by may not be there.
+            ..ExtrasImage::default()
+        };
+        for mark in extras.cursors.values_mut() {
+            mark.lsn = mark.lsn.min(self.next);
+        }
+        Image {
+            next: self.next,
+            kept: self.kept.unwrap_or_default(),
+            last_time: self.last_time,
+            created_end: self.image.created_end.min(self.position),
+            last_end: self.position.advance(8),
+            stored_bytes: self.bytes,
+            deleted: false,
+            // Or it would all be forgotten again.
+            config: Arc::new(LogConfig {
+                retention: Some(Box::new(Retention::default())),
+                ..(*self.image.config).clone()
+            }),
+            touched_in: Some(segment),
+            created_in: None,
+            chain: Chain::default(),
+            extras: (!extras.is_empty()).then(|| Box::new(extras)),
+            ..self.image.clone()
+        }
+    }
+}
+
+/// Restoring.
+struct Work<'a> {
+    archive: &'a dyn Disk,
+    target: &'a dyn Disk,
+    store_id: u128,
+    plan: Plan,
+    /// The file read last.
+    open: Option<(usize, Arc<dyn DiskFile>)>,
+    findings: Vec<ArchiveFinding>,
+    bytes: u64,
+    duplicates: u64,
+}
+
+impl Work<'_> {
+    fn write_runs(&mut self) -> Result<(), RestoreError> {
+        let stretches = self.plan.stretches();
+        let count = stretches.len() as u64;
+        for (number, stretch) in (1..).zip(stretches) {
+            // Each stands for one segment; numbers of runs are beyond those.
+            self.write_run(
+                SegmentId::new(number),
+                SegmentId::new(count + number),
+                stretch,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn write_run(
+        &mut self,
+        segment: SegmentId,
+        id: SegmentId,
+        (from, to): (Position, Position),
+    ) -> Result<(), RestoreError> {
+        let path = sorted::path(id);
+        let writing = || RestoreError::io(format!("writing {path} in {}", self.target.location()));
+        let salt = sorted::draw_salt(self.target).map_err(writing())?;
+        let about = (id, self.store_id, salt);
+        let mut writer =
+            Writer::create_as(self.target, &path, about, SORTED_RUN).map_err(writing())?;
+        let base = sorted::base_of(id);
+        let mut builder = IndexBuilder::new(base, 0);
+        let mut logs = std::mem::take(&mut self.plan.logs);
+        for (log_id, log) in &mut logs {
+            let before = log.next;
+            writer.begin_log(*log_id);
+            self.write_log(&mut writer, log, (from, to))?;
+            let writing = RestoreError::io(format!("writing {path}"));
+            let places = writer.end_log().map_err(writing)?;
+            if places.is_empty() {
+                continue;
+            }
+            let image = log.image(segment);
+            writer.image(&Images {
+                image: image.clone(),
+                before,
+                archived: None,
+            });
+            builder.push(NewRow {
+                image,
+                places,
+                below: None,
+            });
+        }
+        self.plan.logs = logs;
+        let before = (segment > SegmentId::FIRST).then(|| SegmentId::new(segment.get() - 1));
+        let head = Head {
+            first: segment,
+            before_first: before,
+            first_base: from,
+            last: segment,
+            before_last: before,
+            end: to,
+            limit: to,
+            chain: 0,
+            next_log_counter: 1,
+            arrival: self.plan.arrival,
+            epoch: RecoveryEpoch::FIRST,
+            history: Vec::new(),
+            order: Vec::new(),
+            order_end: 0,
+            logs: 0,
+            records: 0,
+            pack_bytes: 0,
+            images_at: 0,
+            forgotten: None,
+        };
+        let writing = || RestoreError::io(format!("writing {path} in {}", self.target.location()));
+        let (life, _, end, chain) = writer.finish(head).map_err(writing())?;
+        let index = builder.finish(&life, base.advance(end), chain);
+        write(self.target, &index_path(id), index.bytes()).map_err(writing())
+    }
+
+    /// Writes what there is of a log in a stretch of the journal.
+    fn write_log(
+        &mut self,
+        writer: &mut Writer,
+        log: &mut Restoring,
+        (from, to): (Position, Position),
+    ) -> Result<(), RestoreError> {
+        let parts = std::mem::take(&mut log.parts);
+        let mut last = None;
+        for part in &parts {
+            if part.positions.1 < from || part.positions.0 >= to {
+                continue;
+            }
+            let (bytes, body, pieces) = self.read(part)?;
+            for piece in pieces {
+                if piece.position < from || piece.position >= to {
+                    continue;
+                }
+                // What is damaged was told when it was verified.
+                let Some(stored) = sorted::stored(&bytes, body, &piece) else {
+                    continue;
+                };
+                if piece.next_lsn() <= log.next {
+                    self.duplicates += 1;
+                    continue;
+                }
+                if piece.first_lsn < log.next || piece.position <= log.position {
+                    self.conflict(part.source, log, &piece);
+                    continue;
+                }
+                let dropped = log.skip_to(&piece, part.source);
+                let path = sorted::path(writer.id());
+                writer
+                    .add(piece, stored, dropped)
+                    .map_err(RestoreError::io(format!("writing {path}")))?;
+                log.next = piece.next_lsn();
+                log.position = piece.position;
+                // Of the frame that it was, but for extensions.
+                log.bytes += HEADER_BYTES as u64 + u64::from(piece.stored).next_multiple_of(8);
+                self.bytes += u64::from(piece.stored);
+                last = Some((piece, stored.to_vec()));
+            }
+        }
+        log.parts = parts;
+        if let Some((piece, stored)) = last {
+            let plain = compress::decompress(piece.codec, &stored);
+            let span = plain.and_then(|plain| codec::spans(&plain).last());
+            let time = span.and_then(|span| span.own_time);
+            log.last_time = log.last_time.max(time.unwrap_or(piece.arrival));
+        }
+        Ok(())
+    }
+
+    /// The store that was archived has gone on from a backup: one lsn was given out twice.
+    fn conflict(&mut self, source: usize, log: &Restoring, piece: &Piece) {
+        self.findings.push(ArchiveFinding {
+            path: self.plan.sources[source].path.clone(),
+            log: log.image.name.clone(),
+            log_id: Some(log.image.id),
+            lsns: Some(piece.first_lsn..piece.next_lsn()),
+            detail: "does not go with what other files hold of the log; it is left out".to_owned(),
+        });
+    }
+
+    /// Reads a pack: its bytes, where its body begins, its pieces.
+    fn read(&mut self, part: &Part) -> Result<(Vec<u8>, usize, Vec<Piece>), RestoreError> {
+        let source = &self.plan.sources[part.source];
+        let reading = || RestoreError::io(format!("reading {}", source.path));
+        let file = match &self.open {
+            Some((number, file)) if *number == part.source => Arc::clone(file),
+            _ => {
+                let file = self.archive.open(&source.path).map_err(reading())?;
+                self.open = Some((part.source, Arc::clone(&file)));
+                file
+            }
+        };
+        let offset = part.address.since(sorted::base_of(source.life.id));
+        let bytes = sorted::some(&*file, offset, u64::from(part.bytes)).map_err(reading())?;
+        let header = frame::decode_header(&bytes, source.life.salt)
+            .filter(|header| header.position == part.address);
+        let told = header.and_then(|header| Some((header, sorted::pieces(&bytes, &header)?)));
+        // It was good a moment ago.
+        let (header, pieces) =
+            told.ok_or_else(|| reading()(std::io::ErrorKind::InvalidData.into()))?;
+        Ok((bytes, header.header_len as usize, pieces))
+    }
+}

@@ -1,0 +1,266 @@
+//! Looking single logs up in an index file that is too large to be kept in memory.
+//!
+//! The index of a segment or a run that holds hundreds of thousands of logs takes tens of
+//! megabytes: to read all of it for each log that is looked up would take hours for a million
+//! of them. It is read whole once, to see that it is good; what stays in memory is the first log
+//! and a checksum for each 4 KiB of it. A look-up then reads the few blocks that it needs, and
+//! none of them is believed unless it is what it was.
+
+use std::io;
+
+use super::sealed::{ENTRY, HEADER, Head, ROW, Row, SealedIndex, index_path, row};
+use crate::disk::{Disk, DiskFile};
+use crate::ids::{LogId, SegmentId};
+use crate::journal::frame::{RunningCrc, crc32c};
+use crate::wire::u64_at;
+
+/// What is read and verified at least. Rows do not lie in two of them.
+const BLOCK: usize = 4096;
+const _: () = assert!(BLOCK.is_multiple_of(ROW) && HEADER.is_multiple_of(ROW));
+/// Read at a time when all of it is.
+const PIECE: usize = 1 << 20;
+
+/// An index file that was good when it was read.
+pub(crate) struct LargeIndex {
+    head: Head,
+    /// Bytes of the file, without the checksum at its end.
+    length: usize,
+    /// The first log in each block that holds rows.
+    first: Vec<LogId>,
+    /// The checksum of each block.
+    checks: Vec<u32>,
+}
+
+impl LargeIndex {
+    /// Reads all of a file; `None` if it is damaged, or not one of this version's.
+    pub(crate) fn read(file: &dyn DiskFile) -> io::Result<Option<Self>> {
+        let size = usize::try_from(file.size()?).map_err(io::Error::other)?;
+        let Some(length) = size.checked_sub(4) else {
+            return Ok(None);
+        };
+        let mut index: Option<Self> = None;
+        let mut whole = RunningCrc::default();
+        let mut piece = vec![0; PIECE];
+        for from in (0..length).step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(length - from)];
+            if file.read_full_at(piece, from as u64)? < piece.len() {
+                return Ok(None);
+            }
+            whole.feed(piece);
+            if index.is_none() {
+                index = Head::decode(piece)
+                    .filter(|head| head.images() <= length)
+                    .map(|head| Self {
+                        head,
+                        length,
+                        first: Vec::with_capacity(head.entries().div_ceil(BLOCK)),
+                        checks: Vec::with_capacity(length.div_ceil(BLOCK)),
+                    });
+            }
+            let Some(index) = &mut index else {
+                return Ok(None);
+            };
+            for (number, block) in piece.chunks(BLOCK).enumerate() {
+                let at = (from + number * BLOCK).max(HEADER);
+                if at < index.head.entries() {
+                    let first = u64_at(block, at % BLOCK);
+                    index.first.push(LogId::new(first));
+                }
+                index.checks.push(crc32c(block));
+            }
+        }
+        let mut told = [0; 4];
+        let there = file.read_full_at(&mut told, length as u64)? == told.len();
+        Ok(index.filter(|_| there && whole.value().to_le_bytes() == told))
+    }
+
+    /// Bytes that it takes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.first.len() * size_of::<LogId>() + self.checks.len() * size_of::<u32>()
+    }
+
+    /// What the file says of itself.
+    pub(crate) fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// What a log has here: an index of this log alone.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is not what it was (`InvalidData`).
+    pub(crate) fn find(
+        &self,
+        disk: &dyn Disk,
+        segment: SegmentId,
+        log: LogId,
+    ) -> io::Result<Option<(SealedIndex, Row)>> {
+        let Some(block) = self
+            .first
+            .partition_point(|first| *first <= log)
+            .checked_sub(1)
+        else {
+            return Ok(None);
+        };
+        let file = disk.open(&index_path(segment))?;
+        let from = (block * BLOCK).max(HEADER);
+        let to = ((block + 1) * BLOCK).min(self.head.entries());
+        let rows = self.part(&*file, from, to - from)?;
+        let at = rows
+            .chunks_exact(ROW)
+            .position(|row| LogId::new(u64_at(row, 0)) == log);
+        let Some(raw) = at.map(|at| &rows[at * ROW..(at + 1) * ROW]) else {
+            return Ok(None);
+        };
+        let found = row(raw);
+        let (entries, image) = (found.entries_at(), found.image_at());
+        let entries = self.part(
+            &*file,
+            self.head.entries() + entries.start * ENTRY,
+            entries.len() * ENTRY,
+        )?;
+        let image = self.part(&*file, self.head.images() + image.start, image.len())?;
+        Ok(Some(SealedIndex::of_one(&self.head, raw, &entries, &image)))
+    }
+
+    /// Some bytes of the file, with all blocks that they lie in verified.
+    fn part(&self, file: &dyn DiskFile, from: usize, length: usize) -> io::Result<Vec<u8>> {
+        let changed = || io::Error::from(io::ErrorKind::InvalidData);
+        let end = from
+            .checked_add(length)
+            .filter(|end| *end <= self.length)
+            .ok_or_else(changed)?;
+        if length == 0 {
+            return Ok(Vec::new());
+        }
+        let first = from / BLOCK;
+        let start = first * BLOCK;
+        let mut bytes = vec![0; end.next_multiple_of(BLOCK).min(self.length) - start];
+        let there = file.read_full_at(&mut bytes, start as u64)? == bytes.len();
+        let same = std::iter::zip(bytes.chunks(BLOCK), &self.checks[first..])
+            .all(|(block, check)| crc32c(block) == *check);
+        if !there || !same {
+            return Err(changed());
+        }
+        bytes.truncate(end - start);
+        bytes.drain(..from - start);
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SimDisk;
+    use crate::ids::{Lsn, Position};
+    use crate::index::{Below, Image, NewRow, Place};
+    use crate::journal::segment::Life;
+
+    const ID: SegmentId = SegmentId::new(3);
+
+    /// Every third log has something; the tenth of these has much.
+    fn index(logs: u64) -> SealedIndex {
+        let life = Life {
+            id: ID,
+            size: 64 << 20,
+            salt: 9,
+            store_id: 1,
+        };
+        let base = Position::new(1 << 33);
+        let rows: Vec<NewRow> = (1..=logs)
+            .map(|number| {
+                let mut bytes = Vec::new();
+                crate::wire::put_uint(&mut bytes, 1, number * 3);
+                crate::wire::put_uint(&mut bytes, 3, 100 + number);
+                crate::wire::put_uint(&mut bytes, 10, number * 7);
+                let places = if number % 10 == 0 { 600 } else { number % 3 };
+                let places = (0..places).map(|index| Place {
+                    position: base.advance(8192 + number * 64 + index * 1024),
+                    first_lsn: Lsn::new(100 + index),
+                    count: 1,
+                    frame_len: 64,
+                });
+                NewRow {
+                    image: Image::decode(&bytes).unwrap(),
+                    places: places.collect(),
+                    below: (number % 2 == 0).then_some(Below {
+                        newer: Position::new(8),
+                        older: Position::ZERO,
+                    }),
+                }
+            })
+            .collect();
+        SealedIndex::build(&life, base, base.advance(60_000), 77, rows.into_iter())
+    }
+
+    fn written(index: &SealedIndex) -> SimDisk {
+        let disk = SimDisk::new();
+        disk.create_directory("index").unwrap();
+        let file = disk.create(&index_path(ID)).unwrap();
+        file.write_all_at(index.bytes(), 0).unwrap();
+        disk
+    }
+
+    fn read(disk: &SimDisk) -> Option<LargeIndex> {
+        LargeIndex::read(&*disk.open(&index_path(ID)).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn it_tells_of_each_log_what_the_whole_one_does_and_of_no_other() {
+        for logs in [1, 62, 63, 64, 65, 127, 128, 5000] {
+            let whole = index(logs);
+            let disk = written(&whole);
+            let large = read(&disk).unwrap();
+            for id in 0..logs * 3 + 5 {
+                let log = LogId::new(id);
+                let found = large.find(&disk, ID, log).unwrap();
+                assert_eq!(found.is_some(), whole.row(log).is_some(), "{id} of {logs}");
+                let (Some((one, row)), Some(expected)) = (found, whole.row(log)) else {
+                    continue;
+                };
+                assert_eq!((row.log_id, row.below), (log, expected.below));
+                assert_eq!(row.next_lsn, expected.next_lsn);
+                assert_eq!(one.image(&row), whole.image(&expected));
+                assert_eq!(one.stored_bytes(&row), whole.stored_bytes(&expected));
+                let places = |index: &SealedIndex, row| {
+                    let entries = index.entries(row);
+                    entries.from(0).collect::<Vec<_>>()
+                };
+                assert_eq!(places(&one, &row), places(&whole, &expected));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_file_that_was_changed_before_or_after_it_was_read() {
+        let whole = index(200);
+        let length = whole.bytes().len();
+        for at in (0..length).step_by(997).chain([length - 1]) {
+            let disk = written(&whole);
+            let large = read(&disk).unwrap();
+            let byte = whole.bytes()[at] ^ 16;
+            let file = disk.open(&index_path(ID)).unwrap();
+            file.write_all_at(&[byte], at as u64).unwrap();
+            assert!(read(&disk).is_none(), "byte {at}");
+            for id in [3, 60, 300, 600] {
+                let log = LogId::new(id);
+                let Ok(found) = large.find(&disk, ID, log) else {
+                    continue;
+                };
+                let (one, row) = found.unwrap();
+                let expected = whole.row(log).unwrap();
+                assert_eq!(one.image(&row), whole.image(&expected), "byte {at}");
+                let same = one
+                    .entries(&row)
+                    .from(0)
+                    .eq(whole.entries(&expected).from(0));
+                assert!(same, "byte {at}");
+            }
+        }
+        let disk = written(&whole);
+        let large = read(&disk).unwrap();
+        let file = disk.open(&index_path(ID)).unwrap();
+        file.set_size(length as u64 / 2).unwrap();
+        assert!(read(&disk).is_none());
+        assert!(large.find(&disk, ID, LogId::new(600)).is_err());
+    }
+}

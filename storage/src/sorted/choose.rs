@@ -1,0 +1,422 @@
+//! What the sorter does next.
+//!
+//! Beyond what is live, a store takes so much of the disk, at most, for sorting:
+//!
+//! | what | bound |
+//! |---|---|
+//! | segments that wait | an eighth of the step, and what arrives while such a part is sorted |
+//! | the run that is made of them | an eighth of the step |
+//! | dead bytes in runs | an eighth of what is live |
+//! | a run that is made of others | a quarter of the step, or a tenth of what is live |
+//!
+//! A run is made of others where none of these is much larger than the rest, so that a byte is
+//! written anew only when its run becomes nearly twice as large at least; and of one alone, when
+//! most of it is dead, or of all runs more than is bounded here and of it the largest part.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Run;
+use super::build::{Source, fate};
+use super::head::Head;
+use crate::checkpoint;
+use crate::ids::{RecoveryEpoch, SegmentId};
+use crate::index::{Row, SealedIndex};
+use crate::indexer::Wanted;
+use crate::journal::body::Link;
+use crate::journal::frame::{self, Header, Kind};
+use crate::journal::segment::Segment;
+use crate::local::Core;
+use crate::sync::atomic::Ordering;
+
+/// Runs are written anew when more than one part in so many of what is live is dead besides.
+const DEAD_PART: u64 = 8;
+
+/// One of which less than a part in so many is live costs little to write anew.
+const MOSTLY_DEAD_PART: u64 = 8;
+
+/// Runs that together are no larger than this become one, whatever the size of each.
+const SMALL: u64 = 1 << 20;
+
+/// What is sorted next.
+pub(super) struct Task {
+    pub(super) sources: Vec<Source>,
+    pub(super) head: Head,
+    /// How many runs lie before.
+    pub(super) earlier: usize,
+    /// How many runs are replaced.
+    pub(super) replaced: usize,
+}
+
+/// What is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Segments alone.
+    Segments,
+    /// Runs too, as long as more is appended.
+    Runs,
+    /// Runs too, and nothing was appended for long: a run may be written anew for less.
+    AtRest,
+}
+
+/// What is in a run.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    /// Bytes of packs with records that are kept.
+    live: u64,
+    /// The rest of its packs, and images of logs that were deleted long ago.
+    dead: u64,
+    /// What one made of it alone would take.
+    left: u64,
+    /// What one made of it and others would take for it: images of deleted logs are told once
+    /// there, or not at all.
+    merged: u64,
+}
+
+impl Core {
+    /// The sealed segments that may be sorted, the oldest first, and the one behind them.
+    fn unsorted(&self) -> (Vec<Arc<Segment>>, Option<Arc<Segment>>) {
+        let current = self.journal.current().base;
+        let segments = self.journal.segments.read();
+        let mut sealed: Vec<Arc<Segment>> = segments
+            .range(..current)
+            .map(|(_, segment)| Arc::clone(segment))
+            .collect();
+        // The newest is left: a backup ends with a segment.
+        let newest = sealed.pop();
+        (sealed, newest)
+    }
+
+    /// Bytes of segments that may be sorted, in units of as many as are sorted in one go.
+    pub(super) fn backlog(&self) -> u64 {
+        let (sealed, _) = self.unsorted();
+        let bytes: u64 = sealed.iter().map(|segment| segment.file_bytes()).sum();
+        bytes / self.config.sorter_backlog()
+    }
+
+    /// The oldest segments that are not sorted, if they are enough to be worth it. Where the
+    /// disk is full, those of which so little is live that sorting them makes room.
+    pub(super) fn next_segments(&self, runs: &[Arc<Run>], look: Look) -> io::Result<Option<Task>> {
+        let short = self.pool().is_short();
+        let step = match short {
+            true => 1,
+            false => self.config.sorter_backlog(),
+        };
+        let (sealed, newest) = self.unsorted();
+        let bytes: u64 = sealed.iter().map(|segment| segment.file_bytes()).sum();
+        if bytes < step || sealed.is_empty() || !self.damages.is_empty() {
+            return Ok(None);
+        }
+        // Segments that do not tell of runs are the last that an older version would take
+        // for all there is.
+        if self.journal.current().life.id < self.pool().mark() {
+            return Ok(None);
+        }
+        let mut covered = self.indexer.covered();
+        let enough = |covered: Option<SegmentId>| {
+            let below = |segment: &&Arc<Segment>| Some(segment.life.id) <= covered;
+            let bytes = sealed.iter().take_while(below).map(|s| s.file_bytes());
+            bytes.sum::<u64>() >= step
+        };
+        if !enough(covered) {
+            let wanted = match look {
+                Look::AtRest => Wanted::AtRest,
+                _ => Wanted::ForBackup,
+            };
+            if let Err(error) = self.indexer.work(self, wanted) {
+                self.journal
+                    .fail("writing an index or a checkpoint", &error);
+            }
+            covered = self.indexer.covered();
+        }
+        if !enough(covered) {
+            return Ok(None);
+        }
+        let mut sources = Vec::new();
+        let (mut bytes, mut live) = (0, 0);
+        let mut successor = None;
+        for segment in sealed {
+            let beyond = Some(segment.life.id) > covered || (bytes >= step && !short);
+            if beyond {
+                successor = Some(segment);
+                break;
+            }
+            let Some(index) = self.sound_index(&segment) else {
+                return Ok(None);
+            };
+            if short {
+                let more = self.live_bytes(&index);
+                if live + more > self.room_when_short() {
+                    successor = Some(segment);
+                    break;
+                }
+                live += more;
+            }
+            bytes += segment.file_bytes();
+            sources.push(Source { segment, index });
+        }
+        if sources.is_empty() || (short && bytes - live < self.config.segment_bytes) {
+            return Ok(None);
+        }
+        let Some(successor) = successor.or(newest) else {
+            return Ok(None);
+        };
+        let Some(head) = self.head_of(&sources, &successor, runs)? else {
+            return Ok(None);
+        };
+        Ok(Some(Task {
+            sources,
+            head,
+            earlier: runs.len(),
+            replaced: 0,
+        }))
+    }
+
+    /// So much of what is live may be written on a full disk, to make room.
+    fn room_when_short(&self) -> u64 {
+        self.config.segment_bytes / 4 * 3
+    }
+
+    /// The index of a segment or run that nothing is wrong with.
+    pub(super) fn sound_index(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
+        let sound = segment.is_indexed() && segment.holes.read().is_empty();
+        let index = self.indexes.get(segment).filter(|_| sound)?;
+        (!index.is_partial() && !segment.is_misnamed()).then_some(index)
+    }
+
+    /// What the run of these segments will say of itself; `None` if they do not tell.
+    fn head_of(
+        &self,
+        sources: &[Source],
+        successor: &Segment,
+        runs: &[Arc<Run>],
+    ) -> io::Result<Option<Head>> {
+        let (Some(first), Some(last)) = (sources.first(), sources.last()) else {
+            return Ok(None);
+        };
+        let (Some((_, own)), Some((header, link))) =
+            (self.link_of(&last.segment)?, self.link_of(successor)?)
+        else {
+            return Ok(None);
+        };
+        let before = runs.last().map(|run| &run.head);
+        let told = link.predecessor == Some(last.segment.life.id)
+            && link.predecessor_end == last.index.end
+            && link.predecessor_chain == last.index.chain;
+        if !told {
+            return Ok(None);
+        }
+        let since = before.map_or(RecoveryEpoch::new(0), |head| head.epoch);
+        let ended =
+            |(epoch, _): &&(RecoveryEpoch, _)| *epoch >= since && *epoch < own.recovery_epoch;
+        Ok(Some(Head {
+            first: first.segment.life.id,
+            before_first: before.map(|head| head.last),
+            first_base: before.map_or(first.segment.base, |head| head.limit),
+            last: last.segment.life.id,
+            before_last: link.second,
+            end: last.index.end,
+            limit: last.segment.limit(),
+            chain: last.index.chain,
+            next_log_counter: match link.recovery_epoch == own.recovery_epoch {
+                true => link.next_log_counter,
+                false => 1,
+            },
+            // Of a later frame: nothing before arrived later.
+            arrival: header.arrival,
+            epoch: own.recovery_epoch,
+            history: self.history.iter().filter(ended).copied().collect(),
+            order: Vec::new(),
+            order_end: 0,
+            logs: 0,
+            records: 0,
+            pack_bytes: 0,
+            images_at: 0,
+            forgotten: None,
+        }))
+    }
+
+    fn link_of(&self, segment: &Segment) -> io::Result<Option<(Header, Link)>> {
+        // Most are small; one tells of all logs that the segment before touched.
+        let first = segment.first();
+        let mut bytes = self.open_segments.read(segment, first, 64 << 10)?;
+        let header = frame::decode_header(&bytes, segment.life.salt)
+            .filter(|header| header.kind == Kind::Link && header.position == first);
+        let Some(header) = header else {
+            return Ok(None);
+        };
+        if header.frame_len() > bytes.len() as u64 {
+            bytes = self
+                .open_segments
+                .read(segment, first, header.frame_len())?;
+        }
+        let link = frame::verified_body(&bytes, &header).and_then(Link::decode);
+        Ok(link.map(|link| (header, link)))
+    }
+
+    /// Runs that are worth to be written anew.
+    pub(super) fn next_runs(&self, runs: &[Arc<Run>], look: Look) -> io::Result<Option<Task>> {
+        if !self.damages.is_empty() || self.indexer.covered().is_none() {
+            return Ok(None);
+        }
+        let mut shares = Vec::with_capacity(runs.len());
+        for run in runs {
+            let Some(index) = self.sound_index(&run.segment) else {
+                return Ok(None);
+            };
+            let mut share = self.share(run, &index);
+            if shares.is_empty() {
+                let forgotten = self.forgettable(run, &index)?;
+                share.dead += forgotten;
+                share.left -= forgotten.min(share.left);
+                share.merged = share.merged.min(share.left);
+            }
+            shares.push(share);
+        }
+        let live = shares.iter().map(|share| share.live).sum();
+        let dead: u64 = shares.iter().map(|share| share.dead).sum();
+        self.sorter.live.store(live, Ordering::Relaxed);
+        self.sorter.dead.store(dead, Ordering::Relaxed);
+        if self.pool().is_short() {
+            let (room, least) = (self.room_when_short(), self.config.segment_bytes / 8);
+            let fits = |at: &usize| shares[*at].left <= room && shares[*at].dead >= least;
+            return match worst(&shares, true).filter(fits) {
+                Some(at) => self.task_of_runs(runs, at, 1),
+                None => Ok(None),
+            };
+        }
+        if let Some(at) = worst(&shares, dead > live / DEAD_PART) {
+            return self.task_of_runs(runs, at, 1);
+        }
+        match alike(&shares, self.config.sorter_run(live), look) {
+            Some((at, count)) => self.task_of_runs(runs, at, count),
+            None => Ok(None),
+        }
+    }
+
+    fn share(&self, run: &Run, index: &SealedIndex) -> Share {
+        let packs = run.head.pack_bytes;
+        let (live, gone) = self.live_and_gone(index);
+        let live = (live + run.straddling).min(packs);
+        let images = run.image_bytes();
+        Share {
+            live,
+            dead: packs - live,
+            left: images + live,
+            merged: images - images.min(part_of(images, gone, index.len())) + live,
+        }
+    }
+
+    /// About how much of the images in the oldest run are of logs that nobody has to know of any
+    /// more.
+    fn forgettable(&self, run: &Run, index: &SealedIndex) -> io::Result<u64> {
+        let known_deleted = checkpoint::list(&*self.disk)?.first().copied();
+        let forgettable = |row: &Row| {
+            let image = || index.image(row);
+            let gone = self.logs.by_id(row.log_id).is_none();
+            gone && image().is_some_and(|image| image.deleted && image.touched_in <= known_deleted)
+        };
+        let count = index.rows().filter(forgettable).count();
+        Ok(part_of(run.image_bytes(), count, index.len()))
+    }
+
+    /// Bytes of packs with records that are kept: of one with others too, its part.
+    pub(crate) fn live_bytes(&self, index: &SealedIndex) -> u64 {
+        self.live_and_gone(index).0
+    }
+
+    /// The same, and how many of the logs are deleted.
+    fn live_and_gone(&self, index: &SealedIndex) -> (u64, usize) {
+        let (mut live, mut of_gone) = (0, 0);
+        for row in index.rows() {
+            let log = self.logs.by_id(row.log_id);
+            let (gone, kept) = fate(self, log.as_deref());
+            if gone {
+                of_gone += 1;
+                continue;
+            }
+            let entries = index.entries(&row);
+            let from = entries.partition_point(|place| place.next_lsn() <= kept.first);
+            for place in entries.from(from) {
+                let bytes = u64::from(place.frame_len);
+                let dead = kept.first.since(place.first_lsn.min(kept.first));
+                live += bytes - bytes * dead / u64::from(place.count.max(1));
+            }
+        }
+        (live, of_gone)
+    }
+
+    fn task_of_runs(&self, runs: &[Arc<Run>], at: usize, count: usize) -> io::Result<Option<Task>> {
+        let chosen = &runs[at..at + count];
+        let (Some(first), Some(last)) = (chosen.first(), chosen.last()) else {
+            return Ok(None);
+        };
+        let mut sources = Vec::with_capacity(count);
+        for run in chosen {
+            let Some(index) = self.sound_index(&run.segment) else {
+                return Ok(None);
+            };
+            let segment = Arc::clone(&run.segment);
+            sources.push(Source { segment, index });
+        }
+        let history = chosen.iter().flat_map(|run| run.head.history.clone());
+        let head = Head {
+            first: first.head.first,
+            before_first: first.head.before_first,
+            first_base: first.head.first_base,
+            history: history.collect(),
+            order: Vec::new(),
+            forgotten: chosen.iter().filter_map(|run| run.head.forgotten).max(),
+            ..last.head.clone()
+        };
+        Ok(Some(Task {
+            sources,
+            head,
+            earlier: at,
+            replaced: count,
+        }))
+    }
+}
+
+/// As many bytes as `count` of `all` take, about.
+fn part_of(bytes: u64, count: usize, all: usize) -> u64 {
+    bytes / (all as u64).max(1) * count as u64
+}
+
+/// The run of which the largest part is dead, if it is to be written anew for that.
+fn worst(shares: &[Share], dead_is_much: bool) -> Option<usize> {
+    let (at, share) = (0..)
+        .zip(shares)
+        .filter(|(_, share)| share.dead > 0)
+        .max_by_key(|(_, share)| {
+            u128::from(share.dead) * 1_000_000 / u128::from(share.live + share.dead)
+        })?;
+    let mostly_dead = share.live <= (share.live + share.dead) / MOSTLY_DEAD_PART;
+    (mostly_dead || dead_is_much).then_some(at)
+}
+
+/// The most neighbouring runs, of about the same size, that fit one: where they begin, and how
+/// many they are.
+fn alike(shares: &[Share], most: u64, look: Look) -> Option<(usize, usize)> {
+    // Of three alike, or of two.
+    let largest_part = |sum: u64| match look {
+        Look::AtRest => sum / 5 * 3,
+        _ => sum / 5 * 2,
+    };
+    let mut best = None;
+    for from in 0..shares.len() {
+        let (mut sum, mut largest) = (0, 0);
+        for (count, share) in (1..).zip(&shares[from..]) {
+            sum += share.merged;
+            largest = largest.max(share.merged);
+            if sum > most {
+                break;
+            }
+            let worth = largest <= largest_part(sum) || sum <= SMALL;
+            if count > 1 && worth && best.is_none_or(|(_, found)| count > found) {
+                best = Some((from, count));
+            }
+        }
+    }
+    best
+}
