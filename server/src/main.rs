@@ -17,6 +17,7 @@ mod serve;
 mod status;
 mod trace;
 mod transport;
+mod wakes;
 
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};

@@ -30,6 +30,7 @@ use crate::admission::AdmissionLayer;
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::metrics::CallLayer;
+use crate::wakes;
 use conn::Conn;
 pub(crate) use conn::Peer;
 
@@ -128,6 +129,7 @@ impl Transport {
             std::thread::Builder::new()
                 .name(format!("wald-grpc-{index}"))
                 .spawn(move || {
+                    runtime.spawn(wakes::deliver());
                     runtime.block_on(server);
                     drop(running);
                 })?;

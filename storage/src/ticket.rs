@@ -11,13 +11,19 @@ use std::task::{Context, Poll, Waker};
 
 use crate::engine::{Appended, Ordered};
 use crate::error::AppendError;
+use crate::record::Batch;
 use crate::sync::Mutex;
 
 #[derive(Default)]
 struct Answers {
     ordered: Option<Result<Ordered, AppendError>>,
     settled: Option<Result<Appended, AppendError>>,
+    /// Who waits for the first answer. Who waits for the last one only is not woken by the
+    /// first: there are as many of both, and most callers have no use for it.
+    orders: Option<Waker>,
     waker: Option<Waker>,
+    /// What there was no room for.
+    refused: Option<Box<Batch>>,
 }
 
 /// The caller's side of a submitted batch. As a future it is the settled answer.
@@ -39,6 +45,19 @@ impl Ticket {
         ticket
     }
 
+    /// The same, with the batch that may be submitted again.
+    pub(crate) fn turned_away(error: AppendError, batch: Box<Batch>) -> Self {
+        let ticket = Self::refused(error);
+        ticket.0.lock().refused = Some(batch);
+        ticket
+    }
+
+    /// The batch, if it was refused as [`AppendError::Busy`]: to be submitted again when
+    /// there is room.
+    pub fn take_back(&mut self) -> Option<Batch> {
+        self.0.lock().refused.take().map(|batch| *batch)
+    }
+
     /// Resolves when the batch has its lsns, or is refused.
     pub fn ordered(&mut self) -> impl Future<Output = Result<Ordered, AppendError>> + Send + '_ {
         std::future::poll_fn(|context| {
@@ -46,7 +65,7 @@ impl Ticket {
             if let Some(ordered) = &answers.ordered {
                 return Poll::Ready(ordered.clone());
             }
-            answers.waker = Some(context.waker().clone());
+            answers.orders = Some(context.waker().clone());
             Poll::Pending
         })
     }
@@ -82,7 +101,7 @@ impl TicketAnswer {
         let waker = {
             let mut answers = self.0.lock();
             answers.ordered = Some(Ok(ordered));
-            answers.waker.clone()
+            answers.orders.take()
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -91,7 +110,7 @@ impl TicketAnswer {
 
     /// Gives the last answer.
     pub(crate) fn settle(self, settled: Result<Appended, AppendError>) {
-        let waker = {
+        let (orders, waker) = {
             let mut answers = self.0.lock();
             if answers.ordered.is_none() {
                 // A refusal has no place, nor has a batch of checks only.
@@ -102,9 +121,9 @@ impl TicketAnswer {
                 answers.ordered = Some(settled.as_ref().map(placeless).map_err(Clone::clone));
             }
             answers.settled = Some(settled);
-            answers.waker.take()
+            (answers.orders.take(), answers.waker.take())
         };
-        if let Some(waker) = waker {
+        for waker in orders.into_iter().chain(waker) {
             waker.wake();
         }
     }

@@ -15,6 +15,7 @@ use super::{Answer, Node, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 use crate::trace;
+use crate::wakes::together;
 
 pub(super) async fn append(
     node: &Node,
@@ -25,7 +26,7 @@ pub(super) async fn append(
     refuse_late(&request)?;
     let (batch, durability) = convert::append(request.into_inner())?;
     let submitted = Submitted::new(&batch, taken);
-    let settled = store.engine.submit(None, batch, durability).await;
+    let settled = together(store.engine.submit(None, batch, durability)).await;
     let (appended, acked) = submitted.settled(node, settled)?;
     trace::phases(&appended.times);
     let response = Response::new(convert::append_response(&appended, store.epoch));
@@ -42,7 +43,7 @@ pub(super) async fn append_batch(
     refuse_late(&request)?;
     let (batch, durability) = convert::append_batch(request.into_inner())?;
     let submitted = SubmittedBatch::new(&batch, taken);
-    let settled = store.engine.submit(None, batch, durability).await;
+    let settled = together(store.engine.submit(None, batch, durability)).await;
     if let Ok(appended) = &settled {
         trace::phases(&appended.times);
     }
@@ -147,7 +148,7 @@ pub(super) async fn sync(
     let target = convert::sync_target(request.target)?;
     let log = match request.log.as_str() {
         "" => None,
-        name => Some(convert::log_name("log", name, Access::Write)?),
+        name => Some(convert::log_name(format_args!("log"), name, Access::Write)?),
     };
     let position = store
         .engine

@@ -11,6 +11,7 @@ use crate::convert;
 use crate::drain::draining;
 use crate::metrics::{Deadline, ReadOp};
 use crate::status::{self, Access};
+use crate::wakes::together;
 
 pub(super) async fn read(
     node: &Node,
@@ -46,7 +47,7 @@ fn wait_until(request: &Request<v1::ReadRequest>, wait: Duration) -> Option<Inst
 
 async fn page(node: &Node, store: &Store, request: &ReadRequest) -> Result<Page, Status> {
     let asked = Instant::now();
-    let page = store.engine.read(request.clone()).await;
+    let page = together(store.engine.read(request.clone())).await;
     node.metrics.read(ReadOp::Read, asked.elapsed());
     page.map_err(|error| status::read(&error))
 }
