@@ -304,9 +304,9 @@ impl Journal {
     }
 
     /// The flush stage: makes all that was written before it durable, publishes, and
-    /// answers everyone who waited for that.
-    pub(crate) fn flush(&self) {
-        self.flush_if(false);
+    /// answers everyone who waited for that: so many.
+    pub(crate) fn flush(&self) -> usize {
+        self.flush_if(false)
     }
 
     /// Flushes though nothing new is published: bytes that were not were changed.
@@ -314,11 +314,11 @@ impl Journal {
         self.flush_if(true);
     }
 
-    fn flush_if(&self, anyway: bool) {
+    fn flush_if(&self, anyway: bool) -> usize {
         {
             let _role = self.flush_role.lock();
             if self.failure().is_some() {
-                return;
+                return 0;
             }
             // First the position, then the segment: if the journal rolls between, the
             // roll has flushed the position's segment itself.
@@ -336,18 +336,18 @@ impl Journal {
                     && !known_bad::makes(Mistake::FlushResultIgnored)
                 {
                     self.fail(format_args!("flushing {}", segment.path()), &error);
-                    return;
+                    return 0;
                 }
                 self.observer
                     .flush(self.clock.monotonic().duration_since(started));
                 self.durable.store(target.get(), Ordering::SeqCst);
             }
         }
-        self.settle();
+        self.settle()
     }
 
-    /// Answers whoever waited for what is durable now, and wakes readers.
-    fn settle(&self) {
+    /// Answers whoever waited for what is durable now, so many, and wakes readers.
+    fn settle(&self) -> usize {
         let durable = self.durable();
         let (waiters, groups) = {
             let mut waiting = self.waiting.lock();
@@ -355,6 +355,7 @@ impl Journal {
             waiting.take_below(durable)
         };
         let now = self.clock.monotonic();
+        let answered = waiters.len();
         for waiter in waiters {
             self.observer
                 .phase(Phase::Flush, now.duration_since(waiter.since));
@@ -363,6 +364,7 @@ impl Journal {
         for (_, logs) in &groups {
             self.wake_at(Visibility::Durable, logs);
         }
+        answered
     }
 
     /// Goes on in the next segment. Everything before was flushed.

@@ -5,6 +5,11 @@
 //! flushed by the thread it woke, one wake-up in all. What comes in while that one
 //! flushes gathers and becomes the next group; the other thread writes at once what does
 //! not wait for a flush, or is much.
+//!
+//! Callers that wait for their answer come back soon after it. So after a flush that
+//! answered several, the next group waits until as many are there, but no longer than the
+//! flush took: a flush for the first few who are back would make all others wait for one
+//! more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +22,10 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// So much is worth writing while a flush still runs.
 const GATHER_BYTES: u64 = 256 << 10;
+
+/// For how long, at most, those are waited for whom the last flush answered, however long it
+/// took.
+const MOST_GATHERING: Duration = Duration::from_millis(1);
 
 /// How many threads drive: one to flush, one to write.
 pub(crate) const DRIVERS: usize = 2;
@@ -38,6 +47,9 @@ struct State {
     /// What was durable when the queue was last written so that the coming flush has it.
     joined: Option<Position>,
     idle: usize,
+    /// How many the last flush answered, and until when they are waited for to ask again.
+    answered: usize,
+    gather_until: Option<Instant>,
     /// When an idle journal is to be marked.
     mark_at: Option<Instant>,
     /// A marker was written and is to be flushed.
@@ -49,12 +61,15 @@ impl State {
     /// Whether to write what is queued now. While a flush runs, what waits for the next
     /// one anyway is left to gather: it becomes one group, for one wake-up and one write.
     fn wants_write(&self) -> bool {
-        let gathers = self.flushing && !self.urgent && self.queued_bytes < GATHER_BYTES;
+        let more_comes =
+            self.flushing || (self.gather_until.is_some() && self.queue.len() < self.answered);
+        let gathers = more_comes && !self.urgent && self.queued_bytes < GATHER_BYTES;
         !self.writing && !self.queue.is_empty() && !gathers
     }
 
     fn take_queue(&mut self) -> Vec<Submission> {
         self.urgent = false;
+        self.gather_until = None;
         self.queued_bytes = 0;
         std::mem::take(&mut self.queue)
     }
@@ -102,6 +117,7 @@ impl Intake {
         let mut state = self.state.lock();
         loop {
             let now = core.journal.clock.monotonic();
+            state.gather_until = state.gather_until.filter(|until| *until > now);
             let wanted = state.marked || core.journal.wants_flush() || core.flush_is_due(now);
             if !state.flushing && wanted {
                 // What is queued by now goes with this flush: otherwise it waits for it and
@@ -147,8 +163,10 @@ impl Intake {
         now: Instant,
     ) {
         let flush_at = flush_at.filter(|_| !state.flushing);
+        // Also while nothing is queued: what is then wakes nobody.
+        let gathered_at = state.gather_until;
         state.idle += 1;
-        match flush_at.into_iter().chain(mark_at).min() {
+        match [flush_at, mark_at, gathered_at].into_iter().flatten().min() {
             Some(at) => {
                 self.changed
                     .wait_for(state, at.saturating_duration_since(now));
@@ -179,8 +197,13 @@ impl Intake {
         state.marked = true;
     }
 
-    fn flushed(&self) {
-        self.state.lock().flushing = false;
+    /// A flush has answered so many, and ended then after so long.
+    fn flushed(&self, answered: usize, now: Instant, took: Duration) {
+        let mut state = self.state.lock();
+        state.flushing = false;
+        state.answered = answered;
+        let most = took.min(MOST_GATHERING);
+        state.gather_until = (answered > 1).then(|| now + most);
     }
 }
 
@@ -214,8 +237,11 @@ fn run(core: &Arc<Core>) {
                 core.intake.marked();
             }
             Job::Flush => {
-                core.journal.flush();
-                core.intake.flushed();
+                let began = core.journal.clock.monotonic();
+                let answered = core.journal.flush();
+                let now = core.journal.clock.monotonic();
+                let took = now.saturating_duration_since(began);
+                core.intake.flushed(answered, now, took);
             }
             Job::Stop => return,
         }
@@ -247,6 +273,8 @@ pub(crate) const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
     use crate::clock::SystemClock;
     use crate::config::StorageConfig;
@@ -254,6 +282,7 @@ mod tests {
     use crate::ids::LogName;
     use crate::metrics::NoObserver;
     use crate::record::{Batch, LogRecords, Record};
+    use crate::threads;
 
     fn core() -> Arc<Core> {
         let config = StorageConfig::default();
@@ -291,6 +320,43 @@ mod tests {
         count
     }
 
+    /// Whether the next thing to do is a write, when it has come to that.
+    fn next_is_a_write(core: &Arc<Core>) -> mpsc::Receiver<bool> {
+        let (sender, receiver) = mpsc::channel();
+        let driver = Arc::clone(core);
+        threads::start("test", move || {
+            let next = driver.intake.next(&driver);
+            sender.send(matches!(next, Job::Write(_))).unwrap();
+        })
+        .unwrap();
+        while core.intake.state.lock().idle == 0 {
+            std::thread::yield_now();
+        }
+        receiver
+    }
+
+    #[test]
+    fn as_many_as_were_answered_are_waited_for_and_fewer_not_for_long() {
+        let core = core();
+        let now = core.journal.clock.monotonic();
+        // A day away: as many as were answered end the wait, nothing else.
+        core.intake.state.lock().answered = 2;
+        core.intake.state.lock().gather_until = Some(now + Duration::from_secs(24 * 3600));
+        let next = next_is_a_write(&core);
+        queue(&core, 1);
+        assert!(!core.intake.state.lock().wants_write());
+        queue(&core, 1);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
+        core.intake.wrote(None);
+        // One of three comes back: the flush took a second, and is not waited for that long.
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(3, now, Duration::from_secs(1));
+        let next = next_is_a_write(&core);
+        queue(&core, 1);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
+        assert!(core.journal.clock.monotonic() >= now + MOST_GATHERING);
+    }
+
     #[test]
     fn what_gathered_during_a_flush_is_in_the_next_one_whoever_waits_already() {
         let core = core();
@@ -304,7 +370,8 @@ mod tests {
         // Little gathers.
         queue(&core, 1);
         assert!(!core.intake.state.lock().wants_write());
-        core.intake.flushed();
+        core.intake
+            .flushed(0, core.journal.clock.monotonic(), Duration::ZERO);
         assert!(core.journal.wants_flush());
         assert_eq!(write_next(&core), 1);
         assert!(matches!(core.intake.next(&core), Job::Flush));
