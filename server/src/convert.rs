@@ -12,6 +12,7 @@ mod answer;
 mod backup;
 mod settings;
 
+use std::fmt;
 use std::time::Duration;
 
 use wald_proto::v1;
@@ -47,15 +48,19 @@ const SCAN_CHUNK_BYTES: u32 = 256 << 10;
 /// empty records stay below the limit of a response.
 const TEXT_CHUNK_BYTES: u32 = 32 << 10;
 
-/// A log's name in the field `field`.
-pub(crate) fn log_name(field: &str, name: &str, access: Access) -> Result<LogName, Status> {
-    LogName::new(name).map_err(|error| status::invalid_log_name(field, error, access))
+/// A log's name in the field `field`, which is written out if it has to be told only.
+pub(crate) fn log_name(
+    field: fmt::Arguments<'_>,
+    name: &str,
+    access: Access,
+) -> Result<LogName, Status> {
+    LogName::new(name).map_err(|error| status::invalid_log_name(&field.to_string(), error, access))
 }
 
 /// A log by name, and by identity if it was given.
 pub(crate) fn target(name: &str, log_id: Option<u64>, access: Access) -> Result<LogTarget, Status> {
     Ok(LogTarget {
-        name: log_name("log", name, access)?,
+        name: log_name(format_args!("log"), name, access)?,
         log_id: log_id.map(LogId::new),
     })
 }
@@ -63,10 +68,10 @@ pub(crate) fn target(name: &str, log_id: Option<u64>, access: Access) -> Result<
 /// One record to append, as a batch of one.
 pub(crate) fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
     let durability = durability(request.durability)?;
-    let (guard, producer) = condition("condition", request.condition)?;
+    let (guard, producer) = condition(format_args!("condition"), request.condition)?;
     let batch = Batch {
         logs: vec![LogRecords {
-            log: log_name("log", &request.log, Access::Write)?,
+            log: log_name(format_args!("log"), &request.log, Access::Write)?,
             records: vec![record(request.record.unwrap_or_default())],
             guard,
             producer,
@@ -89,9 +94,14 @@ pub(crate) fn append_batch(
         single: false,
     };
     for (index, part) in request.batches.into_iter().enumerate() {
-        let (guard, producer) = condition(&format!("batches[{index}].condition"), part.condition)?;
+        let (guard, producer) =
+            condition(format_args!("batches[{index}].condition"), part.condition)?;
         batch.logs.push(LogRecords {
-            log: log_name(&format!("batches[{index}].log"), &part.log, Access::Write)?,
+            log: log_name(
+                format_args!("batches[{index}].log"),
+                &part.log,
+                Access::Write,
+            )?,
             records: part.records.into_iter().map(record).collect(),
             guard,
             producer,
@@ -99,7 +109,11 @@ pub(crate) fn append_batch(
     }
     for (index, check) in request.checks.into_iter().enumerate() {
         batch.checks.push(LogCheck {
-            log: log_name(&format!("checks[{index}].log"), &check.log, Access::Write)?,
+            log: log_name(
+                format_args!("checks[{index}].log"),
+                &check.log,
+                Access::Write,
+            )?,
             guard: Guard {
                 expected_lsn: check.expected_lsn.map(Lsn::new),
                 must_exist: check.must_exist,
@@ -110,7 +124,7 @@ pub(crate) fn append_batch(
         });
     }
     for (index, commit) in request.cursors.into_iter().enumerate() {
-        let commit = cursor_commit(&format!("cursors[{index}]"), commit)?;
+        let commit = cursor_commit(format_args!("cursors[{index}]"), commit)?;
         batch.cursors.push(commit);
     }
     Ok((batch, durability))
@@ -144,7 +158,7 @@ fn record(record: v1::Record) -> Record {
 }
 
 fn condition(
-    field: &str,
+    field: fmt::Arguments<'_>,
     condition: Option<v1::AppendCondition>,
 ) -> Result<(Guard, Option<Producer>), Status> {
     let v1::AppendCondition {
@@ -176,12 +190,19 @@ fn condition(
 }
 
 /// A cursor's name in the field `field`.
-pub(crate) fn cursor_name(field: &str, name: &str, access: Access) -> Result<Name, Status> {
-    Name::new(name).map_err(|error| status::invalid_cursor_name(field, error, access))
+pub(crate) fn cursor_name(
+    field: fmt::Arguments<'_>,
+    name: &str,
+    access: Access,
+) -> Result<Name, Status> {
+    Name::new(name).map_err(|error| status::invalid_cursor_name(&field.to_string(), error, access))
 }
 
 /// A cursor to be moved, from the message in the field `field`.
-pub(crate) fn cursor_commit(field: &str, commit: v1::CursorCommit) -> Result<CursorCommit, Status> {
+pub(crate) fn cursor_commit(
+    field: fmt::Arguments<'_>,
+    commit: v1::CursorCommit,
+) -> Result<CursorCommit, Status> {
     let v1::CursorCommit {
         log,
         cursor,
@@ -190,8 +211,8 @@ pub(crate) fn cursor_commit(field: &str, commit: v1::CursorCommit) -> Result<Cur
         log_id,
     } = commit;
     Ok(CursorCommit {
-        log: log_name(&format!("{field}.log"), &log, Access::Write)?,
-        cursor: cursor_name(&format!("{field}.cursor"), &cursor, Access::Write)?,
+        log: log_name(format_args!("{field}.log"), &log, Access::Write)?,
+        cursor: cursor_name(format_args!("{field}.cursor"), &cursor, Access::Write)?,
         lsn: Lsn::new(lsn),
         expected_lsn: expected_lsn.map(Lsn::new),
         log_id: log_id.map(LogId::new),

@@ -164,7 +164,7 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
         }
         4 => {
             let request: v1::CreateLogRequest = decoded(message)?;
-            let name = convert::log_name("log", &request.log, Access::Write)?;
+            let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
             let config = convert::log_config(request.config, &limits)?;
             let made = block_on(engine.create_log(name.clone(), config.clone()));
             let info = made.map_err(|error| status::admin(&error))?;
@@ -174,14 +174,14 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
         }
         5 => {
             let request: v1::UpdateLogRequest = decoded(message)?;
-            let name = convert::log_name("log", &request.log, Access::Write)?;
+            let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
             let change = convert::log_config_change(&request, &limits)?;
             block_on(engine.update_log(name, change)).map_err(|error| status::admin(&error))?;
         }
         6 => {
             let request: v1::CommitCursorRequest = decoded(message)?;
             let commit = request.commit.unwrap_or_default();
-            let commit = convert::cursor_commit("commit", commit)?;
+            let commit = convert::cursor_commit(format_args!("commit"), commit)?;
             let done = block_on(engine.commit_cursor(commit));
             done.map_err(|error| status::cursor(&error, Access::Write))?;
         }
@@ -207,7 +207,7 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
             let target = convert::sync_target(request.target)?;
             let log = match request.log.as_str() {
                 "" => None,
-                name => Some(convert::log_name("log", name, Access::Write)?),
+                name => Some(convert::log_name(format_args!("log"), name, Access::Write)?),
             };
             let done = block_on(engine.sync(target, log.as_ref()));
             done.map_err(|error| status::sync(&error))?;

@@ -67,6 +67,13 @@ use crate::watch::Until;
 /// What the indexing thread does, for whoever is told that it failed.
 const INDEXING: &str = "writing an index or a checkpoint";
 
+/// Why a request was not taken into the queue.
+enum NotTaken {
+    /// There is no room for it now.
+    Busy(AppendError, Box<Batch>),
+    Refused(AppendError),
+}
+
 /// The local engine without its threads.
 pub(crate) struct Core {
     pub(crate) config: StorageConfig,
@@ -218,10 +225,9 @@ impl Core {
         }
         match self.take_in(session, batch, level) {
             Ok(ticket) => ticket,
-            Err(error) => {
-                if let Some(session) =
-                    session.filter(|_| !matches!(error, AppendError::Busy { .. }))
-                {
+            Err(NotTaken::Busy(error, batch)) => Ticket::turned_away(error, batch),
+            Err(NotTaken::Refused(error)) => {
+                if let Some(session) = session {
                     session.end_at_intake();
                 }
                 Ticket::refused(error)
@@ -235,12 +241,13 @@ impl Core {
         session: Option<&Session>,
         batch: Batch,
         level: Durability,
-    ) -> Result<Ticket, AppendError> {
+    ) -> Result<Ticket, NotTaken> {
         let now = self.journal.clock.now();
         let future = i64::try_from(self.config.max_future.as_micros()).unwrap_or(i64::MAX);
-        let cost = submit::validate(&batch, &self.limits, now, future)?;
+        let cost = submit::validate(&batch, &self.limits, now, future)
+            .map_err(|error| NotTaken::Refused(error.into()))?;
         if let Some(error) = self.refusal() {
-            return Err(error);
+            return Err(NotTaken::Refused(error));
         }
         let digests = submit::digests(&batch);
         let inflight = self.journal.inflight.fetch_add(cost, Ordering::SeqCst) + cost;
@@ -248,10 +255,11 @@ impl Core {
         // A request larger than the whole budget passes when it is alone.
         if inflight > limit && inflight > cost {
             self.journal.inflight.fetch_sub(cost, Ordering::SeqCst);
-            return Err(AppendError::Busy {
+            let error = AppendError::Busy {
                 inflight: inflight - cost,
                 limit,
-            });
+            };
+            return Err(NotTaken::Busy(error, Box::new(batch)));
         }
         let (ticket, answer) = Ticket::new();
         self.intake.push(Submission {

@@ -17,7 +17,7 @@ impl v1::cursor_service_server::CursorService for Services {
         let store = self.0.store_to_write()?;
         refuse_late(&request)?;
         let commit = request.into_inner().commit.unwrap_or_default();
-        let commit = convert::cursor_commit("commit", commit)?;
+        let commit = convert::cursor_commit(format_args!("commit"), commit)?;
         let log = commit.log.clone();
         let cursor = store
             .engine
@@ -37,7 +37,7 @@ impl v1::cursor_service_server::CursorService for Services {
         let request = request.get_ref();
         let target = convert::target(&request.log, request.log_id, Access::Read)?;
         let log = target.name.clone();
-        let name = convert::cursor_name("cursor", &request.cursor, Access::Read)?;
+        let name = convert::cursor_name(format_args!("cursor"), &request.cursor, Access::Read)?;
         let cursor = store
             .engine
             .cursor(target, &name)
@@ -85,7 +85,7 @@ impl v1::cursor_service_server::CursorService for Services {
         refuse_late(&request)?;
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
-        let name = convert::cursor_name("cursor", &request.cursor, Access::Write)?;
+        let name = convert::cursor_name(format_args!("cursor"), &request.cursor, Access::Write)?;
         store
             .engine
             .delete_cursor(target, name)

@@ -16,7 +16,7 @@ impl v1::log_service_server::LogService for Services {
         let store = self.0.store_to_write()?;
         refuse_late(&request)?;
         let request = request.into_inner();
-        let name = convert::log_name("log", &request.log, Access::Write)?;
+        let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
         let config = convert::log_config(request.config, &store.engine.profile().limits)?;
         let info = store
             .engine
@@ -69,7 +69,7 @@ impl v1::log_service_server::LogService for Services {
         let store = self.0.store_to_write()?;
         refuse_late(&request)?;
         let request = request.into_inner();
-        let name = convert::log_name("log", &request.log, Access::Write)?;
+        let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
         let change = convert::log_config_change(&request, &store.engine.profile().limits)?;
         let info = store
             .engine

@@ -228,18 +228,29 @@ impl Run {
     /// Hands a request to the engine; what it has no room for is held, and nothing is read
     /// meanwhile.
     fn submit(&mut self, request: Taken) {
-        let answer = SubmittedBatch::new(&request.batch, request.at);
-        let batch = request.batch.clone();
-        let mut ticket = self
-            .engine
-            .submit(Some(&self.session), batch, request.durability);
+        let Taken {
+            request_id,
+            batch,
+            durability,
+            at,
+            room,
+        } = request;
+        let answer = SubmittedBatch::new(&batch, at);
+        let mut ticket = self.engine.submit(Some(&self.session), batch, durability);
+        if let Some(batch) = ticket.take_back() {
+            let request = Taken {
+                request_id,
+                batch,
+                durability,
+                at,
+                room,
+            };
+            let again = Box::pin(tokio::time::sleep(BUSY_PAUSE));
+            self.held = Some(Held { request, again });
+            return;
+        }
         let mut nobody = Context::from_waker(Waker::noop());
         let settled = match Pin::new(&mut ticket).poll(&mut nobody) {
-            Poll::Ready(Err(AppendError::Busy { .. })) => {
-                let again = Box::pin(tokio::time::sleep(BUSY_PAUSE));
-                self.held = Some(Held { request, again });
-                return;
-            }
             Poll::Ready(settled) => {
                 if settled.is_err() {
                     // What is pending before it is acked, then this fails the session.
@@ -250,10 +261,10 @@ impl Run {
             Poll::Pending => Settled::Coming(ticket),
         };
         self.pending.push_back(Pending {
-            request_id: request.request_id,
+            request_id,
             answer,
             settled,
-            room: request.room,
+            room,
         });
     }
 
