@@ -64,6 +64,9 @@ impl Exit {
     }
 }
 
+/// How often memory that is free goes back to the system.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
+
 /// Names of the health services: the whole server, readiness, and being alive at all.
 const READINESS: [&str; 2] = ["", "wald.v1.WalService"];
 const LIVENESS: &str = "liveness";
@@ -311,8 +314,14 @@ impl Life {
     ) -> End {
         let mut failed = engine.failed();
         let mut read_only = false;
+        let mut tidy_up = tokio::time::interval(GIVE_BACK_EVERY);
+        // The first one comes at once; the engine has done so after its start.
+        tidy_up.reset();
         loop {
             tokio::select! {
+                _ = tidy_up.tick() => {
+                    tokio::task::spawn_blocking(wald_storage::give_back_memory);
+                }
                 request = signals.next() => match request {
                     Request::Stop => return End::Asked,
                     Request::Reload => reload(),
