@@ -67,7 +67,8 @@ class Ledger:
         if "ResourceExhausted" in said and "DISK_FULL" in said and "NOT_APPLIED" in said:
             self.refusals += 1
             return False
-        if daemon.process.poll() is None and "Unavailable" not in said:
+        # A process that is being killed loses its port before it is gone.
+        if daemon.process.poll() is None and "Unavailable" not in said and "Failed to dial" not in said:
             raise SystemExit(f"an append failed: {said}")
         self.unknown = text(number)
         return None

@@ -102,6 +102,11 @@ impl Fixture {
             marker_delay: Duration::from_secs(3600),
             ..StorageConfig::default()
         };
+        Self::ready(config).await
+    }
+
+    /// A node whose pool is filled: before, a full disk refuses even the first records.
+    async fn ready(config: StorageConfig) -> Self {
         let ready = u64::try_from(config.pool_segments + config.reserve_segments).unwrap();
         let fixture = Self::serving(config).await;
         let store = fixture.node.store.get().unwrap();
@@ -302,7 +307,7 @@ async fn full_disk_is_told_and_ends_a_session_where_it_is_met() {
         segment_bytes: 64 << 10,
         ..StorageConfig::default()
     };
-    let mut fixture = Fixture::serving(config).await;
+    let mut fixture = Fixture::ready(config).await;
     fixture.append("a").await.unwrap();
     fixture.disk.set_full(true);
     let full = (Code::ResourceExhausted, "DISK_FULL");
