@@ -262,7 +262,7 @@ def walctl_examples(directory, daemon):
     (home / ".local/share/bash-completion/completions").mkdir(parents=True)
     for name in ("flights-200k.json", "flights-20k.json"):
         shutil.copy2(vega_file(name), home)
-    for line in take_one("client/README.md", "console").splitlines():
+    for line in take_one("client/README.md", "console", "flights-200k.json").splitlines():
         line = line.removeprefix("$ ")
         if line.startswith("walctl tail "):
             endless(line, "new", daemon, home)

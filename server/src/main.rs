@@ -39,6 +39,7 @@ use serve::Exit;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    wald_storage::keep_little_free_memory();
     let matches = command().get_matches();
     let source = Source::new(&matches);
     if let Some((name, matches)) = matches.subcommand() {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-pub use memory::give_back_memory;
+pub use memory::{give_back_memory, keep_little_free_memory};
 pub use real::RealDisk;
 pub use sim::{Call, CallKind, CutPoint, Filter, Lie, SimDisk};
 

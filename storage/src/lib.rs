@@ -49,7 +49,7 @@ pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use disk::{
     Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, FileSystem, Filter, Lie, RealDisk, SimDisk,
-    give_back_memory,
+    give_back_memory, keep_little_free_memory,
 };
 pub use dump::{
     DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,

@@ -11,7 +11,8 @@
 //!
 //! A run is made of others where none of these is much larger than the rest, so that a byte is
 //! written anew only when its run becomes nearly twice as large at least; and of one alone, when
-//! most of it is dead, or of all runs more than is bounded here and of it the largest part.
+//! most of it is dead, or of all runs more than is bounded here and of it the largest part, or
+//! when it tells of so many deleted logs that a start had better not read of them.
 
 use std::io;
 use std::sync::Arc;
@@ -34,6 +35,10 @@ const DEAD_PART: u64 = 8;
 
 /// One of which less than a part in so many is live costs little to write anew.
 const MOSTLY_DEAD_PART: u64 = 8;
+
+/// The oldest run is written anew when what tells of deleted logs is more than one part in so many
+/// of what is live in it: all of that is read at every start.
+const FORGOTTEN_PART: u64 = 8;
 
 /// Runs that together are no larger than this become one, whatever the size of each.
 const SMALL: u64 = 1 << 20;
@@ -260,13 +265,17 @@ impl Core {
             return Ok(None);
         }
         let mut shares = Vec::with_capacity(runs.len());
+        let mut forgets = false;
         for run in runs {
             let Some(index) = self.sound_index(&run.segment) else {
                 return Ok(None);
             };
             let mut share = self.share(run, &index);
             if shares.is_empty() {
-                let forgotten = self.forgettable(run, &index)?;
+                let count = self.forgettable(&index)?;
+                let forgotten = part_of(run.image_bytes(), count, index.len());
+                let of_index = part_of(index.bytes().len() as u64, count, index.len());
+                forgets = forgotten + of_index > share.live / FORGOTTEN_PART;
                 share.dead += forgotten;
                 share.left -= forgotten.min(share.left);
                 share.merged = share.merged.min(share.left);
@@ -284,6 +293,9 @@ impl Core {
                 Some(at) => self.task_of_runs(runs, at, 1),
                 None => Ok(None),
             };
+        }
+        if forgets {
+            return self.task_of_runs(runs, 0, 1);
         }
         if let Some(at) = worst(&shares, dead > live / DEAD_PART) {
             return self.task_of_runs(runs, at, 1);
@@ -307,17 +319,15 @@ impl Core {
         }
     }
 
-    /// About how much of the images in the oldest run are of logs that nobody has to know of any
-    /// more.
-    fn forgettable(&self, run: &Run, index: &SealedIndex) -> io::Result<u64> {
+    /// How many images in the oldest run are of logs that nobody has to know of any more.
+    fn forgettable(&self, index: &SealedIndex) -> io::Result<usize> {
         let known_deleted = checkpoint::list(&*self.disk)?.first().copied();
         let forgettable = |row: &Row| {
             let image = || index.image(row);
             let gone = self.logs.by_id(row.log_id).is_none();
             gone && image().is_some_and(|image| image.deleted && image.touched_in <= known_deleted)
         };
-        let count = index.rows().filter(forgettable).count();
-        Ok(part_of(run.image_bytes(), count, index.len()))
+        Ok(index.rows().filter(forgettable).count())
     }
 
     /// Bytes of packs with records that are kept: of one with others too, its part.
