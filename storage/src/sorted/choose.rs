@@ -11,8 +11,9 @@
 //!
 //! A run is made of others where none of these is much larger than the rest, so that a byte is
 //! written anew only when its run becomes nearly twice as large at least; and of one alone, when
-//! most of it is dead, or of all runs more than is bounded here and of it the largest part, or
-//! when it tells of so many deleted logs that a start had better not read of them.
+//! most of it is dead, or of all runs more than is bounded here and of it the largest part. The
+//! oldest ones up to where many logs were deleted become one, of up to half the step, when what
+//! they tell of deleted logs is much.
 
 use std::io;
 use std::sync::Arc;
@@ -36,8 +37,8 @@ const DEAD_PART: u64 = 8;
 /// One of which less than a part in so many is live costs little to write anew.
 const MOSTLY_DEAD_PART: u64 = 8;
 
-/// The oldest run is written anew when what tells of deleted logs is more than one part in so many
-/// of what is live in it: all of that is read at every start.
+/// The oldest runs are written anew when what tells of deleted logs is more than one part in so
+/// many of what is live in them: all of that is read at every start.
 const FORGOTTEN_PART: u64 = 8;
 
 /// Runs that together are no larger than this become one, whatever the size of each.
@@ -76,6 +77,10 @@ struct Share {
     /// What one made of it and others would take for it: images of deleted logs are told once
     /// there, or not at all.
     merged: u64,
+    /// What is told of deleted logs, in images and in the index.
+    told: u64,
+    /// Whether most of its logs are deleted, here or later.
+    mostly_gone: bool,
 }
 
 impl Core {
@@ -265,20 +270,24 @@ impl Core {
             return Ok(None);
         }
         let mut shares = Vec::with_capacity(runs.len());
-        let mut forgets = false;
-        for run in runs {
+        // The first so many runs: what they tell of deleted logs nobody has to know any more.
+        let mut forgets = 0;
+        for (at, run) in (1..).zip(runs) {
             let Some(index) = self.sound_index(&run.segment) else {
                 return Ok(None);
             };
             let mut share = self.share(run, &index);
-            if shares.is_empty() {
+            if at == 1 || share.mostly_gone {
                 let count = self.forgettable(&index)?;
-                let forgotten = part_of(run.image_bytes(), count, index.len());
-                let of_index = part_of(index.bytes().len() as u64, count, index.len());
-                forgets = forgotten + of_index > share.live / FORGOTTEN_PART;
-                share.dead += forgotten;
-                share.left -= forgotten.min(share.left);
-                share.merged = share.merged.min(share.left);
+                if count > index.len() / 2 {
+                    forgets = at;
+                }
+                if at == 1 {
+                    let forgotten = part_of(run.image_bytes(), count, index.len());
+                    share.dead += forgotten;
+                    share.left -= forgotten.min(share.left);
+                    share.merged = share.merged.min(share.left);
+                }
             }
             shares.push(share);
         }
@@ -294,8 +303,8 @@ impl Core {
                 None => Ok(None),
             };
         }
-        if forgets {
-            return self.task_of_runs(runs, 0, 1);
+        if is_worth_forgetting(&shares[..forgets], self.config.sorter_run(live) * 2) {
+            return self.task_of_runs(runs, 0, forgets);
         }
         if let Some(at) = worst(&shares, dead > live / DEAD_PART) {
             return self.task_of_runs(runs, at, 1);
@@ -311,15 +320,18 @@ impl Core {
         let (live, gone) = self.live_and_gone(index);
         let live = (live + run.straddling).min(packs);
         let images = run.image_bytes();
+        let told = part_of(images, gone, index.len());
         Share {
             live,
             dead: packs - live,
             left: images + live,
-            merged: images - images.min(part_of(images, gone, index.len())) + live,
+            merged: images - images.min(told) + live,
+            told: told + part_of(index.bytes().len() as u64, gone, index.len()),
+            mostly_gone: gone > index.len() / 2,
         }
     }
 
-    /// How many images in the oldest run are of logs that nobody has to know of any more.
+    /// How many images are of logs that nobody has to know of any more, if no older run has them.
     fn forgettable(&self, index: &SealedIndex) -> io::Result<usize> {
         let known_deleted = checkpoint::list(&*self.disk)?.first().copied();
         let forgettable = |row: &Row| {
@@ -403,6 +415,14 @@ fn worst(shares: &[Share], dead_is_much: bool) -> Option<usize> {
         })?;
     let mostly_dead = share.live <= (share.live + share.dead) / MOSTLY_DEAD_PART;
     (mostly_dead || dead_is_much).then_some(at)
+}
+
+/// Whether the oldest runs are to become one of at most so many bytes, because of what they tell of
+/// deleted logs.
+fn is_worth_forgetting(oldest: &[Share], most: u64) -> bool {
+    let sum = |of: fn(&Share) -> u64| oldest.iter().map(of).sum::<u64>();
+    let told = sum(|share| share.told);
+    told > sum(|share| share.live) / FORGOTTEN_PART && sum(|share| share.merged) <= most
 }
 
 /// The most neighbouring runs, of about the same size, that fit one: where they begin, and how
