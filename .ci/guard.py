@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""usage: .ci/guard.py [--renew]
+
+What an append, a read and a scan cost in instructions of the daemon, counted by callgrind: nearly the same however busy
+the machine is. Each must be within its tolerance of .ci/guard.json, above and below: a change that
+makes something cheaper is written down too, with --renew. A newer compiler changes all of them a little.
+"""
+
+from common import *
+
+BASELINE = ROOT / ".ci" / "guard.json"
+FILLED = 20_000
+SEGMENT = 64 << 20
+# What is counted: name, workload of walctl bench, its flags, how many records that is.
+LOADS = [
+    ("append", "append", ["--in-flight", 1, "--count", 1_500], 1_500),
+    ("append in a batch of 100", "batch", ["--in-flight", 1, "--count", 150], 15_000),
+    ("append in a session", "session", ["--in-flight", 64, "--count", 5_000], 5_000),
+    ("read of one record", "read", ["--in-flight", 1, "--count", 1_500, "--filled", FILLED], 1_500),
+    ("record of a scan", "scan", ["--in-flight", 1, "--count", 3, "--filled", FILLED], 3 * FILLED),
+]
+# How many messages of a session meet depends on time, and with it how much each costs; of a batch, what the
+# background does meanwhile is more of the whole.
+TOLERANCE = {"append in a session": 0.15, "append in a batch of 100": 0.1}
+MOST = 0.05
+
+
+class Counted(Daemon):
+    """A daemon under callgrind."""
+
+    def __init__(self, data_dir):
+        self.out = Path(f"{data_dir}.callgrind")
+        super().__init__(data_dir, "--sorter-enabled=false", under=(
+            "valgrind", "--tool=callgrind", f"--callgrind-out-file={self.out}", f"--log-file={self.out}.log"))
+
+    def ready(self):
+        """Not from /metrics: what reads the processor's clock there does not work under callgrind. A segment that is
+        prepared is filled."""
+        filled = lambda file: file.stat().st_blocks * 512 >= SEGMENT
+        wait_until(lambda: sum(map(filled, (self.data_dir / "journal").iterdir())) >= 5)
+        return self
+
+    def count(self):
+        """Instructions since the last look."""
+        before = self.dumps()
+        run("callgrind_control", "--dump", self.pid, check=True)
+        wait_until(lambda: len(self.dumps()) > len(before))
+        new, = self.dumps() - before
+        wait_until(lambda: "totals:" in new.read_text())
+        return int(re.search(r"^totals: (\d+)", new.read_text(), re.M)[1])
+
+    def dumps(self):
+        return set(self.out.parent.glob(f"{self.out.name}.[0-9]*"))
+
+    def bench(self, workload, *flags):
+        done = self.walctl("bench", workload, "--connections", 1, "--warm-up", "0s", *flags)
+        if done.returncode:
+            raise SystemExit(done.stderr.decode())
+
+
+def measure(directory):
+    """Name -> instructions for each record."""
+    found = {}
+    with Counted(directory / "store") as daemon:
+        daemon.ready()
+        for name, workload, flags, records in LOADS:
+            # Memory, connections and what is filled: the second time nothing of that is left to be done.
+            daemon.bench(workload, *flags)
+            daemon.count()
+            daemon.bench(workload, *flags)
+            found[name] = daemon.count() / records
+    return {name: round(count) for name, count in found.items()}
+
+
+renew = sys.argv[1:] == ["--renew"]
+if not renew:
+    usage()
+with scratch() as temporary:
+    found = measure(Path(temporary))
+if renew:
+    BASELINE.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
+for name, count in found.items():
+    change, most = count / baseline[name] - 1, TOLERANCE.get(name, MOST)
+    check(f"{name}: within {most:.0%} of {baseline[name]:,} instructions", abs(change) <= most, f"{count:,}, {change:+.1%}")
+finish()
