@@ -210,6 +210,11 @@ impl StorageConfig {
         (self.sorter_step() / 4).max(live / 10).min(LARGEST_RUN)
     }
 
+    /// The same for the oldest runs, where many deleted logs are forgotten by it.
+    pub(crate) fn sorter_forgetting_run(&self, live: u64) -> u64 {
+        (self.sorter_step() / 2).max(live / 10).min(LARGEST_RUN)
+    }
+
     /// The limits requests are held to, with what the segment size leaves of them.
     pub fn limits(&self) -> Limits {
         // Frames take something too.

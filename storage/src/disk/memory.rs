@@ -23,8 +23,8 @@ pub(crate) fn give_back(bytes: u64) {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const KEPT_BYTES: libc::c_int = 1 << 20;
 
-/// Larger buffers are memory of their own, which goes when they are freed. Not those of scans:
-/// to have their pages made anew each time would cost more than to fill them.
+/// Larger buffers are memory of their own, which goes when they are freed. Buffers of scans are
+/// smaller: they would be mapped and unmapped for each message.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const LARGE_BYTES: libc::c_int = 4 << 20;
 
@@ -45,7 +45,7 @@ pub fn keep_little_free_memory() {
 pub fn keep_little_free_memory() {}
 
 /// Gives memory that the process has freed back to the system, where its C library has to be
-/// told. Takes milliseconds for each 10 MiB that go; whoever allocates may wait for as long.
+/// told. Whoever allocates meanwhile may wait for it.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code, reason = "there is no safe way to call it")]
 pub fn give_back_memory() {

@@ -8,12 +8,13 @@
 //! | the run that is made of them | an eighth of the step |
 //! | dead bytes in runs | an eighth of what is live |
 //! | a run that is made of others | a quarter of the step, or a tenth of what is live |
+//! | one that forgets many deleted logs | half of the step, or a tenth of what is live |
 //!
 //! A run is made of others where none of these is much larger than the rest, so that a byte is
 //! written anew only when its run becomes nearly twice as large at least; and of one alone, when
 //! most of it is dead, or of all runs more than is bounded here and of it the largest part. The
-//! oldest ones up to where many logs were deleted become one, of up to half the step, when what
-//! they tell of deleted logs is much.
+//! oldest ones up to where many logs were deleted become one when what they tell of deleted logs
+//! is much.
 
 use std::io;
 use std::sync::Arc;
@@ -303,7 +304,7 @@ impl Core {
                 None => Ok(None),
             };
         }
-        if is_worth_forgetting(&shares[..forgets], self.config.sorter_run(live) * 2) {
+        if is_worth_forgetting(&shares[..forgets], self.config.sorter_forgetting_run(live)) {
             return self.task_of_runs(runs, 0, forgets);
         }
         if let Some(at) = worst(&shares, dead > live / DEAD_PART) {
