@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,14 +25,22 @@ pub(crate) struct Journal {
 }
 
 /// Segment files that hold frames, oldest first.
-fn begun(directory: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(directory)
+fn begun(directory: &Path) -> Vec<(PathBuf, File)> {
+    let mut files: Vec<(PathBuf, File)> = std::fs::read_dir(directory)
         .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| frame_at(&File::open(path).unwrap(), FIRST_FRAME, [0; 4]).is_some())
+        .filter_map(|entry| {
+            let path = entry.unwrap().path();
+            match File::open(&path) {
+                Ok(file) => Some((path, file)),
+                // The sorter removes segments beside a load.
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                Err(error) => panic!("{}: {error}", path.display()),
+            }
+        })
+        .filter(|(_, file)| frame_at(file, FIRST_FRAME, [0; 4]).is_some())
         .collect();
-    paths.sort();
-    paths
+    files.sort_by(|(one, _), (other, _)| one.cmp(other));
+    files
 }
 
 /// How many segments hold frames.
@@ -114,8 +123,7 @@ impl Journal {
     /// The journal of a data directory, at its end.
     pub(crate) fn open(data_dir: &Path) -> Self {
         let directory = data_dir.join("journal");
-        let path = begun(&directory).pop().unwrap();
-        let file = File::open(&path).unwrap();
+        let (path, file) = begun(&directory).pop().unwrap();
         let mut journal = Self {
             directory,
             path,
@@ -148,7 +156,8 @@ impl Journal {
                 "no roll in a minute of load"
             );
             self.follow();
-            if self.last_kind == SEAL && begun(&self.directory).last() != Some(&self.path) {
+            let newest = |directory| begun(directory).pop().map(|(path, _)| path);
+            if self.last_kind == SEAL && newest(&self.directory).as_ref() != Some(&self.path) {
                 *self = Self::open(self.directory.parent().unwrap());
             }
         }
