@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use prost::Message;
+use prost_types::FileDescriptorSet;
 
 const FILES: [&str; 6] = [
     "wald/v1/types.proto",
@@ -19,11 +20,12 @@ const ECHO: [&str; 1] = ["wald/echo/v1/echo.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=wald");
-    compile(&FILES, "wald.v1.bin")?;
-    compile(&ECHO, "wald.echo.v1.bin")
+    let contract = compile(&FILES, "wald.v1.bin")?;
+    compile(&ECHO, "wald.echo.v1.bin")?;
+    serve_stored(contract)
 }
 
-fn compile(files: &[&str], set: &str) -> Result<(), Box<dyn std::error::Error>> {
+fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::error::Error>> {
     // Imports are included so that reflection can answer for Duration and the like, source
     // info so that `grpcurl describe` shows the comments.
     let descriptors = protox::Compiler::new(["."])?
@@ -36,6 +38,25 @@ fn compile(files: &[&str], set: &str) -> Result<(), Box<dyn std::error::Error>> 
     tonic_prost_build::configure()
         .bytes(".")
         .codec_path("crate::codec::MessageCodec")
-        .compile_fds(descriptors)?;
+        .compile_fds(descriptors.clone())?;
+    Ok(descriptors)
+}
+
+/// The side of `WalService` that the daemon serves: a scan answers with what is encoded
+/// already.
+fn serve_stored(mut contract: FileDescriptorSet) -> Result<(), Box<dyn std::error::Error>> {
+    for file in &mut contract.file {
+        file.service
+            .retain(|service| service.name() == "WalService");
+    }
+    let out_dir = PathBuf::from(std::env::var("OUT_DIR")?).join("stored");
+    std::fs::create_dir_all(&out_dir)?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .extern_path(".wald.v1.ScanResponse", "crate::codec::Encoded")
+        .extern_path(".wald.v1", "crate::v1")
+        .codec_path("crate::codec::MessageCodec")
+        .out_dir(out_dir)
+        .compile_fds(contract)?;
     Ok(())
 }

@@ -7,6 +7,7 @@
 
 use std::marker::PhantomData;
 
+use bytes::{BufMut, Bytes};
 use prost::Message;
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
@@ -22,6 +23,58 @@ fn settings() -> BufferSettings {
     BufferSettings::new(INITIAL_BYTES, YIELD_BYTES)
 }
 
+/// What can be sent.
+pub trait Encode {
+    /// How many bytes it takes.
+    fn length(&self) -> usize;
+
+    /// Writes them.
+    fn put(&self, buffer: &mut impl BufMut);
+}
+
+impl<M: Message> Encode for M {
+    fn length(&self) -> usize {
+        self.encoded_len()
+    }
+
+    fn put(&self, buffer: &mut impl BufMut) {
+        self.encode_raw(buffer);
+    }
+}
+
+/// A message that is encoded already, in pieces one after another: what is stored in the
+/// encoding of the contract is not decoded to be sent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Encoded(Vec<Bytes>);
+
+impl Encoded {
+    /// Goes on with these bytes.
+    pub fn push(&mut self, piece: impl Into<Bytes>) {
+        let piece = piece.into();
+        if !piece.is_empty() {
+            self.0.push(piece);
+        }
+    }
+}
+
+impl<M: Message> From<&M> for Encoded {
+    fn from(message: &M) -> Self {
+        Self(vec![message.encode_to_vec().into()])
+    }
+}
+
+impl Encode for Encoded {
+    fn length(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+
+    fn put(&self, buffer: &mut impl BufMut) {
+        for piece in &self.0 {
+            buffer.put_slice(piece);
+        }
+    }
+}
+
 /// The codec of all services: writes `T`, reads `U`.
 #[derive(Debug)]
 pub struct MessageCodec<T, U>(PhantomData<(T, U)>);
@@ -34,7 +87,7 @@ impl<T, U> Default for MessageCodec<T, U> {
 
 impl<T, U> Codec for MessageCodec<T, U>
 where
-    T: Message + Send + 'static,
+    T: Encode + Send + 'static,
     U: Message + Default + Send + 'static,
 {
     type Encode = T;
@@ -47,7 +100,7 @@ where
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<T, U>::raw_decoder(settings())
+        ProstCodec::<U, U>::raw_decoder(settings())
     }
 }
 
@@ -55,14 +108,15 @@ where
 #[derive(Debug)]
 pub struct MessageEncoder<T>(PhantomData<T>);
 
-impl<T: Message> Encoder for MessageEncoder<T> {
+impl<T: Encode> Encoder for MessageEncoder<T> {
     type Item = T;
     type Error = Status;
 
     fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.reserve(item.encoded_len());
-        item.encode(buffer)
-            .map_err(|error| Status::internal(error.to_string()))
+        // That there is room is all that prost checks.
+        buffer.reserve(item.length());
+        item.put(buffer);
+        Ok(())
     }
 
     fn buffer_settings(&self) -> BufferSettings {

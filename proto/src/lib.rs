@@ -14,6 +14,12 @@ pub mod v1 {
     tonic::include_proto!("wald.v1");
 }
 
+/// The server trait of `WalService`, whose scans answer with [`codec::Encoded`] messages.
+#[allow(missing_docs, clippy::all)]
+pub mod stored {
+    include!(concat!(env!("OUT_DIR"), "/stored/wald.v1.rs"));
+}
+
 /// Messages, client and server trait of the package `wald.echo.v1`: what the transport costs
 /// by itself.
 #[allow(missing_docs, clippy::all)]

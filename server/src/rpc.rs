@@ -18,6 +18,8 @@ use std::time::Duration;
 use futures_core::Stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
+use wald_proto::codec::Encoded;
+use wald_proto::stored::wal_service_server::WalService;
 use wald_proto::v1;
 use wald_storage::{
     AdminError, LogEngine, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp,
@@ -96,9 +98,9 @@ pub(crate) use echo::Echo;
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
-impl v1::wal_service_server::WalService for Services {
+impl WalService for Services {
     type AppendSessionStream = Answers<v1::AppendSessionResponse>;
-    type ScanStream = Answers<v1::ScanResponse>;
+    type ScanStream = Answers<Encoded>;
 
     async fn append(&self, request: Request<v1::AppendRequest>) -> Answer<v1::AppendResponse> {
         append::append(&self.0, request).await

@@ -16,6 +16,7 @@ use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use wald_proto::echo::echo_service_server::EchoServiceServer;
+use wald_proto::stored::wal_service_server::WalServiceServer;
 use wald_proto::v1;
 use wald_storage::{Clock, LogEngine, RecoveryReport, SystemClock};
 
@@ -252,15 +253,14 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     let services = || Services(Arc::clone(node));
     let decode = usize::try_from(largest_message(config)?).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
-    let mut routes = Routes::new(
-        v1::wal_service_server::WalServiceServer::new(services()).max_decoding_message_size(decode),
-    )
-    .add_service(v1::log_service_server::LogServiceServer::new(services()))
-    .add_service(v1::cursor_service_server::CursorServiceServer::new(
-        services(),
-    ))
-    .add_service(v1::ops_service_server::OpsServiceServer::new(services()))
-    .add_service(tonic_health::pb::health_server::HealthServer::new(health));
+    let mut routes =
+        Routes::new(WalServiceServer::new(services()).max_decoding_message_size(decode))
+            .add_service(v1::log_service_server::LogServiceServer::new(services()))
+            .add_service(v1::cursor_service_server::CursorServiceServer::new(
+                services(),
+            ))
+            .add_service(v1::ops_service_server::OpsServiceServer::new(services()))
+            .add_service(tonic_health::pb::health_server::HealthServer::new(health));
     if config.echo {
         let echo = EchoServiceServer::new(Echo::new(node.phase.clone()));
         routes = routes.add_service(echo.max_decoding_message_size(decode));

@@ -1,7 +1,10 @@
 //! Domain -> proto: answers.
 
+mod stored;
+
 use prost::Message;
 use tonic::Status;
+use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{
     Appended, Cursor, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo,
@@ -114,16 +117,22 @@ pub(crate) fn scan_response(
     chunk: ScanChunk,
     view: v1::RecordView,
     epoch: RecoveryEpoch,
-) -> Result<v1::ScanResponse, Status> {
-    Ok(v1::ScanResponse {
-        batches: merge(&chunk.batches, view)?,
+) -> Result<Encoded, Status> {
+    let (batches, mut message) = match view {
+        v1::RecordView::Text => (merge(&chunk.batches, view)?, Encoded::default()),
+        _ => (Vec::new(), stored::batches(&chunk.batches)?),
+    };
+    let rest = v1::ScanResponse {
+        batches,
         gaps: chunk.gaps.into_iter().map(gap).collect(),
         caught_up: chunk.caught_up,
         cursor: chunk.cursor,
         tail_lsn: chunk.tail_lsn.map(Lsn::get),
         durable_lsn: chunk.durable_lsn.map(Lsn::get),
         recovery_epoch: epoch.get(),
-    })
+    };
+    message.push(rest.encode_to_vec());
+    Ok(message)
 }
 
 fn gap(gap: Gap) -> v1::Gap {
@@ -190,13 +199,15 @@ pub(crate) fn decode(batch: &StoredBatch) -> Result<Vec<v1::Record>, Status> {
         .ok()
         .map(|decoded| decoded.records)
         .filter(|records| count(records.len()) == u64::from(batch.count))
-        .ok_or_else(|| {
-            status::read(&wald_storage::ReadError::Quarantined {
-                log: batch.log.clone(),
-                from: batch.first_lsn,
-                to: Some(batch.next_lsn()),
-            })
-        })
+        .ok_or_else(|| does_not_decode(batch))
+}
+
+fn does_not_decode(batch: &StoredBatch) -> Status {
+    status::read(&wald_storage::ReadError::Quarantined {
+        log: batch.log.clone(),
+        from: batch.first_lsn,
+        to: Some(batch.next_lsn()),
+    })
 }
 
 fn show_as_text(records: &mut [v1::Record], batch: &StoredBatch) {

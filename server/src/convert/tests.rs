@@ -3,11 +3,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 use tonic_types::StatusExt;
+use wald_proto::codec::Encode as _;
 use wald_proto::v1;
 use wald_storage::{
     Compression, Limits, LogAppended, LogConfig, LogId, LogName, Lsn, Page, Position,
-    RecoveryEpoch, ScanStart, SegmentContents, SegmentInfo, Selector, StorageConfig, StoredBatch,
-    SyncMode, Timestamp,
+    RecoveryEpoch, ScanChunk, ScanStart, SegmentContents, SegmentInfo, Selector, StorageConfig,
+    StoredBatch, SyncMode, Timestamp,
 };
 
 use super::*;
@@ -554,6 +555,104 @@ fn merged_records_keep_the_time_of_their_batch() {
     let times: Vec<i64> = batch.records.iter().map(|r| r.timestamp_us).collect();
     assert_eq!(times, [0, 0, 200, 5]);
     assert_eq!(response.next_lsn, Some(7));
+}
+
+/// What a scan sends of these batches.
+fn scanned(batches: Vec<StoredBatch>, view: v1::RecordView) -> Result<v1::ScanResponse, Status> {
+    let chunk = ScanChunk {
+        batches,
+        gaps: Vec::new(),
+        caught_up: true,
+        cursor: Bytes::from_static(b"here"),
+        tail_lsn: Some(Lsn::new(9)),
+        durable_lsn: Some(Lsn::ZERO),
+    };
+    let message = scan_response(chunk, view, RecoveryEpoch::FIRST)?;
+    let mut bytes = Vec::new();
+    message.put(&mut bytes);
+    assert_eq!(bytes.len(), message.length());
+    Ok(v1::ScanResponse::decode(&bytes[..]).unwrap())
+}
+
+#[test]
+fn scan_sends_what_a_read_would_though_it_decodes_nothing() {
+    let own = v1::Record {
+        timestamp_us: 5,
+        headers: vec![v1::Header {
+            key: "k".to_owned(),
+            value: Bytes::from_static(&[3; 200]),
+        }],
+        crc32c: Some(7),
+        ..data(b"own")
+    };
+    // Of one record, of many, large, empty, with times that follow and with such that do not.
+    let batches = vec![
+        stored(3, 100, vec![data(b"a")]),
+        stored(4, 100, vec![data(&[7; 5000]), data(b"")]),
+        stored(
+            6,
+            200,
+            vec![data(b"c"), own.clone(), data(&[8; 5000]), data(b"")],
+        ),
+        stored(10, 200, vec![own]),
+        stored(11, 100, vec![data(&[9; 5000])]),
+    ];
+    let expected = answer(batches.clone(), v1::RecordView::Unspecified);
+    let mut response = scanned(batches, v1::RecordView::Unspecified).unwrap();
+    assert_eq!(response.batches.pop(), expected.batch);
+    assert_eq!(response.batches, []);
+    assert!(response.caught_up);
+    assert_eq!(
+        (response.tail_lsn, response.durable_lsn),
+        (Some(9), Some(0))
+    );
+    assert_eq!(&response.cursor[..], b"here");
+}
+
+#[test]
+fn batches_of_a_scan_that_do_not_follow_each_other_stay_apart() {
+    let other = StoredBatch {
+        log: LogName::new("b").unwrap(),
+        log_id: LogId::new(8),
+        ..stored(2, 100, vec![data(b"other")])
+    };
+    let response = scanned(
+        vec![
+            stored(0, 100, vec![data(b"a"), data(b"b")]),
+            other,
+            stored(2, 100, vec![data(b"c")]),
+            stored(5, 100, vec![data(b"f")]),
+        ],
+        v1::RecordView::Unspecified,
+    );
+    let batches = response.unwrap().batches;
+    let found: Vec<_> = batches
+        .iter()
+        .map(|batch| (batch.log.as_str(), batch.first_lsn(), batch.records.len()))
+        .collect();
+    let expected = [("a", 0, 2), ("b", 2, 1), ("a", 2, 1), ("a", 5, 1)];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn body_that_a_scan_cannot_send_is_damage() {
+    let good = stored(4, 1, vec![data(b"a"), data(b"b")]);
+    let fewer = StoredBatch {
+        count: 1,
+        ..good.clone()
+    };
+    let broken = StoredBatch {
+        body: Bytes::from_static(&[0x1a, 0xff]),
+        ..good.clone()
+    };
+    let no_record = StoredBatch {
+        body: Bytes::from_static(&[0x08, 1, 0x08, 1]),
+        ..good
+    };
+    for bad in [fewer, broken, no_record] {
+        let status = scanned(vec![bad], v1::RecordView::Unspecified).unwrap_err();
+        assert_eq!(status.code(), tonic::Code::DataLoss);
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::stream;
 use tokio::sync::watch;
 use tonic::Status;
+use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{Clock, ReadError, Scan, ScanChunk, SystemClock};
 
@@ -18,10 +19,7 @@ use crate::drain::{Phase, draining};
 use crate::metrics::ReadOp;
 use crate::status::{self, Access};
 
-pub(super) fn scan(
-    node: &Arc<Node>,
-    request: v1::ScanRequest,
-) -> Result<Answers<v1::ScanResponse>, Status> {
+pub(super) fn scan(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Answers<Encoded>, Status> {
     let store = node.store(Access::Read)?;
     let (request, view) = convert::scan(request)?;
     let follow = request.follow;
@@ -62,7 +60,7 @@ enum Next {
 
 impl Delivery {
     /// One message and the rest, or the end.
-    async fn step(mut self) -> Option<(Result<v1::ScanResponse, Status>, Self)> {
+    async fn step(mut self) -> Option<(Result<Encoded, Status>, Self)> {
         if self.ended {
             return None;
         }
@@ -111,11 +109,11 @@ impl Delivery {
         *self.phase.borrow() == Phase::Draining
     }
 
-    fn heartbeat(&self, store: &Store) -> v1::ScanResponse {
-        v1::ScanResponse {
+    fn heartbeat(&self, store: &Store) -> Encoded {
+        Encoded::from(&v1::ScanResponse {
             cursor: self.scan.cursor(),
             recovery_epoch: store.epoch.get(),
             ..v1::ScanResponse::default()
-        }
+        })
     }
 }

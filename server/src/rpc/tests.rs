@@ -11,6 +11,7 @@ use tonic_types::StatusExt as _;
 use v1::cursor_service_client::CursorServiceClient;
 use v1::log_service_client::LogServiceClient;
 use v1::wal_service_client::WalServiceClient;
+use wald_proto::stored::wal_service_server::WalServiceServer;
 use wald_storage::{LocalEngine, SimDisk, StorageConfig, SystemClock};
 
 use super::*;
@@ -51,7 +52,7 @@ impl Fixture {
             start_time: Timestamp::from_micros(1),
         });
         let services = || Services(Arc::clone(&node));
-        let routes = Routes::new(v1::wal_service_server::WalServiceServer::new(services()))
+        let routes = Routes::new(WalServiceServer::new(services()))
             .add_service(v1::log_service_server::LogServiceServer::new(services()))
             .add_service(v1::cursor_service_server::CursorServiceServer::new(
                 services(),
