@@ -181,9 +181,16 @@ impl Core {
         let Some(task) = self.next_runs(runs, look)? else {
             return Ok(None);
         };
-        // Segments do not wait for runs, which may take long.
+        // Segments do not wait for runs, which may take long. Looking for some has its price:
+        // once for as much as a segment.
+        let mut since_look = 0;
         let mut spend_and_sort = |bytes| {
             spend(bytes)?;
+            since_look += bytes;
+            if since_look < self.config.segment_bytes {
+                return Ok(());
+            }
+            since_look = 0;
             match self.backlog() {
                 0 => Ok(()),
                 _ => self.sort_step(Look::Segments, spend).map(drop),
