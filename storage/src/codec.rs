@@ -94,31 +94,36 @@ pub(crate) fn put_record(out: &mut Vec<u8>, record: &Record, own_time: Option<Ti
     }
 }
 
-/// One record in a stored body.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
-    /// Where its entry (key and length included) ends in the body.
-    pub(crate) end: usize,
-    /// Its own time, if it has one.
-    pub(crate) own_time: Option<Timestamp>,
-}
-
-/// The records of a body, one after another; ends early at a malformed one.
-pub(crate) fn spans(body: &[u8]) -> impl Iterator<Item = Span> + '_ {
+/// The entries of a body: where each ends, and the record in it; ends early at a malformed
+/// one. Whoever looks for a record passes all before it, so this looks at nothing in them.
+fn entries(body: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    const ENTRY: u8 = RECORDS.to_le_bytes()[0] << 3 | 2;
     let mut input = body;
     std::iter::from_fn(move || {
-        let (RECORDS, Value::Bytes(message)) = wire::take_field(&mut input)? else {
+        let [ENTRY, rest @ ..] = input else {
             return None;
         };
-        let own_time = wire::fields(message).find_map(|field| match field {
+        input = rest;
+        let length = wire::take_varint(&mut input)?;
+        let message = wire::take_bytes(&mut input, length)?;
+        Some((body.len() - input.len(), message))
+    })
+}
+
+/// Where each record of a body ends.
+pub(crate) fn ends(body: &[u8]) -> impl Iterator<Item = usize> {
+    entries(body).map(|(end, _)| end)
+}
+
+/// The times of their own that records of a body have, one after another; ends early at a
+/// malformed one.
+pub(crate) fn own_times(body: &[u8]) -> impl Iterator<Item = Option<Timestamp>> {
+    entries(body).map(|(_, message)| {
+        wire::fields(message).find_map(|field| match field {
             Some((TIMESTAMP, Value::Fixed64(time))) => {
                 Some(Timestamp::from_micros(time.cast_signed()))
             }
             _ => None,
-        });
-        Some(Span {
-            end: body.len() - input.len(),
-            own_time,
         })
     })
 }
@@ -166,14 +171,14 @@ fn header(message: &[u8]) -> Option<Header> {
 pub(crate) fn slice(body: &Bytes, skip: u64, take: u64) -> Bytes {
     let mut from = 0;
     let mut to = 0;
-    for (index, span) in (0u64..).zip(spans(body)) {
+    for (index, end) in (0u64..).zip(ends(body)) {
         if index < skip {
-            from = span.end;
+            from = end;
         }
         if index >= skip.saturating_add(take) {
             break;
         }
-        to = span.end;
+        to = end;
     }
     body.slice(from..to.max(from))
 }
@@ -236,7 +241,7 @@ mod tests {
             };
             prop_assert_eq!(&batch.encode_to_vec(), &body);
             prop_assert_eq!(super::records(&body), Some(records.clone()));
-            let times: Vec<_> = spans(&body).map(|span| span.own_time).collect();
+            let times: Vec<_> = own_times(&body).collect();
             let given: Vec<_> = records.iter().map(|record| record.timestamp).collect();
             prop_assert_eq!(times, given);
         }

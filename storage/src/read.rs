@@ -335,8 +335,8 @@ fn fitting(batch: StoredBatch, bytes: usize) -> StoredBatch {
     if batch.body.len() <= bytes {
         return batch;
     }
-    let fit = codec::spans(&batch.body)
-        .take_while(|span| span.end <= bytes)
+    let fit = codec::ends(&batch.body)
+        .take_while(|end| *end <= bytes)
         .count();
     let first = batch.first_lsn;
     part(batch, first, (fit as u64).max(1))
@@ -689,8 +689,8 @@ fn try_lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result
         .first()
         .map_or(place.first_lsn, |frame| frame.first_lsn);
     for frame in &frames {
-        let before = codec::spans(&frame.body)
-            .take_while(|span| span.own_time.unwrap_or(frame.arrival) < time)
+        let before = codec::own_times(&frame.body)
+            .take_while(|own| own.unwrap_or(frame.arrival) < time)
             .count() as u64;
         found = frame.first_lsn.advance(before);
         if before < u64::from(frame.count) {
@@ -757,8 +757,8 @@ fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timest
     let (frames, bad) = read_frames(core, &segment, &[*place], ALL, Reach::Disk);
     let last = |frames: &[Frame]| {
         let frame = frames.last()?;
-        let last = codec::spans(&frame.body).last()?;
-        Some(last.own_time.unwrap_or(frame.arrival))
+        let last = codec::own_times(&frame.body).last()?;
+        Some(last.unwrap_or(frame.arrival))
     };
     match bad {
         None => Ok(last(&frames)),

@@ -58,10 +58,18 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
 
 /// Takes one varint off the front.
 pub(crate) fn take_varint(input: &mut &[u8]) -> Option<u64> {
-    if let [byte @ ..0x80, rest @ ..] = *input {
+    match *input {
         // Keys, and most of what is counted.
-        *input = rest;
-        return Some(u64::from(*byte));
+        [byte @ ..0x80, rest @ ..] => {
+            *input = rest;
+            return Some(u64::from(*byte));
+        }
+        // Lengths of most records.
+        [low, high @ ..0x80, rest @ ..] => {
+            *input = rest;
+            return Some(u64::from(low & 0x7F) | u64::from(*high) << 7);
+        }
+        _ => {}
     }
     let mut value = 0u64;
     for shift in (0..70).step_by(7) {

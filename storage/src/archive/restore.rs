@@ -509,8 +509,7 @@ impl Work<'_> {
         log.parts = parts;
         if let Some((piece, stored)) = last {
             let plain = compress::decompress(piece.codec, &stored);
-            let span = plain.and_then(|plain| codec::spans(&plain).last());
-            let time = span.and_then(|span| span.own_time);
+            let time = plain.and_then(|plain| codec::own_times(&plain).last()?);
             log.last_time = log.last_time.max(time.unwrap_or(piece.arrival));
         }
         Ok(())

@@ -558,8 +558,8 @@ const MANY: usize = 20_000;
 /// mostly the first bytes in which names differ, the name itself, the log.
 type Keyed = (u64, LogName, Arc<Log>);
 
-/// Logs by name. Should two have one, it is the newer one's.
-fn by_name(logs: &[Arc<Log>]) -> BTreeMap<LogName, Arc<Log>> {
+/// Logs in the order of their names; of two with one name the newer one comes last.
+fn in_order(logs: &[Arc<Log>]) -> Vec<Keyed> {
     fn bytes(log: &Arc<Log>) -> &[u8] {
         log.name.as_str().as_bytes()
     }
@@ -584,20 +584,15 @@ fn by_name(logs: &[Arc<Log>]) -> BTreeMap<LogName, Arc<Log>> {
         keyed.sort_unstable_by(order);
         keyed
     };
-    let keyed = if logs.len() < MANY {
-        sorted(logs)
-    } else {
-        let (first, second) = logs.split_at(logs.len() / 2);
-        let (mut first, second) = threads::both(|| sorted(first), || sorted(second));
-        first.extend(second);
-        // Two that are in order each are merged.
-        first.sort_by(order);
-        first
-    };
-    keyed
-        .into_iter()
-        .map(|(_, name, log)| (name, log))
-        .collect()
+    if logs.len() < MANY {
+        return sorted(logs);
+    }
+    let (first, second) = logs.split_at(logs.len() / 2);
+    let (mut first, second) = threads::both(|| sorted(first), || sorted(second));
+    first.extend(second);
+    // Two that are in order each are merged.
+    first.sort_by(order);
+    first
 }
 
 impl Tables {
@@ -621,11 +616,16 @@ impl Logs {
                 there.push(Arc::clone(log));
             }
         }
-        Self(RwLock::new(Tables {
-            names: by_name(&there),
-            ids: logs.into_iter().map(ById).collect(),
-            gone,
-        }))
+        let many = logs.len() >= MANY;
+        let named = in_order(&there).into_iter();
+        // Of two with one name the last is kept.
+        let names = || named.map(|(_, name, log)| (name, log)).collect();
+        let ids = || logs.into_iter().map(ById).collect();
+        let (names, ids) = match many {
+            true => threads::both(names, ids),
+            false => (names(), ids()),
+        };
+        Self(RwLock::new(Tables { names, ids, gone }))
     }
 
     pub(crate) fn by_name(&self, name: &str) -> Option<Arc<Log>> {

@@ -313,7 +313,7 @@ impl Drafts {
             // Whether its records can be read or not: it was applied.
             let first = readable
                 .as_deref()
-                .and_then(|body| codec::spans(body).next()?.own_time);
+                .and_then(|body| codec::own_times(body).next()?);
             let batch = Remembered {
                 digest: *digest,
                 first_lsn: header.first_lsn,
@@ -341,8 +341,8 @@ impl Drafts {
         let draft = self.draft(header.log_id);
         draft.proven = header.end();
         let state = draft.state();
-        for span in codec::spans(&body) {
-            let time = span.own_time.unwrap_or(header.arrival);
+        for own in codec::own_times(&body) {
+            let time = own.unwrap_or(header.arrival);
             state.last_time = state.last_time.max(time);
         }
         let frame_len = u32::try_from(header.frame_len()).unwrap_or(u32::MAX);
@@ -560,7 +560,6 @@ impl Drafts {
         closings
     }
 
-    /// So many logs more may come.
     /// Applies what a checkpoint tells of logs, if all of it can be read.
     pub(super) fn apply_images(&mut self, images: &[&[u8]]) -> bool {
         let new = in_halves(images.len(), |at| {

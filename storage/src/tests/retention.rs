@@ -788,7 +788,7 @@ fn what_waited_in_memory_is_as_old_as_it_is_when_it_is_written() {
     fixture.pass();
     assert_eq!(fixture.first("a"), 0, "the newest is not an hour old");
     let page = fixture.read("a", 0).unwrap();
-    let own = crate::codec::spans(&page.batches[0].body).map(|span| span.own_time);
+    let own = crate::codec::own_times(&page.batches[0].body);
     let own: Vec<_> = own.collect::<Option<_>>().unwrap();
     assert!(
         own.windows(2)

@@ -412,9 +412,9 @@ impl Work {
             body,
         };
         let early = self.not_before.map_or(0, |time| {
-            let spans = codec::spans(&batch.body);
-            spans
-                .take_while(|span| span.own_time.unwrap_or(frame.arrival) < time)
+            let times = codec::own_times(&batch.body);
+            times
+                .take_while(|own| own.unwrap_or(frame.arrival) < time)
                 .count() as u64
         });
         let skip = self.skip.max(early);
