@@ -3,7 +3,8 @@
 
 What an append, a read and a scan cost in instructions of the daemon, counted by callgrind: nearly the same however busy
 the machine is. Each must be within its tolerance of .ci/guard.json, above and below: a change that
-makes something cheaper is written down too, with --renew. A newer compiler changes all of them a little.
+makes something cheaper is written down too, with --renew. A newer compiler or another processor changes all of
+them a little.
 """
 
 from common import *
@@ -21,8 +22,8 @@ LOADS = [
 ]
 # How many messages of a session meet depends on time, and with it how much each costs; of a batch, what the
 # background does meanwhile is more of the whole.
-TOLERANCE = {"append in a session": 0.15, "append in a batch of 100": 0.1}
-MOST = 0.05
+TOLERANCE = {"append in a session": 0.25}
+MOST = 0.1
 
 
 class Counted(Daemon):

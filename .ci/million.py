@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""usage: .ci/million.py
+"""usage: .ci/million.py [DELETED]
 
 A million logs with names of 20 bytes, made in no order by appends to them: how much memory the daemon
 takes when they are idle, how long a start takes after a kill and after it was shut down, and what listing
 them costs. The same memory with 100,000 logs. Times of starts are the best of three, since the machine
-may do other things meanwhile. Then all are deleted, one by one: their space and their memory come back,
-once enough is appended for both checkpoints to know of it.
+may do other things meanwhile. Then all are deleted, one by one, or those of a store of DELETED: their space and
+their memory come back, once enough is appended for both checkpoints to know of it.
 """
 
 from common import *
 
-usage()
+if len(sys.argv) > 2 or any(not argument.isdecimal() for argument in sys.argv[1:]):
+    usage()
 FOREST = TARGET / "release" / "examples" / "forest"
 MIB = 1 << 20
 # 2 on a quiet machine; some that run this take twice as long for everything.
@@ -118,7 +119,8 @@ def deletions(data, logs, empty):
             # What is kept, the pool's four segments, and the sorter's step.
             most = int(rounds * more * 4_000 * 1.3) + 4 * (64 << 20) + (512 << 20)
             # Indexes of a million logs, or of their deletions, take over 100 MiB.
-            came = wait_until(lambda: occupied(data) <= most and occupied(data / "index") <= 16 * MIB, 45)
+            indexes = max(4, logs * 16 // 1_000_000) * MIB
+            came = wait_until(lambda: occupied(data) <= most and occupied(data / "index") <= indexes, 45)
         check(f"what the store takes is at most {most / MIB:.0f} MiB again, and nothing tells of them any more", came,
               f"{occupied(data) / MIB:.0f} MiB, {before / MIB:.0f} before, after {rounds * more * 4_000 / MIB:.0f} MiB of appends; "
               f"{daemon.metric('wald_sorted_runs'):.0f} runs, {daemon.metric('wald_unsorted_bytes') / MIB:.0f} MiB not sorted yet")
@@ -171,5 +173,11 @@ with scratch() as temporary:
             stopped = time.monotonic() - began
     check(f"shut down, a start takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.2f} s")
     check("shutting down takes at most 5 s", stopped <= 5, f"{stopped:.1f} s")
+    if len(sys.argv) > 1:
+        shutil.rmtree(many)
+        logs = int(sys.argv[1])
+        with Daemon(many) as daemon:
+            make(daemon, logs)
+            daemon.stop()
     deletions(many, logs, empty)
 finish()

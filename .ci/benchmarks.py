@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""usage: .ci/benchmarks.py [--rounds 3] [--seconds 2] [--only PART,...] [--s2] [--quick]
+
+Measures everything that is published, and writes BENCHMARKS.md and the short table of README.md from it. Parts:
+
+  suite      walctl bench suite: every row of the targets, each beside its echo; mixed loads
+  load       latency over throughput, 1 to 1,024 appends in flight (a plot)
+  servers    .ci/servers.py: the daemon beside other servers
+  libraries  storage/benches/peers: the engine beside other engines
+
+What was measured, round by round, is kept in storage/benches/results, from which both files are written; --only
+measures some parts anew and takes the others from there. --quick tries that everything works: its figures mean
+nothing, and it writes below target/ci. Nothing else should run meanwhile: an hour or so.
+"""
+
+import argparse
+import platform
+
+from common import *
+
+PARTS = ("suite", "load", "servers", "libraries")
+PEERS = ROOT / "storage" / "benches" / "peers" / "Cargo.toml"
+START, END = "<!-- benchmarks: written by .ci/benchmarks.py -->", "<!-- end of benchmarks -->"
+
+
+def arguments():
+    parser = argparse.ArgumentParser(usage=__doc__.strip().removeprefix("usage: "))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--s2", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--from-results", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.only = [part for part in options.only.split(",") if part]
+    unknown = set(options.only) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if options.quick:
+        options.rounds, options.seconds = 1, 0.2
+    return options
+
+
+# To measure.
+
+def shown(*command, **options):
+    """Runs a command whose output people may follow."""
+    subprocess.run([str(part) for part in command], check=True, env=clean_environment(**options))
+
+
+def bench(results, options, name, *flags):
+    """walctl bench against a daemon of its own."""
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as directory, Daemon(Path(directory) / "data", "--echo") as daemon:
+        daemon.ready()
+        shown(WALCTL, "--endpoint", daemon.endpoint, "bench", *flags, "--metrics", f"http://{daemon.http}/metrics",
+              "--rounds", options.rounds, "--duration", f"{options.seconds}s", "--json", results / f"{name}.json")
+        daemon.stop()
+
+
+def measure(results, options):
+    if "suite" in options.only:
+        bench(results, options, "suite", "suite", *(["--filled", "20000"] if options.quick else []))
+    if "load" in options.only:
+        bench(results, options, "load", "append", "--in-flight", "1,2,4,8,16,32,64,128,256,512,1024", "--echo",
+              "--svg", results / "load.svg")
+    if "servers" in options.only:
+        shown(ROOT / ".ci" / "servers.py", "--rounds", options.rounds, "--seconds", options.seconds,
+              *(["--s2"] if options.s2 else []), "--json", results / "servers.json")
+    if "libraries" in options.only:
+        shown("cargo", "run", "--release", "--manifest-path", PEERS, "--", "--rounds", options.rounds,
+              *(["--scale", "0.005"] if options.quick else []), "--json", results / "libraries.json",
+              CARGO_TARGET_DIR=str(TARGET / "peers"))
+
+
+# To tell.
+
+def number(value, unit=""):
+    """With as many digits as mean something."""
+    if value is None:
+        return ""
+    size = abs(value)
+    digits = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}{unit}"
+
+
+def thousands(value):
+    """A rate."""
+    if value is None:
+        return ""
+    return number(value / 1e6, " M") if value >= 1e6 else number(value / 1e3, " k") if value >= 1e4 else number(value)
+
+
+def seconds(value):
+    for unit, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size:
+            return number(value / size, f" {unit}")
+    return number(value * 1e9, " ns")
+
+
+def times(value):
+    return "" if value is None else f"{value:.2f} ×"
+
+
+def table(head, rows):
+    """Markdown; all columns but the first to the right, and the last to the left where it is text."""
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    marks = ["---"] + ["---:"] * (len(head) - 1)
+    return "\n".join([line(head), line(marks), *map(line, rows)]) + "\n"
+
+
+def loads(entry, name, measured, ratio=None):
+    """A line for each load of an entry."""
+    server = measured["server"] if len(measured["figures"]) == 1 else None
+    for figure in measured["figures"]:
+        # Where followers are measured, it is their time that matters.
+        latency = figure["delivery_us"] or figure["latency_us"] or {}
+        level = {"durable": "", "written": ", written", "accepted": ", accepted"}[figure["load"]["durability"].lower()]
+        more = f" ({figure['load']['work']}{level})" if len(measured["figures"]) > 1 else ""
+        yield [name + more, thousands(figure["acks_per_second"]), thousands(figure["records_per_second"]),
+               number(figure["bytes_per_second"] / 1e6), times(ratio), number(latency.get("p50")),
+               number(latency.get("p99")), number(latency.get("p999")),
+               number(measured["server_cpu_seconds_per_million_records"]) if server else "",
+               number(server["rss_bytes"] / 1e6) if server else "",
+               number(server["flushes"] / figure["seconds"]) if server else ""]
+
+
+COLUMNS = ["", "acks/s", "records/s", "MB/s", "of echo", "p50 µs", "p99 µs", "p99.9 µs", "CPU s/M", "RSS MB", "flushes/s"]
+
+
+def checks(entry):
+    for of in entry["checks"]:
+        if of["least"] is None and of["most"] is None:
+            continue
+        bound = f"≥ {number(of['least'])}" if of["least"] is not None else f"≤ {number(of['most'])}"
+        holds = {True: "yes", False: "**no**", None: "not known"}[of["holds"]]
+        yield [entry["name"], of["what"], bound, number(of["reached"]), holds]
+
+
+def suite(results):
+    told = json.loads((results / "suite.json").read_text())
+    rows = []
+    for entry in told["entries"]:
+        rows += loads(entry, entry["name"], entry["wald"]["median"], entry["ratio"])
+        if entry["echo"]:
+            rows += loads(entry, "— its echo", entry["echo"]["median"])
+    found = [row for entry in told["entries"] for row in checks(entry)]
+    reached = sum(row[-1] == "yes" for row in found)
+    server = told["server"]
+    return f"""## The daemon beside its echo
+
+Wald {server['version']} on {server['file_system']} by {server['sync_primitive']}, a flush of which took {number(server['flush_p50_us'])} µs (p99 {number(server['flush_p99_us'])} µs) when it
+started; client and server on the same {told['cores']} cores; {told['rounds']} rounds of each, medians; {told['time'][:16]}Z. The echo is a service on the
+daemon that answers what it is asked, through the same listener and client: what gRPC itself allows. Records of 128 B unless
+told otherwise. Times are from sending a call to its answer; of W6, from sending an append to a follower having the record; of a
+scan, the whole of it. CPU is the server's, in seconds for a million records.
+
+{table(COLUMNS, rows)}
+### Targets
+
+{reached} of {len(found)} are reached.
+
+{table(["workload", "what", "target", "measured", "reached"], found)}"""
+
+
+def load(results):
+    told = json.loads((results / "load.json").read_text())
+    rows = []
+    for entry in told["entries"]:
+        rows += loads(entry, f"{entry['wald']['median']['figures'][0]['load']['in_flight']:,}", entry["wald"]["median"], entry["ratio"])
+    return f"""## Latency over throughput
+
+Durable appends of 128 B, so many in flight over {told['entries'][0]['wald']['median']['figures'][0]['load']['connections']} connections.
+
+![latency over throughput](storage/benches/results/load.svg)
+
+{table(["in flight", *COLUMNS[1:]], rows)}"""
+
+
+def servers(results):
+    told = json.loads((results / "servers.json").read_text())
+    about, out = told["about"], []
+    for in_flight in dict.fromkeys(row["in_flight"] for row in told["rows"]):
+        rows = []
+        for row in (row for row in told["rows"] if row["in_flight"] == in_flight):
+            found = row["median"]
+            if found is None:
+                rows.append([row["server"], "failed", *[""] * 6])
+                continue
+            rows.append([row["server"], thousands(found["per_second"]), times(row["of_wald"]), number(found["p50_us"]),
+                         number(found["p99_us"]), number(found["p999_us"]), number(found["cpu_s_per_million"]),
+                         number(found["memory_bytes"] / 1e6)])
+        out.append(f"### {in_flight} in flight\n\n" + table(
+            ["server", "acks/s", "of Wald's", "p50 µs", "p99 µs", "p99.9 µs", "CPU s/M", "MB"], rows))
+    means = dict((row["server"], row["durability"]) for row in told["rows"])
+    absent = "".join(f"- {name} was not measured: {why.splitlines()[0]}\n" for name, why in told["absent"].items())
+    return f"""## Beside other servers
+
+One closed-loop client program asks all of them in turn; {about['rounds']} rounds of {number(about['seconds'])} s, medians; records of {about['bytes']} B; a bare write and flush
+of 128 B: {number(about['bare_flush']['per_second'])} a second, p50 {number(about['bare_flush']['p50_us'])} µs. Each server of weaker acks is compared with Wald's acks WRITTEN.
+
+{chr(10).join(out)}
+What an ack means:
+
+{"".join(f"- {name}: {what}" + chr(10) for name, what in means.items())}{absent}"""
+
+
+def libraries(results):
+    told = json.loads((results / "libraries.json").read_text())
+    rows, about = [], told["about"]
+    steps = dict.fromkeys((row["workload"], row["step"]) for row in told["medians"])
+    for workload, step in steps:
+        found = [row for row in told["medians"] if (row["workload"], row["step"]) == (workload, step) and row["median"] is not None]
+        show = lambda row: seconds(row["median"]) if row["unit"] == "s" else number(row["median"] / 1e6, " MB")
+        wald = next((show(row) for row in found if row["system"] == "wald"), "")
+        others = ", ".join(f"{row['system']} {show(row)} ({times(row['of_wald'])})" for row in found if row["system"] != "wald")
+        rows.append([f"{workload}: {step}", wald, others])
+    notes = dict.fromkeys((row["system"], row["note"]) for row in told["medians"] if row["note"])
+    text = table(["workload", "Wald", "others (of Wald's; less is better)"], rows).replace("---: | ---:", "---: | ---")
+    return f"""## Beside other engines
+
+In process, without gRPC; each in a process of its own, {about['rounds']} rounds, medians; {about['file_system']}; {about['at'][:16]}Z. What is shown
+is the time of one operation, or bytes; *as published* has set-up and tear-down inside the timer, *steady* has not.
+
+{text}
+{"".join(f"- {system}: {note}" + chr(10) for system, note in notes)}"""
+
+
+def page(results):
+    parts = [part(results) for part in (suite, load, servers, libraries)]
+    return f"""# Benchmarks
+
+Written by [.ci/benchmarks.py](.ci/benchmarks.py) from what it measured, which is kept round by round in
+[storage/benches/results](storage/benches/results): not by hand. One machine, shared with others, of {os.cpu_count()} cores
+({platform.system()} {platform.release().split('-')[0]}): its figures drift by a fifth between runs, so only ratios within one part count, and
+below 15 % there is no difference. On your machine:
+
+```sh
+.ci/benchmarks.py
+```
+
+{chr(10).join(parts)}"""
+
+
+def short(results):
+    """The table of README.md."""
+    told = json.loads((results / "servers.json").read_text())
+    entries = {entry["name"]: entry for entry in json.loads((results / "suite.json").read_text())["entries"]}
+    amounts = list(dict.fromkeys(row["in_flight"] for row in told["rows"]))
+    by = {(row["server"], row["in_flight"]): row for row in told["rows"] if row["level"] == "durable" and row["median"]}
+    rows = []
+    for name in dict.fromkeys(name for name, _ in by):
+        cells = []
+        for amount in amounts:
+            row = by.get((name, amount))
+            cells.append(f"{thousands(row['median']['per_second'])} ({times(row['of_wald'])})" if row else "")
+        rows.append([name, *cells])
+    echo = [times(entries.get(f"W1, {amount}" + (" in flight" if amount == 1 else ""), {}).get("ratio")) for amount in amounts]
+    rows.append(["wald, of its own gRPC echo", *echo])
+    return (f"Durable appends of {told['about']['bytes']} B a second, by so many in flight, beside servers that install from registries, through one "
+            f"client in one run\non {told['about']['cores']} shared cores ({told['about']['at'][:10]}; medians of {told['about']['rounds']}; "
+            f"a bare flush took {number(told['about']['bare_flush']['p50_us'])} µs):\n\n"
+            + table(["", *(f"{amount} in flight" for amount in amounts)], rows)
+            + "\nAll of it, with engines as libraries, latencies, processor time and what is behind its target: [BENCHMARKS.md](BENCHMARKS.md), "
+              "written by\n`.ci/benchmarks.py` on a quiet machine.\n")
+
+
+def write(results, options):
+    text, into = short(results), ROOT / "README.md"
+    if options.quick:
+        (results / "BENCHMARKS.md").write_text(page(results))
+        (results / "short.md").write_text(text)
+        return
+    (ROOT / "BENCHMARKS.md").write_text(page(results))
+    before, rest = into.read_text().split(START)
+    _, after = rest.split(END)
+    into.write_text(f"{before}{START}\n{text}{END}{after}")
+
+
+options = arguments()
+results = SCRATCH / "results" if options.quick else ROOT / "storage" / "benches" / "results"
+results.mkdir(parents=True, exist_ok=True)
+if not options.from_results:
+    measure(results, options)
+write(results, options)
