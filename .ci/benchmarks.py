@@ -225,8 +225,15 @@ is the time of one operation, or bytes; *as published* has set-up and tear-down 
 {"".join(f"- {system}: {note}" + chr(10) for system, note in notes)}"""
 
 
+def told_or_not(part, results):
+    """A part of the page, or that it is still to be measured."""
+    if not (results / f"{part.__name__}.json").exists():
+        return f"## {part.__name__.capitalize()}\n\nNot measured yet: `.ci/benchmarks.py --only {part.__name__}`.\n"
+    return part(results)
+
+
 def page(results):
-    parts = [part(results) for part in (suite, load, servers, libraries)]
+    parts = [told_or_not(part, results) for part in (suite, load, servers, libraries)]
     return f"""# Benchmarks
 
 Written by [.ci/benchmarks.py](.ci/benchmarks.py) from what it measured, which is kept round by round in

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use crate::config::Limits;
 use crate::error::{
@@ -50,6 +51,9 @@ pub struct Profile {
     pub recovery_epoch: RecoveryEpoch,
 }
 
+/// Of the logs of a batch, of which most have one: that takes no allocation.
+pub type OneOrMore<T> = SmallVec<[T; 1]>;
+
 /// Lsns assigned to one log of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogAppended {
@@ -72,7 +76,7 @@ pub struct LogAppended {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ordered {
     /// One for each of the batch's logs, in the order given.
-    pub appends: Vec<LogAppended>,
+    pub appends: OneOrMore<LogAppended>,
     /// The batch's place in the journal; `None` for a batch of checks only.
     pub position: Option<Position>,
 }
@@ -81,9 +85,9 @@ pub struct Ordered {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Appended {
     /// One for each of the batch's logs, in the order given.
-    pub appends: Vec<LogAppended>,
+    pub appends: OneOrMore<LogAppended>,
     /// For each of them, the lsn below which the log is on the device.
-    pub durable_lsns: Vec<Lsn>,
+    pub durable_lsns: OneOrMore<Lsn>,
     /// The level reached when this was answered.
     pub durability: Durability,
     /// The batch's place in the journal; `None` for a batch of checks only.

@@ -459,15 +459,16 @@ fn scan_needs_a_selector_and_one_log_for_a_log_id() {
 #[test]
 fn acks_tell_the_stored_time_of_a_record_and_the_arrival_of_a_batch() {
     let appended = wald_storage::Appended {
-        appends: vec![LogAppended {
+        appends: [LogAppended {
             log_id: LogId::new(1),
             first_lsn: Lsn::ZERO,
             next_lsn: Lsn::new(2),
             timestamp: Timestamp::from_micros(500),
             arrival: Timestamp::from_micros(400),
             deduplicated: true,
-        }],
-        durable_lsns: vec![Lsn::ZERO],
+        }]
+        .into(),
+        durable_lsns: [Lsn::ZERO].into(),
         durability: Durability::Accepted,
         position: None,
         times: wald_storage::AppendTimes::default(),

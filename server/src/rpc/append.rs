@@ -8,7 +8,7 @@ use std::time::Instant;
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::{
-    AppendError, Appended, Batch, FenceError, LogName, Lsn, RecoveryEpoch, TrimError,
+    AppendError, Appended, Batch, FenceError, LogName, Lsn, OneOrMore, RecoveryEpoch, TrimError,
 };
 
 use super::{Answer, Node, refuse_late};
@@ -100,7 +100,7 @@ impl Submitted {
 /// A batch that the engine has: what its answer is made of.
 pub(super) struct SubmittedBatch {
     submitted: Submitted,
-    names: Vec<LogName>,
+    names: OneOrMore<LogName>,
 }
 
 impl SubmittedBatch {

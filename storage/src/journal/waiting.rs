@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Journal;
-use crate::engine::{AppendTimes, Appended, Fenced, LogAppended};
+use crate::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore};
 use crate::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
 use crate::ids::{Lsn, Position};
 use crate::local::Log;
@@ -28,8 +28,8 @@ pub(crate) enum Answer {
 /// What to tell, once it is safe to.
 pub(crate) enum Outcome {
     Appended {
-        appends: Vec<LogAppended>,
-        logs: Vec<Arc<Log>>,
+        appends: OneOrMore<LogAppended>,
+        logs: OneOrMore<Arc<Log>>,
         position: Option<Position>,
     },
     /// A refusal: waits too, because it reveals state.

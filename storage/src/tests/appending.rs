@@ -12,7 +12,7 @@ fn records_come_back_in_order_after_kill_and_after_clean_shutdown() {
         let appended = fixture.append("a", &index.to_le_bytes()).unwrap();
         assert_eq!(appended.appends[0].first_lsn, Lsn::new(u64::from(index)));
         assert_eq!(appended.durability, Durability::Durable);
-        assert_eq!(appended.durable_lsns, [Lsn::new(u64::from(index) + 1)]);
+        assert_eq!(appended.durable_lsns[..], [Lsn::new(u64::from(index) + 1)]);
     }
     let expected: Vec<Vec<u8>> = (0..300u32).map(|i| i.to_le_bytes().to_vec()).collect();
     assert_eq!(fixture.contents("a"), expected);
@@ -150,7 +150,7 @@ fn a_refusal_that_reveals_unflushed_state_is_answered_after_the_flush() {
     fixture.core.turn();
     let answer = settled(&mut written).unwrap().unwrap();
     assert_eq!(answer.durability, Durability::Written);
-    assert_eq!(answer.durable_lsns, [Lsn::ZERO]);
+    assert_eq!(answer.durable_lsns[..], [Lsn::ZERO]);
     let mut wrong = batch(&[("a", &[b"2"])]);
     wrong.logs[0].guard.expected_lsn = Some(Lsn::new(7));
     fixture.disk.fail_sync(1);

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use smallvec::smallvec;
+
 use super::producers::Recognised;
 use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES};
 use crate::codec;
-use crate::engine::LogAppended;
+use crate::engine::{LogAppended, OneOrMore};
 use crate::error::AppendError;
 use crate::ids::{Lsn, Position};
 use crate::index::Place;
@@ -19,7 +21,7 @@ use crate::record::{Batch, Compression, LogConfig, LogRecords, Record};
 impl Committer {
     /// Checks and places one batch.
     pub(super) fn append(&mut self, batch: &Batch, digests: &[u64]) -> Placed {
-        let targets: Vec<Option<Arc<Log>>> = batch
+        let targets: OneOrMore<Option<Arc<Log>>> = batch
             .logs
             .iter()
             .map(|l| self.logs.by_name(l.log.as_str()))
@@ -37,8 +39,8 @@ impl Committer {
             }
             Checked::Passed { reveals } if batch.logs.is_empty() && batch.cursors.is_empty() => {
                 let outcome = Outcome::Appended {
-                    appends: Vec::new(),
-                    logs: Vec::new(),
+                    appends: OneOrMore::new(),
+                    logs: OneOrMore::new(),
                     position: None,
                 };
                 return (Some(reveals), outcome);
@@ -48,7 +50,7 @@ impl Committer {
         let (appends, logs, position) = match (batch.logs.as_slice(), targets.as_slice()) {
             ([one], [Some(log)]) if one.producer.is_none() && batch.cursors.is_empty() => {
                 let (append, position) = self.append_plain(one, log);
-                (vec![append], vec![Arc::clone(log)], position)
+                (smallvec![append], smallvec![Arc::clone(log)], position)
             }
             _ => self.append_unit(batch, targets, digests),
         };
@@ -74,8 +76,8 @@ impl Committer {
         let others = with_cursors
             .chain(checked)
             .filter_map(|log| self.logs.by_name(log.as_str()));
-        let before: Vec<Arc<Log>> = targets.iter().flatten().cloned().chain(others).collect();
-        for log in &before {
+        let others: Vec<Arc<Log>> = others.collect();
+        for log in targets.iter().flatten().chain(&others) {
             self.write_buffered(log)?;
         }
         let (frames, directory) = self.unit_size(batch, targets)?;
@@ -220,13 +222,13 @@ impl Committer {
     pub(super) fn append_unit(
         &mut self,
         batch: &Batch,
-        targets: Vec<Option<Arc<Log>>>,
+        targets: OneOrMore<Option<Arc<Log>>>,
         digests: &[u64],
-    ) -> (Vec<LogAppended>, Vec<Arc<Log>>, Position) {
+    ) -> (OneOrMore<LogAppended>, OneOrMore<Arc<Log>>, Position) {
         self.finish_open();
         let position = self.end();
-        let mut appends = Vec::with_capacity(targets.len());
-        let mut logs = Vec::with_capacity(targets.len());
+        let mut appends = OneOrMore::with_capacity(targets.len());
+        let mut logs = OneOrMore::with_capacity(targets.len());
         let last = targets.len() + batch.cursors.len() - 1;
         let flags = |index| if index == last { 0 } else { CONTINUES };
         let behind = targets.len();

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use smallvec::smallvec;
+
 use super::{About, COALESCED_BYTES, Committer, NEVER, Placed};
 use crate::codec;
 use crate::engine::LogAppended;
@@ -71,8 +73,8 @@ impl Committer {
         let append = self.buffer_records(&log, &records.records);
         log.watch().wake_at(Visibility::Accepted);
         let outcome = Outcome::Appended {
-            appends: vec![append],
-            logs: vec![log],
+            appends: smallvec![append],
+            logs: smallvec![log],
             position: None,
         };
         Some((Some(NEVER), outcome))

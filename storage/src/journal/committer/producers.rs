@@ -86,7 +86,7 @@ impl Committer {
     }
 
     fn answer_again(&self, repeats: &[(&Arc<Log>, &Producer, Remembered)]) -> Placed {
-        let appends: Vec<LogAppended> = repeats
+        let appends = repeats
             .iter()
             .map(|(log, _, batch)| batch.answer(log.id))
             .collect();
