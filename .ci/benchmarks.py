@@ -14,7 +14,6 @@ nothing, and it writes below target/ci. Nothing else should run meanwhile: an ho
 """
 
 import argparse
-import platform
 
 from common import *
 
@@ -58,15 +57,31 @@ def bench(results, options, name, *flags):
 
 
 def measure(results, options):
-    if "suite" in options.only:
+    """Each part that is wanted; one that fails does not keep the others from it. Which failed."""
+    shown("cargo", "build", "--release")
+    shown("cargo", "build", "--release", "-p", "wald-client", "--bins", "--examples")
+    failed = []
+    for part in options.only:
+        try:
+            measure_part(part, results, options)
+        except (OSError, subprocess.CalledProcessError) as error:
+            failed.append(f"{part}: {error}")
+        else:
+            commit = run("git", "-C", ROOT, "describe", "--always", "--dirty").stdout.decode().strip()
+            (results / f"{part}.commit").write_text(commit + "\n")
+    return failed
+
+
+def measure_part(part, results, options):
+    if part == "suite":
         bench(results, options, "suite", "suite", *(["--filled", "20000"] if options.quick else []))
-    if "load" in options.only:
+    if part == "load":
         bench(results, options, "load", "append", "--in-flight", "1,2,4,8,16,32,64,128,256,512,1024", "--echo",
               "--svg", results / "load.svg")
-    if "servers" in options.only:
+    if part == "servers":
         shown(ROOT / ".ci" / "servers.py", "--rounds", options.rounds, "--seconds", options.seconds,
               *(["--s2"] if options.s2 else []), "--json", results / "servers.json")
-    if "libraries" in options.only:
+    if part == "libraries":
         shown("cargo", "run", "--release", "--manifest-path", PEERS, "--", "--rounds", options.rounds,
               *(["--scale", "0.005"] if options.quick else []), "--json", results / "libraries.json",
               CARGO_TARGET_DIR=str(TARGET / "peers"))
@@ -108,15 +123,23 @@ def table(head, rows):
     return "\n".join([line(head), line(marks), *map(line, rows)]) + "\n"
 
 
-def loads(entry, name, measured, ratio=None):
+def spread(rounds, index):
+    """The least and the most of the rounds: what of the median is the machine's."""
+    rates = [one["figures"][index]["records_per_second"] for one in rounds]
+    return f"{thousands(min(rates))} – {thousands(max(rates))}"
+
+
+def loads(name, rounds, ratio=None):
     """A line for each load of an entry."""
+    measured = rounds["median"]
     server = measured["server"] if len(measured["figures"]) == 1 else None
-    for figure in measured["figures"]:
+    for index, figure in enumerate(measured["figures"]):
         # Where followers are measured, it is their time that matters.
         latency = figure["delivery_us"] or figure["latency_us"] or {}
         level = {"durable": "", "written": ", written", "accepted": ", accepted"}[figure["load"]["durability"].lower()]
         more = f" ({figure['load']['work']}{level})" if len(measured["figures"]) > 1 else ""
         yield [name + more, thousands(figure["acks_per_second"]), thousands(figure["records_per_second"]),
+               spread(rounds["rounds"], index),
                number(figure["bytes_per_second"] / 1e6), times(ratio), number(latency.get("p50")),
                number(latency.get("p99")), number(latency.get("p999")),
                number(measured["server_cpu_seconds_per_million_records"]) if server else "",
@@ -124,7 +147,7 @@ def loads(entry, name, measured, ratio=None):
                number(server["flushes"] / figure["seconds"]) if server else ""]
 
 
-COLUMNS = ["", "acks/s", "records/s", "MB/s", "of echo", "p50 µs", "p99 µs", "p99.9 µs", "CPU s/M", "RSS MB", "flushes/s"]
+COLUMNS = ["", "acks/s", "records/s", "least – most", "MB/s", "of echo", "p50 µs", "p99 µs", "p99.9 µs", "CPU s/M", "RSS MB", "flushes/s"]
 
 
 def checks(entry):
@@ -140,9 +163,9 @@ def suite(results):
     told = json.loads((results / "suite.json").read_text())
     rows = []
     for entry in told["entries"]:
-        rows += loads(entry, entry["name"], entry["wald"]["median"], entry["ratio"])
+        rows += loads(entry["name"], entry["wald"], entry["ratio"])
         if entry["echo"]:
-            rows += loads(entry, "— its echo", entry["echo"]["median"])
+            rows += loads("— its echo", entry["echo"])
     found = [row for entry in told["entries"] for row in checks(entry)]
     reached = sum(row[-1] == "yes" for row in found)
     server = told["server"]
@@ -166,7 +189,7 @@ def load(results):
     told = json.loads((results / "load.json").read_text())
     rows = []
     for entry in told["entries"]:
-        rows += loads(entry, f"{entry['wald']['median']['figures'][0]['load']['in_flight']:,}", entry["wald"]["median"], entry["ratio"])
+        rows += loads(f"{entry['wald']['median']['figures'][0]['load']['in_flight']:,}", entry["wald"], entry["ratio"])
     return f"""## Latency over throughput
 
 Durable appends of 128 B, so many in flight over {told['entries'][0]['wald']['median']['figures'][0]['load']['connections']} connections.
@@ -234,22 +257,28 @@ def told_or_not(part, results):
 
 def page(results):
     parts = [told_or_not(part, results) for part in (suite, load, servers, libraries)]
+    commits = {part: (results / f"{part}.commit") for part in PARTS}
+    commits = ", ".join(f"{part} at {path.read_text().strip()}" for part, path in commits.items() if path.exists())
     return f"""# Benchmarks
 
 Written by [.ci/benchmarks.py](.ci/benchmarks.py) from what it measured, which is kept round by round in
-[storage/benches/results](storage/benches/results): not by hand. One machine, shared with others, of {os.cpu_count()} cores
-({platform.system()} {platform.release().split('-')[0]}): its figures drift by a fifth between runs, so only ratios within one part count, and
-below 15 % there is no difference. On your machine:
+[storage/benches/results](storage/benches/results): not by hand. Where the least and the most of the rounds are far apart, the
+machine did other things too, and the median says little: then only what was measured in turn compares, and only
+differences that are larger than that. A percentile of few scans is one of them. On your machine, with nothing else running:
 
 ```sh
 .ci/benchmarks.py
 ```
+
+Measured: {commits}.
 
 {chr(10).join(parts)}"""
 
 
 def short(results):
     """The table of README.md."""
+    if not all((results / f"{part}.json").exists() for part in ("servers", "suite")):
+        return "Not measured yet: `.ci/benchmarks.py`.\n"
     told = json.loads((results / "servers.json").read_text())
     entries = {entry["name"]: entry for entry in json.loads((results / "suite.json").read_text())["entries"]}
     amounts = list(dict.fromkeys(row["in_flight"] for row in told["rows"]))
@@ -261,14 +290,15 @@ def short(results):
             row = by.get((name, amount))
             cells.append(f"{thousands(row['median']['per_second'])} ({times(row['of_wald'])})" if row else "")
         rows.append([name, *cells])
+    widest = max(row["median"]["most_per_second"] / row["median"]["least_per_second"] for row in by.values())
     echo = [times(entries.get(f"W1, {amount}" + (" in flight" if amount == 1 else ""), {}).get("ratio")) for amount in amounts]
     rows.append(["wald, of its own gRPC echo", *echo])
     return (f"Durable appends of {told['about']['bytes']} B a second, by so many in flight, beside servers that install from registries, through one "
             f"client in one run\non {told['about']['cores']} shared cores ({told['about']['at'][:10]}; medians of {told['about']['rounds']}; "
             f"a bare flush took {number(told['about']['bare_flush']['p50_us'])} µs):\n\n"
             + table(["", *(f"{amount} in flight" for amount in amounts)], rows)
-            + "\nAll of it, with engines as libraries, latencies, processor time and what is behind its target: [BENCHMARKS.md](BENCHMARKS.md), "
-              "written by\n`.ci/benchmarks.py` on a quiet machine.\n")
+            + f"\nLeast and most of the rounds are up to {widest:.1f} times apart: the machine was shared. All of it, with latencies and "
+              "processor time:\n[BENCHMARKS.md](BENCHMARKS.md), written by `.ci/benchmarks.py`.\n")
 
 
 def write(results, options):
@@ -286,6 +316,9 @@ def write(results, options):
 options = arguments()
 results = SCRATCH / "results" if options.quick else ROOT / "storage" / "benches" / "results"
 results.mkdir(parents=True, exist_ok=True)
-if not options.from_results:
-    measure(results, options)
+SCRATCH.mkdir(parents=True, exist_ok=True)
+failed = [] if options.from_results else measure(results, options)
 write(results, options)
+for what in failed:
+    print(f"not measured: {what}", file=sys.stderr)
+sys.exit(1 if failed else 0)

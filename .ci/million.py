@@ -5,7 +5,8 @@ A million logs with names of 20 bytes, made in no order by appends to them: how 
 takes when they are idle, how long a start takes after a kill and after it was shut down, and what listing
 them costs. The same memory with 100,000 logs. Times of starts are the best of three, since the machine
 may do other things meanwhile. Then all are deleted, one by one, or those of a store of DELETED: their space and
-their memory come back, once enough is appended for both checkpoints to know of it.
+their memory come back, once enough is appended for both checkpoints to know of it. Of few, only indexes are too
+much if they stay: frames are within what the sorter may leave.
 """
 
 from common import *

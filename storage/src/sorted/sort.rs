@@ -181,8 +181,8 @@ impl Core {
         let Some(task) = self.next_runs(runs, look)? else {
             return Ok(None);
         };
-        // Segments do not wait for runs, which may take long. Looking for some has its price:
-        // once for as much as a segment.
+        // Segments do not wait for runs, which may take long. Looking has its price: where there
+        // were none, the next look comes when as much as a segment has been read and written.
         let mut since_look = 0;
         let mut spend_and_sort = |bytes| {
             spend(bytes)?;
@@ -190,11 +190,10 @@ impl Core {
             if since_look < self.config.segment_bytes {
                 return Ok(());
             }
-            since_look = 0;
-            match self.backlog() {
-                0 => Ok(()),
-                _ => self.sort_step(Look::Segments, spend).map(drop),
+            if self.backlog() == 0 || self.sort_step(Look::Segments, spend)?.is_none() {
+                since_look = 0;
             }
+            Ok(())
         };
         let done = self.make_run(&task, &mut spend_and_sort)?;
         Ok(done.then_some(look))

@@ -30,8 +30,9 @@ const LARGE: usize = 4 << 10;
 /// arrivals become one, the later ones' records get their time written down.
 ///
 /// # Errors
-/// As for a damaged record, if a body does not hold what its frame says: its checksum held,
-/// so that this is damage which that missed.
+/// As for a damaged record, if a body does not hold as many records as its frame says: its
+/// checksum held, so that this is damage which that missed. What is in a record is not
+/// looked at.
 pub(super) fn batches(mut stored: &[StoredBatch]) -> Result<Encoded, Status> {
     let mut message = Encoded::default();
     while let Some(first) = stored.first() {
