@@ -60,6 +60,8 @@ def measure(results, options):
     """Each part that is wanted; one that fails does not keep the others from it. Which failed."""
     shown("cargo", "build", "--release")
     shown("cargo", "build", "--release", "-p", "wald-client", "--bins", "--examples")
+    # Before anything is written here: what is measured, not what was written of it.
+    commit = run("git", "-C", ROOT, "describe", "--always", "--dirty").stdout.decode().strip()
     failed = []
     for part in options.only:
         try:
@@ -67,7 +69,6 @@ def measure(results, options):
         except (OSError, subprocess.CalledProcessError) as error:
             failed.append(f"{part}: {error}")
         else:
-            commit = run("git", "-C", ROOT, "describe", "--always", "--dirty").stdout.decode().strip()
             (results / f"{part}.commit").write_text(commit + "\n")
     return failed
 
@@ -116,10 +117,10 @@ def times(value):
     return "" if value is None else f"{value:.2f} ×"
 
 
-def table(head, rows):
-    """Markdown; all columns but the first to the right, and the last to the left where it is text."""
+def table(head, rows, texts=(0,)):
+    """Markdown; columns of numbers to the right."""
     line = lambda cells: "| " + " | ".join(cells) + " |"
-    marks = ["---"] + ["---:"] * (len(head) - 1)
+    marks = ["---" if column in texts else "---:" for column in range(len(head))]
     return "\n".join([line(head), line(marks), *map(line, rows)]) + "\n"
 
 
@@ -182,7 +183,7 @@ scan, the whole of it. CPU is the server's, in seconds for a million records.
 
 {reached} of {len(found)} are reached.
 
-{table(["workload", "what", "target", "measured", "reached"], found)}"""
+{table(["workload", "what", "target", "measured", "reached"], found, texts=(0, 1))}"""
 
 
 def load(results):
@@ -238,7 +239,7 @@ def libraries(results):
         others = ", ".join(f"{row['system']} {show(row)} ({times(row['of_wald'])})" for row in found if row["system"] != "wald")
         rows.append([f"{workload}: {step}", wald, others])
     notes = dict.fromkeys((row["system"], row["note"]) for row in told["medians"] if row["note"])
-    text = table(["workload", "Wald", "others (of Wald's; less is better)"], rows).replace("---: | ---:", "---: | ---")
+    text = table(["workload", "Wald", "others (of Wald's; less is better)"], rows, texts=(0, 2))
     return f"""## Beside other engines
 
 In process, without gRPC; each in a process of its own, {about['rounds']} rounds, medians; {about['file_system']}; {about['at'][:16]}Z. What is shown
@@ -292,7 +293,7 @@ def short(results):
         rows.append([name, *cells])
     widest = max(row["median"]["most_per_second"] / row["median"]["least_per_second"] for row in by.values())
     echo = [times(entries.get(f"W1, {amount}" + (" in flight" if amount == 1 else ""), {}).get("ratio")) for amount in amounts]
-    rows.append(["wald, of its own gRPC echo", *echo])
+    rows.append(["wald, of its own gRPC echo: another client and run", *echo])
     return (f"Durable appends of {told['about']['bytes']} B a second, by so many in flight, beside servers that install from registries, through one "
             f"client in one run\non {told['about']['cores']} shared cores ({told['about']['at'][:10]}; medians of {told['about']['rounds']}; "
             f"a bare flush took {number(told['about']['bare_flush']['p50_us'])} µs):\n\n"
