@@ -313,9 +313,13 @@ class Store:
         for item in segment.items:
             if isinstance(item, tuple):
                 at, end = segment.base + item[0], segment.base + item[1]
-                while at < end and at in told:
-                    self.damaged(segment, told[at], told[at].name)
-                    at += told[at].size
+                # A directory tells of one group, and what lies before that in the hole stays unknown.
+                for entry in sorted((one for one in told.values() if at < one.position + one.size and one.position < end),
+                                    key=lambda one: one.position):
+                    if at < entry.position:
+                        unknown = at
+                    self.damaged(segment, entry, entry.name)
+                    at = entry.position + entry.size
                 if at < end:
                     unknown = at
                 unit = None
