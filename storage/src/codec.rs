@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use crate::ids::Timestamp;
 use crate::record::{Header, Record};
+use crate::records::Records;
 use crate::wire::{self, Value};
 
 /// Field of `RecordBatch` that holds records, and fields of `Record` and `Header`.
@@ -19,44 +20,142 @@ const CRC32C: u32 = 4;
 const KEY: u32 = 1;
 const VALUE: u32 = 2;
 
+/// The keys of these fields: their numbers are small.
+const RECORDS_KEY: u8 = key(RECORDS, 2);
+const DATA_KEY: u8 = key(DATA, 2);
+const HEADERS_KEY: u8 = key(HEADERS, 2);
+const TIMESTAMP_KEY: u8 = key(TIMESTAMP, 1);
+const CRC32C_KEY: u8 = key(CRC32C, 5);
+const KEY_KEY: u8 = key(KEY, 2);
+const VALUE_KEY: u8 = key(VALUE, 2);
+
+/// Bytes of a time and its key.
+const TIMESTAMP_BYTES: usize = 9;
+
+const fn key(field: u32, wire_type: u8) -> u8 {
+    field.to_le_bytes()[0] << 3 | wire_type
+}
+
 fn delimited_len(bytes: usize) -> usize {
     1 + wire::varint_len(bytes as u64) + bytes
 }
 
-fn header_len(header: &Header) -> usize {
-    let field = |bytes: usize| if bytes == 0 { 0 } else { delimited_len(bytes) };
-    field(header.key.len()) + field(header.value.len())
+/// One record as it is stored, but for the time that it will have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RecordRef<'a> {
+    pub(crate) data: &'a [u8],
+    /// Headers as they are stored.
+    headers: &'a [u8],
+    /// The producer's time.
+    pub(crate) timestamp: Option<Timestamp>,
+    pub(crate) crc32c: Option<u32>,
 }
 
-fn message_len(record: &Record, own_time: bool) -> usize {
-    delimited_len(record.data.len())
-        + record
-            .headers
-            .iter()
-            .map(|h| delimited_len(header_len(h)))
-            .sum::<usize>()
-        + if own_time { 9 } else { 0 }
-        + if record.crc32c.is_some() { 5 } else { 0 }
+impl<'a> RecordRef<'a> {
+    /// A record in the encoding that [`put_record`] writes; `None` if it is in another.
+    pub(crate) fn checked(message: &'a [u8]) -> Option<Self> {
+        let mut input = message;
+        let data = take_field(&mut input, DATA_KEY)?;
+        let mut record = Self {
+            data,
+            headers: &[],
+            timestamp: None,
+            crc32c: None,
+        };
+        // Most have nothing else.
+        if input.is_empty() {
+            return Some(record);
+        }
+        let behind = input;
+        while input.first() == Some(&HEADERS_KEY) {
+            header_ref(take_field(&mut input, HEADERS_KEY)?)?;
+        }
+        record.headers = &behind[..behind.len() - input.len()];
+        if let [TIMESTAMP_KEY, rest @ ..] = input {
+            let (time, rest) = rest.split_first_chunk()?;
+            let time = i64::from_le_bytes(*time);
+            record.timestamp = Some(Timestamp::from_micros(time));
+            input = rest;
+        }
+        if let [CRC32C_KEY, rest @ ..] = input {
+            let (crc, rest) = rest.split_first_chunk()?;
+            record.crc32c = Some(u32::from_le_bytes(*crc));
+            input = rest;
+        }
+        input.is_empty().then_some(record)
+    }
+
+    pub(crate) fn has_headers(&self) -> bool {
+        !self.headers.is_empty()
+    }
+
+    /// Key and value of each header.
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (&'a str, &'a [u8])> + use<'a> {
+        let mut input = self.headers;
+        std::iter::from_fn(move || header_ref(take_field(&mut input, HEADERS_KEY)?))
+    }
+
+    /// Keys and values of the headers, bytes.
+    pub(crate) fn header_bytes(&self) -> u64 {
+        self.headers()
+            .map(|(key, value)| (key.len() + value.len()) as u64)
+            .sum()
+    }
+
+    /// Data and headers, bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.data.len() as u64 + self.header_bytes()
+    }
+
+    fn message_len(&self, own_time: bool) -> usize {
+        delimited_len(self.data.len())
+            + self.headers.len()
+            + if own_time { TIMESTAMP_BYTES } else { 0 }
+            + if self.crc32c.is_some() { 5 } else { 0 }
+    }
+}
+
+/// Takes a length-delimited field off the front whose key is that.
+fn take_field<'a>(input: &mut &'a [u8], key: u8) -> Option<&'a [u8]> {
+    if input.first() != Some(&key) {
+        return None;
+    }
+    wire::take_entry(input)
+}
+
+/// Key and value of a header that is encoded as it is stored.
+fn header_ref(message: &[u8]) -> Option<(&str, &[u8])> {
+    let mut input = message;
+    let mut field = |key| match input.first() {
+        // Left out if empty.
+        Some(first) if *first == key => {
+            take_field(&mut input, key).filter(|value| !value.is_empty())
+        }
+        _ => Some(&[][..]),
+    };
+    let (key, value) = (field(KEY_KEY)?, field(VALUE_KEY)?);
+    let key = std::str::from_utf8(key).ok()?;
+    input.is_empty().then_some((key, value))
 }
 
 /// The most bytes that [`put_record`] writes for this record.
-pub(crate) fn encoded_len(record: &Record) -> usize {
-    delimited_len(message_len(record, true))
+pub(crate) fn encoded_len(record: &RecordRef<'_>) -> usize {
+    delimited_len(record.message_len(true))
 }
 
 /// Digest of records as they were sent: a repeat has the same, whenever it arrives.
-pub(crate) fn digest(records: &[Record]) -> u64 {
+pub(crate) fn digest(records: &Records) -> u64 {
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     let mut put = |bytes: &[u8]| {
         hash.update(&(bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    for record in records {
-        put(&record.data);
-        put(&(record.headers.len() as u64).to_le_bytes());
-        for header in &record.headers {
-            put(header.key.as_bytes());
-            put(&header.value);
+    for record in records.iter() {
+        put(record.data);
+        put(&(record.headers().count() as u64).to_le_bytes());
+        for (key, value) in record.headers() {
+            put(key.as_bytes());
+            put(value);
         }
         match record.timestamp {
             Some(time) => put(&time.micros().to_le_bytes()),
@@ -72,20 +171,11 @@ pub(crate) fn digest(records: &[Record]) -> u64 {
 
 /// Writes one record. `own_time`: the time to store with it, where it differs from
 /// its batch's.
-pub(crate) fn put_record(out: &mut Vec<u8>, record: &Record, own_time: Option<Timestamp>) {
-    wire::put_key(out, RECORDS, 2);
-    wire::put_varint(out, message_len(record, own_time.is_some()) as u64);
-    wire::put_bytes(out, DATA, &record.data);
-    for header in &record.headers {
-        wire::put_key(out, HEADERS, 2);
-        wire::put_varint(out, header_len(header) as u64);
-        if !header.key.is_empty() {
-            wire::put_bytes(out, KEY, header.key.as_bytes());
-        }
-        if !header.value.is_empty() {
-            wire::put_bytes(out, VALUE, &header.value);
-        }
-    }
+pub(crate) fn put_record(out: &mut Vec<u8>, record: &RecordRef<'_>, own_time: Option<Timestamp>) {
+    out.push(RECORDS_KEY);
+    wire::put_varint(out, record.message_len(own_time.is_some()) as u64);
+    wire::put_bytes(out, DATA, record.data);
+    out.extend_from_slice(record.headers);
     if let Some(time) = own_time {
         wire::put_fixed64(out, TIMESTAMP, time.micros().cast_unsigned());
     }
@@ -94,13 +184,49 @@ pub(crate) fn put_record(out: &mut Vec<u8>, record: &Record, own_time: Option<Ti
     }
 }
 
+/// Writes a record as its producer sent it.
+pub(crate) fn put_sent(out: &mut Vec<u8>, record: &Record) {
+    let mut headers = Vec::new();
+    for header in &record.headers {
+        let field = |bytes: usize| if bytes == 0 { 0 } else { delimited_len(bytes) };
+        let length = field(header.key.len()) + field(header.value.len());
+        headers.push(HEADERS_KEY);
+        wire::put_varint(&mut headers, length as u64);
+        if !header.key.is_empty() {
+            wire::put_bytes(&mut headers, KEY, header.key.as_bytes());
+        }
+        if !header.value.is_empty() {
+            wire::put_bytes(&mut headers, VALUE, &header.value);
+        }
+    }
+    let sent = RecordRef {
+        data: &record.data,
+        headers: &headers,
+        timestamp: record.timestamp,
+        crc32c: record.crc32c,
+    };
+    put_record(out, &sent, sent.timestamp);
+}
+
+/// Gives each entry the key that it has in a stored body.
+pub(crate) fn set_keys(entries: &mut [u8]) {
+    let mut rest = entries;
+    while let [key, behind @ ..] = rest {
+        *key = RECORDS_KEY;
+        let mut input = &behind[..];
+        let length = wire::take_varint(&mut input).unwrap_or(u64::MAX);
+        let skip = behind.len() - input.len();
+        let skip = usize::try_from(length).map_or(usize::MAX, |length| skip.saturating_add(length));
+        rest = behind.get_mut(skip..).unwrap_or_default();
+    }
+}
+
 /// The entries of a body: where each ends, and the record in it; ends early at a malformed
 /// one. Whoever looks for a record passes all before it, so this looks at nothing in them.
 fn entries(body: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
-    const ENTRY: u8 = RECORDS.to_le_bytes()[0] << 3 | 2;
     let mut input = body;
     std::iter::from_fn(move || {
-        let [ENTRY, rest @ ..] = input else {
+        let [RECORDS_KEY, rest @ ..] = input else {
             return None;
         };
         input = rest;
@@ -229,12 +355,11 @@ mod tests {
         #[test]
         fn a_body_is_what_prost_writes_for_the_same_records(records in records()) {
             let mut body = Vec::new();
-            let mut most = 0;
-            for record in &records {
-                most += encoded_len(record);
-                put_record(&mut body, record, record.timestamp);
+            let sent = Records::from(records.clone());
+            for record in sent.iter() {
+                put_record(&mut body, &record, record.timestamp);
             }
-            prop_assert!(body.len() <= most);
+            prop_assert!(body.len() as u64 <= sent.stored_bytes());
             let batch = v1::RecordBatch {
                 records: records.iter().map(proto).collect(),
                 ..v1::RecordBatch::default()
@@ -251,9 +376,7 @@ mod tests {
             records in records(), skip in 0u64..7, take in 0u64..7,
         ) {
             let mut body = Vec::new();
-            for record in &records {
-                put_record(&mut body, record, record.timestamp);
-            }
+            Records::from(records.clone()).put(&mut body);
             let part = slice(&Bytes::from(body), skip, take);
             let decoded = v1::RecordBatch::decode(part).unwrap();
             let skip = usize::try_from(skip).unwrap();

@@ -27,6 +27,7 @@ mod metrics;
 mod quarantine;
 mod read;
 mod record;
+mod records;
 mod recovery;
 mod repair;
 mod session;
@@ -78,6 +79,7 @@ pub use record::{
     LogConfig, LogConfigChange, LogInfo, LogRecords, Producer, Record, Retention, RetentionBounds,
     RetentionChange, StoredBatch, SyncMode, Visibility,
 };
+pub use records::Records;
 pub use recovery::{RecoveryReport, RecoveryTimes};
 pub use repair::{Loss, accept_loss, examine};
 pub use ticket::block_on;

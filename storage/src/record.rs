@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::ids::{LogId, LogName, Lsn, Name, Timestamp};
+use crate::records::Records;
 
 /// One record to append.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -94,7 +95,7 @@ pub struct LogRecords {
     /// The log; created if unknown (and `auto_create` is on).
     pub log: LogName,
     /// At least one record.
-    pub records: Vec<Record>,
+    pub records: Records,
     /// Conditions on this log.
     pub guard: Guard,
     /// If given, a repeat is recognised and gets the original answer.

@@ -55,6 +55,7 @@ use crate::record::{
     Batch, Durability, Guard, LogConfig, LogConfigChange, LogRecords, Record, RetentionChange,
     StoredBatch, Visibility,
 };
+use crate::records::Records;
 use crate::recovery::RecoveryReport;
 use crate::ticket::Ticket;
 
@@ -264,6 +265,18 @@ fn record(data: &[u8]) -> Record {
         data: Bytes::copy_from_slice(data),
         ..Record::default()
     }
+}
+
+/// Gives the first of some records, which have nothing but data, a time of its own.
+fn set_time(records: &mut Records, time: Timestamp) {
+    let mut times = std::iter::once(time);
+    *records = records
+        .iter()
+        .map(|sent| Record {
+            timestamp: times.next(),
+            ..record(sent.data)
+        })
+        .collect();
 }
 
 fn batch(logs: &[(&str, &[&[u8]])]) -> Batch {

@@ -94,6 +94,22 @@ pub(crate) fn take_bytes<'a>(input: &mut &'a [u8], count: u64) -> Option<&'a [u8
     Some(bytes)
 }
 
+/// Takes one length-delimited field off the front, whose key has one byte and whose length
+/// as few as it needs: its value.
+pub(crate) fn take_entry<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (key, rest) = input.split_first()?;
+    if key & 0x87 != 2 {
+        return None;
+    }
+    let mut behind = rest;
+    let length = take_varint(&mut behind)?;
+    if rest.len() - behind.len() != varint_len(length) {
+        return None;
+    }
+    *input = behind;
+    take_bytes(input, length)
+}
+
 /// Takes one field off the front: its number and value.
 pub(crate) fn take_field<'a>(input: &mut &'a [u8]) -> Option<(u32, Value<'a>)> {
     let key = take_varint(input)?;

@@ -37,7 +37,7 @@ fn batch(log: &str, data: impl Into<Bytes>) -> Batch {
     Batch {
         logs: vec![LogRecords {
             log,
-            records,
+            records: records.into(),
             guard: Guard::default(),
             producer: None,
         }],

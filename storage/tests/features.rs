@@ -42,7 +42,8 @@ fn append(engine: &LocalEngine, log: &str, bytes: usize) {
             records: vec![Record {
                 data: vec![7; bytes].into(),
                 ..Record::default()
-            }],
+            }]
+            .into(),
             guard: Guard::default(),
             producer: None,
         }],

@@ -187,8 +187,11 @@ fn refuse(records: &LogRecords, log: Option<&Log>, allowed: &Allowed) -> Option<
         });
     }
     let limit = u64::from(state.config.max_record_bytes?);
+    if records.records.largest() <= limit {
+        return None;
+    }
     let (index, bytes) = (0..)
-        .zip(records.records.iter().map(super::submit::record_bytes))
+        .zip(records.records.iter().map(|record| record.bytes()))
         .find(|(_, bytes)| *bytes > limit)?;
     let log = log.name.clone();
     Some(AppendError::Invalid(InvalidBatch::RecordTooLarge {

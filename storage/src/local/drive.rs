@@ -298,7 +298,7 @@ mod tests {
         };
         let records = LogRecords {
             log: LogName::new("a").unwrap(),
-            records: vec![record],
+            records: vec![record].into(),
             guard: Default::default(),
             producer: None,
         };

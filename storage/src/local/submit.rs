@@ -3,28 +3,16 @@
 
 use std::collections::HashSet;
 
-use crate::codec;
+use crate::codec::{self, RecordRef};
 use crate::config::Limits;
 use crate::error::InvalidBatch;
 use crate::ids::{LogName, Timestamp};
 use crate::journal::frame::crc32c;
-use crate::record::{Batch, Record};
+use crate::record::Batch;
+use crate::records::Records;
 
 /// What a log's part of a request takes in memory besides its records, about.
 const REQUEST_OVERHEAD: u64 = 256;
-
-/// Data and headers of one record, bytes.
-pub(crate) fn record_bytes(record: &Record) -> u64 {
-    record.data.len() as u64 + header_bytes(record)
-}
-
-fn header_bytes(record: &Record) -> u64 {
-    record
-        .headers
-        .iter()
-        .map(|h| (h.key.len() + h.value.len()) as u64)
-        .sum()
-}
 
 /// Checks a batch against the limits. Returns what it costs of the in-flight budget.
 pub(crate) fn validate(
@@ -47,11 +35,15 @@ pub(crate) fn validate(
                 log: Some(records.log.clone()),
             });
         }
-        count += records.records.len() as u64;
+        count += records.records.len();
+        bytes += records.records.stored_bytes();
+        let small = records.records.largest() <= u64::from(limits.max_record_bytes);
+        if small && !records.records.have_headers() && !records.records.have_times() {
+            continue;
+        }
         for (index, record) in records.records.iter().enumerate() {
-            check_record(&records.log, index, record, limits)?;
-            check_time(&records.log, index, record, now, max_future_micros)?;
-            bytes += codec::encoded_len(record) as u64;
+            check_record(&records.log, index, &record, limits)?;
+            check_time(&records.log, index, &record, now, max_future_micros)?;
         }
     }
     if count > u64::from(limits.max_batch_records) || bytes > u64::from(limits.max_batch_bytes) {
@@ -64,8 +56,9 @@ pub(crate) fn validate(
     }
     // Checksums last: they cost the most.
     for records in &batch.logs {
-        for (index, record) in records.records.iter().enumerate() {
-            check_sum(&records.log, index, record)?;
+        let sent = records.records.have_checksums().then_some(&records.records);
+        for (index, record) in sent.into_iter().flat_map(Records::iter).enumerate() {
+            check_sum(&records.log, index, &record)?;
         }
     }
     // Names and conditions take memory too.
@@ -133,10 +126,10 @@ fn check_names(batch: &Batch) -> Result<(), InvalidBatch> {
 fn check_record(
     log: &LogName,
     index: usize,
-    record: &Record,
+    record: &RecordRef<'_>,
     limits: &Limits,
 ) -> Result<(), InvalidBatch> {
-    let (headers, bytes) = (record.headers.len(), header_bytes(record));
+    let (headers, bytes) = (record.headers().count(), record.header_bytes());
     if headers as u64 > u64::from(limits.max_headers) || bytes > u64::from(limits.max_header_bytes)
     {
         return Err(InvalidBatch::HeadersTooLarge {
@@ -148,7 +141,7 @@ fn check_record(
             max_bytes: limits.max_header_bytes,
         });
     }
-    let (bytes, limit) = (record_bytes(record), u64::from(limits.max_record_bytes));
+    let (bytes, limit) = (record.bytes(), u64::from(limits.max_record_bytes));
     if bytes > limit {
         return Err(InvalidBatch::RecordTooLarge {
             log: log.clone(),
@@ -163,7 +156,7 @@ fn check_record(
 fn check_time(
     log: &LogName,
     index: usize,
-    record: &Record,
+    record: &RecordRef<'_>,
     now: Timestamp,
     max_micros: i64,
 ) -> Result<(), InvalidBatch> {
@@ -184,11 +177,11 @@ fn check_time(
     Ok(())
 }
 
-fn check_sum(log: &LogName, index: usize, record: &Record) -> Result<(), InvalidBatch> {
+fn check_sum(log: &LogName, index: usize, record: &RecordRef<'_>) -> Result<(), InvalidBatch> {
     let Some(given) = record.crc32c else {
         return Ok(());
     };
-    let actual = crc32c(&record.data);
+    let actual = crc32c(record.data);
     if given != actual {
         return Err(InvalidBatch::ChecksumMismatch {
             log: log.clone(),
@@ -206,13 +199,13 @@ mod tests {
 
     use super::*;
     use crate::config::StorageConfig;
-    use crate::record::LogRecords;
+    use crate::record::{LogRecords, Record};
 
     fn batch(record: Record) -> Batch {
         let log = LogName::new("a").unwrap();
         let logs = vec![LogRecords {
             log,
-            records: vec![record],
+            records: vec![record].into(),
             guard: Default::default(),
             producer: None,
         }];

@@ -85,7 +85,7 @@ impl Writing {
         for log in logs {
             batch.logs.push(LogRecords {
                 log: LogName::new(log).unwrap(),
-                records: vec![record(&data), record(&data[..9])],
+                records: vec![record(&data), record(&data[..9])].into(),
                 guard: Guard {
                     writer_epoch: epoch_of(&self.fixture, log),
                     ..Guard::default()

@@ -22,7 +22,7 @@ fn of(logs: &[&str], data: &[u8], epoch: u64, sequence: u64) -> Batch {
     for log in logs {
         batch.logs.push(LogRecords {
             log: LogName::new(log).unwrap(),
-            records: vec![record(data)],
+            records: vec![record(data)].into(),
             guard: Guard::default(),
             producer: Some(producer(epoch, sequence)),
         });

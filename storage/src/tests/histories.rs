@@ -281,7 +281,7 @@ impl History {
                 if self.chance(20) {
                     let ahead = self.random.random_range(0..30_000_000);
                     let time = Timestamp::from_micros(self.clock.now().micros() + ahead);
-                    batch.logs[0].records[0].timestamp = Some(time);
+                    set_time(&mut batch.logs[0].records, time);
                 }
                 self.condition(core, &mut batch);
                 batch.single = logs.len() == 1;

@@ -42,7 +42,7 @@ impl Fixture {
     /// Appends one record with a time of its own, to memory only where the log's mode says so.
     fn append_at(&self, log: &str, micros: i64, level: Durability) {
         let mut batch = batch(&[(log, &[b"timed"])]);
-        batch.logs[0].records[0].timestamp = Some(Timestamp::from_micros(micros));
+        set_time(&mut batch.logs[0].records, Timestamp::from_micros(micros));
         let mut ticket = self.core.enqueue(batch, level);
         self.core.turn();
         settled(&mut ticket).unwrap().unwrap();

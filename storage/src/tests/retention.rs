@@ -266,7 +266,7 @@ fn the_producers_times_do_not_matter() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_age(HOUR)));
     let mut old = batch(&[("a", &[b"old" as &[u8]])]);
-    old.logs[0].records[0].timestamp = Some(Timestamp::from_micros(0));
+    set_time(&mut old.logs[0].records, Timestamp::from_micros(0));
     fixture.append_batch(old).unwrap();
     fixture.pass();
     assert_eq!(fixture.first("a"), 0);

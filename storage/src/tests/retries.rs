@@ -42,7 +42,7 @@ impl Sender {
             .iter()
             .map(|log| LogRecords {
                 log: LogName::new(log).unwrap(),
-                records: vec![record(data.as_bytes())],
+                records: vec![record(data.as_bytes())].into(),
                 guard: Guard::default(),
                 producer: Some(Producer {
                     id: Name::new(self.id).unwrap(),

@@ -133,7 +133,7 @@ fn append_to_all(engine: &LocalEngine, logs: &serde_json::Map<String, Value>) ->
         let batch = Batch {
             logs: vec![LogRecords {
                 log: LogName::new(log).unwrap(),
-                records: vec![Record::default()],
+                records: vec![Record::default()].into(),
                 guard: Guard {
                     writer_epoch: told["writer_epoch"].as_u64().filter(|epoch| *epoch > 0),
                     ..Guard::default()

@@ -16,7 +16,13 @@ use crate::journal::body::{Created, CursorBody};
 use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind, producer_len};
 use crate::journal::pool::Use;
 use crate::local::{Checked, Log, check};
-use crate::record::{Batch, Compression, LogConfig, LogRecords, Record};
+use crate::record::{Batch, Compression, LogConfig, LogRecords};
+use crate::records::Records;
+
+/// The most bytes that the records of one log take in the body of a frame.
+pub(super) fn stored_bytes(records: &LogRecords) -> usize {
+    usize::try_from(records.records.stored_bytes()).unwrap_or(usize::MAX)
+}
 
 impl Committer {
     /// Checks and places one batch.
@@ -93,7 +99,7 @@ impl Committer {
         let mut frames = 0;
         let mut directory = 0;
         for (records, target) in batch.logs.iter().zip(targets) {
-            let body: usize = records.records.iter().map(codec::encoded_len).sum();
+            let body = stored_bytes(records);
             frames += HEADER_BYTES + body.next_multiple_of(8);
             frames += records.producer.as_ref().map_or(0, producer_len);
             directory += DirectoryBuilder::entry_len(None);
@@ -109,7 +115,7 @@ impl Committer {
         }
         let limit = self.settings.largest_unit;
         if (frames + directory) as u64 > limit || directory > UNIT_DIRECTORY_BYTES {
-            let records = batch.logs.iter().map(|l| l.records.len() as u64).sum();
+            let records = batch.logs.iter().map(|l| l.records.len()).sum();
             return Err(AppendError::Invalid(
                 crate::error::InvalidBatch::RequestTooLarge {
                     records,
@@ -128,7 +134,7 @@ impl Committer {
         records: &LogRecords,
         log: &Arc<Log>,
     ) -> (LogAppended, Position) {
-        let size: usize = records.records.iter().map(codec::encoded_len).sum();
+        let size = stored_bytes(records);
         let joins = self.open.as_ref().is_some_and(|open| {
             // The body may shrink when the frame is finished: then only the header has
             // room for positions.
@@ -175,7 +181,7 @@ impl Committer {
     pub(super) fn put_records(
         &mut self,
         log: &Arc<Log>,
-        records: &[Record],
+        records: &Records,
         start: usize,
         before: Option<(Lsn, u32)>,
     ) -> LogAppended {
@@ -185,16 +191,21 @@ impl Committer {
         self.undo.note(start_of_group, log, &state);
         let first_lsn = state.next;
         let mut first_time = None;
-        for record in records {
-            // Stored time never goes back within a log.
-            let time = record
-                .timestamp
-                .unwrap_or(self.arrival)
-                .max(state.last_time);
-            let own = (time != self.arrival).then_some(time);
-            codec::put_record(&mut self.buffer, record, own);
-            state.last_time = time;
-            first_time.get_or_insert(time);
+        if !records.have_times() && self.arrival >= state.last_time {
+            records.put(&mut self.buffer);
+            state.last_time = self.arrival;
+        } else {
+            for record in records.iter() {
+                // Stored time never goes back within a log.
+                let time = record
+                    .timestamp
+                    .unwrap_or(self.arrival)
+                    .max(state.last_time);
+                let own = (time != self.arrival).then_some(time);
+                codec::put_record(&mut self.buffer, &record, own);
+                state.last_time = time;
+                first_time.get_or_insert(time);
+            }
         }
         let count = u32::try_from(records.len()).unwrap_or(u32::MAX);
         let frame_len = (self.buffer.len() - start).next_multiple_of(8);

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::smallvec;
 
+use super::append::stored_bytes;
 use super::{About, COALESCED_BYTES, Committer, NEVER, Placed};
 use crate::codec;
 use crate::engine::LogAppended;
@@ -15,7 +16,8 @@ use crate::journal::Outcome;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
 use crate::local::{Buffered, Checked, Log, check};
-use crate::record::{Batch, Durability, Record, SyncMode, Visibility};
+use crate::record::{Batch, Durability, SyncMode, Visibility};
+use crate::records::Records;
 use crate::session::Session;
 use crate::watch::Watched;
 
@@ -41,7 +43,7 @@ impl Committer {
         if self.mode(&log) != SyncMode::Manual {
             return None;
         }
-        let size: usize = records.records.iter().map(codec::encoded_len).sum();
+        let size = stored_bytes(records);
         let held = log
             .state
             .read()
@@ -86,7 +88,7 @@ impl Committer {
         COALESCED_BYTES.min(unit / 2)
     }
 
-    pub(super) fn buffer_records(&mut self, log: &Arc<Log>, records: &[Record]) -> LogAppended {
+    pub(super) fn buffer_records(&mut self, log: &Arc<Log>, records: &Records) -> LogAppended {
         let arrival = self.arrival;
         let mut state = log.state.write();
         let (first_lsn, time_before) = (state.next, state.last_time);
@@ -104,10 +106,10 @@ impl Committer {
         buffered.arrival = arrival;
         let before = buffered.body.len();
         let mut first_time = None;
-        for record in records {
+        for record in records.iter() {
             let time = record.timestamp.unwrap_or(arrival).max(state.last_time);
             // What the frame's arrival will be is not known yet: more may come.
-            codec::put_record(&mut buffered.body, record, Some(time));
+            codec::put_record(&mut buffered.body, &record, Some(time));
             state.last_time = time;
             first_time.get_or_insert(time);
         }
@@ -117,7 +119,7 @@ impl Committer {
             .buffered
             .store(self.buffered_bytes, Ordering::Relaxed);
         state.buffered = Some(buffered);
-        state.next = first_lsn.advance(records.len() as u64);
+        state.next = first_lsn.advance(records.len());
         LogAppended {
             log_id: log.id,
             first_lsn,
