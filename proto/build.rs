@@ -42,8 +42,8 @@ fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::
     Ok(descriptors)
 }
 
-/// The side of `WalService` that the daemon serves: a scan answers with what is encoded
-/// already.
+/// The side of `WalService` that the daemon serves: appends come in as they were sent, a scan
+/// and a session answer with what is encoded already.
 fn serve_stored(mut contract: FileDescriptorSet) -> Result<(), Box<dyn std::error::Error>> {
     for file in &mut contract.file {
         file.service
@@ -53,6 +53,19 @@ fn serve_stored(mut contract: FileDescriptorSet) -> Result<(), Box<dyn std::erro
     std::fs::create_dir_all(&out_dir)?;
     tonic_prost_build::configure()
         .build_client(false)
+        .extern_path(
+            ".wald.v1.AppendRequest",
+            "crate::codec::Sent<crate::v1::AppendRequest>",
+        )
+        .extern_path(
+            ".wald.v1.AppendBatchRequest",
+            "crate::codec::Sent<crate::v1::AppendBatchRequest>",
+        )
+        .extern_path(
+            ".wald.v1.AppendSessionRequest",
+            "crate::codec::Sent<crate::v1::AppendSessionRequest>",
+        )
+        .extern_path(".wald.v1.AppendSessionResponse", "crate::codec::Encoded")
         .extern_path(".wald.v1.ScanResponse", "crate::codec::Encoded")
         .extern_path(".wald.v1", "crate::v1")
         .codec_path("crate::codec::MessageCodec")

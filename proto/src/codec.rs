@@ -7,11 +7,11 @@
 
 use std::marker::PhantomData;
 
-use bytes::{BufMut, Bytes};
+use bytes::{Buf, BufMut, Bytes};
 use prost::Message;
+use smallvec::{SmallVec, smallvec};
 use tonic::Status;
-use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
-use tonic_prost::{ProstCodec, ProstDecoder};
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 /// What a call takes before its first message: most answers of one record fit.
 const INITIAL_BYTES: usize = 256;
@@ -45,7 +45,7 @@ impl<M: Message> Encode for M {
 /// A message that is encoded already, in pieces one after another: what is stored in the
 /// encoding of the contract is not decoded to be sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Encoded(Vec<Bytes>);
+pub struct Encoded(SmallVec<[Bytes; 1]>);
 
 impl Encoded {
     /// Goes on with these bytes.
@@ -59,7 +59,7 @@ impl Encoded {
 
 impl<M: Message> From<&M> for Encoded {
     fn from(message: &M) -> Self {
-        Self(vec![message.encode_to_vec().into()])
+        Self(smallvec![message.encode_to_vec().into()])
     }
 }
 
@@ -72,6 +72,49 @@ impl Encode for Encoded {
         for piece in &self.0 {
             buffer.put_slice(piece);
         }
+    }
+}
+
+/// What can be received.
+pub trait Decode: Sized {
+    /// Reads one, of all bytes that are left.
+    ///
+    /// # Errors
+    /// `INTERNAL` if they are no such message, as tonic's own codec has it.
+    fn take(buffer: impl Buf) -> Result<Self, Status>;
+}
+
+impl<M: Message + Default> Decode for M {
+    fn take(buffer: impl Buf) -> Result<Self, Status> {
+        M::decode(buffer).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+/// A message that was received and not looked at.
+pub struct Sent<M> {
+    /// What is to be its encoding.
+    pub bytes: Bytes,
+    message: PhantomData<fn() -> M>,
+}
+
+impl<M> Sent<M> {
+    /// A message in these bytes.
+    pub fn new(bytes: Bytes) -> Self {
+        let message = PhantomData;
+        Self { bytes, message }
+    }
+}
+
+impl<M: Message> From<&M> for Sent<M> {
+    fn from(message: &M) -> Self {
+        Self::new(message.encode_to_vec().into())
+    }
+}
+
+impl<M> Decode for Sent<M> {
+    fn take(mut buffer: impl Buf) -> Result<Self, Status> {
+        let length = buffer.remaining();
+        Ok(Self::new(buffer.copy_to_bytes(length)))
     }
 }
 
@@ -88,19 +131,19 @@ impl<T, U> Default for MessageCodec<T, U> {
 impl<T, U> Codec for MessageCodec<T, U>
 where
     T: Encode + Send + 'static,
-    U: Message + Default + Send + 'static,
+    U: Decode + Send + 'static,
 {
     type Encode = T;
     type Decode = U;
     type Encoder = MessageEncoder<T>;
-    type Decoder = ProstDecoder<U>;
+    type Decoder = MessageDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
         MessageEncoder(PhantomData)
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<U, U>::raw_decoder(settings())
+        MessageDecoder(PhantomData)
     }
 }
 
@@ -117,6 +160,23 @@ impl<T: Encode> Encoder for MessageEncoder<T> {
         buffer.reserve(item.length());
         item.put(buffer);
         Ok(())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        settings()
+    }
+}
+
+/// Reads messages, which are whole in the buffer.
+#[derive(Debug)]
+pub struct MessageDecoder<U>(PhantomData<U>);
+
+impl<U: Decode> Decoder for MessageDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        U::take(buffer).map(Some)
     }
 
     fn buffer_settings(&self) -> BufferSettings {

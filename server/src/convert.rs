@@ -10,6 +10,7 @@
 
 mod answer;
 mod backup;
+mod intake;
 mod settings;
 
 use std::fmt;
@@ -17,9 +18,9 @@ use std::time::Duration;
 
 use wald_proto::v1;
 use wald_storage::{
-    Batch, CursorCommit, Durability, Guard, Header, LogCheck, LogId, LogName, LogRecords,
-    LogTarget, Lsn, Name, Producer, ReadRequest, ReadStart, Record, ScanRequest, ScanStart,
-    Selector, SyncTarget, Timestamp, Visibility,
+    CursorCommit, Durability, Guard, Header, LogId, LogName, LogTarget, Lsn, Name, Producer,
+    ReadRequest, ReadStart, Record, ScanRequest, ScanStart, Selector, SyncTarget, Timestamp,
+    Visibility,
 };
 
 use tonic::Status;
@@ -29,9 +30,10 @@ use crate::status::{self, Access};
 pub(crate) use answer::{
     MAX_RESPONSE_BYTES, ServerLimits, append_batch_response, append_response, cursor,
     damage_summary, decode, fence_response, log, proto_duration, proto_timestamp, read_response,
-    scan_response, segments, server_limits, tail_response, uuid, verify_response,
+    scan_response, segments, server_limits, session_ack, tail_response, uuid, verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
+pub(crate) use intake::{append, append_batch, session_request};
 pub(crate) use settings::{
     log_config, log_config_change, proto_retention, proto_sync_mode, sync_modes,
 };
@@ -63,71 +65,6 @@ pub(crate) fn target(name: &str, log_id: Option<u64>, access: Access) -> Result<
         name: log_name(format_args!("log"), name, access)?,
         log_id: log_id.map(LogId::new),
     })
-}
-
-/// One record to append, as a batch of one.
-pub(crate) fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
-    let durability = durability(request.durability)?;
-    let (guard, producer) = condition(format_args!("condition"), request.condition)?;
-    let batch = Batch {
-        logs: vec![LogRecords {
-            log: log_name(format_args!("log"), &request.log, Access::Write)?,
-            records: vec![record(request.record.unwrap_or_default())],
-            guard,
-            producer,
-        }],
-        single: true,
-        ..Batch::default()
-    };
-    Ok((batch, durability))
-}
-
-/// Records of several logs, with conditions.
-pub(crate) fn append_batch(
-    request: v1::AppendBatchRequest,
-) -> Result<(Batch, Option<Durability>), Status> {
-    let durability = durability(request.durability)?;
-    let mut batch = Batch {
-        logs: Vec::with_capacity(request.batches.len()),
-        checks: Vec::with_capacity(request.checks.len()),
-        cursors: Vec::with_capacity(request.cursors.len()),
-        single: false,
-    };
-    for (index, part) in request.batches.into_iter().enumerate() {
-        let (guard, producer) =
-            condition(format_args!("batches[{index}].condition"), part.condition)?;
-        batch.logs.push(LogRecords {
-            log: log_name(
-                format_args!("batches[{index}].log"),
-                &part.log,
-                Access::Write,
-            )?,
-            records: part.records.into_iter().map(record).collect(),
-            guard,
-            producer,
-        });
-    }
-    for (index, check) in request.checks.into_iter().enumerate() {
-        batch.checks.push(LogCheck {
-            log: log_name(
-                format_args!("checks[{index}].log"),
-                &check.log,
-                Access::Write,
-            )?,
-            guard: Guard {
-                expected_lsn: check.expected_lsn.map(Lsn::new),
-                must_exist: check.must_exist,
-                must_not_exist: check.must_not_exist,
-                log_id: check.log_id.map(LogId::new),
-                writer_epoch: None,
-            },
-        });
-    }
-    for (index, commit) in request.cursors.into_iter().enumerate() {
-        let commit = cursor_commit(format_args!("cursors[{index}]"), commit)?;
-        batch.cursors.push(commit);
-    }
-    Ok((batch, durability))
 }
 
 fn record(record: v1::Record) -> Record {

@@ -22,6 +22,7 @@ use bytes::Bytes;
 use prost::Message;
 use status::Access;
 use tonic::Status;
+use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{
     Appended, Batch, Durability, LocalEngine, LogEngine, NoObserver, ReadRequest, ReadStart,
@@ -112,8 +113,10 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
     let limits = engine.profile().limits;
     match which % 10 {
         0 => {
-            let request: v1::AppendRequest = decoded(message)?;
-            let (batch, durability) = convert::append(request.clone())?;
+            let sent = Sent::new(message.clone());
+            let request = decoded::<v1::AppendRequest>(message)
+                .inspect_err(|_| assert!(convert::append(&sent).is_err()))?;
+            let (batch, durability) = convert::append(&sent)?;
             let record = request.record.unwrap_or_default();
             let logs = vec![(request.log, vec![record])];
             if let Some(appended) = submit(&engine, batch, durability, &logs)? {
@@ -122,8 +125,10 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
             }
         }
         1 => {
-            let request: v1::AppendBatchRequest = decoded(message)?;
-            let (batch, durability) = convert::append_batch(request.clone())?;
+            let sent = Sent::new(message.clone());
+            let request = decoded::<v1::AppendBatchRequest>(message)
+                .inspect_err(|_| assert!(convert::append_batch(&sent).is_err()))?;
+            let (batch, durability) = convert::append_batch(&sent)?;
             let names: Vec<_> = batch.logs.iter().map(|log| log.log.clone()).collect();
             let logs: Vec<_> = request
                 .batches

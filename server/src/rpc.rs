@@ -18,7 +18,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
-use wald_proto::codec::Encoded;
+use wald_proto::codec::{Encoded, Sent};
 use wald_proto::stored::wal_service_server::WalService;
 use wald_proto::v1;
 use wald_storage::{
@@ -99,23 +99,26 @@ type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl WalService for Services {
-    type AppendSessionStream = Answers<v1::AppendSessionResponse>;
+    type AppendSessionStream = Answers<Encoded>;
     type ScanStream = Answers<Encoded>;
 
-    async fn append(&self, request: Request<v1::AppendRequest>) -> Answer<v1::AppendResponse> {
+    async fn append(
+        &self,
+        request: Request<Sent<v1::AppendRequest>>,
+    ) -> Answer<v1::AppendResponse> {
         append::append(&self.0, request).await
     }
 
     async fn append_batch(
         &self,
-        request: Request<v1::AppendBatchRequest>,
+        request: Request<Sent<v1::AppendBatchRequest>>,
     ) -> Answer<v1::AppendBatchResponse> {
         append::append_batch(&self.0, request).await
     }
 
     async fn append_session(
         &self,
-        request: Request<tonic::Streaming<v1::AppendSessionRequest>>,
+        request: Request<tonic::Streaming<Sent<v1::AppendSessionRequest>>>,
     ) -> Answer<Self::AppendSessionStream> {
         session::append_session(&self.0, request).map(Response::new)
     }

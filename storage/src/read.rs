@@ -4,6 +4,7 @@
 //! compare them with the published positions, and read the file. Every frame is
 //! verified before its bytes leave; one that does not verify is quarantined, exactly.
 
+mod buffers;
 mod cursor;
 mod journal_scan;
 mod log_scan;

@@ -275,7 +275,7 @@ mod tests {
         let nothing = v1::Record::default();
         for record in [text, of_a_scan, nothing] {
             assert!(
-                Records::of_encoded(encoded(&[record.clone()])).is_none(),
+                Records::of_encoded(encoded(std::slice::from_ref(&record))).is_none(),
                 "{record:?}"
             );
         }

@@ -153,6 +153,26 @@ impl SessionBody {
         }
     }
 
+    /// Lets those pass, too, that are there behind the first and that there is room for.
+    fn grant_more(&mut self) {
+        let behind = |granted: u64| {
+            let from = usize::try_from(granted).ok()?;
+            self.held.get(from..)?.get(1..PREFIX_BYTES)
+        };
+        let mut granted = self.granted;
+        while let Some(mut prefix) = behind(granted) {
+            let length = u64::from(prefix.get_u32());
+            let admit = || self.admission.try_admit(&self.share, length).ok();
+            if length > self.admission.largest_message
+                || !matches!(self.window.enter(length, admit), Entry::Granted)
+            {
+                break;
+            }
+            granted += length + PREFIX_BYTES as u64;
+        }
+        self.granted = granted;
+    }
+
     /// Resolves when the message with the prefix `held` begins with may be received.
     fn poll_entry(&mut self, context: &mut Context<'_>) -> Poll<Result<u64, Status>> {
         let length = u64::from((&self.held[1..PREFIX_BYTES]).get_u32());
@@ -196,6 +216,7 @@ impl Body for SessionBody {
                     Ok(length) => this.granted = length + PREFIX_BYTES as u64,
                     Err(status) => return Poll::Ready(Some(Err(status))),
                 }
+                this.grant_more();
             } else if begins || this.held.is_empty() {
                 let frame = ready!(Pin::new(&mut this.inner).poll_frame(context));
                 this.ended |= !matches!(frame, Some(Ok(_)));
@@ -350,8 +371,8 @@ mod tests {
     #[test]
     fn room_that_was_enlarged_is_given_back_whole() {
         let admission = admission(1 << 20);
-        let mut body = session(frames(&[b"x", b"y"], 100), &admission, 2000);
         let message = 1 + PREFIX_BYTES;
+        let mut body = session(frames(&[b"x", b"y"], message), &admission, 2000);
         let mut context = Context::from_waker(Waker::noop());
         let first = Pin::new(&mut body).poll_frame(&mut context);
         assert!(
@@ -367,6 +388,22 @@ mod tests {
             admission.total.load(std::sync::atomic::Ordering::Relaxed),
             0
         );
+    }
+
+    #[test]
+    fn messages_that_are_there_and_fit_are_given_together() {
+        let admission = admission(1 << 20);
+        let message = 1 + PREFIX_BYTES;
+        let room = 2 * (message as u64 + REQUEST_OVERHEAD);
+        let mut body = session(frames(&[b"x", b"y", b"z"], 100), &admission, room);
+        let mut context = Context::from_waker(Waker::noop());
+        let first = Pin::new(&mut body).poll_frame(&mut context);
+        assert!(
+            matches!(first, Poll::Ready(Some(Ok(frame))) if frame.data_ref().unwrap().len() == 2 * message)
+        );
+        assert_eq!(given(&mut body), (vec![], false));
+        drop(body.window.next().unwrap());
+        assert_eq!(given(&mut body), (vec![0, 0, 0, 0, 1, b'z'], true));
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! Domain -> proto: answers.
 
+mod ack;
 mod stored;
 
 use prost::Message;
@@ -13,6 +14,8 @@ use wald_storage::{
 };
 
 use crate::status;
+
+pub(crate) use ack::session_ack;
 
 /// A response stays below this, unless one record alone is larger.
 pub(crate) const MAX_RESPONSE_BYTES: usize = 1 << 20;

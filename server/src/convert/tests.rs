@@ -3,15 +3,23 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 use tonic_types::StatusExt;
-use wald_proto::codec::Encode as _;
+use wald_proto::codec::{Encode as _, Sent};
 use wald_proto::v1;
 use wald_storage::{
-    Compression, Limits, LogAppended, LogConfig, LogId, LogName, Lsn, Page, Position,
-    RecoveryEpoch, ScanChunk, ScanStart, SegmentContents, SegmentInfo, Selector, StorageConfig,
-    StoredBatch, SyncMode, Timestamp,
+    AppendTimes, Appended, Batch, Compression, Limits, LogAppended, LogConfig, LogId, LogName, Lsn,
+    Page, Position, RecoveryEpoch, ScanChunk, ScanStart, SegmentContents, SegmentInfo, Selector,
+    StorageConfig, StoredBatch, SyncMode, Timestamp,
 };
 
 use super::*;
+
+fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
+    intake::append(&Sent::from(&request))
+}
+
+fn append_batch(request: v1::AppendBatchRequest) -> Result<(Batch, Option<Durability>), Status> {
+    intake::append_batch(&Sent::from(&request))
+}
 
 fn unsupported(status: &Status) -> String {
     assert_eq!(status.code(), tonic::Code::Unimplemented);
@@ -70,17 +78,16 @@ fn answer(batches: Vec<StoredBatch>, view: v1::RecordView) -> v1::ReadResponse {
 
 #[test]
 fn payload_of_an_append_is_not_copied() {
-    let payload = Bytes::from(vec![7; 4096]);
     let request = v1::AppendRequest {
         log: "a".to_owned(),
-        record: Some(v1::Record {
-            payload: Some(v1::record::Payload::Data(payload.clone())),
-            ..v1::Record::default()
-        }),
+        record: Some(data(&[7; 4096])),
         ..v1::AppendRequest::default()
     };
-    let (batch, durability) = append(request).unwrap();
-    assert_eq!(batch.logs[0].records[0].data.as_ptr(), payload.as_ptr());
+    let sent = Sent::from(&request);
+    assert!(sent.bytes.is_unique());
+    let (batch, durability) = intake::append(&sent).unwrap();
+    assert!(!sent.bytes.is_unique());
+    assert_eq!(batch.logs[0].records.bytes(), 4096);
     assert_eq!(durability, None);
 }
 
@@ -96,15 +103,18 @@ fn text_is_data_and_an_absent_record_is_empty() {
         ..v1::AppendRequest::default()
     };
     let (batch, _) = append(request.clone()).unwrap();
-    let record = &batch.logs[0].records[0];
-    assert_eq!(record.data, "hällo".as_bytes());
-    assert_eq!(record.timestamp, Some(Timestamp::from_micros(5)));
+    let record = Record {
+        data: "hällo".into(),
+        timestamp: Some(Timestamp::from_micros(5)),
+        ..Record::default()
+    };
+    assert_eq!(batch.logs[0].records, vec![record].into());
     let (batch, _) = append(v1::AppendRequest {
         record: None,
         ..request
     })
     .unwrap();
-    assert_eq!(batch.logs[0].records, [Record::default()]);
+    assert_eq!(batch.logs[0].records, vec![Record::default()].into());
 }
 
 #[test]
@@ -761,4 +771,135 @@ fn log_shows_lsn_zero_and_its_settings() {
     let created = shown.create_time.unwrap();
     assert_eq!((created.seconds, created.nanos), (-1, 999_999_000));
     assert_eq!(uuid(1), "00000000-0000-0000-0000-000000000001");
+}
+
+#[test]
+fn records_that_are_not_encoded_as_they_are_stored_are_the_same_records() {
+    let of = |bytes: &[u8]| {
+        let mut message = b"\x0a\x01a".to_vec();
+        message.extend_from_slice(bytes);
+        let request = v1::AppendBatchRequest {
+            batches: vec![v1::LogBatch::decode(&message[..]).unwrap()],
+            ..v1::AppendBatchRequest::default()
+        };
+        // prost makes it canonical.
+        let expected = append_batch(request).unwrap().0;
+        let mut whole = vec![0x0A, u8::try_from(message.len()).unwrap()];
+        whole.extend_from_slice(&message);
+        let sent = Sent::new(whole.into());
+        assert_eq!(intake::append_batch(&sent).unwrap().0, expected);
+        expected.logs[0].records.len()
+    };
+    // As most clients send them; a payload behind its checksum; something unknown between
+    // them; a condition between them, and once more.
+    assert_eq!(of(b"\x12\x03\x0a\x01x\x12\x03\x0a\x01y"), 2);
+    assert_eq!(of(b"\x12\x08\x25\x0b\x04\x30\x83\x0a\x01x"), 1);
+    assert_eq!(of(b"\x12\x03\x0a\x01x\x78\x01\x12\x03\x0a\x01y"), 2);
+    assert_eq!(
+        of(b"\x12\x03\x0a\x01x\x1a\x02\x08\x05\x12\x03\x0a\x01y\x1a\x02\x10\x01"),
+        2
+    );
+}
+
+#[test]
+fn a_message_that_cannot_be_read_is_refused_in_the_words_of_prost() {
+    let malformed: [&[u8]; 5] = [
+        b"\x0a\x02\xff\xff",
+        b"\x0a\x05a",
+        b"\x10\x01",
+        b"\x0a\x01a\x20",
+        b"\x0a\x01a\x12\x03\x0a\x02x",
+    ];
+    for bytes in malformed {
+        let bytes = Bytes::from_static(bytes);
+        let expected = v1::AppendRequest::decode(bytes.clone()).unwrap_err();
+        let status = intake::append(&Sent::new(bytes)).unwrap_err();
+        assert_eq!(status.code(), tonic::Code::Internal);
+        assert_eq!(status.message(), expected.to_string());
+    }
+}
+
+#[test]
+fn a_request_of_a_session_is_its_number_and_its_batch() {
+    let batch = |durability: v1::Durability| v1::AppendBatchRequest {
+        batches: vec![v1::LogBatch {
+            log: "a".to_owned(),
+            records: vec![data(b"x")],
+            condition: None,
+        }],
+        durability: durability.into(),
+        ..v1::AppendBatchRequest::default()
+    };
+    let request = v1::AppendSessionRequest {
+        request_id: 7,
+        batch: Some(batch(v1::Durability::Written)),
+    };
+    let (number, sent) = session_request(&Sent::from(&request)).unwrap();
+    assert_eq!(number, 7);
+    let decoded = v1::AppendBatchRequest::decode(sent.bytes).unwrap();
+    assert_eq!(decoded, batch(v1::Durability::Written));
+    // Twice: one batch, of both.
+    let later = v1::AppendSessionRequest {
+        request_id: 8,
+        batch: Some(batch(v1::Durability::Durable)),
+    };
+    let both = [request.encode_to_vec(), later.encode_to_vec()].concat();
+    let expected = v1::AppendSessionRequest::decode(&both[..]).unwrap();
+    let (number, sent) = session_request(&Sent::new(both.into())).unwrap();
+    assert_eq!(number, 8);
+    let decoded = v1::AppendBatchRequest::decode(sent.bytes).unwrap();
+    assert_eq!(Some(decoded), expected.batch);
+    let malformed = Sent::new(Bytes::from_static(b"\x0a\x01"));
+    assert_eq!(
+        session_request(&malformed).err().unwrap().code(),
+        tonic::Code::Internal
+    );
+}
+
+#[test]
+fn an_ack_of_a_session_is_what_prost_would_make_of_it() {
+    let appended = |name: &str, lsn: u64, position, deduplicated| {
+        let log = LogAppended {
+            log_id: LogId::new(lsn),
+            first_lsn: Lsn::new(lsn),
+            next_lsn: Lsn::new(lsn + 1),
+            timestamp: Timestamp::from_micros(1),
+            arrival: Timestamp::from_micros(if deduplicated { 0 } else { -5 }),
+            deduplicated,
+        };
+        let logs = usize::from(!name.is_empty()) * 2;
+        let appended = Appended {
+            appends: std::iter::repeat_n(log, logs).collect(),
+            durable_lsns: std::iter::repeat_n(Lsn::new(lsn), logs).collect(),
+            durability: Durability::Written,
+            position,
+            times: AppendTimes::default(),
+        };
+        let names: Vec<_> = (0..logs).map(|_| LogName::new(name).unwrap()).collect();
+        (names, appended)
+    };
+    let long = "n".repeat(200);
+    let cases = [
+        (0, appended("a", 0, None, false)),
+        (
+            1,
+            appended(&long, u64::MAX - 1, Some(Position::new(0)), true),
+        ),
+        (
+            u64::MAX,
+            appended("a/b", 300, Some(Position::new(1 << 40)), false),
+        ),
+        (5, appended("", 1, None, false)),
+    ];
+    for (request_id, (names, appended)) in cases {
+        let epoch = RecoveryEpoch::FIRST;
+        let expected = v1::AppendSessionResponse {
+            request_id,
+            ack: Some(append_batch_response(&names, &appended, epoch)),
+        };
+        let ack = session_ack(request_id, &names, &appended, epoch);
+        let mut bytes = Vec::new();
+        ack.put(&mut bytes);
+        assert_eq!(bytes, expected.encode_to_vec());
+    }
 }

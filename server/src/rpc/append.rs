@@ -6,9 +6,10 @@
 use std::time::Instant;
 
 use tonic::{Request, Response, Status};
+use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{
-    AppendError, Appended, Batch, FenceError, LogName, Lsn, OneOrMore, RecoveryEpoch, TrimError,
+    AppendError, Appended, Batch, FenceError, LogName, Lsn, OneOrMore, Records, TrimError,
 };
 
 use super::{Answer, Node, refuse_late};
@@ -19,12 +20,12 @@ use crate::wakes::together;
 
 pub(super) async fn append(
     node: &Node,
-    request: Request<v1::AppendRequest>,
+    request: Request<Sent<v1::AppendRequest>>,
 ) -> Answer<v1::AppendResponse> {
     let taken = Instant::now();
     let store = node.store_to_write()?;
     refuse_late(&request)?;
-    let (batch, durability) = convert::append(request.into_inner())?;
+    let (batch, durability) = convert::append(&request.into_inner())?;
     let submitted = Submitted::new(&batch, taken);
     let settled = together(store.engine.submit(None, batch, durability)).await;
     let (appended, acked) = submitted.settled(node, settled)?;
@@ -36,34 +37,38 @@ pub(super) async fn append(
 
 pub(super) async fn append_batch(
     node: &Node,
-    request: Request<v1::AppendBatchRequest>,
+    request: Request<Sent<v1::AppendBatchRequest>>,
 ) -> Answer<v1::AppendBatchResponse> {
     let taken = Instant::now();
     let store = node.store_to_write()?;
     refuse_late(&request)?;
-    let (batch, durability) = convert::append_batch(request.into_inner())?;
+    let (batch, durability) = convert::append_batch(&request.into_inner())?;
     let submitted = SubmittedBatch::new(&batch, taken);
     let settled = together(store.engine.submit(None, batch, durability)).await;
     if let Ok(appended) = &settled {
         trace::phases(&appended.times);
     }
-    submitted.ack(node, store.epoch, settled).map(Response::new)
+    let answer = |names: &[LogName], appended: &Appended| {
+        convert::append_batch_response(names, appended, store.epoch)
+    };
+    submitted.ack(node, settled, answer).map(Response::new)
 }
 
 /// A request that the engine has: what is counted of it when it is answered.
 struct Submitted {
     taken: Instant,
     records: u64,
+    /// Of their data and headers.
     bytes: u64,
 }
 
 impl Submitted {
     fn new(batch: &Batch, taken: Instant) -> Self {
-        let (records, bytes) = size(batch);
+        let sum = |of: fn(&Records) -> u64| batch.logs.iter().map(|log| of(&log.records)).sum();
         Self {
             taken,
-            records,
-            bytes,
+            records: sum(Records::len),
+            bytes: sum(Records::bytes),
         }
     }
 
@@ -111,31 +116,18 @@ impl SubmittedBatch {
         }
     }
 
-    /// The answer to the batch.
-    pub(super) fn ack(
+    /// The answer to the batch, made by `answer` of the logs' names and what came of them.
+    pub(super) fn ack<R>(
         &self,
         node: &Node,
-        epoch: RecoveryEpoch,
         settled: Result<Appended, AppendError>,
-    ) -> Result<v1::AppendBatchResponse, Status> {
+        answer: impl FnOnce(&[LogName], &Appended) -> R,
+    ) -> Result<R, Status> {
         let (appended, acked) = self.submitted.settled(node, settled)?;
-        let response = convert::append_batch_response(&self.names, &appended, epoch);
+        let response = answer(&self.names, &appended);
         node.metrics.replied(acked.elapsed());
         Ok(response)
     }
-}
-
-/// Records of a batch, and bytes of their data and headers.
-fn size(batch: &Batch) -> (u64, u64) {
-    let (mut records, mut bytes) = (0, 0);
-    for record in batch.logs.iter().flat_map(|log| &log.records) {
-        records += 1;
-        bytes += record.data.len();
-        for header in &record.headers {
-            bytes += header.key.len() + header.value.len();
-        }
-    }
-    (records, u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
 pub(super) async fn sync(

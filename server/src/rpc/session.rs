@@ -16,15 +16,16 @@ use std::collections::VecDeque;
 use std::future::{Future, pending, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
-use futures_util::stream;
+use futures_core::Stream;
 use tokio::sync::{mpsc, watch};
 use tonic::{Request, Status, Streaming};
+use wald_proto::codec::{Encoded, Sent};
 use wald_proto::v1;
 use wald_storage::{
-    AppendError, Appended, Batch, Durability, LogEngine, RecoveryEpoch, Session, Ticket,
+    AppendError, Appended, Batch, Durability, LogEngine, LogName, RecoveryEpoch, Session, Ticket,
 };
 
 use super::append::SubmittedBatch;
@@ -39,6 +40,9 @@ use crate::transport::Peer;
 /// Acks that are ready and not taken by the transport; the window bounds their bytes.
 const ACKS: usize = 256;
 
+/// Requests that are taken in, if there are as many, before anything else is looked at.
+const AT_ONCE: usize = 128;
+
 /// What a log of a batch takes until its ack is sent: its name twice and its answer.
 const LOG_BYTES: u64 = 256;
 
@@ -52,15 +56,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What the client is told next.
 enum Told {
     /// An ack, and the room of its request, which is free once the transport has taken it.
-    Ack(v1::AppendSessionResponse, Option<Passage>),
+    Ack(Encoded, Option<Passage>),
     /// How the session ended.
     End(Result<(), Status>),
 }
 
 pub(super) fn append_session(
     node: &Arc<Node>,
-    request: Request<Streaming<v1::AppendSessionRequest>>,
-) -> Result<Answers<v1::AppendSessionResponse>, Status> {
+    request: Request<Streaming<Sent<v1::AppendSessionRequest>>>,
+) -> Result<Answers<Encoded>, Status> {
     let store = node.store_to_write()?;
     refuse_late(&request)?;
     let extensions = request.extensions();
@@ -80,24 +84,50 @@ pub(super) fn append_session(
         _open: node.metrics.session_opened(),
     };
     tokio::spawn(run.live(request.into_inner()));
-    Ok(Box::pin(stream::unfold(told, next_answer)))
+    let ready = Vec::with_capacity(ACKS).into_iter();
+    Ok(Box::pin(Acks { told, ready }))
 }
 
-/// What the transport sends next.
-async fn next_answer(
-    mut told: mpsc::Receiver<Told>,
-) -> Option<(
-    Result<v1::AppendSessionResponse, Status>,
-    mpsc::Receiver<Told>,
-)> {
-    let answer = match told.recv().await {
-        Some(Told::Ack(ack, _room)) => Ok(ack),
-        Some(Told::End(Ok(()))) => return None,
-        Some(Told::End(Err(status))) => Err(status),
-        // Only a panic ends the task without a word.
-        None => Err(Status::internal("the session was broken off")),
-    };
-    Some((answer, told))
+/// What the transport sends.
+struct Acks {
+    told: mpsc::Receiver<Told>,
+    /// Taken from there together.
+    ready: std::vec::IntoIter<Told>,
+}
+
+impl Stream for Acks {
+    type Item = Result<Encoded, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.ready.len() == 0 {
+            let mut told = Vec::new();
+            let _count = ready!(this.told.poll_recv_many(context, &mut told, ACKS));
+            this.ready = told.into_iter();
+        }
+        Poll::Ready(match this.ready.next() {
+            Some(Told::Ack(ack, _room)) => Some(Ok(ack)),
+            Some(Told::End(Ok(()))) => None,
+            Some(Told::End(Err(status))) => Some(Err(status)),
+            // Only a panic ends the task without a word.
+            None => Some(Err(Status::internal("the session was broken off"))),
+        })
+    }
+}
+
+/// What the transport has received.
+type Requests = Streaming<Sent<v1::AppendSessionRequest>>;
+
+/// What a session goes on with.
+enum Step {
+    /// The first pending request is settled.
+    Settled(Result<Appended, AppendError>),
+    /// The deadline has passed.
+    Late,
+    /// The server leaves.
+    Left,
+    /// Something was taken in.
+    Taken,
 }
 
 /// A session under way.
@@ -148,9 +178,19 @@ enum Settled {
     There(Result<Appended, AppendError>),
 }
 
+impl Pending {
+    /// The engine's last answer, when it comes.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Appended, AppendError>> {
+        match &mut self.settled {
+            Settled::Coming(ticket) => Pin::new(ticket).poll(context),
+            Settled::There(settled) => Poll::Ready(settled.clone()),
+        }
+    }
+}
+
 impl Run {
     /// Serves the session until it has ended and the client has been told, or is gone.
-    async fn live(mut self, requests: Streaming<v1::AppendSessionRequest>) {
+    async fn live(mut self, requests: Requests) {
         let acks = self.acks.clone();
         tokio::select! {
             biased;
@@ -168,10 +208,7 @@ impl Run {
     }
 
     /// Reads, submits and acks; answers how the session ended.
-    async fn serve(
-        &mut self,
-        mut requests: Streaming<v1::AppendSessionRequest>,
-    ) -> Result<(), Status> {
+    async fn serve(&mut self, mut requests: Requests) -> Result<(), Status> {
         let mut phase = self.node.phase.clone();
         let mut left = pin!(draining(&mut phase));
         let mut late = pin!(passed(self.deadline));
@@ -181,34 +218,74 @@ impl Run {
             {
                 return end;
             }
-            let reading = self.end.is_none();
-            tokio::select! {
-                biased;
-                settled = first_settled(&mut self.pending) => self.ack(settled).await?,
-                () = &mut late => return Err(self.too_late()),
-                () = &mut left, if reading => self.leave(),
-                () = again(&mut self.held), if reading => self.submit_held(),
-                request = requests.message(), if reading && self.held.is_none() => {
-                    self.take(request);
-                }
+            let step = poll_fn(|context| {
+                self.poll_step(&mut requests, late.as_mut(), left.as_mut(), context)
+            });
+            match step.await {
+                Step::Settled(settled) => self.ack(settled).await?,
+                Step::Late => return Err(self.too_late()),
+                Step::Left => self.leave(),
+                Step::Taken => {}
             }
         }
     }
 
+    /// What there is to do next; of requests, takes in those that are there.
+    fn poll_step(
+        &mut self,
+        requests: &mut Requests,
+        late: Pin<&mut impl Future<Output = ()>>,
+        left: Pin<&mut impl Future<Output = ()>>,
+        context: &mut Context<'_>,
+    ) -> Poll<Step> {
+        if let Some(first) = self.pending.front_mut()
+            && let Poll::Ready(settled) = first.poll(context)
+        {
+            return Poll::Ready(Step::Settled(settled));
+        }
+        if late.poll(context).is_ready() {
+            return Poll::Ready(Step::Late);
+        }
+        if self.end.is_some() {
+            return Poll::Pending;
+        }
+        if left.poll(context).is_ready() {
+            return Poll::Ready(Step::Left);
+        }
+        if let Some(held) = &mut self.held {
+            ready!(held.again.as_mut().poll(context));
+            self.submit_held();
+            return Poll::Ready(Step::Taken);
+        }
+        let mut taken = 0;
+        while taken < AT_ONCE && self.end.is_none() && self.held.is_none() {
+            match Pin::new(&mut *requests).poll_next(context) {
+                Poll::Ready(request) => self.take(request.transpose()),
+                Poll::Pending if taken == 0 => return Poll::Pending,
+                Poll::Pending => break,
+            }
+            taken += 1;
+        }
+        Poll::Ready(Step::Taken)
+    }
+
     /// Takes in what was read.
-    fn take(&mut self, request: Result<Option<v1::AppendSessionRequest>, Status>) {
+    fn take(&mut self, request: Result<Option<Sent<v1::AppendSessionRequest>>, Status>) {
         let request = match request {
-            Ok(Some(request)) => request,
+            Ok(Some(request)) => convert::session_request(&request),
             Ok(None) => return self.end = Some(Ok(())),
+            Err(status) => Err(status),
+        };
+        let (request_id, request) = match request {
+            Ok(request) => request,
             Err(status) => return self.end = Some(Err(status)),
         };
-        let request_id = request.request_id;
         let (mut room, at) = (self.window.as_ref().and_then(Window::next), Instant::now());
         if self.deadline.is_some_and(|deadline| at >= deadline) {
             let status = status::deadline_before_start();
             return self.end = Some(Err(status::in_session(&status, request_id)));
         }
-        match convert::append_batch(request.batch.unwrap_or_default()) {
+        match convert::append_batch(&request) {
             Ok((batch, durability)) => {
                 if let Some(room) = &mut room {
                     room.enlarge(answer_bytes(&batch));
@@ -280,15 +357,15 @@ impl Run {
             return Ok(());
         };
         let request_id = first.request_id;
+        let epoch = self.epoch;
+        let answer = |names: &[LogName], appended: &Appended| {
+            convert::session_ack(request_id, names, appended, epoch)
+        };
         let ack = first
             .answer
-            .ack(&self.node, self.epoch, settled)
+            .ack(&self.node, settled, answer)
             .map_err(|status| status::in_session(&status, request_id))?;
-        let response = v1::AppendSessionResponse {
-            request_id,
-            ack: Some(ack),
-        };
-        self.tell(Told::Ack(response, first.room)).await;
+        self.tell(Told::Ack(ack, first.room)).await;
         // What was acked has made room.
         self.submit_held();
         Ok(())
@@ -333,27 +410,6 @@ impl Run {
 fn answer_bytes(batch: &Batch) -> u64 {
     let parts = batch.logs.len() + batch.checks.len() + batch.cursors.len();
     u64::try_from(parts.saturating_sub(1)).unwrap_or(u64::MAX) * LOG_BYTES
-}
-
-/// The engine's answer to the first pending request; never comes if there is none.
-fn first_settled(
-    pending: &mut VecDeque<Pending>,
-) -> impl Future<Output = Result<Appended, AppendError>> {
-    poll_fn(|context| match pending.front_mut() {
-        Some(first) => match &mut first.settled {
-            Settled::Coming(ticket) => Pin::new(ticket).poll(context),
-            Settled::There(settled) => Poll::Ready(settled.clone()),
-        },
-        None => Poll::Pending,
-    })
-}
-
-/// Resolves when what is held may be submitted again.
-async fn again(held: &mut Option<Held>) {
-    match held {
-        Some(held) => held.again.as_mut().await,
-        None => pending().await,
-    }
 }
 
 /// Resolves at the deadline.

@@ -23,6 +23,9 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 /// So much is worth writing while a flush still runs.
 const GATHER_BYTES: u64 = 256 << 10;
 
+/// Room is made at once for so many requests at most.
+const MOST_EXPECTED: usize = 1024;
+
 /// For how long, at most, those are waited for whom the last flush answered, however long it
 /// took.
 const MOST_GATHERING: Duration = Duration::from_millis(1);
@@ -71,7 +74,9 @@ impl State {
         self.urgent = false;
         self.gather_until = None;
         self.queued_bytes = 0;
-        std::mem::take(&mut self.queue)
+        // Soon there are about as many again.
+        let next = Vec::with_capacity(self.queue.len().min(MOST_EXPECTED));
+        std::mem::replace(&mut self.queue, next)
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::buffers::Buffers;
 use crate::config::ReadStrategy;
 use crate::disk::{Disk, DiskFile};
 use crate::ids::{Position, SegmentId};
@@ -25,6 +26,7 @@ pub(crate) struct OpenSegments {
     disk: Arc<dyn Disk>,
     strategy: ReadStrategy,
     most: usize,
+    buffers: Arc<Buffers>,
     cache: Mutex<Cache>,
 }
 
@@ -43,6 +45,7 @@ impl OpenSegments {
             disk,
             strategy,
             most,
+            buffers: Arc::default(),
             cache: Mutex::default(),
         }
     }
@@ -52,7 +55,7 @@ impl OpenSegments {
         let offset = segment.offset(from);
         let length = usize::try_from(length).map_err(io::Error::other)?;
         if let Some(file) = segment.writer() {
-            return read_file(&*file, offset, length);
+            return self.read_file(&*file, offset, length);
         }
         let open = self.get(segment)?;
         match &open.map {
@@ -62,8 +65,13 @@ impl OpenSegments {
                 let to = from.saturating_add(length).min(map.len());
                 Ok(Bytes::copy_from_slice(&map[from..to]))
             }
-            None => read_file(&*open.file, offset, length),
+            None => self.read_file(&*open.file, offset, length),
         }
+    }
+
+    fn read_file(&self, file: &dyn DiskFile, offset: u64, length: usize) -> io::Result<Bytes> {
+        self.buffers
+            .filled(length, |buffer| file.read_full_at(buffer, offset))
     }
 
     /// So many bytes from a position on will be read soon: the system may begin with it. Of what
@@ -122,11 +130,4 @@ impl OpenSegments {
         let cache = self.cache.lock();
         (cache.open.len() as u64, cache.evictions)
     }
-}
-
-fn read_file(file: &dyn DiskFile, offset: u64, length: usize) -> io::Result<Bytes> {
-    let mut buffer = vec![0; length];
-    let read = file.read_full_at(&mut buffer, offset)?;
-    buffer.truncate(read);
-    Ok(Bytes::from(buffer))
 }

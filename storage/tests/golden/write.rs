@@ -163,19 +163,22 @@ impl Store {
             }
         }
         // Headers, a time and a checksum of its own, a batch over logs with a cursor.
-        let mut special = records("orders", &["checked".to_owned(), String::new()], None);
-        special.records[0].crc32c = Some(crc(b"checked"));
-        special.records[0].timestamp = Some(Timestamp::from_micros(1_000_000));
-        special.records[1].headers = vec![
-            Header {
-                key: "content-type".to_owned(),
-                value: "application/json".into(),
-            },
-            Header {
-                key: "content-type".to_owned(),
-                value: vec![0, 255].into(),
-            },
-        ];
+        let checked = Record {
+            data: "checked".into(),
+            timestamp: Some(Timestamp::from_micros(1_000_000)),
+            crc32c: Some(crc(b"checked")),
+            ..Record::default()
+        };
+        let header = |value: &[u8]| Header {
+            key: "content-type".to_owned(),
+            value: value.to_vec().into(),
+        };
+        let typed = Record {
+            headers: vec![header(b"application/json"), header(&[0, 255])],
+            ..Record::default()
+        };
+        let mut special = records("orders", &[], None);
+        special.records = vec![checked, typed].into();
         let cursor = |log: &str, cursor: &str, lsn| CursorCommit {
             log: name(log),
             cursor: Name::new(cursor).unwrap(),

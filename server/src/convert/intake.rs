@@ -1,0 +1,318 @@
+//! Appends as they come in. What stands around the records is read here; the records
+//! themselves stay in the bytes they came in, which are what is stored of them.
+//!
+//! Read by hand, because a decoded message has an object for each record, made and freed
+//! for nothing. All that is rare (conditions, checks, cursors, records in an encoding that is not
+//! the stored one) is prost's.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use tonic::Status;
+use wald_proto::codec::Sent;
+use wald_proto::v1;
+use wald_storage::{
+    Batch, Durability, Guard, LogCheck, LogId, LogRecords, Lsn, OneOrMore, Records,
+};
+
+use super::{condition, cursor_commit, durability, log_name, record};
+use crate::status::Access;
+
+/// One record to append, as a batch of one.
+pub(crate) fn append(
+    request: &Sent<v1::AppendRequest>,
+) -> Result<(Batch, Option<Durability>), Status> {
+    let message = &request.bytes;
+    let part = LogPart::of(message).ok_or_else(|| undecodable::<v1::AppendRequest>(message))?;
+    let number = match part.fourth {
+        None => 0,
+        Some(Value::Number(number)) => enumeration(number),
+        Some(_) => return Err(undecodable::<v1::AppendRequest>(message)),
+    };
+    let durability = durability(number)?;
+    let (guard, producer) = condition(format_args!("condition"), part.condition)?;
+    let log = log_name(format_args!("log"), part.log, Access::Write)?;
+    let taken = match part.records {
+        Entries::Together(range) => Records::of_encoded(message.slice(range)),
+        Entries::None | Entries::Apart => None,
+    };
+    let records = match taken.filter(|records| records.len() == 1) {
+        Some(records) => records,
+        None => decoded::<v1::AppendRequest>(message)?
+            .record
+            .or(Some(v1::Record::default()))
+            .into_iter()
+            .map(record)
+            .collect(),
+    };
+    let batch = Batch {
+        logs: vec![LogRecords {
+            log,
+            records,
+            guard,
+            producer,
+        }],
+        single: true,
+        ..Batch::default()
+    };
+    Ok((batch, durability))
+}
+
+/// Records of several logs, with conditions.
+pub(crate) fn append_batch(
+    request: &Sent<v1::AppendBatchRequest>,
+) -> Result<(Batch, Option<Durability>), Status> {
+    let message = &request.bytes;
+    let parts = BatchParts::of(message);
+    let parts = parts.ok_or_else(|| undecodable::<v1::AppendBatchRequest>(message))?;
+    let durability = durability(parts.durability)?;
+    let mut batch = Batch {
+        logs: Vec::with_capacity(parts.batches.len()),
+        checks: Vec::with_capacity(parts.checks.len()),
+        cursors: Vec::with_capacity(parts.cursors.len()),
+        single: false,
+    };
+    for (index, range) in parts.batches.into_iter().enumerate() {
+        batch.logs.push(log_records(index, &message.slice(range))?);
+    }
+    for (index, check) in parts.checks.into_iter().enumerate() {
+        batch.checks.push(LogCheck {
+            log: log_name(
+                format_args!("checks[{index}].log"),
+                &check.log,
+                Access::Write,
+            )?,
+            guard: Guard {
+                expected_lsn: check.expected_lsn.map(Lsn::new),
+                must_exist: check.must_exist,
+                must_not_exist: check.must_not_exist,
+                log_id: check.log_id.map(LogId::new),
+                writer_epoch: None,
+            },
+        });
+    }
+    for (index, commit) in parts.cursors.into_iter().enumerate() {
+        let commit = cursor_commit(format_args!("cursors[{index}]"), commit)?;
+        batch.cursors.push(commit);
+    }
+    Ok((batch, durability))
+}
+
+/// A request on a session: its number, and what is to be appended.
+pub(crate) fn session_request(
+    request: &Sent<v1::AppendSessionRequest>,
+) -> Result<(u64, Sent<v1::AppendBatchRequest>), Status> {
+    let message = &request.bytes;
+    let undecodable = || undecodable::<v1::AppendSessionRequest>(message);
+    let (mut request_id, mut batch) = (0, None);
+    for field in fields(message) {
+        let field = field.ok_or_else(undecodable)?;
+        match (field.number, field.value) {
+            (1, Value::Number(number)) => request_id = number,
+            (2, Value::Bytes(range)) => {
+                let bytes = message.slice(range);
+                batch = match batch {
+                    None => Some(bytes),
+                    // Messages one after another are one, by the rules of the encoding.
+                    Some(before) => Some([before, bytes].concat().into()),
+                };
+            }
+            (1 | 2, _) => return Err(undecodable()),
+            _ => {}
+        }
+    }
+    Ok((request_id, Sent::new(batch.unwrap_or_default())))
+}
+
+/// The records of one log of a batch.
+fn log_records(index: usize, message: &Bytes) -> Result<LogRecords, Status> {
+    let part = LogPart::of(message).ok_or_else(|| undecodable::<v1::LogBatch>(message))?;
+    let field = format_args!("batches[{index}].condition");
+    let (guard, producer) = condition(field, part.condition)?;
+    let field = format_args!("batches[{index}].log");
+    let log = log_name(field, part.log, Access::Write)?;
+    let taken = match part.records {
+        Entries::None => Some(Records::default()),
+        Entries::Together(range) => Records::of_encoded(message.slice(range)),
+        Entries::Apart => None,
+    };
+    let records = match taken {
+        Some(records) => records,
+        None => decoded::<v1::LogBatch>(message)?
+            .records
+            .into_iter()
+            .map(record)
+            .collect(),
+    };
+    Ok(LogRecords {
+        log,
+        records,
+        guard,
+        producer,
+    })
+}
+
+/// A message as prost reads it.
+fn decoded<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
+    M::decode(message.clone()).map_err(|error| Status::internal(error.to_string()))
+}
+
+/// What is wrong with a message that cannot be read, in prost's words.
+fn undecodable<M: Message + Default>(message: &Bytes) -> Status {
+    let said = M::decode(message.clone()).err();
+    Status::internal(said.map_or_else(
+        || "failed to decode Protobuf message".to_owned(),
+        |error| error.to_string(),
+    ))
+}
+
+/// Where records are in a message.
+enum Entries {
+    None,
+    /// One behind the other, keys included.
+    Together(Range<usize>),
+    /// With something between them.
+    Apart,
+}
+
+/// What stands around the records of one log. `AppendRequest` and `LogBatch` have the same
+/// numbers for it.
+struct LogPart<'a> {
+    log: &'a str,
+    records: Entries,
+    condition: Option<v1::AppendCondition>,
+    /// Durability, in a message that has it.
+    fourth: Option<Value>,
+}
+
+impl<'a> LogPart<'a> {
+    /// `None` if the message cannot be read.
+    fn of(message: &'a Bytes) -> Option<Self> {
+        let mut part = Self {
+            log: "",
+            records: Entries::None,
+            condition: None,
+            fourth: None,
+        };
+        for field in fields(message) {
+            let field = field?;
+            match (field.number, field.value) {
+                (1, Value::Bytes(range)) => part.log = std::str::from_utf8(&message[range]).ok()?,
+                (2, Value::Bytes(_)) => {
+                    part.records = match part.records {
+                        Entries::None => Entries::Together(field.whole),
+                        Entries::Together(before) if before.end == field.whole.start => {
+                            Entries::Together(before.start..field.whole.end)
+                        }
+                        _ => Entries::Apart,
+                    };
+                }
+                (3, Value::Bytes(range)) => part
+                    .condition
+                    .get_or_insert_default()
+                    .merge(&message[range])
+                    .ok()?,
+                (1..=3, _) => return None,
+                (4, value) => part.fourth = Some(value),
+                _ => {}
+            }
+        }
+        Some(part)
+    }
+}
+
+/// What an `AppendBatchRequest` holds.
+#[derive(Default)]
+struct BatchParts {
+    batches: OneOrMore<Range<usize>>,
+    checks: Vec<v1::LogCheck>,
+    durability: i32,
+    cursors: Vec<v1::CursorCommit>,
+}
+
+impl BatchParts {
+    /// `None` if the message cannot be read.
+    fn of(message: &Bytes) -> Option<Self> {
+        let mut parts = Self::default();
+        for field in fields(message) {
+            let field = field?;
+            match (field.number, field.value) {
+                (1, Value::Bytes(range)) => parts.batches.push(range),
+                (2, Value::Bytes(range)) => {
+                    parts.checks.push(Message::decode(&message[range]).ok()?);
+                }
+                (3, Value::Number(number)) => parts.durability = enumeration(number),
+                (4, Value::Bytes(range)) => {
+                    parts.cursors.push(Message::decode(&message[range]).ok()?);
+                }
+                (1..=4, _) => return None,
+                _ => {}
+            }
+        }
+        Some(parts)
+    }
+}
+
+/// One field of a message.
+struct Field {
+    number: u32,
+    value: Value,
+    /// Where it is, key included.
+    whole: Range<usize>,
+}
+
+enum Value {
+    Number(u64),
+    /// Where these are in the message.
+    Bytes(Range<usize>),
+    /// Of a type that no field here has.
+    Other,
+}
+
+/// The fields of a message; the last is `None` where one cannot be read.
+fn fields(message: &[u8]) -> impl Iterator<Item = Option<Field>> {
+    let mut rest = message;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let field = take_field(message, &mut rest);
+        if field.is_none() {
+            rest = &[];
+        }
+        Some(field)
+    })
+}
+
+#[inline]
+fn take_field(message: &[u8], rest: &mut &[u8]) -> Option<Field> {
+    let start = message.len() - rest.len();
+    let (number, wire_type) = decode_key(rest).ok()?;
+    let value = match wire_type {
+        WireType::Varint => Value::Number(decode_varint(rest).ok()?),
+        WireType::LengthDelimited => {
+            let length = usize::try_from(decode_varint(rest).ok()?).ok()?;
+            let from = message.len() - rest.len();
+            *rest = rest.get(length..)?;
+            Value::Bytes(from..from + length)
+        }
+        _ => {
+            skip_field(wire_type, number, rest, DecodeContext::default()).ok()?;
+            Value::Other
+        }
+    };
+    let whole = start..message.len() - rest.len();
+    Some(Field {
+        number,
+        value,
+        whole,
+    })
+}
+
+/// An enumeration's number: as prost has it, what does not fit is cut off.
+fn enumeration(number: u64) -> i32 {
+    let [a, b, c, d, ..] = number.to_le_bytes();
+    i32::from_le_bytes([a, b, c, d])
+}
