@@ -90,8 +90,10 @@ def shell(line, said=None, but="", **options):
 
 def endless(line, shows, daemon, cwd):
     """One check: a command that follows shows a text, and Ctrl-C ends it."""
+    # Where all of this runs in the background, Ctrl-C is ignored, also by what is begun here.
     process = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=cwd, env=environment(daemon), text=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     deadline = threading.Timer(60, process.kill)
     deadline.start()
     said = []
