@@ -328,21 +328,24 @@ impl Writer for WaldWriter<'_> {
     }
 
     fn append_many(&mut self, parts: &[(u32, &[Bytes])]) -> Result<(), Unable> {
-        let mut logs: Vec<LogRecords> = Vec::new();
+        let mut logs: Vec<(&LogName, Vec<Bytes>)> = Vec::new();
         let mut bytes = 0;
         for (log, data) in parts {
             let log = self.store.log(*log);
             bytes += data.iter().map(Bytes::len).sum::<usize>();
-            let part = records(log, data);
             // Shards come more than once. There are few.
             match logs
                 .iter_mut()
-                .find(|there| self.store.sharded && there.log == *log)
+                .find(|(there, _)| self.store.sharded && *there == log)
             {
-                Some(there) => there.records.extend(part.records),
-                None => logs.push(part),
+                Some((_, there)) => there.extend_from_slice(data),
+                None => logs.push((log, data.to_vec())),
             }
         }
+        let logs = logs
+            .into_iter()
+            .map(|(log, data)| records(log, &data))
+            .collect();
         self.submit(logs, bytes)
     }
 
