@@ -67,7 +67,11 @@ impl State {
         let more_comes =
             self.flushing || (self.gather_until.is_some() && self.queue.len() < self.answered);
         let gathers = more_comes && !self.urgent && self.queued_bytes < GATHER_BYTES;
-        !self.writing && !self.queue.is_empty() && !gathers
+        self.can_write() && !gathers
+    }
+
+    fn can_write(&self) -> bool {
+        !self.writing && !self.queue.is_empty()
     }
 
     fn take_queue(&mut self) -> Vec<Submission> {
@@ -128,7 +132,7 @@ impl Intake {
                 // What is queued by now goes with this flush: otherwise it waits for it and
                 // for one more. Once for each flush, or writes could put it off for ever.
                 let durable = core.journal.durable();
-                if state.wants_write() && state.joined != Some(durable) {
+                if state.can_write() && state.joined != Some(durable) {
                     state.joined = Some(durable);
                     state.writing = true;
                     return Job::Write(state.take_queue());
@@ -147,14 +151,16 @@ impl Intake {
                 self.changed.notify_all();
                 return Job::Stop;
             }
+            // Not idle while something gathers: it would wait for the marker's flush.
             let flushed = core.journal.durable() >= core.journal.written();
-            if !state.writing && flushed && state.mark_at.is_some_and(|at| at <= now) {
+            let idle = flushed && !state.writing && state.queue.is_empty();
+            if idle && state.mark_at.is_some_and(|at| at <= now) {
                 state.mark_at = None;
                 state.writing = true;
                 return Job::Mark;
             }
             // What is not flushed yet cannot be marked: the flush wakes us again.
-            let mark_at = state.mark_at.filter(|_| flushed && !state.writing);
+            let mark_at = state.mark_at.filter(|_| idle);
             self.wait(&mut state, core.flush_due_at(), mark_at, now);
         }
     }
@@ -325,16 +331,24 @@ mod tests {
         count
     }
 
+    /// Two have been answered, and are waited for.
+    fn gather_for_a_day(core: &Core) {
+        let mut state = core.intake.state.lock();
+        state.answered = 2;
+        let day = Duration::from_secs(24 * 3600);
+        state.gather_until = Some(core.journal.clock.monotonic() + day);
+    }
+
     /// Whether the next thing to do is a write, when it has come to that.
     fn next_is_a_write(core: &Arc<Core>) -> mpsc::Receiver<bool> {
         let (sender, receiver) = mpsc::channel();
         let driver = Arc::clone(core);
-        threads::start("test", move || {
+        let thread = threads::start("test", move || {
             let next = driver.intake.next(&driver);
             sender.send(matches!(next, Job::Write(_))).unwrap();
         })
         .unwrap();
-        while core.intake.state.lock().idle == 0 {
+        while core.intake.state.lock().idle == 0 && !thread.is_finished() {
             std::thread::yield_now();
         }
         receiver
@@ -343,10 +357,8 @@ mod tests {
     #[test]
     fn as_many_as_were_answered_are_waited_for_and_fewer_not_for_long() {
         let core = core();
-        let now = core.journal.clock.monotonic();
-        // A day away: as many as were answered end the wait, nothing else.
-        core.intake.state.lock().answered = 2;
-        core.intake.state.lock().gather_until = Some(now + Duration::from_secs(24 * 3600));
+        // As many as were answered end the wait, nothing else.
+        gather_for_a_day(&core);
         let next = next_is_a_write(&core);
         queue(&core, 1);
         assert!(!core.intake.state.lock().wants_write());
@@ -360,6 +372,23 @@ mod tests {
         queue(&core, 1);
         assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
         assert!(core.journal.clock.monotonic() >= now + MOST_GATHERING);
+    }
+
+    #[test]
+    fn no_marker_is_flushed_before_those_who_wait_for_more() {
+        let core = core();
+        queue(&core, 1);
+        assert_eq!(write_next(&core), 1);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        core.journal.flush();
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(0, now, Duration::ZERO);
+        gather_for_a_day(&core);
+        core.intake.state.lock().mark_at = Some(now);
+        queue(&core, 1);
+        let next = next_is_a_write(&core);
+        queue(&core, 1);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
     }
 
     #[test]
@@ -378,6 +407,8 @@ mod tests {
         core.intake
             .flushed(0, core.journal.clock.monotonic(), Duration::ZERO);
         assert!(core.journal.wants_flush());
+        // Nor is that flush without those who wait until more are there.
+        gather_for_a_day(&core);
         assert_eq!(write_next(&core), 1);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
