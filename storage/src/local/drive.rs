@@ -343,12 +343,17 @@ mod tests {
     fn next_is_a_write(core: &Arc<Core>) -> mpsc::Receiver<bool> {
         let (sender, receiver) = mpsc::channel();
         let driver = Arc::clone(core);
-        let thread = threads::start("test", move || {
+        let (busy, at_it) = mpsc::channel::<()>();
+        threads::start("test", move || {
             let next = driver.intake.next(&driver);
+            drop(busy);
             sender.send(matches!(next, Job::Write(_))).unwrap();
         })
         .unwrap();
-        while core.intake.state.lock().idle == 0 && !thread.is_finished() {
+        // Until it sleeps, or has found something at once.
+        while core.intake.state.lock().idle == 0
+            && at_it.try_recv() == Err(mpsc::TryRecvError::Empty)
+        {
             std::thread::yield_now();
         }
         receiver
