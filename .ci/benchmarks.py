@@ -5,19 +5,24 @@ Measures everything that is published, and writes BENCHMARKS.md and the short ta
 
   suite      walctl bench suite: every row of the targets, each beside its echo; mixed loads
   load       latency over throughput, 1 to 1,024 appends in flight (a plot)
+  fan-out    10,000 appends a second, alone and beside 1,000 followers of their log
+  istio      the traffic of a service mesh: 16,186,000 items on sessions
+  half-hour  thirty minutes of appends to 100 logs, with retention (a plot)
   servers    .ci/servers.py: the daemon beside other servers
   libraries  storage/benches/peers: the engine beside other engines
 
 What was measured, round by round, is kept in storage/benches/results, from which both files are written; --only
 measures some parts anew and takes the others from there. --quick tries that everything works: its figures mean
-nothing, and it writes below target/ci. Nothing else should run meanwhile: an hour or so.
+nothing, and it writes below target/ci. Nothing else should run meanwhile: two hours or so.
 """
 
 import argparse
 
 from common import *
 
-PARTS = ("suite", "load", "servers", "libraries")
+PARTS = ("suite", "load", "fan-out", "istio", "half-hour", "servers", "libraries")
+HALF_HOUR = 1800
+WINDOWS = 6
 PEERS = ROOT / "storage" / "benches" / "peers" / "Cargo.toml"
 START, END = "<!-- benchmarks: written by .ci/benchmarks.py -->", "<!-- end of benchmarks -->"
 
@@ -47,13 +52,24 @@ def shown(*command, **options):
     subprocess.run([str(part) for part in command], check=True, env=clean_environment(**options))
 
 
-def bench(results, options, name, *flags):
-    """walctl bench against a daemon of its own."""
-    with tempfile.TemporaryDirectory(dir=SCRATCH) as directory, Daemon(Path(directory) / "data", "--echo") as daemon:
-        daemon.ready()
-        shown(WALCTL, "--endpoint", daemon.endpoint, "bench", *flags, "--metrics", f"http://{daemon.http}/metrics",
-              "--rounds", options.rounds, "--duration", f"{options.seconds}s", "--json", results / f"{name}.json")
-        daemon.stop()
+def bench(results, options, name, *flags, daemon_flags=(), rounds=None, seconds=None):
+    """walctl bench against a daemon of its own; what its directory holds then, by folder: files and bytes."""
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as directory:
+        data = Path(directory) / "data"
+        with Daemon(data, "--echo", *daemon_flags) as daemon:
+            daemon.ready()
+            # A count ends by itself.
+            time = ["--duration", f"{seconds or options.seconds}s"] if "istio" not in flags else []
+            shown(WALCTL, "--endpoint", daemon.endpoint, "bench", *flags, "--metrics", f"http://{daemon.http}/metrics",
+                  "--rounds", rounds or options.rounds, *time, "--json", results / f"{name}.json")
+            daemon.stop()
+        tree = {}
+        for file in data.rglob("*"):
+            if file.is_file():
+                folder = tree.setdefault(str(file.parent.relative_to(data)), [0, 0])
+                folder[0] += 1
+                folder[1] += file.stat().st_size
+        return tree
 
 
 def measure(results, options):
@@ -79,6 +95,18 @@ def measure_part(part, results, options):
     if part == "load":
         bench(results, options, "load", "append", "--in-flight", "1,2,4,8,16,32,64,128,256,512,1024", "--echo",
               "--svg", results / "load.svg")
+    if part == "fan-out":
+        bench(results, options, part, "fan-out", seconds=None if options.quick else 10)
+    if part == "istio":
+        tree = bench(results, options, part, "istio", *(["--items", "20000"] if options.quick else []))
+        (results / "istio-tree.json").write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    if part == "half-hour":
+        bench(results, options, part, "append", "--logs", "100", "--time-series", results / "half-hour.svg",
+              daemon_flags=["--retention-max-bytes", "16MiB"], rounds=1, seconds=12 if options.quick else HALF_HOUR)
+        told = json.loads((results / "half-hour.json").read_text())
+        # Its seconds are those of its only round.
+        told["entries"][0]["wald"]["median"].pop("series")
+        (results / "half-hour.json").write_text(json.dumps(told) + "\n")
     if part == "servers":
         shown(ROOT / ".ci" / "servers.py", "--rounds", options.rounds, "--seconds", options.seconds,
               *(["--s2"] if options.s2 else []), "--json", results / "servers.json")
@@ -200,6 +228,61 @@ Durable appends of 128 B, so many in flight over {told['entries'][0]['wald']['me
 {table(["in flight", *COLUMNS[1:]], rows)}"""
 
 
+def fan_out(results):
+    told = json.loads((results / "fan-out.json").read_text())
+    entries = told["entries"]
+    rows = [row for entry in entries for row in loads(entry["name"], entry["wald"])]
+    found = [[of["what"], number(of["least"]) and f"≥ {number(of['least'])}", number(of["reached"])]
+             for of in entries[-1]["checks"]]
+    return f"""## Many followers of one log
+
+An open loop; followers count what they get and decode none of it, on the same {told['cores']} cores.
+
+{table(COLUMNS, rows)}
+{table(["beside followers", "target", "measured"], found)}"""
+
+
+def istio(results):
+    told = json.loads((results / "istio.json").read_text())
+    tree = json.loads((results / "istio-tree.json").read_text())
+    entry = told["entries"][0]
+    rows = list(loads("istio", entry["wald"]))
+    folders = [[folder if folder != "." else "(top)", f"{files:,}", number(size / 1e6)] for folder, (files, size) in sorted(tree.items())]
+    return f"""## The traffic of a service mesh
+
+2,048 instances, items of 262 B, in bursts of 2,000 on each session, {told['rounds']} rounds into the same store.
+
+{table(COLUMNS, rows)}
+{told['remark'].strip().replace(chr(10), chr(10) * 2)}
+
+{table(["after all rounds, below the data directory", "files", "MB"], folders)}"""
+
+
+def half_hour(results):
+    told = json.loads((results / "half-hour.json").read_text())
+    entry = told["entries"][0]
+    series = entry["wald"]["rounds"][0]["series"]
+    middle = lambda found: sorted(found)[len(found) // 2] if found else None
+    rows, length = [], max(len(series) // WINDOWS, 1)
+    for begin in range(0, length * WINDOWS, length):
+        window = series[begin:begin + length]
+        if not window:
+            continue
+        of = lambda key: [second[key] for second in window if second[key] is not None]
+        rows.append([f"{begin:,} – {begin + len(window):,}", thousands(middle(of("acks_per_second"))), number(middle(of("p50_us"))),
+                     number(middle(of("p999_us"))), f"{number(min(of('rss_bytes')) / 1e6)} – {number(max(of('rss_bytes')) / 1e6)}",
+                     f"{min(of('descriptors')):.0f} – {max(of('descriptors')):.0f}"])
+    load = entry["wald"]["median"]["figures"][0]["load"]
+    return f"""## Half an hour of load
+
+Durable appends of {load['record_bytes']} B to {load['logs']} logs, {load['in_flight']} in flight, {number(entry['wald']['median']['figures'][0]['acks'] / 1e6)} million in all; of each log the newest 16 MiB are kept, so that
+segments are sorted, expired and used again all the time. Medians of the seconds of each part:
+
+{table(["seconds", "acks/s", "p50 µs", "p99.9 µs", "RSS MB", "descriptors"], rows)}
+![half an hour](storage/benches/results/half-hour.svg)
+"""
+
+
 def servers(results):
     told = json.loads((results / "servers.json").read_text())
     about, out = told["about"], []
@@ -251,13 +334,14 @@ is the time of one operation, or bytes; *as published* has set-up and tear-down 
 
 def told_or_not(part, results):
     """A part of the page, or that it is still to be measured."""
-    if not (results / f"{part.__name__}.json").exists():
-        return f"## {part.__name__.capitalize()}\n\nNot measured yet: `.ci/benchmarks.py --only {part.__name__}`.\n"
+    name = part.__name__.replace("_", "-")
+    if not (results / f"{name}.json").exists():
+        return f"## {name.capitalize()}\n\nNot measured yet: `.ci/benchmarks.py --only {name}`.\n"
     return part(results)
 
 
 def page(results):
-    parts = [told_or_not(part, results) for part in (suite, load, servers, libraries)]
+    parts = [told_or_not(part, results) for part in (suite, load, fan_out, istio, half_hour, servers, libraries)]
     commits = {part: (results / f"{part}.commit") for part in PARTS}
     commits = ", ".join(f"{part} at {path.read_text().strip()}" for part, path in commits.items() if path.exists())
     return f"""# Benchmarks

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: .ci/followers.py
 
-1,000 followers with nothing to follow, followers that read nothing, and clients that die amid a
+1,000 followers of one busy log get all of it, in few messages that they share. 1,000 followers with nothing to follow, followers that read nothing, and clients that die amid a
 stream or a request: writers do not notice, and after 1,000 rounds nothing is left of them. Then
 100,000 followers of 1,000 logs: what each of them takes, and how soon they are told.
 """
@@ -16,6 +16,9 @@ usage()
 IDLE = 1_000
 ROUNDS = 1_000
 CROWD, CROWD_LOGS, CROWD_CONNECTIONS = 100_000, 1_000, 50
+BUSY, BUSY_CONNECTIONS, BUSY_APPENDS = 1_000, 10, 10_000
+# Between two messages to one of so many: 50 us for each.
+BUSY_PAUSE = 0.05
 # Flushes take so long, and nearly all of an append's time: what is compared is not the machine's noise.
 SLOW = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=150000"]
 LOAD_OF_OTHERS = dict(appends=10**9, writers=16, connections=4, pause_ms=5, logs=16, bytes=1000, prefix="small", attempts=1,
@@ -198,6 +201,31 @@ def others_unchanged(data):
     check("and so is their throughput", rate >= 0.9 * least, f"{rate:.0f}/s, {least:.0f}/s alone")
 
 
+def busy(data):
+    """Many followers of one log, of which each message is made once."""
+    with Daemon(data) as daemon:
+        daemon.ready().load(appends=1, writers=1, logs=1, bytes=100, prefix="busy").result()
+        selector = selectors.DefaultSelector()
+        crowds = [Crowd(daemon, selector) for _ in range(BUSY_CONNECTIONS)]
+        for number in range(BUSY):
+            crowds[number % BUSY_CONNECTIONS].call("Scan", follow_one("busy/0"))
+        total = lambda what: sum(sum(getattr(crowd, what).values()) for crowd in crowds)
+        caught_up = listen(selector, lambda: sum(len(crowd.answers) for crowd in crowds) == BUSY)
+        check(f"{BUSY:,} followers of one log are there", caught_up)
+        answers, before, began = total("answers"), [dict(crowd.bytes) for crowd in crowds], time.monotonic()
+        load = daemon.load(appends=BUSY_APPENDS, writers=16, connections=4, logs=1, bytes=100, prefix="busy")
+        least = lambda: min(min(crowd.bytes[stream] - had[stream] for stream in had) for crowd, had in zip(crowds, before))
+        all_there = listen(selector, lambda: least() >= BUSY_APPENDS * 100)
+        took, told = time.monotonic() - began, load.result()
+        check("each gets all of it", all_there and told["acks"] == BUSY_APPENDS,
+              f"{BUSY * BUSY_APPENDS:,} records in {took:.1f} s, appended in {told['seconds']:.1f} s")
+        each = (total("answers") - answers) / BUSY
+        check("in few messages", each <= took / BUSY_PAUSE + 3, f"{each:.0f} each")
+        for crowd in crowds:
+            crowd.die()
+        check("nothing is left of them", wait_until(lambda: daemon.metric("wald_followers") == 0))
+
+
 def nothing_leaks(data):
     with Daemon(data, "--max-inflight-bytes", "1MiB") as daemon:
         daemon.ready().load(appends=2_000, writers=16, logs=16, bytes=1000, prefix="small").result()
@@ -281,6 +309,7 @@ def a_crowd(data):
 
 with scratch() as temporary:
     a_crowd(Path(temporary) / "crowd")
+    busy(Path(temporary) / "busy")
     others_unchanged(Path(temporary) / "others")
     nothing_leaks(Path(temporary) / "leaks")
 finish()

@@ -146,7 +146,7 @@ async fn appends_of_every_kind_are_counted_as_the_daemon_holds_them() {
         ("batch --batch 7 --in-flight 2", 30, 210),
         ("session --in-flight 50", 300, 300),
         ("session --batch 5 --in-flight 9 --rate 2000", 40, 200),
-        ("follow --followers 3", 50, 50),
+        ("follow", 50, 50),
         ("follow --rate 1000 --in-flight 4", 50, 50),
         ("istio --items 5000", 5_000, 5_000),
     ] {
@@ -247,6 +247,23 @@ async fn mixed_loads_are_measured_alone_and_together() {
         .map(|figure| figure["records_in_all"].as_u64().unwrap())
         .sum();
     assert_eq!(daemon.records("bench").await, acked + 2_000);
+}
+
+#[tokio::test]
+async fn appends_are_measured_beside_followers_who_get_all_of_them() {
+    let daemon = Daemon::start(&[]);
+    let report = daemon.report("fan-out --followers 5 --rate 500 --duration 1s --warm-up 300ms");
+    let [alone, beside] = report["entries"].as_array().unwrap().as_slice() else {
+        panic!("{report}");
+    };
+    assert_eq!(alone["checks"], serde_json::json!([]));
+    let checks = beside["checks"].as_array().unwrap();
+    let given = checks.last().unwrap()["reached"].as_f64().unwrap();
+    // What is on its way at the end of the window is not theirs any more.
+    assert!((0.5..=1.05).contains(&given), "{beside}");
+    let figures = beside["wald"]["median"]["figures"].as_array().unwrap();
+    assert_eq!(figures[1]["load"]["work"], "followers");
+    assert_eq!(figures[1]["load"]["in_flight"], 5);
 }
 
 #[tokio::test]

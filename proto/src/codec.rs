@@ -55,6 +55,11 @@ impl Encoded {
             self.0.push(piece);
         }
     }
+
+    /// Its bytes, as they lie.
+    pub fn into_pieces(self) -> impl Iterator<Item = Bytes> {
+        self.0.into_iter()
+    }
 }
 
 impl<M: Message> From<&M> for Encoded {

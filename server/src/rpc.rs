@@ -4,7 +4,9 @@
 mod append;
 mod backup;
 mod cursor;
+mod direct;
 mod echo;
+mod fan_out;
 mod log;
 mod ops;
 mod read;
@@ -56,6 +58,7 @@ pub(crate) struct Node {
     pub(crate) limits: ServerLimits,
     pub(crate) auto_create: bool,
     pub(crate) start_time: Timestamp,
+    pub(crate) fan_out: Arc<FanOut>,
 }
 
 impl Node {
@@ -93,7 +96,9 @@ fn refuse_late<T>(request: &Request<T>) -> Result<(), Status> {
 #[derive(Clone)]
 pub(crate) struct Services(pub(crate) Arc<Node>);
 
+pub(crate) use direct::Direct;
 pub(crate) use echo::Echo;
+pub(crate) use fan_out::FanOut;
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -128,7 +133,7 @@ impl WalService for Services {
     }
 
     async fn scan(&self, request: Request<v1::ScanRequest>) -> Answer<Self::ScanStream> {
-        scan::scan(&self.0, request.into_inner()).map(Response::new)
+        scan::scan(&self.0, request.into_inner()).and_then(direct::answer)
     }
 
     async fn sync(&self, request: Request<v1::SyncRequest>) -> Answer<v1::SyncResponse> {

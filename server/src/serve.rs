@@ -27,7 +27,7 @@ use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::http;
 use crate::metrics::Metrics;
-use crate::rpc::{Echo, Node, Services, Store};
+use crate::rpc::{Direct, Echo, Node, Services, Store};
 use crate::transport::{Listener, Transport};
 use open::Opened;
 
@@ -149,6 +149,7 @@ impl Server {
             },
             auto_create: config.auto_create,
             start_time: SystemClock.now(),
+            fan_out: Arc::default(),
         });
         Ok(Self {
             node,
@@ -253,14 +254,14 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     let services = || Services(Arc::clone(node));
     let decode = usize::try_from(largest_message(config)?).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
-    let mut routes =
-        Routes::new(WalServiceServer::new(services()).max_decoding_message_size(decode))
-            .add_service(v1::log_service_server::LogServiceServer::new(services()))
-            .add_service(v1::cursor_service_server::CursorServiceServer::new(
-                services(),
-            ))
-            .add_service(v1::ops_service_server::OpsServiceServer::new(services()))
-            .add_service(tonic_health::pb::health_server::HealthServer::new(health));
+    let wal = WalServiceServer::new(services()).max_decoding_message_size(decode);
+    let mut routes = Routes::new(Direct(wal))
+        .add_service(v1::log_service_server::LogServiceServer::new(services()))
+        .add_service(v1::cursor_service_server::CursorServiceServer::new(
+            services(),
+        ))
+        .add_service(v1::ops_service_server::OpsServiceServer::new(services()))
+        .add_service(tonic_health::pb::health_server::HealthServer::new(health));
     if config.echo {
         let echo = EchoServiceServer::new(Echo::new(node.phase.clone()));
         routes = routes.add_service(echo.max_decoding_message_size(decode));

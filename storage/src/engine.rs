@@ -245,6 +245,22 @@ pub struct ScanChunk {
     pub durable_lsn: Option<Lsn>,
 }
 
+/// Where a scan stands that follows one log without a bound. Scans that stand at the same
+/// place, but for `position` and `caught_up`, are given the same next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanPlace {
+    /// The log's identity.
+    pub log_id: LogId,
+    /// Which of its records are given.
+    pub visibility: Visibility,
+    /// The next record.
+    pub next: Lsn,
+    /// Every record before that lies below it.
+    pub position: Position,
+    /// Whether it was told that there is nothing more.
+    pub caught_up: bool,
+}
+
 /// A scan in progress. Holds no file and no memory of records between steps.
 pub trait Scan: Send {
     /// The next chunk; waits for data when following; `None` at the end. Dropping the
@@ -253,6 +269,18 @@ pub trait Scan: Send {
 
     /// The cursor that resumes after the last chunk delivered.
     fn cursor(&self) -> Bytes;
+
+    /// How many scans follow the same log, or the same prefix, this one included; 0 before it
+    /// has reached the end for the first time.
+    fn followers(&self) -> usize;
+
+    /// Where it stands; `None` if it does not follow one log, has not begun, or ends somewhere.
+    fn place(&self) -> Option<ScanPlace>;
+
+    /// Goes on at a place where a scan of the same log was or is: what lies between was given
+    /// by somebody else, or is to be given again. `false`, and it stays where it is, if that
+    /// is not its log, or what lies between is not to be given any more.
+    fn go_on_at(&mut self, place: &ScanPlace) -> bool;
 }
 
 /// Tail and durability of one log.

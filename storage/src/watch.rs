@@ -8,13 +8,16 @@ use std::task::{Context, Poll, Waker};
 
 use crate::record::Visibility;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// Who waits for one thing. Empty, it is two words: every log has one.
 #[derive(Default)]
 pub(crate) struct Watch {
     waiting: Mutex<Option<Box<Waiting>>>,
-    count: AtomicUsize,
+    /// How many of them there are.
+    count: AtomicU32,
+    /// How many follow, waiting or not.
+    followers: AtomicU32,
 }
 
 #[derive(Default)]
@@ -92,6 +95,7 @@ impl Watch {
 
     fn settle(&self, waiting: &mut Option<Box<Waiting>>) {
         let count = waiting.as_ref().map_or(0, |inner| inner.len());
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         self.count.store(count, Ordering::SeqCst);
     }
 }
@@ -99,6 +103,27 @@ impl Watch {
 /// Something that holds a [`Watch`] and can be shared.
 pub(crate) trait Watched: Send + Sync {
     fn watch(&self) -> &Watch;
+}
+
+/// One of those who follow something, until it is dropped.
+pub(crate) struct Follower(Arc<dyn Watched>);
+
+impl Follower {
+    pub(crate) fn new(watched: Arc<dyn Watched>) -> Self {
+        watched.watch().followers.fetch_add(1, Ordering::SeqCst);
+        Self(watched)
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.watch().followers.load(Ordering::SeqCst) as usize
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.0.watch().followers.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Resolves as soon as `check` gives a value; looks again whenever one of the watches

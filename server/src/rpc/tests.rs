@@ -50,9 +50,10 @@ impl Fixture {
             },
             auto_create: true,
             start_time: Timestamp::from_micros(1),
+            fan_out: Arc::default(),
         });
         let services = || Services(Arc::clone(&node));
-        let routes = Routes::new(WalServiceServer::new(services()))
+        let routes = Routes::new(Direct(WalServiceServer::new(services())))
             .add_service(v1::log_service_server::LogServiceServer::new(services()))
             .add_service(v1::cursor_service_server::CursorServiceServer::new(
                 services(),
@@ -338,4 +339,79 @@ async fn session_waits_when_the_engine_has_no_room_and_loses_nothing() {
     end.unwrap();
     assert_eq!(acked, 500);
     assert_eq!(fixture.durable_tail().await, 500);
+}
+
+#[tokio::test]
+async fn many_followers_of_a_log_get_all_of_it_in_messages_that_they_share() {
+    const RECORDS: u64 = 2_000;
+    let mut fixture = Fixture::quiet().await;
+    fixture.append("a").await.unwrap();
+    let mut followers = tokio::task::JoinSet::new();
+    for number in 0..2 * fan_out::MANY as u64 {
+        let mut wal = fixture.wal.clone();
+        // Half of them begin in the middle, wherever the log is then.
+        let begin = if number % 2 == 0 {
+            0
+        } else {
+            number * RECORDS / 100
+        };
+        followers.spawn(async move {
+            loop {
+                let tail = wal.get_tail(v1::GetTailRequest {
+                    log: "a".to_owned(),
+                    ..v1::GetTailRequest::default()
+                });
+                if begin == 0 || tail.await.unwrap().into_inner().tail_lsn() >= begin {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            let request = v1::ScanRequest {
+                selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+                start: Some(v1::scan_request::Start::Lsn(begin)),
+                follow: true,
+                ..v1::ScanRequest::default()
+            };
+            let mut messages = wal.scan(request).await.unwrap().into_inner();
+            let (mut next, mut received) = (begin, Vec::new());
+            while next <= RECORDS {
+                let message = messages.message().await.unwrap().unwrap();
+                for batch in &message.batches {
+                    assert_eq!(batch.first_lsn(), next);
+                    next += batch.records.len() as u64;
+                }
+                assert!(message.tail_lsn() >= next || !message.caught_up);
+                received.push((next, message.batches, message.cursor));
+            }
+            received
+        });
+    }
+    for _ in 0..RECORDS {
+        fixture.append("a").await.unwrap();
+    }
+    let mut cursors = std::collections::BTreeMap::new();
+    let (mut messages, mut ends) = (0, std::collections::BTreeSet::new());
+    while let Some(received) = followers.join_next().await {
+        for (next, batches, cursor) in received.unwrap() {
+            messages += 1;
+            ends.insert((batches.first().map(|batch| batch.first_lsn()), next));
+            cursors.insert(next, cursor);
+        }
+    }
+    assert!(
+        ends.len() * 4 < messages,
+        "{} of {messages} are different",
+        ends.len()
+    );
+    // Whoever resumes after any of them is given the next record.
+    for (next, cursor) in cursors.into_iter().filter(|(next, _)| *next <= RECORDS) {
+        let request = v1::ScanRequest {
+            selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+            start: Some(v1::scan_request::Start::Cursor(cursor)),
+            ..v1::ScanRequest::default()
+        };
+        let mut messages = fixture.wal.scan(request).await.unwrap().into_inner();
+        let message = messages.message().await.unwrap().unwrap();
+        assert_eq!(message.batches[0].first_lsn(), next);
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::cursor::Cursor;
 use super::near_or_far;
 use super::scan::{Common, Following};
-use crate::engine::{BoxFuture, Scan, ScanChunk, ScanStart};
+use crate::engine::{BoxFuture, Scan, ScanChunk, ScanPlace, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{Position, Timestamp};
 use crate::journal::LIFE_BYTES;
@@ -18,7 +18,7 @@ use crate::journal::prefixes::Followed;
 use crate::journal::segment::Segment;
 use crate::local::Core;
 use crate::record::{Gap, GapReason};
-use crate::watch::{Until, Watched};
+use crate::watch::{Follower, Until, Watched};
 
 /// Records dated ahead of their arrival are at most this much ahead.
 const MAX_AHEAD_MICROS: i64 = 24 * 3600 * 1_000_000;
@@ -187,13 +187,15 @@ impl JournalScan {
     }
 
     /// Waits until more is published; `false` = the engine drains.
-    async fn wait(&self) -> Result<bool, ReadError> {
+    async fn wait(&mut self) -> Result<bool, ReadError> {
         let _following = Following::new(&self.common.core);
         let core = Arc::clone(&self.common.core);
         let (at, seen, visibility) = (self.at, self.seen, self.common.visibility);
         let Some(prefix) = self.followed.as_ref().map(|f| Arc::clone(&f.prefix)) else {
             return Ok(false);
         };
+        let follower = || Follower::new(Arc::clone(&prefix) as _);
+        self.common.follower.get_or_insert_with(follower);
         let watched: Vec<Arc<dyn Watched>> = vec![
             Arc::clone(&prefix) as _,
             Arc::clone(&core.journal.stopping) as _,
@@ -221,6 +223,18 @@ impl Scan for JournalScan {
 
     fn cursor(&self) -> Bytes {
         self.encode_cursor()
+    }
+
+    fn followers(&self) -> usize {
+        self.common.followers()
+    }
+
+    fn place(&self) -> Option<ScanPlace> {
+        None
+    }
+
+    fn go_on_at(&mut self, _: &ScanPlace) -> bool {
+        false
     }
 }
 

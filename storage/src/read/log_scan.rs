@@ -9,7 +9,7 @@ use super::cursor::Cursor;
 use super::reach::far;
 use super::scan::{Common, Following};
 use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
-use crate::engine::{BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanStart};
+use crate::engine::{BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanPlace, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
 use crate::index::{Place, Row, SealedIndex};
@@ -17,7 +17,7 @@ use crate::journal::frame;
 use crate::local::{Core, Kept, Log, tail_at};
 use crate::record::{Gap, GapReason, Visibility};
 use crate::sorted::{self, Piece};
-use crate::watch::{Until, Watched};
+use crate::watch::{Follower, Until, Watched};
 
 /// Where the scan stands.
 #[derive(Clone, Copy)]
@@ -463,10 +463,12 @@ impl LogScan {
     }
 
     /// Waits until the log has more; `false` = the engine drains.
-    async fn wait_for_records(&self, log: &Arc<Log>) -> Result<bool, ReadError> {
+    async fn wait_for_records(&mut self, log: &Arc<Log>) -> Result<bool, ReadError> {
         let At::Next { next, .. } = self.at else {
             return Ok(true);
         };
+        let follower = || Follower::new(Arc::clone(log) as _);
+        self.common.follower.get_or_insert_with(follower);
         let _following = Following::new(&self.common.core);
         let core = Arc::clone(&self.common.core);
         let visibility = self.common.visibility;
@@ -495,5 +497,53 @@ impl Scan for LogScan {
 
     fn cursor(&self) -> Bytes {
         self.encode_cursor()
+    }
+
+    fn followers(&self) -> usize {
+        self.common.followers()
+    }
+
+    fn place(&self) -> Option<ScanPlace> {
+        let At::Next {
+            log_id,
+            next,
+            position,
+        } = self.at
+        else {
+            return None;
+        };
+        let common = &self.common;
+        let has_end = common.remaining != u64::MAX || self.until != Lsn::new(u64::MAX);
+        (common.follow && !common.done && !has_end).then_some(ScanPlace {
+            log_id,
+            visibility: common.visibility,
+            next,
+            position,
+            caught_up: common.caught_up,
+        })
+    }
+
+    fn go_on_at(&mut self, place: &ScanPlace) -> bool {
+        let (Some(here), Some(log)) = (self.place(), &self.log) else {
+            return false;
+        };
+        let same = here.log_id == place.log_id && here.visibility == place.visibility;
+        if !same || self.common.in_doubt() {
+            return false;
+        }
+        {
+            let state = log.state.read();
+            let first = state.kept(self.common.core.journal.durable()).first;
+            if state.deleted || first > here.next.min(place.next) {
+                return false;
+            }
+        }
+        self.at = At::Next {
+            log_id: place.log_id,
+            next: place.next,
+            position: place.position,
+        };
+        self.common.caught_up = place.caught_up;
+        true
     }
 }

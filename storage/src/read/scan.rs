@@ -11,6 +11,7 @@ use crate::error::ReadError;
 use crate::local::Core;
 use crate::record::Visibility;
 use crate::threads::Workers;
+use crate::watch::Follower;
 
 /// What every scan has.
 pub(super) struct Common {
@@ -22,6 +23,8 @@ pub(super) struct Common {
     pub(super) remaining: u64,
     pub(super) chunk_bytes: usize,
     pub(super) selection: u64,
+    /// From when it first waits for more.
+    pub(super) follower: Option<Follower>,
     /// Whether the end, as it is now, has been reported.
     pub(super) caught_up: bool,
     pub(super) done: bool,
@@ -32,6 +35,10 @@ impl Common {
     /// beyond the durable lsn cannot be told, so the end that is seen is not the end.
     pub(super) fn in_doubt(&self) -> bool {
         self.visibility != Visibility::Durable && self.core.journal.failure().is_some()
+    }
+
+    pub(super) fn followers(&self) -> usize {
+        self.follower.as_ref().map_or(0, Follower::count)
     }
 }
 
@@ -78,6 +85,7 @@ pub(crate) fn begin(
         },
         chunk_bytes: request.chunk_bytes.max(1) as usize,
         selection,
+        follower: None,
         caught_up: false,
         done: false,
     };

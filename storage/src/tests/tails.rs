@@ -317,6 +317,34 @@ fn followers_are_woken_by_what_they_may_see() {
 }
 
 #[test]
+fn those_who_follow_the_same_are_counted() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    fixture.append("b", b"0").unwrap();
+    let mut scans = Vec::new();
+    for (selector, count) in [(one("a"), 3), (one("b"), 1), (Selector::All, 2)] {
+        for _ in 0..count {
+            let mut scan = fixture.scan(selector.clone(), ScanStart::First, true);
+            assert_eq!(scan.followers(), 0, "it has not waited yet");
+            given(&mut scan);
+            scans.push((count, scan));
+        }
+    }
+    for (count, scan) in &scans {
+        assert_eq!(scan.followers(), *count);
+    }
+    // Also while they do not wait.
+    fixture.append("a", b"1").unwrap();
+    assert_eq!(scans[0].1.followers(), 3);
+    drop(scans.remove(1));
+    assert_eq!(scans[0].1.followers(), 2);
+    let mut whole = fixture.scan(one("a"), ScanStart::First, false);
+    given(&mut whole);
+    assert_eq!(whole.followers(), 0, "it does not follow");
+    assert_eq!(scans[0].1.followers(), 2);
+}
+
+#[test]
 fn a_cursor_of_a_follower_passes_over_what_others_appended() {
     let fixture = Fixture::new();
     let prefix = || Selector::Prefix("p/".to_owned());

@@ -13,6 +13,7 @@
 mod args;
 mod caller;
 mod connection;
+mod fan_out;
 mod figure;
 mod fill;
 mod gate;
@@ -108,6 +109,7 @@ impl Bench {
         let mut report = Report::new(&self);
         match self.args.workload {
             Workload::Mixed => mixed::run(&self, &mut report)?,
+            Workload::FanOut => fan_out::run(&self, &mut report)?,
             Workload::Suite => suite::run(&self, &mut report)?,
             Workload::Istio => self.istio(&mut report)?,
             _ => self.sweep(&mut report)?,
@@ -132,10 +134,12 @@ impl Bench {
         if !args.rate.is_empty() && args.workload == Workload::Scan {
             return usage("scans go on as fast as they can: there is no --rate for them");
         }
-        if matches!(args.workload, Workload::Mixed | Workload::Suite) && args.count.is_some() {
+        let beside = [Workload::Mixed, Workload::FanOut, Workload::Suite];
+        if beside.contains(&args.workload) && args.count.is_some() {
             return usage("loads beside each other end with --duration, not with --count");
         }
-        if args.echo && matches!(args.workload, Workload::Mixed | Workload::Follow) {
+        let without_echo = [Workload::Mixed, Workload::FanOut, Workload::Follow];
+        if args.echo && without_echo.contains(&args.workload) {
             return usage("there is no echo of this workload");
         }
         if self.needs_echo() {
@@ -168,7 +172,6 @@ impl Bench {
             record_bytes: args.record_bytes,
             batch: args.batch.unwrap_or(batch).max(1),
             durability: args.durability.unwrap_or(durability),
-            followers: args.followers,
             filled: args.filled,
             prefix: args.prefix.clone(),
             ..Spec::default()

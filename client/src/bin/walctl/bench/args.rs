@@ -71,8 +71,8 @@ pub(crate) struct BenchArgs {
     /// is the default; otherwise none].
     #[arg(long, value_name = "URL")]
     pub(super) metrics: Option<String>,
-    /// Followers of the log, of which the first one's times are taken: follow only.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Followers of the log: fan-out only.
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = followers)]
     pub(super) followers: usize,
     /// Records of the log that is scanned or read; they are appended first if they are not
     /// there.
@@ -116,9 +116,19 @@ pub(super) enum Workload {
     /// Strict writers beside async writers, and beside scans, each alone and all together
     /// (W11).
     Mixed,
+    /// Appends at a rate (10,000 a second unless told otherwise), alone and beside 1,000 followers
+    /// of their log.
+    FanOut,
     /// Every row of the table of targets that goes over gRPC.
     Suite,
     /// The traffic of a service mesh: 2,048 instances, items of 262 bytes, in bursts of 2,000
     /// on sessions.
     Istio,
+}
+
+fn followers(value: &str) -> Result<usize, String> {
+    match value.parse() {
+        Ok(0) | Err(_) => Err("a number from 1 on".to_owned()),
+        Ok(number) => Ok(number),
+    }
 }

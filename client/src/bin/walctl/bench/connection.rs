@@ -14,6 +14,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tonic::body::Body;
+use tonic::client::Grpc;
 use tonic::codegen::{Service, http};
 use wald_proto::echo::echo_service_client::EchoServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
@@ -52,6 +53,11 @@ impl Connection {
 
     pub(super) fn wal(&self) -> WalServiceClient<Self> {
         WalServiceClient::with_origin(self.clone(), self.origin.clone())
+            .max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+
+    pub(super) fn grpc(&self) -> Grpc<Self> {
+        Grpc::with_origin(self.clone(), self.origin.clone())
             .max_decoding_message_size(MAX_ANSWER_BYTES)
     }
 

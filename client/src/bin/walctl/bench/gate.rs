@@ -48,6 +48,10 @@ impl Gate {
         }
     }
 
+    pub(super) fn end(&self) -> Option<Instant> {
+        self.end
+    }
+
     /// Whether the time is over; a count never is.
     pub(super) fn is_over(&self, at: Instant) -> bool {
         self.end.is_some_and(|end| at >= end)

@@ -18,6 +18,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::caller::{Caller, Load};
 use super::connection::Connection;
+use super::fan_out;
 use super::figure::{Figure, Measurement, Second};
 use super::gate::{Due, Gate, pace};
 use super::record::{Counted, Shared, Times};
@@ -140,8 +141,9 @@ fn connect(
     let connections = spec.used_connections();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match spec.work {
-        // One clock hand-off less between who appends and who follows.
-        Work::Follow => 1,
+        // One clock hand-off less between who appends and who follows; followers are to leave
+        // the processors to the others.
+        Work::Follow | Work::Followers => 1,
         _ => connections.min(cores),
     };
     let (ready, all_ready) = channel();
@@ -403,6 +405,22 @@ impl Share {
                     }
                 }
                 while scans.join_next().await.is_some() {}
+            }
+            Work::Followers => {
+                let mut followers = tokio::task::JoinSet::new();
+                for (connection, number) in connections.iter().zip(&self.numbers) {
+                    for _ in 0..self.on(*number) {
+                        followers.spawn(fan_out::follow(
+                            Arc::clone(load),
+                            connection.clone(),
+                            Arc::clone(&gate),
+                            shared.clone(),
+                        ));
+                    }
+                }
+                while let Some(ended) = followers.join_next().await {
+                    ended??;
+                }
             }
             Work::Follow => {
                 let callers = self.callers(connections, &shared);

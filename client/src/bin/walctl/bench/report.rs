@@ -382,6 +382,7 @@ fn work(work: Work) -> &'static str {
         Work::Scan => "scan",
         Work::Read => "read",
         Work::Follow => "follow",
+        Work::Followers => "followers",
     }
 }
 

@@ -21,6 +21,8 @@ pub(super) enum Work {
     Read,
     /// Unary appends, timed until a follower has the record.
     Follow,
+    /// Scans that follow the log of appends.
+    Followers,
 }
 
 /// One load.
@@ -29,7 +31,7 @@ pub(super) struct Spec {
     pub(super) work: Work,
     /// Whether it goes to the echo service instead.
     pub(super) echo: bool,
-    /// Calls, or messages of sessions, under way at a time, over all connections.
+    /// Calls, messages of sessions or followers at a time, over all connections.
     pub(super) in_flight: usize,
     pub(super) connections: usize,
     pub(super) logs: usize,
@@ -41,7 +43,6 @@ pub(super) struct Spec {
     pub(super) rate: Option<f64>,
     /// Sessions send as many messages as may be in flight, then wait for all their acks.
     pub(super) burst: bool,
-    pub(super) followers: usize,
     /// Records of the log that is scanned and read.
     pub(super) filled: u64,
     /// What the names of the logs begin with, before a slash.
@@ -93,7 +94,6 @@ impl Default for Spec {
             durability: Level::Durable,
             rate: None,
             burst: false,
-            followers: 1,
             filled: 1_000_000,
             prefix: "bench".to_owned(),
         }
@@ -111,7 +111,7 @@ impl Spec {
 
     /// Whether the echo service has something like it.
     pub(super) fn has_echo(&self) -> bool {
-        self.work != Work::Follow
+        !matches!(self.work, Work::Follow | Work::Followers)
     }
 
     pub(super) fn log(&self, number: usize) -> String {
@@ -123,7 +123,7 @@ impl Spec {
         }
     }
 
-    /// Connections that are made: never more than calls, but followers have theirs.
+    /// Connections that are made: never more than calls, but a follower has its own.
     pub(super) fn used_connections(&self) -> usize {
         match self.work {
             Work::Follow => self.connections.max(1),

@@ -1,4 +1,4 @@
-//! Scans, and followers that time how long a record takes to reach them.
+//! Scans, and a follower that times how long a record takes to reach it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use super::record::{Answer, Shared};
 /// Bytes of payload in a message of echo: as a scan has them.
 const ECHO_MESSAGE_BYTES: u32 = 256 << 10;
 
-/// How long followers may lag behind the last ack before it is an error.
+/// How long the follower may lag behind the last ack before it is an error.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn scan_request(load: &Load, start: Option<u64>, follow: bool) -> proto::ScanRequest {
@@ -118,8 +118,8 @@ impl Pass {
     }
 }
 
-/// Appends, with followers that see each record from the first on. `seen` counts what the
-/// first follower gets, `shared` the acks.
+/// Appends, with a follower that sees each record from the first on. `seen` counts what it
+/// gets, `shared` the acks.
 pub(super) async fn follow(
     load: Arc<Load>,
     connections: &[Connection],
@@ -139,41 +139,30 @@ pub(super) async fn follow(
     };
     let begin = wal.append(made).await?.into_inner().lsn() + 1;
     let (last, end) = watch::channel(None);
-    let mut followers = Vec::new();
-    for index in 0..load.spec.followers.max(1) {
-        // From the last on: the first has the writers.
-        let connection = &connections[connections.len() - 1 - index % connections.len()];
-        let request = scan_request(&load, Some(begin), true);
-        let messages = connection.wal().scan(request).await?.into_inner();
-        let follower = Follower {
-            load: Arc::clone(&load),
-            messages,
-            next: begin,
-            seen: (index == 0).then(|| seen.clone()),
-        };
-        followers.push(tokio::spawn(follower.run(end.clone())));
-    }
+    // The last one: the first has the writers.
+    let connection = connections.last().unwrap_or(&connections[0]);
+    let request = scan_request(&load, Some(begin), true);
+    let follower = Follower {
+        messages: connection.wal().scan(request).await?.into_inner(),
+        load,
+        next: begin,
+        seen,
+    };
+    let follower = tokio::spawn(follower.run(end));
     write(callers, &gate, due).await;
     let acked = shared.lock().all_records;
     last.send_replace(Some(begin + acked));
-    let all = async {
-        for follower in followers {
-            follower.await??;
-        }
-        Ok(())
-    };
-    tokio::time::timeout(PATIENCE, all)
+    tokio::time::timeout(PATIENCE, follower)
         .await
-        .context("followers do not catch up")?
+        .context("the follower does not catch up")??
 }
 
-/// One follower.
+/// Who times what comes.
 struct Follower {
     load: Arc<Load>,
     messages: Streaming<proto::ScanResponse>,
     next: u64,
-    /// The first one's times are taken; the others are load.
-    seen: Option<Shared>,
+    seen: Shared,
 }
 
 impl Follower {
@@ -203,14 +192,13 @@ impl Follower {
                 self.next
             );
             self.next += batch.records.len() as u64;
-            let Some(seen) = &self.seen else { continue };
             for record in &batch.records {
                 let Some(proto::record::Payload::Data(data)) = &record.payload else {
                     continue;
                 };
                 let stamp = data.first_chunk().context("a record without its time")?;
                 let sent = self.load.epoch + Duration::from_nanos(u64::from_le_bytes(*stamp));
-                seen.lock().answered(&Answer {
+                self.seen.lock().answered(&Answer {
                     due: sent,
                     sent,
                     answered: answered.max(sent),

@@ -1,0 +1,235 @@
+//! Appends beside many who follow their log: what is left of what they were alone.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use prost::encoding::{
+    DecodeContext, WireType, check_wire_type, decode_key, decode_varint, skip_field,
+};
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use wald_client::proto;
+use wald_proto::codec::{MessageCodec, Sent};
+
+use super::caller::Load;
+use super::connection::Connection;
+use super::figure::{Figure, median};
+use super::gate::Gate;
+use super::record::Shared;
+use super::report::{Check, Entry, Report};
+use super::spec::{Spec, Work};
+use super::{Bench, Case, Rounds};
+
+/// Appends a second, unless told otherwise.
+const RATE: f64 = 10_000.0;
+
+/// Connections that the followers share.
+const CONNECTIONS: usize = 10;
+
+/// Least that is to be left of the appends.
+const LEAST_RATE: f64 = 0.8;
+
+const SCAN: &str = "/wald.v1.WalService/Scan";
+
+/// Measures the appends alone and beside the followers, in turn.
+pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+    let args = &bench.args;
+    let appends = Spec {
+        in_flight: args.in_flight.first().copied().unwrap_or(64),
+        rate: Some(args.rate.first().copied().unwrap_or(RATE)),
+        logs: 1,
+        ..bench.spec()
+    };
+    let followers = Spec {
+        work: Work::Followers,
+        in_flight: args.followers,
+        connections: CONNECTIONS,
+        rate: None,
+        ..appends.clone()
+    };
+    let beside = format!("appends beside {} followers", args.followers);
+    let cases = [
+        Case::one("appends alone", appends.clone()),
+        Case {
+            name: beside,
+            specs: vec![appends, followers],
+        },
+    ];
+    let rounds = bench.rounds(&cases, &bench.plan)?;
+    let alone = rounds[0].clone();
+    report.entries = cases
+        .iter()
+        .zip(rounds)
+        .map(|(case, wald)| Entry {
+            name: case.name.clone(),
+            checks: match case.specs.len() {
+                1 => Vec::new(),
+                _ => checks(&alone, &wald, args.followers),
+            },
+            wald,
+            echo: None,
+            ratio: None,
+        })
+        .collect();
+    Ok(())
+}
+
+fn checks(alone: &Rounds, beside: &Rounds, followers: usize) -> Vec<Check> {
+    let quotient = |of: &dyn Fn(&Figure) -> Option<f64>| {
+        let rounds = beside.rounds.iter().zip(&alone.rounds);
+        let quotients =
+            rounds.filter_map(|(beside, alone)| Some(of(beside.first())? / of(alone.first())?));
+        median(quotients.collect())
+    };
+    let given = beside.rounds.iter().filter_map(|round| {
+        let [appends, followers_got] = round.figures.as_slice() else {
+            return None;
+        };
+        Some(followers_got.rate() / (appends.rate() * followers as f64))
+    });
+    vec![
+        Check::least(
+            "rate, of alone",
+            LEAST_RATE,
+            quotient(&|figure| Some(figure.rate())),
+        ),
+        Check::told(
+            "p50, of alone",
+            quotient(&|figure| Some(figure.latency_us.as_ref()?.p50)),
+        ),
+        Check::told(
+            "p99, of alone",
+            quotient(&|figure| Some(figure.latency_us.as_ref()?.p99)),
+        ),
+        Check::told(
+            "given to followers, of all there was",
+            median(given.collect()),
+        ),
+    ]
+}
+
+/// Follows the log from now on until the time is over. Records are counted, not decoded:
+/// the client shares the processor with the server.
+pub(super) async fn follow(
+    load: Arc<Load>,
+    connection: Connection,
+    gate: Arc<Gate>,
+    shared: Shared,
+) -> Result<()> {
+    let end = gate.end().context("followers end at a time")?;
+    let request = proto::ScanRequest {
+        selector: Some(proto::scan_request::Selector::Log(load.log(0))),
+        start: Some(proto::scan_request::Start::TailOffset(0)),
+        visibility: load.spec.durability.visibility(),
+        follow: true,
+        ..proto::ScanRequest::default()
+    };
+    let mut next = None;
+    let listening = async {
+        let mut grpc: Grpc<Connection> = connection.grpc();
+        grpc.ready().await?;
+        let codec = MessageCodec::<proto::ScanRequest, Sent<proto::ScanResponse>>::default();
+        let path = PathAndQuery::from_static(SCAN);
+        let request = tonic::Request::new(request);
+        let answer = grpc.server_streaming(request, path, codec).await?;
+        let mut messages = answer.into_inner();
+        while let Some(message) = messages.message().await? {
+            let (records, bytes) = count(&message.bytes, &mut next)?;
+            shared.lock().arrived(Instant::now(), records, bytes);
+        }
+        anyhow::bail!("a follower's stream ended")
+    };
+    tokio::time::timeout_at(end.into(), listening)
+        .await
+        .unwrap_or(Ok(()))
+}
+
+/// `ScanResponse.batches`; `RecordBatch.first_lsn` and `.records`.
+const BATCHES: u32 = 1;
+const FIRST_LSN: u32 = 2;
+const RECORDS: u32 = 3;
+
+/// Records of a response and their bytes. They are to go on from `next`, if that is known.
+fn count(mut message: &[u8], next: &mut Option<u64>) -> Result<(u64, u64)> {
+    let (mut records, mut bytes) = (0, 0);
+    while !message.is_empty() {
+        let (field, wire_type) = decode_key(&mut message)?;
+        if field != BATCHES {
+            skip_field(wire_type, field, &mut message, DecodeContext::default())?;
+            continue;
+        }
+        let mut batch = delimited(wire_type, &mut message)?;
+        let (mut first, mut found) = (0, 0);
+        while !batch.is_empty() {
+            match decode_key(&mut batch)? {
+                (FIRST_LSN, WireType::Varint) => first = decode_varint(&mut batch)?,
+                (RECORDS, wire_type) => {
+                    bytes += delimited(wire_type, &mut batch)?.len() as u64;
+                    found += 1;
+                }
+                (field, wire_type) => {
+                    skip_field(wire_type, field, &mut batch, DecodeContext::default())?;
+                }
+            }
+        }
+        let expected = next.unwrap_or(first);
+        ensure!(
+            first == expected,
+            "a follower got lsn {first}, not {expected}"
+        );
+        *next = Some(first + found);
+        records += found;
+    }
+    Ok((records, bytes))
+}
+
+/// The bytes of a field.
+fn delimited<'a>(wire_type: WireType, rest: &mut &'a [u8]) -> Result<&'a [u8]> {
+    check_wire_type(WireType::LengthDelimited, wire_type)?;
+    let length = usize::try_from(decode_varint(rest)?)?;
+    let (field, later) = rest
+        .split_at_checked(length)
+        .context("a field that is cut")?;
+    *rest = later;
+    Ok(field)
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::bench::caller::record;
+
+    fn response(first: u64, records: u64) -> Vec<u8> {
+        let batch = proto::RecordBatch {
+            log: "a".to_owned(),
+            first_lsn: Some(first),
+            records: (0..records).map(|_| record(vec![7; 300].into())).collect(),
+            timestamp_us: 1,
+            log_id: 2,
+        };
+        let response = proto::ScanResponse {
+            batches: vec![batch],
+            caught_up: true,
+            recovery_epoch: 3,
+            ..proto::ScanResponse::default()
+        };
+        response.encode_to_vec()
+    }
+
+    #[test]
+    fn records_are_counted_and_none_may_be_missing() {
+        let mut next = None;
+        assert_eq!(count(&response(5, 2), &mut next).unwrap().0, 2);
+        assert_eq!(count(&response(7, 1), &mut next).unwrap().0, 1);
+        let heartbeat = proto::ScanResponse::default().encode_to_vec();
+        assert_eq!(count(&heartbeat, &mut next).unwrap(), (0, 0));
+        assert_eq!(next, Some(8));
+        let missing = count(&response(9, 1), &mut next).unwrap_err();
+        assert_eq!(missing.to_string(), "a follower got lsn 9, not 8");
+        let whole = response(8, 1);
+        count(&whole[..whole.len() - 20], &mut next).unwrap_err();
+    }
+}

@@ -1,0 +1,222 @@
+//! Streams whose messages leave from where they lie.
+//!
+//! tonic's own body copies every message into a buffer of the call before it is sent. A
+//! scan's messages are what is stored, and what many follow is the same for all of them:
+//! here their pieces go to the connection as they are.
+//!
+//! tonic sees an empty answer with the stream beside it, and [`Direct`], around the service,
+//! puts the stream in the body's place. What comes before the first message (metadata,
+//! refusals) is tonic's as ever.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::future::{FutureExt as _, Map};
+use futures_util::stream;
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tonic::server::NamedService;
+use tonic::{Response, Status};
+use tower::Service;
+use wald_proto::codec::{Encode as _, Encoded};
+
+use super::{Answer, Answers};
+
+/// Pieces below this are gathered: a frame of their own would cost more than the copy.
+const LARGE: usize = 4 << 10;
+
+/// In front of a message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// The stream of an answer, on its way from the RPC to the body.
+#[derive(Clone)]
+struct Beside(Arc<Mutex<Option<Answers<Framed>>>>);
+
+/// An answer for [`Direct`] to send.
+pub(super) fn answer(messages: Answers<Framed>) -> Answer<Answers<Encoded>> {
+    let unserved = async { Err(Status::internal("nobody sends what is scanned")) };
+    let mut response: Response<Answers<Encoded>> = Response::new(Box::pin(stream::once(unserved)));
+    let beside = Beside(Arc::new(Mutex::new(Some(messages))));
+    response.extensions_mut().insert(beside);
+    Ok(response)
+}
+
+/// Around a service some of whose answers are to leave directly.
+#[derive(Debug, Clone)]
+pub(crate) struct Direct<S>(pub(crate) S);
+
+impl<S: NamedService> NamedService for Direct<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+type HttpAnswer = Result<http::Response<tonic::body::Body>, Infallible>;
+
+impl<S, B> Service<http::Request<B>> for Direct<S>
+where
+    S: Service<http::Request<B>, Response = http::Response<tonic::body::Body>, Error = Infallible>,
+{
+    type Response = S::Response;
+    type Error = Infallible;
+    type Future = Map<S::Future, fn(HttpAnswer) -> HttpAnswer>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        self.0.call(request).map(with_its_stream)
+    }
+}
+
+fn with_its_stream(answer: HttpAnswer) -> HttpAnswer {
+    let mut response = answer?;
+    let beside = response.extensions_mut().remove::<Beside>();
+    let stream = beside.and_then(|Beside(stream)| stream.lock().take());
+    Ok(match stream {
+        Some(stream) => response.map(|_| tonic::body::Body::new(Messages::new(stream))),
+        None => response,
+    })
+}
+
+/// A body: messages in pieces, and the status at the end.
+struct Messages {
+    /// `None`: it has ended, and its status was told.
+    stream: Option<Answers<Framed>>,
+    /// Of the message that is being sent.
+    pieces: smallvec::IntoIter<Pieces>,
+}
+
+impl Messages {
+    fn new(stream: Answers<Framed>) -> Self {
+        Self {
+            stream: Some(stream),
+            pieces: SmallVec::new().into_iter(),
+        }
+    }
+}
+
+/// Never fails: what fails is told as a status.
+impl Body for Messages {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(piece) = self.pieces.next() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+            let Some(stream) = &mut self.stream else {
+                return Poll::Ready(None);
+            };
+            let status = match ready!(stream.as_mut().poll_next(context)) {
+                Some(Ok(Framed(pieces))) => {
+                    self.pieces = pieces.into_iter();
+                    continue;
+                }
+                Some(Err(status)) => status,
+                None => Status::ok(""),
+            };
+            // What the stream holds is not needed any more.
+            self.stream = None;
+            let mut trailers = HeaderMap::new();
+            let told = status.add_header(&mut trailers);
+            return Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))));
+        }
+    }
+}
+
+type Pieces = [Bytes; 1];
+
+/// A message as gRPC sends it, small pieces gathered. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Framed(SmallVec<Pieces>);
+
+impl Framed {
+    /// # Errors
+    /// If it is larger than gRPC can say.
+    pub(super) fn new(message: Encoded) -> Result<Self, Status> {
+        let length = u32::try_from(message.length())
+            .map_err(|_| Status::out_of_range("a message is larger than 4 GiB"))?;
+        let mut pieces = SmallVec::new();
+        let mut small = BytesMut::with_capacity(PREFIX_BYTES);
+        small.put_u8(0);
+        small.put_u32(length);
+        for piece in message.into_pieces() {
+            if piece.len() < LARGE {
+                small.extend_from_slice(&piece);
+            } else {
+                if !small.is_empty() {
+                    pieces.push(std::mem::take(&mut small).freeze());
+                }
+                pieces.push(piece);
+            }
+        }
+        if !small.is_empty() {
+            pieces.push(small.freeze());
+        }
+        Ok(Self(pieces))
+    }
+
+    /// Bytes that it takes on the wire.
+    pub(super) fn length(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+
+    use super::*;
+
+    fn encoded(pieces: &[usize]) -> Encoded {
+        let mut message = Encoded::default();
+        for (number, length) in pieces.iter().enumerate() {
+            message.push(vec![u8::try_from(number).unwrap(); *length]);
+        }
+        message
+    }
+
+    #[test]
+    fn small_pieces_are_gathered_and_large_ones_are_not_copied() {
+        let large = Bytes::from(vec![9; LARGE]);
+        let mut message = encoded(&[1, 2]);
+        message.push(large.clone());
+        message.push(vec![3; 4]);
+        let Framed(pieces) = Framed::new(message).unwrap();
+        let length = u8::try_from(LARGE >> 8).unwrap();
+        assert_eq!(pieces[0][..], [0, 0, 0, length, 7, 0, 1, 1]);
+        assert_eq!(pieces[1].as_ptr(), large.as_ptr());
+        assert_eq!(pieces[2][..], [3; 4]);
+        let Framed(empty) = Framed::new(Encoded::default()).unwrap();
+        assert_eq!(empty.concat(), [0; 5]);
+    }
+
+    #[tokio::test]
+    async fn body_ends_with_its_status() {
+        let good = || Framed::new(encoded(&[3]));
+        for (end, code) in [(None, "0"), (Some(Status::data_loss("bad")), "15")] {
+            let messages = [good(), good()].into_iter().chain(end.map(Err));
+            let stream: Answers<Framed> = Box::pin(stream::iter(messages.collect::<Vec<_>>()));
+            let mut body = pin!(Messages::new(stream));
+            let (mut bytes, mut trailers) = (Vec::new(), None);
+            while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
+                let frame = frame.unwrap();
+                assert!(trailers.is_none(), "nothing comes after the trailers");
+                trailers = frame.trailers_ref().cloned();
+                bytes.extend(frame.into_data().unwrap_or_default());
+            }
+            assert_eq!(bytes, [0, 0, 0, 0, 3, 0, 0, 0].repeat(2));
+            assert_eq!(trailers.unwrap()["grpc-status"], code);
+        }
+    }
+}
