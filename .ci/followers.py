@@ -74,7 +74,7 @@ class Crowd(Rude):
         # All that may ever come, so that no window is to be opened later.
         self.socket.sendall(self._frame(4, 0, 0, struct.pack(">HI", 4, 2**31 - 1))
                             + self._frame(8, 0, 0, struct.pack(">I", 2**31 - 1 - 65535)))
-        self.rest, self.answers, self.bytes = b"", {}, {}
+        self.rest, self.answers, self.bytes, self.left = b"", {}, {}, {}
         selector.register(self.socket, selectors.EVENT_READ, self)
 
     def take(self):
@@ -93,7 +93,12 @@ class Crowd(Rude):
             elif kind == 4 and not flags & 1:
                 self.socket.sendall(self._frame(4, 1, 0, b""))
             elif kind == 0 and length:
-                self.answers[stream] = self.answers.get(stream, 0) + 1
+                # No frame has parts of two messages; the length is in front of the first.
+                left = self.left.get(stream, 0)
+                if left == 0:
+                    self.answers[stream] = self.answers.get(stream, 0) + 1
+                    left = 5 + int.from_bytes(data[at + 10:at + 14], "big")
+                self.left[stream] = left - length
                 self.bytes[stream] = self.bytes.get(stream, 0) + length
             elif kind in (3, 7) or kind == 1 and flags & 1:
                 raise SystemExit(f"the server ended a follower: frame {kind}, {data[at:at + 9 + length]!r}")
