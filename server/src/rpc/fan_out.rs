@@ -10,7 +10,9 @@
 //! ```
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use wald_proto::v1;
@@ -25,18 +27,30 @@ pub(super) const MANY: usize = 20;
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
 
+/// Of all logs together.
+const KEPT_IN_ALL: usize = 64 << 20;
+
+/// Nobody waits longer than a part of that: what is older goes when there is too much.
+const OLD: Duration = Duration::from_secs(1);
+
 /// What messages are the same for.
 type Key = (LogId, Visibility, v1::RecordView);
 
 /// All logs that many follow.
 #[derive(Default)]
-pub(crate) struct FanOut(Mutex<HashMap<Key, Weak<Shared>>>);
+pub(crate) struct FanOut {
+    logs: Mutex<HashMap<Key, Weak<Shared>>>,
+    /// Bytes that are kept of all of them.
+    bytes: AtomicUsize,
+    /// When what is old went the last time.
+    swept: Mutex<Option<Instant>>,
+}
 
 impl FanOut {
     /// What the followers of a log share, for as long as there are any.
     pub(super) fn join(self: &Arc<Self>, place: &ScanPlace, view: v1::RecordView) -> Arc<Shared> {
         let key = (place.log_id, place.visibility, view);
-        let mut logs = self.0.lock();
+        let mut logs = self.logs.lock();
         if let Some(shared) = logs.get(&key).and_then(Weak::upgrade) {
             return shared;
         }
@@ -47,6 +61,35 @@ impl FanOut {
         });
         logs.insert(key, Arc::downgrade(&shared));
         shared
+    }
+
+    /// Whether there is room for so many bytes more.
+    fn has_room(&self, bytes: usize) -> bool {
+        let fits = || self.bytes.load(Ordering::Relaxed) + bytes <= KEPT_IN_ALL;
+        if fits() {
+            return true;
+        }
+        let now = Instant::now();
+        {
+            let mut swept = self.swept.lock();
+            if swept.is_some_and(|swept| now.saturating_duration_since(swept) < OLD) {
+                return false;
+            }
+            *swept = Some(now);
+        }
+        let logs: Vec<_> = self
+            .logs
+            .lock()
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for shared in logs {
+            let is_old = |kept: &Kept| now.saturating_duration_since(kept.made) >= OLD;
+            shared.drop_while(&mut shared.kept.lock(), |kept| {
+                kept.front().is_some_and(is_old)
+            });
+        }
+        fits()
     }
 }
 
@@ -67,6 +110,7 @@ pub(super) struct Kept {
     /// When the first record arrived.
     pub(super) arrival: Timestamp,
     pub(super) message: Framed,
+    pub(super) made: Instant,
 }
 
 impl Shared {
@@ -109,21 +153,40 @@ impl Shared {
 
     /// Keeps a message for those who stand where it begins.
     pub(super) fn keep(&self, new: Kept) {
+        let size = new.message.length();
+        if !self.fan_out.has_room(size) {
+            return;
+        }
         let mut kept = self.kept.lock();
         if kept.iter().any(|kept| kept.from == new.from) {
             return;
         }
+        self.fan_out.bytes.fetch_add(size, Ordering::Relaxed);
         kept.push_back(new);
         let mut bytes: usize = kept.iter().map(|kept| kept.message.length()).sum();
-        while kept.len() > KEPT || (bytes > KEPT_BYTES && kept.len() > 1) {
-            bytes -= kept.pop_front().map_or(0, |old| old.message.length());
+        self.drop_while(&mut kept, |kept| {
+            let too_much = kept.len() > KEPT || (bytes > KEPT_BYTES && kept.len() > 1);
+            bytes -= kept.front().map_or(0, |oldest| oldest.message.length());
+            too_much
+        });
+    }
+
+    /// Drops the oldest while it is to go.
+    fn drop_while(&self, kept: &mut VecDeque<Kept>, mut goes: impl FnMut(&VecDeque<Kept>) -> bool) {
+        while goes(kept) {
+            let Some(oldest) = kept.pop_front() else {
+                return;
+            };
+            let size = oldest.message.length();
+            self.fan_out.bytes.fetch_sub(size, Ordering::Relaxed);
         }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let mut logs = self.fan_out.0.lock();
+        self.drop_while(&mut self.kept.lock(), |kept| !kept.is_empty());
+        let mut logs = self.fan_out.logs.lock();
         // Another may have been made meanwhile.
         if logs
             .get(&self.key)
@@ -205,6 +268,7 @@ mod tests {
             after: place(to),
             arrival: Timestamp::from_micros(0),
             message: Framed::new(message).unwrap(),
+            made: Instant::now(),
         }
     }
 
@@ -296,8 +360,42 @@ mod tests {
         let (one, other) = (join(), join());
         assert!(Arc::ptr_eq(&one, &other));
         drop(one);
-        assert_eq!(fan_out.0.lock().len(), 1);
+        assert_eq!(fan_out.logs.lock().len(), 1);
+        other.keep(kept(0, 1, 10));
+        assert_eq!(fan_out.bytes.load(Ordering::Relaxed), 15);
         drop(other);
-        assert_eq!(fan_out.0.lock().len(), 0);
+        assert_eq!(fan_out.logs.lock().len(), 0);
+        assert_eq!(fan_out.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn of_all_logs_together_no_more_is_kept_than_there_is_room_for() {
+        let fan_out = Arc::new(FanOut::default());
+        let logs = 2 * KEPT_IN_ALL / KEPT_BYTES;
+        let of_log = |number: usize| {
+            let place = ScanPlace {
+                log_id: LogId::new(number as u64),
+                ..place(0)
+            };
+            fan_out.join(&place, v1::RecordView::default())
+        };
+        let bytes = || fan_out.bytes.load(Ordering::Relaxed);
+        let all: Vec<_> = (0..logs).map(of_log).collect();
+        for shared in &all {
+            shared.keep(kept(0, 1, KEPT_BYTES / 2));
+            shared.keep(kept(1, 2, KEPT_BYTES / 2));
+            assert!(bytes() <= KEPT_IN_ALL);
+        }
+        assert!(bytes() > KEPT_IN_ALL / 2);
+        assert!(all[logs - 1].kept.lock().is_empty());
+        // What is old makes room.
+        for shared in &all {
+            for kept in shared.kept.lock().iter_mut() {
+                kept.made -= OLD;
+            }
+        }
+        *fan_out.swept.lock() = None;
+        all[logs - 1].keep(kept(0, 1, KEPT_BYTES / 2));
+        assert_eq!(bytes(), KEPT_BYTES / 2 + 5);
     }
 }

@@ -162,6 +162,7 @@ impl Delivery {
                 after,
                 arrival,
                 message,
+                made: Instant::now(),
             });
         }
         Ok(message)
