@@ -10,6 +10,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use smallvec::SmallVec;
 use tonic::Status;
 use wald_proto::codec::Sent;
 use wald_proto::v1;
@@ -106,24 +107,25 @@ pub(crate) fn session_request(
 ) -> Result<(u64, Sent<v1::AppendBatchRequest>), Status> {
     let message = &request.bytes;
     let undecodable = || undecodable::<v1::AppendSessionRequest>(message);
-    let (mut request_id, mut batch) = (0, None);
+    let (mut request_id, mut parts) = (0, SmallVec::<[Bytes; 1]>::new());
     for field in fields(message) {
         let field = field.ok_or_else(undecodable)?;
         match (field.number, field.value) {
             (1, Value::Number(number)) => request_id = number,
-            (2, Value::Bytes(range)) => {
-                let bytes = message.slice(range);
-                batch = match batch {
-                    None => Some(bytes),
-                    // Messages one after another are one, by the rules of the encoding.
-                    Some(before) => Some([before, bytes].concat().into()),
-                };
-            }
+            // An empty part adds nothing, and there may be millions of them.
+            (2, Value::Bytes(range)) if range.is_empty() => {}
+            (2, Value::Bytes(range)) => parts.push(message.slice(range)),
             (1 | 2, _) => return Err(undecodable()),
             _ => {}
         }
     }
-    Ok((request_id, Sent::new(batch.unwrap_or_default())))
+    // Messages one after another are one, by the rules of the encoding. Joined once: at each
+    // part, a message of many would take the square of its length.
+    let batch = match parts.len() {
+        0 | 1 => parts.pop().unwrap_or_default(),
+        _ => parts.concat().into(),
+    };
+    Ok((request_id, Sent::new(batch)))
 }
 
 /// The records of one log of a batch.
@@ -315,4 +317,26 @@ fn take_field(message: &[u8], rest: &mut &[u8]) -> Option<Field> {
 fn enumeration(number: u64) -> i32 {
     let [a, b, c, d, ..] = number.to_le_bytes();
     i32::from_le_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_in_very_many_parts_is_joined_once() {
+        const PARTS: usize = 500_000;
+        let part = vec![0x7a; 1 << 20];
+        let mut bytes = vec![0x08, 5, 0x12];
+        prost::encoding::encode_varint(part.len() as u64, &mut bytes);
+        bytes.extend_from_slice(&part);
+        for _ in 0..PARTS {
+            bytes.extend_from_slice(&[0x12, 0, 0x12, 1, 9]);
+        }
+        let request = Sent::<v1::AppendSessionRequest>::new(bytes.into());
+        let (request_id, batch) = session_request(&request).unwrap();
+        assert_eq!(request_id, 5);
+        assert_eq!(batch.bytes.len(), part.len() + PARTS);
+        assert_eq!(batch.bytes[..part.len()], part);
+    }
 }
