@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/followers.py
 
-1,000 followers of one busy log get all of it, in few messages that they share. 1,000 followers with nothing to follow, followers that read nothing, and clients that die amid a
-stream or a request: writers do not notice, and after 1,000 rounds nothing is left of them. Then
-100,000 followers of 1,000 logs: what each of them takes, and how soon they are told.
+100,000 followers of 1,000 logs: what each of them takes, and how soon they are told. 1,000 followers
+of one busy log get all of it, in few messages. Then 1,000 followers with nothing to follow, followers
+that read nothing, and clients that die amid a stream or a request: writers do not notice, and after
+1,000 rounds nothing is left of them.
 """
 
 import selectors

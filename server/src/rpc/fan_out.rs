@@ -27,7 +27,8 @@ pub(super) const MANY: usize = 20;
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
 
-/// Of all logs together.
+/// Of all logs together. Bytes of messages: what lies in a group or a buffer that is larger
+/// holds all of that.
 const KEPT_IN_ALL: usize = 64 << 20;
 
 /// Nobody waits longer than a part of that: what is older goes when there is too much.

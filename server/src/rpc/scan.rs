@@ -1,7 +1,7 @@
 //! Scan: chunks of the engine as messages, with heartbeats in between.
 //!
 //! The stream is pulled by the transport: as long as the client's window is full, the
-//! engine is not asked, so that a reader which reads nothing costs nothing.
+//! engine is asked for one message at most, so that a reader which reads nothing costs that.
 //!
 //! Where many follow one log, each message costs once for each of them, and appends would wait
 //! for all of that. So the more there are, the longer each waits after a message before it asks
@@ -48,11 +48,12 @@ pub(super) fn scan(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Answers
     Ok(Box::pin(stream::unfold(delivery, Delivery::step)))
 }
 
-/// Time between two messages to one follower, for each that follows the same; together they
-/// get at most 20,000 messages a second, a part of one processor.
+/// Time between two messages to one follower, for each that follows the same; up to 2,000 of
+/// them together get at most 20,000 messages a second, a part of one processor.
 const PAUSE_EACH: Duration = Duration::from_micros(50);
 
-/// What a record may be late, however many follow.
+/// Most of it, however many follow. Who fell behind waits as long as those in front, and so
+/// stays behind while appends are steady.
 const MOST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A scan on its way to a client.

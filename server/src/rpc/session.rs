@@ -84,7 +84,7 @@ pub(super) fn append_session(
         _open: node.metrics.session_opened(),
     };
     tokio::spawn(run.live(request.into_inner()));
-    let ready = Vec::with_capacity(ACKS).into_iter();
+    let ready = Vec::new().into_iter();
     Ok(Box::pin(Acks { told, ready }))
 }
 

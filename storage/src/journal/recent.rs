@@ -26,7 +26,7 @@ use crate::sync::RwLock;
 /// What is kept, at most, with what keeping it takes: at a hundred megabytes a second
 /// it reaches back some 80 ms, which is more than a follower that keeps up needs; the
 /// page cache has the rest. What readers still hold of a group that was dropped is not
-/// counted; they hold it for one message.
+/// counted: a message that is not sent yet, or is kept for others, holds the groups it is of.
 pub(crate) const RECENT_BYTES: usize = 8 << 20;
 
 /// What keeping one group takes beside its bytes, about.

@@ -9,7 +9,8 @@ use crate::sync::Mutex;
 
 /// From this size on they are worth keeping; below, the allocator is quicker.
 const SMALLEST: usize = 16 << 10;
-/// Larger ones are not kept, and no more than so many: 4 MiB in all.
+/// No more is asked of one that is kept, and no more than so many are: some 4 MiB, twice that
+/// where they grew, since a vector at least doubles.
 const LARGEST: usize = 512 << 10;
 const MOST: usize = 8;
 

@@ -72,8 +72,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "URL")]
     pub(super) metrics: Option<String>,
     /// Followers of the log: fan-out only.
-    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = followers)]
-    pub(super) followers: usize,
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) followers: u32,
     /// Records of the log that is scanned or read; they are appended first if they are not
     /// there.
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
@@ -124,11 +124,4 @@ pub(super) enum Workload {
     /// The traffic of a service mesh: 2,048 instances, items of 262 bytes, in bursts of 2,000
     /// on sessions.
     Istio,
-}
-
-fn followers(value: &str) -> Result<usize, String> {
-    match value.parse() {
-        Ok(0) | Err(_) => Err("a number from 1 on".to_owned()),
-        Ok(number) => Ok(number),
-    }
 }

@@ -14,9 +14,9 @@ use wald_proto::codec::{MessageCodec, Sent};
 
 use super::caller::Load;
 use super::connection::Connection;
-use super::figure::{Figure, median};
+use super::figure::{Figure, median, ratio};
 use super::gate::Gate;
-use super::record::Shared;
+use super::record::{Shared, Times};
 use super::report::{Check, Entry, Report};
 use super::spec::{Spec, Work};
 use super::{Bench, Case, Rounds};
@@ -35,6 +35,7 @@ const SCAN: &str = "/wald.v1.WalService/Scan";
 /// Measures the appends alone and beside the followers, in turn.
 pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     let args = &bench.args;
+    let followers_of_log = args.followers as usize;
     let appends = Spec {
         in_flight: args.in_flight.first().copied().unwrap_or(64),
         rate: Some(args.rate.first().copied().unwrap_or(RATE)),
@@ -43,7 +44,7 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     };
     let followers = Spec {
         work: Work::Followers,
-        in_flight: args.followers,
+        in_flight: followers_of_log,
         connections: CONNECTIONS,
         rate: None,
         ..appends.clone()
@@ -65,7 +66,7 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
             name: case.name.clone(),
             checks: match case.specs.len() {
                 1 => Vec::new(),
-                _ => checks(&alone, &wald, args.followers),
+                _ => checks(&alone, &wald, followers_of_log),
             },
             wald,
             echo: None,
@@ -76,12 +77,9 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
 }
 
 fn checks(alone: &Rounds, beside: &Rounds, followers: usize) -> Vec<Check> {
-    let quotient = |of: &dyn Fn(&Figure) -> Option<f64>| {
-        let rounds = beside.rounds.iter().zip(&alone.rounds);
-        let quotients =
-            rounds.filter_map(|(beside, alone)| Some(of(beside.first())? / of(alone.first())?));
-        median(quotients.collect())
-    };
+    let of_alone = |figure: &dyn Fn(&Figure) -> f64| ratio(beside, alone, figure);
+    let time =
+        |figure: &Figure, which: fn(&Times) -> f64| figure.latency_us.as_ref().map_or(0.0, which);
     let given = beside.rounds.iter().filter_map(|round| {
         let [appends, followers_got] = round.figures.as_slice() else {
             return None;
@@ -89,18 +87,14 @@ fn checks(alone: &Rounds, beside: &Rounds, followers: usize) -> Vec<Check> {
         Some(followers_got.rate() / (appends.rate() * followers as f64))
     });
     vec![
-        Check::least(
-            "rate, of alone",
-            LEAST_RATE,
-            quotient(&|figure| Some(figure.rate())),
-        ),
+        Check::least("rate, of alone", LEAST_RATE, of_alone(&Figure::rate)),
         Check::told(
             "p50, of alone",
-            quotient(&|figure| Some(figure.latency_us.as_ref()?.p50)),
+            of_alone(&|figure| time(figure, |times| times.p50)),
         ),
         Check::told(
             "p99, of alone",
-            quotient(&|figure| Some(figure.latency_us.as_ref()?.p99)),
+            of_alone(&|figure| time(figure, |times| times.p99)),
         ),
         Check::told(
             "given to followers, of all there was",
