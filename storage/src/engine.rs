@@ -246,7 +246,7 @@ pub struct ScanChunk {
 }
 
 /// Where a scan stands that follows one log without a bound. Scans that stand at the same
-/// place, but for `position` and `caught_up`, are given the same next.
+/// place, but for `position`, are given the same next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanPlace {
     /// The log's identity.
@@ -257,8 +257,17 @@ pub struct ScanPlace {
     pub next: Lsn,
     /// Every record before that lies below it.
     pub position: Position,
-    /// Whether it was told that there is nothing more.
+}
+
+/// The end of a log, as a scan that stands somewhere in it sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanEnd {
+    /// Whether it stands there.
     pub caught_up: bool,
+    /// The tail at the visibility of the scan.
+    pub tail_lsn: Lsn,
+    /// All below it are on the device.
+    pub durable_lsn: Lsn,
 }
 
 /// A scan in progress. Holds no file and no memory of records between steps.
@@ -278,9 +287,10 @@ pub trait Scan: Send {
     fn place(&self) -> Option<ScanPlace>;
 
     /// Goes on at a place where a scan of the same log was or is: what lies between was given
-    /// by somebody else, or is to be given again. `false`, and it stays where it is, if that
-    /// is not its log, or what lies between is not to be given any more.
-    fn go_on_at(&mut self, place: &ScanPlace) -> bool;
+    /// by somebody else, or is to be given again. Tells the end as it is now; `None`, and it
+    /// stays where it is, if that is not its log, or what lies between is not to be given any
+    /// more.
+    fn go_on_at(&mut self, place: &ScanPlace) -> Option<ScanEnd>;
 }
 
 /// Tail and durability of one log.

@@ -59,7 +59,7 @@ pub use dump::{
 pub use engine::{
     AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture,
     DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat, LogTarget, OneOrMore, Ordered, Page,
-    Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanPlace, ScanRequest, ScanStart,
+    Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanEnd, ScanPlace, ScanRequest, ScanStart,
     SegmentContents, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{

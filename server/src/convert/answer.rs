@@ -3,14 +3,15 @@
 mod ack;
 mod stored;
 
+use bytes::Bytes;
 use prost::Message;
 use tonic::Status;
 use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{
     Appended, Cursor, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo,
-    LogName, LogStat, Lsn, Page, Position, Progress, RecoveryEpoch, ScanChunk, SegmentContents,
-    SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
+    LogName, LogStat, Lsn, Page, Position, Progress, RecoveryEpoch, ScanChunk, ScanEnd,
+    SegmentContents, SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
 };
 
 use crate::status;
@@ -121,12 +122,9 @@ pub(crate) fn scan_response(
     view: v1::RecordView,
     epoch: RecoveryEpoch,
 ) -> Result<Encoded, Status> {
-    let (batches, mut message) = match view {
-        v1::RecordView::Text => (merge(&chunk.batches, view)?, Encoded::default()),
-        _ => (Vec::new(), stored::batches(&chunk.batches)?),
-    };
+    let mut message = scan_batches(&chunk.batches, view)?;
     let rest = v1::ScanResponse {
-        batches,
+        batches: Vec::new(),
         gaps: chunk.gaps.into_iter().map(gap).collect(),
         caught_up: chunk.caught_up,
         cursor: chunk.cursor,
@@ -136,6 +134,33 @@ pub(crate) fn scan_response(
     };
     message.push(rest.encode_to_vec());
     Ok(message)
+}
+
+/// The batches of a message of a scan, and nothing else of it.
+pub(crate) fn scan_batches(
+    batches: &[StoredBatch],
+    view: v1::RecordView,
+) -> Result<Encoded, Status> {
+    match view {
+        v1::RecordView::Text => Ok(Encoded::from(&v1::ScanResponse {
+            batches: merge(batches, view)?,
+            ..v1::ScanResponse::default()
+        })),
+        _ => stored::batches(batches),
+    }
+}
+
+/// What a message of a scan says beside its batches.
+pub(crate) fn scan_end(end: ScanEnd, cursor: Bytes, epoch: RecoveryEpoch) -> Encoded {
+    Encoded::from(&v1::ScanResponse {
+        batches: Vec::new(),
+        gaps: Vec::new(),
+        caught_up: end.caught_up,
+        cursor,
+        tail_lsn: Some(end.tail_lsn.get()),
+        durable_lsn: Some(end.durable_lsn.get()),
+        recovery_epoch: epoch.get(),
+    })
 }
 
 fn gap(gap: Gap) -> v1::Gap {

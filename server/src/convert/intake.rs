@@ -185,7 +185,7 @@ struct LogPart<'a> {
     log: &'a str,
     records: Entries,
     condition: Option<v1::AppendCondition>,
-    /// Durability, in a message that has it.
+    /// Durability, in a message that has it; what cannot be one stays, whatever comes later.
     fourth: Option<Value>,
 }
 
@@ -217,7 +217,9 @@ impl<'a> LogPart<'a> {
                     .merge(&message[range])
                     .ok()?,
                 (1..=3, _) => return None,
-                (4, value) => part.fourth = Some(value),
+                (4, value) if matches!(part.fourth, None | Some(Value::Number(_))) => {
+                    part.fourth = Some(value);
+                }
                 _ => {}
             }
         }

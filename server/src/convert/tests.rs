@@ -803,12 +803,14 @@ fn records_that_are_not_encoded_as_they_are_stored_are_the_same_records() {
 
 #[test]
 fn a_message_that_cannot_be_read_is_refused_in_the_words_of_prost() {
-    let malformed: [&[u8]; 5] = [
+    let malformed: [&[u8]; 6] = [
         b"\x0a\x02\xff\xff",
         b"\x0a\x05a",
         b"\x10\x01",
         b"\x0a\x01a\x20",
         b"\x0a\x01a\x12\x03\x0a\x02x",
+        // A durability that is none, and then one that is.
+        b"\x0a\x01a\x22\x00\x20\x01",
     ];
     for bytes in malformed {
         let bytes = Bytes::from_static(bytes);

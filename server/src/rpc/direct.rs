@@ -27,8 +27,9 @@ use wald_proto::codec::{Encode as _, Encoded};
 
 use super::{Answer, Answers};
 
-/// Pieces below this are gathered: a frame of their own would cost more than the copy.
-const LARGE: usize = 4 << 10;
+/// Pieces below this are gathered. They may be a small part of what they lie in, a group of
+/// appends or a buffer, and as long as a message is on its way it holds that.
+const LARGE: usize = 64 << 10;
 
 /// In front of a message: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
@@ -133,22 +134,18 @@ impl Body for Messages {
     }
 }
 
-type Pieces = [Bytes; 1];
+type Pieces = [Bytes; 2];
 
-/// A message as gRPC sends it, small pieces gathered. Clones share it.
-#[derive(Debug, Clone)]
+/// A message as gRPC sends it, small pieces gathered.
+#[derive(Debug)]
 pub(super) struct Framed(SmallVec<Pieces>);
 
 impl Framed {
     /// # Errors
     /// If it is larger than gRPC can say.
     pub(super) fn new(message: Encoded) -> Result<Self, Status> {
-        let length = u32::try_from(message.length())
-            .map_err(|_| Status::out_of_range("a message is larger than 4 GiB"))?;
         let mut pieces = SmallVec::new();
-        let mut small = BytesMut::with_capacity(PREFIX_BYTES);
-        small.put_u8(0);
-        small.put_u32(length);
+        let mut small = prefix(message.length(), message.length().min(LARGE))?;
         for piece in message.into_pieces() {
             if piece.len() < LARGE {
                 small.extend_from_slice(&piece);
@@ -165,10 +162,25 @@ impl Framed {
         Ok(Self(pieces))
     }
 
-    /// Bytes that it takes on the wire.
-    pub(super) fn length(&self) -> usize {
-        self.0.iter().map(Bytes::len).sum()
+    /// A message of two parts, of which the second is others' too.
+    ///
+    /// # Errors
+    /// If it is larger than gRPC can say.
+    pub(super) fn sharing(own: Encoded, shared: Bytes) -> Result<Self, Status> {
+        let mut first = prefix(own.length() + shared.len(), own.length())?;
+        own.put(&mut first);
+        Ok(Self(SmallVec::from_buf([first.freeze(), shared])))
     }
+}
+
+/// What stands in front of a message of that length, with room for so many bytes of it.
+fn prefix(length: usize, room: usize) -> Result<BytesMut, Status> {
+    let length = u32::try_from(length)
+        .map_err(|_| Status::out_of_range("a message is larger than 4 GiB"))?;
+    let mut prefix = BytesMut::with_capacity(PREFIX_BYTES + room);
+    prefix.put_u8(0);
+    prefix.put_u32(length);
+    Ok(prefix)
 }
 
 #[cfg(test)]
@@ -193,12 +205,20 @@ mod tests {
         message.push(large.clone());
         message.push(vec![3; 4]);
         let Framed(pieces) = Framed::new(message).unwrap();
-        let length = u8::try_from(LARGE >> 8).unwrap();
-        assert_eq!(pieces[0][..], [0, 0, 0, length, 7, 0, 1, 1]);
+        let length = u8::try_from(LARGE >> 16).unwrap();
+        assert_eq!(pieces[0][..], [0, 0, length, 0, 7, 0, 1, 1]);
         assert_eq!(pieces[1].as_ptr(), large.as_ptr());
         assert_eq!(pieces[2][..], [3; 4]);
         let Framed(empty) = Framed::new(Encoded::default()).unwrap();
         assert_eq!(empty.concat(), [0; 5]);
+    }
+
+    #[test]
+    fn what_is_shared_is_not_copied_whatever_its_size() {
+        let shared = Bytes::from(vec![9; 3]);
+        let Framed(pieces) = Framed::sharing(encoded(&[0, 2]), shared.clone()).unwrap();
+        assert_eq!(pieces[0][..], [0, 0, 0, 0, 5, 1, 1]);
+        assert_eq!(pieces[1].as_ptr(), shared.as_ptr());
     }
 
     #[tokio::test]

@@ -1,8 +1,9 @@
 //! One message for all who follow the same log.
 //!
-//! Many followers of a log stand at the same place of it. What the first of them is given is
-//! kept for the others, as it is sent: they go on after it without a look at the log, and
-//! without a copy of their own.
+//! Many followers of a log stand at the same place of it. The records that the first of them
+//! is given are kept for the others, as they are sent: they go on behind them without a look at
+//! the log, and without a copy of their own. What a message says beside its records (where the
+//! end is, and whether it is reached) is of the moment in which each is given it.
 //!
 //! ```text
 //!   A at 100 ── engine ──▶ 100..160 ── kept ──▶ B, C at 100: the same bytes
@@ -14,21 +15,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use wald_proto::v1;
-use wald_storage::{LogId, Lsn, Scan, ScanChunk, ScanPlace, Timestamp, Visibility};
-
-use super::direct::Framed;
+use wald_storage::{LogId, Lsn, Scan, ScanChunk, ScanEnd, ScanPlace, Timestamp, Visibility};
 
 /// From so many followers of a log on.
 pub(super) const MANY: usize = 20;
 
-/// Messages that are kept of a log, and their bytes; the newest is kept whatever its size.
+/// Messages that are kept of a log, and their bytes; a larger one is kept alone.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
 
-/// Of all logs together. Bytes of messages: what lies in a group or a buffer that is larger
-/// holds all of that.
+/// Of all logs together.
 const KEPT_IN_ALL: usize = 64 << 20;
 
 /// Nobody waits longer than a part of that: what is older goes when there is too much.
@@ -64,17 +63,21 @@ impl FanOut {
         shared
     }
 
-    /// Whether there is room for so many bytes more.
-    fn has_room(&self, bytes: usize) -> bool {
-        let fits = || self.bytes.load(Ordering::Relaxed) + bytes <= KEPT_IN_ALL;
-        if fits() {
-            return true;
-        }
+    /// Counts so many bytes as kept, if there is room for them.
+    fn reserve(&self, bytes: usize) -> bool {
+        let more = |kept: usize| Some(kept + bytes).filter(|kept| *kept <= KEPT_IN_ALL);
+        self.bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .is_ok()
+    }
+
+    /// Drops what is old of all logs, unless that was done a moment ago.
+    fn sweep(&self) {
         let now = Instant::now();
         {
             let mut swept = self.swept.lock();
             if swept.is_some_and(|swept| now.saturating_duration_since(swept) < OLD) {
-                return false;
+                return;
             }
             *swept = Some(now);
         }
@@ -86,11 +89,11 @@ impl FanOut {
             .collect();
         for shared in logs {
             let is_old = |kept: &Kept| now.saturating_duration_since(kept.made) >= OLD;
-            shared.drop_while(&mut shared.kept.lock(), |kept| {
-                kept.front().is_some_and(is_old)
-            });
+            let mut kept = shared.kept.lock();
+            while kept.front().is_some_and(is_old) {
+                shared.drop_oldest(&mut kept);
+            }
         }
-        fits()
     }
 }
 
@@ -101,30 +104,35 @@ pub(super) struct Shared {
     kept: Mutex<VecDeque<Kept>>,
 }
 
-/// One message.
+/// The records of one message.
 #[derive(Clone)]
 pub(super) struct Kept {
-    /// The first record in it.
+    /// The first of them.
     pub(super) from: Lsn,
-    /// Where who is given it stands then.
+    /// Where who is given them stands then.
     pub(super) after: ScanPlace,
-    /// When the first record arrived.
+    /// Whether that was the end when they were taken.
+    pub(super) to_end: bool,
+    /// When the first of them arrived.
     pub(super) arrival: Timestamp,
-    pub(super) message: Framed,
+    /// As they are sent, in memory of their own.
+    pub(super) batches: Bytes,
     pub(super) made: Instant,
 }
 
 impl Shared {
-    /// What was given to who stood here; the scan then stands behind it.
-    pub(super) fn take(&self, from: Lsn, scan: &mut dyn Scan) -> Option<Kept> {
+    /// What was given to who stood here, and where the end is now; the scan then stands behind
+    /// what was given.
+    pub(super) fn take(&self, from: Lsn, scan: &mut dyn Scan) -> Option<(Kept, ScanEnd)> {
         let found = self
             .kept
             .lock()
             .iter()
             .rev()
             .find(|kept| kept.from == from)
-            .cloned();
-        found.filter(|kept| scan.go_on_at(&kept.after))
+            .cloned()?;
+        let end = scan.go_on_at(&found.after)?;
+        Some((found, end))
     }
 
     /// Ends a chunk, which began at `from`, where somebody stands, if it goes beyond that.
@@ -140,53 +148,58 @@ impl Shared {
             .batches
             .partition_point(|batch| batch.next_lsn() <= end.next);
         let ends_there = whole > 0 && chunk.batches[whole - 1].next_lsn() == end.next;
-        // There is more.
-        let end = ScanPlace {
-            caught_up: false,
-            ..end
-        };
-        if ends_there && scan.go_on_at(&end) {
+        if ends_there && let Some(end) = scan.go_on_at(&end) {
             chunk.batches.truncate(whole);
-            chunk.caught_up = false;
+            chunk.caught_up = end.caught_up;
             chunk.cursor = scan.cursor();
+            chunk.tail_lsn = Some(end.tail_lsn);
+            chunk.durable_lsn = Some(end.durable_lsn);
         }
     }
 
-    /// Keeps a message for those who stand where it begins.
+    /// Keeps a message for those who stand where it begins. The oldest make room for it: those
+    /// of the log, and if it has none left, those of all that are old.
     pub(super) fn keep(&self, new: Kept) {
-        let size = new.message.length();
-        if !self.fan_out.has_room(size) {
-            return;
+        if !self.keep_here(&new) {
+            self.fan_out.sweep();
+            self.keep_here(&new);
         }
+    }
+
+    /// `false` if there is no room.
+    fn keep_here(&self, new: &Kept) -> bool {
+        let size = new.batches.len();
         let mut kept = self.kept.lock();
         if kept.iter().any(|kept| kept.from == new.from) {
-            return;
+            return true;
         }
-        self.fan_out.bytes.fetch_add(size, Ordering::Relaxed);
-        kept.push_back(new);
-        let mut bytes: usize = kept.iter().map(|kept| kept.message.length()).sum();
-        self.drop_while(&mut kept, |kept| {
-            let too_much = kept.len() > KEPT || (bytes > KEPT_BYTES && kept.len() > 1);
-            bytes -= kept.front().map_or(0, |oldest| oldest.message.length());
-            too_much
-        });
+        let mut bytes: usize = kept.iter().map(|kept| kept.batches.len()).sum();
+        loop {
+            let fits = kept.len() < KEPT && (bytes + size <= KEPT_BYTES || kept.is_empty());
+            if fits && self.fan_out.reserve(size) {
+                kept.push_back(new.clone());
+                return true;
+            }
+            if kept.is_empty() {
+                return false;
+            }
+            bytes -= self.drop_oldest(&mut kept);
+        }
     }
 
-    /// Drops the oldest while it is to go.
-    fn drop_while(&self, kept: &mut VecDeque<Kept>, mut goes: impl FnMut(&VecDeque<Kept>) -> bool) {
-        while goes(kept) {
-            let Some(oldest) = kept.pop_front() else {
-                return;
-            };
-            let size = oldest.message.length();
-            self.fan_out.bytes.fetch_sub(size, Ordering::Relaxed);
-        }
+    /// How many bytes that were.
+    fn drop_oldest(&self, kept: &mut VecDeque<Kept>) -> usize {
+        let size = kept.pop_front().map_or(0, |oldest| oldest.batches.len());
+        self.fan_out.bytes.fetch_sub(size, Ordering::Relaxed);
+        size
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.drop_while(&mut self.kept.lock(), |kept| !kept.is_empty());
+        let kept = std::mem::take(self.kept.get_mut());
+        let bytes = kept.iter().map(|kept| kept.batches.len()).sum();
+        self.fan_out.bytes.fetch_sub(bytes, Ordering::Relaxed);
         let mut logs = self.fan_out.logs.lock();
         // Another may have been made meanwhile.
         if logs
@@ -201,7 +214,6 @@ impl Drop for Shared {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use wald_proto::codec::Encoded;
     use wald_storage::{BoxFuture, LogName, Position, ReadError, StoredBatch};
 
     use super::*;
@@ -212,7 +224,6 @@ mod tests {
             visibility: Visibility::Durable,
             next: Lsn::new(next),
             position: Position::new(next * 100),
-            caught_up: true,
         }
     }
 
@@ -220,6 +231,7 @@ mod tests {
     struct Standing {
         place: ScanPlace,
         first: Lsn,
+        tail: Lsn,
     }
 
     impl Standing {
@@ -227,6 +239,7 @@ mod tests {
             Self {
                 place: place(next),
                 first: Lsn::ZERO,
+                tail: Lsn::new(25),
             }
         }
     }
@@ -248,12 +261,16 @@ mod tests {
             Some(self.place)
         }
 
-        fn go_on_at(&mut self, place: &ScanPlace) -> bool {
-            let given = self.first <= self.place.next.min(place.next);
-            if given {
-                self.place = *place;
+        fn go_on_at(&mut self, place: &ScanPlace) -> Option<ScanEnd> {
+            if self.place.next.min(place.next) < self.first {
+                return None;
             }
-            given
+            self.place = *place;
+            Some(ScanEnd {
+                caught_up: place.next >= self.tail,
+                tail_lsn: self.tail,
+                durable_lsn: Lsn::ZERO,
+            })
         }
     }
 
@@ -262,13 +279,12 @@ mod tests {
     }
 
     fn kept(from: u64, to: u64, bytes: usize) -> Kept {
-        let mut message = Encoded::default();
-        message.push(vec![0; bytes]);
         Kept {
             from: Lsn::new(from),
             after: place(to),
+            to_end: true,
             arrival: Timestamp::from_micros(0),
-            message: Framed::new(message).unwrap(),
+            batches: vec![0; bytes].into(),
             made: Instant::now(),
         }
     }
@@ -302,11 +318,11 @@ mod tests {
         let shared = shared();
         shared.keep(kept(10, 20, 1));
         let mut scan = Standing::at(10);
-        assert_eq!(
-            shared.take(Lsn::new(10), &mut scan).unwrap().after,
-            place(20)
-        );
-        assert_eq!(scan.place, place(20));
+        let (kept, end) = shared.take(Lsn::new(10), &mut scan).unwrap();
+        assert_eq!((kept.after, scan.place), (place(20), place(20)));
+        // As it is now, not as it was when that was made.
+        assert!(!end.caught_up);
+        assert_eq!(end.tail_lsn, Lsn::new(25));
         assert!(shared.take(Lsn::new(20), &mut scan).is_none());
         // Trimmed meanwhile.
         let mut scan = Standing {
@@ -325,7 +341,8 @@ mod tests {
         let mut longer = chunk(15, &[5, 3, 2]);
         shared.align(Lsn::new(15), &mut longer, &mut scan);
         assert_eq!(longer.batches.len(), 1);
-        assert!(!longer.caught_up && !scan.place.caught_up);
+        assert!(!longer.caught_up);
+        assert_eq!(longer.tail_lsn, Some(Lsn::new(25)));
         assert_eq!(scan.place.next, Lsn::new(20));
         assert_eq!(longer.cursor, scan.cursor());
         // No batch ends there.
@@ -363,7 +380,7 @@ mod tests {
         drop(one);
         assert_eq!(fan_out.logs.lock().len(), 1);
         other.keep(kept(0, 1, 10));
-        assert_eq!(fan_out.bytes.load(Ordering::Relaxed), 15);
+        assert_eq!(fan_out.bytes.load(Ordering::Relaxed), 10);
         drop(other);
         assert_eq!(fan_out.logs.lock().len(), 0);
         assert_eq!(fan_out.bytes.load(Ordering::Relaxed), 0);
@@ -389,6 +406,15 @@ mod tests {
         }
         assert!(bytes() > KEPT_IN_ALL / 2);
         assert!(all[logs - 1].kept.lock().is_empty());
+        // A log's own oldest makes room for its newest.
+        all[0].keep(kept(2, 3, KEPT_BYTES / 2));
+        let kept_of_first: Vec<_> = all[0]
+            .kept
+            .lock()
+            .iter()
+            .map(|one| one.from.get())
+            .collect();
+        assert_eq!(kept_of_first, [1, 2]);
         // What is old makes room.
         for shared in &all {
             for kept in shared.kept.lock().iter_mut() {
@@ -397,6 +423,6 @@ mod tests {
         }
         *fan_out.swept.lock() = None;
         all[logs - 1].keep(kept(0, 1, KEPT_BYTES / 2));
-        assert_eq!(bytes(), KEPT_BYTES / 2 + 5);
+        assert_eq!(bytes(), KEPT_BYTES / 2);
     }
 }

@@ -6,7 +6,7 @@
 //! Where many follow one log, each message costs once for each of them, and appends would wait
 //! for all of that. So the more there are, the longer each waits after a message before it asks
 //! for the next, which then has more; and from [`fan_out::MANY`] on they share what they are
-//! given ([`super::fan_out`]).
+//! given ([`super::fan_out`]). Who fell behind does not wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tonic::Status;
 use wald_proto::codec::Encoded;
 use wald_proto::v1;
-use wald_storage::{Clock, Lsn, ReadError, Scan, ScanChunk, SystemClock, Timestamp};
+use wald_storage::{Clock, Lsn, ReadError, Scan, ScanChunk, ScanEnd, SystemClock, Timestamp};
 
 use super::direct::Framed;
 use super::fan_out::{self, Kept, Shared};
@@ -27,24 +27,7 @@ use crate::metrics::ReadOp;
 use crate::status::{self, Access};
 
 pub(super) fn scan(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Answers<Framed>, Status> {
-    let store = node.store(Access::Read)?;
-    let (request, view) = convert::scan(request)?;
-    let follow = request.follow;
-    let scan = store
-        .engine
-        .scan(request)
-        .map_err(|error| status::read(&error))?;
-    let delivery = Delivery {
-        phase: node.phase.clone(),
-        node: Arc::clone(node),
-        scan,
-        view,
-        follow,
-        caught_up: false,
-        told: Instant::now(),
-        shared: None,
-        ended: false,
-    };
+    let delivery = Delivery::begin(node, request)?;
     Ok(Box::pin(stream::unfold(delivery, Delivery::step)))
 }
 
@@ -52,8 +35,7 @@ pub(super) fn scan(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Answers
 /// them together get at most 20,000 messages a second, a part of one processor.
 const PAUSE_EACH: Duration = Duration::from_micros(50);
 
-/// Most of it, however many follow. Who fell behind waits as long as those in front, and so
-/// stays behind while appends are steady.
+/// Most of it, however many follow.
 const MOST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A scan on its way to a client.
@@ -65,8 +47,8 @@ struct Delivery {
     follow: bool,
     /// The last message reached the end: what comes next is waited for.
     caught_up: bool,
-    /// When the last message was made.
-    told: Instant,
+    /// When the records of the last message were taken, if they reached the end then.
+    at_end: Option<Instant>,
     /// With the others that follow the log, once there are many.
     shared: Option<Arc<Shared>>,
     ended: bool,
@@ -76,19 +58,41 @@ struct Delivery {
 enum Next {
     Chunk(Result<Option<ScanChunk>, ReadError>),
     /// It is there already.
-    Kept(Kept),
+    Kept(Kept, ScanEnd),
     Silence,
     Draining,
 }
 
 impl Delivery {
+    fn begin(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Self, Status> {
+        let store = node.store(Access::Read)?;
+        let (request, view) = convert::scan(request)?;
+        let follow = request.follow;
+        let scan = store
+            .engine
+            .scan(request)
+            .map_err(|error| status::read(&error))?;
+        Ok(Self {
+            phase: node.phase.clone(),
+            node: Arc::clone(node),
+            scan,
+            view,
+            follow,
+            caught_up: false,
+            at_end: None,
+            shared: None,
+            ended: false,
+        })
+    }
+
     /// One message and the rest, or the end.
     async fn step(mut self) -> Option<(Result<Framed, Status>, Self)> {
         if self.ended {
             return None;
         }
-        let asked = Instant::now();
-        let rest = self.rest(asked);
+        let now = Instant::now();
+        let rest = self.rest(now);
+        let asked = now + rest;
         let from = self.join();
         let shared = self.shared.as_deref().zip(from);
         let next = tokio::select! {
@@ -99,17 +103,15 @@ impl Delivery {
         };
         let message = match next {
             Next::Chunk(Ok(Some(chunk))) => {
-                if !self.caught_up {
-                    self.node.metrics.read(ReadOp::Scan, asked.elapsed());
-                }
-                self.tell_lag(chunk.batches.first().map(|batch| batch.arrival));
-                self.caught_up = chunk.caught_up;
+                let arrival = chunk.batches.first().map(|batch| batch.arrival);
+                self.tell(asked, arrival, chunk.caught_up);
+                self.at_end = chunk.caught_up.then(Instant::now);
                 self.message(chunk, from)
             }
-            Next::Kept(kept) => {
-                self.tell_lag(Some(kept.arrival));
-                self.caught_up = kept.after.caught_up;
-                Ok(kept.message)
+            Next::Kept(kept, end) => {
+                self.tell(asked, Some(kept.arrival), end.caught_up);
+                self.at_end = kept.to_end.then_some(kept.made);
+                self.kept(kept, end)
             }
             // A following scan also ends because the engine drains, which the caller
             // must not take for the end of the log.
@@ -120,19 +122,18 @@ impl Delivery {
             Next::Draining => Err(status::draining()),
         };
         self.ended = message.is_err();
-        self.told = Instant::now();
         Some((message, self))
     }
 
-    /// How long to wait before the next message.
+    /// How long to wait before the next message: what came since the last reached the end.
     fn rest(&self, now: Instant) -> Duration {
         let followers = self.scan.followers();
-        if followers < fan_out::MANY {
+        let Some(at_end) = self.at_end.filter(|_| followers >= fan_out::MANY) else {
             return Duration::ZERO;
-        }
+        };
         let followers = u32::try_from(followers).unwrap_or(u32::MAX);
         let pause = PAUSE_EACH.saturating_mul(followers).min(MOST_PAUSE);
-        pause.saturating_sub(now.saturating_duration_since(self.told))
+        pause.saturating_sub(now.saturating_duration_since(at_end))
     }
 
     /// Where it stands in what it shares with others, if there are many.
@@ -149,33 +150,48 @@ impl Delivery {
     }
 
     /// A chunk that began at `from`, if that is known.
-    fn message(&mut self, chunk: ScanChunk, from: Option<Lsn>) -> Result<Framed, Status> {
+    fn message(&self, mut chunk: ScanChunk, from: Option<Lsn>) -> Result<Framed, Status> {
         let epoch = self.node.store(Access::Read)?.epoch;
-        let arrival = chunk.batches.first().map(|batch| batch.arrival);
-        let shareable = chunk.gaps.is_empty();
-        let message = convert::scan_response(chunk, self.view, epoch).and_then(Framed::new)?;
-        if let (Some(shared), Some(from), Some(arrival), Some(after), true) =
-            (&self.shared, from, arrival, self.scan.place(), shareable)
-        {
-            let message = message.clone();
-            shared.keep(Kept {
-                from,
-                after,
-                arrival,
-                message,
-                made: Instant::now(),
-            });
-        }
-        Ok(message)
+        let (Some(shared), Some(from), Some(arrival), Some(after), true) = (
+            &self.shared,
+            from,
+            chunk.batches.first().map(|batch| batch.arrival),
+            self.scan.place(),
+            chunk.gaps.is_empty(),
+        ) else {
+            return convert::scan_response(chunk, self.view, epoch).and_then(Framed::new);
+        };
+        let stored = std::mem::take(&mut chunk.batches);
+        let batches = convert::scan_batches(&stored, self.view)?.joined();
+        shared.keep(Kept {
+            from,
+            after,
+            to_end: chunk.caught_up,
+            arrival,
+            batches: batches.clone(),
+            made: Instant::now(),
+        });
+        Framed::sharing(convert::scan_response(chunk, self.view, epoch)?, batches)
     }
 
-    /// How late what was waited for comes; what was there before the wait tells nothing.
-    fn tell_lag(&self, arrival: Option<Timestamp>) {
-        if let Some(arrival) = arrival.filter(|_| self.caught_up) {
+    fn kept(&self, kept: Kept, end: ScanEnd) -> Result<Framed, Status> {
+        let epoch = self.node.store(Access::Read)?.epoch;
+        let beside = convert::scan_end(end, self.scan.cursor(), epoch);
+        Framed::sharing(beside, kept.batches)
+    }
+
+    /// How long a message took that was there when it was asked for, and how late one comes
+    /// that was waited for.
+    fn tell(&mut self, asked: Instant, arrival: Option<Timestamp>, caught_up: bool) {
+        let metrics = &self.node.metrics;
+        if !self.caught_up {
+            metrics.read(ReadOp::Scan, asked.elapsed());
+        } else if let Some(arrival) = arrival {
             let lag = SystemClock.now().micros() - arrival.micros();
             let lag = Duration::from_micros(u64::try_from(lag).unwrap_or(0));
-            self.node.metrics.delivered(lag);
+            metrics.delivered(lag);
         }
+        self.caught_up = caught_up;
     }
 
     fn leaving(&self) -> bool {
@@ -201,8 +217,8 @@ async fn next(scan: &mut dyn Scan, shared: Option<(&Shared, Lsn)>, rest: Duratio
     let Some((shared, from)) = shared else {
         return Next::Chunk(scan.next().await);
     };
-    if let Some(kept) = shared.take(from, scan) {
-        return Next::Kept(kept);
+    if let Some((kept, end)) = shared.take(from, scan) {
+        return Next::Kept(kept, end);
     }
     let mut next = scan.next().await;
     // Nothing waits from here on: what was taken is given.
@@ -210,10 +226,97 @@ async fn next(scan: &mut dyn Scan, shared: Option<(&Shared, Lsn)>, rest: Duratio
         && chunk.gaps.is_empty()
         && !chunk.batches.is_empty()
     {
-        if let Some(kept) = shared.take(from, scan) {
-            return Next::Kept(kept);
+        if let Some((kept, end)) = shared.take(from, scan) {
+            return Next::Kept(kept, end);
         }
         shared.align(from, chunk, scan);
     }
     Next::Chunk(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Fixture;
+    use super::*;
+
+    /// So many that the pause is much longer than the time between heartbeats.
+    const FOLLOWERS: usize = 400;
+    const PAUSE: Duration = Duration::from_millis(20);
+    const BEAT: Duration = Duration::from_millis(1);
+
+    impl Delivery {
+        fn next_lsn(&self) -> u64 {
+            self.scan.place().map_or(0, |place| place.next.get())
+        }
+
+        /// The next message with records, and how many heartbeats came before it.
+        async fn records(mut self) -> (Self, usize) {
+            let (from, mut heartbeats) = (self.next_lsn(), 0);
+            loop {
+                let (message, delivery) = self.step().await.expect("it follows");
+                message.expect("nothing is wrong");
+                self = delivery;
+                if self.next_lsn() > from {
+                    return (self, heartbeats);
+                }
+                heartbeats += 1;
+                assert!(heartbeats < 1000, "nothing but heartbeats");
+            }
+        }
+    }
+
+    /// Followers of a log with one record, which all of them were given.
+    async fn followers(fixture: &mut Fixture) -> Vec<Delivery> {
+        fixture.append("a").await.unwrap();
+        let mut followers = Vec::new();
+        for _ in 0..FOLLOWERS {
+            let request = v1::ScanRequest {
+                selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+                follow: true,
+                ..v1::ScanRequest::default()
+            };
+            let delivery = Delivery::begin(&fixture.node, request).unwrap();
+            let (delivery, _) = delivery.records().await;
+            // One of those who wait only once it has waited.
+            let (_heartbeat, delivery) = delivery.step().await.unwrap();
+            followers.push(delivery);
+        }
+        assert_eq!(followers[0].scan.followers(), FOLLOWERS);
+        followers
+    }
+
+    #[tokio::test]
+    async fn heartbeats_do_not_put_off_what_there_is() {
+        let mut fixture = Fixture::beating(BEAT).await;
+        let mut all = followers(&mut fixture).await;
+        let mut follower = all.pop().unwrap();
+        fixture.append("a").await.unwrap();
+        let began = Instant::now();
+        follower.at_end = Some(began);
+        let (follower, heartbeats) = follower.records().await;
+        assert_eq!(follower.next_lsn(), 2);
+        assert!(heartbeats > 0 && began.elapsed() >= PAUSE);
+    }
+
+    #[tokio::test]
+    async fn who_fell_behind_comes_level_without_waiting() {
+        const MESSAGES: u64 = 5;
+        let mut fixture = Fixture::beating(BEAT).await;
+        let mut all = followers(&mut fixture).await;
+        let (mut late, mut front) = (all.pop().unwrap(), all.pop().unwrap());
+        for number in 0..MESSAGES {
+            fixture.append("a").await.unwrap();
+            (front, _) = front.records().await;
+            assert_eq!(front.next_lsn(), number + 2);
+        }
+        let began = Instant::now();
+        for number in 0..MESSAGES {
+            assert_eq!(late.rest(Instant::now()), Duration::ZERO);
+            (late, _) = late.records().await;
+            assert_eq!(late.next_lsn(), number + 2);
+            assert_eq!(late.caught_up, number + 1 == MESSAGES);
+        }
+        // From here on it waits when the one in front does.
+        assert!(late.at_end.unwrap() < began);
+    }
 }

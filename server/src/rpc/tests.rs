@@ -19,9 +19,9 @@ use super::*;
 use crate::admission::{Admission, AdmissionLayer};
 
 /// A node and its clients.
-struct Fixture {
+pub(super) struct Fixture {
     disk: SimDisk,
-    node: Arc<Node>,
+    pub(super) node: Arc<Node>,
     _phase: watch::Sender<Phase>,
     wal: WalServiceClient<Channel>,
     logs: LogServiceClient<Channel>,
@@ -31,6 +31,10 @@ struct Fixture {
 impl Fixture {
     /// A node whose store is not open yet.
     async fn starting() -> Self {
+        Self::starting_with(Duration::from_secs(15)).await
+    }
+
+    async fn starting_with(heartbeat_interval: Duration) -> Self {
         let metrics = Arc::new(Metrics::new().unwrap());
         let (phase, receiver) = watch::channel(Phase::Serving);
         let config = StorageConfig::default();
@@ -38,7 +42,7 @@ impl Fixture {
             store: OnceLock::new(),
             metrics: Arc::clone(&metrics),
             phase: receiver,
-            heartbeat_interval: Duration::from_secs(15),
+            heartbeat_interval,
             sync_mode: SyncMode::Strict,
             sync_interval: config.sync_interval,
             retention: config.retention,
@@ -84,12 +88,24 @@ impl Fixture {
     }
 
     async fn serving(config: StorageConfig) -> Self {
-        let fixture = Self::starting().await;
+        Self::starting().await.open(config)
+    }
+
+    /// A node whose followers are given heartbeats so often.
+    pub(super) async fn beating(heartbeat_interval: Duration) -> Self {
+        let config = StorageConfig {
+            segment_bytes: 8 << 20,
+            ..StorageConfig::default()
+        };
+        Self::starting_with(heartbeat_interval).await.open(config)
+    }
+
+    fn open(self, config: StorageConfig) -> Self {
         let (engine, report) = LocalEngine::open(
-            Arc::new(fixture.disk.clone()),
+            Arc::new(self.disk.clone()),
             config,
             Arc::new(SystemClock),
-            Arc::clone(&fixture.node.metrics) as Arc<dyn wald_storage::Observer>,
+            Arc::clone(&self.node.metrics) as Arc<dyn wald_storage::Observer>,
         )
         .unwrap();
         let store = Store {
@@ -97,8 +113,8 @@ impl Fixture {
             epoch: report.recovery_epoch,
             report,
         };
-        assert!(fixture.node.store.set(store).is_ok());
-        fixture
+        assert!(self.node.store.set(store).is_ok());
+        self
     }
 
     /// A node whose next flush is that of the next append: nothing else has one to make.
@@ -122,7 +138,7 @@ impl Fixture {
         fixture
     }
 
-    async fn append(&mut self, log: &str) -> Result<v1::AppendResponse, Status> {
+    pub(super) async fn append(&mut self, log: &str) -> Result<v1::AppendResponse, Status> {
         let request = v1::AppendRequest {
             log: log.to_owned(),
             ..v1::AppendRequest::default()
@@ -384,7 +400,7 @@ async fn many_followers_of_a_log_get_all_of_it_in_messages_that_they_share() {
                     assert_eq!(batch.first_lsn(), next);
                     next += batch.records.len() as u64;
                 }
-                assert!(message.tail_lsn() >= next || !message.caught_up);
+                assert_eq!(message.caught_up, message.tail_lsn() == next);
                 received.push((next, message.batches, message.cursor));
             }
             received

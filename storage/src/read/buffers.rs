@@ -1,6 +1,7 @@
 //! Buffers that frames are read into. Those of some size are used again: a new one is
 //! filled with zeros, by the system or here, which costs as much as reading into it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,18 +10,18 @@ use crate::sync::Mutex;
 
 /// From this size on they are worth keeping; below, the allocator is quicker.
 const SMALLEST: usize = 16 << 10;
-/// No more is asked of one that is kept, and no more than so many are: some 4 MiB, twice that
-/// where they grew, since a vector at least doubles.
+/// Larger ones are not kept, and no more than so many are: 4 MiB at most.
 const LARGEST: usize = 512 << 10;
 const MOST: usize = 8;
 
-/// Buffers that nobody uses.
+/// Buffers that nobody uses, the one that was given back last at the end. Their sizes are
+/// powers of two: who holds a part of one holds less than twice what was asked for.
 #[derive(Default)]
-pub(super) struct Buffers(Mutex<Vec<Vec<u8>>>);
+pub(super) struct Buffers(Mutex<VecDeque<Box<[u8]>>>);
 
 /// One that is used; gives it back when it is dropped.
 struct Used {
-    bytes: Vec<u8>,
+    bytes: Box<[u8]>,
     /// What of it was asked for.
     length: usize,
     home: Arc<Buffers>,
@@ -34,10 +35,17 @@ impl AsRef<[u8]> for Used {
 
 impl Drop for Used {
     fn drop(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
         let mut free = self.home.0.lock();
-        if free.len() < MOST {
-            free.push(std::mem::take(&mut self.bytes));
-        }
+        free.push_back(bytes);
+        // Of sizes that nobody asks for any more.
+        let unwanted = if free.len() > MOST {
+            free.pop_front()
+        } else {
+            None
+        };
+        drop(free);
+        drop(unwanted);
     }
 }
 
@@ -54,18 +62,20 @@ impl Buffers {
             bytes.truncate(filled);
             return Ok(bytes.into());
         }
-        let bytes = self.0.lock().pop().unwrap_or_default();
-        let home = Arc::clone(self);
+        let size = length.next_power_of_two();
         let mut used = Used {
-            bytes,
+            bytes: self.take(size).unwrap_or_else(|| vec![0; size].into()),
             length,
-            home,
+            home: Arc::clone(self),
         };
-        if used.bytes.len() < length {
-            used.bytes.resize(length, 0);
-        }
         used.length = fill(&mut used.bytes[..length])?.min(length);
         Ok(Bytes::from_owner(used))
+    }
+
+    fn take(&self, size: usize) -> Option<Box<[u8]>> {
+        let mut free = self.0.lock();
+        let found = free.iter().rposition(|bytes| bytes.len() == size)?;
+        free.remove(found)
     }
 }
 
@@ -93,7 +103,7 @@ mod tests {
         assert_ne!(second.as_ptr(), at);
         assert_eq!(slice, [1; 100][..]);
         drop(slice);
-        let third = fill(3, 30_000, 10);
+        let third = fill(3, 50_000, 10);
         assert_eq!((third.as_ptr(), &third[..]), (at, &[3; 10][..]));
         drop((second, third));
         let failed = buffers.filled(30_000, |_| Err("no"));
@@ -103,8 +113,13 @@ mod tests {
             assert_eq!(fill(4, length, length), vec![4; length]);
             assert_eq!(buffers.0.lock().len(), 2);
         }
+        // Whoever holds a part of one holds less than twice what was asked for.
+        let kept: Vec<_> = buffers.0.lock().iter().map(|one| one.len()).collect();
+        assert_eq!(kept, [65_536, 32_768]);
         let many: Vec<_> = (0..2 * MOST).map(|_| fill(5, SMALLEST, 1)).collect();
         drop(many);
-        assert_eq!(buffers.0.lock().len(), MOST);
+        // Sizes that are not asked for any more went.
+        let kept: Vec<_> = buffers.0.lock().iter().map(|one| one.len()).collect();
+        assert_eq!(kept, [SMALLEST; MOST]);
     }
 }

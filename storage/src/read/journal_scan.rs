@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::cursor::Cursor;
 use super::near_or_far;
 use super::scan::{Common, Following};
-use crate::engine::{BoxFuture, Scan, ScanChunk, ScanPlace, ScanStart};
+use crate::engine::{BoxFuture, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{Position, Timestamp};
 use crate::journal::LIFE_BYTES;
@@ -233,8 +233,8 @@ impl Scan for JournalScan {
         None
     }
 
-    fn go_on_at(&mut self, _: &ScanPlace) -> bool {
-        false
+    fn go_on_at(&mut self, _: &ScanPlace) -> Option<ScanEnd> {
+        None
     }
 }
 

@@ -9,7 +9,9 @@ use super::cursor::Cursor;
 use super::reach::far;
 use super::scan::{Common, Following};
 use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
-use crate::engine::{BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanPlace, ScanStart};
+use crate::engine::{
+    BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart,
+};
 use crate::error::ReadError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
 use crate::index::{Place, Row, SealedIndex};
@@ -519,31 +521,39 @@ impl Scan for LogScan {
             visibility: common.visibility,
             next,
             position,
-            caught_up: common.caught_up,
         })
     }
 
-    fn go_on_at(&mut self, place: &ScanPlace) -> bool {
-        let (Some(here), Some(log)) = (self.place(), &self.log) else {
-            return false;
-        };
+    fn go_on_at(&mut self, place: &ScanPlace) -> Option<ScanEnd> {
+        let (here, log) = (self.place()?, self.log.as_ref()?);
+        let core = &self.common.core;
         let same = here.log_id == place.log_id && here.visibility == place.visibility;
         if !same || self.common.in_doubt() {
-            return false;
+            return None;
         }
-        {
+        let published = core.journal.published(place.visibility);
+        let tail_lsn = tail_at(log, place.visibility, published);
+        let durable_lsn = {
             let state = log.state.read();
-            let first = state.kept(self.common.core.journal.durable()).first;
-            if state.deleted || first > here.next.min(place.next) {
-                return false;
+            let durable = core.journal.durable();
+            let is_gone = state.kept(durable).first > here.next.min(place.next);
+            // Who reaches a tail that is not proven is to be told so.
+            let untold = state.unproven && !self.common.caught_up;
+            if state.deleted || is_gone || untold {
+                return None;
             }
-        }
+            state.tail(durable)
+        };
         self.at = At::Next {
             log_id: place.log_id,
             next: place.next,
             position: place.position,
         };
-        self.common.caught_up = place.caught_up;
-        true
+        self.common.caught_up = place.next >= tail_lsn;
+        Some(ScanEnd {
+            caught_up: self.common.caught_up,
+            tail_lsn,
+            durable_lsn,
+        })
     }
 }

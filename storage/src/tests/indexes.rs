@@ -33,7 +33,7 @@ impl Fixture {
         block_on(awaited).unwrap();
     }
 
-    fn trim(&self, log: &str, before: u64) {
+    pub(super) fn trim(&self, log: &str, before: u64) {
         let awaited = self.core.trim_in_turn(target(log), Lsn::new(before));
         self.core.turn();
         block_on(awaited).unwrap();

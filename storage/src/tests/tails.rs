@@ -362,3 +362,46 @@ fn a_cursor_of_a_follower_passes_over_what_others_appended() {
         assert_eq!(given(&mut resumed), [b"1"]);
     }
 }
+
+#[test]
+fn a_scan_goes_on_where_another_stands_and_is_told_the_end_as_it_is_now() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"0").unwrap();
+    fixture.append("b", b"0").unwrap();
+    let begin = |selector| fixture.scan(selector, ScanStart::First, true);
+    let (mut front, mut late) = (begin(one("a")), begin(one("a")));
+    assert_eq!(late.place(), None, "it has not begun");
+    given(&mut front);
+    given(&mut late);
+    for data in [b"1", b"2", b"3"] {
+        fixture.append("a", data).unwrap();
+    }
+    given(&mut front);
+    let there = front.place().unwrap();
+    assert_eq!(there.next, Lsn::new(4));
+    fixture.append("a", b"4").unwrap();
+    let end = late.go_on_at(&there).unwrap();
+    assert_eq!((end.caught_up, end.tail_lsn), (false, Lsn::new(5)));
+    assert_eq!(end.durable_lsn, Lsn::new(5));
+    assert_eq!(late.place(), Some(there));
+    assert_eq!(given(&mut late), [b"4"]);
+    // To the end, and what comes then is told.
+    given(&mut front);
+    assert!(late.go_on_at(&front.place().unwrap()).unwrap().caught_up);
+    assert!(next_chunk(&mut late).is_none());
+    // Back again, as when a chunk is given up to where others stand.
+    assert!(!late.go_on_at(&there).unwrap().caught_up);
+    let cursor = late.cursor();
+    assert_eq!(given(&mut late), [b"4"]);
+    let mut resumed = fixture.scan(one("a"), ScanStart::Cursor(cursor), false);
+    assert_eq!(given(&mut resumed), [b"4"]);
+    // What is not kept any more is not passed over without a word, nor is another log's.
+    let mut other = begin(one("b"));
+    given(&mut other);
+    assert!(other.go_on_at(&there).is_none());
+    let before = late.place();
+    fixture.trim("a", 5);
+    assert!(late.go_on_at(&there).is_none());
+    assert_eq!(late.place(), before);
+    assert!(begin(Selector::All).go_on_at(&there).is_none());
+}
