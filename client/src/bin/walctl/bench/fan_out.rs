@@ -1,9 +1,10 @@
 //! Appends beside many who follow their log: what is left of what they were alone.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
+use bytes::Buf as _;
 use prost::encoding::{
     DecodeContext, WireType, check_wire_type, decode_key, decode_varint, skip_field,
 };
@@ -80,6 +81,13 @@ fn checks(alone: &Rounds, beside: &Rounds, followers: usize) -> Vec<Check> {
     let of_alone = |figure: &dyn Fn(&Figure) -> f64| ratio(beside, alone, figure);
     let time =
         |figure: &Figure, which: fn(&Times) -> f64| figure.latency_us.as_ref().map_or(0.0, which);
+    let age = |which: fn(&Times) -> f64| {
+        let of_round = beside.rounds.iter().filter_map(|round| {
+            let times = round.figures.get(1)?.latency_us.as_ref()?;
+            Some(which(times) / 1e3)
+        });
+        median(of_round.collect())
+    };
     let given = beside.rounds.iter().filter_map(|round| {
         let [appends, followers_got] = round.figures.as_slice() else {
             return None;
@@ -99,6 +107,14 @@ fn checks(alone: &Rounds, beside: &Rounds, followers: usize) -> Vec<Check> {
         Check::told(
             "given to followers, of all there was",
             median(given.collect()),
+        ),
+        Check::told(
+            "p50 of the age of what they are given, ms",
+            age(|times| times.p50),
+        ),
+        Check::told(
+            "p99 of the age of what they are given, ms",
+            age(|times| times.p99),
         ),
     ]
 }
@@ -129,8 +145,10 @@ pub(super) async fn follow(
         let answer = grpc.server_streaming(request, path, codec).await?;
         let mut messages = answer.into_inner();
         while let Some(message) = messages.message().await? {
-            let (records, bytes) = count(&message.bytes, &mut next)?;
-            shared.lock().arrived(Instant::now(), records, bytes);
+            let given = count(&message.bytes, &mut next)?;
+            let age = given.arrival_us.map(age);
+            let mut shared = shared.lock();
+            shared.arrived(Instant::now(), given.records, given.bytes, age);
         }
         anyhow::bail!("a follower's stream ended")
     };
@@ -139,14 +157,32 @@ pub(super) async fn follow(
         .unwrap_or(Ok(()))
 }
 
-/// `ScanResponse.batches`; `RecordBatch.first_lsn` and `.records`.
+/// How long ago that was by the clock, which is the server's: it is on this machine.
+fn age(arrival_us: i64) -> Duration {
+    let arrival = Duration::from_micros(arrival_us.try_into().unwrap_or(0));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().saturating_sub(arrival)
+}
+
+/// `ScanResponse.batches`; `RecordBatch.first_lsn`, `.records` and `.timestamp_us`.
 const BATCHES: u32 = 1;
 const FIRST_LSN: u32 = 2;
 const RECORDS: u32 = 3;
+const TIMESTAMP_US: u32 = 4;
 
-/// Records of a response and their bytes. They are to go on from `next`, if that is known.
-fn count(mut message: &[u8], next: &mut Option<u64>) -> Result<(u64, u64)> {
-    let (mut records, mut bytes) = (0, 0);
+/// What is in a response.
+#[derive(Debug, Default, PartialEq)]
+struct Given {
+    records: u64,
+    /// Of records.
+    bytes: u64,
+    /// When the first of them arrived at the server.
+    arrival_us: Option<i64>,
+}
+
+/// Counts what is in a response. Records are to go on from `next`, if that is known.
+fn count(mut message: &[u8], next: &mut Option<u64>) -> Result<Given> {
+    let mut given = Given::default();
     while !message.is_empty() {
         let (field, wire_type) = decode_key(&mut message)?;
         if field != BATCHES {
@@ -159,8 +195,12 @@ fn count(mut message: &[u8], next: &mut Option<u64>) -> Result<(u64, u64)> {
             match decode_key(&mut batch)? {
                 (FIRST_LSN, WireType::Varint) => first = decode_varint(&mut batch)?,
                 (RECORDS, wire_type) => {
-                    bytes += delimited(wire_type, &mut batch)?.len() as u64;
+                    given.bytes += delimited(wire_type, &mut batch)?.len() as u64;
                     found += 1;
+                }
+                (TIMESTAMP_US, WireType::SixtyFourBit) => {
+                    let arrival_us = batch.try_get_i64_le()?;
+                    given.arrival_us.get_or_insert(arrival_us);
                 }
                 (field, wire_type) => {
                     skip_field(wire_type, field, &mut batch, DecodeContext::default())?;
@@ -173,9 +213,9 @@ fn count(mut message: &[u8], next: &mut Option<u64>) -> Result<(u64, u64)> {
             "a follower got lsn {first}, not {expected}"
         );
         *next = Some(first + found);
-        records += found;
+        given.records += found;
     }
-    Ok((records, bytes))
+    Ok(given)
 }
 
 /// The bytes of a field.
@@ -216,10 +256,12 @@ mod tests {
     #[test]
     fn records_are_counted_and_none_may_be_missing() {
         let mut next = None;
-        assert_eq!(count(&response(5, 2), &mut next).unwrap().0, 2);
-        assert_eq!(count(&response(7, 1), &mut next).unwrap().0, 1);
+        let given = count(&response(5, 2), &mut next).unwrap();
+        assert_eq!((given.records, given.arrival_us), (2, Some(1)));
+        assert!(given.bytes > 600);
+        assert_eq!(count(&response(7, 1), &mut next).unwrap().records, 1);
         let heartbeat = proto::ScanResponse::default().encode_to_vec();
-        assert_eq!(count(&heartbeat, &mut next).unwrap(), (0, 0));
+        assert_eq!(count(&heartbeat, &mut next).unwrap(), Given::default());
         assert_eq!(next, Some(8));
         let missing = count(&response(9, 1), &mut next).unwrap_err();
         assert_eq!(missing.to_string(), "a follower got lsn 9, not 8");

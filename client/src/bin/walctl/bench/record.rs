@@ -126,8 +126,9 @@ impl Recorder {
         }
     }
 
-    /// Counts a part of a call that goes on, such as a message of a scan.
-    pub(super) fn arrived(&mut self, at: Instant, records: u64, bytes: u64) {
+    /// Counts a part of a call that goes on, such as a message of a scan, and how old the
+    /// first of its records was, if that is to be timed.
+    pub(super) fn arrived(&mut self, at: Instant, records: u64, bytes: u64, age: Option<Duration>) {
         self.all_records += records;
         if self.window.counts(at, at) {
             for counted in [Some(&mut self.counted), self.second.as_mut()]
@@ -136,6 +137,9 @@ impl Recorder {
             {
                 counted.records += records;
                 counted.bytes += bytes;
+                if let Some(age) = age {
+                    counted.times.saturating_record(nanos(age).max(1));
+                }
                 counted.last = Some(at);
             }
         }

@@ -113,7 +113,7 @@ impl Pass {
 
     fn arrived(&self, gate: &Gate, records: u64, bytes: u64) -> bool {
         let now = Instant::now();
-        self.shared.lock().arrived(now, records, bytes);
+        self.shared.lock().arrived(now, records, bytes, None);
         !gate.is_over(now)
     }
 }
