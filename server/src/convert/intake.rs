@@ -123,6 +123,14 @@ pub(crate) fn session_request(
     // part, a message of many would take the square of its length.
     let batch = match parts.len() {
         0 | 1 => parts.pop().unwrap_or_default(),
+        // Each is whole by itself: what one begins, the next does not end.
+        _ if parts
+            .iter()
+            .flat_map(|part| fields(part))
+            .any(|field| field.is_none()) =>
+        {
+            return Err(undecodable());
+        }
         _ => parts.concat().into(),
     };
     Ok((request_id, Sent::new(batch)))
@@ -328,17 +336,27 @@ mod tests {
     #[test]
     fn a_request_in_very_many_parts_is_joined_once() {
         const PARTS: usize = 500_000;
-        let part = vec![0x7a; 1 << 20];
+        // Of numbers in a field that no message has.
+        let part = [0x38, 0x7a].repeat(1 << 19);
         let mut bytes = vec![0x08, 5, 0x12];
         prost::encoding::encode_varint(part.len() as u64, &mut bytes);
         bytes.extend_from_slice(&part);
         for _ in 0..PARTS {
-            bytes.extend_from_slice(&[0x12, 0, 0x12, 1, 9]);
+            bytes.extend_from_slice(&[0x12, 0, 0x12, 2, 0x38, 9]);
         }
         let request = Sent::<v1::AppendSessionRequest>::new(bytes.into());
         let (request_id, batch) = session_request(&request).unwrap();
         assert_eq!(request_id, 5);
-        assert_eq!(batch.bytes.len(), part.len() + PARTS);
+        assert_eq!(batch.bytes.len(), part.len() + 2 * PARTS);
         assert_eq!(batch.bytes[..part.len()], part);
+    }
+
+    #[test]
+    fn a_part_of_a_request_does_not_end_what_another_began() {
+        // A key in one, its number in the next.
+        let request = Bytes::from_static(&[0x12, 1, 0x18, 0x12, 1, 2]);
+        let expected = v1::AppendSessionRequest::decode(request.clone()).unwrap_err();
+        let status = session_request(&Sent::new(request)).err().unwrap();
+        assert_eq!(status.message(), expected.to_string());
     }
 }
