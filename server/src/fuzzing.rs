@@ -148,7 +148,7 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
         1 => {
             let sent = Sent::new(message.clone());
             let request = decoded::<v1::AppendBatchRequest>(message)
-                .inspect_err(|error| refuses(error, convert::append_batch(&sent).is_err()))?;
+                .inspect_err(|error| refuses(error, convert::append_batch(&sent, &limits).is_err()))?;
             let parts = request.batches.len();
             if let Some((names, appended)) = append_batch(&engine, &sent, request)? {
                 let answer = convert::append_batch_response(&names, &appended, epoch);
@@ -236,7 +236,7 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
             let sent = Sent::new(message.clone());
             let read = convert::session_request(&sent);
             let request = decoded::<v1::AppendSessionRequest>(message).inspect_err(|error| {
-                let batch = read.as_ref().map(|(_, batch)| convert::append_batch(batch));
+                let batch = read.as_ref().map(|(_, batch)| convert::append_batch(batch, &limits));
                 refuses(error, !matches!(batch, Ok(Ok(_))));
             })?;
             let (request_id, batch) = read.expect("prost reads it");
@@ -264,8 +264,9 @@ fn append_batch(
     sent: &Sent<v1::AppendBatchRequest>,
     request: v1::AppendBatchRequest,
 ) -> Result<Option<(Vec<LogName>, Appended)>, Status> {
-    let as_prost_has_it = convert::append_batch(&Sent::from(&request));
-    let (batch, durability) = same(convert::append_batch(sent), as_prost_has_it)?;
+    let limits = engine.profile().limits;
+    let as_prost_has_it = convert::append_batch(&Sent::from(&request), &limits);
+    let (batch, durability) = same(convert::append_batch(sent, &limits), as_prost_has_it)?;
     let names: Vec<_> = batch.logs.iter().map(|log| log.log.clone()).collect();
     let parts = request.batches.into_iter();
     let logs: Vec<_> = parts.map(|part| (part.log, part.records)).collect();

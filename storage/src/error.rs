@@ -293,6 +293,16 @@ pub enum InvalidBatch {
         /// The most bytes.
         max_bytes: u64,
     },
+    /// Too many logs, checks or cursors.
+    #[error("the request has {count} {what}; at most {limit} are allowed")]
+    TooMany {
+        /// `batches`, `checks` or `cursors`.
+        what: &'static str,
+        /// How many there are.
+        count: u64,
+        /// The most: as many as records.
+        limit: u64,
+    },
     /// The producer's checksum does not match the data that arrived.
     #[error(
         "record {index} of log {log:?}: crc32c given is {given:#010x}, of the data that arrived {actual:#010x}"

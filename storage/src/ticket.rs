@@ -5,6 +5,7 @@
 //! be a task of any runtime or a plain thread.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -29,13 +30,14 @@ struct Answers {
 /// The caller's side of a submitted batch. As a future it is the settled answer.
 pub struct Ticket(Arc<Mutex<Answers>>);
 
-/// The engine's side: must be settled, whatever happens.
-pub(crate) struct TicketAnswer(Arc<Mutex<Answers>>);
+/// The engine's side. Dropped without an answer, which only a panic does, the caller is told
+/// that nothing is known.
+pub(crate) struct TicketAnswer(Option<Arc<Mutex<Answers>>>);
 
 impl Ticket {
     pub(crate) fn new() -> (Self, TicketAnswer) {
         let cell = Arc::new(Mutex::new(Answers::default()));
-        (Self(Arc::clone(&cell)), TicketAnswer(cell))
+        (Self(Arc::clone(&cell)), TicketAnswer(Some(cell)))
     }
 
     /// A ticket refused before it reached the engine's queue.
@@ -98,20 +100,25 @@ impl Future for Ticket {
 impl TicketAnswer {
     /// Gives the first answer: the batch has its place.
     pub(crate) fn order(&self, ordered: Ordered) {
-        let waker = {
-            let mut answers = self.0.lock();
+        let waker = self.0.as_ref().and_then(|cell| {
+            let mut answers = cell.lock();
             answers.ordered = Some(Ok(ordered));
             answers.orders.take()
-        };
+        });
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
     /// Gives the last answer.
-    pub(crate) fn settle(self, settled: Result<Appended, AppendError>) {
+    pub(crate) fn settle(mut self, settled: Result<Appended, AppendError>) {
+        self.answer(settled);
+    }
+
+    fn answer(&mut self, settled: Result<Appended, AppendError>) {
+        let Some(cell) = self.0.take() else { return };
         let (orders, waker) = {
-            let mut answers = self.0.lock();
+            let mut answers = cell.lock();
             if answers.ordered.is_none() {
                 // A refusal has no place, nor has a batch of checks only.
                 let placeless = |appended: &Appended| Ordered {
@@ -125,6 +132,15 @@ impl TicketAnswer {
         };
         for waker in orders.into_iter().chain(waker) {
             waker.wake();
+        }
+    }
+}
+
+impl Drop for TicketAnswer {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            let panicked = io::Error::other("the thread that was to answer panicked");
+            self.answer(Err(AppendError::Unknown(Arc::new(panicked))));
         }
     }
 }
@@ -190,4 +206,29 @@ impl<T> Future for Awaited<T> {
 /// Drives a future on the calling thread; for tools, tests and engine start.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     crate::sync::block_on(future)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_told_if_nobody_is_left_to_answer() {
+        let (mut ticket, answer) = Ticket::new();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _answer = answer;
+            panic!("a bug");
+        }));
+        assert!(panicked.is_err());
+        let ordered = block_on(ticket.ordered());
+        assert!(matches!(ordered, Err(AppendError::Unknown(_))));
+        assert!(matches!(ticket.wait(), Err(AppendError::Unknown(_))));
+    }
+
+    #[test]
+    fn an_answer_is_not_taken_back() {
+        let (ticket, answer) = Ticket::new();
+        answer.settle(Err(AppendError::Draining));
+        assert!(matches!(ticket.wait(), Err(AppendError::Draining)));
+    }
 }

@@ -10,16 +10,16 @@ use std::ops::Range;
 use bytes::Bytes;
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
-use smallvec::SmallVec;
 use tonic::Status;
 use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{
-    Batch, Durability, Guard, LogCheck, LogId, LogRecords, Lsn, OneOrMore, Records,
+    AppendError, Batch, Durability, Guard, InvalidBatch, Limits, LogCheck, LogId, LogRecords, Lsn,
+    OneOrMore, Records,
 };
 
 use super::{condition, cursor_commit, durability, log_name, record};
-use crate::status::Access;
+use crate::status::{self, Access};
 
 /// One record to append, as a batch of one.
 pub(crate) fn append(
@@ -61,13 +61,16 @@ pub(crate) fn append(
     Ok((batch, durability))
 }
 
-/// Records of several logs, with conditions.
+/// Records of several logs, with conditions. What the limits refuse for its number is refused
+/// before anything is made of it: that takes up to sixty times the memory of the message.
 pub(crate) fn append_batch(
     request: &Sent<v1::AppendBatchRequest>,
+    limits: &Limits,
 ) -> Result<(Batch, Option<Durability>), Status> {
     let message = &request.bytes;
     let parts = BatchParts::of(message);
     let parts = parts.ok_or_else(|| undecodable::<v1::AppendBatchRequest>(message))?;
+    parts.check(limits)?;
     let durability = durability(parts.durability)?;
     let mut batch = Batch {
         logs: Vec::with_capacity(parts.batches.len()),
@@ -75,10 +78,27 @@ pub(crate) fn append_batch(
         cursors: Vec::with_capacity(parts.cursors.len()),
         single: false,
     };
-    for (index, range) in parts.batches.into_iter().enumerate() {
-        batch.logs.push(log_records(index, &message.slice(range))?);
+    let mut records = 0;
+    for (index, range) in parts.batches.iter().enumerate() {
+        let part = message.slice(range.clone());
+        let read = LogPart::of(&part).ok_or_else(|| undecodable::<v1::LogBatch>(&part))?;
+        records += read.count;
+        if records > u64::from(limits.max_batch_records) {
+            let later = parts.batches.iter().skip(index + 1);
+            let later =
+                later.filter_map(|range| Some(LogPart::of(&message.slice(range.clone()))?.count));
+            return Err(invalid(InvalidBatch::RequestTooLarge {
+                records: records + later.sum::<u64>(),
+                bytes: message.len() as u64,
+                max_records: limits.max_batch_records.into(),
+                max_bytes: limits.max_batch_bytes.into(),
+            }));
+        }
+        batch.logs.push(log_records(index, &part, read)?);
     }
-    for (index, check) in parts.checks.into_iter().enumerate() {
+    let undecodable = |_| undecodable::<v1::AppendBatchRequest>(message);
+    for (index, range) in parts.checks.into_iter().enumerate() {
+        let check = v1::LogCheck::decode(&message[range]).map_err(undecodable)?;
         batch.checks.push(LogCheck {
             log: log_name(
                 format_args!("checks[{index}].log"),
@@ -94,7 +114,8 @@ pub(crate) fn append_batch(
             },
         });
     }
-    for (index, commit) in parts.cursors.into_iter().enumerate() {
+    for (index, range) in parts.cursors.into_iter().enumerate() {
+        let commit = v1::CursorCommit::decode(&message[range]).map_err(undecodable)?;
         let commit = cursor_commit(format_args!("cursors[{index}]"), commit)?;
         batch.cursors.push(commit);
     }
@@ -107,38 +128,39 @@ pub(crate) fn session_request(
 ) -> Result<(u64, Sent<v1::AppendBatchRequest>), Status> {
     let message = &request.bytes;
     let undecodable = || undecodable::<v1::AppendSessionRequest>(message);
-    let (mut request_id, mut parts) = (0, SmallVec::<[Bytes; 1]>::new());
+    let (mut request_id, mut batch) = (0, Bytes::new());
+    // Messages one after another are one, by the rules of the encoding. Joined once: at each
+    // part, a message of many would take the square of its length.
+    let mut joined = Vec::new();
     for field in fields(message) {
         let field = field.ok_or_else(undecodable)?;
         match (field.number, field.value) {
             (1, Value::Number(number)) => request_id = number,
             // An empty part adds nothing, and there may be millions of them.
             (2, Value::Bytes(range)) if range.is_empty() => {}
-            (2, Value::Bytes(range)) => parts.push(message.slice(range)),
+            (2, Value::Bytes(range)) if batch.is_empty() => batch = message.slice(range),
+            (2, Value::Bytes(range)) => {
+                // Each is whole by itself: what one begins, the next does not end.
+                let first = if joined.is_empty() { &batch[..] } else { &[] };
+                for part in [first, &message[range]] {
+                    if fields(part).any(|field| field.is_none()) {
+                        return Err(undecodable());
+                    }
+                    joined.extend_from_slice(part);
+                }
+            }
             (1 | 2, _) => return Err(undecodable()),
             _ => {}
         }
     }
-    // Messages one after another are one, by the rules of the encoding. Joined once: at each
-    // part, a message of many would take the square of its length.
-    let batch = match parts.len() {
-        0 | 1 => parts.pop().unwrap_or_default(),
-        // Each is whole by itself: what one begins, the next does not end.
-        _ if parts
-            .iter()
-            .flat_map(|part| fields(part))
-            .any(|field| field.is_none()) =>
-        {
-            return Err(undecodable());
-        }
-        _ => parts.concat().into(),
-    };
+    if !joined.is_empty() {
+        batch = joined.into();
+    }
     Ok((request_id, Sent::new(batch)))
 }
 
 /// The records of one log of a batch.
-fn log_records(index: usize, message: &Bytes) -> Result<LogRecords, Status> {
-    let part = LogPart::of(message).ok_or_else(|| undecodable::<v1::LogBatch>(message))?;
+fn log_records(index: usize, message: &Bytes, part: LogPart<'_>) -> Result<LogRecords, Status> {
     let field = format_args!("batches[{index}].condition");
     let (guard, producer) = condition(field, part.condition)?;
     let field = format_args!("batches[{index}].log");
@@ -169,9 +191,18 @@ fn decoded<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     M::decode(message.clone()).map_err(|error| Status::internal(error.to_string()))
 }
 
+fn invalid(batch: InvalidBatch) -> Status {
+    status::append(&AppendError::Invalid(batch))
+}
+
+/// Of a longer message prost is not asked what is wrong: it makes an object of each record
+/// before it gets there.
+const WORTH_ASKING: usize = 64 << 10;
+
 /// What is wrong with a message that cannot be read, in prost's words.
 fn undecodable<M: Message + Default>(message: &Bytes) -> Status {
-    let said = M::decode(message.clone()).err();
+    let said = (message.len() <= WORTH_ASKING).then(|| M::decode(message.clone()).err());
+    let said = said.flatten();
     Status::internal(said.map_or_else(
         || "failed to decode Protobuf message".to_owned(),
         |error| error.to_string(),
@@ -192,6 +223,8 @@ enum Entries {
 struct LogPart<'a> {
     log: &'a str,
     records: Entries,
+    /// How many these are.
+    count: u64,
     condition: Option<v1::AppendCondition>,
     /// Durability, in a message that has it; what cannot be one stays, whatever comes later.
     fourth: Option<Value>,
@@ -203,6 +236,7 @@ impl<'a> LogPart<'a> {
         let mut part = Self {
             log: "",
             records: Entries::None,
+            count: 0,
             condition: None,
             fourth: None,
         };
@@ -211,6 +245,7 @@ impl<'a> LogPart<'a> {
             match (field.number, field.value) {
                 (1, Value::Bytes(range)) => part.log = std::str::from_utf8(&message[range]).ok()?,
                 (2, Value::Bytes(_)) => {
+                    part.count += 1;
                     part.records = match part.records {
                         Entries::None => Entries::Together(field.whole),
                         Entries::Together(before) if before.end == field.whole.start => {
@@ -239,9 +274,9 @@ impl<'a> LogPart<'a> {
 #[derive(Default)]
 struct BatchParts {
     batches: OneOrMore<Range<usize>>,
-    checks: Vec<v1::LogCheck>,
+    checks: Vec<Range<usize>>,
     durability: i32,
-    cursors: Vec<v1::CursorCommit>,
+    cursors: Vec<Range<usize>>,
 }
 
 impl BatchParts {
@@ -252,18 +287,31 @@ impl BatchParts {
             let field = field?;
             match (field.number, field.value) {
                 (1, Value::Bytes(range)) => parts.batches.push(range),
-                (2, Value::Bytes(range)) => {
-                    parts.checks.push(Message::decode(&message[range]).ok()?);
-                }
+                (2, Value::Bytes(range)) => parts.checks.push(range),
                 (3, Value::Number(number)) => parts.durability = enumeration(number),
-                (4, Value::Bytes(range)) => {
-                    parts.cursors.push(Message::decode(&message[range]).ok()?);
-                }
+                (4, Value::Bytes(range)) => parts.cursors.push(range),
                 (1..=4, _) => return None,
                 _ => {}
             }
         }
         Some(parts)
+    }
+
+    /// Each log needs a record at least, and there may be as many checks and cursors.
+    fn check(&self, limits: &Limits) -> Result<(), Status> {
+        let limit = u64::from(limits.max_batch_records);
+        let parts = [
+            ("batches", self.batches.len()),
+            ("checks", self.checks.len()),
+            ("cursors", self.cursors.len()),
+        ];
+        for (what, count) in parts {
+            let count = count as u64;
+            if count > limit {
+                return Err(invalid(InvalidBatch::TooMany { what, count, limit }));
+            }
+        }
+        Ok(())
     }
 }
 

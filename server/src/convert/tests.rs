@@ -18,7 +18,7 @@ fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Sta
 }
 
 fn append_batch(request: v1::AppendBatchRequest) -> Result<(Batch, Option<Durability>), Status> {
-    intake::append_batch(&Sent::from(&request))
+    intake::append_batch(&Sent::from(&request), &limits())
 }
 
 fn unsupported(status: &Status) -> String {
@@ -787,7 +787,7 @@ fn records_that_are_not_encoded_as_they_are_stored_are_the_same_records() {
         let mut whole = vec![0x0A, u8::try_from(message.len()).unwrap()];
         whole.extend_from_slice(&message);
         let sent = Sent::new(whole.into());
-        assert_eq!(intake::append_batch(&sent).unwrap().0, expected);
+        assert_eq!(intake::append_batch(&sent, &limits()).unwrap().0, expected);
         expected.logs[0].records.len()
     };
     // As most clients send them; a payload behind its checksum; something unknown between
@@ -819,6 +819,33 @@ fn a_message_that_cannot_be_read_is_refused_in_the_words_of_prost() {
         assert_eq!(status.code(), tonic::Code::Internal);
         assert_eq!(status.message(), expected.to_string());
     }
+}
+
+#[test]
+fn what_is_too_much_by_its_number_is_refused_before_anything_is_made_of_it() {
+    let refused = |bytes: &[u8], expected: &str| {
+        let sent = Sent::new(Bytes::copy_from_slice(bytes));
+        let status = intake::append_batch(&sent, &limits()).unwrap_err();
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert!(status.message().contains(expected), "{}", status.message());
+    };
+    // Batches without a name, checks and cursors that cannot be read: nobody gets there.
+    refused(&b"\x0a\x00".repeat(1001), "1001 batches; at most 1000");
+    refused(&b"\x12\x01\xff".repeat(1001), "1001 checks; at most 1000");
+    refused(&b"\x22\x01\xff".repeat(1001), "1001 cursors; at most 1000");
+    // Empty records, in two logs; the second has no name.
+    let part = |log: &[u8], records| {
+        let body = [log, &b"\x12\x00".repeat(records)].concat();
+        let mut bytes = vec![0x0a];
+        prost::encoding::encode_varint(body.len() as u64, &mut bytes);
+        [bytes, body].concat()
+    };
+    let (one, other) = (part(b"\x0a\x01a", 600), part(b"", 500));
+    refused(&[one.clone(), other.clone(), one].concat(), "1700 records");
+    refused(&other, "log name");
+    let long = [vec![0x38; 70_000], vec![0x0a]].concat();
+    let status = intake::append_batch(&Sent::new(long.into()), &limits()).unwrap_err();
+    assert_eq!(status.message(), "failed to decode Protobuf message");
 }
 
 #[test]

@@ -42,7 +42,8 @@ pub(super) async fn append_batch(
     let taken = Instant::now();
     let store = node.store_to_write()?;
     refuse_late(&request)?;
-    let (batch, durability) = convert::append_batch(&request.into_inner())?;
+    let limits = store.engine.profile().limits;
+    let (batch, durability) = convert::append_batch(&request.into_inner(), &limits)?;
     let submitted = SubmittedBatch::new(&batch, taken);
     let settled = together(store.engine.submit(None, batch, durability)).await;
     if let Ok(appended) = &settled {

@@ -25,7 +25,8 @@ use tonic::{Request, Status, Streaming};
 use wald_proto::codec::{Encoded, Sent};
 use wald_proto::v1;
 use wald_storage::{
-    AppendError, Appended, Batch, Durability, LogEngine, LogName, RecoveryEpoch, Session, Ticket,
+    AppendError, Appended, Batch, Durability, Limits, LogEngine, LogName, RecoveryEpoch, Session,
+    Ticket,
 };
 
 use super::append::SubmittedBatch;
@@ -72,6 +73,7 @@ pub(super) fn append_session(
     let run = Run {
         node: Arc::clone(node),
         engine: Arc::clone(&store.engine),
+        limits: store.engine.profile().limits,
         epoch: store.epoch,
         deadline: extensions.get::<Deadline>().map(|deadline| deadline.at),
         peer: extensions.get::<Peer>().cloned().unwrap_or_default(),
@@ -134,6 +136,7 @@ enum Step {
 struct Run {
     node: Arc<Node>,
     engine: Arc<dyn LogEngine>,
+    limits: Limits,
     epoch: RecoveryEpoch,
     deadline: Option<Instant>,
     peer: Peer,
@@ -285,7 +288,7 @@ impl Run {
             let status = status::deadline_before_start();
             return self.end = Some(Err(status::in_session(&status, request_id)));
         }
-        match convert::append_batch(&request) {
+        match convert::append_batch(&request, &self.limits) {
             Ok((batch, durability)) => {
                 if let Some(room) = &mut room {
                     room.enlarge(answer_bytes(&batch));

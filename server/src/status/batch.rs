@@ -189,6 +189,10 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
             .fact("limit_records", max_records)
             .fact("limit_bytes", max_bytes)
             .field("batches"),
+        InvalidBatch::TooMany { what, count, limit } => failure("REQUEST_TOO_LARGE")
+            .fact(what, count)
+            .fact("limit", limit)
+            .field(*what),
         InvalidBatch::ChecksumMismatch {
             log,
             index,

@@ -247,6 +247,15 @@ fn invalid_batches_name_the_field_and_every_fact() {
             "limit_records",
         ),
         (
+            InvalidBatch::TooMany {
+                what: "checks",
+                count: 3,
+                limit: 2,
+            },
+            "REQUEST_TOO_LARGE",
+            "checks",
+        ),
+        (
             InvalidBatch::ChecksumMismatch {
                 log: log(),
                 index: 0,

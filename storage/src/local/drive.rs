@@ -225,8 +225,10 @@ pub(crate) fn drive(core: &Arc<Core>) {
     if std::panic::catch_unwind(run).is_err() {
         core.journal
             .fail("committing", &std::io::Error::other("its thread panicked"));
-        // Answers what was under way: the journal has failed.
-        core.committer.lock().commit(core.intake.take());
+        // Answers what was under way: the journal has failed. What panics again is dropped,
+        // which answers too.
+        let answer = || core.committer.lock().commit(core.intake.take());
+        let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
         core.intake.give_up();
     }
 }

@@ -24,6 +24,7 @@ pub(crate) fn validate(
     if batch.logs.is_empty() && batch.checks.is_empty() && batch.cursors.is_empty() {
         return Err(InvalidBatch::Empty { log: None });
     }
+    check_parts(batch, limits)?;
     check_names(batch)?;
     check_cursors(batch)?;
     check_producers(batch)?;
@@ -76,6 +77,22 @@ pub(crate) fn digests(batch: &Batch) -> Vec<u64> {
             .collect(),
         _ => Vec::new(),
     }
+}
+
+/// Each is looked up by the committer, while all others wait.
+fn check_parts(batch: &Batch, limits: &Limits) -> Result<(), InvalidBatch> {
+    let limit = u64::from(limits.max_batch_records);
+    let parts = [
+        ("checks", batch.checks.len()),
+        ("cursors", batch.cursors.len()),
+    ];
+    for (what, count) in parts {
+        let count = count as u64;
+        if count > limit {
+            return Err(InvalidBatch::TooMany { what, count, limit });
+        }
+    }
+    Ok(())
 }
 
 fn check_cursors(batch: &Batch) -> Result<(), InvalidBatch> {
@@ -263,6 +280,23 @@ mod tests {
             check(&at(61_000_001)),
             Err(InvalidBatch::TimestampInFuture { .. })
         ));
+    }
+
+    #[test]
+    fn as_many_checks_pass_as_records_and_no_more() {
+        let mut many = batch(Record::default());
+        let limit = StorageConfig::default().max_batch_records;
+        many.checks = (0..limit)
+            .map(|number| crate::record::LogCheck {
+                log: LogName::new(&format!("log/{number}")).unwrap(),
+                guard: Default::default(),
+            })
+            .collect();
+        assert!(check(&many).is_ok());
+        many.checks.push(many.checks[0].clone());
+        let refused = check(&many).unwrap_err();
+        let told = "the request has 1001 checks; at most 1000 are allowed";
+        assert_eq!(refused.to_string(), told);
     }
 
     #[test]
