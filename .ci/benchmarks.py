@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""usage: .ci/benchmarks.py [--rounds 3] [--seconds 2] [--only PART,...] [--s2] [--quick]
+"""usage: .ci/benchmarks.py [--rounds 3] [--seconds 2] [--only PART,...] [--scale 1] [--s2] [--quick]
 
 Measures everything that is published, and writes BENCHMARKS.md and the short table of README.md from it. Parts:
 
@@ -12,8 +12,9 @@ Measures everything that is published, and writes BENCHMARKS.md and the short ta
   libraries  storage/benches/peers: the engine beside other engines
 
 What was measured, round by round, is kept in storage/benches/results, from which both files are written; --only
-measures some parts anew and takes the others from there. --quick tries that everything works: its figures mean
-nothing, and it writes below target/ci. Nothing else should run meanwhile: two hours or so.
+measures some parts anew and takes the others from there; --scale makes the workloads of libraries smaller. --quick
+tries that everything works: its figures mean nothing, and it writes below target/ci. Nothing else should run
+meanwhile: two hours or so, and two more for libraries at their full size.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--scale", type=float, default=1)
     parser.add_argument("--s2", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--from-results", action="store_true", help=argparse.SUPPRESS)
@@ -112,7 +114,7 @@ def measure_part(part, results, options):
               *(["--s2"] if options.s2 else []), "--json", results / "servers.json")
     if part == "libraries":
         shown("cargo", "run", "--release", "--manifest-path", PEERS, "--", "--rounds", options.rounds,
-              *(["--scale", "0.005"] if options.quick else []), "--json", results / "libraries.json",
+              "--scale", 0.005 if options.quick else options.scale, "--json", results / "libraries.json",
               CARGO_TARGET_DIR=str(TARGET / "peers"))
 
 
@@ -322,10 +324,11 @@ def libraries(results):
         others = ", ".join(f"{row['system']} {show(row)} ({times(row['of_wald'])})" for row in found if row["system"] != "wald")
         rows.append([f"{workload}: {step}", wald, others])
     notes = dict.fromkeys((row["system"], row["note"]) for row in told["medians"] if row["note"])
+    scaled = f" workloads at {about['scale']} of their size;" if about["scale"] != 1 else ""
     text = table(["workload", "Wald", "others (of Wald's; less is better)"], rows, texts=(0, 2))
     return f"""## Beside other engines
 
-In process, without gRPC; each in a process of its own, {about['rounds']} rounds, medians; {about['file_system']}; {about['at'][:16]}Z. What is shown
+In process, without gRPC; each in a process of its own, {about['rounds']} rounds, medians;{scaled} {about['file_system']}; {about['at'][:16]}Z. What is shown
 is the time of one operation, or bytes; *as published* has set-up and tear-down inside the timer, *steady* has not.
 
 {text}
