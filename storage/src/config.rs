@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::error::InvalidBatch;
 use crate::journal::MIN_SEGMENT_BYTES;
 use crate::record::{Retention, SyncMode};
 
@@ -247,4 +248,18 @@ pub struct Limits {
     pub max_header_bytes: u32,
     /// Appends in flight, bytes.
     pub max_inflight_bytes: u64,
+}
+
+impl Limits {
+    /// Whether a request may have so many parts of a kind: as many as records.
+    ///
+    /// # Errors
+    /// [`InvalidBatch::TooMany`], with `what` they are.
+    pub fn check_number(&self, what: &'static str, count: usize) -> Result<(), InvalidBatch> {
+        let (count, limit) = (count as u64, u64::from(self.max_batch_records));
+        match count <= limit {
+            true => Ok(()),
+            false => Err(InvalidBatch::TooMany { what, count, limit }),
+        }
+    }
 }

@@ -3,15 +3,14 @@
 mod ack;
 mod stored;
 
-use bytes::Bytes;
 use prost::Message;
 use tonic::Status;
 use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{
     Appended, Cursor, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo,
-    LogName, LogStat, Lsn, Page, Position, Progress, RecoveryEpoch, ScanChunk, ScanEnd,
-    SegmentContents, SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
+    LogName, LogStat, Lsn, Page, Position, Progress, RecoveryEpoch, ScanChunk, SegmentContents,
+    SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
 };
 
 use crate::status;
@@ -148,19 +147,6 @@ pub(crate) fn scan_batches(
         })),
         _ => stored::batches(batches),
     }
-}
-
-/// What a message of a scan says beside its batches.
-pub(crate) fn scan_end(end: ScanEnd, cursor: Bytes, epoch: RecoveryEpoch) -> Encoded {
-    Encoded::from(&v1::ScanResponse {
-        batches: Vec::new(),
-        gaps: Vec::new(),
-        caught_up: end.caught_up,
-        cursor,
-        tail_lsn: Some(end.tail_lsn.get()),
-        durable_lsn: Some(end.durable_lsn.get()),
-        recovery_epoch: epoch.get(),
-    })
 }
 
 fn gap(gap: Gap) -> v1::Gap {

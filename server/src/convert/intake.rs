@@ -70,7 +70,14 @@ pub(crate) fn append_batch(
     let message = &request.bytes;
     let parts = BatchParts::of(message);
     let parts = parts.ok_or_else(|| undecodable::<v1::AppendBatchRequest>(message))?;
-    parts.check(limits)?;
+    // Each log needs a record at least.
+    for (what, count) in [
+        ("batches", parts.batches.len()),
+        ("checks", parts.checks.len()),
+        ("cursors", parts.cursors.len()),
+    ] {
+        limits.check_number(what, count).map_err(invalid)?;
+    }
     let durability = durability(parts.durability)?;
     let mut batch = Batch {
         logs: Vec::with_capacity(parts.batches.len()),
@@ -295,23 +302,6 @@ impl BatchParts {
             }
         }
         Some(parts)
-    }
-
-    /// Each log needs a record at least, and there may be as many checks and cursors.
-    fn check(&self, limits: &Limits) -> Result<(), Status> {
-        let limit = u64::from(limits.max_batch_records);
-        let parts = [
-            ("batches", self.batches.len()),
-            ("checks", self.checks.len()),
-            ("cursors", self.cursors.len()),
-        ];
-        for (what, count) in parts {
-            let count = count as u64;
-            if count > limit {
-                return Err(invalid(InvalidBatch::TooMany { what, count, limit }));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -176,8 +176,18 @@ impl Delivery {
 
     fn kept(&self, kept: Kept, end: ScanEnd) -> Result<Framed, Status> {
         let epoch = self.node.store(Access::Read)?.epoch;
-        let beside = convert::scan_end(end, self.scan.cursor(), epoch);
-        Framed::sharing(beside, kept.batches)
+        let beside = ScanChunk {
+            gaps: Vec::new(),
+            batches: Vec::new(),
+            caught_up: end.caught_up,
+            cursor: self.scan.cursor(),
+            tail_lsn: Some(end.tail_lsn),
+            durable_lsn: Some(end.durable_lsn),
+        };
+        Framed::sharing(
+            convert::scan_response(beside, self.view, epoch)?,
+            kept.batches,
+        )
     }
 
     /// How long a message took that was there when it was asked for, and how late one comes

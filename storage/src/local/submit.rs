@@ -24,7 +24,9 @@ pub(crate) fn validate(
     if batch.logs.is_empty() && batch.checks.is_empty() && batch.cursors.is_empty() {
         return Err(InvalidBatch::Empty { log: None });
     }
-    check_parts(batch, limits)?;
+    // Each is looked up by the committer, while all others wait.
+    limits.check_number("checks", batch.checks.len())?;
+    limits.check_number("cursors", batch.cursors.len())?;
     check_names(batch)?;
     check_cursors(batch)?;
     check_producers(batch)?;
@@ -77,22 +79,6 @@ pub(crate) fn digests(batch: &Batch) -> Vec<u64> {
             .collect(),
         _ => Vec::new(),
     }
-}
-
-/// Each is looked up by the committer, while all others wait.
-fn check_parts(batch: &Batch, limits: &Limits) -> Result<(), InvalidBatch> {
-    let limit = u64::from(limits.max_batch_records);
-    let parts = [
-        ("checks", batch.checks.len()),
-        ("cursors", batch.cursors.len()),
-    ];
-    for (what, count) in parts {
-        let count = count as u64;
-        if count > limit {
-            return Err(InvalidBatch::TooMany { what, count, limit });
-        }
-    }
-    Ok(())
 }
 
 fn check_cursors(batch: &Batch) -> Result<(), InvalidBatch> {
