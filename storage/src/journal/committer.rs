@@ -51,6 +51,8 @@ const GROUP_BYTES: usize = 4 << 20;
 const DIRECTORY_BYTES: usize = 128 << 10;
 /// The most a unit may add to a directory.
 const UNIT_DIRECTORY_BYTES: usize = frame::MAX_HEADER_BYTES - DIRECTORY_BYTES - 4096;
+/// What the page cache reads at once where only a part of it is overwritten.
+const BLOCK_BYTES: u64 = 4096;
 /// Appends of one log that meet in a group share a frame up to this.
 const COALESCED_BYTES: usize = 256 << 10;
 
@@ -182,6 +184,8 @@ pub(crate) struct Committer {
     before: Option<SegmentId>,
     /// Offset in the segment where the group begins.
     offset: u64,
+    /// Offset up to which blocks of the segment were written whole.
+    whole: u64,
     /// Frames of the group so far.
     buffer: Vec<u8>,
     open: Option<OpenFrame>,
@@ -276,6 +280,7 @@ impl Committer {
             file: resume.file,
             before: resume.link.predecessor,
             offset: LIFE_BYTES,
+            whole: LIFE_BYTES,
             buffer: Vec::new(),
             open: None,
             chain: 0,
@@ -551,7 +556,7 @@ impl Committer {
         let mut void = false;
         if !self.buffer.is_empty() && self.journal.failure().is_none() {
             let started = self.journal.clock.monotonic();
-            match self.file.write_most_at(&self.buffer, self.offset) {
+            match self.write_group() {
                 Ok(()) => self.written(started),
                 Err((written, error)) if is_out_of_space(&error) => {
                     void = true;
@@ -572,6 +577,25 @@ impl Committer {
             None if void => Err(AppendError::DiskFull),
             None => Ok(()),
         }
+    }
+
+    /// Writes the group; if it enters a block, with zeros up to that block's end. A block that
+    /// is overwritten in part is first read from the device, where the page cache has dropped
+    /// it since the pool filled it: most of the time of such a write.
+    fn write_group(&mut self) -> Result<(), (usize, io::Error)> {
+        let group = self.buffer.len();
+        let end = self.offset + group as u64;
+        let size = self.segment.life.size;
+        let whole = end.next_multiple_of(BLOCK_BYTES).min(size).max(end);
+        if end > self.whole {
+            let zeros = usize::try_from(whole - end).unwrap_or_default();
+            self.buffer.resize(group + zeros, 0);
+        }
+        let done = self.file.write_most_at(&self.buffer, self.offset);
+        self.buffer.truncate(group);
+        done?;
+        self.whole = self.whole.max(whole);
+        Ok(())
     }
 
     /// Answers those whose group is through, or leaves them to the flush.
@@ -641,7 +665,7 @@ impl Committer {
         self.group_records = 0;
         self.digest.update(&self.buffer);
         // The next group is probably as large; this one is kept without its slack.
-        let next = Vec::with_capacity(self.buffer.len());
+        let next = Vec::with_capacity(self.buffer.len() + BLOCK_BYTES as usize);
         let mut group = std::mem::replace(&mut self.buffer, next);
         group.shrink_to_fit();
         let bytes = group.len() as u64;

@@ -1,5 +1,7 @@
 //! Appending, conditions, durability, failure.
 
+use std::collections::{HashMap, HashSet};
+
 use super::*;
 use crate::error::{FailedCheck, InvalidBatch};
 use crate::ids::{LogId, Position};
@@ -322,4 +324,43 @@ fn an_idle_journal_proves_what_it_flushed() {
     let before = fixture.disk.calls();
     fixture.core.idle();
     assert_eq!(fixture.disk.calls(), before, "one marker is enough");
+}
+
+/// Otherwise it reads that block from the device first, if the page cache no longer has it.
+#[test]
+fn no_write_to_the_journal_enters_a_block_without_covering_it() {
+    const BLOCK: u64 = 4096;
+    let disk = SimDisk::new();
+    disk.trace_calls(true);
+    let fixture = Fixture::on(disk);
+    let mut state = 1_u64;
+    for _ in 0..300 {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let data = vec![7; (state >> 33) as usize % 3_000];
+        fixture.append("a", &data).unwrap();
+    }
+    let (_, calls) = fixture.disk.trace();
+    let mut covered: HashMap<String, HashSet<u64>> = HashMap::new();
+    let mut entered = 0;
+    for call in &calls {
+        let words: Vec<&str> = call.split(' ').collect();
+        let ["Write", path, _, offset, _, length, _] = words[..] else {
+            continue;
+        };
+        if !path.starts_with("journal/") {
+            continue;
+        }
+        let [offset, length] = [offset, length].map(|number| number.parse::<u64>().unwrap());
+        let covered = covered.entry(path.to_owned()).or_default();
+        for block in offset / BLOCK..(offset + length).div_ceil(BLOCK) {
+            let (start, end) = (block * BLOCK, (block + 1) * BLOCK);
+            if covered.insert(block) {
+                entered += 1;
+                assert!(offset <= start && end <= offset + length, "{call}");
+            }
+        }
+    }
+    assert!(entered > 100, "{entered} blocks");
 }

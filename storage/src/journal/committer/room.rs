@@ -141,6 +141,7 @@ impl Committer {
         self.segment = segment;
         self.file = ready.file;
         self.offset = LIFE_BYTES;
+        self.whole = LIFE_BYTES;
         self.chain = 0;
         self.digest = Xxh3::new();
         self.frames = 0;
