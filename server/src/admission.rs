@@ -24,11 +24,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::{Request, Response};
+use http::Request;
 use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use tonic::Status;
-use tower::{Layer, Service};
+use tower::BoxError;
 use wald_storage::AppendError;
 
 use crate::metrics::Metrics;
@@ -139,73 +140,99 @@ impl Admission {
     }
 }
 
-/// Wraps the services of a server.
-#[derive(Clone)]
-pub(crate) struct AdmissionLayer(pub(crate) Arc<Admission>);
-
-impl<S> Layer<S> for AdmissionLayer {
-    type Service = AdmissionService<S>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        AdmissionService {
-            inner,
-            admission: Arc::clone(&self.0),
-        }
-    }
-}
-
-/// A service whose appends are admitted before they are received.
-#[derive(Clone)]
-pub(crate) struct AdmissionService<S> {
-    inner: S,
-    admission: Arc<Admission>,
-}
-
-impl<S, R> Service<Request<tonic::body::Body>> for AdmissionService<S>
-where
-    S: Service<Request<tonic::body::Body>, Response = Response<R>>,
-{
-    type Response = Response<R>;
-    type Error = S::Error;
-    type Future = AdmittedCall<S::Future>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, mut request: Request<tonic::body::Body>) -> Self::Future {
-        let peer = request.extensions().get::<Peer>();
-        let share = peer.map(|peer| peer.share.clone()).unwrap_or_default();
-        let admission = Arc::clone(&self.admission);
-        if request.uri().path() == SESSION {
-            let window = Window::new(admission.session_window);
-            request.extensions_mut().insert(window.clone());
-            let request = request.map(|inner| {
-                tonic::body::Body::new(SessionBody::new(inner, admission, share, window))
+impl Admission {
+    /// The call that `serve` makes of a request of that connection, whose appends are admitted
+    /// before they are received.
+    pub(crate) fn call<F>(
+        self: &Arc<Self>,
+        peer: &Peer,
+        mut request: Request<Incoming>,
+        serve: impl FnOnce(Request<RequestBody>) -> F,
+    ) -> AdmittedCall<F> {
+        if APPENDS.contains(&request.uri().path()) {
+            let place = Arc::new(Place::default());
+            let request = request.map(|inner| RequestBody::Append {
+                inner: AdmittedBody {
+                    inner,
+                    prefix: [0; PREFIX_BYTES],
+                    received: 0,
+                    refused: None,
+                    admission: Arc::clone(self),
+                    share: peer.share.clone(),
+                    place: Arc::clone(&place),
+                },
             });
-            let inner = self.inner.call(request);
-            return AdmittedCall { inner, place: None };
+            return AdmittedCall {
+                inner: serve(request),
+                place: Some(place),
+            };
         }
-        if !APPENDS.contains(&request.uri().path()) {
-            let inner = self.inner.call(request);
-            return AdmittedCall { inner, place: None };
-        }
-        let place = Arc::new(Place::default());
-        let request = request.map(|inner| {
-            tonic::body::Body::new(AdmittedBody {
-                inner,
-                prefix: Vec::with_capacity(PREFIX_BYTES),
-                refused: None,
-                admission,
-                share,
-                place: Arc::clone(&place),
+        let request = if request.uri().path() == SESSION {
+            let window = Window::new(self.session_window);
+            request.extensions_mut().insert(window.clone());
+            request.extensions_mut().insert(peer.clone());
+            let (admission, share) = (Arc::clone(self), peer.share.clone());
+            request.map(|inner| {
+                let inner = tonic::body::Body::new(inner);
+                let inner = SessionBody::new(inner, admission, share, window);
+                RequestBody::Session { inner }
             })
-        });
+        } else {
+            request.map(|inner| RequestBody::Plain { inner })
+        };
         AdmittedCall {
-            inner: self.inner.call(request),
-            place: Some(place),
+            inner: serve(request),
+            place: None,
         }
     }
+}
+
+pin_project! {
+    /// What services receive of a request.
+    #[project = Received]
+    pub(crate) enum RequestBody {
+        Plain { #[pin] inner: Incoming },
+        Append { #[pin] inner: AdmittedBody },
+        Session { #[pin] inner: SessionBody },
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.project() {
+            Received::Plain { inner } => boxed(inner.poll_frame(context)),
+            Received::Append { inner } => inner.poll_frame(context),
+            Received::Session { inner } => boxed(inner.poll_frame(context)),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Plain { inner } => inner.is_end_stream(),
+            Self::Append { inner } => inner.is_end_stream(),
+            Self::Session { inner } => inner.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Plain { inner } => inner.size_hint(),
+            Self::Append { inner } => inner.size_hint(),
+            Self::Session { inner } => inner.size_hint(),
+        }
+    }
+}
+
+type Polled<E> = Poll<Option<Result<Frame<Bytes>, E>>>;
+
+fn boxed<E: Into<BoxError>>(polled: Polled<E>) -> Polled<BoxError> {
+    polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
 }
 
 /// Where the body puts the permit, for the call to keep it until the answer.
@@ -236,10 +263,12 @@ where
 
 pin_project! {
     /// The body of an append, which goes on after its prefix only if it is admitted.
-    struct AdmittedBody {
+    pub(crate) struct AdmittedBody {
         #[pin]
-        inner: tonic::body::Body,
-        prefix: Vec<u8>,
+        inner: Incoming,
+        prefix: [u8; PREFIX_BYTES],
+        // Bytes of the prefix.
+        received: usize,
         refused: Option<Status>,
         admission: Arc<Admission>,
         share: Share,
@@ -249,28 +278,31 @@ pin_project! {
 
 impl Body for AdmittedBody {
     type Data = Bytes;
-    type Error = Status;
+    type Error = BoxError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut this = self.project();
         loop {
-            let frame = ready!(this.inner.as_mut().poll_frame(context));
+            let frame = ready!(boxed(this.inner.as_mut().poll_frame(context)));
             let Some(Ok(data)) = frame
                 .as_ref()
                 .map(|frame| frame.as_ref().map(Frame::data_ref))
             else {
                 // The end: now it can be told.
-                return Poll::Ready(this.refused.take().map(Err).or(frame));
+                let refused = this.refused.take().map(|status| Err(status.into()));
+                return Poll::Ready(refused.or(frame));
             };
-            let missing = PREFIX_BYTES - this.prefix.len();
-            if missing > 0
+            let missing = &mut this.prefix[*this.received..];
+            if !missing.is_empty()
                 && let Some(data) = data
             {
-                this.prefix.extend(data.iter().take(missing));
-                if this.prefix.len() == PREFIX_BYTES {
+                let part = missing.len().min(data.len());
+                missing[..part].copy_from_slice(&data[..part]);
+                *this.received += part;
+                if *this.received == PREFIX_BYTES {
                     let length = (&this.prefix[1..]).get_u32();
                     match this.admission.admit(this.share, u64::from(length)) {
                         Ok(permit) => drop(this.place.set(permit)),

@@ -22,7 +22,7 @@ use wald_storage::{AppendError, Clock as _, Durability, RecoveryReport, Statisti
 
 use crate::status;
 
-pub(crate) use calls::CallLayer;
+pub(crate) use calls::{CallBody, CallCounter, CallFuture};
 pub(crate) use deadline::Deadline;
 pub(crate) use totals::{Buckets, Totals, float};
 
@@ -602,9 +602,9 @@ impl Metrics {
         Ok(text)
     }
 
-    /// The layer that counts calls.
-    pub(crate) fn call_layer(&self, ceiling: Option<Duration>) -> CallLayer {
-        self.calls.layer(ceiling)
+    /// What counts calls, and ends unary ones after the `ceiling` at the latest.
+    pub(crate) fn call_counter(&self, ceiling: Option<Duration>) -> CallCounter {
+        self.calls.counter(ceiling)
     }
 }
 

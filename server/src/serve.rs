@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
-use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use wald_proto::echo::echo_service_server::EchoServiceServer;
@@ -20,7 +19,7 @@ use wald_proto::stored::wal_service_server::WalServiceServer;
 use wald_proto::v1;
 use wald_storage::{Clock, LogEngine, RecoveryReport, SystemClock};
 
-use crate::admission::{Admission, AdmissionLayer};
+use crate::admission::Admission;
 use crate::config::{Config, FlushFailurePolicy, Value};
 use crate::console;
 use crate::convert::ServerLimits;
@@ -28,7 +27,7 @@ use crate::drain::{Phase, Request, Signals, bound};
 use crate::http;
 use crate::metrics::Metrics;
 use crate::rpc::{Direct, Echo, Node, Services, Store};
-use crate::transport::{Listener, Transport};
+use crate::transport::{Calls, Listener, Routes, Transport};
 use open::Opened;
 
 /// Why the process ends otherwise than by order: its exit code, from sysexits.h, and a
@@ -182,17 +181,18 @@ impl Server {
             .set_service_status(LIVENESS, ServingStatus::Serving)
             .await;
         let addresses = (listener.address(), http.local_addr().ok());
-        let routes = routes(&node, &life.health, config)?;
-        let calls = node.metrics.call_layer(bound(config.request_timeout));
-        let budget = Admission::new(
-            config.max_inflight_bytes.0,
-            config.session_window_bytes.0,
-            largest_message(config)?,
-            Arc::clone(&node.metrics),
-        );
-        let layers = (calls, AdmissionLayer(budget));
-        let mut transport = Transport::start(listener, &routes, &layers, config, &node.phase)
-            .map_err(|error| {
+        let calls = Arc::new(Calls {
+            counter: node.metrics.call_counter(bound(config.request_timeout)),
+            admission: Admission::new(
+                config.max_inflight_bytes.0,
+                config.session_window_bytes.0,
+                largest_message(config)?,
+                Arc::clone(&node.metrics),
+            ),
+            routes: routes(&node, &life.health, config)?,
+        });
+        let mut transport =
+            Transport::start(listener, &calls, config, &node.phase).map_err(|error| {
                 Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
             })?;
         let mut router = http::router(Arc::clone(&node), config.has_console());
@@ -255,16 +255,17 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     let decode = usize::try_from(largest_message(config)?).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
     let wal = WalServiceServer::new(services()).max_decoding_message_size(decode);
-    let mut routes = Routes::new(Direct(wal))
-        .add_service(v1::log_service_server::LogServiceServer::new(services()))
-        .add_service(v1::cursor_service_server::CursorServiceServer::new(
-            services(),
-        ))
-        .add_service(v1::ops_service_server::OpsServiceServer::new(services()))
-        .add_service(tonic_health::pb::health_server::HealthServer::new(health));
+    let mut routes = Routes::default();
+    routes.add(Direct(wal));
+    routes.add(v1::log_service_server::LogServiceServer::new(services()));
+    routes.add(v1::cursor_service_server::CursorServiceServer::new(
+        services(),
+    ));
+    routes.add(v1::ops_service_server::OpsServiceServer::new(services()));
+    routes.add(tonic_health::pb::health_server::HealthServer::new(health));
     if config.echo {
         let echo = EchoServiceServer::new(Echo::new(node.phase.clone()));
-        routes = routes.add_service(echo.max_decoding_message_size(decode));
+        routes.add(echo.max_decoding_message_size(decode));
     }
     if config.reflection {
         let builder = || {
@@ -280,11 +281,10 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
             }
         };
         let broken = |error| Exit::new(Exit::SYSTEM, format!("reflection: {error}"));
-        routes = routes
-            .add_service(builder().build_v1().map_err(broken)?)
-            .add_service(builder().build_v1alpha().map_err(broken)?);
+        routes.add(builder().build_v1().map_err(broken)?);
+        routes.add(builder().build_v1alpha().map_err(broken)?);
     }
-    Ok(routes.prepare())
+    Ok(routes)
 }
 
 /// What changes while the server lives, and who is told.

@@ -1,8 +1,8 @@
-//! gRPC over TCP: one acceptor, several event loops, and the transport's settings that
-//! hyper and tonic leave open.
+//! gRPC over TCP: one acceptor, several event loops, hyper's HTTP/2 on each connection, and
+//! tonic's services behind it.
 //!
 //! ```text
-//! acceptor ── socket ──▶ event loop 1 (thread, current-thread runtime, tonic)
+//! acceptor ── socket ──▶ event loop 1 (thread, current-thread runtime)
 //!    │ one permit each ─▶ event loop 2
 //!    ▼ no permit: waits   ...           each connection stays on its loop
 //! ```
@@ -10,29 +10,37 @@
 //! Event loops of one thread each, instead of one pool that steals work, halve the CPU
 //! of a unary call (performance.md): a request, its engine ticket and its answer wake
 //! the thread that has them in its cache.
+//!
+//! hyper calls the services itself ([`routes`]): tonic's own server has a router and layers
+//! between, which cost as much as an eighth of an append, and its ways to end a connection
+//! are not ours.
 
 mod conn;
+mod routes;
 
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hyper::server::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio_stream::{StreamExt as _, wrappers::UnboundedReceiverStream};
-use tonic::service::Routes;
-use tonic::transport::Server;
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 
-use crate::admission::AdmissionLayer;
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
-use crate::metrics::CallLayer;
 use crate::wakes;
 use conn::Conn;
 pub(crate) use conn::Peer;
+use routes::ConnectionCalls;
+pub(crate) use routes::{Calls, Routes};
 
 /// After a failed accept (usually: out of file descriptors) trying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -105,23 +113,14 @@ impl Transport {
     /// If a thread or its event loop cannot be made.
     pub(crate) fn start(
         listener: Listener,
-        routes: &Routes,
-        layers: &(CallLayer, AdmissionLayer),
+        calls: &Arc<Calls>,
         config: &Config,
         phase: &watch::Receiver<Phase>,
     ) -> io::Result<Self> {
         let (running, ended) = mpsc::channel(1);
         let mut loops = Vec::new();
         for index in 0..config.workers() {
-            let (sockets, accepted) = mpsc::unbounded_channel();
-            let connections = Arc::new(AtomicUsize::new(0));
-            let server = serve(
-                routes.clone(),
-                layers.clone(),
-                config,
-                accepted,
-                phase.clone(),
-            );
+            let (event_loop, server) = event_loop(calls, config, phase);
             let running = running.clone();
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -133,10 +132,7 @@ impl Transport {
                     runtime.block_on(server);
                     drop(running);
                 })?;
-            loops.push(EventLoop {
-                sockets,
-                connections,
-            });
+            loops.push(event_loop);
         }
         let permits = match config.max_connections {
             0 => None,
@@ -150,6 +146,41 @@ impl Transport {
     pub(crate) async fn ended(&mut self) {
         while self.ended.recv().await.is_some() {}
     }
+}
+
+/// An event loop, and what its thread runs.
+fn event_loop(
+    calls: &Arc<Calls>,
+    config: &Config,
+    phase: &watch::Receiver<Phase>,
+) -> (EventLoop, impl Future<Output = ()> + Send + 'static) {
+    let (sockets, accepted) = mpsc::unbounded_channel();
+    let server = serve(
+        accepted,
+        Settings::new(config),
+        Arc::clone(calls),
+        phase.clone(),
+    );
+    let connections = Arc::new(AtomicUsize::new(0));
+    let event_loop = EventLoop {
+        sockets,
+        connections,
+    };
+    (event_loop, server)
+}
+
+/// Serves on the event loop of a test.
+#[cfg(test)]
+pub(crate) fn serve_here(
+    listener: Listener,
+    calls: &Arc<Calls>,
+    config: &Config,
+    phase: &watch::Receiver<Phase>,
+) {
+    let (event_loop, server) = event_loop(calls, config, phase);
+    tokio::spawn(server);
+    let loops = vec![event_loop];
+    tokio::spawn(accept(listener.incoming, loops, None, phase.clone()));
 }
 
 /// Hands sockets to the event loop with the fewest, until draining begins: then the port
@@ -209,49 +240,105 @@ fn hand_over(
     }
 }
 
-/// What one event loop runs, until draining begins and its connections are closed.
-fn serve(
-    routes: Routes,
-    (calls, admission): (CallLayer, AdmissionLayer),
-    config: &Config,
-    accepted: mpsc::UnboundedReceiver<Accepted>,
-    mut phase: watch::Receiver<Phase>,
-) -> impl Future<Output = ()> + Send + 'static {
-    let server = server(config)
-        .layer(calls)
-        .layer(admission)
-        .add_routes(routes);
-    let lifetime = bound(config.max_connection_age)
-        .zip(bound(config.max_connection_age_grace))
-        .map(|(age, grace)| age.saturating_add(grace));
-    async move {
-        let incoming = UnboundedReceiverStream::new(accepted).map(move |a| Conn::new(a, lifetime));
-        let served = server
-            .serve_with_incoming_shutdown(incoming, async move { draining(&mut phase).await })
-            .await;
-        if let Err(error) = served {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "an event loop ended"
-            );
+/// How connections are served.
+#[derive(Clone)]
+struct Settings {
+    http2: http2::Builder<TokioExecutor>,
+    /// After so long a connection is told to end, and after the grace it is ended.
+    age: Option<Duration>,
+    grace: Option<Duration>,
+}
+
+impl Settings {
+    fn new(config: &Config) -> Self {
+        let window = |bytes: u64| u32::try_from(bytes).ok();
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        http2
+            .timer(TokioTimer::new())
+            // No client of gRPC reads it.
+            .auto_date_header(false)
+            .max_concurrent_streams(config.max_concurrent_streams)
+            .max_local_error_reset_streams(config.max_local_resets)
+            .initial_stream_window_size(window(config.stream_window_bytes.0))
+            .initial_connection_window_size(window(config.connection_window_bytes.0))
+            .keep_alive_interval(bound(config.keepalive_interval))
+            .keep_alive_timeout(config.keepalive_timeout);
+        if let Some(bytes) = window(config.max_header_bytes.0) {
+            http2.max_header_list_size(bytes);
         }
+        Self {
+            http2,
+            age: bound(config.max_connection_age),
+            grace: bound(config.max_connection_age_grace),
+        }
+    }
+
+    fn lifetime(&self) -> Option<Duration> {
+        self.age
+            .zip(self.grace)
+            .map(|(age, grace)| age.saturating_add(grace))
     }
 }
 
-fn server(config: &Config) -> Server {
-    let window = |bytes: u64| u32::try_from(bytes).ok();
-    let mut server = Server::builder()
-        .max_concurrent_streams(config.max_concurrent_streams)
-        .http2_max_local_error_reset_streams(Some(config.max_local_resets))
-        .http2_max_header_list_size(window(config.max_header_bytes.0))
-        .initial_stream_window_size(window(config.stream_window_bytes.0))
-        .initial_connection_window_size(window(config.connection_window_bytes.0))
-        .http2_keepalive_interval(bound(config.keepalive_interval))
-        .http2_keepalive_timeout(Some(config.keepalive_timeout));
-    // tonic's own grace replaces the GOAWAY instead of following it; the connection
-    // closes itself after the grace instead.
-    if let Some(age) = bound(config.max_connection_age) {
-        server = server.max_connection_age(age);
+/// What one event loop runs, until draining begins and its connections are closed.
+async fn serve(
+    mut accepted: mpsc::UnboundedReceiver<Accepted>,
+    settings: Settings,
+    calls: Arc<Calls>,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = draining(&mut phase) => break,
+            Some(socket) = accepted.recv() => match Conn::new(socket, settings.lifetime()) {
+                Ok(conn) => {
+                    let (settings, calls) = (settings.clone(), Arc::clone(&calls));
+                    connections.spawn(serve_connection(conn, settings, calls, phase.clone()));
+                }
+                Err(error) => tracing::debug!(%error, "a connection was lost as it was accepted"),
+            },
+            Some(_) = connections.join_next() => {}
+        }
     }
-    server
+    while connections.join_next().await.is_some() {}
+}
+
+/// Serves one connection until it is closed. When draining begins, or it is of age, its client
+/// is told to make no more calls (GOAWAY), and it is closed when those it has made are answered.
+async fn serve_connection(
+    conn: Conn,
+    settings: Settings,
+    calls: Arc<Calls>,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let peer = conn.peer();
+    let service = ConnectionCalls { calls, peer };
+    let mut connection = pin!(settings.http2.serve_connection(TokioIo::new(conn), service));
+    let time_to_end = async {
+        let aged = async {
+            match settings.age {
+                Some(age) => tokio::time::sleep(age).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = draining(&mut phase) => {}
+            () = aged => {}
+        }
+    };
+    let ended = tokio::select! {
+        biased;
+        ended = connection.as_mut() => ended,
+        () = time_to_end => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(
+            error = &error as &dyn std::error::Error,
+            "a connection ended"
+        );
+    }
 }

@@ -1,4 +1,4 @@
-//! The tower layer around every gRPC call: counts it under the names that dashboards for
+//! What is around every gRPC call: counts it under the names that dashboards for
 //! gRPC servers query, and holds it to its deadline.
 //!
 //! The deadline is kept here and not by tonic because tonic answers CANCELLED without a
@@ -19,7 +19,6 @@ use prometheus::{Error, Histogram, IntCounter, IntCounterVec, Opts};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use tokio::time::Sleep;
-use tower::{Layer, Service};
 use tracing::Span;
 
 use super::Maker;
@@ -144,8 +143,8 @@ impl Calls {
         })
     }
 
-    pub(super) fn layer(&self, ceiling: Option<Duration>) -> CallLayer {
-        CallLayer {
+    pub(super) fn counter(&self, ceiling: Option<Duration>) -> CallCounter {
+        CallCounter {
             methods: Arc::clone(&self.methods),
             unknown: Arc::clone(&self.unknown),
             ceiling,
@@ -175,62 +174,37 @@ fn rpcs(descriptors: &[u8]) -> Vec<(&'static str, String, String)> {
     found
 }
 
-/// Wraps the services of a server.
+/// Counts calls, and ends them at their deadline.
 #[derive(Debug, Clone)]
-pub(crate) struct CallLayer {
+pub(crate) struct CallCounter {
     methods: Arc<Methods>,
     unknown: Arc<Method>,
     /// Longest time of a unary call.
     ceiling: Option<Duration>,
 }
 
-impl<S> Layer<S> for CallLayer {
-    type Service = CallService<S>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        CallService {
-            inner,
-            layer: self.clone(),
-        }
-    }
-}
-
-/// A service whose calls are counted and end at their deadline.
-#[derive(Debug, Clone)]
-pub(crate) struct CallService<S> {
-    inner: S,
-    layer: CallLayer,
-}
-
-impl<S, B, R> Service<Request<B>> for CallService<S>
-where
-    S: Service<Request<B>, Response = Response<R>>,
-    R: Default,
-{
-    type Response = Response<CallBody<R>>;
-    type Error = S::Error;
-    type Future = CallFuture<S::Future>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let method = match self.layer.methods.get(request.uri().path()) {
+impl CallCounter {
+    /// The call that `serve` makes of the request.
+    pub(crate) fn call<B, F>(
+        &self,
+        mut request: Request<B>,
+        serve: impl FnOnce(Request<B>) -> F,
+    ) -> CallFuture<F> {
+        let method = match self.methods.get(request.uri().path()) {
             Some(Some(method)) => method,
             Some(None) => {
                 return CallFuture {
                     call: None,
-                    inner: self.inner.call(request),
+                    inner: serve(request),
                     sleep: None,
                     deadline: None,
                 };
             }
-            None => &self.layer.unknown,
+            None => &self.unknown,
         };
         method.started.inc();
         let started = Instant::now();
-        let ceiling = self.layer.ceiling.filter(|_| method.unary);
+        let ceiling = self.ceiling.filter(|_| method.unary);
         let timeout = match (grpc_timeout(request.headers()), ceiling) {
             (Some(asked), Some(ceiling)) => Some(asked.min(ceiling)),
             (asked, ceiling) => asked.or(ceiling),
@@ -250,7 +224,7 @@ where
                 started,
                 counted: false,
             }),
-            inner: self.inner.call(request),
+            inner: serve(request),
             sleep: deadline
                 .as_ref()
                 .map(|deadline| tokio::time::sleep_until(deadline.at.into())),

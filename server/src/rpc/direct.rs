@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use futures_util::future::{FutureExt as _, Map};
+use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream;
 use http::HeaderMap;
 use http_body::{Body, Frame};
@@ -26,6 +26,9 @@ use tower::Service;
 use wald_proto::codec::{Encode as _, Encoded};
 
 use super::{Answer, Answers};
+
+/// The RPC that answers so.
+const SCAN: &str = "/wald.v1.WalService/Scan";
 
 /// Pieces below this are gathered. They may be a small part of what they lie in, a group of
 /// appends or a buffer, and as long as a message is on its way it holds that.
@@ -59,18 +62,28 @@ type HttpAnswer = Result<http::Response<tonic::body::Body>, Infallible>;
 
 impl<S, B> Service<http::Request<B>> for Direct<S>
 where
-    S: Service<http::Request<B>, Response = http::Response<tonic::body::Body>, Error = Infallible>,
+    S: Service<
+            http::Request<B>,
+            Response = http::Response<tonic::body::Body>,
+            Error = Infallible,
+            Future = BoxFuture<'static, HttpAnswer>,
+        >,
 {
     type Response = S::Response;
     type Error = Infallible;
-    type Future = Map<S::Future, fn(HttpAnswer) -> HttpAnswer>;
+    type Future = S::Future;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.0.poll_ready(context)
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        self.0.call(request).map(with_its_stream)
+        let scans = request.uri().path() == SCAN;
+        let answer = self.0.call(request);
+        match scans {
+            true => answer.map(with_its_stream).boxed(),
+            false => answer,
+        }
     }
 }
 

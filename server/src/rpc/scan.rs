@@ -105,8 +105,10 @@ impl Delivery {
             Next::Chunk(Ok(Some(chunk))) => {
                 let arrival = chunk.batches.first().map(|batch| batch.arrival);
                 self.tell(asked, arrival, chunk.caught_up);
-                self.at_end = chunk.caught_up.then(Instant::now);
-                self.message(chunk, from)
+                // One moment for it and for those it is shared with.
+                let made = Instant::now();
+                self.at_end = chunk.caught_up.then_some(made);
+                self.message(chunk, from, made)
             }
             Next::Kept(kept, end) => {
                 self.tell(asked, Some(kept.arrival), end.caught_up);
@@ -150,7 +152,12 @@ impl Delivery {
     }
 
     /// A chunk that began at `from`, if that is known.
-    fn message(&self, mut chunk: ScanChunk, from: Option<Lsn>) -> Result<Framed, Status> {
+    fn message(
+        &self,
+        mut chunk: ScanChunk,
+        from: Option<Lsn>,
+        made: Instant,
+    ) -> Result<Framed, Status> {
         let epoch = self.node.store(Access::Read)?.epoch;
         let (Some(shared), Some(from), Some(arrival), Some(after), true) = (
             &self.shared,
@@ -169,7 +176,7 @@ impl Delivery {
             to_end: chunk.caught_up,
             arrival,
             batches: batches.clone(),
-            made: Instant::now(),
+            made,
         });
         Framed::sharing(convert::scan_response(chunk, self.view, epoch)?, batches)
     }

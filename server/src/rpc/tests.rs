@@ -3,11 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
-use tonic::service::Routes;
-use tonic::transport::{Channel, Server};
+use tonic::transport::Channel;
 use tonic_types::StatusExt as _;
 use v1::cursor_service_client::CursorServiceClient;
 use v1::log_service_client::LogServiceClient;
@@ -16,7 +14,9 @@ use wald_proto::stored::wal_service_server::WalServiceServer;
 use wald_storage::{LocalEngine, SimDisk, StorageConfig, SystemClock};
 
 use super::*;
-use crate::admission::{Admission, AdmissionLayer};
+use crate::admission::Admission;
+use crate::config::Layers;
+use crate::transport::{Calls, Listener, Routes, serve_here};
 
 /// A node and its clients.
 pub(super) struct Fixture {
@@ -58,23 +58,22 @@ impl Fixture {
             fan_out: Arc::default(),
         });
         let services = || Services(Arc::clone(&node));
-        let routes = Routes::new(Direct(WalServiceServer::new(services())))
-            .add_service(v1::log_service_server::LogServiceServer::new(services()))
-            .add_service(v1::cursor_service_server::CursorServiceServer::new(
-                services(),
-            ));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        // As the daemon does it: otherwise answers wait for delayed acknowledgements.
-        let sockets = TcpListenerStream::new(listener)
-            .map(|socket| socket.and_then(|socket| socket.set_nodelay(true).map(|()| socket)));
-        let budget = Admission::new(64 << 20, 4 << 20, 16 << 20, metrics);
-        tokio::spawn(
-            Server::builder()
-                .layer(AdmissionLayer(budget))
-                .add_routes(routes)
-                .serve_with_incoming(sockets),
-        );
+        let mut routes = Routes::default();
+        routes.add(Direct(WalServiceServer::new(services())));
+        routes.add(v1::log_service_server::LogServiceServer::new(services()));
+        routes.add(v1::cursor_service_server::CursorServiceServer::new(
+            services(),
+        ));
+        let calls = Arc::new(Calls {
+            counter: metrics.call_counter(None),
+            admission: Admission::new(64 << 20, 4 << 20, 16 << 20, metrics),
+            routes,
+        });
+        let mut config = Layers::default().resolve().unwrap().config;
+        config.listen = "127.0.0.1:0".parse().unwrap();
+        let listener = Listener::bind(&config).unwrap();
+        let address = listener.address();
+        serve_here(listener, &calls, &config, &node.phase);
         let channel = Channel::from_shared(format!("http://{address}"));
         let channel = channel.unwrap().connect().await.unwrap();
         Self {

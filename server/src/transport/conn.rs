@@ -14,7 +14,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
-use tonic::transport::server::Connected;
 
 use super::{Accepted, Load};
 use crate::admission::Share;
@@ -22,7 +21,7 @@ use crate::admission::Share;
 /// How long a client may take to close after the server has.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What the calls of one connection share; in the extensions of their requests.
+/// What the calls of one connection share; in the extensions of a session's request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Peer {
     /// What they have under way.
@@ -78,13 +77,9 @@ impl Conn {
             _load: accepted.load,
         })
     }
-}
 
-impl Connected for Conn {
-    /// Each request learns what its connection has under way.
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
+    /// What its calls share.
+    pub(super) fn peer(&self) -> Peer {
         self.peer.clone()
     }
 }

@@ -52,7 +52,7 @@ const DIRECTORY_BYTES: usize = 128 << 10;
 /// The most a unit may add to a directory.
 const UNIT_DIRECTORY_BYTES: usize = frame::MAX_HEADER_BYTES - DIRECTORY_BYTES - 4096;
 /// What the page cache reads at once where only a part of it is overwritten.
-const BLOCK_BYTES: u64 = 4096;
+const BLOCK_BYTES: usize = 4096;
 /// Appends of one log that meet in a group share a frame up to this.
 const COALESCED_BYTES: usize = 256 << 10;
 
@@ -586,7 +586,7 @@ impl Committer {
         let group = self.buffer.len();
         let end = self.offset + group as u64;
         let size = self.segment.life.size;
-        let whole = end.next_multiple_of(BLOCK_BYTES).min(size).max(end);
+        let whole = end.next_multiple_of(BLOCK_BYTES as u64).min(size).max(end);
         if end > self.whole {
             let zeros = usize::try_from(whole - end).unwrap_or_default();
             self.buffer.resize(group + zeros, 0);
@@ -665,7 +665,7 @@ impl Committer {
         self.group_records = 0;
         self.digest.update(&self.buffer);
         // The next group is probably as large; this one is kept without its slack.
-        let next = Vec::with_capacity(self.buffer.len() + BLOCK_BYTES as usize);
+        let next = Vec::with_capacity(self.buffer.len() + BLOCK_BYTES);
         let mut group = std::mem::replace(&mut self.buffer, next);
         group.shrink_to_fit();
         let bytes = group.len() as u64;

@@ -7,9 +7,9 @@
 //! not wait for a flush, or is much.
 //!
 //! Callers that wait for their answer come back soon after it. So after a flush that
-//! answered several, the next group waits until as many are there, but no longer than the
-//! flush took: a flush for the first few who are back would make all others wait for one
-//! more.
+//! answered several, the next group waits until as many are there, but no longer than twice
+//! what the flush took: a flush for the first few who are back would make all others wait
+//! for one more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -213,7 +213,7 @@ impl Intake {
         let mut state = self.state.lock();
         state.flushing = false;
         state.answered = answered;
-        let most = took.min(MOST_GATHERING);
+        let most = took.saturating_mul(2).min(MOST_GATHERING);
         state.gather_until = (answered > 1).then(|| now + most);
     }
 }

@@ -1,0 +1,125 @@
+//! Which service answers a call, and what is around all of them.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::Service;
+
+use super::Peer;
+use crate::admission::{Admission, AdmittedCall, RequestBody};
+use crate::metrics::{CallBody, CallCounter, CallFuture};
+
+type Answer = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+/// A service that tonic has generated.
+trait Serve: Send + Sync {
+    fn serve(&self, request: Request<RequestBody>) -> Answer;
+}
+
+impl<S> Serve for S
+where
+    S: Service<
+            Request<RequestBody>,
+            Response = Response<Body>,
+            Error = Infallible,
+            Future = Answer,
+        > + Clone
+        + Send
+        + Sync,
+{
+    /// Generated services are always ready.
+    fn serve(&self, request: Request<RequestBody>) -> Answer {
+        self.clone().call(request)
+    }
+}
+
+/// The services of a daemon, the most wanted first.
+#[derive(Clone, Default)]
+pub(crate) struct Routes {
+    services: Vec<(&'static str, Arc<dyn Serve>)>,
+}
+
+impl Routes {
+    /// Answers calls of this service, too.
+    pub(crate) fn add<S>(&mut self, service: S)
+    where
+        S: Service<
+                Request<RequestBody>,
+                Response = Response<Body>,
+                Error = Infallible,
+                Future = Answer,
+            > + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.services.push((S::NAME, Arc::new(service)));
+    }
+
+    fn serve(&self, request: Request<RequestBody>) -> Answer {
+        let name = service_name(request.uri().path());
+        match self.services.iter().find(|(known, _)| name == Some(known)) {
+            Some((_, service)) => service.serve(request),
+            None => {
+                let status = Status::unimplemented("the server has no such service");
+                Box::pin(std::future::ready(Ok(status.into_http())))
+            }
+        }
+    }
+}
+
+/// Of a path `/package.Service/Method`.
+fn service_name(path: &str) -> Option<&str> {
+    Some(path.strip_prefix('/')?.split_once('/')?.0)
+}
+
+/// All that a call passes on its way to its service.
+#[derive(Clone)]
+pub(crate) struct Calls {
+    pub(crate) counter: CallCounter,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) routes: Routes,
+}
+
+/// The calls of one connection.
+pub(super) struct ConnectionCalls {
+    pub(super) calls: Arc<Calls>,
+    pub(super) peer: Peer,
+}
+
+impl hyper::service::Service<Request<Incoming>> for ConnectionCalls {
+    type Response = Response<CallBody<Body>>;
+    type Error = Infallible;
+    type Future = CallFuture<AdmittedCall<Answer>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let Calls {
+            counter,
+            admission,
+            routes,
+        } = &*self.calls;
+        counter.call(request, |request| {
+            admission.call(&self.peer, request, |request| routes.serve(request))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_is_what_stands_before_the_method() {
+        assert_eq!(service_name("/a.v1.B/C"), Some("a.v1.B"));
+        for none in ["", "/", "/a.v1.B", "a.v1.B/C", "*"] {
+            assert_eq!(service_name(none), None, "{none}");
+        }
+    }
+}
