@@ -288,24 +288,31 @@ segments are sorted, expired and used again all the time. Medians of the seconds
 def servers(results):
     told = json.loads((results / "servers.json").read_text())
     about, out = told["about"], []
+    columns = ["acks/s", "of Wald's", "p50 µs", "p99 µs", "p99.9 µs", "CPU s/M", "MB"]
+
+    def figures(row):
+        found = row["median"]
+        if found is None:
+            return ["failed", *[""] * 6]
+        return [thousands(found["per_second"]), times(row["of_wald"]), number(found["p50_us"]), number(found["p99_us"]),
+                number(found["p999_us"]) if "p999_us" in found else "", number(found["cpu_s_per_million"]),
+                number(found["memory_bytes"] / 1e6)]
+
     for in_flight in dict.fromkeys(row["in_flight"] for row in told["rows"]):
-        rows = []
-        for row in (row for row in told["rows"] if row["in_flight"] == in_flight):
-            found = row["median"]
-            if found is None:
-                rows.append([row["server"], "failed", *[""] * 6])
-                continue
-            rows.append([row["server"], thousands(found["per_second"]), times(row["of_wald"]), number(found["p50_us"]),
-                         number(found["p99_us"]), number(found["p999_us"]), number(found["cpu_s_per_million"]),
-                         number(found["memory_bytes"] / 1e6)])
-        out.append(f"### {in_flight} in flight\n\n" + table(
-            ["server", "acks/s", "of Wald's", "p50 µs", "p99 µs", "p99.9 µs", "CPU s/M", "MB"], rows))
+        rows = [[row["server"], *figures(row)] for row in told["rows"] if row["in_flight"] == in_flight]
+        generated = [[f"{row['server']} ({row['generator']})", *figures(row)]
+                     for row in told["generated"] if row["in_flight"] == in_flight]
+        out.append(f"### {in_flight} in flight\n\n" + table(["server", *columns], rows)
+                   + "\n" + table(["server (asked by)", *columns], generated))
     means = dict((row["server"], row["durability"]) for row in told["rows"])
     absent = "".join(f"- {name} was not measured: {why.splitlines()[0]}\n" for name, why in told["absent"].items())
     return f"""## Beside other servers
 
 One closed-loop client program asks all of them in turn; {about['rounds']} rounds of {number(about['seconds'])} s, medians; records of {about['bytes']} B; a bare write and flush
 of 128 B: {number(about['bare_flush']['per_second'])} a second, p50 {number(about['bare_flush']['p50_us'])} µs. Each server of weaker acks is compared with Wald's acks WRITTEN.
+
+That program has the clients that programs in Go have, and shares the processors with the server: a call through gRPC's takes more of
+them than the server does. So those whose protocol has a load generator are asked by that, too (second tables).
 
 {chr(10).join(out)}
 What an ack means:

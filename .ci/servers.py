@@ -10,6 +10,9 @@ rounds as ratios to the daemon's, with the processor time and memory of the serv
 Redis and PostgreSQL come from the distribution's packages, unpacked and not installed; NATS and etcd from Go
 modules; s2-lite, with --s2, from crates.io, which takes a quarter of an hour to build. What cannot be had is said, and
 the others are measured. Everything lies below target/ci.
+
+That program costs a call through gRPC more than the server does. So the load generators of three protocols, none of
+which we wrote, ask their servers likewise: h2load, redis-benchmark and pgbench.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import json
 import os
 import platform
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -25,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 from common import ROOT, SCRATCH, WALD, clean_environment, wait_until
@@ -74,6 +79,10 @@ def go_tool(name, package):
     return binary
 
 
+def varint(number):
+    return bytes([number & 127 | (number > 127) << 7]) + (varint(number >> 7) if number > 127 else b"")
+
+
 def libraries(root):
     """The environment for a program that was unpacked there."""
     found = [str(path) for path in (root / "usr" / "lib").glob("*-linux-gnu*")]
@@ -91,6 +100,8 @@ class Server:
 
     name = durability = system = None
     level = "durable"
+    # Its protocol has a load generator of that name.
+    generator = None
 
     def __init__(self, directory):
         self.directory = Path(directory) / self.name.replace(" ", "-").replace(",", "")
@@ -128,6 +139,9 @@ class Server:
                 self.process.wait()
         self.log.close()
 
+    def generate(self, in_flight, options):
+        """A run of the load generator of its protocol: what was acknowledged, and how soon."""
+
     def processes(self):
         """The server's process and all below it."""
         found, parents = {self.process.pid}, {}
@@ -163,9 +177,43 @@ class Wald(Server):
     name, system = "wald", "wald"
     durability = "DURABLE: fdatasync, shared by all in flight"
 
+    generator = "h2load"
+
     def start(self):
-        self.spawn(WALD, "--data-dir", self.directory / "data", "--listen", self.address(),
-                   "--http-listen", f"127.0.0.1:{free_port()}")
+        self.http = f"127.0.0.1:{free_port()}"
+        self.spawn(WALD, "--data-dir", self.directory / "data", "--listen", self.address(), "--http-listen", self.http)
+
+    def handled(self):
+        """Appends answered so far: those that are acknowledged, and those that failed. (The generator leaves, when its
+        time is over, with some under way: they are neither.)"""
+        with urllib.request.urlopen(f"http://{self.http}/metrics") as answer:
+            text = answer.read().decode()
+        found = re.findall(r'^grpc_server_handled_total{grpc_code="(\w+)",grpc_method="Append",.*} (\d+)$', text, re.M)
+        good = sum(int(count) for code, count in found if code == "OK")
+        return good, sum(int(count) for code, count in found if code not in ("OK", "Canceled"))
+
+    def generate(self, in_flight, options):
+        root = debian("nghttp2-client")
+        field = lambda number, content: bytes([number << 3 | 2]) + varint(len(content)) + content
+        message = field(1, b"bench") + field(2, field(1, b"x" * options.bytes))
+        if self.level == "written":
+            message += bytes([4 << 3, 2])
+        body, log = self.directory / "request", self.directory / "answers"
+        body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
+        log.unlink(missing_ok=True)
+        connections = min(4, in_flight)
+        before, refused = self.handled()
+        command(root / "usr" / "bin" / "h2load", "--duration", max(1, round(options.seconds)), "--warm-up-time", "500ms",
+                "--clients", connections, "--max-concurrent-streams", in_flight // connections, "--data", body,
+                "--log-file", log, "--header", "content-type: application/grpc", "--header", "te: trailers",
+                f"http://{self.address()}/wald.v1.WalService/Append", env=libraries(root), timeout=options.seconds + 120)
+        good, bad = self.handled()
+        if bad != refused:
+            raise Unavailable(f"{bad - refused} appends were not acknowledged")
+        answers = sorted(int(line.split("\t")[2]) for line in log.read_text().splitlines())
+        at = lambda part: answers[int(len(answers) * part)]
+        return {"per_second": len(answers) / max(1, round(options.seconds)), "all_acks": good - before,
+                "p50_us": at(0.5), "p99_us": at(0.99), "p999_us": at(0.999)}
 
 
 class WaldWritten(Wald):
@@ -183,6 +231,24 @@ class Redis(Server):
         self.spawn(root / "usr" / "bin" / "redis-server", "--port", self.port, "--bind", "127.0.0.1",
                    "--dir", self.directory, "--appendonly", "yes", "--appendfsync", self.appendfsync, "--save", "",
                    env=libraries(root))
+
+
+    generator = "redis-benchmark"
+
+    def generate(self, in_flight, options):
+        root = debian("redis-server", "redis-tools")
+
+        def run(count):
+            out = command(root / "usr" / "bin" / "redis-benchmark", "-p", self.port, "-c", in_flight, "-n", count, "--csv",
+                          "XADD", "bench", "*", "d", "x" * options.bytes, env=libraries(root), timeout=options.seconds + 120)
+            names, values = (line.replace('"', "").split(",") for line in out.strip().splitlines()[-2:])
+            return {name: float(value) for name, value in list(zip(names, values))[1:]}
+
+        warm = in_flight * 100
+        count = max(warm, round(run(warm)["rps"] * options.seconds))
+        found = run(count)
+        return {"per_second": found["rps"], "all_acks": warm + count, "p50_us": found["p50_latency_ms"] * 1e3,
+                "p99_us": found["p99_latency_ms"] * 1e3}
 
 
 class RedisEverySecond(Redis):
@@ -214,6 +280,28 @@ class PostgreSQL(Server):
 
     def address(self):
         return f"postgres://bench@127.0.0.1:{self.port}/postgres"
+
+    generator = "pgbench"
+
+    def generate(self, in_flight, options):
+        program = next(iter(PEERS.glob("postgresql-*/usr/lib/postgresql/*/bin/pgbench")), None)
+        if program is None:
+            raise Unavailable("its package holds no pgbench")
+        root = program.parents[5]
+        script = self.directory / "append.sql"
+        script.write_text(f"INSERT INTO bench (data) VALUES ('{'x' * options.bytes}');\n")
+        prefix = self.directory / "transactions"
+        out = command(program, "--no-vacuum", "--protocol", "prepared", "--client", in_flight, "--time",
+                      max(1, round(options.seconds)), "--log", "--log-prefix", prefix, "--file", script, self.address(),
+                      env=libraries(root), timeout=options.seconds + 120)
+        times = []
+        for log in self.directory.glob("transactions.*"):
+            times += (int(line.split()[2]) for line in log.read_text().splitlines())
+            log.unlink()
+        times.sort()
+        at = lambda part: times[int(len(times) * part)]
+        return {"per_second": float(re.search(r"^tps = ([\d.]+)", out, re.M)[1]), "all_acks": len(times),
+                "p50_us": at(0.5), "p99_us": at(0.99), "p999_us": at(0.999)}
 
 
 class NATS(Server):
@@ -284,15 +372,27 @@ def bare_flushes(directory, seconds=1.0):
     return {"per_second": len(times) / seconds, "p50_us": statistics.median(times) * 1e6}
 
 
-def drive(client, server, in_flight, options):
-    """One run of the client on one server: what it says, with what the server used."""
+def program(client):
+    """Our program asks a server: what it says."""
+    def drive(server, in_flight, options):
+        out = command(client, server.system, server.address(), "--in-flight", in_flight, "--bytes", options.bytes,
+                      "--measured", f"{options.seconds}s", "--level", server.level, timeout=options.seconds + 120)
+        return json.loads(out)
+    return drive
+
+
+def generator(server, in_flight, options):
+    """The load generator of its protocol asks a server."""
+    return server.generate(in_flight, options)
+
+
+def watched(drive, server, in_flight, options):
+    """One run on one server, with what the server used."""
     before, _ = server.usage()
-    done = subprocess.run([client, server.system, server.address(), "--in-flight", str(in_flight),
-                           "--bytes", str(options.bytes), "--measured", f"{options.seconds}s", "--level", server.level],
-                          capture_output=True, text=True, timeout=options.seconds + 120)
-    if done.returncode != 0:
-        return {"error": done.stderr.strip()[:400]}
-    found = json.loads(done.stdout)
+    try:
+        found = drive(server, in_flight, options)
+    except Unavailable as why:
+        return {"error": str(why)[:400]}
     after, memory = server.usage()
     found["cpu_s_per_million"] = (after - before) / found["all_acks"] * 1e6
     found["memory_bytes"] = memory
@@ -307,8 +407,8 @@ def median_of(runs):
     return {**good[len(good) // 2], "least_per_second": good[0]["per_second"], "most_per_second": good[-1]["per_second"]}
 
 
-def table(rows, in_flight):
-    print(f"\n{in_flight} in flight\n{'':20}{'acks/s':>10}{'least':>10}{'most':>10}{'of Wald':>9}{'p50 us':>9}"
+def table(rows, title):
+    print(f"\n{title}\n{'':20}{'acks/s':>10}{'least':>10}{'most':>10}{'of Wald':>9}{'p50 us':>9}"
           f"{'p99 us':>9}{'p99.9 us':>10}{'cpu s/M':>9}{'MB':>7}  an ack means")
     for row in rows:
         found = row["median"]
@@ -318,16 +418,16 @@ def table(rows, in_flight):
         ratio = f"{row['of_wald']:.2f} x" if row["of_wald"] else "-"
         print(f"{row['server']:20}{found['per_second']:>10.0f}{found['least_per_second']:>10.0f}"
               f"{found['most_per_second']:>10.0f}{ratio:>9}{found['p50_us']:>9.0f}{found['p99_us']:>9.0f}"
-              f"{found['p999_us']:>10.0f}{found['cpu_s_per_million']:>9.1f}{found['memory_bytes'] / 1e6:>7.0f}"
+              f"{found.get('p999_us', 0):>10.0f}{found['cpu_s_per_million']:>9.1f}{found['memory_bytes'] / 1e6:>7.0f}"
               f"  {row['durability']}")
 
 
-def measure(client, servers, in_flight, options):
+def measure(drive, servers, in_flight, options):
     runs = {server.name: [] for server in servers}
     for number in range(options.rounds):
         for server in servers:
             print(f"\r\033[K{in_flight} in flight, round {number + 1}, {server.name}", end="", file=sys.stderr, flush=True)
-            runs[server.name].append(drive(client, server, in_flight, options))
+            runs[server.name].append(watched(drive, server, in_flight, options))
     print("\r\033[K", end="", file=sys.stderr)
     medians = {name: median_of(found) for name, found in runs.items()}
     rows = []
@@ -362,7 +462,8 @@ def main():
     only = [name for name in options.only.split(",") if name]
     wanted = [kind for kind in SERVERS if (options.s2 or kind is not S2Lite)
               and (not only or kind.system == "wald" or any(name in kind.name for name in only))]
-    servers, absent, rows = [], {}, []
+    servers, absent, rows, generated = [], {}, [], []
+    kinds = {kind.name: kind for kind in wanted}
     with tempfile.TemporaryDirectory(dir=SCRATCH) as directory:
         if not os.getuid():
             # PostgreSQL's owner must get to its own directory.
@@ -379,9 +480,12 @@ def main():
                   f"{flushes['per_second']:.0f}/s, p50 {flushes['p50_us']:.0f} us; "
                   f"{options.bytes} B a record, {options.seconds} s a run, medians of {options.rounds}")
             for in_flight in (int(number) for number in options.in_flight.split(",")):
-                found = measure(client, servers, in_flight, options)
-                table(found, in_flight)
+                found = measure(program(client), servers, in_flight, options)
+                table(found, f"{in_flight} in flight")
                 rows += found
+                found = measure(generator, [server for server in servers if server.generator], in_flight, options)
+                table(found, f"{in_flight} in flight, by the load generators of the protocols")
+                generated += ({**row, "generator": kinds[row["server"]].generator} for row in found)
         finally:
             for server in servers:
                 server.stop()
@@ -389,7 +493,8 @@ def main():
         about = {"platform": platform.platform(), "cores": os.cpu_count(), "bytes": options.bytes,
                  "seconds": options.seconds, "rounds": options.rounds, "bare_flush": flushes,
                  "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        options.json.write_text(json.dumps({"about": about, "absent": absent, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"about": about, "absent": absent, "rows": rows, "generated": generated},
+                                           indent=1) + "\n")
     sys.exit(0 if rows else 1)
 
 

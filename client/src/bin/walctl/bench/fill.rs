@@ -8,11 +8,15 @@ use wald_proto::echo::EchoRequest;
 use super::caller::Load;
 use super::connection::Connection;
 use super::measure::Target;
-use super::spec::Spec;
+use super::spec::{Spec, Work};
 
 /// Records of one request at most, and bytes of them: below the server's limits as it comes.
 const RECORDS: u64 = 1_000;
 const BYTES: u64 = 256 << 10;
+
+/// Records of each batch that single ones are read of, as in workload W3: a read checks the
+/// whole frame that its record lies in.
+const READ_RECORDS: u64 = 100;
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread()
@@ -47,7 +51,11 @@ pub(super) fn fill(target: &Target, spec: &Spec) -> Result<()> {
         if tail < spec.filled {
             eprintln!("filling {log}: {} records", spec.filled - tail);
         }
-        let most = (BYTES / u64::from(spec.record_bytes).max(1)).clamp(1, RECORDS);
+        let records = match spec.work {
+            Work::Read => READ_RECORDS,
+            _ => RECORDS,
+        };
+        let most = (BYTES / u64::from(spec.record_bytes).max(1)).clamp(1, records);
         while tail < spec.filled {
             let records = most.min(spec.filled - tail);
             let spec = Spec {

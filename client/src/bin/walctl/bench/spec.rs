@@ -117,7 +117,8 @@ impl Spec {
     pub(super) fn log(&self, number: usize) -> String {
         match self.work {
             // Another size is another log.
-            Work::Scan | Work::Read => format!("{}/filled-{}", self.prefix, self.record_bytes),
+            Work::Scan => format!("{}/filled-{}", self.prefix, self.record_bytes),
+            Work::Read => format!("{}/read-{}", self.prefix, self.record_bytes),
             Work::Follow => format!("{}/followed", self.prefix),
             _ => format!("{}/{number}", self.prefix),
         }
