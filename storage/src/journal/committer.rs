@@ -607,7 +607,7 @@ impl Committer {
         let encode = now
             .saturating_duration_since(self.turn_began)
             .saturating_sub(write);
-        let mut handed = Vec::new();
+        let mut handed = Vec::with_capacity(self.pending.len());
         for pending in self.pending.drain(..) {
             let Pending {
                 level,
