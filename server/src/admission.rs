@@ -138,9 +138,7 @@ impl Admission {
         share.0.fetch_sub(bytes, Ordering::Relaxed);
         self.total.fetch_sub(bytes, Ordering::Relaxed);
     }
-}
 
-impl Admission {
     /// The call that `serve` makes of a request of that connection, whose appends are admitted
     /// before they are received.
     pub(crate) fn call<F>(
@@ -267,7 +265,7 @@ pin_project! {
         #[pin]
         inner: Incoming,
         prefix: [u8; PREFIX_BYTES],
-        // Bytes of the prefix.
+        // How much of the prefix there is.
         received: usize,
         refused: Option<Status>,
         admission: Arc<Admission>,
