@@ -377,7 +377,9 @@ def short(results):
     told = json.loads((results / "servers.json").read_text())
     entries = {entry["name"]: entry for entry in json.loads((results / "suite.json").read_text())["entries"]}
     amounts = list(dict.fromkeys(row["in_flight"] for row in told["rows"]))
-    by = {(row["server"], row["in_flight"]): row for row in told["rows"] if row["level"] == "durable" and row["median"]}
+    named = [(row["server"], row) for row in told["rows"]]
+    named += [(f"{row['server']}, by {row['generator']}", row) for row in told["generated"]]
+    by = {(name, row["in_flight"]): row for name, row in named if row["level"] == "durable" and row["median"]}
     rows = []
     for name in dict.fromkeys(name for name, _ in by):
         cells = []
@@ -388,8 +390,10 @@ def short(results):
     widest = max(row["median"]["most_per_second"] / row["median"]["least_per_second"] for row in by.values())
     echo = [times(entries.get(f"W1, {amount}" + (" in flight" if amount == 1 else ""), {}).get("ratio")) for amount in amounts]
     rows.append(["wald, of its own gRPC echo: another client and run", *echo])
-    return (f"Durable appends of {told['about']['bytes']} B a second, by so many in flight, beside servers that install from registries, through one "
-            f"client in one run\non {told['about']['cores']} shared cores ({told['about']['at'][:10]}; medians of {told['about']['rounds']}; "
+    return (f"Durable appends of {told['about']['bytes']} B a second, by so many in flight, beside servers that install from registries, through the\n"
+            "clients that programs in Go have, and by the load generators of their protocols (a Go program's gRPC client takes\n"
+            "more of the processor than the server, and shares it), in one run\n"
+            f"on {told['about']['cores']} shared cores ({told['about']['at'][:10]}; medians of {told['about']['rounds']}; "
             f"a bare flush took {number(told['about']['bare_flush']['p50_us'])} µs):\n\n"
             + table(["", *(f"{amount} in flight" for amount in amounts)], rows)
             + f"\nLeast and most of the rounds are up to {widest:.1f} times apart: the machine was shared. All of it, with latencies and "
