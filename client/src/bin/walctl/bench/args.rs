@@ -109,7 +109,7 @@ pub(super) enum Workload {
     Session,
     /// Scans of a whole log (W4).
     Scan,
-    /// Reads of one record at a random lsn (W5).
+    /// Reads of one record at a random lsn, of what batches of 100 wrote (W5).
     Read,
     /// Appends, timed until a follower has them (W6).
     Follow,
