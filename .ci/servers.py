@@ -176,7 +176,6 @@ class Server:
 class Wald(Server):
     name, system = "wald", "wald"
     durability = "DURABLE: fdatasync, shared by all in flight"
-
     generator = "h2load"
 
     def start(self):
@@ -225,15 +224,13 @@ class Redis(Server):
     name, system = "redis, always", "redis"
     appendfsync = "always"
     durability = "appendfsync always: fdatasync, shared by all of a turn of its loop"
+    generator = "redis-benchmark"
 
     def start(self):
         root = debian("redis-server", "redis-tools")
         self.spawn(root / "usr" / "bin" / "redis-server", "--port", self.port, "--bind", "127.0.0.1",
                    "--dir", self.directory, "--appendonly", "yes", "--appendfsync", self.appendfsync, "--save", "",
                    env=libraries(root))
-
-
-    generator = "redis-benchmark"
 
     def generate(self, in_flight, options):
         root = debian("redis-server", "redis-tools")
@@ -260,6 +257,7 @@ class RedisEverySecond(Redis):
 class PostgreSQL(Server):
     name, system = "postgresql", "postgresql"
     durability = "synchronous_commit on: fdatasync, shared by commits that wait"
+    generator = "pgbench"
 
     def start(self):
         versions = command("apt-cache", "depends", "--important", "postgresql").split()
@@ -280,8 +278,6 @@ class PostgreSQL(Server):
 
     def address(self):
         return f"postgres://bench@127.0.0.1:{self.port}/postgres"
-
-    generator = "pgbench"
 
     def generate(self, in_flight, options):
         program = next(iter(PEERS.glob("postgresql-*/usr/lib/postgresql/*/bin/pgbench")), None)

@@ -175,7 +175,7 @@ fn rpcs(descriptors: &[u8]) -> Vec<(&'static str, String, String)> {
 }
 
 /// Counts calls, and ends them at their deadline.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct CallCounter {
     methods: Arc<Methods>,
     unknown: Arc<Method>,

@@ -18,7 +18,8 @@ use crate::metrics::{CallBody, CallCounter, CallFuture};
 type Answer = BoxFuture<'static, Result<Response<Body>, Infallible>>;
 
 /// A service that tonic has generated.
-trait Serve: Send + Sync {
+pub(crate) trait Serve: Send + Sync {
+    /// Answers one call.
     fn serve(&self, request: Request<RequestBody>) -> Answer;
 }
 
@@ -40,27 +41,18 @@ where
 }
 
 /// The services of a daemon, the most wanted first.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Routes {
-    services: Vec<(&'static str, Arc<dyn Serve>)>,
+    services: Vec<(&'static str, Box<dyn Serve>)>,
 }
 
 impl Routes {
     /// Answers calls of this service, too.
     pub(crate) fn add<S>(&mut self, service: S)
     where
-        S: Service<
-                Request<RequestBody>,
-                Response = Response<Body>,
-                Error = Infallible,
-                Future = Answer,
-            > + NamedService
-            + Clone
-            + Send
-            + Sync
-            + 'static,
+        S: Serve + NamedService + 'static,
     {
-        self.services.push((S::NAME, Arc::new(service)));
+        self.services.push((S::NAME, Box::new(service)));
     }
 
     fn serve(&self, request: Request<RequestBody>) -> Answer {
@@ -81,7 +73,6 @@ fn service_name(path: &str) -> Option<&str> {
 }
 
 /// All that a call passes on its way to its service.
-#[derive(Clone)]
 pub(crate) struct Calls {
     pub(crate) counter: CallCounter,
     pub(crate) admission: Arc<Admission>,
