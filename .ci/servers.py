@@ -411,10 +411,11 @@ def table(rows, title):
         if found is None:
             print(f"{row['server']:20}failed: {row['runs'][0]['error']}")
             continue
+        p999 = f"{found['p999_us']:.0f}" if "p999_us" in found else "-"
         ratio = f"{row['of_wald']:.2f} x" if row["of_wald"] else "-"
         print(f"{row['server']:20}{found['per_second']:>10.0f}{found['least_per_second']:>10.0f}"
               f"{found['most_per_second']:>10.0f}{ratio:>9}{found['p50_us']:>9.0f}{found['p99_us']:>9.0f}"
-              f"{found.get('p999_us', 0):>10.0f}{found['cpu_s_per_million']:>9.1f}{found['memory_bytes'] / 1e6:>7.0f}"
+              f"{p999:>10}{found['cpu_s_per_million']:>9.1f}{found['memory_bytes'] / 1e6:>7.0f}"
               f"  {row['durability']}")
 
 
