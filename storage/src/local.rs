@@ -357,8 +357,10 @@ impl Core {
     /// One step of the sorter, as its thread would do it. Tells whether there was one to do.
     #[cfg(test)]
     pub(crate) fn sort_in_turn(&self) -> io::Result<bool> {
-        match self.sort_step(crate::sorted::Look::AtRest, &mut |_| Ok(())) {
-            Ok(done) => Ok(done.is_some()),
+        use crate::sorted::{Load, Of};
+        let mut step = |of| self.sort_step(of, Load::AtRest, &mut |_| Ok(()));
+        match step(Of::Segments).and_then(|done| Ok(done || step(Of::Runs)?)) {
+            Ok(done) => Ok(done),
             Err(Stop::Stopped) => Ok(false),
             Err(Stop::Io(error)) => Err(error),
         }

@@ -33,7 +33,7 @@ mod write;
 use std::sync::Arc;
 
 #[cfg(test)]
-pub(crate) use self::choose::Look;
+pub(crate) use self::choose::{Load, Of};
 pub(crate) use self::head::Head;
 pub(crate) use self::open::{
     BadRun, Opened, PACK_HEADER_BYTES, Walked, holes_of, index_of, list, open, open_archived, some,
@@ -41,6 +41,8 @@ pub(crate) use self::open::{
 };
 pub(crate) use self::pack::{Archived, Entry, Images, Piece, entries, pieces};
 pub(crate) use self::sort::Sorter;
+#[cfg(test)]
+pub(crate) use self::sort::Turns;
 pub(crate) use self::write::{Writer, draw_salt};
 use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;

@@ -55,14 +55,18 @@ pub(super) struct Task {
     pub(super) replaced: usize,
 }
 
-/// What is looked at.
+/// What a run is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// Segments alone.
+pub(crate) enum Of {
     Segments,
-    /// Runs too, as long as more is appended.
     Runs,
-    /// Runs too, and nothing was appended for long: a run may be written anew for less.
+}
+
+/// Whether anything was there to be sorted lately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Load {
+    Busy,
+    /// Not for long: a run may be written anew for less.
     AtRest,
 }
 
@@ -107,7 +111,7 @@ impl Core {
 
     /// The oldest segments that are not sorted, if they are enough to be worth it. Where the
     /// disk is full, those of which so little is live that sorting them makes room.
-    pub(super) fn next_segments(&self, runs: &[Arc<Run>], look: Look) -> io::Result<Option<Task>> {
+    pub(super) fn next_segments(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
         let short = self.pool().is_short();
         let step = match short {
             true => 1,
@@ -130,9 +134,9 @@ impl Core {
             bytes.sum::<u64>() >= step
         };
         if !enough(covered) {
-            let wanted = match look {
-                Look::AtRest => Wanted::AtRest,
-                _ => Wanted::ForBackup,
+            let wanted = match load {
+                Load::AtRest => Wanted::AtRest,
+                Load::Busy => Wanted::ForBackup,
             };
             if let Err(error) = self.indexer.work(self, wanted) {
                 self.journal
@@ -266,7 +270,7 @@ impl Core {
     }
 
     /// Runs that are worth to be written anew.
-    pub(super) fn next_runs(&self, runs: &[Arc<Run>], look: Look) -> io::Result<Option<Task>> {
+    pub(super) fn next_runs(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
         if !self.damages.is_empty() || self.indexer.covered().is_none() {
             return Ok(None);
         }
@@ -310,7 +314,7 @@ impl Core {
         if let Some(at) = worst(&shares, dead > live / DEAD_PART) {
             return self.task_of_runs(runs, at, 1);
         }
-        match alike(&shares, self.config.sorter_run(live), look) {
+        match alike(&shares, self.config.sorter_run(live), load) {
             Some((at, count)) => self.task_of_runs(runs, at, count),
             None => Ok(None),
         }
@@ -428,11 +432,11 @@ fn is_worth_forgetting(oldest: &[Share], most: u64) -> bool {
 
 /// The most neighbouring runs, of about the same size, that fit one: where they begin, and how
 /// many they are.
-fn alike(shares: &[Share], most: u64, look: Look) -> Option<(usize, usize)> {
+fn alike(shares: &[Share], most: u64, load: Load) -> Option<(usize, usize)> {
     // Of three alike, or of two.
-    let largest_part = |sum: u64| match look {
-        Look::AtRest => sum / 5 * 3,
-        _ => sum / 5 * 2,
+    let largest_part = |sum: u64| match load {
+        Load::AtRest => sum / 5 * 3,
+        Load::Busy => sum / 5 * 2,
     };
     let mut best = None;
     for from in 0..shares.len() {

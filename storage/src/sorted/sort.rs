@@ -17,11 +17,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::build::{Build, Built, Failed};
-use super::choose::{Look, Task};
+use super::choose::{Load, Of, Task};
 use super::{Run, base_of, new_path, path};
 use crate::checkpoint;
 use crate::disk::memory;
-use crate::ids::SegmentId;
+use crate::ids::{Position, SegmentId};
 use crate::index::index_path;
 use crate::journal::segment::Segment;
 use crate::local::Core;
@@ -36,8 +36,8 @@ const STRETCH: u64 = 1 << 20;
 const GIVE_WAY: Duration = Duration::from_millis(20);
 const GIVE_WAY_BEHIND: Duration = Duration::from_millis(4);
 
-/// How often runs are looked at, when nothing was sorted meanwhile: all their indexes are
-/// read for that, which may take so many times as long.
+/// How often runs are looked at, when nothing was sorted meanwhile; and at most for one part in so
+/// many of the time, since all their indexes are read for that.
 const LOOK_AT_RUNS: Duration = Duration::from_secs(10);
 const LOOK_SHARE: u32 = 50;
 
@@ -72,6 +72,37 @@ impl Sorter {
             dead: AtomicU64::new(0),
         }
     }
+
+    fn moved(&self) -> u64 {
+        self.read.load(Ordering::Relaxed) + self.written.load(Ordering::Relaxed)
+    }
+}
+
+/// What is remembered from one turn to the next.
+#[derive(Default)]
+pub(crate) struct Turns {
+    /// When segments were sorted last.
+    busy_at: Option<Instant>,
+    /// When the last look at runs ended that found nothing to do, and how long it took.
+    looked: Option<(Instant, Duration)>,
+    /// Whether there are runs that were not there then.
+    news: bool,
+    /// Up to where all was seen that may be done about runs at rest.
+    seen: Option<Position>,
+}
+
+impl Turns {
+    /// Whether it is time to look at runs. A look takes the longer the more is there, and the more
+    /// is there the less it matters what becomes dead meanwhile.
+    fn is_due(&self, now: Instant) -> bool {
+        self.looked.is_none_or(|(at, took)| {
+            let least = match self.news {
+                true => Duration::ZERO,
+                false => LOOK_AT_RUNS,
+            };
+            now.duration_since(at) >= least.max(took * LOOK_SHARE)
+        })
+    }
 }
 
 impl Core {
@@ -94,46 +125,11 @@ impl Core {
             }
             Ok(())
         };
-        let mut busy_at = None;
-        let mut look_at = None;
-        // Up to where all was seen that may be done about runs at rest.
-        let mut seen = None;
+        let mut turns = Turns::default();
         while !control.is_stopped() && self.journal.failure().is_none() {
-            let began = now();
-            let rests = busy_at.is_none_or(|at| began.duration_since(at) >= AT_REST);
-            let due = look_at.is_none_or(|at: Instant| began >= at) || self.pool().is_short();
-            let durable = self.journal.durable();
-            let look = match due && seen != Some(durable) {
-                false => Look::Segments,
-                true if rests => Look::AtRest,
-                true => Look::Runs,
-            };
-            let done = self.sort_step(look, &mut spend);
-            if !matches!(done, Ok(None)) || look != Look::Segments {
-                // The rows and images of all that was looked at were in memory.
-                memory::give_back(
-                    self.journal
-                        .runs()
-                        .iter()
-                        .map(|run| run.image_bytes())
-                        .sum(),
-                );
-            }
-            match done {
-                Ok(Some(sorted)) => {
-                    look_at = None;
-                    if sorted == Look::Segments {
-                        busy_at = Some(now());
-                    }
-                }
-                Ok(None) => {
-                    if look != Look::Segments {
-                        let took = now().duration_since(began);
-                        look_at = Some(now() + LOOK_AT_RUNS.max(took * LOOK_SHARE));
-                        seen = (look == Look::AtRest).then_some(durable);
-                    }
-                    control.wait(REST);
-                }
+            match self.sort_turn(&mut turns, &mut spend) {
+                Ok(true) => {}
+                Ok(false) => control.wait(REST),
                 Err(Stop::Stopped) => return,
                 Err(Stop::Io(error)) => {
                     tracing::warn!(%error, "sorting was cut off; it is tried again");
@@ -143,24 +139,71 @@ impl Core {
         }
     }
 
-    /// Makes one run of segments that are there to be sorted, or, if these are to be looked at,
-    /// of runs where that is worth it. `spend` is told of bytes read and written. Tells what it
-    /// did something about, if there was something to do.
+    /// Segments have a turn, then runs: as long as segments keep coming, and however fast, what is
+    /// dead in runs is to be given back too. Tells whether there was anything to do.
+    pub(crate) fn sort_turn(
+        &self,
+        turns: &mut Turns,
+        spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
+    ) -> Result<bool, Stop> {
+        let now = || self.journal.clock.monotonic();
+        let began = now();
+        let rests = |at: Instant| began.duration_since(at) >= AT_REST;
+        let mut load = match turns.busy_at.is_none_or(rests) {
+            true => Load::AtRest,
+            false => Load::Busy,
+        };
+        let sorted = self.sort_step(Of::Segments, load, spend)?;
+        if sorted {
+            load = Load::Busy;
+            turns.busy_at = Some(now());
+            turns.news = true;
+        }
+        let durable = self.journal.durable();
+        let due = turns.is_due(now()) || self.pool().is_short();
+        let looks = due && turns.seen != Some(durable);
+        let (mut made, mut spent) = (false, 0);
+        // As much as was spent on the segments, not one run: of those there may be many to do.
+        while looks && spent < 2 * self.config.sorter_backlog() {
+            let (began, before) = (now(), self.sorter.moved());
+            let more = self.sort_step(Of::Runs, load, spend)?;
+            spent += self.sorter.moved() - before;
+            made |= more;
+            turns.news = more;
+            if !more {
+                let ended = now();
+                turns.looked = Some((ended, ended.duration_since(began)));
+                turns.seen = (load == Load::AtRest).then_some(durable);
+                break;
+            }
+            turns.looked = None;
+        }
+        if sorted || looks {
+            // The rows and images of all that was looked at were in memory.
+            let runs = self.journal.runs();
+            memory::give_back(runs.iter().map(|run| run.image_bytes()).sum());
+        }
+        Ok(sorted || made)
+    }
+
+    /// Makes one run of these, where that is worth it. `spend` is told of bytes read
+    /// and written. Tells whether there was something to do.
     pub(crate) fn sort_step(
         &self,
-        look: Look,
+        of: Of,
+        load: Load,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
-    ) -> Result<Option<Look>, Stop> {
+    ) -> Result<bool, Stop> {
         if self.journal.failure().is_some() {
             // Whether the run that was published last is there, only a start sees.
-            return Ok(None);
+            return Ok(false);
         }
         let runs = self.journal.runs();
         let Some(archive) = &self.archive else {
-            return self.sort_next(&runs, look, spend);
+            return self.sort_next(&runs, of, load, spend);
         };
         archive.settle(&runs)?;
-        let sorted = self.sort_next(&runs, look, spend)?;
+        let sorted = self.sort_next(&runs, of, load, spend)?;
         archive.went_well();
         Ok(sorted)
     }
@@ -168,18 +211,18 @@ impl Core {
     fn sort_next(
         &self,
         runs: &[Arc<Run>],
-        look: Look,
+        of: Of,
+        load: Load,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
-    ) -> Result<Option<Look>, Stop> {
-        if let Some(task) = self.next_segments(runs, look)? {
-            let done = self.make_run(&task, spend)?;
-            return Ok(done.then_some(Look::Segments));
+    ) -> Result<bool, Stop> {
+        if of == Of::Segments {
+            return match self.next_segments(runs, load)? {
+                Some(task) => self.make_run(&task, spend),
+                None => Ok(false),
+            };
         }
-        if look == Look::Segments {
-            return Ok(None);
-        }
-        let Some(task) = self.next_runs(runs, look)? else {
-            return Ok(None);
+        let Some(task) = self.next_runs(runs, load)? else {
+            return Ok(false);
         };
         // Segments do not wait for runs, which may take long. Looking has its price: where there
         // were none, the next look comes when as much as a segment has been read and written.
@@ -190,13 +233,12 @@ impl Core {
             if since_look < self.config.segment_bytes {
                 return Ok(());
             }
-            if self.backlog() == 0 || self.sort_step(Look::Segments, spend)?.is_none() {
+            if self.backlog() == 0 || !self.sort_step(Of::Segments, load, spend)? {
                 since_look = 0;
             }
             Ok(())
         };
-        let done = self.make_run(&task, &mut spend_and_sort)?;
-        Ok(done.then_some(look))
+        self.make_run(&task, &mut spend_and_sort)
     }
 
     /// Does it, unless damage is found.

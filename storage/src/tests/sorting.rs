@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::*;
 use crate::disk::Disk;
 use crate::record::{Gap, GapReason};
+use crate::sorted::Turns;
 
 const LOGS: [&str; 5] = ["a", "b/1", "b/2", "c", "idle"];
 
@@ -332,6 +333,30 @@ fn what_is_trimmed_or_deleted_gives_its_space_back_and_an_idle_log_pins_nothing(
     assert_eq!(fixture.contents("idle"), [b"once"]);
     let known = fixture.core.logs.all_known().len();
     assert!(known <= 8, "{known} logs are known after a start");
+}
+
+#[test]
+fn what_dies_in_runs_is_given_back_however_fast_segments_keep_coming() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    let mut turns = Turns::default();
+    let (mut most, mut most_runs) = (0, 0);
+    for round in 0..60 {
+        // As much as is sorted in one go, every time: the sorter is never without segments.
+        fixture.fill_logs(round, 4);
+        for log in ["a", "b/1", "b/2", "c"] {
+            let tail = fixture.read_from(log, ReadStart::First).unwrap().tail_lsn;
+            fixture.trim_to(log, tail.get().saturating_sub(5));
+        }
+        assert!(fixture.core.sort_turn(&mut turns, &mut |_| Ok(())).unwrap());
+        let runs = fixture.core.journal.runs();
+        let bytes: u64 = runs.iter().map(|run| run.segment.life.size).sum();
+        (most, most_runs) = (most.max(bytes), most_runs.max(runs.len()));
+    }
+    // 15 MiB were written, of which next to nothing is kept.
+    assert!(
+        most < 1 << 20 && most_runs < 8,
+        "{most} bytes in {most_runs} runs"
+    );
 }
 
 #[test]
