@@ -358,7 +358,7 @@ impl Core {
     #[cfg(test)]
     pub(crate) fn sort_in_turn(&self) -> io::Result<bool> {
         use crate::sorted::{Load, Of};
-        let mut step = |of| self.sort_step(of, Load::AtRest, &mut |_| Ok(()));
+        let step = |of| self.sort_step(of, Load::AtRest, &mut |_| Ok(()));
         match step(Of::Segments).and_then(|done| Ok(done || step(Of::Runs)?)) {
             Ok(done) => Ok(done),
             Err(Stop::Stopped) => Ok(false),

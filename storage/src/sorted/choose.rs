@@ -6,7 +6,7 @@
 //! |---|---|
 //! | segments that wait | an eighth of the step, and what arrives while such a part is sorted |
 //! | the run that is made of them | an eighth of the step |
-//! | dead bytes in runs | an eighth of what is live |
+//! | dead bytes in runs | an eighth of what is live, and what dies until they are looked at |
 //! | a run that is made of others | a quarter of the step, or a tenth of what is live |
 //! | one that forgets many deleted logs | half of the step, or a tenth of what is live |
 //!
