@@ -92,16 +92,19 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Whether it is time to look at runs. A look takes the longer the more is there, and the more
-    /// is there the less it matters what becomes dead meanwhile.
-    fn is_due(&self, now: Instant) -> bool {
-        self.looked.is_none_or(|(at, took)| {
-            let least = match self.news {
-                true => Duration::ZERO,
-                false => LOOK_AT_RUNS,
-            };
-            now.duration_since(at) >= least.max(took * LOOK_SHARE)
-        })
+    /// Whether it is time to look at runs: at once when segments have come to an end, and between
+    /// segments seldom. There a look takes the longer the more is there, and the more is there the
+    /// less it matters what becomes dead meanwhile.
+    fn is_due(&self, now: Instant, between: bool) -> bool {
+        let Some((at, took)) = self.looked else {
+            return true;
+        };
+        let least = match (self.news, between) {
+            (true, false) => return true,
+            (true, true) => Duration::ZERO,
+            (false, _) => LOOK_AT_RUNS,
+        };
+        now.duration_since(at) >= least.max(took * LOOK_SHARE)
     }
 }
 
@@ -160,7 +163,7 @@ impl Core {
             turns.news = true;
         }
         let durable = self.journal.durable();
-        let due = turns.is_due(now()) || self.pool().is_short();
+        let due = turns.is_due(now(), sorted) || self.pool().is_short();
         let looks = due && turns.seen != Some(durable);
         let (mut made, mut spent) = (false, 0);
         // As much as was spent on the segments, not one run: of those there may be many to do.
