@@ -76,6 +76,12 @@ def held(listing):
     return {log: sorted(ranges) for log, ranges in found.items()}
 
 
+def gapless(listing):
+    """Whether each log is there from 0 on without a gap, and nothing of it twice."""
+    return all(ranges and ranges[0][0] == 0 and all(before[1] == after[0] for before, after in zip(ranges, ranges[1:]))
+               for ranges in held(listing).values())
+
+
 def killed_at(directory, number):
     """strace as a command that becomes the daemon: it is killed in the number-th rename of one of its threads.
     With its filter strace could not send the signal."""
@@ -143,6 +149,8 @@ with scratch() as temporary:
     ends = at_work(directory, data, archive)
     with Daemon(data, *SETTINGS, "--archive-dir", archive) as daemon:
         check("the sorter comes to rest", settled(daemon, archive))
+        # What expired after the last look at runs is archived by the next one, ten seconds later. A loss stays one.
+        check("no gap stays in the archive", wait_until(lambda: gapless(listed(archive)[1]), 60))
         check("/metrics tells of it", "wald_archive_written_bytes_total" in daemon.metrics()
               and daemon.metric("wald_archive_failures_total") == 0)
         live = contents(daemon)
