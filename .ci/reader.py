@@ -153,8 +153,8 @@ class Totals:
     sorted = runs = back = directories = records = damaged = indexes = checkpoints = torn = unproven = same = other = 0
 
 
-def compare(what, directory, sound, appends=False, sorter=UNSORTED):
-    """Reads a directory both ways; `sound` says that nothing in it is damaged."""
+def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
+    """Reads a directory both ways; `sound` says that nothing in it is damaged, `whole` what was told before it was."""
     store, logs = read(directory)
     runs = len(list((directory / "sorted").glob("*.seg")))
     with tempfile.TemporaryDirectory(dir=SCRATCH) as temporary:
@@ -167,9 +167,11 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED):
             for name in logs if not sound else []:
                 if name in engine:
                     engine[name]["stored_bytes"] = logs[name]["stored_bytes"]
-                    # Settings that went with a segment are in an index behind it, which the reader does not ask.
-                    if not logs[name]["config"]:
-                        engine[name]["config"] = {}
+                    # Settings and cursors that went with a segment are in an index behind it, which the reader does not
+                    # ask: the engine tells what the reader does, or what was true before the damage.
+                    for key in ("config", "cursors"):
+                        if whole and name in whole and engine[name][key] == whole[name][key]:
+                            engine[name][key] = told(logs)[name][key]
             # A trim that damage took comes back by the runs that were made after it, for who looks there: the engine does not.
             back = [name for name in logs if runs and not sound and name in engine and (
                 engine[name]["first_lsn"] < logs[name]["first_lsn"] or engine[name]["expired"] > logs[name]["expired"])]
@@ -331,13 +333,14 @@ def frames(path):
 
 def harm(directory, temporary, draw):
     """The directory in many damaged forms, each compared."""
+    whole = told(read(directory)[1])
     segments = used(directory)
     last, end = segments[-1]
     size = last.stat().st_size
     for _ in range(3):
         at = draw.randint(8192, end)
         compare(f"cut at {at} of the last segment", changed(
-            directory, temporary, lambda copy: cut(copy / "journal" / last.name, at, size)), False, draw.random() < 0.3)
+            directory, temporary, lambda copy: cut(copy / "journal" / last.name, at, size)), False, draw.random() < 0.3, whole=whole)
     for _ in range(8):
         path, end = draw.choice(segments)
         places, _ = frames(path)
@@ -346,7 +349,7 @@ def harm(directory, temporary, draw):
               "link": 8192 + draw.randrange(80)}[where]
         compare(f"a flipped bit at {at} of {path.name}", changed(
             directory, temporary, lambda copy: flip(copy / "journal" / path.name, at, draw.randrange(8))),
-            False, draw.random() < 0.4)
+            False, draw.random() < 0.4, whole=whole)
     path, end = draw.choice(segments)
     start = draw.randrange(8192, end)
 
@@ -355,18 +358,18 @@ def harm(directory, temporary, draw):
             file.seek(start)
             file.write(bytes(min(draw.choice([512, 4096, 20000]), end - start)))
 
-    compare(f"zeros from {start} of {path.name}", changed(directory, temporary, zero), False, True)
+    compare(f"zeros from {start} of {path.name}", changed(directory, temporary, zero), False, True, whole=whole)
     for path in (last, draw.choice(segments)[0]):
         compare(f"{path.name} is gone", changed(
-            directory, temporary, lambda copy: (copy / "journal" / path.name).unlink()), False, True)
+            directory, temporary, lambda copy: (copy / "journal" / path.name).unlink()), False, True, whole=whole)
 
     def lives(copy):
         for at in (0, 4096):
             flip(copy / "journal" / path.name, at + draw.randrange(68), draw.randrange(8))
 
-    compare(f"both life blocks of {path.name} are damaged", changed(directory, temporary, lives), False, True)
+    compare(f"both life blocks of {path.name} are damaged", changed(directory, temporary, lives), False, True, whole=whole)
     compare(f"one life block of {path.name} is damaged", changed(
-        directory, temporary, lambda copy: flip(copy / "journal" / path.name, draw.randrange(68), 3)), False)
+        directory, temporary, lambda copy: flip(copy / "journal" / path.name, draw.randrange(68), 3)), False, whole=whole)
 
 
 def golden():
