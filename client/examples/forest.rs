@@ -170,7 +170,7 @@ async fn list(args: List) -> Result<serde_json::Value> {
     let mut ids = BTreeSet::new();
     for _ in 0..args.rounds {
         ids.clear();
-        pages.clear();
+        let mut turn = 0;
         let round = Instant::now();
         let mut token = None;
         let mut last = String::new();
@@ -179,7 +179,13 @@ async fn list(args: List) -> Result<serde_json::Value> {
             let page = client
                 .list_logs(args.prefix.as_str(), args.page_size, token.take())
                 .await?;
-            pages.push(began.elapsed());
+            let took = began.elapsed();
+            // The shortest of its rounds: other work of the machine comes in stretches of many pages.
+            match pages.get_mut(turn) {
+                Some(shortest) => *shortest = took.min(*shortest),
+                None => pages.push(took),
+            }
+            turn += 1;
             for log in page.logs {
                 ensure!(last < log.name, "{} comes behind {last}", log.name);
                 ids.insert(log.log_id);
