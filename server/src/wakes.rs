@@ -1,14 +1,18 @@
-//! One wake-up of an event loop for all that is settled together.
+//! One wake-up of an event loop for all that is settled together, and one write for all that
+//! it takes in together.
 //!
 //! ```text
 //! engine's thread: a flush settles 40 tickets ─▶ mailbox ─ the first one wakes ─▶ postman
 //! event loop:      postman wakes the 40 tasks ─▶ their answers leave in one write
+//! event loop:      40 tasks gather appends ─ the first one wakes ─▶ postman
+//!                  it writes those that wait for no flush ─▶ their tickets are settled
 //! ```
 //!
 //! Woken from another thread, a task costs its event loop a lock and a write to an eventfd;
-//! woken by the loop's own thread, next to nothing.
+//! woken by the loop's own thread, next to nothing. The postman comes behind the tasks that
+//! are ready when it is woken.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,10 +20,14 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
+use wald_storage::{Batch, Durability, LogEngine, Session, Ticket};
 
 thread_local! {
     /// That of the event loop that this thread runs.
     static MAILBOX: OnceCell<Arc<Mailbox>> = const { OnceCell::new() };
+
+    /// The engine that tasks of this thread's event loop have gathered requests for.
+    static GATHERED: Cell<Option<Arc<dyn LogEngine>>> = const { Cell::new(None) };
 }
 
 /// Tasks of one event loop that other threads have woken.
@@ -51,12 +59,36 @@ impl Wake for Letter {
     }
 }
 
-/// Wakes, for ever, whom the mailbox of this thread is for: a task of the event loop that
-/// the thread runs.
+/// Submits a batch, as [`LogEngine::submit`]: what waits for no flush is written by the event
+/// loop itself when it has taken in what is there.
+pub(crate) fn submit(
+    engine: &Arc<dyn LogEngine>,
+    session: Option<&Session>,
+    batch: Batch,
+    durability: Option<Durability>,
+) -> Ticket {
+    MAILBOX.with(|here| match here.get() {
+        Some(mailbox) => {
+            let ticket = engine.gather(session, batch, durability);
+            if GATHERED.replace(Some(Arc::clone(engine))).is_none() {
+                mailbox.postman.wake();
+            }
+            ticket
+        }
+        // No event loop: a test.
+        None => engine.submit(session, batch, durability),
+    })
+}
+
+/// For ever, writes what was gathered and wakes whom the mailbox of this thread is for: a task
+/// of the event loop that the thread runs.
 pub(crate) async fn deliver() {
     let mailbox = MAILBOX.with(|here| Arc::clone(here.get_or_init(Arc::default)));
     let mut woken = Vec::new();
     poll_fn(|context| {
+        if let Some(engine) = GATHERED.take() {
+            engine.write_gathered();
+        }
         // Before the look, so that no letter between the two lies.
         mailbox.postman.register(context.waker());
         std::mem::swap(&mut woken, &mut *mailbox.woken.lock());

@@ -165,6 +165,47 @@ async fn too_large_is_said_by_wald_and_not_by_the_transport() {
     assert_eq!(Told::of(&refused).reason, "REQUEST_TOO_LARGE");
 }
 
+/// How often the threads that commit went to sleep.
+fn sleeps(daemon: &Daemon) -> u64 {
+    let tasks = format!("/proc/{}/task", daemon.pid().as_raw_nonzero());
+    let tasks = std::fs::read_dir(tasks).unwrap();
+    let status = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default()
+    };
+    let committing = tasks.map(status).filter(|text| text.contains("commit-"));
+    let of = |text: String| {
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    committing.map(of).sum()
+}
+
+#[tokio::test]
+async fn what_waits_for_no_flush_wakes_no_thread() {
+    let daemon = Daemon::start(&["--sync-interval", "1h", "--marker-delay", "1h"]);
+    let mut wal = daemon.wal().await;
+    let written = || v1::AppendRequest {
+        durability: v1::Durability::Written.into(),
+        ..append("a", "x")
+    };
+    let mut fewest = u64::MAX;
+    // A write that took long, on a machine that has other things to do, leaves the next ones to
+    // those threads for a second.
+    for _ in 0..100 {
+        let before = sleeps(&daemon);
+        for _ in 0..200 {
+            wal.append(written()).await.unwrap();
+        }
+        fewest = fewest.min(sleeps(&daemon) - before);
+        if fewest < 20 {
+            return;
+        }
+    }
+    panic!("200 appends woke them {fewest} times");
+}
+
 #[tokio::test]
 async fn written_is_acked_as_written_and_sync_makes_it_durable() {
     let daemon = Daemon::start(&["--sync-interval", "1h"]);

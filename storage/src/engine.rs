@@ -510,6 +510,19 @@ pub trait LogEngine: Send + Sync + 'static {
         durability: Option<Durability>,
     ) -> Ticket;
 
+    /// The same for a caller that takes in more before it waits, and then calls
+    /// [`LogEngine::write_gathered`]: until then, perhaps, nobody writes what waits for no flush.
+    fn gather(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        durability: Option<Durability>,
+    ) -> Ticket;
+
+    /// Writes on this thread what was gathered by anyone, unless that could take long, which
+    /// then other threads do: it may be called where nothing may block.
+    fn write_gathered(&self);
+
     /// Makes everything accepted before it as safe as `target` says; answers the
     /// position below which everything is durable.
     fn sync(

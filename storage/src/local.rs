@@ -19,7 +19,7 @@ use std::io;
 use std::sync::Arc;
 
 pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
-use self::drive::Intake;
+use self::drive::{By, Intake};
 pub(crate) use self::extras::{ExtrasImage, Mark, Missing};
 pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Standing, TrimBy};
 pub(crate) use self::producers::{Before as ProducerBefore, Recall, Remembered};
@@ -206,24 +206,21 @@ impl Core {
         &self.pool
     }
 
-    /// Takes in a request that is to be answered as its logs' sync modes say.
-    pub(crate) fn enqueue_by_mode(&self, session: Option<&Session>, batch: Batch) -> Ticket {
-        let level = self.level(&batch);
-        self.enqueue_of(session, batch, level)
-    }
-
-    /// Takes a request of a session into the queue. If it is refused here, the session has
-    /// ended, unless there is only no room for it now.
-    pub(crate) fn enqueue_of(
+    /// Takes a request of a session into the queue, to be answered as its logs' sync modes say
+    /// if it does not. If it is refused here, the session has ended, unless there is only no
+    /// room for it now.
+    fn accept(
         &self,
         session: Option<&Session>,
         batch: Batch,
-        level: Durability,
+        level: Option<Durability>,
+        by: By,
     ) -> Ticket {
         if session.is_some_and(Session::has_ended_at_intake) {
             return Ticket::refused(AppendError::SessionEnded);
         }
-        match self.take_in(session, batch, level) {
+        let level = level.unwrap_or_else(|| self.level(&batch));
+        match self.take_in(session, batch, level, by) {
             Ok(ticket) => ticket,
             Err(NotTaken::Busy(error, batch)) => Ticket::turned_away(error, batch),
             Err(NotTaken::Refused(error)) => {
@@ -241,6 +238,7 @@ impl Core {
         session: Option<&Session>,
         batch: Batch,
         level: Durability,
+        by: By,
     ) -> Result<Ticket, NotTaken> {
         let now = self.journal.clock.now();
         let future = i64::try_from(self.config.max_future.as_micros()).unwrap_or(i64::MAX);
@@ -262,27 +260,29 @@ impl Core {
             return Err(NotTaken::Busy(error, Box::new(batch)));
         }
         let (ticket, answer) = Ticket::new();
-        self.intake.push(Submission {
+        let submission = Submission {
             operation: Operation::Append { batch, digests },
             level,
             answer: Answer::Ticket(answer),
             cost,
             submitted: self.journal.clock.monotonic(),
             session: session.cloned(),
-        });
+        };
+        self.intake.push(submission, by);
         Ok(ticket)
     }
 
     /// Queues what costs nothing of the budget.
     fn push(&self, operation: Operation, level: Durability, answer: Answer) {
-        self.intake.push(Submission {
+        let submission = Submission {
             operation,
             level,
             answer,
             cost: 0,
             submitted: self.journal.clock.monotonic(),
             session: None,
-        });
+        };
+        self.intake.push(submission, By::Driver);
     }
 
     fn refusal(&self) -> Option<AppendError> {
@@ -351,7 +351,19 @@ impl Core {
     /// Takes a request of no session into the queue.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
-        self.enqueue_of(None, batch, level)
+        self.accept(None, batch, Some(level), By::Driver)
+    }
+
+    /// One of a session.
+    #[cfg(test)]
+    pub(crate) fn enqueue_of(&self, session: &Session, batch: Batch, level: Durability) -> Ticket {
+        self.accept(Some(session), batch, Some(level), By::Driver)
+    }
+
+    /// One that is to be answered as its logs' sync modes say.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn enqueue_by_mode(&self, session: Option<&Session>, batch: Batch) -> Ticket {
+        self.accept(session, batch, None, By::Driver)
     }
 
     /// One step of the sorter, as its thread would do it. Tells whether there was one to do.
@@ -686,10 +698,22 @@ impl LogEngine for LocalEngine {
         batch: Batch,
         durability: Option<Durability>,
     ) -> Ticket {
-        match durability {
-            Some(level) => self.core.enqueue_of(session, batch, level),
-            None => self.core.enqueue_by_mode(session, batch),
-        }
+        let by = By::Driver;
+        self.core.accept(session, batch, durability, by)
+    }
+
+    fn gather(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        durability: Option<Durability>,
+    ) -> Ticket {
+        let by = By::Caller;
+        self.core.accept(session, batch, durability, by)
+    }
+
+    fn write_gathered(&self) {
+        self.core.write_gathered();
     }
 
     fn sync(

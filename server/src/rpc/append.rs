@@ -16,7 +16,7 @@ use super::{Answer, Node, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 use crate::trace;
-use crate::wakes::together;
+use crate::wakes::{submit, together};
 
 pub(super) async fn append(
     node: &Node,
@@ -27,7 +27,7 @@ pub(super) async fn append(
     refuse_late(&request)?;
     let (batch, durability) = convert::append(&request.into_inner())?;
     let submitted = Submitted::new(&batch, taken);
-    let settled = together(store.engine.submit(None, batch, durability)).await;
+    let settled = together(submit(&store.engine, None, batch, durability)).await;
     let (appended, acked) = submitted.settled(node, settled)?;
     trace::phases(&appended.times);
     let response = Response::new(convert::append_response(&appended, store.epoch));
@@ -45,7 +45,7 @@ pub(super) async fn append_batch(
     let limits = store.engine.profile().limits;
     let (batch, durability) = convert::append_batch(&request.into_inner(), &limits)?;
     let submitted = SubmittedBatch::new(&batch, taken);
-    let settled = together(store.engine.submit(None, batch, durability)).await;
+    let settled = together(submit(&store.engine, None, batch, durability)).await;
     if let Ok(appended) = &settled {
         trace::phases(&appended.times);
     }

@@ -37,6 +37,7 @@ use crate::drain::{Phase, draining};
 use crate::metrics::{Deadline, OpenSession};
 use crate::status::{self, Access};
 use crate::transport::Peer;
+use crate::wakes;
 
 /// Acks that are ready and not taken by the transport; the window bounds their bytes.
 const ACKS: usize = 256;
@@ -316,7 +317,7 @@ impl Run {
             room,
         } = request;
         let answer = SubmittedBatch::new(&batch, at);
-        let mut ticket = self.engine.submit(Some(&self.session), batch, durability);
+        let mut ticket = wakes::submit(&self.engine, Some(&self.session), batch, durability);
         if let Some(batch) = ticket.take_back() {
             let request = Taken {
                 request_id,

@@ -178,6 +178,11 @@ impl Pool {
         Ok(())
     }
 
+    /// Whether space had run out, so that [`Pool::restore_reserve`] looks for some.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.state.lock().starved
+    }
+
     /// The next attempt to make a segment ready is not put off: there is no later one.
     pub(crate) fn try_again(&self) {
         self.state.lock().failed = None;

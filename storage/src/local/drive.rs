@@ -1,4 +1,5 @@
-//! Who drives the committer: two threads that are alike.
+//! Who drives the committer: two threads that are alike, and callers who write what they
+//! have gathered.
 //!
 //! Each takes what is to do next: a flush, if somebody waits for one and none is
 //! running; otherwise the write of what has queued. So a lone request is written and
@@ -10,13 +11,18 @@
 //! answered several, the next group waits until as many are there, but no longer than twice
 //! what the flush took: a flush for the first few who are back would make all others wait
 //! for one more.
+//!
+//! What waits for no flush needs no thread: a caller that gathers requests, an event loop
+//! in one of its turns, writes them itself when it has nothing more to take in. To wake a
+//! thread takes longer than to write. But a caller does nothing that may take long: what is
+//! much, a new segment, and a device that has become slow are left to the drivers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::ids::Position;
-use crate::journal::committer::Submission;
+use crate::journal::committer::{Operation, Submission};
 use crate::record::Durability;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -29,6 +35,17 @@ const MOST_EXPECTED: usize = 1024;
 /// For how long, at most, those are waited for whom the last flush answered, however long it
 /// took.
 const MOST_GATHERING: Duration = Duration::from_millis(1);
+
+/// So much, and no more, a caller writes.
+const SHORT_BYTES: u64 = 128 << 10;
+
+/// What is written takes no more room than it costs of the budget and, with what comes around
+/// it, so much.
+const MARGIN_BYTES: u64 = 16 << 10;
+
+/// Once a write has taken a caller so long, the drivers write for so long.
+const LONG_WRITE: Duration = Duration::from_millis(20);
+const AFTER_LONG_WRITE: Duration = Duration::from_secs(1);
 
 /// How many threads drive: one to flush, one to write.
 pub(crate) const DRIVERS: usize = 2;
@@ -44,12 +61,20 @@ struct State {
     queue: Vec<Submission>,
     /// Whether something in it does not wait for a flush.
     urgent: bool,
+    /// Whether something in it is not an append, so that it may take long.
+    long: bool,
     queued_bytes: u64,
+    /// What the committer has room for without anything that may take long, in bytes.
+    room: u64,
+    /// Until then callers write nothing.
+    slow_until: Option<Instant>,
     writing: bool,
     flushing: bool,
     /// What was durable when the queue was last written so that the coming flush has it.
     joined: Option<Position>,
     idle: usize,
+    /// When a driver that sleeps looks again, at the latest.
+    looks_at: Option<Instant>,
     /// How many the last flush answered, and until when they are waited for to ask again.
     answered: usize,
     gather_until: Option<Instant>,
@@ -76,12 +101,30 @@ impl State {
 
     fn take_queue(&mut self) -> Vec<Submission> {
         self.urgent = false;
+        self.long = false;
         self.gather_until = None;
         self.queued_bytes = 0;
         // Soon there are about as many again.
         let next = Vec::with_capacity(self.queue.len().min(MOST_EXPECTED));
         std::mem::replace(&mut self.queue, next)
     }
+}
+
+/// Who writes what waits for no flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// A driver, which is woken for it.
+    Driver,
+    /// Its caller, when it has nothing more to take in.
+    Caller,
+}
+
+/// What a write leaves to be known.
+struct Written {
+    /// When the journal is to be marked, if it is idle until then.
+    mark_at: Option<Instant>,
+    /// As [`State::room`].
+    room: u64,
 }
 
 enum Job {
@@ -92,15 +135,36 @@ enum Job {
 }
 
 impl Intake {
-    /// Queues a request and wakes a driver if one is free to take it.
-    pub(crate) fn push(&self, submission: Submission) {
+    /// Queues a request and wakes a driver if one is free to take it; not for what waits for
+    /// no flush, if its caller writes it.
+    pub(crate) fn push(&self, submission: Submission, by: By) {
         let mut state = self.state.lock();
-        state.urgent |= submission.level < Durability::Durable;
+        let urgent = submission.level < Durability::Durable;
+        state.urgent |= urgent;
+        state.long |= !matches!(submission.operation, Operation::Append { .. });
         state.queued_bytes += submission.cost;
         state.queue.push(submission);
-        if state.wants_write() && state.idle > 0 {
-            self.changed.notify_one();
+        if by == By::Driver || !urgent {
+            self.hand_on(&state);
         }
+    }
+
+    /// Takes what is queued, for a caller that writes it. If that is for a driver, wakes one.
+    fn take_gathered(&self, now: Instant) -> Option<Vec<Submission>> {
+        let mut state = self.state.lock();
+        // Whoever writes looks again.
+        if !state.urgent || !state.can_write() {
+            return None;
+        }
+        let slow = state.slow_until.is_some_and(|until| until > now);
+        let little =
+            state.queued_bytes <= SHORT_BYTES && state.queued_bytes + MARGIN_BYTES <= state.room;
+        if state.long || slow || !little {
+            self.hand_on(&state);
+            return None;
+        }
+        state.writing = true;
+        Some(state.take_queue())
     }
 
     /// Takes everything queued, for whoever drives without threads.
@@ -139,6 +203,7 @@ impl Intake {
                 }
                 state.flushing = true;
                 state.marked = false;
+                // Before one driver goes away: the other takes what is queued.
                 self.hand_on(&state);
                 return Job::Flush;
             }
@@ -146,7 +211,8 @@ impl Intake {
                 state.writing = true;
                 return Job::Write(state.take_queue());
             }
-            if state.stopped && state.queue.is_empty() {
+            // A caller that writes may leave something to be flushed.
+            if state.stopped && state.queue.is_empty() && !state.writing {
                 // The other may sleep: it, too, has nothing left to do.
                 self.changed.notify_all();
                 return Job::Stop;
@@ -161,44 +227,63 @@ impl Intake {
             }
             // What is not flushed yet cannot be marked: the flush wakes us again.
             let mark_at = state.mark_at.filter(|_| idle);
-            self.wait(&mut state, core.flush_due_at(), mark_at, now);
+            let flush_at = core.flush_due_at().filter(|_| !state.flushing);
+            // Also while nothing is queued: what is then wakes nobody.
+            let until = [flush_at, mark_at, state.gather_until];
+            self.wait(&mut state, until.into_iter().flatten().min(), now);
         }
     }
 
-    /// Sleeps until something is queued or due.
-    fn wait(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        flush_at: Option<Instant>,
-        mark_at: Option<Instant>,
-        now: Instant,
-    ) {
-        let flush_at = flush_at.filter(|_| !state.flushing);
-        // Also while nothing is queued: what is then wakes nobody.
-        let gathered_at = state.gather_until;
+    /// Sleeps until something is queued, or until then.
+    fn wait(&self, state: &mut MutexGuard<'_, State>, until: Option<Instant>, now: Instant) {
         state.idle += 1;
-        match [flush_at, mark_at, gathered_at].into_iter().flatten().min() {
+        state.looks_at = until;
+        match until {
             Some(at) => {
                 self.changed
                     .wait_for(state, at.saturating_duration_since(now));
             }
             None => self.changed.wait(state),
         }
+        // If the other one sleeps, it may be woken in vain.
+        state.looks_at = None;
         state.idle -= 1;
     }
 
-    /// Before one driver goes away to flush: the other takes what is queued.
+    /// A driver, if one is free, takes what is queued.
     fn hand_on(&self, state: &State) {
         if state.wants_write() && state.idle > 0 {
             self.changed.notify_one();
         }
     }
 
-    fn wrote(&self, mark_at: Option<Instant>) {
+    fn wrote(&self, written: Written) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         state.writing = false;
-        if mark_at.is_some() {
-            state.mark_at = mark_at;
+        state.room = written.room;
+        state.mark_at = written.mark_at.or(state.mark_at);
+        state
+    }
+
+    /// A caller has written: a driver does what is left to do, now or later.
+    fn wrote_gathered(&self, written: Written, core: &Core, began: Instant) {
+        let now = core.journal.clock.monotonic();
+        let mut state = self.wrote(written);
+        if now.saturating_duration_since(began) >= LONG_WRITE {
+            state.slow_until = Some(now + AFTER_LONG_WRITE);
+        }
+        // Whoever flushes looks again.
+        let flush_at = match core.journal.wants_flush() {
+            true => Some(now),
+            false => core.flush_due_at(),
+        };
+        let flush_at = flush_at.filter(|_| !state.flushing);
+        let flushed = core.journal.durable() >= core.journal.written();
+        let mark_at = state.mark_at.filter(|_| flushed);
+        let due = [flush_at, mark_at].into_iter().flatten().min();
+        let unseen = due.is_some_and(|due| state.looks_at.is_none_or(|at| due < at));
+        if state.idle > 0 && (unseen || state.wants_write() || state.stopped) {
+            self.changed.notify_one();
         }
     }
 
@@ -223,28 +308,25 @@ impl Intake {
 pub(crate) fn drive(core: &Arc<Core>) {
     let run = std::panic::AssertUnwindSafe(|| run(core));
     if std::panic::catch_unwind(run).is_err() {
-        core.journal
-            .fail("committing", &std::io::Error::other("its thread panicked"));
-        // Answers what was under way: the journal has failed. What panics again is dropped,
-        // which answers too.
-        let answer = || core.committer.lock().commit(core.intake.take());
-        let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
-        core.intake.give_up();
+        panicked(core);
     }
+}
+
+/// Whoever was to answer has panicked.
+fn panicked(core: &Core) {
+    core.journal
+        .fail("committing", &std::io::Error::other("its thread panicked"));
+    // Answers what was under way: the journal has failed. What panics again is dropped,
+    // which answers too.
+    let answer = || core.committer.lock().commit(core.intake.take());
+    let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
+    core.intake.give_up();
 }
 
 fn run(core: &Arc<Core>) {
     loop {
         match core.intake.next(core) {
-            Job::Write(submissions) => {
-                let mut committer = core.committer.lock();
-                committer.commit(submissions);
-                let mark = committer.needs_marker();
-                drop(committer);
-                let delay = core.config.marker_delay;
-                core.intake
-                    .wrote(mark.then(|| core.journal.clock.monotonic() + delay));
-            }
+            Job::Write(submissions) => drop(core.intake.wrote(core.write(submissions))),
             Job::Mark => {
                 core.committer.lock().mark();
                 core.intake.marked();
@@ -262,6 +344,32 @@ fn run(core: &Arc<Core>) {
 }
 
 impl Core {
+    fn write(&self, submissions: Vec<Submission>) -> Written {
+        let mut committer = self.committer.lock();
+        committer.commit(submissions);
+        let mark = committer.needs_marker();
+        let room = committer.room();
+        drop(committer);
+        let delay = self.config.marker_delay;
+        Written {
+            mark_at: mark.then(|| self.journal.clock.monotonic() + delay),
+            room,
+        }
+    }
+
+    /// Writes what callers have gathered, on this thread, unless that is for a driver.
+    pub(crate) fn write_gathered(&self) {
+        let began = self.journal.clock.monotonic();
+        let Some(submissions) = self.intake.take_gathered(began) else {
+            return;
+        };
+        let write = std::panic::AssertUnwindSafe(|| self.write(submissions));
+        match std::panic::catch_unwind(write) {
+            Ok(written) => self.intake.wrote_gathered(written, self, began),
+            Err(_) => panicked(self),
+        }
+    }
+
     /// When what was written and nobody waits for is to be flushed.
     fn flush_due_at(&self) -> Option<Instant> {
         if self.journal.failure().is_some() {
@@ -286,7 +394,9 @@ pub(crate) const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
     use std::sync::mpsc;
+    use std::task::{Context, Poll, Waker};
 
     use super::*;
     use crate::clock::SystemClock;
@@ -296,15 +406,37 @@ mod tests {
     use crate::metrics::NoObserver;
     use crate::record::{Batch, LogRecords, Record};
     use crate::threads;
+    use crate::ticket::Ticket;
 
     fn core() -> Arc<Core> {
-        let config = StorageConfig::default();
+        core_of(StorageConfig::default())
+    }
+
+    fn core_of(config: StorageConfig) -> Arc<Core> {
         let (disk, clock) = (SimDisk::new(), Arc::new(SystemClock));
         let (core, _) = Core::open(Arc::new(disk), config, clock, Arc::new(NoObserver)).unwrap();
         core
     }
 
     fn queue(core: &Core, bytes: usize) {
+        // Dropping the ticket cancels nothing.
+        drop(core.enqueue(of(bytes), Durability::Durable));
+    }
+
+    /// One that waits for no flush, for its caller to write.
+    fn gather(core: &Core, bytes: usize) -> Ticket {
+        core.accept(None, of(bytes), Some(Durability::Written), By::Caller)
+    }
+
+    fn level_of(ticket: &mut Ticket) -> Option<Durability> {
+        let mut context = Context::from_waker(Waker::noop());
+        match Pin::new(ticket).poll(&mut context) {
+            Poll::Ready(settled) => Some(settled.unwrap().durability),
+            Poll::Pending => None,
+        }
+    }
+
+    fn of(bytes: usize) -> Batch {
         let record = Record {
             data: vec![0; bytes].into(),
             ..Record::default()
@@ -315,12 +447,15 @@ mod tests {
             guard: Default::default(),
             producer: None,
         };
-        let batch = Batch {
+        Batch {
             logs: vec![records],
             ..Batch::default()
-        };
-        // Dropping the ticket cancels nothing.
-        drop(core.enqueue(batch, Durability::Durable));
+        }
+    }
+
+    fn wrote(core: &Core) {
+        let (mark_at, room) = (None, core.committer.lock().room());
+        drop(core.intake.wrote(Written { mark_at, room }));
     }
 
     fn write_next(core: &Core) -> usize {
@@ -329,7 +464,7 @@ mod tests {
         };
         let count = submissions.len();
         core.committer.lock().commit(submissions);
-        core.intake.wrote(None);
+        wrote(core);
         count
     }
 
@@ -362,6 +497,71 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_writes_what_it_gathered_and_leaves_what_may_take_long() {
+        let core = core_of(StorageConfig {
+            sync_interval: MAX_DELAY,
+            ..StorageConfig::default()
+        });
+        // What there is room for is not known yet.
+        let mut first = gather(&core, 1);
+        core.write_gathered();
+        assert_eq!(level_of(&mut first), None);
+        assert_eq!(write_next(&core), 1);
+        assert_eq!(level_of(&mut first), Some(Durability::Written));
+
+        let mut both = [gather(&core, 1), gather(&core, 1)];
+        let mut durable = core.enqueue(of(1), Durability::Durable);
+        core.write_gathered();
+        let levels = both.each_mut().map(level_of);
+        assert_eq!(levels, [Some(Durability::Written); 2]);
+        // What came along is flushed by a driver.
+        assert_eq!(level_of(&mut durable), None);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        core.journal.flush();
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(0, now, Duration::ZERO);
+        assert_eq!(level_of(&mut durable), Some(Durability::Durable));
+
+        let left = |mut ticket: Ticket, requests: usize| {
+            core.write_gathered();
+            assert_eq!(level_of(&mut ticket), None);
+            assert_eq!(write_next(&core), requests);
+            assert_eq!(level_of(&mut ticket), Some(Durability::Written));
+        };
+        left(gather(&core, usize::try_from(SHORT_BYTES).unwrap()), 1);
+        let name = LogName::new("b").unwrap();
+        let made = core.create_in_turn(name, crate::record::LogConfig::default());
+        left(gather(&core, 1), 2);
+        core.journal.flush();
+        drop(made);
+        core.intake.state.lock().slow_until = Some(now + Duration::from_secs(24 * 3600));
+        left(gather(&core, 1), 1);
+        core.intake.state.lock().slow_until = Some(now);
+        // All of the segment but a little.
+        core.intake.state.lock().room = MARGIN_BYTES;
+        left(gather(&core, 1), 1);
+        let mut last = gather(&core, 1);
+        core.write_gathered();
+        assert_eq!(level_of(&mut last), Some(Durability::Written));
+    }
+
+    #[test]
+    fn what_a_caller_has_written_is_flushed_in_time() {
+        let core = core();
+        drop(gather(&core, 1));
+        assert_eq!(write_next(&core), 1);
+        core.journal.flush();
+        // It has nothing to wait for.
+        let next = next_is_a_write(&core);
+        drop(gather(&core, 1));
+        core.write_gathered();
+        assert!(core.journal.durable() < core.journal.written());
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(false));
+        core.journal.flush();
+        assert_eq!(core.journal.durable(), core.journal.written());
+    }
+
+    #[test]
     fn as_many_as_were_answered_are_waited_for_and_fewer_not_for_long() {
         let core = core();
         // As many as were answered end the wait, nothing else.
@@ -371,7 +571,7 @@ mod tests {
         assert!(!core.intake.state.lock().wants_write());
         queue(&core, 1);
         assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
-        core.intake.wrote(None);
+        wrote(&core);
         // One of three comes back: the flush took a second, and is not waited for that long.
         let now = core.journal.clock.monotonic();
         core.intake.flushed(3, now, Duration::from_secs(1));

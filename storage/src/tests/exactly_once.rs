@@ -383,8 +383,7 @@ fn a_session_ends_with_its_first_refusal_and_what_queued_before_is_applied() {
     let submit = |data: &[u8], expected: Option<u64>| {
         let mut batch = batch(&[("a", &[data])]);
         batch.logs[0].guard.expected_lsn = expected.map(Lsn::new);
-        f.core
-            .enqueue_of(Some(&session), batch, Durability::Durable)
+        f.core.enqueue_of(&session, batch, Durability::Durable)
     };
     let mut tickets: Vec<Ticket> = (0..6)
         .map(|number| submit(&[number], (number == 3).then_some(77)))
@@ -411,8 +410,7 @@ fn a_session_ends_with_its_first_refusal_and_what_queued_before_is_applied() {
     let session = Session::new();
     let submit = |data: &[u8]| {
         let batch = batch(&[("a", &[data])]);
-        f.core
-            .enqueue_of(Some(&session), batch, Durability::Durable)
+        f.core.enqueue_of(&session, batch, Durability::Durable)
     };
     let mut good = submit(b"good");
     let mut bad = submit(&vec![0; 2 << 20]);
@@ -437,10 +435,7 @@ fn a_void_group_takes_back_producers_fences_cursors_and_its_sessions() {
     f.fence("b", Some(4)).unwrap();
     f.disk.fail_write(1, std::io::ErrorKind::StorageFull, 512);
     let session = Session::new();
-    let enqueue = |batch| {
-        f.core
-            .enqueue_of(Some(&session), batch, Durability::Durable)
-    };
+    let enqueue = |batch| f.core.enqueue_of(&session, batch, Durability::Durable);
     let mut tickets = vec![
         enqueue(of(&["a"], b"2", 3, 1)),
         enqueue(of(&["a"], b"2", 3, 1)),

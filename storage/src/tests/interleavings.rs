@@ -259,12 +259,16 @@ impl Run {
         *before = (durable, written);
     }
 
-    fn submit(&self, record: u64, level: Durability) -> (AtAnswer, bool) {
+    fn submit(&self, record: u64, level: Durability, gathers: bool) -> (AtAnswer, bool) {
         let log = LOGS[usize::try_from(record % 2).unwrap()];
         let failed = self.engine.core.journal.failure().is_some();
         let batch = batch(&[(log, &[&data_of(record)])]);
+        let ticket = match gathers {
+            true => self.engine.gather(None, batch, Some(level)),
+            false => self.engine.submit(None, batch, Some(level)),
+        };
         let mut answer = AtAnswer {
-            ticket: self.engine.submit(None, batch, Some(level)),
+            ticket,
             seen: Arc::clone(&self.disk.seen),
             record,
             judge: None,
@@ -301,6 +305,13 @@ impl Run {
         let mut random = shuttle::rand::thread_rng();
         let mut open = Vec::new();
         let mut before = (0, 0);
+        // Writes what waits for no flush itself, before it waits.
+        let gathers = random.gen_bool(0.5);
+        let write = || {
+            if gathers {
+                self.engine.write_gathered();
+            }
+        };
         for record in records {
             // Half do not wait for a flush: these are written while one runs, and with
             // them whatever waits for the next.
@@ -308,14 +319,16 @@ impl Run {
                 true => Durability::Written,
                 false => Durability::Durable,
             };
-            let (answer, failed) = self.submit(record, level);
+            let (answer, failed) = self.submit(record, level, gathers);
             if random.gen_bool(0.3) {
+                write();
                 self.check(answer, level, failed);
             } else {
                 open.push((answer, level, failed));
             }
             self.look(&mut before);
         }
+        write();
         for (answer, level, failed) in open {
             self.check(answer, level, failed);
             self.look(&mut before);

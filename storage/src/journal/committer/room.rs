@@ -57,6 +57,17 @@ impl Committer {
         !self.is_full(frames, directory) && self.fits(frames, directory)
     }
 
+    /// So many bytes can be written without anything that may take long: to go on in the next
+    /// segment, or to look for space.
+    pub(crate) fn room(&self) -> u64 {
+        let looks = self.on_reserve && self.pool.is_starved();
+        if self.closed || looks || self.without_space {
+            return 0;
+        }
+        let left = self.segment.life.size - self.offset;
+        left.saturating_sub(self.buffered_bytes)
+    }
+
     /// Goes on in the next segment, though there is room in this one.
     ///
     /// # Errors
