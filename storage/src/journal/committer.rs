@@ -23,7 +23,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
 pub(crate) use self::retention::Expiry;
@@ -31,6 +30,7 @@ use self::void::Undo;
 use super::body::Link;
 use super::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use super::pool::{Pool, Use};
+use super::recent::Keeper;
 use super::segment::Segment;
 use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter, frame};
 use crate::disk::{DiskFile, is_out_of_space};
@@ -188,6 +188,7 @@ pub(crate) struct Committer {
     whole: u64,
     /// Frames of the group so far.
     buffer: Vec<u8>,
+    keeper: Keeper,
     open: Option<OpenFrame>,
     chain: u32,
     directory: DirectoryBuilder,
@@ -282,6 +283,7 @@ impl Committer {
             offset: LIFE_BYTES,
             whole: LIFE_BYTES,
             buffer: Vec::new(),
+            keeper: Keeper::default(),
             open: None,
             chain: 0,
             directory: DirectoryBuilder::default(),
@@ -664,16 +666,13 @@ impl Committer {
             .group(requests, self.group_records, self.buffer.len() as u64);
         self.group_records = 0;
         self.digest.update(&self.buffer);
-        // The next group is probably as large; this one is kept without its slack.
-        let next = Vec::with_capacity(self.buffer.len() + BLOCK_BYTES);
-        let mut group = std::mem::replace(&mut self.buffer, next);
-        group.shrink_to_fit();
+        let group = self.keeper.take(&mut self.buffer, BLOCK_BYTES);
         let bytes = group.len() as u64;
         let start = self.segment.base.advance(self.offset);
         self.offset += bytes;
         std::mem::swap(&mut self.previous, &mut self.directory);
         // Before it is published: whoever is woken finds it.
-        journal.recent.push(start, Bytes::from(group));
+        journal.recent.push(start, group);
         let readers = std::mem::take(&mut self.readers);
         journal.publish_written(start, bytes, readers, self.group_scheduled);
         self.group_scheduled = false;

@@ -18,7 +18,7 @@
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use crate::ids::Position;
 use crate::sync::RwLock;
@@ -28,6 +28,12 @@ use crate::sync::RwLock;
 /// page cache has the rest. What readers still hold of a group that was dropped is not
 /// counted: a message that is not sent yet, or is kept for others, holds the groups it is of.
 pub(crate) const RECENT_BYTES: usize = 8 << 20;
+
+/// A group that is no larger is copied, to lie with others in one allocation of this size. Each in
+/// one of its own, among others that come and go, takes many times what it holds: a lone append is
+/// a few hundred bytes, and the buffer it was put together in has room for a block.
+const SMALL_BYTES: usize = 16 << 10;
+const SHARED_BYTES: usize = 4 * SMALL_BYTES;
 
 /// What keeping one group takes beside its bytes, about.
 const GROUP_OVERHEAD: usize = size_of::<Group>() + 32;
@@ -85,8 +91,31 @@ impl Recent {
     }
 
     /// Forgets everything.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         *self.0.write() = Groups::default();
+    }
+}
+
+/// Makes of the buffers that groups are put together in what is kept of them.
+#[derive(Default)]
+pub(super) struct Keeper(BytesMut);
+
+impl Keeper {
+    /// What to keep of the group in `buffer`, which is empty then, and has room for the next.
+    pub(super) fn take(&mut self, buffer: &mut Vec<u8>, slack: usize) -> Bytes {
+        if buffer.len() > SMALL_BYTES {
+            // The next group is probably as large; this one is kept without its slack.
+            let next = Vec::with_capacity(buffer.len() + slack);
+            let mut group = std::mem::replace(buffer, next);
+            group.shrink_to_fit();
+            return group.into();
+        }
+        if self.0.capacity() < buffer.len() {
+            self.0 = BytesMut::with_capacity(SHARED_BYTES);
+        }
+        self.0.extend_from_slice(buffer);
+        buffer.clear();
+        self.0.split().freeze()
     }
 }
 
@@ -130,6 +159,31 @@ mod tests {
             let slice = recent.at(Position::new(8192 + from as u64), 8).unwrap();
             assert_eq!(slice.as_ptr() as usize, group.as_ptr() as usize + from);
         }
+    }
+
+    #[test]
+    fn small_groups_lie_together_and_large_ones_are_not_copied() {
+        let mut keeper = Keeper::default();
+        let mut buffer = Vec::new();
+        let mut kept = Vec::new();
+        for n in 0..=u8::MAX {
+            buffer.resize(1000, n);
+            kept.push(keeper.take(&mut buffer, 0));
+            assert!(buffer.is_empty());
+        }
+        for (group, n) in kept.iter().zip(0..=u8::MAX) {
+            assert_eq!(*group, vec![n; 1000]);
+        }
+        let follows = |pair: &&[Bytes]| pair[0].as_ptr_range().end == pair[1].as_ptr();
+        let together = kept.windows(2).filter(follows).count();
+        assert_eq!(together, 255 - 256 / (SHARED_BYTES / 1000));
+
+        let mut large = vec![7; SMALL_BYTES + 1];
+        let before = large.as_ptr();
+        let group = keeper.take(&mut large, 100);
+        assert_eq!(group, vec![7; SMALL_BYTES + 1]);
+        assert_eq!(group.as_ptr(), before);
+        assert!(large.is_empty() && large.capacity() >= SMALL_BYTES + 100);
     }
 
     #[test]
