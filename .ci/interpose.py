@@ -31,7 +31,7 @@ CALLS = {
     "getdents64": (217, DESCRIPTOR, 0), "openat": (257, PATH, 1), "newfstatat": (262, PATH, 1),
     "unlinkat": (263, PATH, 1), "renameat": (264, PATH, 1), "fallocate": (285, DESCRIPTOR, 0),
     "preadv": (295, DESCRIPTOR, 0), "pwritev": (296, DESCRIPTOR, 0), "renameat2": (316, PATH, 1),
-    "statx": (332, PATH, 1),
+    "preadv2": (327, DESCRIPTOR, 0), "statx": (332, PATH, 1),
 }
 NAMES = {number: name for name, (number, _, _) in CALLS.items()}
 O_CREAT = os.O_CREAT

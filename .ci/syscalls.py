@@ -310,7 +310,7 @@ def faults_of(keys):
         kinds = ["EIO", "kill"]
         if call in CHANGES or creates:
             kinds.append("ENOSPC")
-        if call in ("pwrite64", "pread64"):
+        if call in ("pwrite64", "pread64", "preadv2"):
             kinds.append("EINTR")
         if call == "pwrite64":
             kinds.append("half")

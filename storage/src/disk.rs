@@ -129,6 +129,14 @@ pub trait DiskFile: Send + Sync {
     /// Reads some bytes at `offset`; 0 at or beyond the end.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
+    /// The same of bytes that are in memory already: never waits for the device.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the first of them are not, or if that cannot be told here.
+    fn read_cached_at(&self, _buffer: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
     /// Some bytes will be read soon. A hint that may come to nothing.
     fn will_read(&self, _offset: u64, _bytes: u64) {}
 

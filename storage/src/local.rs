@@ -735,7 +735,8 @@ impl LogEngine for LocalEngine {
 
     fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>> {
         let core = Arc::clone(&self.core);
-        Box::pin(read::near_or_far(&self.workers, move |reach| {
+        let near = read::near(&request);
+        Box::pin(read::near_or_far(&self.workers, near, move |reach| {
             read::page(&core, &request, reach)
         }))
     }

@@ -39,6 +39,10 @@ use crate::sorted::{self, Piece};
 /// Frames that lie together are read together, up to this.
 const SPAN_BYTES: u64 = 256 << 10;
 
+/// A page of no more is read by the event loop that was asked for it, if it need not wait for the
+/// disk: each may lie in a frame of its own.
+const FEW_RECORDS: u32 = 16;
+
 /// What was one frame of the journal, verified.
 struct Frame {
     first_lsn: Lsn,
@@ -430,6 +434,8 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         match fault {
             // What is in its file now is of another life.
             _ if segment.is_retired() => {}
+            // To name it may take long.
+            Fault::Damaged if bounds.reach == Reach::Cached => return Err(reach::far().into()),
             Fault::Damaged => core.quarantine_at(log, &place, position, ChecksumSite::Read),
             Fault::Io(error) if reach::is_far(&error) && !step.batches.is_empty() => {
                 return Ok(step);
@@ -489,12 +495,13 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
         let to = known.unwrap_or(until).min(stop);
         Ok((Vec::new(), Some((lsn, to))))
     };
-    let Some((index, row)) = core.sealed_row(log.id, &chain, |_, row| row.next_lsn > lsn)? else {
+    let found = core.sealed_row(log.id, &chain, bounds.reach, |_, row| row.next_lsn > lsn)?;
+    let Some((index, row)) = found else {
         return nowhere(known);
     };
     let entries = index.entries(&row);
     let first = entries.partition_point(|place| place.next_lsn() <= lsn);
-    if row.next_lsn < stop {
+    if row.next_lsn < stop && bounds.reach == Reach::Disk {
         core.read_ahead(log.id, &index, stop);
     }
     match entries.get(first).map(|place| place.first_lsn) {
@@ -559,6 +566,14 @@ fn check_journal(core: &Core, lsn: Lsn, log: &Log) -> Result<(), ReadError> {
             Err(ReadError::JournalFailed(error))
         }
         _ => Ok(()),
+    }
+}
+
+/// How far to go for a page before another thread is asked for it.
+pub(crate) fn near(request: &ReadRequest) -> Reach {
+    match request.max_records {
+        ..=FEW_RECORDS => Reach::Cached,
+        _ => Reach::Memory,
     }
 }
 
@@ -638,7 +653,7 @@ fn start_lsn(
         ReadStart::Lsn(asked) => Ok(asked),
         ReadStart::TailOffset(back) => Ok(Lsn::new(tail.get().saturating_sub(back)).max(first)),
         // A search over the whole log goes far.
-        ReadStart::Time(_) if reach == Reach::Memory => Err(reach::far().into()),
+        ReadStart::Time(_) if reach != Reach::Disk => Err(reach::far().into()),
         ReadStart::Time(time) => Ok(lsn_at(core, log, time, tail)?.max(first)),
     }
 }
@@ -711,7 +726,9 @@ fn sealed_at(
     let mut after = Lsn::ZERO;
     loop {
         let wanted = |row: &Row| row.last_time >= time && row.next_lsn > after;
-        let Some((index, row)) = core.sealed_row(log.id, chain, |_, row| wanted(row))? else {
+        let Some((index, row)) =
+            core.sealed_row(log.id, chain, Reach::Disk, |_, row| wanted(row))?
+        else {
             return Ok(None);
         };
         let entries = index.entries(&row);

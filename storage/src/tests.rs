@@ -249,6 +249,18 @@ fn read_request(log: &str, start: ReadStart) -> ReadRequest {
     }
 }
 
+/// A page as a thread that may wait reads it; what is given where nothing may wait is the same.
+fn page_either_way(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, ReadError> {
+    let page = read::page(core, request, Reach::Disk)?;
+    let of = |page: &Page| page.batches.iter().flat_map(payloads).collect::<Vec<_>>();
+    if let Ok(near) = read::page(core, request, Reach::Cached) {
+        // It may end where the next is not in memory.
+        assert!(near.next_lsn <= page.next_lsn);
+        assert!(of(&page).starts_with(&of(&near)));
+    }
+    Ok(page)
+}
+
 fn target(log: &str) -> LogTarget {
     LogTarget {
         name: LogName::new(log).unwrap(),

@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rustix::fs::{FileType, FlockOperation, OFlags, RawDir, flock, fstatvfs, statfs};
+#[cfg(target_os = "linux")]
+use rustix::io::ReadWriteFlags;
 
 use super::{Disk, DiskFile, DiskLock, FileSystem};
 use crate::error::OpenError;
@@ -321,6 +323,14 @@ impl DiskFile for RealFile {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.0.read_at(buffer, offset)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn read_cached_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let into = &mut [io::IoSliceMut::new(buffer)];
+        let read = rustix::io::preadv2(&self.0, into, offset, ReadWriteFlags::NOWAIT);
+        // Some file systems do not have it (`EOPNOTSUPP`).
+        read.map_err(|_| io::ErrorKind::WouldBlock.into())
     }
 
     fn will_read(&self, offset: u64, bytes: u64) {

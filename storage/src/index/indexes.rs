@@ -117,6 +117,12 @@ impl Indexes {
         Some(index.row(log).map(|row| (index, row)))
     }
 
+    /// The same of a segment whose index is in memory; `None` if it is not.
+    pub(crate) fn find_in_memory(&self, segment: &Segment, log: LogId) -> Option<Option<Found>> {
+        let index = self.state.lock().in_memory(segment.life.id)?;
+        Some(index.row(log).map(|row| (index, row)))
+    }
+
     /// What there is of an index without reading all of a large file into memory; `None` if
     /// it is to be read whole.
     fn in_memory_or_large(&self, segment: &Segment) -> Option<Kept> {

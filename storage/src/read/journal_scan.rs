@@ -7,8 +7,8 @@ use bytes::Bytes;
 use std::sync::Arc;
 
 use super::cursor::Cursor;
-use super::near_or_far;
 use super::scan::{Common, Following};
+use super::{Reach, near_or_far};
 use crate::engine::{BoxFuture, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{Position, Timestamp};
@@ -111,7 +111,8 @@ impl JournalScan {
                 batches: Vec::new(),
                 gaps: Vec::new(),
             };
-            let looked = near_or_far(&self.common.workers, move |reach| work.clone().run(reach));
+            let look = move |reach| work.clone().run(reach);
+            let looked = near_or_far(&self.common.workers, Reach::Memory, look);
             let (work, caught_up) = looked.await?;
             // From here on nothing waits: a chunk that is taken is also given.
             if let Some(chunk) = self.accept(work, caught_up) {

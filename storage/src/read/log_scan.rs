@@ -95,7 +95,7 @@ impl Work {
             At::Start(start) => (start_lsn(core, log, start, tail, reach)?, None),
             At::Next { next, .. } => (next, None),
             // What survived is told by index files.
-            At::Resumed { .. } if reach == Reach::Memory => return Err(far().into()),
+            At::Resumed { .. } if reach != Reach::Disk => return Err(far().into()),
             At::Resumed {
                 epoch,
                 position,
@@ -159,7 +159,7 @@ fn survivors(
     };
     loop {
         let ends_beyond = |index: &SealedIndex| core.journal_end_of(index) > end;
-        let sealed = core.sealed_row(log.id, &chain, |index, _| ends_beyond(index))?;
+        let sealed = core.sealed_row(log.id, &chain, Reach::Disk, |index, _| ends_beyond(index))?;
         let first = match sealed {
             None => in_memory,
             Some((index, row)) if sorted::is_address(index.base) => {
@@ -319,7 +319,8 @@ impl LogScan {
                 records: self.common.remaining,
                 bytes: self.common.chunk_bytes,
             };
-            let found = near_or_far(&self.common.workers, move |reach| work.run(reach)).await?;
+            let read = move |reach| work.run(reach);
+            let found = near_or_far(&self.common.workers, Reach::Memory, read).await?;
             // From here on nothing waits: a chunk that is taken is also given.
             if let Some(chunk) = self.accept(&log, found)? {
                 return Ok(Some(chunk));

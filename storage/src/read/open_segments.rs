@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::buffers::Buffers;
+use super::reach::far;
 use crate::config::ReadStrategy;
 use crate::disk::{Disk, DiskFile};
 use crate::ids::{Position, SegmentId};
@@ -36,6 +37,15 @@ struct Cache {
     /// Counts uses: the smallest number is the least recently used.
     uses: u64,
     evictions: u64,
+}
+
+impl Cache {
+    fn get(&mut self, segment: &Segment) -> Option<Arc<OpenSegment>> {
+        self.uses += 1;
+        let (open, used) = self.open.get_mut(&segment.life.id)?;
+        *used = self.uses;
+        Some(Arc::clone(open))
+    }
 }
 
 impl OpenSegments {
@@ -69,6 +79,39 @@ impl OpenSegments {
         }
     }
 
+    /// The same as far as it is in memory, and only if the file is open.
+    ///
+    /// # Errors
+    /// `WouldBlock` if that is not so.
+    pub(super) fn read_cached(
+        &self,
+        segment: &Segment,
+        from: Position,
+        length: u64,
+    ) -> io::Result<Bytes> {
+        let offset = segment.offset(from);
+        let length = usize::try_from(length).map_err(io::Error::other)?;
+        let written = segment.writer();
+        let open = match &written {
+            Some(_) => None,
+            None => self.cache.lock().get(segment),
+        };
+        let file = match (&written, &open) {
+            (Some(file), _) => &**file,
+            // What is mapped may have gone from memory since.
+            (_, Some(open)) if open.map.is_none() => &*open.file,
+            _ => return Err(far()),
+        };
+        let bytes = self
+            .buffers
+            .filled(length, |buffer| file.read_cached_at(buffer, offset))?;
+        // The rest of it is not in memory, or not in the file.
+        if bytes.len() < length {
+            return Err(far());
+        }
+        Ok(bytes)
+    }
+
     fn read_file(&self, file: &dyn DiskFile, offset: u64, length: usize) -> io::Result<Bytes> {
         self.buffers
             .filled(length, |buffer| file.read_full_at(buffer, offset))
@@ -84,14 +127,8 @@ impl OpenSegments {
     }
 
     fn get(&self, segment: &Segment) -> io::Result<Arc<OpenSegment>> {
-        {
-            let mut cache = self.cache.lock();
-            cache.uses += 1;
-            let use_number = cache.uses;
-            if let Some((open, used)) = cache.open.get_mut(&segment.life.id) {
-                *used = use_number;
-                return Ok(Arc::clone(open));
-            }
+        if let Some(open) = self.cache.lock().get(segment) {
+            return Ok(open);
         }
         let file = self.disk.open(&segment.path())?;
         let map = match self.strategy {
@@ -100,6 +137,7 @@ impl OpenSegments {
         };
         let open = Arc::new(OpenSegment { file, map });
         let mut cache = self.cache.lock();
+        cache.uses += 1;
         let use_number = cache.uses;
         cache
             .open

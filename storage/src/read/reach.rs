@@ -16,9 +16,15 @@ use crate::threads::Workers;
 pub(crate) enum Reach {
     /// To what is shared from memory: never waits, so that event loops may do it.
     Memory,
+    /// To short pieces of segment files that the system has in memory, too: never waits for the
+    /// device, so that event loops may do it.
+    Cached,
     /// To segment files too, on a thread that may wait for the disk.
     Disk,
 }
+
+/// What is read in one go where nothing may take long: a fraction of a flush.
+const SHORT_BYTES: u64 = 64 << 10;
 
 impl Core {
     /// Up to `length` bytes of a segment from a position on: from memory if the group
@@ -41,6 +47,11 @@ impl Core {
         match (self.journal.recent.at(from, length), reach) {
             (Some(bytes), _) => Ok(bytes),
             (None, Reach::Memory) => Err(far()),
+            // Whatever else is wrong, who may wait is told.
+            (None, Reach::Cached) => match length {
+                ..=SHORT_BYTES => self.open_segments.read_cached(segment, from, length),
+                _ => Err(far()),
+            },
             (None, Reach::Disk) => self.bytes_of_file(segment, from, length),
         }
     }
@@ -84,13 +95,14 @@ impl From<io::Error> for ReadError {
     }
 }
 
-/// Reads here and now if everything is in memory, which saves two wake-ups of threads;
-/// otherwise on a reader thread.
+/// Reads here and now if nothing further away than `near` is asked for, which saves two wake-ups
+/// of threads; otherwise on a reader thread.
 pub(crate) async fn near_or_far<T: Send + 'static>(
     workers: &Workers,
+    near: Reach,
     read: impl Fn(Reach) -> Result<T, ReadError> + Send + 'static,
 ) -> Result<T, ReadError> {
-    match read(Reach::Memory) {
+    match read(near) {
         Err(ReadError::Io(error)) if is_far(&error) => workers.run(move || read(Reach::Disk)).await,
         done => done,
     }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
+use super::reach::{Reach, far};
 use crate::ids::{LogId, Lsn, Position};
 use crate::index::{Below, Chain, Found, Row, SealedIndex};
 use crate::journal::segment::Segment;
@@ -15,22 +16,34 @@ use crate::sorted;
 /// So much is read ahead in later runs.
 const READ_AHEAD: u64 = 1 << 20;
 
-/// A row could not be had: an index that the chain leads through is not good.
-struct Missing;
+/// Why a row could not be had.
+enum Missing {
+    /// An index that the chain leads through is not good.
+    Damaged,
+    /// It is not in memory.
+    Far,
+}
+
+/// Whether an index tells all of a log: one made from frames alone knows no lsns of a log without
+/// records in them.
+fn knows((index, row): &Found) -> bool {
+    !index.is_partial() || index.entries(row).len() > 0
+}
 
 impl Core {
     /// The oldest sealed row of a log for which `holds`; it must be false for all rows up
-    /// to some row, and true for all after.
+    /// to some row, and true for all after. Indexes are read for [`Reach::Disk`] only.
     pub(crate) fn sealed_row(
         &self,
         log: LogId,
         chain: &Chain,
+        reach: Reach,
         holds: impl Fn(&SealedIndex, &Row) -> bool,
     ) -> io::Result<Option<Found>> {
         // Everything in runs is older than what is not: one row that does not hold, and is in
         // none, says that nothing in them does.
         let in_segments = Cell::new(false);
-        let fetch = |base| self.fetch_row(log, base);
+        let fetch = |base| self.fetch_row(log, base, reach);
         let found = chain.oldest(fetch, |found: &Option<Found>| {
             let Some((index, row)) = found else {
                 return false;
@@ -39,11 +52,13 @@ impl Core {
             in_segments.set(in_segments.get() || !holds);
             holds
         });
-        let Ok(found) = found else {
-            return self.sealed_row_without_chain(log, holds);
+        let found = match found {
+            Ok(found) => found,
+            Err(Missing::Far) => return Err(far()),
+            Err(Missing::Damaged) => return self.sealed_row_without_chain(log, holds),
         };
         if !in_segments.get()
-            && let Some(older) = self.row_in_runs(log, &holds)?
+            && let Some(older) = self.row_in_runs(log, reach, &holds)?
         {
             return Ok(Some(older));
         }
@@ -54,10 +69,18 @@ impl Core {
     fn row_in_runs(
         &self,
         log: LogId,
+        reach: Reach,
         holds: impl Fn(&SealedIndex, &Row) -> bool,
     ) -> io::Result<Option<Found>> {
         for run in self.journal.runs() {
-            let found = self.row_in(&run.segment, log)?;
+            let found = match reach {
+                Reach::Disk => self.row_in(&run.segment, log)?,
+                _ => self
+                    .indexes
+                    .find_in_memory(&run.segment, log)
+                    .ok_or_else(far)?
+                    .filter(knows),
+            };
             if let Some((index, row)) = found.filter(|(index, row)| holds(index, row)) {
                 return Ok(Some((index, row)));
             }
@@ -96,8 +119,7 @@ impl Core {
         }
     }
 
-    /// What a log has in a run or a sealed segment, as far as its index knows. One made from
-    /// frames alone knows no lsns of a log without records in them.
+    /// What a log has in a run or a sealed segment, as far as its index knows.
     fn row_in(&self, segment: &Segment, log: LogId) -> io::Result<Option<Found>> {
         if !segment.is_indexed() {
             return Ok(None);
@@ -109,7 +131,6 @@ impl Core {
                 Some((index, row))
             }),
         };
-        let knows = |(index, row): &Found| !index.is_partial() || index.entries(row).len() > 0;
         Ok(found.filter(knows))
     }
 
@@ -119,20 +140,28 @@ impl Core {
         &self,
         log: LogId,
         base: Position,
+        reach: Reach,
     ) -> Result<(Option<Found>, Option<Below>), Missing> {
         let sorted = || base < self.journal.sorted_end();
-        let found = || {
-            let segment = self.journal.segment_at(base)?;
-            let found = self.indexes.find(&segment, log)??;
-            Some(found).filter(|(index, _)| !index.is_partial())
-        };
         if sorted() {
             return Ok((None, None));
         }
-        match found() {
+        let segment = self.journal.segment_at(base);
+        let found = match (segment, reach) {
+            (None, _) => None,
+            (Some(segment), Reach::Disk) => self.indexes.find(&segment, log),
+            (Some(segment), _) => match self.indexes.find_in_memory(&segment, log) {
+                None => return Err(Missing::Far),
+                found => found,
+            },
+        };
+        let found = found.flatten().filter(|(index, _)| !index.is_partial());
+        match found {
             Some((index, row)) => Ok((Some((index, row)), row.below)),
             None if sorted() => Ok((None, None)),
-            None => Err(Missing),
+            // An index that is not good is made anew.
+            None if reach != Reach::Disk => Err(Missing::Far),
+            None => Err(Missing::Damaged),
         }
     }
 
@@ -145,7 +174,7 @@ impl Core {
     ) -> io::Result<Option<Found>> {
         loop {
             let end = self.journal.sorted_end();
-            if let Some(found) = self.row_in_runs(log, &holds)? {
+            if let Some(found) = self.row_in_runs(log, Reach::Disk, &holds)? {
                 return Ok(Some(found));
             }
             let segments: Vec<_> = self.journal.segments.read().values().cloned().collect();

@@ -575,7 +575,7 @@ fn from(core: &Arc<Core>, log: &str, mut next: Lsn) -> Vec<Vec<u8>> {
     loop {
         let mut request = read_request(log, ReadStart::Lsn(next));
         request.visibility = Some(Visibility::Durable);
-        let page = read::page(core, &request, Reach::Disk).unwrap();
+        let page = page_either_way(core, &request).unwrap();
         for batch in &page.batches {
             assert_eq!(batch.first_lsn, next, "lsns are dense");
             next = batch.next_lsn();

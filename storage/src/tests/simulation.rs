@@ -460,7 +460,7 @@ fn digests(core: &Arc<Core>, log: &str, mut next: Lsn) -> Result<Vec<u64>, ReadE
     loop {
         let mut request = read_request(log, ReadStart::Lsn(next));
         request.visibility = Some(Visibility::Durable);
-        let page = read::page(core, &request, Reach::Disk)?;
+        let page = page_either_way(core, &request)?;
         for batch in &page.batches {
             assert_eq!(batch.first_lsn, next, "lsns are dense");
             next = batch.next_lsn();

@@ -200,6 +200,107 @@ fn what_is_in_memory_is_answered_at_once_and_the_rest_by_a_reader_thread() {
     assert!(far.next_lsn >= Lsn::new(9));
 }
 
+/// A read where nothing may wait: what it gives, or `None` if that is for another thread.
+fn near(core: &Arc<Core>, request: &ReadRequest) -> Option<Page> {
+    match read::page(core, request, Reach::Cached) {
+        Err(ReadError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+        page => Some(page.unwrap()),
+    }
+}
+
+#[test]
+fn what_the_system_has_in_memory_is_read_at_once_if_nothing_else_needs_the_disk() {
+    let fixture = Fixture::new();
+    let expected: Vec<Vec<u8>> = (0..60u8).map(|n| vec![n; 3000]).collect();
+    for data in &expected {
+        fixture.append("a", data).unwrap();
+    }
+    let segments: Vec<_> = fixture
+        .core
+        .journal
+        .segments
+        .read()
+        .keys()
+        .copied()
+        .collect();
+    assert!(segments.len() > 3, "the journal has rolled");
+    fixture.core.journal.recent.clear();
+    let first = ReadRequest {
+        max_records: 1,
+        ..read_request("a", ReadStart::First)
+    };
+    let data = |page: Page| payloads(&page.batches[0]);
+    assert!(
+        near(&fixture.core, &first).is_none(),
+        "its file is not open"
+    );
+    read::page(&fixture.core, &first, Reach::Disk).unwrap();
+    assert_eq!(data(near(&fixture.core, &first).unwrap()), expected[..1]);
+    // The segment that is written is open.
+    let last = read_request("a", ReadStart::TailOffset(1));
+    assert_eq!(data(near(&fixture.core, &last).unwrap()), expected[59..]);
+
+    // Indexes are read by other threads.
+    let id = fixture
+        .core
+        .journal
+        .segments
+        .read()
+        .values()
+        .next()
+        .unwrap()
+        .life
+        .id;
+    fixture.core.indexes.forget([id]);
+    assert!(near(&fixture.core, &first).is_none());
+    read::page(&fixture.core, &first, Reach::Disk).unwrap();
+    assert!(near(&fixture.core, &first).is_some());
+
+    // So is what is damaged: it has to be named.
+    empty_files(&fixture.disk);
+    assert!(near(&fixture.core, &first).is_none());
+    assert!(fixture.core.damages.is_empty());
+    let damaged = read::page(&fixture.core, &first, Reach::Disk);
+    assert!(matches!(damaged, Err(ReadError::Quarantined { .. })));
+}
+
+#[test]
+fn few_records_are_read_at_once_and_many_or_long_ones_by_a_reader_thread() {
+    let config = StorageConfig {
+        segment_bytes: 2 << 20,
+        ..small_config()
+    };
+    let disk = Arc::new(SimDisk::new());
+    let (engine, _) =
+        LocalEngine::open(disk, config, TestClock::new(), Arc::new(NoObserver)).unwrap();
+    let append = |data: &[u8]| {
+        let ticket = engine.submit(None, batch(&[("a", &[data])]), Some(Durability::Durable));
+        ticket.wait().unwrap();
+    };
+    append(&[1; 1000]);
+    append(&[2; 70 << 10]);
+    for _ in 0..RECENT_BYTES / (100 << 10) + 20 {
+        append(&[3; 100 << 10]);
+    }
+    let mut context = Context::from_waker(Waker::noop());
+    let mut at_once = |lsn: u64, max_records: u32| {
+        let request = ReadRequest {
+            max_records,
+            ..read_request("a", ReadStart::Lsn(Lsn::new(lsn)))
+        };
+        let mut read = engine.read(request.clone());
+        let ready = read.as_mut().poll(&mut context).is_ready();
+        if !ready {
+            crate::ticket::block_on(read).unwrap();
+        }
+        ready
+    };
+    at_once(0, 1);
+    assert!(at_once(0, 1));
+    assert!(!at_once(0, 1000));
+    assert!(!at_once(1, 1));
+}
+
 #[derive(Default)]
 struct Wakes(AtomicUsize);
 

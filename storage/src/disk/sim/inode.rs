@@ -1,5 +1,7 @@
 //! One simulated file: what the page cache has of it, and what the device has.
 
+use std::io;
+
 const SECTOR: usize = 512;
 
 #[derive(Clone, Default)]
@@ -56,6 +58,16 @@ fn range(sector: usize, size: usize) -> std::ops::Range<usize> {
 }
 
 impl Inode {
+    /// Bytes from `offset` on, as reads see them; how many.
+    pub(super) fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let offset = usize::try_from(offset)
+            .map_err(io::Error::other)?
+            .min(self.bytes.len());
+        let count = buffer.len().min(self.bytes.len() - offset);
+        buffer[..count].copy_from_slice(&self.bytes[offset..offset + count]);
+        Ok(count)
+    }
+
     /// A file that is on the device whole.
     pub(super) fn settled(bytes: Vec<u8>, path: &str) -> Self {
         Self {

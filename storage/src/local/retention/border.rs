@@ -45,7 +45,7 @@ impl Core {
         };
         // So many bytes lie behind the segment of a row.
         let behind = |stored: u64| total.saturating_sub(stored);
-        let found = self.sealed_row(log.id, &chain, |index, row| {
+        let found = self.sealed_row(log.id, &chain, Reach::Disk, |index, row| {
             index
                 .stored_bytes(row)
                 .is_some_and(|stored| behind(stored) < bytes)
@@ -156,7 +156,7 @@ impl Core {
                 _ => return Ok(Some(state.stored_bytes.saturating_sub(sum))),
             }
         };
-        let found = self.sealed_row(log.id, &chain, |_, row| row.next_lsn > lsn)?;
+        let found = self.sealed_row(log.id, &chain, Reach::Disk, |_, row| row.next_lsn > lsn)?;
         let Some((index, row)) = found.filter(|(index, _)| !index.is_partial()) else {
             return Ok(None);
         };
@@ -183,7 +183,7 @@ impl Core {
         }
         let mut from = lsn;
         while let Some((index, row)) =
-            self.sealed_row(log.id, &chain, |_, row| row.next_lsn > from)?
+            self.sealed_row(log.id, &chain, Reach::Disk, |_, row| row.next_lsn > from)?
         {
             let entries = index.entries(&row);
             let at = entries.partition_point(|place| place.next_lsn() <= lsn);
