@@ -73,15 +73,6 @@ pub(crate) struct Permit {
     bytes: u64,
 }
 
-impl Permit {
-    /// Takes more, whatever is free.
-    fn enlarge(&mut self, bytes: u64) {
-        self.bytes += bytes;
-        self.share.0.fetch_add(bytes, Ordering::Relaxed);
-        self.admission.total.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
-
 impl Drop for Permit {
     fn drop(&mut self) {
         self.admission.give_back(&self.share, self.bytes);
@@ -106,14 +97,21 @@ impl Admission {
         })
     }
 
-    /// As [`Self::try_admit`]; who is turned away is counted.
+    /// Admits a message of so many bytes; who is turned away is counted.
     fn admit(self: &Arc<Self>, share: &Share, length: u64) -> Result<Permit, AppendError> {
-        self.try_admit(share, length)
-            .inspect_err(|error| self.metrics.write_failed(error))
+        let bytes = self
+            .take(share, length)
+            .inspect_err(|error| self.metrics.write_failed(error))?;
+        Ok(Permit {
+            admission: Arc::clone(self),
+            share: share.clone(),
+            bytes,
+        })
     }
 
-    /// Takes a message of so many bytes into the budget, or says what is in the way.
-    fn try_admit(self: &Arc<Self>, share: &Share, length: u64) -> Result<Permit, AppendError> {
+    /// Takes a message of so many bytes into the budget: what it takes, to be given back. Or says
+    /// what is in the way.
+    fn take(&self, share: &Share, length: u64) -> Result<u64, AppendError> {
         let bytes = length + REQUEST_OVERHEAD;
         let total = self.total.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let own = share.0.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -121,17 +119,19 @@ impl Admission {
         // A request larger than the whole budget passes when it is alone.
         let first = own == bytes && (total <= self.limit || total == bytes);
         if first || own <= free {
-            return Ok(Permit {
-                admission: Arc::clone(self),
-                share: share.clone(),
-                bytes,
-            });
+            return Ok(bytes);
         }
         self.give_back(share, bytes);
         Err(AppendError::Busy {
             inflight: total - bytes,
             limit: self.limit,
         })
+    }
+
+    /// Takes more, whatever is free.
+    fn take_more(&self, share: &Share, bytes: u64) {
+        share.0.fetch_add(bytes, Ordering::Relaxed);
+        self.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn give_back(&self, share: &Share, bytes: u64) {
@@ -166,13 +166,12 @@ impl Admission {
             };
         }
         let request = if request.uri().path() == SESSION {
-            let window = Window::new(self.session_window);
+            let window = Window::new(self, &peer.share);
             request.extensions_mut().insert(window.clone());
             request.extensions_mut().insert(peer.clone());
-            let (admission, share) = (Arc::clone(self), peer.share.clone());
             request.map(|inner| {
                 let inner = tonic::body::Body::new(inner);
-                let inner = SessionBody::new(inner, admission, share, window);
+                let inner = SessionBody::new(inner, window);
                 RequestBody::Session { inner }
             })
         } else {

@@ -247,9 +247,10 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
                     request_id,
                     ack: Some(convert::append_batch_response(&names, &appended, epoch)),
                 };
-                let ack = convert::session_ack(request_id, &names, &appended, epoch);
+                let mut ack = Vec::new();
+                convert::SessionAck::new(request_id, &names, &appended, epoch).put(&mut ack);
                 assert_eq!(
-                    decoded::<v1::AppendSessionResponse>(ack.joined())?,
+                    decoded::<v1::AppendSessionResponse>(ack.into())?,
                     expected
                 );
             }

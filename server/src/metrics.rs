@@ -479,14 +479,20 @@ impl Metrics {
         })
     }
 
-    /// An append was acked.
-    pub(crate) fn appended(&self, level: Durability, time: Duration, records: u64, bytes: u64) {
-        match level {
+    /// So many appends were acked after that time, of so many records and bytes in all.
+    pub(crate) fn appended(
+        &self,
+        level: Durability,
+        time: Duration,
+        requests: u32,
+        (records, bytes): (u64, u64),
+    ) {
+        let histogram = match level {
             Durability::Accepted => &self.append_accepted,
             Durability::Written => &self.append_written,
             Durability::Durable => &self.append_durable,
-        }
-        .observe(time.as_secs_f64());
+        };
+        observer::observe_each(histogram, time, requests);
         self.appended_records.inc_by(records);
         self.appended_bytes.inc_by(bytes);
     }
@@ -502,9 +508,9 @@ impl Metrics {
         OpenSession(self.sessions.clone())
     }
 
-    /// From the engine's answer to the finished response.
-    pub(crate) fn replied(&self, time: Duration) {
-        self.engine.replied(time);
+    /// From the engine's answer to the finished responses to so many requests.
+    pub(crate) fn replied(&self, time: Duration, requests: u32) {
+        self.engine.replied(time, requests);
     }
 
     /// An append, or a trim or change of a log, was not acked.

@@ -125,7 +125,7 @@ impl WalService for Services {
         &self,
         request: Request<tonic::Streaming<Sent<v1::AppendSessionRequest>>>,
     ) -> Answer<Self::AppendSessionStream> {
-        session::append_session(&self.0, request).map(Response::new)
+        session::append_session(&self.0, request).and_then(direct::answer)
     }
 
     async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<v1::ReadResponse> {

@@ -519,6 +519,15 @@ pub trait LogEngine: Send + Sync + 'static {
         durability: Option<Durability>,
     ) -> Ticket;
 
+    /// Puts `next` behind `batch`, so that they are submitted as one, if nobody can tell: both are
+    /// nothing but records of one log, and what could be wrong with `next` alone is not. Both must
+    /// be of one session, in this order, and ask for one durability. They are applied together or
+    /// not at all; what `batch` is refused for was to be said of its first request.
+    ///
+    /// # Errors
+    /// Gives `next` back where that is not so.
+    fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch>;
+
     /// Writes on this thread what was gathered by anyone, unless that could take long, which
     /// then other threads do: it may be called where nothing may block.
     fn write_gathered(&self);

@@ -355,12 +355,24 @@ impl Journal {
             waiting.take_below(durable)
         };
         let now = self.clock.monotonic();
-        let answered = waiters.len();
+        let mut answered = 0;
+        // Who was written together has waited as long.
+        let mut alike: (Option<Instant>, u32) = (None, 0);
+        let told = |(since, requests): (Option<Instant>, u32)| {
+            if let Some(since) = since {
+                let time = now.saturating_duration_since(since);
+                self.observer.phase(Phase::Flush, time, requests);
+            }
+        };
         for waiter in waiters {
-            self.observer
-                .phase(Phase::Flush, now.duration_since(waiter.since));
+            answered += waiter.requests as usize;
+            if alike.0 != Some(waiter.since) {
+                told(std::mem::replace(&mut alike, (Some(waiter.since), 0)));
+            }
+            alike.1 += waiter.requests;
             self.answer(waiter, Durability::Durable);
         }
+        told(alike);
         for (_, logs) in &groups {
             self.wake_at(Visibility::Durable, logs);
         }

@@ -232,6 +232,24 @@ impl Core {
         }
     }
 
+    fn max_future_micros(&self) -> i64 {
+        i64::try_from(self.config.max_future.as_micros()).unwrap_or(i64::MAX)
+    }
+
+    /// As [`LogEngine::join`].
+    fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch> {
+        let (now, future) = (self.journal.clock.now(), self.max_future_micros());
+        let most = |log: &LogName| {
+            let log = self.logs.by_name(log.as_str())?;
+            let most = log.state.read().config.max_record_bytes;
+            most.map(u64::from)
+        };
+        match submit::join(batch, &next, &self.limits, most, now, future) {
+            true => Ok(()),
+            false => Err(next),
+        }
+    }
+
     /// Takes a request into the queue, unless its bytes are over the budget.
     fn take_in(
         &self,
@@ -241,8 +259,7 @@ impl Core {
         by: By,
     ) -> Result<Ticket, NotTaken> {
         let now = self.journal.clock.now();
-        let future = i64::try_from(self.config.max_future.as_micros()).unwrap_or(i64::MAX);
-        let cost = submit::validate(&batch, &self.limits, now, future)
+        let cost = submit::validate(&batch, &self.limits, now, self.max_future_micros())
             .map_err(|error| NotTaken::Refused(error.into()))?;
         if let Some(error) = self.refusal() {
             return Err(NotTaken::Refused(error));
@@ -261,6 +278,7 @@ impl Core {
         }
         let (ticket, answer) = Ticket::new();
         let submission = Submission {
+            requests: batch.requests(),
             operation: Operation::Append { batch, digests },
             level,
             answer: Answer::Ticket(answer),
@@ -279,6 +297,7 @@ impl Core {
             level,
             answer,
             cost: 0,
+            requests: 1,
             submitted: self.journal.clock.monotonic(),
             session: None,
         };
@@ -710,6 +729,10 @@ impl LogEngine for LocalEngine {
     ) -> Ticket {
         let by = By::Caller;
         self.core.accept(session, batch, durability, by)
+    }
+
+    fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch> {
+        self.core.join(batch, next)
     }
 
     fn write_gathered(&self) {

@@ -44,8 +44,8 @@ pub struct RetentionPass {
 
 /// Receives what happens; called on the engine's threads, so it must be quick.
 pub trait Observer: Send + Sync + 'static {
-    /// One request spent `time` in `phase`.
-    fn phase(&self, _phase: Phase, _time: Duration) {}
+    /// So many requests, each of them, spent `time` in `phase`; of encoding and writing, a group.
+    fn phase(&self, _phase: Phase, _time: Duration, _requests: u32) {}
     /// One flush of the journal returned.
     fn flush(&self, _time: Duration) {}
     /// One group was written.

@@ -50,6 +50,15 @@ pub struct Guard {
     pub writer_epoch: Option<u64>,
 }
 
+impl Guard {
+    /// What is as true once so many records were appended under this one; `None` if nothing
+    /// of the kind is.
+    fn after(mut self, records: u64) -> Option<Self> {
+        self.expected_lsn = self.expected_lsn.map(|lsn| lsn.advance(records));
+        (!self.must_not_exist).then_some(self)
+    }
+}
+
 /// Which batch of which source this is, so that a repeat of it is recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Producer {
@@ -123,6 +132,37 @@ pub struct Batch {
     pub checks: Vec<LogCheck>,
     /// Cursors to move in the same step; none twice.
     pub cursors: Vec<CursorCommit>,
+    /// How many requests are part of this one behind the first: those that
+    /// [`LogEngine::join`](crate::LogEngine::join) has put there. Each has a position of its own,
+    /// one after the other from that of the batch on.
+    pub joined: u32,
+}
+
+impl Batch {
+    /// How many requests it is.
+    pub fn requests(&self) -> u32 {
+        self.joined + 1
+    }
+
+    /// Whether it is records of one log and nothing else.
+    fn is_plain(&self) -> bool {
+        let alone = self.checks.is_empty() && self.cursors.is_empty() && !self.single;
+        alone && self.logs.len() == 1 && self.logs[0].producer.is_none()
+    }
+
+    /// The records of this and of `next`, if both are of one log and nothing else, and what is
+    /// asked of the log before `next` is true whenever what is asked of it before this is.
+    pub(crate) fn records_to_join<'a>(
+        &'a mut self,
+        next: &'a Self,
+    ) -> Option<(&'a mut LogRecords, &'a LogRecords)> {
+        if !self.is_plain() || !next.is_plain() {
+            return None;
+        }
+        let (first, next) = (&mut self.logs[0], &next.logs[0]);
+        let then = first.guard.after(first.records.len());
+        (first.log == next.log && then == Some(next.guard)).then_some((first, next))
+    }
 }
 
 /// Consecutive records of one log as they are stored.

@@ -15,6 +15,8 @@ use crate::wire;
 pub struct Records {
     /// One after another, each behind a key that may be of any field and its length.
     entries: Bytes,
+    /// The same of those that were put behind.
+    joined: Vec<u8>,
     sums: Sums,
 }
 
@@ -44,6 +46,17 @@ impl Sums {
         self.at_zero |= record.timestamp == Some(Timestamp::default());
         self.with_checksums |= record.crc32c.is_some();
     }
+
+    fn join(&mut self, next: &Self) {
+        self.count += next.count;
+        self.bytes += next.bytes;
+        self.largest = self.largest.max(next.largest);
+        self.stored += next.stored;
+        self.with_headers |= next.with_headers;
+        self.timed |= next.timed;
+        self.at_zero |= next.at_zero;
+        self.with_checksums |= next.with_checksums;
+    }
 }
 
 impl Records {
@@ -63,7 +76,19 @@ impl Records {
         while !input.is_empty() {
             sums.add(&RecordRef::checked(wire::take_entry(&mut input)?)?);
         }
-        Some(Self { entries, sums })
+        let joined = Vec::new();
+        Some(Self {
+            entries,
+            joined,
+            sums,
+        })
+    }
+
+    /// Goes on with these, by a copy.
+    pub(crate) fn join(&mut self, next: &Self) {
+        self.joined.extend_from_slice(&next.entries);
+        self.joined.extend_from_slice(&next.joined);
+        self.sums.join(&next.sums);
     }
 
     /// How many there are.
@@ -108,11 +133,13 @@ impl Records {
 
     /// One after another.
     pub(crate) fn iter(&self) -> impl Iterator<Item = RecordRef<'_>> {
-        let mut input = &self.entries[..];
-        std::iter::from_fn(move || {
-            let message = wire::take_entry(&mut input)?;
-            // They were looked at when this was made.
-            RecordRef::checked(message)
+        let entries = [&self.entries[..], &self.joined];
+        entries.into_iter().flat_map(|mut input| {
+            std::iter::from_fn(move || {
+                let message = wire::take_entry(&mut input)?;
+                // They were looked at when this was made.
+                RecordRef::checked(message)
+            })
         })
     }
 
@@ -120,6 +147,7 @@ impl Records {
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&self.entries);
+        out.extend_from_slice(&self.joined);
         codec::set_keys(&mut out[start..]);
     }
 }

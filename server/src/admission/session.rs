@@ -25,7 +25,7 @@ use tokio::runtime::Handle;
 use tokio::time::Sleep;
 use tonic::Status;
 
-use super::{Admission, PREFIX_BYTES, Permit, REQUEST_OVERHEAD, Share};
+use super::{Admission, PREFIX_BYTES, REQUEST_OVERHEAD, Share};
 use crate::status;
 
 /// When to look again whether other connections have left room: their acks wake nobody
@@ -43,8 +43,9 @@ const SILENCE: Duration = Duration::from_millis(300);
 pub(crate) struct Window(Arc<Shared>);
 
 struct Shared {
-    /// The most bytes at a time, if there is more than one message.
-    bytes: u64,
+    admission: Arc<Admission>,
+    /// Of its connection.
+    share: Share,
     state: Mutex<State>,
     /// The body, while it waits for room.
     waiting: AtomicWaker,
@@ -53,35 +54,61 @@ struct Shared {
 #[derive(Default)]
 struct State {
     used: u64,
-    /// Of messages that the session has not taken yet, in order.
-    admitted: VecDeque<Permit>,
+    /// What each message takes that the session has not taken yet, in order.
+    admitted: VecDeque<u64>,
 }
 
-/// The room that one message takes, given back when it is dropped.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let left = self.state.get_mut().admitted.iter().sum();
+        self.admission.give_back(&self.share, left);
+    }
+}
+
+/// The room that messages take, given back when it is dropped.
 pub(crate) struct Passage {
     window: Window,
-    permit: Permit,
+    bytes: u64,
 }
 
 impl Passage {
-    /// Takes more room than the message itself: what is made of it is larger.
+    /// Takes more room than the messages themselves: what is made of them is larger.
     pub(crate) fn enlarge(&mut self, bytes: u64) {
-        self.permit.enlarge(bytes);
-        self.window.0.state.lock().used += bytes;
+        let Shared {
+            admission,
+            share,
+            state,
+            ..
+        } = &*self.window.0;
+        self.bytes += bytes;
+        state.lock().used += bytes;
+        admission.take_more(share, bytes);
+    }
+
+    /// Takes the room of others along.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.window.0, &other.window.0));
+        self.bytes += std::mem::take(&mut other.bytes);
     }
 }
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        self.window.0.state.lock().used -= self.permit.bytes;
-        self.window.0.waiting.wake();
+        if self.bytes == 0 {
+            return;
+        }
+        let shared = &*self.window.0;
+        shared.state.lock().used -= self.bytes;
+        shared.admission.give_back(&shared.share, self.bytes);
+        shared.waiting.wake();
     }
 }
 
 impl Window {
-    pub(super) fn new(bytes: u64) -> Self {
+    pub(super) fn new(admission: &Arc<Admission>, share: &Share) -> Self {
         Self(Arc::new(Shared {
-            bytes,
+            admission: Arc::clone(admission),
+            share: share.clone(),
             state: Mutex::default(),
             waiting: AtomicWaker::new(),
         }))
@@ -89,23 +116,31 @@ impl Window {
 
     /// The room of the message that was received next; `None` if none was.
     pub(crate) fn next(&self) -> Option<Passage> {
-        let permit = self.0.state.lock().admitted.pop_front()?;
+        let bytes = self.0.state.lock().admitted.pop_front()?;
         let window = self.clone();
-        Some(Passage { window, permit })
+        Some(Passage { window, bytes })
     }
 
-    /// Makes room for a message of so many bytes, in the window and then, by `admit`, in the
-    /// budget of the server.
-    fn enter(&self, length: u64, admit: impl FnOnce() -> Option<Permit>) -> Entry {
-        let mut state = self.0.state.lock();
-        if state.used > 0 && state.used + length + REQUEST_OVERHEAD > self.0.bytes {
+    /// Makes room for a message of so many bytes, in the window and then in the budget of the
+    /// server.
+    fn enter(&self, length: u64) -> Entry {
+        let Shared {
+            admission,
+            share,
+            state,
+            ..
+        } = &*self.0;
+        let mut state = state.lock();
+        // One message has room, however large it is.
+        let most = admission.session_window;
+        if state.used > 0 && state.used + length + REQUEST_OVERHEAD > most {
             return Entry::WindowFull;
         }
-        let Some(permit) = admit() else {
+        let Ok(bytes) = admission.take(share, length) else {
             return Entry::BudgetFull;
         };
-        state.used += permit.bytes;
-        state.admitted.push_back(permit);
+        state.used += bytes;
+        state.admitted.push_back(bytes);
         Entry::Granted
     }
 }
@@ -128,26 +163,17 @@ pub(super) struct SessionBody {
     held: Bytes,
     /// What is left of the message that was granted.
     granted: u64,
-    admission: Arc<Admission>,
-    share: Share,
     window: Window,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
 impl SessionBody {
-    pub(super) fn new(
-        inner: tonic::body::Body,
-        admission: Arc<Admission>,
-        share: Share,
-        window: Window,
-    ) -> Self {
+    pub(super) fn new(inner: tonic::body::Body, window: Window) -> Self {
         Self {
             inner,
             ended: false,
             held: Bytes::new(),
             granted: 0,
-            admission,
-            share,
             window,
             pause: None,
         }
@@ -162,9 +188,8 @@ impl SessionBody {
         let mut granted = self.granted;
         while let Some(mut prefix) = behind(granted) {
             let length = u64::from(prefix.get_u32());
-            let admit = || self.admission.try_admit(&self.share, length).ok();
-            if length > self.admission.largest_message
-                || !matches!(self.window.enter(length, admit), Entry::Granted)
+            if length > self.window.0.admission.largest_message
+                || !matches!(self.window.enter(length), Entry::Granted)
             {
                 break;
             }
@@ -176,15 +201,14 @@ impl SessionBody {
     /// Resolves when the message with the prefix `held` begins with may be received.
     fn poll_entry(&mut self, context: &mut Context<'_>) -> Poll<Result<u64, Status>> {
         let length = u64::from((&self.held[1..PREFIX_BYTES]).get_u32());
-        let most = self.admission.largest_message;
+        let most = self.window.0.admission.largest_message;
         if length > most {
             return Poll::Ready(Err(status::message_too_large(length, most)));
         }
         loop {
             // Before the look, so that no ack between the two is missed.
             self.window.0.waiting.register(context.waker());
-            let admit = || self.admission.try_admit(&self.share, length).ok();
-            match self.window.enter(length, admit) {
+            match self.window.enter(length) {
                 Entry::Granted => {
                     self.pause = None;
                     return Poll::Ready(Ok(length));
@@ -299,8 +323,9 @@ mod tests {
         }
     }
 
-    fn admission(limit: u64) -> Arc<Admission> {
-        Admission::new(limit, 0, 1 << 20, Arc::new(Metrics::new().unwrap()))
+    /// A budget of which a session may use so much.
+    fn admission(limit: u64, window: u64) -> Arc<Admission> {
+        Admission::new(limit, window, 1 << 20, Arc::new(Metrics::new().unwrap()))
     }
 
     /// Messages with their prefixes, cut into frames of `size` bytes.
@@ -315,9 +340,8 @@ mod tests {
         tonic::body::Body::new(Frames(frames))
     }
 
-    fn session(body: tonic::body::Body, admission: &Arc<Admission>, window: u64) -> SessionBody {
-        let window = Window::new(window);
-        SessionBody::new(body, Arc::clone(admission), Share::default(), window)
+    fn session(body: tonic::body::Body, admission: &Arc<Admission>) -> SessionBody {
+        SessionBody::new(body, Window::new(admission, &Share::default()))
     }
 
     /// What the body gives until it waits or ends, and whether it has ended.
@@ -338,11 +362,11 @@ mod tests {
         let messages: [&[u8]; 4] = [b"first", b"", b"a longer one than the others", b"x"];
         let whole = 4 * PREFIX_BYTES + 5 + 28 + 1;
         for size in 1..=whole {
-            let admission = admission(1 << 20);
-            let mut body = session(frames(&messages, size), &admission, 1 << 20);
+            let admission = admission(1 << 20, 1 << 20);
+            let mut body = session(frames(&messages, size), &admission);
             let (bytes, ended) = given(&mut body);
             assert!(ended && bytes.len() == whole, "{size}");
-            let (expected, _) = given(&mut session(frames(&messages, whole), &admission, 1 << 20));
+            let (expected, _) = given(&mut session(frames(&messages, whole), &admission));
             assert_eq!(bytes, expected, "{size}");
             let rooms: Vec<_> = std::iter::from_fn(|| body.window.next()).collect();
             assert_eq!(rooms.len(), 4);
@@ -352,8 +376,8 @@ mod tests {
     #[test]
     fn message_beyond_the_window_waits_for_an_ack_and_the_first_never_waits() {
         let large = [7; 2000];
-        let admission = admission(1 << 20);
-        let mut body = session(frames(&[&large, &large, b"x"], 700), &admission, 1000);
+        let admission = admission(1 << 20, 1000);
+        let mut body = session(frames(&[&large, &large, b"x"], 700), &admission);
         let message = large.len() + PREFIX_BYTES;
         for left in [message, message] {
             let (bytes, ended) = given(&mut body);
@@ -365,14 +389,14 @@ mod tests {
         }
         assert_eq!(given(&mut body), (vec![0, 0, 0, 0, 1, b'x'], true));
         drop(body);
-        assert!(admission.try_admit(&Share::default(), 500_000).is_ok());
+        assert!(admission.take(&Share::default(), 500_000).is_ok());
     }
 
     #[test]
     fn room_that_was_enlarged_is_given_back_whole() {
-        let admission = admission(1 << 20);
+        let admission = admission(1 << 20, 2000);
         let message = 1 + PREFIX_BYTES;
-        let mut body = session(frames(&[b"x", b"y"], message), &admission, 2000);
+        let mut body = session(frames(&[b"x", b"y"], message), &admission);
         let mut context = Context::from_waker(Waker::noop());
         let first = Pin::new(&mut body).poll_frame(&mut context);
         assert!(
@@ -392,10 +416,10 @@ mod tests {
 
     #[test]
     fn messages_that_are_there_and_fit_are_given_together() {
-        let admission = admission(1 << 20);
         let message = 1 + PREFIX_BYTES;
         let room = 2 * (message as u64 + REQUEST_OVERHEAD);
-        let mut body = session(frames(&[b"x", b"y", b"z"], 100), &admission, room);
+        let admission = admission(1 << 20, room);
+        let mut body = session(frames(&[b"x", b"y", b"z"], 100), &admission);
         let mut context = Context::from_waker(Waker::noop());
         let first = Pin::new(&mut body).poll_frame(&mut context);
         assert!(
@@ -408,23 +432,24 @@ mod tests {
 
     #[tokio::test]
     async fn message_waits_for_other_connections_to_leave_room() {
-        let admission = admission(4096);
-        let other = admission.try_admit(&Share::default(), 4096).ok().unwrap();
-        let mut body = session(frames(&[b"x"], 100), &admission, 1 << 20);
+        let admission = admission(4096, 1 << 20);
+        let others = Share::default();
+        let taken = admission.take(&others, 4096).unwrap();
+        let mut body = session(frames(&[b"x"], 100), &admission);
         let next = poll_fn(|context| Pin::new(&mut body).poll_frame(context));
         let mut next = std::pin::pin!(next);
         let waited = tokio::time::timeout(4 * PAUSE, next.as_mut()).await;
         assert!(waited.is_err());
-        drop(other);
+        admission.give_back(&others, taken);
         assert!(next.await.unwrap().is_ok());
     }
 
     #[tokio::test]
     async fn message_that_is_too_long_is_refused_by_its_prefix() {
-        let admission = admission(1 << 20);
+        let admission = admission(1 << 20, 1 << 20);
         let prefix = Bytes::from_static(&[0, 0, 0x10, 0, 1]);
         let body = tonic::body::Body::new(Frames([prefix].into()));
-        let mut body = session(body, &admission, 1 << 20);
+        let mut body = session(body, &admission);
         let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
         let refused = frame.unwrap().unwrap_err();
         assert_eq!(refused.code(), tonic::Code::InvalidArgument);

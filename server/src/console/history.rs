@@ -229,7 +229,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let before = metrics.totals();
         for _ in 0..100 {
-            metrics.appended(Durability::Written, Duration::from_millis(3), 2, 50);
+            metrics.appended(Durability::Written, Duration::from_millis(3), 1, (2, 50));
         }
         let point = point(
             &before,

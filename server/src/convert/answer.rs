@@ -15,7 +15,7 @@ use wald_storage::{
 
 use crate::status;
 
-pub(crate) use ack::session_ack;
+pub(crate) use ack::SessionAck;
 
 /// A response stays below this, unless one record alone is larger.
 pub(crate) const MAX_RESPONSE_BYTES: usize = 1 << 20;

@@ -84,6 +84,7 @@ pub(crate) fn append_batch(
         checks: Vec::with_capacity(parts.checks.len()),
         cursors: Vec::with_capacity(parts.cursors.len()),
         single: false,
+        joined: 0,
     };
     let mut records = 0;
     for (index, range) in parts.batches.iter().enumerate() {

@@ -926,9 +926,10 @@ fn an_ack_of_a_session_is_what_prost_would_make_of_it() {
             request_id,
             ack: Some(append_batch_response(&names, &appended, epoch)),
         };
-        let ack = session_ack(request_id, &names, &appended, epoch);
+        let ack = SessionAck::new(request_id, &names, &appended, epoch);
         let mut bytes = Vec::new();
         ack.put(&mut bytes);
+        assert_eq!(bytes.len(), ack.length());
         assert_eq!(bytes, expected.encode_to_vec());
     }
 }

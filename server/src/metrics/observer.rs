@@ -122,20 +122,33 @@ impl EngineMetrics {
         totals.read_bytes = self.read_bytes.get();
     }
 
-    pub(super) fn replied(&self, time: Duration) {
-        self.reply.observe(time.as_secs_f64());
+    pub(super) fn replied(&self, time: Duration, requests: u32) {
+        observe_each(&self.reply, time, requests);
+    }
+}
+
+/// So many took the same time.
+pub(super) fn observe_each(histogram: &Histogram, time: Duration, count: u32) {
+    let seconds = time.as_secs_f64();
+    if count == 1 {
+        return histogram.observe(seconds);
+    }
+    // Added up here, and then added once.
+    let here = histogram.local();
+    for _ in 0..count {
+        here.observe(seconds);
     }
 }
 
 impl Observer for Metrics {
-    fn phase(&self, phase: Phase, time: Duration) {
-        match phase {
+    fn phase(&self, phase: Phase, time: Duration, requests: u32) {
+        let histogram = match phase {
             Phase::Queue => &self.engine.queue,
             Phase::Encode => &self.engine.encode,
             Phase::Write => &self.engine.write,
             Phase::Flush => &self.engine.flush_phase,
-        }
-        .observe(time.as_secs_f64());
+        };
+        observe_each(histogram, time, requests);
     }
 
     fn flush(&self, time: Duration) {

@@ -103,9 +103,9 @@ fn every_help_text_is_a_question() {
 #[test]
 fn what_happens_is_counted_where_it_belongs() {
     let metrics = Metrics::new().unwrap();
-    metrics.appended(Durability::Durable, Duration::from_millis(1), 3, 30);
+    metrics.appended(Durability::Durable, Duration::from_millis(1), 1, (3, 30));
     metrics.read(ReadOp::Scan, Duration::from_millis(1));
-    metrics.phase(Phase::Queue, Duration::from_millis(1));
+    metrics.phase(Phase::Queue, Duration::from_millis(1), 1);
     Observer::read(&metrics, 5, 50);
     metrics.deduplicated();
     drop(metrics.session_opened());

@@ -105,7 +105,12 @@ mod tests {
 
     fn appended(metrics: &Metrics, millis: u64, times: u32) {
         for _ in 0..times {
-            metrics.appended(Durability::Durable, Duration::from_millis(millis), 1, 10);
+            metrics.appended(
+                Durability::Durable,
+                Duration::from_millis(millis),
+                1,
+                (1, 10),
+            );
         }
     }
 

@@ -31,7 +31,7 @@ pub(super) async fn append(
     let (appended, acked) = submitted.settled(node, settled)?;
     trace::phases(&appended.times);
     let response = Response::new(convert::append_response(&appended, store.epoch));
-    node.metrics.replied(acked.elapsed());
+    node.metrics.replied(acked.elapsed(), 1);
     Ok(response)
 }
 
@@ -58,6 +58,7 @@ pub(super) async fn append_batch(
 /// A request that the engine has: what is counted of it when it is answered.
 struct Submitted {
     taken: Instant,
+    requests: u32,
     records: u64,
     /// Of their data and headers.
     bytes: u64,
@@ -68,6 +69,7 @@ impl Submitted {
         let sum = |of: fn(&Records) -> u64| batch.logs.iter().map(|log| of(&log.records)).sum();
         Self {
             taken,
+            requests: batch.requests(),
             records: sum(Records::len),
             bytes: sum(Records::bytes),
         }
@@ -83,13 +85,13 @@ impl Submitted {
             Ok(appended) => {
                 let acked = Instant::now();
                 let repeat = appended.appends.iter().any(|log| log.deduplicated);
-                let (records, bytes) = match repeat {
+                let size = match repeat {
                     true => (0, 0),
                     false => (self.records, self.bytes),
                 };
                 let time = acked - self.taken;
                 node.metrics
-                    .appended(appended.durability, time, records, bytes);
+                    .appended(appended.durability, time, self.requests, size);
                 if repeat {
                     node.metrics.deduplicated();
                 }
@@ -126,7 +128,8 @@ impl SubmittedBatch {
     ) -> Result<R, Status> {
         let (appended, acked) = self.submitted.settled(node, settled)?;
         let response = answer(&self.names, &appended);
-        node.metrics.replied(acked.elapsed());
+        node.metrics
+            .replied(acked.elapsed(), self.submitted.requests);
         Ok(response)
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! tonic's own body copies every message into a buffer of the call before it is sent. A
 //! scan's messages are what is stored, and what many follow is the same for all of them:
-//! here their pieces go to the connection as they are.
+//! here their pieces go to the connection as they are. The acks of a session are put together
+//! in one piece where they are made.
 //!
 //! tonic sees an empty answer with the stream beside it, and [`Direct`], around the service,
 //! puts the stream in the body's place. What comes before the first message (metadata,
@@ -23,12 +24,15 @@ use smallvec::SmallVec;
 use tonic::server::NamedService;
 use tonic::{Response, Status};
 use tower::Service;
-use wald_proto::codec::{Encode as _, Encoded};
+use wald_proto::codec::{Encode, Encoded};
 
 use super::{Answer, Answers};
 
-/// The RPC that answers so.
-const SCAN: &str = "/wald.v1.WalService/Scan";
+/// The RPCs that answer so.
+const DIRECT: [&str; 2] = [
+    "/wald.v1.WalService/AppendSession",
+    "/wald.v1.WalService/Scan",
+];
 
 /// Pieces below this are gathered. They may be a small part of what they lie in, a group of
 /// appends or a buffer, and as long as a message is on its way it holds that.
@@ -43,7 +47,7 @@ struct Beside(Arc<Mutex<Option<Answers<Framed>>>>);
 
 /// An answer for [`Direct`] to send.
 pub(super) fn answer(messages: Answers<Framed>) -> Answer<Answers<Encoded>> {
-    let unserved = async { Err(Status::internal("nobody sends what is scanned")) };
+    let unserved = async { Err(Status::internal("nobody sends these messages")) };
     let mut response: Response<Answers<Encoded>> = Response::new(Box::pin(stream::once(unserved)));
     let beside = Beside(Arc::new(Mutex::new(Some(messages))));
     response.extensions_mut().insert(beside);
@@ -78,9 +82,9 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let scans = request.uri().path() == SCAN;
+        let direct = DIRECT.contains(&request.uri().path());
         let answer = self.0.call(request);
-        match scans {
+        match direct {
             true => answer.map(with_its_stream).boxed(),
             false => answer,
         }
@@ -149,7 +153,7 @@ impl Body for Messages {
 
 type Pieces = [Bytes; 2];
 
-/// A message as gRPC sends it, small pieces gathered.
+/// A message as gRPC sends it, small pieces gathered; or several small ones.
 #[derive(Debug)]
 pub(super) struct Framed(SmallVec<Pieces>);
 
@@ -175,6 +179,29 @@ impl Framed {
         Ok(Self(pieces))
     }
 
+    /// Small messages, one after another.
+    ///
+    /// # Errors
+    /// If one is larger than gRPC can say.
+    pub(super) fn together<M: Encode>(
+        messages: impl ExactSizeIterator<Item = M>,
+    ) -> Result<Self, Status> {
+        let count = messages.len();
+        let mut together = BytesMut::new();
+        for message in messages {
+            let length = PREFIX_BYTES + message.length();
+            if together.is_empty() {
+                // The others are as long, or nearly.
+                together.reserve(count * (length + PREFIX_BYTES));
+            }
+            together.reserve(length);
+            put_prefix(message.length(), &mut together)?;
+            message.put(&mut together);
+        }
+        let pieces = [together.freeze()].into_iter();
+        Ok(Self(pieces.filter(|piece| !piece.is_empty()).collect()))
+    }
+
     /// A message of two parts, of which the second is others' too.
     ///
     /// # Errors
@@ -188,12 +215,17 @@ impl Framed {
 
 /// What stands in front of a message of that length, with room for so many bytes of it.
 fn prefix(length: usize, room: usize) -> Result<BytesMut, Status> {
+    let mut prefix = BytesMut::with_capacity(PREFIX_BYTES + room);
+    put_prefix(length, &mut prefix)?;
+    Ok(prefix)
+}
+
+fn put_prefix(length: usize, out: &mut BytesMut) -> Result<(), Status> {
     let length = u32::try_from(length)
         .map_err(|_| Status::out_of_range("a message is larger than 4 GiB"))?;
-    let mut prefix = BytesMut::with_capacity(PREFIX_BYTES + room);
-    prefix.put_u8(0);
-    prefix.put_u32(length);
-    Ok(prefix)
+    out.put_u8(0);
+    out.put_u32(length);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -232,6 +264,20 @@ mod tests {
         let Framed(pieces) = Framed::sharing(encoded(&[0, 2]), shared.clone()).unwrap();
         assert_eq!(pieces[0][..], [0, 0, 0, 0, 5, 1, 1]);
         assert_eq!(pieces[1].as_ptr(), shared.as_ptr());
+    }
+
+    #[test]
+    fn small_messages_leave_in_one_piece() {
+        let messages = [encoded(&[2]), encoded(&[]), encoded(&[0, 300])];
+        let mut alone = Vec::new();
+        for message in messages.clone() {
+            alone.extend(Framed::new(message).unwrap().0.concat());
+        }
+        let Framed(together) = Framed::together(messages.into_iter()).unwrap();
+        assert_eq!(together.len(), 1);
+        assert_eq!(together[0], alone);
+        let Framed(none) = Framed::together([Encoded::default(); 0].into_iter()).unwrap();
+        assert!(none.is_empty());
     }
 
     #[tokio::test]

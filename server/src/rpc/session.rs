@@ -7,6 +7,10 @@
 //! client ◀── transport pulls ◀── acks, and at last why the session ended ◀──────┘
 //! ```
 //!
+//! Requests that are there together become one for the engine if nobody can tell
+//! ([`LogEngine::join`]), and their acks are made and sent together: most of what a request costs
+//! is the same for one and for many.
+//!
 //! One task drives it. It ends at the first failure: the engine's [`Session`] refuses what
 //! queues behind that, nothing more is submitted, and dropping the tickets cancels nothing.
 //! Memory is bounded by the window, which an ack leaves when the transport has taken it: as
@@ -22,24 +26,25 @@ use std::time::{Duration, Instant};
 use futures_core::Stream;
 use tokio::sync::{mpsc, watch};
 use tonic::{Request, Status, Streaming};
-use wald_proto::codec::{Encoded, Sent};
+use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{
-    AppendError, Appended, Batch, Durability, Limits, LogEngine, LogName, RecoveryEpoch, Session,
-    Ticket,
+    AppendError, Appended, Batch, Durability, Limits, LogAppended, LogEngine, LogName,
+    RecoveryEpoch, Session, Ticket,
 };
 
 use super::append::SubmittedBatch;
+use super::direct::Framed;
 use super::{Answers, Node, refuse_late};
 use crate::admission::{Passage, Window};
-use crate::convert;
+use crate::convert::{self, SessionAck};
 use crate::drain::{Phase, draining};
 use crate::metrics::{Deadline, OpenSession};
 use crate::status::{self, Access};
 use crate::transport::Peer;
 use crate::wakes;
 
-/// Acks that are ready and not taken by the transport; the window bounds their bytes.
+/// Pieces of acks that are ready and not taken by the transport; the window bounds their bytes.
 const ACKS: usize = 256;
 
 /// Requests that are taken in, if there are as many, before anything else is looked at.
@@ -57,8 +62,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the client is told next.
 enum Told {
-    /// An ack, and the room of its request, which is free once the transport has taken it.
-    Ack(Encoded, Option<Passage>),
+    /// Acks, and the room of their requests, which is free once the transport has taken them.
+    Acks(Framed, Option<Passage>),
     /// How the session ended.
     End(Result<(), Status>),
 }
@@ -66,7 +71,7 @@ enum Told {
 pub(super) fn append_session(
     node: &Arc<Node>,
     request: Request<Streaming<Sent<v1::AppendSessionRequest>>>,
-) -> Result<Answers<Encoded>, Status> {
+) -> Result<Answers<Framed>, Status> {
     let store = node.store_to_write()?;
     refuse_late(&request)?;
     let extensions = request.extensions();
@@ -82,6 +87,7 @@ pub(super) fn append_session(
         acks,
         session: Session::new(),
         pending: VecDeque::new(),
+        gathered: None,
         held: None,
         end: None,
         _open: node.metrics.session_opened(),
@@ -99,7 +105,7 @@ struct Acks {
 }
 
 impl Stream for Acks {
-    type Item = Result<Encoded, Status>;
+    type Item = Result<Framed, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
@@ -109,7 +115,7 @@ impl Stream for Acks {
             this.ready = told.into_iter();
         }
         Poll::Ready(match this.ready.next() {
-            Some(Told::Ack(ack, _room)) => Some(Ok(ack)),
+            Some(Told::Acks(acks, _room)) => Some(Ok(acks)),
             Some(Told::End(Ok(()))) => None,
             Some(Told::End(Err(status))) => Some(Err(status)),
             // Only a panic ends the task without a word.
@@ -119,7 +125,7 @@ impl Stream for Acks {
 }
 
 /// What the transport has received.
-type Requests = Streaming<Sent<v1::AppendSessionRequest>>;
+type Received = Streaming<Sent<v1::AppendSessionRequest>>;
 
 /// What a session goes on with.
 enum Step {
@@ -146,31 +152,42 @@ struct Run {
     session: Session,
     /// Submitted and not acked, in order.
     pending: VecDeque<Pending>,
-    /// Read, and not submitted yet because the engine had no room.
+    /// Read, and not submitted yet because more may join it.
+    gathered: Option<Taken>,
+    /// Read before, and not submitted yet because the engine had no room.
     held: Option<Held>,
     /// Set when nothing more is read: how the session ends if all that is pending is acked.
     end: Option<Result<(), Status>>,
     _open: OpenSession,
 }
 
-/// A request as it was read.
+/// A request as it was read, or several that are one for the engine.
 struct Taken {
-    request_id: u64,
+    requests: Requests,
     batch: Batch,
     durability: Option<Durability>,
+    /// When the first was read.
     at: Instant,
     room: Option<Passage>,
 }
 
-/// A request that the engine has no room for until, perhaps, then.
+/// What is one for the engine.
+struct Requests {
+    /// Number of the first: where it fails, it is the first that failed.
+    first: u64,
+    /// Of each, its number and how many records it has, if they are more than one.
+    each: Vec<(u64, u64)>,
+}
+
+/// Requests that the engine has no room for until, perhaps, then.
 struct Held {
-    request: Taken,
+    taken: Taken,
     again: Pin<Box<tokio::time::Sleep>>,
 }
 
-/// A request that the engine has.
+/// Requests that the engine has.
 struct Pending {
-    request_id: u64,
+    requests: Requests,
     answer: SubmittedBatch,
     settled: Settled,
     room: Option<Passage>,
@@ -194,13 +211,13 @@ impl Pending {
 
 impl Run {
     /// Serves the session until it has ended and the client has been told, or is gone.
-    async fn live(mut self, requests: Requests) {
+    async fn live(mut self, received: Received) {
         let acks = self.acks.clone();
         tokio::select! {
             biased;
             () = acks.closed() => {}
             () = async {
-                let end = self.serve(requests).await;
+                let end = self.serve(received).await;
                 // What the engine has goes on without its tickets.
                 self.pending.clear();
                 self.tell(Told::End(end)).await;
@@ -212,18 +229,19 @@ impl Run {
     }
 
     /// Reads, submits and acks; answers how the session ended.
-    async fn serve(&mut self, mut requests: Requests) -> Result<(), Status> {
+    async fn serve(&mut self, mut received: Received) -> Result<(), Status> {
         let mut phase = self.node.phase.clone();
         let mut left = pin!(draining(&mut phase));
         let mut late = pin!(passed(self.deadline));
         loop {
             if self.pending.is_empty()
+                && self.held.is_none()
                 && let Some(end) = self.end.take()
             {
                 return end;
             }
             let step = poll_fn(|context| {
-                self.poll_step(&mut requests, late.as_mut(), left.as_mut(), context)
+                self.poll_step(&mut received, late.as_mut(), left.as_mut(), context)
             });
             match step.await {
                 Step::Settled(settled) => self.ack(settled).await?,
@@ -237,7 +255,7 @@ impl Run {
     /// What there is to do next; of requests, takes in those that are there.
     fn poll_step(
         &mut self,
-        requests: &mut Requests,
+        received: &mut Received,
         late: Pin<&mut impl Future<Output = ()>>,
         left: Pin<&mut impl Future<Output = ()>>,
         context: &mut Context<'_>,
@@ -250,10 +268,7 @@ impl Run {
         if late.poll(context).is_ready() {
             return Poll::Ready(Step::Late);
         }
-        if self.end.is_some() {
-            return Poll::Pending;
-        }
-        if left.poll(context).is_ready() {
+        if self.end.is_none() && left.poll(context).is_ready() {
             return Poll::Ready(Step::Left);
         }
         if let Some(held) = &mut self.held {
@@ -263,14 +278,17 @@ impl Run {
         }
         let mut taken = 0;
         while taken < AT_ONCE && self.end.is_none() && self.held.is_none() {
-            match Pin::new(&mut *requests).poll_next(context) {
+            match Pin::new(&mut *received).poll_next(context) {
                 Poll::Ready(request) => self.take(request.transpose()),
-                Poll::Pending if taken == 0 => return Poll::Pending,
                 Poll::Pending => break,
             }
             taken += 1;
         }
-        Poll::Ready(Step::Taken)
+        self.submit_gathered();
+        match taken {
+            0 => Poll::Pending,
+            _ => Poll::Ready(Step::Taken),
+        }
     }
 
     /// Takes in what was read.
@@ -294,8 +312,8 @@ impl Run {
                 if let Some(room) = &mut room {
                     room.enlarge(answer_bytes(&batch));
                 }
-                self.submit(Taken {
-                    request_id,
+                self.gather(Taken {
+                    requests: Requests::of(request_id),
                     batch,
                     durability,
                     at,
@@ -306,28 +324,50 @@ impl Run {
         }
     }
 
-    /// Hands a request to the engine; what it has no room for is held, and nothing is read
+    /// Puts a request behind those gathered if they can be one; otherwise those are submitted,
+    /// and it is the first of the next.
+    fn gather(&mut self, mut request: Taken) {
+        if let Some(gathered) = &mut self.gathered {
+            match gathered.join(&*self.engine, request) {
+                Ok(()) => return,
+                Err(alone) => request = alone,
+            }
+            self.submit_gathered();
+        }
+        self.gathered = Some(request);
+    }
+
+    /// Submits what was gathered, unless something before it is held.
+    fn submit_gathered(&mut self) {
+        if self.held.is_none()
+            && let Some(gathered) = self.gathered.take()
+        {
+            self.submit(gathered);
+        }
+    }
+
+    /// Hands requests to the engine; what it has no room for is held, and nothing is read
     /// meanwhile.
-    fn submit(&mut self, request: Taken) {
+    fn submit(&mut self, taken: Taken) {
         let Taken {
-            request_id,
+            requests,
             batch,
             durability,
             at,
             room,
-        } = request;
+        } = taken;
         let answer = SubmittedBatch::new(&batch, at);
         let mut ticket = wakes::submit(&self.engine, Some(&self.session), batch, durability);
         if let Some(batch) = ticket.take_back() {
-            let request = Taken {
-                request_id,
+            let taken = Taken {
+                requests,
                 batch,
                 durability,
                 at,
                 room,
             };
             let again = Box::pin(tokio::time::sleep(BUSY_PAUSE));
-            self.held = Some(Held { request, again });
+            self.held = Some(Held { taken, again });
             return;
         }
         let mut nobody = Context::from_waker(Waker::noop());
@@ -342,34 +382,33 @@ impl Run {
             Poll::Pending => Settled::Coming(ticket),
         };
         self.pending.push_back(Pending {
-            request_id,
+            requests,
             answer,
             settled,
             room,
         });
     }
 
+    /// Submits again what was held, and then what came after it.
     fn submit_held(&mut self) {
         if let Some(held) = self.held.take() {
-            self.submit(held.request);
+            self.submit(held.taken);
+            self.submit_gathered();
         }
     }
 
-    /// Sends the ack of the first pending request, or fails as it did.
+    /// Sends the acks of the first pending requests, or fails as they did.
     async fn ack(&mut self, settled: Result<Appended, AppendError>) -> Result<(), Status> {
         let Some(first) = self.pending.pop_front() else {
             return Ok(());
         };
-        let request_id = first.request_id;
-        let epoch = self.epoch;
-        let answer = |names: &[LogName], appended: &Appended| {
-            convert::session_ack(request_id, names, appended, epoch)
-        };
-        let ack = first
+        let (requests, epoch) = (first.requests, self.epoch);
+        let acks = |names: &[LogName], appended: &Appended| requests.acks(names, appended, epoch);
+        let acks = first
             .answer
-            .ack(&self.node, settled, answer)
-            .map_err(|status| status::in_session(&status, request_id))?;
-        self.tell(Told::Ack(ack, first.room)).await;
+            .ack(&self.node, settled, acks)
+            .map_err(|status| status::in_session(&status, requests.first))?;
+        self.tell(Told::Acks(acks?, first.room)).await;
         // What was acked has made room.
         self.submit_held();
         Ok(())
@@ -389,23 +428,103 @@ impl Run {
     /// The server leaves: nothing more is taken in.
     fn leave(&mut self) {
         let status = status::append(&AppendError::Draining);
-        self.end = Some(Err(match self.held.take() {
-            Some(held) => status::in_session(&status, held.request.request_id),
+        let first = self.first_unsubmitted();
+        self.held = None;
+        self.gathered = None;
+        self.end = Some(Err(match first {
+            Some(request_id) => status::in_session(&status, request_id),
             None => status,
         }));
+    }
+
+    /// The number of the first request that was read and that the engine does not have.
+    fn first_unsubmitted(&self) -> Option<u64> {
+        let held = self.held.as_ref().map(|held| &held.taken);
+        held.or(self.gathered.as_ref())
+            .map(|taken| taken.requests.first)
     }
 
     /// The deadline of the stream has passed.
     fn too_late(&self) -> Status {
         if let Some(first) = self.pending.front() {
             let status = status::deadline_under_way(Access::Write);
-            return status::in_session(&status, first.request_id);
+            return status::in_session(&status, first.requests.first);
         }
         let status = status::deadline_before_start();
-        match &self.held {
-            Some(held) => status::in_session(&status, held.request.request_id),
+        match self.first_unsubmitted() {
+            Some(request_id) => status::in_session(&status, request_id),
             None => status,
         }
+    }
+}
+
+impl Taken {
+    /// Takes in the request that came next, if it can be part of this one.
+    fn join(&mut self, engine: &dyn LogEngine, mut next: Self) -> Result<(), Self> {
+        if self.durability != next.durability {
+            return Err(next);
+        }
+        let records = |batch: &Batch| batch.logs.first().map_or(0, |log| log.records.len());
+        let (before, more) = (records(&self.batch), records(&next.batch));
+        if let Err(batch) = engine.join(&mut self.batch, next.batch) {
+            next.batch = batch;
+            return Err(next);
+        }
+        let requests = &mut self.requests;
+        if requests.each.is_empty() {
+            requests.each.push((requests.first, before));
+        }
+        requests.each.push((next.requests.first, more));
+        match (&mut self.room, next.room) {
+            (Some(room), Some(more)) => room.join(more),
+            (room, more) => *room = room.take().or(more),
+        }
+        Ok(())
+    }
+}
+
+impl Requests {
+    fn of(request_id: u64) -> Self {
+        let each = Vec::new();
+        Self {
+            first: request_id,
+            each,
+        }
+    }
+
+    /// The ack of each, of what the engine has answered to all of them.
+    fn acks(
+        &self,
+        names: &[LogName],
+        appended: &Appended,
+        epoch: RecoveryEpoch,
+    ) -> Result<Framed, Status> {
+        let (false, [log]) = (self.each.is_empty(), appended.appends.as_slice()) else {
+            let ack = SessionAck::new(self.first, names, appended, epoch);
+            return Framed::together([ack].into_iter());
+        };
+        let mut next_lsn = log.first_lsn;
+        let mut position = appended.position;
+        let parts: Vec<_> = (self.each.iter())
+            .map(|(request_id, records)| {
+                let first_lsn = next_lsn;
+                next_lsn = first_lsn.advance(*records);
+                let append = LogAppended {
+                    first_lsn,
+                    next_lsn,
+                    ..log.clone()
+                };
+                let at = position;
+                position = at.map(|at| at.advance(1));
+                (*request_id, append, at)
+            })
+            .collect();
+        Framed::together(parts.iter().map(|(request_id, append, position)| {
+            let mut ack = SessionAck::new(*request_id, names, appended, epoch);
+            ack.appends = std::slice::from_ref(append);
+            ack.position = *position;
+            ack
+        }))
     }
 }
 

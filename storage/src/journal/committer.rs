@@ -103,6 +103,8 @@ pub(crate) struct Submission {
     pub(crate) answer: Answer,
     /// Bytes taken from the budget, given back by the answer.
     pub(crate) cost: u64,
+    /// How many requests it is, of which the last came in then.
+    pub(crate) requests: u32,
     pub(crate) submitted: Instant,
     /// What it is refused with if something before it was.
     pub(crate) session: Option<Session>,
@@ -158,6 +160,7 @@ struct Pending {
     answer: Answer,
     outcome: Outcome,
     cost: u64,
+    requests: u32,
     /// In memory only: answered as accepted.
     buffered: bool,
     /// How long it had queued.
@@ -339,14 +342,14 @@ impl Committer {
         self.look_at_clock();
         for submission in submissions {
             let queued = started.saturating_duration_since(submission.submitted);
-            self.journal.observer.phase(Phase::Queue, queued);
+            let observer = &self.journal.observer;
+            observer.phase(Phase::Queue, queued, submission.requests);
             self.place(submission);
         }
         self.end_deletions();
         let encoded = self.journal.clock.monotonic();
-        self.journal
-            .observer
-            .phase(Phase::Encode, encoded.duration_since(started));
+        let observer = &self.journal.observer;
+        observer.phase(Phase::Encode, encoded.duration_since(started), 1);
         // Whoever is in the group is told what came of it.
         let _told = self.write_out();
     }
@@ -409,6 +412,7 @@ impl Committer {
             level,
             answer,
             cost,
+            requests,
             submitted,
             session,
         } = submission;
@@ -422,6 +426,7 @@ impl Committer {
                 answer,
                 outcome,
                 cost,
+                requests,
                 since: submitted,
                 times: AppendTimes::default(),
             };
@@ -471,6 +476,7 @@ impl Committer {
             answer,
             outcome,
             cost,
+            requests,
             buffered: need == Some(NEVER),
             queue: self.turn_began.saturating_duration_since(submitted),
             session,
@@ -617,6 +623,7 @@ impl Committer {
                 answer,
                 outcome,
                 cost,
+                requests,
                 buffered,
                 queue,
                 session: _,
@@ -632,6 +639,7 @@ impl Committer {
                 answer,
                 outcome,
                 cost,
+                requests,
                 since: now,
                 times: AppendTimes {
                     queue,
@@ -659,8 +667,8 @@ impl Committer {
         let journal = &self.journal;
         let took = journal.clock.monotonic().duration_since(started);
         self.write_took = took;
-        let requests = self.pending.len() as u64;
-        journal.observer.phase(Phase::Write, took);
+        let requests = self.pending.iter().map(|one| u64::from(one.requests)).sum();
+        journal.observer.phase(Phase::Write, took, 1);
         journal
             .observer
             .group(requests, self.group_records, self.buffer.len() as u64);

@@ -57,6 +57,7 @@ pub(crate) struct Waiter {
     pub(crate) outcome: Outcome,
     /// Bytes that the answer gives back to the budget.
     pub(crate) cost: u64,
+    pub(crate) requests: u32,
     /// When the request was written.
     pub(crate) since: Instant,
     /// Where its time went until then.

@@ -70,7 +70,7 @@ pub(crate) fn check(
             &mut failed,
         );
         if refused.is_none() {
-            refused = refuse(records, target.as_deref(), allowed);
+            refused = refuse(records, target.as_deref(), allowed, batch.joined > 0);
         }
     }
     for other in &batch.checks {
@@ -156,7 +156,12 @@ fn check_guard(
 }
 
 /// What the state of a log forbids, apart from conditions.
-fn refuse(records: &LogRecords, log: Option<&Log>, allowed: &Allowed) -> Option<AppendError> {
+fn refuse(
+    records: &LogRecords,
+    log: Option<&Log>,
+    allowed: &Allowed,
+    joined: bool,
+) -> Option<AppendError> {
     let Some(log) = log else {
         let log = records.log.clone();
         return match allowed.creation {
@@ -187,7 +192,8 @@ fn refuse(records: &LogRecords, log: Option<&Log>, allowed: &Allowed) -> Option<
         });
     }
     let limit = u64::from(state.config.max_record_bytes?);
-    if records.records.largest() <= limit {
+    // Records that were joined fit when they were: before the limit was changed, if it was.
+    if joined || records.records.largest() <= limit {
         return None;
     }
     let (index, bytes) = (0..)

@@ -64,6 +64,7 @@ struct State {
     /// Whether something in it is not an append, so that it may take long.
     long: bool,
     queued_bytes: u64,
+    queued_requests: usize,
     /// What the committer has room for without anything that may take long, in bytes.
     room: u64,
     /// Until then callers write nothing.
@@ -90,7 +91,7 @@ impl State {
     /// one anyway is left to gather: it becomes one group, for one wake-up and one write.
     fn wants_write(&self) -> bool {
         let more_comes =
-            self.flushing || (self.gather_until.is_some() && self.queue.len() < self.answered);
+            self.flushing || (self.gather_until.is_some() && self.queued_requests < self.answered);
         let gathers = more_comes && !self.urgent && self.queued_bytes < GATHER_BYTES;
         self.can_write() && !gathers
     }
@@ -104,6 +105,7 @@ impl State {
         self.long = false;
         self.gather_until = None;
         self.queued_bytes = 0;
+        self.queued_requests = 0;
         // Soon there are about as many again.
         let next = Vec::with_capacity(self.queue.len().min(MOST_EXPECTED));
         std::mem::replace(&mut self.queue, next)
@@ -143,6 +145,7 @@ impl Intake {
         state.urgent |= urgent;
         state.long |= !matches!(submission.operation, Operation::Append { .. });
         state.queued_bytes += submission.cost;
+        state.queued_requests += submission.requests as usize;
         state.queue.push(submission);
         if by == By::Driver || !urgent {
             self.hand_on(&state);

@@ -7,9 +7,16 @@ use crate::codec::{self, RecordRef};
 use crate::config::Limits;
 use crate::error::InvalidBatch;
 use crate::ids::{LogName, Timestamp};
-use crate::journal::frame::crc32c;
+use crate::journal::frame::{HEADER_BYTES, crc32c};
 use crate::record::Batch;
 use crate::records::Records;
+
+/// So many requests become one at most: each has a position inside of one frame, of which a
+/// header is the least there is.
+const MOST_JOINED: u32 = HEADER_BYTES as u32;
+
+/// What is joined is copied: no more than what costs less than a request.
+const JOINED_BYTES: u64 = 32 << 10;
 
 /// What a log's part of a request takes in memory besides its records, about.
 const REQUEST_OVERHEAD: u64 = 256;
@@ -66,7 +73,43 @@ pub(crate) fn validate(
     }
     // Names and conditions take memory too.
     let parts = batch.logs.len() + batch.checks.len() + batch.cursors.len();
-    Ok(bytes + parts as u64 * REQUEST_OVERHEAD)
+    Ok(bytes + (parts as u64 + u64::from(batch.joined)) * REQUEST_OVERHEAD)
+}
+
+/// Puts `next` behind `batch` if nobody can tell, as [`LogEngine::join`]. `most` is how large a
+/// record of a log may be, where it has a limit of its own.
+///
+/// [`LogEngine::join`]: crate::LogEngine::join
+pub(crate) fn join(
+    batch: &mut Batch,
+    next: &Batch,
+    limits: &Limits,
+    most: impl FnOnce(&LogName) -> Option<u64>,
+    now: Timestamp,
+    max_future_micros: i64,
+) -> bool {
+    let joined = batch.requests() + next.requests();
+    let Some((first, more)) = batch.records_to_join(next) else {
+        return false;
+    };
+    let (first, more) = (&mut first.records, &more.records);
+    let stored = first.stored_bytes() + more.stored_bytes();
+    if joined > MOST_JOINED
+        || first.len() + more.len() > u64::from(limits.max_batch_records)
+        || stored > JOINED_BYTES.min(limits.max_batch_bytes.into())
+        || validate(next, limits, now, max_future_micros).is_err()
+    {
+        return false;
+    }
+    // The committer does not say which of several requests has the record that is too large.
+    let log = &next.logs[0].log;
+    let largest = first.largest().max(more.largest());
+    if most(log).is_some_and(|most| largest > most) {
+        return false;
+    }
+    first.join(more);
+    batch.joined = joined - 1;
+    true
 }
 
 /// Of each log's records as they were sent, if they are of producers.

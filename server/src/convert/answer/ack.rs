@@ -1,10 +1,10 @@
 //! The answer to one request of a session, encoded: there are as many as records, where
 //! each is sent alone.
 
-use bytes::BufMut as _;
+use bytes::BufMut;
 use prost::encoding::{WireType, encode_varint, encoded_len_varint};
-use wald_proto::codec::Encoded;
-use wald_storage::{Appended, LogAppended, LogName, Lsn, Position, RecoveryEpoch};
+use wald_proto::codec::Encode;
+use wald_storage::{Appended, Durability, LogAppended, LogName, Lsn, Position, RecoveryEpoch};
 
 /// `AppendSessionResponse`.
 const REQUEST_ID: u8 = 1;
@@ -23,53 +23,87 @@ const DURABLE_LSN: u8 = 5;
 const DEDUPLICATED: u8 = 6;
 const LOG_ID: u8 = 7;
 
-/// The ack of the request `request_id` on a session, whose batch was over `names`.
-pub(crate) fn session_ack(
-    request_id: u64,
-    names: &[LogName],
-    appended: &Appended,
-    epoch: RecoveryEpoch,
-) -> Encoded {
-    let logs = || {
-        names
-            .iter()
-            .zip(&appended.appends)
-            .zip(&appended.durable_lsns)
-    };
-    let position = appended.position.map(Position::get);
-    let durability = i32::from(super::durability(appended.durability));
-    let durability = u64::from(durability.unsigned_abs());
-    let ack_len = logs()
-        .map(|((name, log), durable)| delimited_len(log_append_len(name, log, *durable)))
-        .sum::<usize>()
-        + uint_len(durability)
-        + position.map_or(0, number_len)
-        + uint_len(epoch.get());
-    let mut out = Vec::with_capacity(uint_len(request_id) + delimited_len(ack_len));
-    put_uint(REQUEST_ID, request_id, &mut out);
-    put_length(ACK, ack_len, &mut out);
-    for ((name, log), durable) in logs() {
-        put_length(APPENDS, log_append_len(name, log, *durable), &mut out);
-        put_length(LOG, name.as_str().len(), &mut out);
-        out.extend_from_slice(name.as_str().as_bytes());
-        put_number(FIRST_LSN, log.first_lsn.get(), &mut out);
-        put_number(NEXT_LSN, log.next_lsn.get(), &mut out);
-        if log.arrival.micros() != 0 {
-            put_key(TIMESTAMP, WireType::SixtyFourBit, &mut out);
-            out.put_i64_le(log.arrival.micros());
+/// The ack of one request on a session.
+pub(crate) struct SessionAck<'a> {
+    pub(crate) request_id: u64,
+    /// The logs that it appended to, and what came of that.
+    pub(crate) names: &'a [LogName],
+    pub(crate) appends: &'a [LogAppended],
+    pub(crate) durable_lsns: &'a [Lsn],
+    pub(crate) durability: Durability,
+    pub(crate) position: Option<Position>,
+    pub(crate) epoch: RecoveryEpoch,
+}
+
+impl<'a> SessionAck<'a> {
+    /// Of a batch over `names` that was a request of its own.
+    pub(crate) fn new(
+        request_id: u64,
+        names: &'a [LogName],
+        appended: &'a Appended,
+        epoch: RecoveryEpoch,
+    ) -> Self {
+        Self {
+            request_id,
+            names,
+            appends: &appended.appends,
+            durable_lsns: &appended.durable_lsns,
+            durability: appended.durability,
+            position: appended.position,
+            epoch,
         }
-        put_number(DURABLE_LSN, durable.get(), &mut out);
-        put_uint(DEDUPLICATED, log.deduplicated.into(), &mut out);
-        put_uint(LOG_ID, log.log_id.get(), &mut out);
     }
-    put_uint(DURABILITY, durability, &mut out);
-    if let Some(position) = position {
-        put_number(POSITION, position, &mut out);
+
+    fn logs(&self) -> impl Iterator<Item = (&LogName, &LogAppended, Lsn)> {
+        let logs = self.names.iter().zip(self.appends).zip(self.durable_lsns);
+        logs.map(|((name, log), durable)| (name, log, *durable))
     }
-    put_uint(RECOVERY_EPOCH, epoch.get(), &mut out);
-    let mut ack = Encoded::default();
-    ack.push(out);
-    ack
+
+    fn durability(&self) -> u64 {
+        i32::from(super::durability(self.durability))
+            .unsigned_abs()
+            .into()
+    }
+
+    /// Of the `AppendBatchResponse` in it.
+    fn ack_len(&self) -> usize {
+        self.logs()
+            .map(|(name, log, durable)| delimited_len(log_append_len(name, log, durable)))
+            .sum::<usize>()
+            + uint_len(self.durability())
+            + self.position.map_or(0, |at| number_len(at.get()))
+            + uint_len(self.epoch.get())
+    }
+}
+
+impl Encode for SessionAck<'_> {
+    fn length(&self) -> usize {
+        uint_len(self.request_id) + delimited_len(self.ack_len())
+    }
+
+    fn put(&self, out: &mut impl BufMut) {
+        put_uint(REQUEST_ID, self.request_id, out);
+        put_length(ACK, self.ack_len(), out);
+        for (name, log, durable) in self.logs() {
+            put_length(APPENDS, log_append_len(name, log, durable), out);
+            put_length(LOG, name.as_str().len(), out);
+            out.put_slice(name.as_str().as_bytes());
+            put_number(FIRST_LSN, log.first_lsn.get(), out);
+            put_number(NEXT_LSN, log.next_lsn.get(), out);
+            if log.arrival.micros() != 0 {
+                put_key(TIMESTAMP, WireType::SixtyFourBit, out);
+                out.put_i64_le(log.arrival.micros());
+            }
+            put_number(DURABLE_LSN, durable.get(), out);
+            put_uint(DEDUPLICATED, log.deduplicated.into(), out);
+            put_uint(LOG_ID, log.log_id.get(), out);
+        }
+        put_uint(DURABILITY, self.durability(), out);
+        if let Some(position) = self.position {
+            put_number(POSITION, position.get(), out);
+        }
+        put_uint(RECOVERY_EPOCH, self.epoch.get(), out);
+    }
 }
 
 fn log_append_len(name: &LogName, log: &LogAppended, durable: Lsn) -> usize {
@@ -98,22 +132,22 @@ fn delimited_len(bytes: usize) -> usize {
 }
 
 /// All these numbers of fields have keys of one byte.
-fn put_key(field: u8, wire_type: WireType, out: &mut Vec<u8>) {
-    out.push(field << 3 | wire_type as u8);
+fn put_key(field: u8, wire_type: WireType, out: &mut impl BufMut) {
+    out.put_u8(field << 3 | wire_type as u8);
 }
 
-fn put_number(field: u8, value: u64, out: &mut Vec<u8>) {
+fn put_number(field: u8, value: u64, out: &mut impl BufMut) {
     put_key(field, WireType::Varint, out);
     encode_varint(value, out);
 }
 
-fn put_uint(field: u8, value: u64, out: &mut Vec<u8>) {
+fn put_uint(field: u8, value: u64, out: &mut impl BufMut) {
     if value != 0 {
         put_number(field, value, out);
     }
 }
 
-fn put_length(field: u8, bytes: usize, out: &mut Vec<u8>) {
+fn put_length(field: u8, bytes: usize, out: &mut impl BufMut) {
     put_key(field, WireType::LengthDelimited, out);
     encode_varint(super::count(bytes), out);
 }

@@ -55,7 +55,8 @@ impl Committer {
         }
         let (appends, logs, position) = match (batch.logs.as_slice(), targets.as_slice()) {
             ([one], [Some(log)]) if one.producer.is_none() && batch.cursors.is_empty() => {
-                let (append, position) = self.append_plain(one, log);
+                let requests = batch.requests().into();
+                let (append, position) = self.append_plain(one, requests, log);
                 (smallvec![append], smallvec![Arc::clone(log)], position)
             }
             _ => self.append_unit(batch, targets, digests),
@@ -128,17 +129,20 @@ impl Committer {
         Ok((frames, directory))
     }
 
-    /// Records for one existing log: joins the open frame if that is of the same log.
+    /// Records of so many requests for one existing log: joins the open frame if that is of the
+    /// same log.
     pub(super) fn append_plain(
         &mut self,
         records: &LogRecords,
+        requests: u64,
         log: &Arc<Log>,
     ) -> (LogAppended, Position) {
         let size = stored_bytes(records);
         let joins = self.open.as_ref().is_some_and(|open| {
             // The body may shrink when the frame is finished: then only the header has
             // room for positions.
-            let room = open.compression == Compression::None || open.requests < HEADER_BYTES as u64;
+            let room = open.compression == Compression::None
+                || open.requests + requests <= HEADER_BYTES as u64;
             let fits = self.buffer.len() - open.start + size <= COALESCED_BYTES;
             open.log.id == log.id && room && fits
         });
@@ -153,7 +157,7 @@ impl Committer {
             let before = (open.first_lsn, open.count);
             let append = self.put_records(log, &records.records, open.start, Some(before));
             open.count += count;
-            open.requests += 1;
+            open.requests += requests;
             self.open = Some(open);
             return (append, position);
         }
@@ -169,7 +173,7 @@ impl Committer {
             log,
             first_lsn,
             count,
-            requests: 1,
+            requests,
             compression,
         });
         (append, position)
