@@ -202,6 +202,21 @@ impl Framed {
         Ok(Self(pieces.filter(|piece| !piece.is_empty()).collect()))
     }
 
+    /// Goes on with these in the same piece, if that is the only one and takes no more than `most`
+    /// bytes then.
+    pub(super) fn join(&mut self, next: &Self, most: usize) -> bool {
+        let ([piece], [more]) = (self.0.as_mut_slice(), next.0.as_slice()) else {
+            return false;
+        };
+        if piece.len() + more.len() > most {
+            return false;
+        }
+        let mut joined = BytesMut::from(std::mem::take(piece));
+        joined.extend_from_slice(more);
+        *piece = joined.freeze();
+        true
+    }
+
     /// A message of two parts, of which the second is others' too.
     ///
     /// # Errors
@@ -276,6 +291,12 @@ mod tests {
         let Framed(together) = Framed::together(messages.into_iter()).unwrap();
         assert_eq!(together.len(), 1);
         assert_eq!(together[0], alone);
+        let message = || Framed::new(encoded(&[3, 4])).unwrap();
+        let mut joined = message();
+        assert!(joined.join(&message(), 24));
+        assert_eq!(joined.0.concat(), message().0.concat().repeat(2));
+        assert_eq!(joined.0.len(), 1);
+        assert!(!joined.join(&message(), 35));
         let Framed(none) = Framed::together([Encoded::default(); 0].into_iter()).unwrap();
         assert!(none.is_empty());
     }

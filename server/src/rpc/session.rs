@@ -50,6 +50,10 @@ const ACKS: usize = 256;
 /// Requests that are taken in, if there are as many, before anything else is looked at.
 const AT_ONCE: usize = 128;
 
+/// So many bytes of acks leave together: as many as a frame of HTTP/2 has, if the client does not
+/// allow more.
+const TOGETHER_BYTES: usize = 16 << 10;
+
 /// What a log of a batch takes until its ack is sent: its name twice and its answer.
 const LOG_BYTES: u64 = 256;
 
@@ -109,13 +113,21 @@ impl Stream for Acks {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        if this.ready.len() == 0 {
+        if this.ready.as_slice().is_empty() {
             let mut told = Vec::new();
             let _count = ready!(this.told.poll_recv_many(context, &mut told, ACKS));
             this.ready = told.into_iter();
         }
         Poll::Ready(match this.ready.next() {
-            Some(Told::Acks(acks, _room)) => Some(Ok(acks)),
+            Some(Told::Acks(mut acks, _room)) => {
+                // Each piece leaves in a write of its own.
+                while let Some(Told::Acks(more, _)) = this.ready.as_slice().first()
+                    && acks.join(more, TOGETHER_BYTES)
+                {
+                    this.ready.next();
+                }
+                Some(Ok(acks))
+            }
             Some(Told::End(Ok(()))) => None,
             Some(Told::End(Err(status))) => Some(Err(status)),
             // Only a panic ends the task without a word.
