@@ -69,6 +69,107 @@ async fn acks_come_in_the_order_of_the_requests_and_as_append_batch_gives_them()
     until(&daemon, "wald_append_sessions", |open| open == 0.0).await;
 }
 
+/// What is there together is one for the engine where nobody can tell, and each is told its own.
+#[tokio::test]
+async fn requests_that_are_joined_are_acked_as_if_they_were_not() {
+    let daemon = Daemon::start(&[]);
+    let mut session = SessionClient::open(&mut daemon.wal().await).await;
+    let conditional = |log: &str, records: &[&str], lsn: u64| v1::LogBatch {
+        condition: Some(v1::AppendCondition {
+            expected_lsn: Some(lsn),
+            ..v1::AppendCondition::default()
+        }),
+        ..part(log, records)
+    };
+    // Runs of one log, of each of three kinds, of requests of one to three records.
+    let mut sent = Vec::new();
+    let mut tails = [0_u64; 2];
+    for number in 0_u64..3000 {
+        let log = usize::from(number / 100 % 2 == 1);
+        let records = &["a", "b", "c"][..1 + usize::try_from(number % 3).unwrap()];
+        let name = ["x", "y"][log];
+        let batch = match number / 50 % 3 {
+            0 => part(name, records),
+            1 => conditional(name, records, tails[log]),
+            _ => v1::LogBatch {
+                condition: Some(v1::AppendCondition::default()),
+                ..part(name, records)
+            },
+        };
+        let first = tails[log];
+        tails[log] += records.len() as u64;
+        let durability = match number / 70 % 2 {
+            0 => v1::Durability::Unspecified,
+            _ => v1::Durability::Written,
+        };
+        let request = v1::AppendSessionRequest {
+            request_id: number,
+            batch: Some(v1::AppendBatchRequest {
+                batches: vec![batch],
+                durability: durability.into(),
+                ..v1::AppendBatchRequest::default()
+            }),
+        };
+        sent.push((request, name, first, tails[log]));
+    }
+    let requests = session.requests.clone();
+    let all: Vec<_> = sent.iter().map(|(request, ..)| request.clone()).collect();
+    let wrong = v1::AppendSessionRequest {
+        request_id: 3000,
+        batch: Some(v1::AppendBatchRequest {
+            batches: vec![conditional("x", &["d"], tails[0] + 1)],
+            ..v1::AppendBatchRequest::default()
+        }),
+    };
+    let behind = all[0].clone();
+    let sender = tokio::spawn(async move {
+        for request in all.into_iter().chain([wrong, behind]) {
+            // The last may find the session ended.
+            let _sent = requests.send(request).await;
+        }
+    });
+    let mut position = None;
+    let mut joined = 0;
+    for (request, log, first, next) in sent {
+        let answer = session.answers.message().await.unwrap().unwrap();
+        assert_eq!(answer.request_id, request.request_id);
+        let ack = answer.ack.unwrap();
+        let [append] = ack.appends.as_slice() else {
+            panic!("one log was appended to");
+        };
+        assert_eq!(append.log, log);
+        let lsns = (append.first_lsn, append.next_lsn);
+        assert_eq!(lsns, (Some(first), Some(next)), "{}", answer.request_id);
+        assert!(ack.position > position);
+        // Requests of their own are farther apart than their records are long.
+        joined += u32::from(ack.position == position.map(|before| before + 1));
+        position = ack.position;
+        if request.batch.unwrap().durability == 0 {
+            assert_eq!(ack.durability(), v1::Durability::Durable);
+            assert!(append.durable_lsn >= Some(next));
+        }
+    }
+    let refused = session.answers.message().await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("3000"), "{refused}");
+    sender.await.unwrap();
+    for (log, expected) in ["x", "y"].into_iter().zip(tails) {
+        assert_eq!(tail(&daemon, log).await.unwrap(), expected);
+    }
+    assert_eq!(daemon.metric("wald_appended_records_total"), 6000.0);
+    let acked = r#"wald_append_duration_seconds_count{durability="durable"}"#;
+    let written = r#"wald_append_duration_seconds_count{durability="written"}"#;
+    assert_eq!(daemon.metric(acked) + daemon.metric(written), 3000.0);
+    for each in [
+        "wald_group_requests_sum",
+        r#"wald_append_phase_seconds_count{phase="queue"}"#,
+        r#"wald_append_phase_seconds_count{phase="reply"}"#,
+    ] {
+        assert!(daemon.metric(each) >= 3000.0, "{each}");
+    }
+    assert!(joined > 1000, "{joined}");
+}
+
 #[tokio::test]
 async fn ack_is_sent_when_it_is_due_and_not_with_the_next() {
     let daemon = Daemon::start(&[]);

@@ -237,7 +237,7 @@ impl Core {
     }
 
     /// As [`LogEngine::join`].
-    fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch> {
+    pub(crate) fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch> {
         let (now, future) = (self.journal.clock.now(), self.max_future_micros());
         let most = |log: &LogName| {
             let log = self.logs.by_name(log.as_str())?;

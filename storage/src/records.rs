@@ -269,6 +269,16 @@ mod tests {
             prop_assert_eq!(&at_once, &singly);
             prop_assert_eq!(codec::records(&at_once), Some(records));
             prop_assert!(at_once.len() as u64 <= of_bytes.stored_bytes());
+            // Joined one by one as all together.
+            let mut joined = Records::default();
+            for message in &messages {
+                joined.join(&Records::of_encoded(encoded(std::slice::from_ref(message))).unwrap());
+            }
+            prop_assert_eq!(&joined, &of_bytes);
+            prop_assert_eq!(format!("{:?}", joined.sums), format!("{:?}", of_bytes.sums));
+            let mut put = Vec::new();
+            joined.put(&mut put);
+            prop_assert_eq!(&put, &at_once);
         }
 
         #[test]

@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(joined.0.concat(), message().0.concat().repeat(2));
         assert_eq!(joined.0.len(), 1);
         assert!(!joined.join(&message(), 35));
-        let Framed(none) = Framed::together([Encoded::default(); 0].into_iter()).unwrap();
+        let Framed(none) = Framed::together(Vec::<Encoded>::new().into_iter()).unwrap();
         assert!(none.is_empty());
     }
 

@@ -341,8 +341,8 @@ impl Run {
     fn gather(&mut self, mut request: Taken) {
         if let Some(gathered) = &mut self.gathered {
             match gathered.join(&*self.engine, request) {
-                Ok(()) => return,
-                Err(alone) => request = alone,
+                None => return,
+                Some(alone) => request = alone,
             }
             self.submit_gathered();
         }
@@ -471,16 +471,16 @@ impl Run {
 }
 
 impl Taken {
-    /// Takes in the request that came next, if it can be part of this one.
-    fn join(&mut self, engine: &dyn LogEngine, mut next: Self) -> Result<(), Self> {
+    /// Takes in the request that came next, or gives it back if it cannot be part of this one.
+    fn join(&mut self, engine: &dyn LogEngine, mut next: Self) -> Option<Self> {
         if self.durability != next.durability {
-            return Err(next);
+            return Some(next);
         }
         let records = |batch: &Batch| batch.logs.first().map_or(0, |log| log.records.len());
         let (before, more) = (records(&self.batch), records(&next.batch));
         if let Err(batch) = engine.join(&mut self.batch, next.batch) {
             next.batch = batch;
-            return Err(next);
+            return Some(next);
         }
         let requests = &mut self.requests;
         if requests.each.is_empty() {
@@ -491,7 +491,7 @@ impl Taken {
             (Some(room), Some(more)) => room.join(more),
             (room, more) => *room = room.take().or(more),
         }
-        Ok(())
+        None
     }
 }
 
@@ -524,7 +524,7 @@ impl Requests {
                 let append = LogAppended {
                     first_lsn,
                     next_lsn,
-                    ..log.clone()
+                    ..*log
                 };
                 let at = position;
                 position = at.map(|at| at.advance(1));

@@ -13,7 +13,7 @@ use crate::records::Records;
 
 /// So many requests become one at most: each has a position inside of one frame, of which a
 /// header is the least there is.
-const MOST_JOINED: u32 = HEADER_BYTES as u32;
+const MOST_JOINED: u64 = HEADER_BYTES as u64;
 
 /// What is joined is copied: no more than what costs less than a request.
 const JOINED_BYTES: u64 = 32 << 10;
@@ -94,7 +94,7 @@ pub(crate) fn join(
     };
     let (first, more) = (&mut first.records, &more.records);
     let stored = first.stored_bytes() + more.stored_bytes();
-    if joined > MOST_JOINED
+    if u64::from(joined) > MOST_JOINED
         || first.len() + more.len() > u64::from(limits.max_batch_records)
         || stored > JOINED_BYTES.min(limits.max_batch_bytes.into())
         || validate(next, limits, now, max_future_micros).is_err()

@@ -1,6 +1,7 @@
 //! Compression: chosen per log, kept only where it helps, mixed in one log.
 
 use super::*;
+use crate::ids::Position;
 use crate::record::{Compression, LogConfig};
 use crate::ticket::block_on;
 
@@ -100,6 +101,39 @@ fn positions_go_up_also_where_a_shared_frame_shrinks() {
     assert!(positions.is_sorted_by(|a, b| a < b));
     assert!(stored_bytes(&fixture, "a") < 20_000);
     assert_eq!(fixture.contents("a").len(), 200);
+}
+
+/// Requests of one record each, joined; all of them are one batch.
+pub(super) fn joined(fixture: &Fixture, log: &str, records: &[&[u8]]) -> Batch {
+    let mut requests = records.iter().map(|data| batch(&[(log, &[data])]));
+    let mut joined = requests.next().unwrap();
+    for next in requests {
+        fixture.core.join(&mut joined, next).unwrap();
+    }
+    joined
+}
+
+#[test]
+fn each_of_the_requests_that_were_joined_has_a_position_of_its_own_in_their_frame() {
+    for compression in [Compression::None, Compression::Lz4] {
+        let fixture = with(compression);
+        let data: &[u8] = &[7; 100];
+        let mut tickets = Vec::new();
+        for count in [64, 1, 2, 40, 30, 64] {
+            let joined = joined(&fixture, "a", &vec![data; count]);
+            tickets.push((joined.requests(), fixture.submit(joined)));
+        }
+        fixture.core.turn();
+        let mut end = Position::ZERO;
+        for (requests, mut ticket) in tickets {
+            let position = settled(&mut ticket).unwrap().unwrap().position.unwrap();
+            assert!(position >= end, "{compression:?}");
+            end = position.advance(requests.into());
+        }
+        assert!(fixture.core.journal.durable() >= end, "{compression:?}");
+        assert_eq!(fixture.contents("a"), vec![data; 201], "{compression:?}");
+        assert_eq!(fixture.restart().contents("a").len(), 201);
+    }
 }
 
 #[test]

@@ -428,6 +428,135 @@ fn a_session_ends_with_its_first_refusal_and_what_queued_before_is_applied() {
 }
 
 #[test]
+fn requests_are_joined_only_if_nobody_can_tell() {
+    let f = Fixture::new();
+    let of = |log: &str, change: &dyn Fn(&mut Batch)| {
+        let mut next = batch(&[(log, &[b"x"])]);
+        change(&mut next);
+        next
+    };
+    let expected =
+        |lsn| move |batch: &mut Batch| batch.logs[0].guard.expected_lsn = Some(Lsn::new(lsn));
+    let epoch = |batch: &mut Batch| batch.logs[0].guard.writer_epoch = Some(1);
+    let missing = |batch: &mut Batch| batch.logs[0].guard.must_not_exist = true;
+    let by_producer = |batch: &mut Batch| {
+        batch.logs[0].producer = Some(Producer {
+            id: Name::new("p").unwrap(),
+            epoch: 0,
+            sequence: 0,
+        });
+    };
+    let too_large = |batch: &mut Batch| {
+        let data = vec![0; 2 << 20].into();
+        let record = Record {
+            data,
+            ..Record::default()
+        };
+        batch.logs[0].records = vec![record].into();
+    };
+    let wrong_sum = |batch: &mut Batch| {
+        let record = Record {
+            crc32c: Some(1),
+            ..Record::default()
+        };
+        batch.logs[0].records = vec![record].into();
+    };
+    let plain = |_: &mut Batch| {};
+    let join = |first: Batch, next: Batch| {
+        let (mut joined, records) = (first, next.logs[0].records.clone());
+        match f.core.join(&mut joined, next) {
+            Ok(()) => Some(joined),
+            Err(back) => {
+                assert_eq!(back.logs[0].records, records);
+                assert_eq!(joined.requests(), 1);
+                None
+            }
+        }
+    };
+    assert!(join(of("a", &plain), of("a", &plain)).is_some());
+    assert!(join(of("a", &epoch), of("a", &epoch)).is_some());
+    assert!(join(of("a", &expected(7)), of("a", &expected(8))).is_some());
+    for (first, next) in [
+        (of("a", &plain), of("b", &plain)),
+        (of("a", &plain), of("a", &epoch)),
+        (of("a", &epoch), of("a", &plain)),
+        (of("a", &plain), of("a", &expected(1))),
+        (of("a", &expected(7)), of("a", &expected(7))),
+        (of("a", &expected(7)), of("a", &plain)),
+        (of("a", &missing), of("a", &missing)),
+        (of("a", &plain), of("a", &by_producer)),
+        (of("a", &by_producer), of("a", &plain)),
+        (of("a", &plain), of("a", &too_large)),
+        (of("a", &plain), of("a", &wrong_sum)),
+        (of("a", &plain), of("a", &|batch| batch.single = true)),
+        (of("a", &plain), batch(&[("a", &[b"x"]), ("b", &[b"x"])])),
+        (of("a", &plain), batch(&[("a", &[])])),
+    ] {
+        assert!(
+            join(first.clone(), next.clone()).is_none(),
+            "{first:?} {next:?}"
+        );
+    }
+    // No more than so many, and no more than is worth a copy.
+    let most = |data: &[u8]| {
+        let mut joined = batch(&[("a", &[data])]);
+        while f.core.join(&mut joined, batch(&[("a", &[data])])).is_ok() {}
+        joined.requests()
+    };
+    assert_eq!(most(b"x"), 64);
+    let bytes = f.config.limits().max_batch_bytes.min(32 << 10);
+    assert_eq!(most(&[0; 5_000]), bytes / 5_008);
+    // A limit of the log's own.
+    let config = LogConfig {
+        max_record_bytes: Some(1),
+        ..LogConfig::default()
+    };
+    let created = f
+        .core
+        .create_in_turn(LogName::new("small").unwrap(), config);
+    f.core.turn();
+    crate::ticket::block_on(created).unwrap();
+    assert!(join(of("small", &plain), of("small", &plain)).is_some());
+    assert!(join(of("small", &plain), batch(&[("small", &[b"xy"])])).is_none());
+    assert!(join(batch(&[("small", &[b"xy"])]), of("small", &plain)).is_none());
+}
+
+#[test]
+fn requests_that_were_joined_are_refused_as_the_first_and_applied_as_all() {
+    let f = Fixture::new();
+    let session = Session::new();
+    let of = |expected: u64, count: u64| {
+        let request = |lsn| {
+            let mut request = batch(&[("a", &[&[7]])]);
+            request.logs[0].guard.expected_lsn = Some(Lsn::new(lsn));
+            request
+        };
+        let mut joined = request(expected);
+        for lsn in expected + 1..expected + count {
+            f.core.join(&mut joined, request(lsn)).unwrap();
+        }
+        f.core.enqueue_of(&session, joined, Durability::Durable)
+    };
+    let (mut good, mut wrong, mut after) = (of(0, 5), of(6, 3), of(5, 1));
+    f.core.turn();
+    let appended = settled(&mut good).unwrap().unwrap();
+    let append = &appended.appends[0];
+    assert_eq!(
+        (append.first_lsn, append.next_lsn),
+        (Lsn::ZERO, Lsn::new(5))
+    );
+    assert!(matches!(
+        settled(&mut wrong),
+        Some(Err(AppendError::ConditionsFailed(failed))) if failed.len() == 1
+    ));
+    assert!(matches!(
+        settled(&mut after),
+        Some(Err(AppendError::SessionEnded))
+    ));
+    assert_eq!(f.restart().contents("a").len(), 5);
+}
+
+#[test]
 fn a_void_group_takes_back_producers_fences_cursors_and_its_sessions() {
     let f = Fixture::new();
     f.append("a", b"0").unwrap();

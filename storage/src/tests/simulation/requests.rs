@@ -5,6 +5,7 @@ use rand::RngExt;
 
 use super::ledger::{Effect, Unit};
 use super::*;
+use crate::codec;
 use crate::engine::Fenced;
 use crate::error::{AdminError, CursorError, FailedCheck, FenceError, SyncError, TrimError};
 use crate::ids::{LogId, Name, Position};
@@ -482,6 +483,10 @@ impl Run {
         (parts, cursors): (Vec<Part>, Vec<Move>),
         level: Option<Durability>,
     ) -> Asked {
+        let batch = match self.chance(30) {
+            true => in_requests(core, batch),
+            false => batch,
+        };
         let ticket = match level {
             Some(level) => core.enqueue(batch, level),
             None => core.enqueue_by_mode(None, batch),
@@ -697,5 +702,30 @@ fn commit(log: &str, cursor: Name, lsn: u64) -> CursorCommit {
         lsn: Lsn::new(lsn),
         expected_lsn: None,
         log_id: None,
+    }
+}
+
+/// The same, if it can be so, as requests of one record each that are joined.
+fn in_requests(core: &Core, batch: Batch) -> Batch {
+    let [all] = batch.logs.as_slice() else {
+        return batch;
+    };
+    let mut body = Vec::new();
+    all.records.put(&mut body);
+    let mut requests = (0..)
+        .zip(codec::records(&body).unwrap())
+        .map(|(before, record)| {
+            let mut request = batch.clone();
+            request.single = false;
+            request.logs[0].records = vec![record].into();
+            let expected = &mut request.logs[0].guard.expected_lsn;
+            *expected = expected.map(|lsn| lsn.advance(before));
+            request
+        });
+    let mut joined = requests.next().unwrap();
+    match requests.all(|next| core.join(&mut joined, next).is_ok()) {
+        true => joined,
+        // With producers, cursors, limits of their log.
+        false => batch,
     }
 }
