@@ -23,7 +23,7 @@ use bytes::Bytes;
 use prost::Message;
 use status::Access;
 use tonic::Status;
-use wald_proto::codec::Sent;
+use wald_proto::codec::{Encode as _, Sent};
 use wald_proto::v1;
 use wald_storage::{
     Appended, Batch, Durability, LocalEngine, LogEngine, LogName, NoObserver, ReadRequest,
