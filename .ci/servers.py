@@ -224,6 +224,11 @@ class Wald(Server):
                 "p50_us": at(0.5), "p99_us": at(0.99), "p999_us": at(0.999)}
 
 
+class WaldSessions(Wald):
+    name, system, generator = "wald, sessions", "wald-session", None
+    durability = "DURABLE: fdatasync, shared by all in flight; a session for each of 4 connections, shared by callers"
+
+
 class WaldWritten(Wald):
     name, level = "wald, written", "written"
     durability = "WRITTEN: write; fdatasync within 100 ms"
@@ -359,7 +364,7 @@ class S2Lite(Server):
 
 
 # Wald first: the others are compared with it, each with the one of its own level.
-SERVERS = [Wald, Redis, PostgreSQL, NATS, Etcd, S2Lite, WaldWritten, RedisEverySecond, NATSWritten]
+SERVERS = [Wald, WaldSessions, Redis, PostgreSQL, NATS, Etcd, S2Lite, WaldWritten, RedisEverySecond, NATSWritten]
 
 
 def bare_flushes(directory, seconds=1.0):
@@ -467,7 +472,7 @@ def main():
     command("go", "build", "-o", client, ".", cwd=PROGRAM)
     only = [name for name in options.only.split(",") if name]
     wanted = [kind for kind in SERVERS if (options.s2 or kind is not S2Lite)
-              and (not only or kind.system == "wald" or any(name in kind.name for name in only))]
+              and (not only or kind.system.startswith("wald") or any(name in kind.name for name in only))]
     servers, absent, rows, generated = [], {}, [], []
     kinds = {kind.name: kind for kind in wanted}
     with tempfile.TemporaryDirectory(dir=SCRATCH) as directory:

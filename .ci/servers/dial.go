@@ -16,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	client "wald.dev/client/go"
 	wald "wald.dev/client/go/waldv1"
 )
 
@@ -24,12 +25,16 @@ type waldCaller struct {
 	durability wald.Durability
 }
 
-// One log, by the generated stubs: nothing of a client repeats a call or gathers several.
-func dialWald(_ context.Context, address string, wanted load) ([]appender, func(), error) {
-	durability := map[string]wald.Durability{
+func durabilityOf(level string) wald.Durability {
+	return map[string]wald.Durability{
 		"durable": wald.Durability_DURABILITY_DURABLE,
 		"written": wald.Durability_DURABILITY_WRITTEN,
-	}[wanted.level]
+	}[level]
+}
+
+// One log, by the generated stubs: nothing of a client repeats a call or gathers several.
+func dialWald(_ context.Context, address string, wanted load) ([]appender, func(), error) {
+	durability := durabilityOf(wanted.level)
 	connections := make([]*grpc.ClientConn, wanted.connections)
 	for i := range connections {
 		connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -54,6 +59,49 @@ func (c *waldCaller) append(ctx context.Context, record []byte) error {
 		Record:     &wald.Record{Payload: &wald.Record_Data{Data: record}},
 		Durability: c.durability,
 	})
+	return err
+}
+
+type sessionCaller struct {
+	session    *client.Session
+	durability wald.Durability
+}
+
+// One log, by the client for Go: a session for each connection, which its callers share.
+func dialWaldSession(ctx context.Context, address string, wanted load) ([]appender, func(), error) {
+	clients := make([]*client.Client, wanted.connections)
+	sessions := make([]*client.Session, wanted.connections)
+	for i := range sessions {
+		connected, err := client.Dial(address)
+		if err != nil {
+			return nil, nil, err
+		}
+		clients[i] = connected
+		if sessions[i], err = connected.Session(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	durability := durabilityOf(wanted.level)
+	callers := spread(sessions, wanted.inFlight, func(session *client.Session, _ int) appender {
+		return &sessionCaller{session, durability}
+	})
+	return callers, func() {
+		for i, connected := range clients {
+			sessions[i].Close()
+			_ = connected.Close()
+		}
+	}, nil
+}
+
+func (c *sessionCaller) append(ctx context.Context, record []byte) error {
+	pending, err := c.session.Send(ctx, client.Batch{
+		Logs:       []client.LogBatch{{Log: "bench", Records: []client.Record{{Data: record}}}},
+		Durability: c.durability,
+	})
+	if err != nil {
+		return err
+	}
+	_, err = pending.Wait(ctx)
 	return err
 }
 

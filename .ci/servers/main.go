@@ -37,12 +37,13 @@ type load struct {
 
 // systems connect callers; the second result ends all of their connections.
 var systems = map[string]func(context.Context, string, load) ([]appender, func(), error){
-	"wald":       dialWald,
-	"redis":      dialRedis,
-	"postgresql": dialPostgres,
-	"nats":       dialNATS,
-	"etcd":       dialEtcd,
-	"s2-lite":    dialS2,
+	"wald":         dialWald,
+	"wald-session": dialWaldSession,
+	"redis":        dialRedis,
+	"postgresql":   dialPostgres,
+	"nats":         dialNATS,
+	"etcd":         dialEtcd,
+	"s2-lite":      dialS2,
 }
 
 // result is what one run came to.
