@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
@@ -17,6 +17,9 @@ use tokio::time::Sleep;
 
 use super::{Accepted, Load};
 use crate::admission::Share;
+
+/// So many bytes count as one step of a task, of which it has 128 in a turn.
+const UNIT_BYTES: usize = 1 << 10;
 
 /// How long a client may take to close after the server has.
 const LINGER: Duration = Duration::from_secs(1);
@@ -84,6 +87,15 @@ impl Conn {
     }
 }
 
+/// Takes what was written out of what the task may do in its turn: by the number of writes alone
+/// it could be megabytes, for which all others on the event loop wait.
+fn spend(written: usize, context: &mut Context<'_>) {
+    for _ in 0..written / UNIT_BYTES {
+        // Nothing left: the next write is for the next turn.
+        let _spent = pin!(tokio::task::coop::consume_budget()).poll(context);
+    }
+}
+
 impl AsyncRead for Conn {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -111,7 +123,9 @@ impl AsyncWrite for Conn {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.peer.go_on()?;
-        Pin::new(&mut self.socket).poll_write(context, bytes)
+        let written = ready!(Pin::new(&mut self.socket).poll_write(context, bytes))?;
+        spend(written, context);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_write_vectored(
@@ -120,7 +134,9 @@ impl AsyncWrite for Conn {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.peer.go_on()?;
-        Pin::new(&mut self.socket).poll_write_vectored(context, slices)
+        let written = ready!(Pin::new(&mut self.socket).poll_write_vectored(context, slices))?;
+        spend(written, context);
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -155,5 +171,60 @@ impl AsyncWrite for Conn {
             }
             ready!(read)?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::io::Read;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_sends_much_leaves_turns_to_others() {
+        const PIECE: usize = 16 << 10;
+        const TURN: usize = 128 * UNIT_BYTES + PIECE;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let all = 4 << 20;
+        let reader = std::thread::spawn(move || {
+            let mut read = vec![0; all];
+            client.read_exact(&mut read).unwrap();
+        });
+        let load = Load::new(&Arc::new(AtomicUsize::new(0)));
+        let permit = None;
+        let accepted = Accepted {
+            socket,
+            permit,
+            load,
+        };
+        let mut conn = Conn::new(accepted, None).unwrap();
+        let sender = tokio::spawn(async move {
+            let (mut sent, mut most) = (0, 0);
+            poll_fn(|context| {
+                let before = sent;
+                let polled = loop {
+                    let piece = PIECE.min(all - sent);
+                    if piece == 0 {
+                        break Poll::Ready(());
+                    }
+                    match Pin::new(&mut conn).poll_write(context, &[0; PIECE][..piece]) {
+                        Poll::Ready(written) => sent += written.unwrap(),
+                        Poll::Pending => break Poll::Pending,
+                    }
+                };
+                most = most.max(sent - before);
+                polled
+            })
+            .await;
+            most
+        });
+        let most = sender.await.unwrap();
+        assert!(most <= TURN, "{most} bytes in one turn");
+        reader.join().unwrap();
     }
 }

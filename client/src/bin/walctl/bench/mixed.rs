@@ -14,12 +14,16 @@ const IN_FLIGHT: usize = 16;
 const STRICT_P99: f64 = 1.5;
 const ASYNC_RATE: f64 = 0.8;
 
-fn specs(bench: &Bench) -> [Spec; 3] {
+/// Appends a second of each kind where they are paced, unless told otherwise: what both together
+/// leave half of two processors for.
+const PACE: f64 = 2_500.0;
+
+fn specs(bench: &Bench, rate: Option<f64>) -> [Spec; 3] {
     let in_flight = bench.args.in_flight.first().copied().unwrap_or(IN_FLIGHT);
     let base = Spec {
         in_flight,
         connections: bench.args.connections.div_ceil(2),
-        rate: bench.args.rate.first().copied(),
+        rate,
         ..bench.spec()
     };
     let prefix = &bench.args.prefix;
@@ -53,41 +57,53 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Closed loops, which take what there is of the processors from each other, and open ones at a
+/// pace that leaves some: then what is left is what the server makes them wait for.
 pub(super) fn entries(bench: &Bench) -> Result<Vec<Entry>> {
-    let [strict, relaxed, scan] = specs(bench);
-    let case = |name: &str, specs: &[&Spec]| Case {
-        name: name.to_owned(),
-        specs: specs.iter().map(|spec| (*spec).clone()).collect(),
+    let paces: &[(&str, Option<f64>)] = match bench.args.rate.first() {
+        Some(rate) => &[("", Some(*rate))],
+        None => &[("", None), (", paced", Some(PACE))],
     };
-    let cases = [
-        case("W11 strict alone", &[&strict]),
-        case("W11 async alone", &[&relaxed]),
-        case("W11 scan alone", &[&scan]),
-        case("W11 strict + async", &[&strict, &relaxed]),
-        case("W11 strict + async + scan", &[&strict, &relaxed, &scan]),
-    ];
+    let cases: Vec<Case> = paces
+        .iter()
+        .flat_map(|(suffix, rate)| cases(&specs(bench, *rate), suffix))
+        .collect();
     let rounds = bench.rounds(&cases, &bench.plan)?;
-    let [strict, relaxed, scan, ..] = rounds.as_slice() else {
-        return Ok(Vec::new());
-    };
-    let alone = [strict, relaxed, scan].map(Clone::clone);
+    let kinds = cases.len() / paces.len();
     Ok(cases
         .iter()
-        .zip(rounds)
-        .map(|(case, wald)| {
+        .zip(&rounds)
+        .enumerate()
+        .map(|(index, (case, wald))| {
+            let alone = &rounds[index - index % kinds..];
             let checks = match case.specs.len() {
                 1 => Vec::new(),
-                together => checks(&alone[..together], &wald),
+                together => checks(&alone[..together], wald),
             };
             Entry {
                 name: case.name.clone(),
-                wald,
+                wald: wald.clone(),
                 echo: None,
                 ratio: None,
                 checks,
             }
         })
         .collect())
+}
+
+/// Each alone, and then together.
+fn cases([strict, relaxed, scan]: &[Spec; 3], suffix: &str) -> Vec<Case> {
+    let case = |name: &str, specs: &[&Spec]| Case {
+        name: format!("W11 {name}{suffix}"),
+        specs: specs.iter().map(|spec| (*spec).clone()).collect(),
+    };
+    vec![
+        case("strict alone", &[strict]),
+        case("async alone", &[relaxed]),
+        case("scan alone", &[scan]),
+        case("strict + async", &[strict, relaxed]),
+        case("strict + async + scan", &[strict, relaxed, scan]),
+    ]
 }
 
 /// What is left together of what each had alone.
