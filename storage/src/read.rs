@@ -43,6 +43,9 @@ const SPAN_BYTES: u64 = 256 << 10;
 /// disk: each may lie in a frame of its own.
 const FEW_RECORDS: u32 = 16;
 
+/// So much of it is decompressed there, however little was stored.
+const SHORT_PLAIN_BYTES: u32 = 128 << 10;
+
 /// What was one frame of the journal, verified.
 struct Frame {
     first_lsn: Lsn,
@@ -84,6 +87,7 @@ fn read_frames(
     };
     let (mut start, mut buffer) = (first.position, Bytes::new());
     let mut frames = Vec::with_capacity(places.len());
+    let mut effort = Effort::within(reach);
     for place in places {
         let bad = |fault| Bad {
             place: *place,
@@ -103,7 +107,7 @@ fn read_frames(
             Err(fault) => return (frames, Some(bad(fault))),
         };
         if header.kind == Kind::Pack {
-            if let Err(bad) = unpack(&header, &buffer, from, wanted, &mut frames) {
+            if let Err(bad) = unpack(&header, &buffer, from, wanted, &mut effort, &mut frames) {
                 let position = bad.position;
                 let place = Place {
                     position: place.position,
@@ -122,7 +126,11 @@ fn read_frames(
             continue;
         }
         let bytes = buffer.get(from..).unwrap_or(&[]);
-        match plain_body(&header, bytes, &buffer, from) {
+        let stored = bytes.get(header.header_len as usize..).unwrap_or(&[]);
+        let body = effort
+            .spend(header.codec(), stored)
+            .and_then(|()| plain_body(&header, bytes, &buffer, from));
+        match body {
             Ok(body) => frames.push(Frame {
                 first_lsn: header.first_lsn,
                 count: header.count,
@@ -149,12 +157,35 @@ fn verified(
     expected.then_some(header).ok_or(Fault::Damaged)
 }
 
+/// How much may still be decompressed.
+struct Effort(Option<u32>);
+
+impl Effort {
+    /// On an event loop no more than what takes less than a flush.
+    fn within(reach: Reach) -> Self {
+        Self((reach == Reach::Cached).then_some(SHORT_PLAIN_BYTES))
+    }
+
+    /// # Errors
+    /// If that is more: who may wait does it.
+    fn spend(&mut self, codec: u8, stored: &[u8]) -> Result<(), Fault> {
+        let Some(left) = &mut self.0 else {
+            return Ok(());
+        };
+        *left = left
+            .checked_sub(compress::decompressed_len(codec, stored))
+            .ok_or_else(|| Fault::Io(reach::far()))?;
+        Ok(())
+    }
+}
+
 /// The wanted pieces of the pack at `from` in `buffer`, until one is bad.
 fn unpack(
     header: &Header,
     buffer: &Bytes,
     from: usize,
     wanted: Wanted,
+    effort: &mut Effort,
     frames: &mut Vec<Frame>,
 ) -> Result<(), Bad> {
     let place = Place {
@@ -176,7 +207,11 @@ fn unpack(
             continue;
         }
         let at = from + header.header_len as usize;
-        match piece_body(&piece, buffer, at) {
+        let stored = buffer.get(at + piece.offset as usize..).unwrap_or(&[]);
+        let body = effort
+            .spend(piece.codec, stored)
+            .and_then(|()| piece_body(&piece, buffer, at));
+        match body {
             Ok(body) => frames.push(Frame {
                 first_lsn: piece.first_lsn,
                 count: piece.count,

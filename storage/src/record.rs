@@ -54,7 +54,10 @@ impl Guard {
     /// What is as true once so many records were appended under this one; `None` if nothing
     /// of the kind is.
     fn after(mut self, records: u64) -> Option<Self> {
-        self.expected_lsn = self.expected_lsn.map(|lsn| lsn.advance(records));
+        if let Some(expected) = &mut self.expected_lsn {
+            // What a client expects may be anything.
+            *expected = Lsn::new(expected.get().checked_add(records)?);
+        }
         (!self.must_not_exist).then_some(self)
     }
 }
@@ -135,7 +138,17 @@ pub struct Batch {
     /// How many requests are part of this one behind the first: those that
     /// [`LogEngine::join`](crate::LogEngine::join) has put there. Each has a position of its own,
     /// one after the other from that of the batch on.
-    pub joined: u32,
+    pub(crate) joined: u32,
+}
+
+impl From<Vec<LogRecords>> for Batch {
+    /// Records of logs, without checks and cursors; not a plain append.
+    fn from(logs: Vec<LogRecords>) -> Self {
+        Self {
+            logs,
+            ..Self::default()
+        }
+    }
 }
 
 impl Batch {
@@ -150,18 +163,14 @@ impl Batch {
         alone && self.logs.len() == 1 && self.logs[0].producer.is_none()
     }
 
-    /// The records of this and of `next`, if both are of one log and nothing else, and what is
-    /// asked of the log before `next` is true whenever what is asked of it before this is.
-    pub(crate) fn records_to_join<'a>(
-        &'a mut self,
-        next: &'a Self,
-    ) -> Option<(&'a mut LogRecords, &'a LogRecords)> {
+    /// Whether this and `next` are both records of one log and nothing else, and what is asked of
+    /// the log before `next` is true whenever what is asked of it before this is.
+    pub(crate) fn leads_to(&self, next: &Self) -> bool {
         if !self.is_plain() || !next.is_plain() {
-            return None;
+            return false;
         }
-        let (first, next) = (&mut self.logs[0], &next.logs[0]);
-        let then = first.guard.after(first.records.len());
-        (first.log == next.log && then == Some(next.guard)).then_some((first, next))
+        let (first, next) = (&self.logs[0], &next.logs[0]);
+        first.log == next.log && first.guard.after(first.records.len()) == Some(next.guard)
     }
 }
 

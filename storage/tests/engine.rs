@@ -34,15 +34,12 @@ fn batch(log: &str, data: impl Into<Bytes>) -> Batch {
         ..Record::default()
     }];
     let log = LogName::new(log).unwrap();
-    Batch {
-        logs: vec![LogRecords {
-            log,
-            records: records.into(),
-            guard: Guard::default(),
-            producer: None,
-        }],
-        ..Batch::default()
-    }
+    Batch::from(vec![LogRecords {
+        log,
+        records: records.into(),
+        guard: Guard::default(),
+        producer: None,
+    }])
 }
 
 fn target(log: &str) -> LogTarget {

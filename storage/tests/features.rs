@@ -36,19 +36,16 @@ fn open(directory: &Path) -> Result<Arc<LocalEngine>, OpenError> {
 }
 
 fn append(engine: &LocalEngine, log: &str, bytes: usize) {
-    let batch = Batch {
-        logs: vec![LogRecords {
-            log: LogName::new(log).unwrap(),
-            records: vec![Record {
-                data: vec![7; bytes].into(),
-                ..Record::default()
-            }]
-            .into(),
-            guard: Guard::default(),
-            producer: None,
-        }],
-        ..Batch::default()
-    };
+    let batch = Batch::from(vec![LogRecords {
+        log: LogName::new(log).unwrap(),
+        records: vec![Record {
+            data: vec![7; bytes].into(),
+            ..Record::default()
+        }]
+        .into(),
+        guard: Guard::default(),
+        producer: None,
+    }]);
     let ticket = engine.submit(None, batch, Some(Durability::Durable));
     ticket.wait().unwrap();
 }

@@ -48,16 +48,13 @@ pub(crate) fn append(
             .map(record)
             .collect(),
     };
-    let batch = Batch {
-        logs: vec![LogRecords {
-            log,
-            records,
-            guard,
-            producer,
-        }],
-        single: true,
-        ..Batch::default()
-    };
+    let mut batch = Batch::from(vec![LogRecords {
+        log,
+        records,
+        guard,
+        producer,
+    }]);
+    batch.single = true;
     Ok((batch, durability))
 }
 
@@ -79,13 +76,9 @@ pub(crate) fn append_batch(
         limits.check_number(what, count).map_err(invalid)?;
     }
     let durability = durability(parts.durability)?;
-    let mut batch = Batch {
-        logs: Vec::with_capacity(parts.batches.len()),
-        checks: Vec::with_capacity(parts.checks.len()),
-        cursors: Vec::with_capacity(parts.cursors.len()),
-        single: false,
-        joined: 0,
-    };
+    let mut batch = Batch::from(Vec::with_capacity(parts.batches.len()));
+    batch.checks.reserve(parts.checks.len());
+    batch.cursors.reserve(parts.cursors.len());
     let mut records = 0;
     for (index, range) in parts.batches.iter().enumerate() {
         let part = message.slice(range.clone());

@@ -44,7 +44,8 @@ use crate::status::{self, Access};
 use crate::transport::Peer;
 use crate::wakes;
 
-/// Pieces of acks that are ready and not taken by the transport; the window bounds their bytes.
+/// Pieces of acks that wait, and as many that the transport has taken and not sent; the window
+/// bounds their bytes.
 const ACKS: usize = 256;
 
 /// Requests that are taken in, if there are as many, before anything else is looked at.

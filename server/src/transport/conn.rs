@@ -92,7 +92,12 @@ impl Conn {
 fn spend(written: usize, context: &mut Context<'_>) {
     for _ in 0..written / UNIT_BYTES {
         // Nothing left: the next write is for the next turn.
-        let _spent = pin!(tokio::task::coop::consume_budget()).poll(context);
+        if pin!(tokio::task::coop::consume_budget())
+            .poll(context)
+            .is_pending()
+        {
+            return;
+        }
     }
 }
 

@@ -40,6 +40,15 @@ pub(crate) fn compress(body: &[u8], how: Compression) -> Option<(u8, Vec<u8>)> {
     (out.len() < body.len()).then_some((codec, out))
 }
 
+/// How many bytes decompressing makes; none of what is stored plain. Not verified: what is stored
+/// may say anything.
+pub(crate) fn decompressed_len(codec: u8, stored: &[u8]) -> u32 {
+    match stored.first_chunk::<4>() {
+        Some(size) if codec != PLAIN => u32::from_le_bytes(*size),
+        _ => 0,
+    }
+}
+
 /// The plain body, or `None` if this is not what [`compress`] made, or of a codec that
 /// this build does not have.
 pub(crate) fn decompress(codec: u8, stored: &[u8]) -> Option<Cow<'_, [u8]>> {

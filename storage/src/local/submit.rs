@@ -47,6 +47,10 @@ pub(crate) fn validate(
         }
         count += records.records.len();
         bytes += records.records.stored_bytes();
+        if batch.joined > 0 {
+            // They were looked at when they were joined.
+            continue;
+        }
         let small = records.records.largest() <= u64::from(limits.max_record_bytes);
         if small && !records.records.have_headers() && !records.records.have_times() {
             continue;
@@ -66,7 +70,8 @@ pub(crate) fn validate(
     }
     // Checksums last: they cost the most.
     for records in &batch.logs {
-        let sent = records.records.have_checksums().then_some(&records.records);
+        let unseen = batch.joined == 0 && records.records.have_checksums();
+        let sent = unseen.then_some(&records.records);
         for (index, record) in sent.into_iter().flat_map(Records::iter).enumerate() {
             check_sum(&records.log, index, &record)?;
         }
@@ -88,16 +93,20 @@ pub(crate) fn join(
     now: Timestamp,
     max_future_micros: i64,
 ) -> bool {
-    let joined = batch.requests() + next.requests();
-    let Some((first, more)) = batch.records_to_join(next) else {
+    if !batch.leads_to(next) {
         return false;
-    };
-    let (first, more) = (&mut first.records, &more.records);
+    }
+    let joined = batch.requests() + next.requests();
+    let is_wrong = |batch| validate(batch, limits, now, max_future_micros).is_err();
+    // Each as it comes, the first when something is put behind it.
+    if (batch.joined == 0 && is_wrong(batch)) || is_wrong(next) {
+        return false;
+    }
+    let (first, more) = (&mut batch.logs[0].records, &next.logs[0].records);
     let stored = first.stored_bytes() + more.stored_bytes();
     if u64::from(joined) > MOST_JOINED
         || first.len() + more.len() > u64::from(limits.max_batch_records)
         || stored > JOINED_BYTES.min(limits.max_batch_bytes.into())
-        || validate(next, limits, now, max_future_micros).is_err()
     {
         return false;
     }

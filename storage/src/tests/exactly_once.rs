@@ -491,6 +491,10 @@ fn requests_are_joined_only_if_nobody_can_tell() {
         (of("a", &plain), of("a", &|batch| batch.single = true)),
         (of("a", &plain), batch(&[("a", &[b"x"]), ("b", &[b"x"])])),
         (of("a", &plain), batch(&[("a", &[])])),
+        (batch(&[("a", &[])]), of("a", &plain)),
+        (of("a", &too_large), of("a", &plain)),
+        (of("a", &expected(u64::MAX)), of("a", &expected(0))),
+        (of("a", &expected(u64::MAX)), of("b", &plain)),
     ] {
         assert!(
             join(first.clone(), next.clone()).is_none(),

@@ -8,6 +8,7 @@ use crate::engine::LogEngine;
 use crate::ids::Position;
 use crate::journal::recent::RECENT_BYTES;
 use crate::local::LocalEngine;
+use crate::record::{Compression, LogConfig};
 
 /// Zeros all frames of all files, as if nothing had ever been written.
 fn empty_files(disk: &SimDisk) {
@@ -262,6 +263,41 @@ fn what_the_system_has_in_memory_is_read_at_once_if_nothing_else_needs_the_disk(
     assert!(fixture.core.damages.is_empty());
     let damaged = read::page(&fixture.core, &first, Reach::Disk);
     assert!(matches!(damaged, Err(ReadError::Quarantined { .. })));
+}
+
+#[test]
+fn what_takes_long_to_decompress_is_for_a_reader_thread_however_little_was_stored() {
+    let config = StorageConfig {
+        segment_bytes: 4 << 20,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    let config = LogConfig {
+        compression: Some(Compression::Lz4),
+        ..LogConfig::default()
+    };
+    let created = fixture
+        .core
+        .create_in_turn(LogName::new("a").unwrap(), config);
+    fixture.core.turn();
+    crate::ticket::block_on(created).unwrap();
+    for bytes in [100 << 10, 300 << 10, 100 << 10, 100 << 10] {
+        fixture.append("a", &vec![7; bytes]).unwrap();
+    }
+    fixture.core.journal.recent.clear();
+    let records = |lsn, max_records| {
+        let request = ReadRequest {
+            max_records,
+            ..read_request("a", ReadStart::Lsn(Lsn::new(lsn)))
+        };
+        let page = near(&fixture.core, &request)?;
+        Some(page.next_lsn.get() - lsn)
+    };
+    assert_eq!(records(0, 1), Some(1));
+    assert_eq!(records(1, 1), None);
+    // Of two the first is given.
+    assert_eq!(records(2, 2), Some(1));
+    assert_eq!(records(3, 1), Some(1));
 }
 
 #[test]

@@ -71,19 +71,16 @@ fn sent(log: &str, producer: &str, epoch: u64, sequence: u64) -> Batch {
             ..Record::default()
         })
         .collect();
-    Batch {
-        logs: vec![LogRecords {
-            log: LogName::new(log).unwrap(),
-            records,
-            guard: Guard::default(),
-            producer: Some(Producer {
-                id: Name::new(producer).unwrap(),
-                epoch,
-                sequence,
-            }),
-        }],
-        ..Batch::default()
-    }
+    Batch::from(vec![LogRecords {
+        log: LogName::new(log).unwrap(),
+        records,
+        guard: Guard::default(),
+        producer: Some(Producer {
+            id: Name::new(producer).unwrap(),
+            epoch,
+            sequence,
+        }),
+    }])
 }
 
 /// Every golden directory: what it is called, and where its archive is.
@@ -130,18 +127,15 @@ fn kept(archive: &Path) -> Value {
 /// number of records that were appended to each.
 fn append_to_all(engine: &LocalEngine, logs: &serde_json::Map<String, Value>) -> Vec<u64> {
     let append = |(log, told): (&String, &Value)| {
-        let batch = Batch {
-            logs: vec![LogRecords {
-                log: LogName::new(log).unwrap(),
-                records: vec![Record::default()].into(),
-                guard: Guard {
-                    writer_epoch: told["writer_epoch"].as_u64().filter(|epoch| *epoch > 0),
-                    ..Guard::default()
-                },
-                producer: None,
-            }],
-            ..Batch::default()
-        };
+        let batch = Batch::from(vec![LogRecords {
+            log: LogName::new(log).unwrap(),
+            records: vec![Record::default()].into(),
+            guard: Guard {
+                writer_epoch: told["writer_epoch"].as_u64().filter(|epoch| *epoch > 0),
+                ..Guard::default()
+            },
+            producer: None,
+        }]);
         let ticket = engine.submit(None, batch, Some(Durability::Durable));
         match (ticket.wait(), told["tail_proven"].as_bool().unwrap()) {
             (Ok(appended), true) => {

@@ -119,10 +119,7 @@ impl Store {
             let words: Vec<String> = (0..=number % 4)
                 .map(|index| format!("{log} {number} {index} ").repeat(60))
                 .collect();
-            self.submit(Batch {
-                logs: vec![records(log, &words, epochs[number % 3])],
-                ..Batch::default()
-            });
+            self.submit(Batch::from(vec![records(log, &words, epochs[number % 3])]));
         }
     }
 
@@ -147,10 +144,7 @@ impl Store {
         create("again", LogConfig::default());
         let words = vec!["the same words again and again, ".repeat(200); 3];
         for log in ["packed", "gone", "again", "modes/manual"] {
-            self.submit(Batch {
-                logs: vec![records(log, &words, None)],
-                ..Batch::default()
-            });
+            self.submit(Batch::from(vec![records(log, &words, None)]));
         }
         for sequence in 0..20 {
             for (log, producer, epoch) in [("payments", "p-1", 1), ("payments", "p-2", 3)] {
@@ -186,11 +180,9 @@ impl Store {
             expected_lsn: None,
             log_id: None,
         };
-        self.submit(Batch {
-            logs: vec![special, records("packed", &words, None)],
-            cursors: vec![cursor("payments", "billing", 5)],
-            ..Batch::default()
-        });
+        let mut batch = Batch::from(vec![special, records("packed", &words, None)]);
+        batch.cursors.push(cursor("payments", "billing", 5));
+        self.submit(batch);
         block_on(engine.commit_cursor(cursor("orders", "billing", 1))).unwrap();
         block_on(engine.commit_cursor(cursor("orders", "audit", 2))).unwrap();
         block_on(engine.delete_cursor(target("orders"), Name::new("audit").unwrap())).unwrap();
@@ -209,10 +201,7 @@ impl Store {
         block_on(engine.delete_log(target("gone"))).unwrap();
         block_on(engine.delete_log(target("again"))).unwrap();
         create("again", LogConfig::default());
-        self.submit(Batch {
-            logs: vec![records("again", &words[..1], None)],
-            ..Batch::default()
-        });
+        self.submit(Batch::from(vec![records("again", &words[..1], None)]));
     }
 
     /// Ends the run cleanly.
@@ -470,12 +459,11 @@ fn damaged(into: &Path) {
     store.fill(70, [None; 3]);
     let before = store.killed();
     let words = ["one of three".to_owned()];
-    store.submit(Batch {
-        logs: ["orders", "payments", "new"]
+    store.submit(Batch::from(
+        ["orders", "payments", "new"]
             .map(|log| records(log, &words, None))
-            .into(),
-        ..Batch::default()
-    });
+            .to_vec(),
+    ));
     let torn = store.killed();
     let last = used(torn.path()).pop().unwrap();
     // Of the frames of the newest batch the last one did not reach the device.

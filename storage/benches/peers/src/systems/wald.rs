@@ -250,11 +250,8 @@ impl Store for Wald {
             tails.extend_from_slice(&tail.to_le_bytes());
         }
         // One journal: the flush of this covers all that came before it, in every log.
-        let batch = Batch {
-            single: true,
-            logs: vec![records(&self.checkpoints, &[Bytes::from(tails)])],
-            ..Batch::default()
-        };
+        let mut batch = Batch::from(vec![records(&self.checkpoints, &[Bytes::from(tails)])]);
+        batch.single = true;
         let ticket = self.engine.submit(None, batch, Some(Durability::Durable));
         ticket.wait()?;
         Ok(())
@@ -295,11 +292,8 @@ impl WaldWriter<'_> {
         while !self.under_way.is_empty() && self.bytes + bytes > IN_FLIGHT_BYTES {
             self.take()?;
         }
-        let batch = Batch {
-            single: logs.len() == 1 && logs[0].records.len() == 1,
-            logs,
-            ..Batch::default()
-        };
+        let mut batch = Batch::from(logs);
+        batch.single = batch.logs.len() == 1 && batch.logs[0].records.len() == 1;
         let ticket = self
             .store
             .engine
