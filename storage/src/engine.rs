@@ -520,9 +520,10 @@ pub trait LogEngine: Send + Sync + 'static {
     ) -> Ticket;
 
     /// Puts `next` behind `batch`, so that they are submitted as one, if nobody can tell: both are
-    /// nothing but records of one log, and what could be wrong with `next` alone is not. Both must
-    /// be of one session, in this order, and ask for one durability. They are applied together or
-    /// not at all; what `batch` is refused for was to be said of its first request.
+    /// nothing but records of one log, neither is wrong by itself, and what is asked of the log
+    /// before `next` follows from what is asked before `batch`. Both must be of one session, in this
+    /// order, and ask for one durability. They are applied together or not at all; what they are
+    /// refused for is the first one's.
     ///
     /// # Errors
     /// Gives `next` back where that is not so.

@@ -103,7 +103,7 @@ pub(crate) struct Submission {
     pub(crate) answer: Answer,
     /// Bytes taken from the budget, given back by the answer.
     pub(crate) cost: u64,
-    /// How many requests it is, of which the last came in then.
+    /// How many requests it is: more than one if they were joined.
     pub(crate) requests: u32,
     pub(crate) submitted: Instant,
     /// What it is refused with if something before it was.

@@ -40,8 +40,8 @@ pub(crate) fn compress(body: &[u8], how: Compression) -> Option<(u8, Vec<u8>)> {
     (out.len() < body.len()).then_some((codec, out))
 }
 
-/// How many bytes decompressing makes; none of what is stored plain. Not verified: what is stored
-/// may say anything.
+/// How many bytes decompressing makes, by what is stored, which may say anything; 0 where that
+/// is plain.
 pub(crate) fn decompressed_len(codec: u8, stored: &[u8]) -> u32 {
     match stored.first_chunk::<4>() {
         Some(size) if codec != PLAIN => u32::from_le_bytes(*size),
