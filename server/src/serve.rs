@@ -15,7 +15,6 @@ use tokio::time::{Instant, timeout_at};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use wald_proto::echo::echo_service_server::EchoServiceServer;
-use wald_proto::stored::wal_service_server::WalServiceServer;
 use wald_proto::v1;
 use wald_storage::{Clock, LogEngine, RecoveryReport, SystemClock};
 
@@ -254,9 +253,8 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     let services = || Services(Arc::clone(node));
     let decode = usize::try_from(largest_message(config)?).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
-    let wal = WalServiceServer::new(services()).max_decoding_message_size(decode);
     let mut routes = Routes::default();
-    routes.add(Direct(wal));
+    routes.add(Direct::new(services(), decode));
     routes.add(v1::log_service_server::LogServiceServer::new(services()));
     routes.add(v1::cursor_service_server::CursorServiceServer::new(
         services(),

@@ -239,17 +239,17 @@ pub(crate) fn in_session(status: &Status, request_id: u64) -> Status {
     Status::with_error_details(status.code(), status.message(), details)
 }
 
-/// A message of a session that is longer than any request may be.
-pub(crate) fn message_too_large(bytes: u64, most: u64) -> Status {
+/// A message that is longer than any request may be.
+pub(crate) fn message_too_large(bytes: u64, most: u64, access: Access) -> Status {
     Failure::new(
         Code::InvalidArgument,
         "REQUEST_TOO_LARGE",
-        format!("a message of the session has {bytes} bytes; at most {most} are read"),
+        format!("the request has {bytes} bytes; at most {most} are read"),
     )
     .fact("bytes", bytes)
     .fact("limit_bytes", most)
-    .field("batch")
-    .refused(Retry::Never)
+    .field("request")
+    .refused_if_write(access, Retry::Never)
     .status()
 }
 

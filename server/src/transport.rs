@@ -39,7 +39,7 @@ use crate::wakes;
 use conn::Conn;
 pub(crate) use conn::Peer;
 use routes::ConnectionCalls;
-pub(crate) use routes::{Calls, Routes};
+pub(crate) use routes::{Calls, HttpAnswer, HttpResult, Routes, Serve};
 
 /// After a failed accept (usually: out of file descriptors) trying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

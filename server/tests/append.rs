@@ -163,6 +163,25 @@ async fn too_large_is_said_by_wald_and_not_by_the_transport() {
         .await
         .unwrap_err();
     assert_eq!(Told::of(&refused).reason, "REQUEST_TOO_LARGE");
+    // So large that they are not even decoded; and a connection outlives as many as one likes.
+    let megabyte = "x".repeat(1 << 20);
+    for _ in 0..200 {
+        let one = wal.append(append("a", &megabyte)).await.unwrap_err();
+        let batch = v1::AppendBatchRequest {
+            batches: vec![part("a", &[&megabyte])],
+            ..v1::AppendBatchRequest::default()
+        };
+        let batch = wal.append_batch(batch).await.unwrap_err();
+        for refused in [one, batch] {
+            let told = Told::of(&refused);
+            assert_eq!(
+                (told.code, told.reason.as_str()),
+                (Code::InvalidArgument, "REQUEST_TOO_LARGE")
+            );
+            assert_eq!(told.fact("outcome"), "NOT_APPLIED");
+        }
+    }
+    wal.append(append("a", "x")).await.unwrap();
 }
 
 /// How often the threads that commit went to sleep.

@@ -26,7 +26,7 @@ use tokio::time::Sleep;
 use tonic::Status;
 
 use super::{Admission, PREFIX_BYTES, REQUEST_OVERHEAD, Share};
-use crate::status;
+use crate::status::{self, Access};
 
 /// When to look again whether other connections have left room: their acks wake nobody
 /// here.
@@ -203,7 +203,7 @@ impl SessionBody {
         let length = u64::from((&self.held[1..PREFIX_BYTES]).get_u32());
         let most = self.window.0.admission.largest_message;
         if length > most {
-            return Poll::Ready(Err(status::message_too_large(length, most)));
+            return Poll::Ready(Err(status::message_too_large(length, most, Access::Write)));
         }
         loop {
             // Before the look, so that no ack between the two is missed.

@@ -19,6 +19,7 @@ use prometheus::{Error, Histogram, IntCounter, IntCounterVec, Opts};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use tokio::time::Sleep;
+use tonic::Status;
 use tracing::Span;
 
 use super::Maker;
@@ -257,7 +258,7 @@ impl Call {
 
     /// Takes the code from a head (a call that failed at once) or from trailers.
     fn count_if_told(&mut self, headers: &HeaderMap) {
-        if let Some(code) = headers.get("grpc-status") {
+        if let Some(code) = headers.get(Status::GRPC_STATUS) {
             let code = code.to_str().ok().and_then(|code| code.parse().ok());
             self.count(code.unwrap_or(UNKNOWN));
         }

@@ -1,51 +1,44 @@
-//! Streams whose messages leave from where they lie.
+//! The RPCs that are called most, without tonic's streams of messages around them.
 //!
-//! tonic's own body copies every message into a buffer of the call before it is sent. A
-//! scan's messages are what is stored, and what many follow is the same for all of them:
-//! here their pieces go to the connection as they are. The acks of a session are put together
-//! in one piece where they are made.
+//! **Unary calls** ([`mod@unary`]): tonic makes a stream of the request and another of the answer,
+//! each with buffers, boxes and states of its own. Here the one message is taken from the body as
+//! it came, and the answer is a body of one message.
 //!
-//! tonic sees an empty answer with the stream beside it, and [`Direct`], around the service,
-//! puts the stream in the body's place. What comes before the first message (metadata,
-//! refusals) is tonic's as ever.
+//! **Streams** leave from where they lie: tonic's own body copies every message into a buffer of
+//! the call before it is sent. A scan's messages are what is stored, and what many follow is the
+//! same for all of them: here their pieces go to the connection as they are. The acks of a
+//! session are put together in one piece where they are made. tonic sees an empty answer with the
+//! stream beside it, which takes the body's place on the way out. What comes before the first
+//! message (metadata, refusals) is tonic's as ever.
 
-use std::convert::Infallible;
-use std::pin::Pin;
+mod framed;
+mod unary;
+
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
-use bytes::{BufMut as _, Bytes, BytesMut};
-use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::future::FutureExt as _;
 use futures_util::stream;
-use http::HeaderMap;
-use http_body::{Body, Frame};
+use http::Request;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 use tonic::server::NamedService;
 use tonic::{Response, Status};
-use tower::Service;
-use wald_proto::codec::{Encode, Encoded};
+use tower::Service as _;
+use wald_proto::codec::Encoded;
+use wald_proto::stored::wal_service_server::WalServiceServer;
 
-use super::{Answer, Answers};
-
-/// The RPCs that answer so.
-const DIRECT: [&str; 2] = [
-    "/wald.v1.WalService/AppendSession",
-    "/wald.v1.WalService/Scan",
-];
-
-/// Pieces below this are gathered. They may be a small part of what they lie in, a group of
-/// appends or a buffer, and as long as a message is on its way it holds that.
-const LARGE: usize = 64 << 10;
-
-/// In front of a message: whether it is compressed, and its length.
-const PREFIX_BYTES: usize = 5;
+use super::{Answer, Answers, Services, append, read};
+use crate::admission::RequestBody;
+use crate::status::Access;
+use crate::transport::{HttpAnswer, HttpResult, Serve};
+pub(super) use framed::Framed;
+use framed::Messages;
+use unary::unary;
 
 /// The stream of an answer, on its way from the RPC to the body.
 #[derive(Clone)]
 struct Beside(Arc<Mutex<Option<Answers<Framed>>>>);
 
-/// An answer for [`Direct`] to send.
+/// An answer whose messages are to leave directly.
 pub(super) fn answer(messages: Answers<Framed>) -> Answer<Answers<Encoded>> {
     let unserved = async { Err(Status::internal("nobody sends these messages")) };
     let mut response: Response<Answers<Encoded>> = Response::new(Box::pin(stream::once(unserved)));
@@ -54,44 +47,67 @@ pub(super) fn answer(messages: Answers<Framed>) -> Answer<Answers<Encoded>> {
     Ok(response)
 }
 
-/// Around a service some of whose answers are to leave directly.
-#[derive(Debug, Clone)]
-pub(crate) struct Direct<S>(pub(crate) S);
-
-impl<S: NamedService> NamedService for Direct<S> {
-    const NAME: &'static str = S::NAME;
+/// `WalService`: its calls go directly, or through tonic.
+pub(crate) struct Direct {
+    services: Services,
+    through_tonic: WalServiceServer<Services>,
+    /// Bytes of a message that is still decoded.
+    largest: usize,
 }
 
-type HttpAnswer = Result<http::Response<tonic::body::Body>, Infallible>;
-
-impl<S, B> Service<http::Request<B>> for Direct<S>
-where
-    S: Service<
-            http::Request<B>,
-            Response = http::Response<tonic::body::Body>,
-            Error = Infallible,
-            Future = BoxFuture<'static, HttpAnswer>,
-        >,
-{
-    type Response = S::Response;
-    type Error = Infallible;
-    type Future = S::Future;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let direct = DIRECT.contains(&request.uri().path());
-        let answer = self.0.call(request);
-        match direct {
-            true => answer.map(with_its_stream).boxed(),
-            false => answer,
+impl Direct {
+    /// Serves these; a message of more than `largest` bytes is not decoded.
+    pub(crate) fn new(services: Services, largest: usize) -> Self {
+        Self {
+            through_tonic: WalServiceServer::new(services.clone())
+                .max_decoding_message_size(largest),
+            services,
+            largest,
         }
     }
 }
 
-fn with_its_stream(answer: HttpAnswer) -> HttpAnswer {
+impl NamedService for Direct {
+    const NAME: &'static str = WalServiceServer::<Services>::NAME;
+}
+
+impl Serve for Direct {
+    fn serve(&self, request: Request<RequestBody>) -> HttpAnswer {
+        let through_tonic = |request| self.through_tonic.clone().call(request);
+        // tonic refuses what is compressed.
+        if request.headers().contains_key("grpc-encoding") {
+            return through_tonic(request);
+        }
+        let node = Arc::clone(&self.services.0);
+        let largest = self.largest;
+        match request.uri().path() {
+            "/wald.v1.WalService/Append" => Box::pin(unary(
+                request,
+                Access::Write,
+                largest,
+                async move |request| append::append(&node, request).await,
+            )),
+            "/wald.v1.WalService/AppendBatch" => Box::pin(unary(
+                request,
+                Access::Write,
+                largest,
+                async move |request| append::append_batch(&node, request).await,
+            )),
+            "/wald.v1.WalService/Read" => Box::pin(unary(
+                request,
+                Access::Read,
+                largest,
+                async move |request| read::read(&node, request).await,
+            )),
+            "/wald.v1.WalService/AppendSession" | "/wald.v1.WalService/Scan" => {
+                through_tonic(request).map(with_its_stream).boxed()
+            }
+            _ => through_tonic(request),
+        }
+    }
+}
+
+fn with_its_stream(answer: HttpResult) -> HttpResult {
     let mut response = answer?;
     let beside = response.extensions_mut().remove::<Beside>();
     let stream = beside.and_then(|Beside(stream)| stream.lock().take());
@@ -99,224 +115,4 @@ fn with_its_stream(answer: HttpAnswer) -> HttpAnswer {
         Some(stream) => response.map(|_| tonic::body::Body::new(Messages::new(stream))),
         None => response,
     })
-}
-
-/// A body: messages in pieces, and the status at the end.
-struct Messages {
-    /// `None`: it has ended, and its status was told.
-    stream: Option<Answers<Framed>>,
-    /// Of the message that is being sent.
-    pieces: smallvec::IntoIter<Pieces>,
-}
-
-impl Messages {
-    fn new(stream: Answers<Framed>) -> Self {
-        Self {
-            stream: Some(stream),
-            pieces: SmallVec::new().into_iter(),
-        }
-    }
-}
-
-/// Never fails: what fails is told as a status.
-impl Body for Messages {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        loop {
-            if let Some(piece) = self.pieces.next() {
-                return Poll::Ready(Some(Ok(Frame::data(piece))));
-            }
-            let Some(stream) = &mut self.stream else {
-                return Poll::Ready(None);
-            };
-            let status = match ready!(stream.as_mut().poll_next(context)) {
-                Some(Ok(Framed(pieces))) => {
-                    self.pieces = pieces.into_iter();
-                    continue;
-                }
-                Some(Err(status)) => status,
-                None => Status::ok(""),
-            };
-            // What the stream holds is not needed any more.
-            self.stream = None;
-            let mut trailers = HeaderMap::new();
-            let told = status.add_header(&mut trailers);
-            return Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))));
-        }
-    }
-}
-
-type Pieces = [Bytes; 2];
-
-/// A message as gRPC sends it, small pieces gathered; or several small ones.
-#[derive(Debug)]
-pub(super) struct Framed(SmallVec<Pieces>);
-
-impl Framed {
-    /// # Errors
-    /// If it is larger than gRPC can say.
-    pub(super) fn new(message: Encoded) -> Result<Self, Status> {
-        let mut pieces = SmallVec::new();
-        let mut small = prefix(message.length(), message.length().min(LARGE))?;
-        for piece in message.into_pieces() {
-            if piece.len() < LARGE {
-                small.extend_from_slice(&piece);
-            } else {
-                if !small.is_empty() {
-                    pieces.push(std::mem::take(&mut small).freeze());
-                }
-                pieces.push(piece);
-            }
-        }
-        if !small.is_empty() {
-            pieces.push(small.freeze());
-        }
-        Ok(Self(pieces))
-    }
-
-    /// Small messages, one after another.
-    ///
-    /// # Errors
-    /// If one is larger than gRPC can say.
-    pub(super) fn together<M: Encode>(
-        messages: impl ExactSizeIterator<Item = M>,
-    ) -> Result<Self, Status> {
-        let count = messages.len();
-        let mut together = BytesMut::new();
-        for message in messages {
-            let length = PREFIX_BYTES + message.length();
-            if together.is_empty() {
-                // The others are as long, or nearly.
-                together.reserve(count * (length + PREFIX_BYTES));
-            }
-            together.reserve(length);
-            put_prefix(message.length(), &mut together)?;
-            message.put(&mut together);
-        }
-        let pieces = [together.freeze()].into_iter();
-        Ok(Self(pieces.filter(|piece| !piece.is_empty()).collect()))
-    }
-
-    /// Goes on with these in the same piece, if that is the only one and takes no more than `most`
-    /// bytes then.
-    pub(super) fn join(&mut self, next: &Self, most: usize) -> bool {
-        let ([piece], [more]) = (self.0.as_mut_slice(), next.0.as_slice()) else {
-            return false;
-        };
-        if piece.len() + more.len() > most {
-            return false;
-        }
-        let mut joined = BytesMut::from(std::mem::take(piece));
-        joined.extend_from_slice(more);
-        *piece = joined.freeze();
-        true
-    }
-
-    /// A message of two parts, of which the second is others' too.
-    ///
-    /// # Errors
-    /// If it is larger than gRPC can say.
-    pub(super) fn sharing(own: Encoded, shared: Bytes) -> Result<Self, Status> {
-        let mut first = prefix(own.length() + shared.len(), own.length())?;
-        own.put(&mut first);
-        Ok(Self(SmallVec::from_buf([first.freeze(), shared])))
-    }
-}
-
-/// What stands in front of a message of that length, with room for so many bytes of it.
-fn prefix(length: usize, room: usize) -> Result<BytesMut, Status> {
-    let mut prefix = BytesMut::with_capacity(PREFIX_BYTES + room);
-    put_prefix(length, &mut prefix)?;
-    Ok(prefix)
-}
-
-fn put_prefix(length: usize, out: &mut BytesMut) -> Result<(), Status> {
-    let length = u32::try_from(length)
-        .map_err(|_| Status::out_of_range("a message is larger than 4 GiB"))?;
-    out.put_u8(0);
-    out.put_u32(length);
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::future::poll_fn;
-    use std::pin::pin;
-
-    use super::*;
-
-    fn encoded(pieces: &[usize]) -> Encoded {
-        let mut message = Encoded::default();
-        for (number, length) in pieces.iter().enumerate() {
-            message.push(vec![u8::try_from(number).unwrap(); *length]);
-        }
-        message
-    }
-
-    #[test]
-    fn small_pieces_are_gathered_and_large_ones_are_not_copied() {
-        let large = Bytes::from(vec![9; LARGE]);
-        let mut message = encoded(&[1, 2]);
-        message.push(large.clone());
-        message.push(vec![3; 4]);
-        let Framed(pieces) = Framed::new(message).unwrap();
-        let length = u8::try_from(LARGE >> 16).unwrap();
-        assert_eq!(pieces[0][..], [0, 0, length, 0, 7, 0, 1, 1]);
-        assert_eq!(pieces[1].as_ptr(), large.as_ptr());
-        assert_eq!(pieces[2][..], [3; 4]);
-        let Framed(empty) = Framed::new(Encoded::default()).unwrap();
-        assert_eq!(empty.concat(), [0; 5]);
-    }
-
-    #[test]
-    fn what_is_shared_is_not_copied_whatever_its_size() {
-        let shared = Bytes::from(vec![9; 3]);
-        let Framed(pieces) = Framed::sharing(encoded(&[0, 2]), shared.clone()).unwrap();
-        assert_eq!(pieces[0][..], [0, 0, 0, 0, 5, 1, 1]);
-        assert_eq!(pieces[1].as_ptr(), shared.as_ptr());
-    }
-
-    #[test]
-    fn small_messages_leave_in_one_piece() {
-        let messages = [encoded(&[2]), encoded(&[]), encoded(&[0, 300])];
-        let mut alone = Vec::new();
-        for message in messages.clone() {
-            alone.extend(Framed::new(message).unwrap().0.concat());
-        }
-        let Framed(together) = Framed::together(messages.into_iter()).unwrap();
-        assert_eq!(together.len(), 1);
-        assert_eq!(together[0], alone);
-        let message = || Framed::new(encoded(&[3, 4])).unwrap();
-        let mut joined = message();
-        assert!(joined.join(&message(), 24));
-        assert_eq!(joined.0.concat(), message().0.concat().repeat(2));
-        assert_eq!(joined.0.len(), 1);
-        assert!(!joined.join(&message(), 35));
-        let Framed(none) = Framed::together(Vec::<Encoded>::new().into_iter()).unwrap();
-        assert!(none.is_empty());
-    }
-
-    #[tokio::test]
-    async fn body_ends_with_its_status() {
-        let good = || Framed::new(encoded(&[3]));
-        for (end, code) in [(None, "0"), (Some(Status::data_loss("bad")), "15")] {
-            let messages = [good(), good()].into_iter().chain(end.map(Err));
-            let stream: Answers<Framed> = Box::pin(stream::iter(messages.collect::<Vec<_>>()));
-            let mut body = pin!(Messages::new(stream));
-            let (mut bytes, mut trailers) = (Vec::new(), None);
-            while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
-                let frame = frame.unwrap();
-                assert!(trailers.is_none(), "nothing comes after the trailers");
-                trailers = frame.trailers_ref().cloned();
-                bytes.extend(frame.into_data().unwrap_or_default());
-            }
-            assert_eq!(bytes, [0, 0, 0, 0, 3, 0, 0, 0].repeat(2));
-            assert_eq!(trailers.unwrap()["grpc-status"], code);
-        }
-    }
 }

@@ -23,7 +23,8 @@ pub(super) async fn read(
     let page = loop {
         let page = page(node, store, &domain).await?;
         if !page.batches.is_empty()
-            || !wait_for_more(node, store, &mut domain, &page, until).await?
+            // Boxed: most calls do not wait, and are smaller without it.
+            || !Box::pin(wait_for_more(node, store, &mut domain, &page, until)).await?
         {
             break page;
         }

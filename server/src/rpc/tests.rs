@@ -10,7 +10,6 @@ use tonic_types::StatusExt as _;
 use v1::cursor_service_client::CursorServiceClient;
 use v1::log_service_client::LogServiceClient;
 use v1::wal_service_client::WalServiceClient;
-use wald_proto::stored::wal_service_server::WalServiceServer;
 use wald_storage::{LocalEngine, SimDisk, StorageConfig, SystemClock};
 
 use super::*;
@@ -59,7 +58,7 @@ impl Fixture {
         });
         let services = || Services(Arc::clone(&node));
         let mut routes = Routes::default();
-        routes.add(Direct(WalServiceServer::new(services())));
+        routes.add(Direct::new(services(), 16 << 20));
         routes.add(v1::log_service_server::LogServiceServer::new(services()));
         routes.add(v1::cursor_service_server::CursorServiceServer::new(
             services(),

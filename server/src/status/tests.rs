@@ -608,13 +608,15 @@ fn failure_of_a_session_is_that_of_its_request_with_the_number() {
 
 #[test]
 fn message_that_is_too_long_to_be_read_says_how_long_one_may_be() {
-    let got = seen(&message_too_large(9, 8));
+    let got = seen(&message_too_large(9, 8, Access::Write));
     assert_eq!(
         (got.code, got.reason.as_str()),
         (Code::InvalidArgument, "REQUEST_TOO_LARGE")
     );
     assert_eq!(got.fact("limit_bytes"), Some("8"));
     assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
+    let got = seen(&message_too_large(9, 8, Access::Read));
+    assert_eq!(got.effect, None);
 }
 
 #[test]

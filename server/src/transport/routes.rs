@@ -15,12 +15,16 @@ use super::Peer;
 use crate::admission::{Admission, AdmittedCall, RequestBody};
 use crate::metrics::{CallBody, CallCounter, CallFuture};
 
-type Answer = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+/// What comes of a call: refusals are answers, too.
+pub(crate) type HttpResult = Result<Response<Body>, Infallible>;
 
-/// A service that tonic has generated.
+/// A call on its way to its answer.
+pub(crate) type HttpAnswer = BoxFuture<'static, HttpResult>;
+
+/// A service, as tonic has generated it or in front of that.
 pub(crate) trait Serve: Send + Sync {
     /// Answers one call.
-    fn serve(&self, request: Request<RequestBody>) -> Answer;
+    fn serve(&self, request: Request<RequestBody>) -> HttpAnswer;
 }
 
 impl<S> Serve for S
@@ -29,13 +33,13 @@ where
             Request<RequestBody>,
             Response = Response<Body>,
             Error = Infallible,
-            Future = Answer,
+            Future = HttpAnswer,
         > + Clone
         + Send
         + Sync,
 {
     /// Generated services are always ready.
-    fn serve(&self, request: Request<RequestBody>) -> Answer {
+    fn serve(&self, request: Request<RequestBody>) -> HttpAnswer {
         self.clone().call(request)
     }
 }
@@ -55,7 +59,7 @@ impl Routes {
         self.services.push((S::NAME, Box::new(service)));
     }
 
-    fn serve(&self, request: Request<RequestBody>) -> Answer {
+    fn serve(&self, request: Request<RequestBody>) -> HttpAnswer {
         let name = service_name(request.uri().path());
         match self.services.iter().find(|(known, _)| name == Some(known)) {
             Some((_, service)) => service.serve(request),
@@ -88,7 +92,7 @@ pub(super) struct ConnectionCalls {
 impl hyper::service::Service<Request<Incoming>> for ConnectionCalls {
     type Response = Response<CallBody<Body>>;
     type Error = Infallible;
-    type Future = CallFuture<AdmittedCall<Answer>>;
+    type Future = CallFuture<AdmittedCall<HttpAnswer>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let Calls {

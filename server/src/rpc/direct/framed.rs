@@ -1,0 +1,253 @@
+//! Messages as gRPC sends them, and the body they leave in.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use smallvec::SmallVec;
+use tonic::Status;
+use wald_proto::codec::{Encode, Encoded};
+
+use super::super::Answers;
+
+/// Pieces below this are gathered. They may be a small part of what they lie in, a group of
+/// appends or a buffer, and as long as a message is on its way it holds that.
+const LARGE: usize = 64 << 10;
+
+/// In front of a message: whether it is compressed, and its length.
+pub(super) const PREFIX_BYTES: usize = 5;
+
+/// A body: messages in pieces, and the status at the end.
+pub(super) struct Messages {
+    /// `None`: it has ended, and its status was told.
+    stream: Option<Answers<Framed>>,
+    /// Of the message that is being sent.
+    pieces: smallvec::IntoIter<Pieces>,
+}
+
+impl Messages {
+    pub(super) fn new(stream: Answers<Framed>) -> Self {
+        Self {
+            stream: Some(stream),
+            pieces: SmallVec::new().into_iter(),
+        }
+    }
+}
+
+/// Never fails: what fails is told as a status.
+impl Body for Messages {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(piece) = self.pieces.next() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+            let Some(stream) = &mut self.stream else {
+                return Poll::Ready(None);
+            };
+            let status = match ready!(stream.as_mut().poll_next(context)) {
+                Some(Ok(Framed(pieces))) => {
+                    self.pieces = pieces.into_iter();
+                    continue;
+                }
+                Some(Err(status)) => status,
+                None => Status::ok(""),
+            };
+            // What the stream holds is not needed any more.
+            self.stream = None;
+            let mut trailers = HeaderMap::new();
+            let told = status.add_header(&mut trailers);
+            return Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))));
+        }
+    }
+}
+
+type Pieces = [Bytes; 2];
+
+/// A message as gRPC sends it, small pieces gathered; or several small ones.
+#[derive(Debug)]
+pub(in crate::rpc) struct Framed(SmallVec<Pieces>);
+
+impl Framed {
+    /// # Errors
+    /// If it is larger than gRPC can say.
+    pub(in crate::rpc) fn new(message: Encoded) -> Result<Self, Status> {
+        let mut pieces = SmallVec::new();
+        let mut small = prefix(message.length(), message.length().min(LARGE))?;
+        for piece in message.into_pieces() {
+            if piece.len() < LARGE {
+                small.extend_from_slice(&piece);
+            } else {
+                if !small.is_empty() {
+                    pieces.push(std::mem::take(&mut small).freeze());
+                }
+                pieces.push(piece);
+            }
+        }
+        if !small.is_empty() {
+            pieces.push(small.freeze());
+        }
+        Ok(Self(pieces))
+    }
+
+    /// Small messages, one after another.
+    ///
+    /// # Errors
+    /// If one is larger than gRPC can say.
+    pub(in crate::rpc) fn together<M: Encode>(
+        messages: impl ExactSizeIterator<Item = M>,
+    ) -> Result<Self, Status> {
+        let count = messages.len();
+        let mut together = BytesMut::new();
+        for message in messages {
+            let length = PREFIX_BYTES + message.length();
+            if together.is_empty() {
+                // The others are as long, or nearly.
+                together.reserve(count * (length + PREFIX_BYTES));
+            }
+            together.reserve(length);
+            put_prefix(message.length(), &mut together)?;
+            message.put(&mut together);
+        }
+        let pieces = [together.freeze()].into_iter();
+        Ok(Self(pieces.filter(|piece| !piece.is_empty()).collect()))
+    }
+
+    /// Goes on with these in the same piece, if that is the only one and takes no more than `most`
+    /// bytes then.
+    pub(in crate::rpc) fn join(&mut self, next: &Self, most: usize) -> bool {
+        let ([piece], [more]) = (self.0.as_mut_slice(), next.0.as_slice()) else {
+            return false;
+        };
+        if piece.len() + more.len() > most {
+            return false;
+        }
+        let mut joined = BytesMut::from(std::mem::take(piece));
+        joined.extend_from_slice(more);
+        *piece = joined.freeze();
+        true
+    }
+
+    /// A message of two parts, of which the second is others' too.
+    ///
+    /// # Errors
+    /// If it is larger than gRPC can say.
+    pub(in crate::rpc) fn sharing(own: Encoded, shared: Bytes) -> Result<Self, Status> {
+        let mut first = prefix(own.length() + shared.len(), own.length())?;
+        own.put(&mut first);
+        Ok(Self(SmallVec::from_buf([first.freeze(), shared])))
+    }
+}
+
+/// A message in one piece.
+///
+/// # Errors
+/// If it is larger than gRPC can say.
+pub(super) fn framed(message: &impl Encode) -> Result<Bytes, Status> {
+    let length = message.length();
+    let mut framed = prefix(length, length)?;
+    message.put(&mut framed);
+    Ok(framed.freeze())
+}
+
+/// What stands in front of a message of that length, with room for so many bytes of it.
+fn prefix(length: usize, room: usize) -> Result<BytesMut, Status> {
+    let mut prefix = BytesMut::with_capacity(PREFIX_BYTES + room);
+    put_prefix(length, &mut prefix)?;
+    Ok(prefix)
+}
+
+fn put_prefix(length: usize, out: &mut BytesMut) -> Result<(), Status> {
+    let length = u32::try_from(length)
+        .map_err(|_| Status::out_of_range("a message is larger than 4 GiB"))?;
+    out.put_u8(0);
+    out.put_u32(length);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+
+    use futures_util::stream;
+
+    use super::*;
+
+    fn encoded(pieces: &[usize]) -> Encoded {
+        let mut message = Encoded::default();
+        for (number, length) in pieces.iter().enumerate() {
+            message.push(vec![u8::try_from(number).unwrap(); *length]);
+        }
+        message
+    }
+
+    #[test]
+    fn small_pieces_are_gathered_and_large_ones_are_not_copied() {
+        let large = Bytes::from(vec![9; LARGE]);
+        let mut message = encoded(&[1, 2]);
+        message.push(large.clone());
+        message.push(vec![3; 4]);
+        let Framed(pieces) = Framed::new(message).unwrap();
+        let length = u8::try_from(LARGE >> 16).unwrap();
+        assert_eq!(pieces[0][..], [0, 0, length, 0, 7, 0, 1, 1]);
+        assert_eq!(pieces[1].as_ptr(), large.as_ptr());
+        assert_eq!(pieces[2][..], [3; 4]);
+        let Framed(empty) = Framed::new(Encoded::default()).unwrap();
+        assert_eq!(empty.concat(), [0; 5]);
+    }
+
+    #[test]
+    fn what_is_shared_is_not_copied_whatever_its_size() {
+        let shared = Bytes::from(vec![9; 3]);
+        let Framed(pieces) = Framed::sharing(encoded(&[0, 2]), shared.clone()).unwrap();
+        assert_eq!(pieces[0][..], [0, 0, 0, 0, 5, 1, 1]);
+        assert_eq!(pieces[1].as_ptr(), shared.as_ptr());
+    }
+
+    #[test]
+    fn small_messages_leave_in_one_piece() {
+        let messages = [encoded(&[2]), encoded(&[]), encoded(&[0, 300])];
+        let mut alone = Vec::new();
+        for message in messages.clone() {
+            alone.extend(Framed::new(message).unwrap().0.concat());
+        }
+        let Framed(together) = Framed::together(messages.into_iter()).unwrap();
+        assert_eq!(together.len(), 1);
+        assert_eq!(together[0], alone);
+        let message = || Framed::new(encoded(&[3, 4])).unwrap();
+        let mut joined = message();
+        assert!(joined.join(&message(), 24));
+        assert_eq!(joined.0.concat(), message().0.concat().repeat(2));
+        assert_eq!(joined.0.len(), 1);
+        assert!(!joined.join(&message(), 35));
+        let Framed(none) = Framed::together(Vec::<Encoded>::new().into_iter()).unwrap();
+        assert!(none.is_empty());
+    }
+
+    #[tokio::test]
+    async fn body_ends_with_its_status() {
+        let good = || Framed::new(encoded(&[3]));
+        for (end, code) in [(None, "0"), (Some(Status::data_loss("bad")), "15")] {
+            let messages = [good(), good()].into_iter().chain(end.map(Err));
+            let stream: Answers<Framed> = Box::pin(stream::iter(messages.collect::<Vec<_>>()));
+            let mut body = pin!(Messages::new(stream));
+            let (mut bytes, mut trailers) = (Vec::new(), None);
+            while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
+                let frame = frame.unwrap();
+                assert!(trailers.is_none(), "nothing comes after the trailers");
+                trailers = frame.trailers_ref().cloned();
+                bytes.extend(frame.into_data().unwrap_or_default());
+            }
+            assert_eq!(bytes, [0, 0, 0, 0, 3, 0, 0, 0].repeat(2));
+            assert_eq!(trailers.unwrap()["grpc-status"], code);
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! A call of one message and one answer.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue};
+use http_body::{Body, Frame};
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status};
+use tower::BoxError;
+use wald_proto::codec::{Decode, Encode};
+
+use super::super::Answer;
+use super::framed::{PREFIX_BYTES, framed};
+use crate::status::{self, Access};
+use crate::transport::HttpResult;
+
+/// What is shorter is copied: it may be a small part of what it lies in, a buffer of the
+/// connection, and holds that as long as it waits for a flush.
+const KEPT: usize = 4 << 10;
+
+/// Takes the request's message, of at most `largest` bytes, and answers with what `serve` makes
+/// of it.
+///
+/// What the future holds is moved into it once: what a call takes here is allocated for each.
+pub(super) fn unary<B, M, R>(
+    request: http::Request<B>,
+    access: Access,
+    largest: usize,
+    serve: impl AsyncFnOnce(Request<M>) -> Answer<R>,
+) -> impl Future<Output = HttpResult>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+    M: Decode,
+    R: Encode,
+{
+    let (head, mut body) = request.into_parts();
+    let metadata = MetadataMap::from_headers(head.headers);
+    let extensions = head.extensions;
+    async move {
+        let message = match receive(&mut body, access, largest).await.and_then(M::take) {
+            Ok(message) => message,
+            Err(status) => return Ok(status.into_http()),
+        };
+        let answer = serve(Request::from_parts(metadata, extensions, message)).await;
+        Ok(answer.and_then(respond).unwrap_or_else(Status::into_http))
+    }
+}
+
+fn respond<R: Encode>(answer: Response<R>) -> Result<http::Response<tonic::body::Body>, Status> {
+    let (metadata, message, extensions) = answer.into_parts();
+    let body = tonic::body::Body::new(One(Left::All(framed(&message)?)));
+    let mut response = http::Response::new(body);
+    *response.extensions_mut() = extensions;
+    *response.headers_mut() = metadata.into_headers();
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    Ok(response)
+}
+
+/// The one message of a request.
+///
+/// # Errors
+/// `INTERNAL` if there is none, or not all of it, or more than one, as tonic has it;
+/// `REQUEST_TOO_LARGE` if it has more than `largest` bytes. They are told when all has come: a
+/// stream that is reset while it still sends counts as misbehaviour of the client, whose
+/// connection ends over a few of them.
+async fn receive<B>(body: &mut B, access: Access, largest: usize) -> Result<Bytes, Status>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+{
+    let mut received = Ok(Received::default());
+    while !body.is_end_stream() {
+        match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
+            Some(Ok(frame)) => {
+                // Trailers of a request mean nothing here.
+                if let Ok(data) = frame.into_data() {
+                    received = received.and_then(|so_far| so_far.go_on(data, access, largest));
+                }
+            }
+            Some(Err(error)) => return Err(Status::from_error(error.into())),
+            None => break,
+        }
+    }
+    received?.message()
+}
+
+/// What there is of a message and its prefix.
+#[derive(Default)]
+struct Received {
+    /// What came first.
+    first: Bytes,
+    /// All of it, once there is more than that.
+    joined: BytesMut,
+}
+
+impl Received {
+    fn bytes(&self) -> &[u8] {
+        if self.joined.is_empty() {
+            &self.first
+        } else {
+            &self.joined
+        }
+    }
+
+    fn go_on(mut self, data: Bytes, access: Access, largest: usize) -> Result<Self, Status> {
+        if self.bytes().is_empty() {
+            self.first = data;
+        } else {
+            if self.joined.is_empty() {
+                let length = length(&self.first)?.unwrap_or_default();
+                self.joined.reserve(PREFIX_BYTES + length);
+                self.joined.extend_from_slice(&self.first);
+                self.first = Bytes::new();
+            }
+            self.joined.extend_from_slice(&data);
+        }
+        match length(self.bytes())? {
+            Some(length) if length > largest => Err(status::message_too_large(
+                length as u64,
+                largest as u64,
+                access,
+            )),
+            Some(length) if self.bytes().len() > PREFIX_BYTES + length => {
+                Err(Status::internal("a unary call has one message, not more"))
+            }
+            _ => Ok(self),
+        }
+    }
+
+    fn message(self) -> Result<Bytes, Status> {
+        let bytes = self.bytes();
+        if bytes.is_empty() {
+            return Err(Status::internal("Missing request message."));
+        }
+        let length = bytes
+            .get(1..PREFIX_BYTES)
+            .map(|mut length| length.get_u32() as usize);
+        if length.is_none_or(|length| bytes.len() < PREFIX_BYTES + length) {
+            return Err(Status::internal("Unexpected EOF decoding stream."));
+        }
+        Ok(if !self.joined.is_empty() {
+            self.joined.freeze().split_off(PREFIX_BYTES)
+        } else if self.first.len() < KEPT {
+            Bytes::copy_from_slice(&self.first[PREFIX_BYTES..])
+        } else {
+            self.first.slice(PREFIX_BYTES..)
+        })
+    }
+}
+
+/// How long the message is that begins so; `None` if that is not known yet.
+fn length(received: &[u8]) -> Result<Option<usize>, Status> {
+    let Some((&[compressed, ref length @ ..], _)) = received.split_first_chunk::<PREFIX_BYTES>()
+    else {
+        return Ok(None);
+    };
+    match compressed {
+        0 => {}
+        1 => {
+            return Err(Status::internal(
+                "protocol error: received message with compressed-flag but no grpc-encoding was \
+                 specified",
+            ));
+        }
+        flag => {
+            return Err(Status::internal(format!(
+                "protocol error: received message with invalid compression flag: {flag} (valid \
+                 flags are 0 and 1), while sending request"
+            )));
+        }
+    }
+    Ok(Some(u32::from_be_bytes(*length) as usize))
+}
+
+/// A body of one message.
+struct One(Left);
+
+/// What of it was not sent.
+enum Left {
+    All(Bytes),
+    Status,
+    Nothing,
+}
+
+impl Body for One {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let (frame, left) = match std::mem::replace(&mut self.0, Left::Nothing) {
+            Left::All(message) => (Frame::data(message), Left::Status),
+            Left::Status => {
+                let mut trailers = HeaderMap::with_capacity(1);
+                trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
+                (Frame::trailers(trailers), Left::Nothing)
+            }
+            Left::Nothing => return Poll::Ready(None),
+        };
+        self.0 = left;
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.0, Left::Nothing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use tonic::Code;
+    use wald_proto::codec::Sent;
+    use wald_proto::v1::{AppendRequest, AppendResponse};
+
+    use super::*;
+
+    /// A request in the frames it came in.
+    struct Frames(VecDeque<Frame<Bytes>>);
+
+    impl Frames {
+        fn of(data: &[&[u8]]) -> Self {
+            let frame = |data: &&[u8]| Frame::data(Bytes::copy_from_slice(data));
+            Self(data.iter().map(frame).collect())
+        }
+    }
+
+    impl Body for Frames {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Ready(self.0.pop_front().map(Ok))
+        }
+    }
+
+    /// With its prefix.
+    fn sent(message: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(message.len()).unwrap();
+        [&[0], &length.to_be_bytes()[..], message].concat()
+    }
+
+    #[tokio::test]
+    async fn message_is_whole_however_its_frames_are_cut() {
+        for size in [0, 1, 7, KEPT - PREFIX_BYTES - 1, KEPT, 3 * KEPT] {
+            let message: Vec<u8> = (0..=250).cycle().take(size).collect();
+            let sent = sent(&message);
+            let cuts = (0..sent.len().min(20)).chain([sent.len() / 2, sent.len()]);
+            for (first, second) in cuts
+                .clone()
+                .flat_map(|cut| cuts.clone().map(move |c| (cut, c)))
+            {
+                let (first, second) = (first.min(second), first.max(second));
+                let frames = [&sent[..first], &[], &sent[first..second], &sent[second..]];
+                let received = receive(&mut Frames::of(&frames), Access::Read, 3 * KEPT)
+                    .await
+                    .unwrap();
+                assert_eq!(received, message, "{size} bytes cut at {first}, {second}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn trailers_of_a_request_are_passed_over() {
+        let mut frames = Frames::of(&[&sent(b"abc")]);
+        frames.0.push_back(Frame::trailers(HeaderMap::new()));
+        assert_eq!(
+            receive(&mut frames, Access::Read, 3).await.unwrap(),
+            b"abc"[..]
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_not_one_message_is_refused() {
+        let two = sent(b"abc").repeat(2);
+        let mut compressed = sent(b"abc");
+        compressed[0] = 1;
+        let mut odd = sent(b"abc");
+        odd[0] = 2;
+        let long = sent(b"abcd");
+        let cases: [(&[&[u8]], Code, &str); 10] = [
+            (&[], Code::Internal, "Missing request message"),
+            (&[b""], Code::Internal, "Missing request message"),
+            (&[b"\0"], Code::Internal, "Unexpected EOF"),
+            (&[b"\0\0\0", b"\0\x02a"], Code::Internal, "Unexpected EOF"),
+            (
+                &[&long[..5], &long[5..]],
+                Code::InvalidArgument,
+                "has 4 bytes; at most 3",
+            ),
+            (
+                &[&long[..5]],
+                Code::InvalidArgument,
+                "has 4 bytes; at most 3",
+            ),
+            (&[&two], Code::Internal, "one message"),
+            (&[&two[..8], &two[8..9]], Code::Internal, "one message"),
+            (&[&compressed], Code::Internal, "compressed-flag"),
+            (&[&odd], Code::Internal, "compression flag: 2"),
+        ];
+        for (frames, code, text) in cases {
+            let mut body = Frames::of(frames);
+            let status = receive(&mut body, Access::Write, 3).await.unwrap_err();
+            assert_eq!(status.code(), code, "{frames:?}");
+            assert!(body.0.is_empty(), "told before all had come: {frames:?}");
+            assert!(status.message().contains(text), "{frames:?}: {status}");
+        }
+    }
+
+    async fn call(
+        serve: impl AsyncFnOnce(Request<Sent<AppendRequest>>) -> Answer<AppendResponse>,
+    ) -> http::Response<tonic::body::Body> {
+        let mut request = http::Request::new(Frames::of(&[&sent(b"xyz")]));
+        request
+            .headers_mut()
+            .insert("x-asked", HeaderValue::from_static("yes"));
+        request.extensions_mut().insert(7_u8);
+        unary(request, Access::Write, 3, serve).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn answer_is_one_message_and_its_status() {
+        let message = AppendResponse {
+            position: Some(300),
+            ..AppendResponse::default()
+        };
+        let mut response = call(async |request: Request<Sent<AppendRequest>>| {
+            assert_eq!(request.metadata().get("x-asked").unwrap(), "yes");
+            assert_eq!(request.extensions().get(), Some(&7_u8));
+            assert_eq!(request.into_inner().bytes, b"xyz"[..]);
+            let mut answer = Response::new(message);
+            answer
+                .metadata_mut()
+                .insert("x-told", "too".parse().unwrap());
+            Ok(answer)
+        })
+        .await;
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/grpc");
+        assert_eq!(response.headers()["x-told"], "too");
+        let mut body = Pin::new(response.body_mut());
+        let mut frames = Vec::new();
+        while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
+            frames.push(frame.unwrap());
+        }
+        let [data, trailers] = &frames[..] else {
+            panic!("{frames:?}");
+        };
+        let mut encoded = Vec::new();
+        message.put(&mut encoded);
+        assert_eq!(data.data_ref().unwrap()[..], sent(&encoded));
+        assert_eq!(trailers.trailers_ref().unwrap()["grpc-status"], "0");
+        assert!(body.is_end_stream());
+    }
+
+    #[tokio::test]
+    async fn refusal_is_told_in_the_head() {
+        let refused = async |_: Request<Sent<AppendRequest>>| Err(Status::aborted("no"));
+        let response = call(refused).await;
+        assert_eq!(response.headers()["grpc-status"], "10");
+        assert_eq!(response.headers()["grpc-message"], "no");
+        assert!(response.body().is_end_stream());
+    }
+}
