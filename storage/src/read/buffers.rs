@@ -1,7 +1,6 @@
 //! Buffers that frames are read into. Those of some size are used again: a new one is
 //! filled with zeros, by the system or here, which costs as much as reading into it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,15 +8,17 @@ use bytes::Bytes;
 use crate::sync::Mutex;
 
 /// From this size on they are worth keeping; below, the allocator is quicker.
-const SMALLEST: usize = 16 << 10;
-/// Larger ones are not kept, and no more than so many are: 4 MiB at most.
+const SMALLEST: usize = 4 << 10;
+/// Larger ones are not kept, and of each size no more than so many are: 8 MiB at most.
 const LARGEST: usize = 512 << 10;
 const MOST: usize = 8;
 
-/// Buffers that nobody uses, the one that was given back last at the end. Their sizes are
-/// powers of two: who holds a part of one holds less than twice what was asked for.
+const SIZES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
+
+/// Buffers that nobody uses, by size, the one that was given back last at the end. Their sizes
+/// are powers of two: who holds a part of one holds less than twice what was asked for.
 #[derive(Default)]
-pub(super) struct Buffers(Mutex<VecDeque<Box<[u8]>>>);
+pub(super) struct Buffers([Mutex<Vec<Box<[u8]>>>; SIZES]);
 
 /// One that is used; gives it back when it is dropped.
 struct Used {
@@ -36,16 +37,10 @@ impl AsRef<[u8]> for Used {
 impl Drop for Used {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
-        let mut free = self.home.0.lock();
-        free.push_back(bytes);
-        // Of sizes that nobody asks for any more.
-        let unwanted = if free.len() > MOST {
-            free.pop_front()
-        } else {
-            None
-        };
-        drop(free);
-        drop(unwanted);
+        let mut free = self.home.of(bytes.len()).lock();
+        if free.len() < MOST {
+            free.push(bytes);
+        }
     }
 }
 
@@ -63,8 +58,9 @@ impl Buffers {
             return Ok(bytes.into());
         }
         let size = length.next_power_of_two();
+        let kept = self.of(size).lock().pop();
         let mut used = Used {
-            bytes: self.take(size).unwrap_or_else(|| vec![0; size].into()),
+            bytes: kept.unwrap_or_else(|| vec![0; size].into()),
             length,
             home: Arc::clone(self),
         };
@@ -72,10 +68,17 @@ impl Buffers {
         Ok(Bytes::from_owner(used))
     }
 
-    fn take(&self, size: usize) -> Option<Box<[u8]>> {
-        let mut free = self.0.lock();
-        let found = free.iter().rposition(|bytes| bytes.len() == size)?;
-        free.remove(found)
+    /// Those of a size, a power of two.
+    fn of(&self, size: usize) -> &Mutex<Vec<Box<[u8]>>> {
+        &self.0[(size / SMALLEST).ilog2() as usize]
+    }
+
+    #[cfg(test)]
+    fn kept(&self) -> Vec<usize> {
+        let of = |free: &Mutex<Vec<Box<[u8]>>>| -> Vec<_> {
+            free.lock().iter().map(|one| one.len()).collect()
+        };
+        self.0.iter().flat_map(of).collect()
     }
 }
 
@@ -108,18 +111,18 @@ mod tests {
         drop((second, third));
         let failed = buffers.filled(30_000, |_| Err("no"));
         assert_eq!(failed, Err("no"));
-        assert_eq!(buffers.0.lock().len(), 2);
+        assert_eq!(buffers.kept().len(), 2);
         for length in [SMALLEST - 1, LARGEST + 1] {
             assert_eq!(fill(4, length, length), vec![4; length]);
-            assert_eq!(buffers.0.lock().len(), 2);
+            assert_eq!(buffers.kept().len(), 2);
         }
         // Whoever holds a part of one holds less than twice what was asked for.
-        let kept: Vec<_> = buffers.0.lock().iter().map(|one| one.len()).collect();
-        assert_eq!(kept, [65_536, 32_768]);
-        let many: Vec<_> = (0..2 * MOST).map(|_| fill(5, SMALLEST, 1)).collect();
-        drop(many);
-        // Sizes that are not asked for any more went.
-        let kept: Vec<_> = buffers.0.lock().iter().map(|one| one.len()).collect();
-        assert_eq!(kept, [SMALLEST; MOST]);
+        assert_eq!(buffers.kept(), [32_768, 65_536]);
+        for size in [SMALLEST, LARGEST] {
+            let many: Vec<_> = (0..2 * MOST).map(|_| fill(5, size, 1)).collect();
+            drop(many);
+        }
+        let most = [&[SMALLEST; MOST][..], &[32_768, 65_536], &[LARGEST; MOST]];
+        assert_eq!(buffers.kept(), most.concat());
     }
 }
