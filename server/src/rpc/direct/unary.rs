@@ -111,7 +111,7 @@ impl Received {
     fn go_on(mut self, data: Bytes, access: Access, largest: usize) -> Result<Self, Status> {
         if self.bytes().is_empty() {
             self.first = data;
-        } else {
+        } else if !data.is_empty() {
             if self.joined.is_empty() {
                 let length = length(&self.first)?.unwrap_or_default();
                 self.joined.reserve(PREFIX_BYTES + length);
@@ -270,6 +270,16 @@ mod tests {
                 assert_eq!(received, message, "{size} bytes cut at {first}, {second}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn large_message_is_not_copied() {
+        let sent = Bytes::from(sent(&[7; KEPT]));
+        // Many clients end a request with an empty frame.
+        let frames = [sent.clone(), Bytes::new()].map(Frame::data);
+        let mut frames = Frames(frames.into());
+        let received = receive(&mut frames, Access::Write, KEPT).await.unwrap();
+        assert_eq!(received.as_ptr(), sent[PREFIX_BYTES..].as_ptr());
     }
 
     #[tokio::test]
