@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use smallvec::SmallVec;
@@ -107,14 +107,17 @@ impl Framed {
         let count = messages.len();
         let mut together = BytesMut::new();
         for message in messages {
-            let length = PREFIX_BYTES + message.length();
+            let (from, length) = (together.len(), message.length());
+            let more = PREFIX_BYTES + length;
             if together.is_empty() {
                 // The others are as long, or nearly.
-                together.reserve(count * (length + PREFIX_BYTES));
+                together.reserve(count * (more + PREFIX_BYTES));
             }
-            together.reserve(length);
-            put_prefix(message.length(), &mut together)?;
-            message.put(&mut together);
+            // Written into a slice: a buffer that could grow is asked at each field.
+            together.resize(from + more, 0);
+            let mut out = &mut together[from..];
+            put_prefix(length, &mut out)?;
+            message.put(&mut out);
         }
         let pieces = [together.freeze()].into_iter();
         Ok(Self(pieces.filter(|piece| !piece.is_empty()).collect()))
@@ -164,7 +167,7 @@ fn prefix(length: usize, room: usize) -> Result<BytesMut, Status> {
     Ok(prefix)
 }
 
-fn put_prefix(length: usize, out: &mut BytesMut) -> Result<(), Status> {
+fn put_prefix(length: usize, out: &mut impl BufMut) -> Result<(), Status> {
     let length = u32::try_from(length)
         .map_err(|_| Status::out_of_range("a message is larger than 4 GiB"))?;
     out.put_u8(0);
