@@ -105,8 +105,8 @@ def conformance(language):
     return found
 
 
-# Two at a time: most cases wait.
-with ThreadPoolExecutor(2) as pool:
+# All at a time: most cases wait.
+with ThreadPoolExecutor(len(languages)) as pool:
     for found in pool.map(conformance, languages):
         for one in found:
             check(*one)

@@ -6,17 +6,21 @@
 
 mod buffers;
 mod cursor;
+mod frames;
 mod journal_scan;
 mod log_scan;
 mod open_segments;
 mod reach;
 pub(crate) mod scan;
 mod sealed;
+mod times;
 
+pub(crate) use self::frames::Fault;
+use self::frames::{Bad, Frame, read_frames};
 pub(crate) use self::open_segments::OpenSegments;
-pub(crate) use self::reach::{Reach, near_or_far};
+pub(crate) use self::reach::{Reach, is_retired, near_or_far};
+use self::times::lsn_at;
 
-use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -25,16 +29,14 @@ use bytes::Bytes;
 use crate::codec;
 use crate::engine::{Page, ReadRequest, ReadStart};
 use crate::error::ReadError;
-use crate::ids::{Lsn, Position, Timestamp};
-use crate::index::{Chain, Place, Row};
-use crate::journal::compress;
-use crate::journal::frame::{self, Header, Kind};
+use crate::ids::{Lsn, Position};
+use crate::index::Place;
 use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
 use crate::metrics::ChecksumSite;
 use crate::quarantine::Damage;
 use crate::record::{GapReason, StoredBatch, Visibility};
-use crate::sorted::{self, Piece};
+use crate::sorted;
 
 /// Frames that lie together are read together, up to this.
 const SPAN_BYTES: u64 = 256 << 10;
@@ -42,240 +44,6 @@ const SPAN_BYTES: u64 = 256 << 10;
 /// A page of no more is read by the event loop that was asked for it, if it need not wait for the
 /// disk: each may lie in a frame of its own.
 const FEW_RECORDS: u32 = 16;
-
-/// So much of it is decompressed there, however little was stored.
-const SHORT_PLAIN_BYTES: u32 = 128 << 10;
-
-/// What was one frame of the journal, verified.
-struct Frame {
-    first_lsn: Lsn,
-    count: u32,
-    arrival: Timestamp,
-    body: Bytes,
-}
-
-/// Which records are wanted of frames: from, to (exclusive).
-type Wanted = (Lsn, Lsn);
-
-/// All of them.
-const ALL: Wanted = (Lsn::ZERO, Lsn::new(u64::MAX));
-
-/// Why a frame could not be had.
-pub(crate) enum Fault {
-    Damaged,
-    Io(io::Error),
-}
-
-/// A frame that could not be had: its place, and its position in the journal.
-struct Bad {
-    place: Place,
-    position: Position,
-    fault: Fault,
-}
-
-/// Reads and verifies the frames at `places`, which lie in one segment in this order,
-/// until one is bad. Of packs only the pieces with records that are wanted.
-fn read_frames(
-    core: &Core,
-    segment: &Segment,
-    places: &[Place],
-    wanted: Wanted,
-    reach: Reach,
-) -> (Vec<Frame>, Option<Bad>) {
-    let (Some(first), Some(last)) = (places.first(), places.last()) else {
-        return (Vec::new(), None);
-    };
-    let (mut start, mut buffer) = (first.position, Bytes::new());
-    let mut frames = Vec::with_capacity(places.len());
-    let mut effort = Effort::within(reach);
-    for place in places {
-        let bad = |fault| Bad {
-            place: *place,
-            position: core.position_of(segment, place.position),
-            fault,
-        };
-        if place.end() > start.advance(buffer.len() as u64) {
-            start = place.position;
-            buffer = match core.bytes(segment, start, last.end().since(start), reach) {
-                Ok(buffer) => buffer,
-                Err(error) => return (frames, Some(bad(Fault::Io(error)))),
-            };
-        }
-        let from = usize::try_from(place.position.since(start)).unwrap_or(usize::MAX);
-        let header = match verified(segment, place, &buffer, from) {
-            Ok(header) => header,
-            Err(fault) => return (frames, Some(bad(fault))),
-        };
-        if header.kind == Kind::Pack {
-            if let Err(bad) = unpack(&header, &buffer, from, wanted, &mut effort, &mut frames) {
-                let position = bad.position;
-                let place = Place {
-                    position: place.position,
-                    frame_len: place.frame_len,
-                    ..bad.place
-                };
-                return (
-                    frames,
-                    Some(Bad {
-                        place,
-                        position,
-                        ..bad
-                    }),
-                );
-            }
-            continue;
-        }
-        let bytes = buffer.get(from..).unwrap_or(&[]);
-        let stored = bytes.get(header.header_len as usize..).unwrap_or(&[]);
-        let body = effort
-            .spend(header.codec(), stored)
-            .and_then(|()| plain_body(&header, bytes, &buffer, from));
-        match body {
-            Ok(body) => frames.push(Frame {
-                first_lsn: header.first_lsn,
-                count: header.count,
-                arrival: header.arrival,
-                body,
-            }),
-            Err(fault) => return (frames, Some(bad(fault))),
-        }
-    }
-    (frames, None)
-}
-
-fn verified(
-    segment: &Segment,
-    place: &Place,
-    buffer: &Bytes,
-    from: usize,
-) -> Result<Header, Fault> {
-    let bytes = buffer.get(from..).ok_or(Fault::Damaged)?;
-    let header = frame::decode_header(bytes, segment.life.salt).ok_or(Fault::Damaged)?;
-    let expected = header.position == place.position
-        && header.first_lsn == place.first_lsn
-        && header.count == place.count;
-    expected.then_some(header).ok_or(Fault::Damaged)
-}
-
-/// How much may still be decompressed.
-struct Effort(Option<u32>);
-
-impl Effort {
-    /// On an event loop no more than what takes less than a flush.
-    fn within(reach: Reach) -> Self {
-        Self((reach == Reach::Cached).then_some(SHORT_PLAIN_BYTES))
-    }
-
-    /// # Errors
-    /// If that is more: who may wait does it.
-    fn spend(&mut self, codec: u8, stored: &[u8]) -> Result<(), Fault> {
-        let Some(left) = &mut self.0 else {
-            return Ok(());
-        };
-        *left = left
-            .checked_sub(compress::decompressed_len(codec, stored))
-            .ok_or_else(|| Fault::Io(reach::far()))?;
-        Ok(())
-    }
-}
-
-/// The wanted pieces of the pack at `from` in `buffer`, until one is bad.
-fn unpack(
-    header: &Header,
-    buffer: &Bytes,
-    from: usize,
-    wanted: Wanted,
-    effort: &mut Effort,
-    frames: &mut Vec<Frame>,
-) -> Result<(), Bad> {
-    let place = Place {
-        position: header.position,
-        first_lsn: header.first_lsn,
-        count: header.count,
-        frame_len: 0,
-    };
-    let bytes = buffer.get(from..).unwrap_or(&[]);
-    let Some(pieces) = sorted::pieces(bytes, header) else {
-        return Err(Bad {
-            place,
-            position: header.position,
-            fault: Fault::Damaged,
-        });
-    };
-    for piece in pieces {
-        if piece.next_lsn() <= wanted.0 || piece.first_lsn >= wanted.1 {
-            continue;
-        }
-        let at = from + header.header_len as usize;
-        let stored = buffer.get(at + piece.offset as usize..).unwrap_or(&[]);
-        let body = effort
-            .spend(piece.codec, stored)
-            .and_then(|()| piece_body(&piece, buffer, at));
-        match body {
-            Ok(body) => frames.push(Frame {
-                first_lsn: piece.first_lsn,
-                count: piece.count,
-                arrival: piece.arrival,
-                body,
-            }),
-            Err(fault) => {
-                return Err(Bad {
-                    place: Place {
-                        first_lsn: piece.first_lsn,
-                        count: piece.count,
-                        ..place
-                    },
-                    position: piece.position,
-                    fault,
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The verified and decompressed body of a piece of the pack whose body is at `at` in `buffer`.
-fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Bytes, Fault> {
-    let stored = sorted::stored(buffer, at, piece).ok_or(Fault::Damaged)?;
-    let from = at + piece.offset as usize;
-    decompressed(piece.codec, stored, piece.position, || {
-        buffer.slice(from..from + piece.stored as usize)
-    })
-}
-
-/// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
-/// `bytes`; not copied if it is stored plain.
-fn plain_body(header: &Header, bytes: &[u8], buffer: &Bytes, from: usize) -> Result<Bytes, Fault> {
-    let stored = frame::verified_body(bytes, header).ok_or(Fault::Damaged)?;
-    decompressed(header.codec(), stored, header.position, || {
-        let body = from + header.header_len as usize;
-        buffer.slice(body..body + header.body_len as usize)
-    })
-}
-
-/// The plain bytes of what is stored; `as_it_is` gives them if that is all there is to do.
-fn decompressed(
-    codec: u8,
-    stored: &[u8],
-    position: Position,
-    as_it_is: impl FnOnce() -> Bytes,
-) -> Result<Bytes, Fault> {
-    if !compress::is_known(codec) {
-        // Good bytes that another build can read are not damaged.
-        return Err(Fault::Io(io::Error::new(
-            io::ErrorKind::Unsupported,
-            format!(
-                "records at position {position} are compressed with codec {codec}, which this build of Wald does not have"
-            ),
-        )));
-    }
-    Ok(
-        match compress::decompress(codec, stored).ok_or(Fault::Damaged)? {
-            Cow::Owned(plain) => Bytes::from(plain),
-            Cow::Borrowed(_) => as_it_is(),
-        },
-    )
-}
 
 impl Core {
     /// A frame that was good once is not any more: from now on its records are named
@@ -690,145 +458,6 @@ fn start_lsn(
         // A search over the whole log goes far.
         ReadStart::Time(_) if reach != Reach::Disk => Err(reach::far().into()),
         ReadStart::Time(time) => Ok(lsn_at(core, log, time, tail)?.max(first)),
-    }
-}
-
-/// The first lsn whose stored time is not before `time`: a binary search over sealed
-/// segments or over frames in memory, since stored time never goes back, then a look into
-/// one frame.
-fn lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
-    loop {
-        match try_lsn_at(core, log, time, tail) {
-            Err(ReadError::Io(error)) if is_retired(&error) => {}
-            found => return found,
-        }
-    }
-}
-
-/// What a lookup ends with that came upon a segment which was sorted meanwhile: the next one
-/// finds the run. Files never fail so: they are read again then.
-fn retired() -> io::Error {
-    io::ErrorKind::Interrupted.into()
-}
-
-pub(crate) fn is_retired(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::Interrupted
-}
-
-fn try_lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
-    let (chain, places) = {
-        let state = log.state.read();
-        (state.chain.clone(), state.places.clone())
-    };
-    let place = match sealed_at(core, log, &chain, time)? {
-        Some(place) => Some(place),
-        None => first_not_before(core, log, time, places.len(), |index| {
-            places
-                .get(index)
-                .copied()
-                .filter(|place| place.first_lsn < tail)
-        })?,
-    };
-    let Some(place) = place else {
-        return Ok(tail);
-    };
-    let Some(segment) = core.journal.segment_at(place.position) else {
-        return Err(retired().into());
-    };
-    let (frames, _) = read_frames(core, &segment, &[place], ALL, Reach::Disk);
-    let mut found = frames
-        .first()
-        .map_or(place.first_lsn, |frame| frame.first_lsn);
-    for frame in &frames {
-        let before = codec::own_times(&frame.body)
-            .take_while(|own| own.unwrap_or(frame.arrival) < time)
-            .count() as u64;
-        found = frame.first_lsn.advance(before);
-        if before < u64::from(frame.count) {
-            break;
-        }
-    }
-    Ok(found.min(tail))
-}
-
-/// The first place in sealed segments whose frame holds a record that is not before `time`.
-fn sealed_at(
-    core: &Core,
-    log: &Arc<Log>,
-    chain: &Chain,
-    time: Timestamp,
-) -> Result<Option<Place>, ReadError> {
-    let mut after = Lsn::ZERO;
-    loop {
-        let wanted = |row: &Row| row.last_time >= time && row.next_lsn > after;
-        let Some((index, row)) =
-            core.sealed_row(log.id, chain, Reach::Disk, |_, row| wanted(row))?
-        else {
-            return Ok(None);
-        };
-        let entries = index.entries(&row);
-        let place = first_not_before(core, log, time, entries.len(), |index| entries.get(index))?;
-        if place.is_some() {
-            return Ok(place);
-        }
-        // What it had of that time was found damaged before it was indexed.
-        after = row.next_lsn;
-    }
-}
-
-/// The first of `count` places whose frame holds a record that is not before `time`; where
-/// `get` has none, nothing that a reader may see is left.
-fn first_not_before(
-    core: &Core,
-    log: &Arc<Log>,
-    time: Timestamp,
-    count: usize,
-    get: impl Fn(usize) -> Option<Place>,
-) -> Result<Option<Place>, ReadError> {
-    let (mut low, mut high) = (0, count);
-    // Invariant: every record of frames below `low` is earlier; frame `high` is not.
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let earlier = match get(middle) {
-            Some(place) => last_time(core, log, &place)?.is_some_and(|last| last < time),
-            None => false,
-        };
-        if earlier {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    Ok(get(low))
-}
-
-/// Stored time of a frame's last record; `None` if the frame is damaged.
-fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timestamp>, ReadError> {
-    let Some(segment) = core.journal.segment_at(place.position) else {
-        return Err(retired().into());
-    };
-    let (frames, bad) = read_frames(core, &segment, &[*place], ALL, Reach::Disk);
-    let last = |frames: &[Frame]| {
-        let frame = frames.last()?;
-        let last = codec::own_times(&frame.body).last()?;
-        Some(last.unwrap_or(frame.arrival))
-    };
-    match bad {
-        None => Ok(last(&frames)),
-        Some(_) if segment.is_retired() => Err(retired().into()),
-        Some(Bad {
-            place,
-            position,
-            fault: Fault::Damaged,
-        }) => {
-            core.quarantine_at(log, &place, position, ChecksumSite::Read);
-            // The rest of a pack is good.
-            Ok(last(&frames))
-        }
-        Some(Bad {
-            fault: Fault::Io(error),
-            ..
-        }) => Err(ReadError::Io(Arc::new(error))),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::cursor::Cursor;
-use super::reach::far;
+use super::reach::{far, is_retired, retired};
 use super::scan::{Common, Following};
 use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
 use crate::engine::{
@@ -164,7 +164,7 @@ fn survivors(
             None => in_memory,
             Some((index, row)) if sorted::is_address(index.base) => {
                 match first_piece_beyond(core, &index, &row, end) {
-                    Err(error) if super::is_retired(&error) => continue,
+                    Err(error) if is_retired(&error) => continue,
                     found => found?,
                 }
             }
@@ -223,11 +223,11 @@ impl Core {
     /// The pieces of the pack at a place; none if it is damaged.
     pub(crate) fn pieces_at(&self, place: &Place) -> io::Result<Vec<Piece>> {
         let segment = self.journal.segment_at(place.position);
-        let segment = segment.ok_or_else(super::retired)?;
+        let segment = segment.ok_or_else(retired)?;
         let length = u64::from(place.frame_len);
         let bytes = self.bytes(&segment, place.position, length, Reach::Disk)?;
         if segment.is_retired() {
-            return Err(super::retired());
+            return Err(retired());
         }
         let header = frame::decode_header(&bytes, segment.life.salt);
         let header = header.filter(|header| header.position == place.position);

@@ -89,6 +89,16 @@ pub(super) fn is_far(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
 
+/// What a lookup ends with that came upon a segment which was sorted meanwhile: the next one
+/// finds the run. Files never fail so: they are read again then.
+pub(super) fn retired() -> io::Error {
+    io::ErrorKind::Interrupted.into()
+}
+
+pub(crate) fn is_retired(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
+}
+
 impl From<io::Error> for ReadError {
     fn from(error: io::Error) -> Self {
         Self::Io(Arc::new(error))

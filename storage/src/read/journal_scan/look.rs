@@ -349,7 +349,7 @@ impl Work {
             count: header.count,
             arrival: header.arrival,
         };
-        let body = |_: &mut Self| crate::read::plain_body(header, bytes, buffer, from);
+        let body = |_: &mut Self| crate::read::frames::plain_body(header, bytes, buffer, from);
         match self.take_records(&log, frame, body)? {
             Taken::Going(going) => Ok(going),
             Taken::Damaged if segment.is_retired() => Ok(Going::Again),

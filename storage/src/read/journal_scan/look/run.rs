@@ -204,7 +204,7 @@ impl Work {
         let body = |work: &mut Self| {
             let bytes = work.stored(run, body_at, &piece).map_err(Fault::Io)?;
             let piece = Piece { offset: 0, ..piece };
-            crate::read::piece_body(&piece, &bytes, 0)
+            crate::read::frames::piece_body(&piece, &bytes, 0)
         };
         match self.take_records(log, records, body)? {
             Taken::Going(Going::On) => Ok(self.on_to(next)),

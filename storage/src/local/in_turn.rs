@@ -1,0 +1,133 @@
+//! The engine driven step by step, by whoever has no threads for it: tests and simulations.
+
+use super::drive::By;
+use super::{Core, INDEXING};
+use crate::error::AdminError;
+use crate::ids::LogName;
+use crate::indexer::Wanted;
+use crate::journal::committer::Operation;
+use crate::record::{Batch, Durability, LogConfig};
+use crate::ticket::{Awaited, Ticket};
+
+impl Core {
+    /// One turn without threads: writes all that is queued, then flushes if somebody
+    /// waits for it.
+    pub(crate) fn turn(&self) {
+        self.committer.lock().commit(self.intake.take());
+        if self.journal.wants_flush() {
+            self.journal.flush();
+        }
+        self.index();
+    }
+
+    /// Indexes what was sealed, without a thread.
+    fn index(&self) {
+        if let Err(error) = self.indexer.work(self, Wanted::WhenDue) {
+            self.journal.fail(INDEXING, &error);
+        }
+    }
+
+    /// What the passing of time does, without threads: flush, then mark.
+    pub(crate) fn idle(&self) {
+        self.journal.flush();
+        self.committer.lock().mark();
+        self.journal.flush();
+    }
+
+    /// Creates a log in a later turn.
+    pub(crate) fn create_in_turn(
+        &self,
+        name: LogName,
+        config: LogConfig,
+    ) -> Awaited<Result<(), AdminError>> {
+        self.administer(Operation::Create { name, config })
+    }
+
+    /// Takes a request of no session into the queue.
+    pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
+        self.accept(None, batch, Some(level), By::Driver)
+    }
+}
+
+#[cfg(test)]
+mod of_tests {
+    use std::io;
+
+    use super::*;
+    use crate::engine::LogTarget;
+    use crate::error::{SyncError, TrimError};
+    use crate::ids::{Lsn, Position};
+    use crate::record::LogConfigChange;
+    use crate::session::Session;
+    use crate::sorted::{Load, Of};
+    use crate::verify::pace::Stop;
+
+    impl Core {
+        /// The write stage of a turn, without its flush.
+        pub(crate) fn write_in_turn(&self) {
+            self.committer.lock().commit(self.intake.take());
+        }
+
+        /// Trims a log in a later turn.
+        pub(crate) fn trim_in_turn(
+            &self,
+            target: LogTarget,
+            before: Lsn,
+        ) -> Awaited<Result<Lsn, TrimError>> {
+            self.trim(target, before)
+        }
+
+        /// One of a session.
+        pub(crate) fn enqueue_of(
+            &self,
+            session: &Session,
+            batch: Batch,
+            level: Durability,
+        ) -> Ticket {
+            self.accept(Some(session), batch, Some(level), By::Driver)
+        }
+
+        /// One step of the sorter, as its thread would do it. Tells whether there was one to do.
+        pub(crate) fn sort_in_turn(&self) -> io::Result<bool> {
+            let step = |of| self.sort_step(of, Load::AtRest, &mut |_| Ok(()));
+            match step(Of::Segments).and_then(|done| Ok(done || step(Of::Runs)?)) {
+                Ok(done) => Ok(done),
+                Err(Stop::Stopped) => Ok(false),
+                Err(Stop::Io(error)) => Err(error),
+            }
+        }
+
+        /// Fills the pool, as its thread would.
+        pub(crate) fn pool_in_turn(&self) -> io::Result<()> {
+            self.pool.fill()
+        }
+
+        /// Changes a log's settings in a later turn.
+        pub(crate) fn configure_in_turn(
+            &self,
+            name: LogName,
+            change: impl Into<LogConfigChange>,
+        ) -> Awaited<Result<(), AdminError>> {
+            let change = change.into();
+            self.administer(Operation::Configure { name, change })
+        }
+
+        /// Waits, in a later turn, for everything before to be as safe.
+        pub(crate) fn sync_in_turn(
+            &self,
+            level: Durability,
+        ) -> Awaited<Result<Position, SyncError>> {
+            self.barrier(level)
+        }
+
+        /// Deletes a log in a later turn.
+        pub(crate) fn delete_in_turn(&self, target: LogTarget) -> Awaited<Result<(), AdminError>> {
+            self.administer(Operation::Delete(target))
+        }
+
+        /// One that is to be answered as its logs' sync modes say.
+        pub(crate) fn enqueue_by_mode(&self, session: Option<&Session>, batch: Batch) -> Ticket {
+            self.accept(session, batch, None, By::Driver)
+        }
+    }
+}

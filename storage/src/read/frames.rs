@@ -1,0 +1,254 @@
+//! Frames as they are read: verified, unpacked, decompressed.
+
+use std::borrow::Cow;
+use std::io;
+
+use bytes::Bytes;
+
+use super::reach::{Reach, far};
+use crate::ids::{Lsn, Position, Timestamp};
+use crate::index::Place;
+use crate::journal::compress;
+use crate::journal::frame::{self, Header, Kind};
+use crate::journal::segment::Segment;
+use crate::local::Core;
+use crate::sorted::{self, Piece};
+
+/// So much is decompressed where nothing may take long, however little was stored.
+const SHORT_PLAIN_BYTES: u32 = 128 << 10;
+
+/// What was one frame of the journal, verified.
+pub(super) struct Frame {
+    pub(super) first_lsn: Lsn,
+    pub(super) count: u32,
+    pub(super) arrival: Timestamp,
+    pub(super) body: Bytes,
+}
+
+/// Which records are wanted of frames: from, to (exclusive).
+pub(super) type Wanted = (Lsn, Lsn);
+
+/// All of them.
+pub(super) const ALL: Wanted = (Lsn::ZERO, Lsn::new(u64::MAX));
+
+/// Why a frame could not be had.
+pub(crate) enum Fault {
+    Damaged,
+    Io(io::Error),
+}
+
+/// A frame that could not be had: its place, and its position in the journal.
+pub(super) struct Bad {
+    pub(super) place: Place,
+    pub(super) position: Position,
+    pub(super) fault: Fault,
+}
+
+/// Reads and verifies the frames at `places`, which lie in one segment in this order,
+/// until one is bad. Of packs only the pieces with records that are wanted.
+pub(super) fn read_frames(
+    core: &Core,
+    segment: &Segment,
+    places: &[Place],
+    wanted: Wanted,
+    reach: Reach,
+) -> (Vec<Frame>, Option<Bad>) {
+    let (Some(first), Some(last)) = (places.first(), places.last()) else {
+        return (Vec::new(), None);
+    };
+    let (mut start, mut buffer) = (first.position, Bytes::new());
+    let mut frames = Vec::with_capacity(places.len());
+    let mut effort = Effort::within(reach);
+    for place in places {
+        let bad = |fault| Bad {
+            place: *place,
+            position: core.position_of(segment, place.position),
+            fault,
+        };
+        if place.end() > start.advance(buffer.len() as u64) {
+            start = place.position;
+            buffer = match core.bytes(segment, start, last.end().since(start), reach) {
+                Ok(buffer) => buffer,
+                Err(error) => return (frames, Some(bad(Fault::Io(error)))),
+            };
+        }
+        let from = usize::try_from(place.position.since(start)).unwrap_or(usize::MAX);
+        let header = match verified(segment, place, &buffer, from) {
+            Ok(header) => header,
+            Err(fault) => return (frames, Some(bad(fault))),
+        };
+        if header.kind == Kind::Pack {
+            if let Err(bad) = unpack(&header, &buffer, from, wanted, &mut effort, &mut frames) {
+                let position = bad.position;
+                let place = Place {
+                    position: place.position,
+                    frame_len: place.frame_len,
+                    ..bad.place
+                };
+                return (
+                    frames,
+                    Some(Bad {
+                        place,
+                        position,
+                        ..bad
+                    }),
+                );
+            }
+            continue;
+        }
+        let bytes = buffer.get(from..).unwrap_or(&[]);
+        let stored = bytes.get(header.header_len as usize..).unwrap_or(&[]);
+        let body = effort
+            .spend(header.codec(), stored)
+            .and_then(|()| plain_body(&header, bytes, &buffer, from));
+        match body {
+            Ok(body) => frames.push(Frame {
+                first_lsn: header.first_lsn,
+                count: header.count,
+                arrival: header.arrival,
+                body,
+            }),
+            Err(fault) => return (frames, Some(bad(fault))),
+        }
+    }
+    (frames, None)
+}
+
+fn verified(
+    segment: &Segment,
+    place: &Place,
+    buffer: &Bytes,
+    from: usize,
+) -> Result<Header, Fault> {
+    let bytes = buffer.get(from..).ok_or(Fault::Damaged)?;
+    let header = frame::decode_header(bytes, segment.life.salt).ok_or(Fault::Damaged)?;
+    let expected = header.position == place.position
+        && header.first_lsn == place.first_lsn
+        && header.count == place.count;
+    expected.then_some(header).ok_or(Fault::Damaged)
+}
+
+/// How much may still be decompressed.
+struct Effort(Option<u32>);
+
+impl Effort {
+    /// On an event loop no more than what takes less than a flush.
+    fn within(reach: Reach) -> Self {
+        Self((reach == Reach::Cached).then_some(SHORT_PLAIN_BYTES))
+    }
+
+    /// # Errors
+    /// If that is more: who may wait does it.
+    fn spend(&mut self, codec: u8, stored: &[u8]) -> Result<(), Fault> {
+        let Some(left) = &mut self.0 else {
+            return Ok(());
+        };
+        *left = left
+            .checked_sub(compress::decompressed_len(codec, stored))
+            .ok_or_else(|| Fault::Io(far()))?;
+        Ok(())
+    }
+}
+
+/// The wanted pieces of the pack at `from` in `buffer`, until one is bad.
+fn unpack(
+    header: &Header,
+    buffer: &Bytes,
+    from: usize,
+    wanted: Wanted,
+    effort: &mut Effort,
+    frames: &mut Vec<Frame>,
+) -> Result<(), Bad> {
+    let place = Place {
+        position: header.position,
+        first_lsn: header.first_lsn,
+        count: header.count,
+        frame_len: 0,
+    };
+    let bytes = buffer.get(from..).unwrap_or(&[]);
+    let Some(pieces) = sorted::pieces(bytes, header) else {
+        return Err(Bad {
+            place,
+            position: header.position,
+            fault: Fault::Damaged,
+        });
+    };
+    for piece in pieces {
+        if piece.next_lsn() <= wanted.0 || piece.first_lsn >= wanted.1 {
+            continue;
+        }
+        let at = from + header.header_len as usize;
+        let stored = buffer.get(at + piece.offset as usize..).unwrap_or(&[]);
+        let body = effort
+            .spend(piece.codec, stored)
+            .and_then(|()| piece_body(&piece, buffer, at));
+        match body {
+            Ok(body) => frames.push(Frame {
+                first_lsn: piece.first_lsn,
+                count: piece.count,
+                arrival: piece.arrival,
+                body,
+            }),
+            Err(fault) => {
+                return Err(Bad {
+                    place: Place {
+                        first_lsn: piece.first_lsn,
+                        count: piece.count,
+                        ..place
+                    },
+                    position: piece.position,
+                    fault,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The verified and decompressed body of a piece of the pack whose body is at `at` in `buffer`.
+pub(super) fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Bytes, Fault> {
+    let stored = sorted::stored(buffer, at, piece).ok_or(Fault::Damaged)?;
+    let from = at + piece.offset as usize;
+    decompressed(piece.codec, stored, piece.position, || {
+        buffer.slice(from..from + piece.stored as usize)
+    })
+}
+
+/// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
+/// `bytes`; not copied if it is stored plain.
+pub(super) fn plain_body(
+    header: &Header,
+    bytes: &[u8],
+    buffer: &Bytes,
+    from: usize,
+) -> Result<Bytes, Fault> {
+    let stored = frame::verified_body(bytes, header).ok_or(Fault::Damaged)?;
+    decompressed(header.codec(), stored, header.position, || {
+        let body = from + header.header_len as usize;
+        buffer.slice(body..body + header.body_len as usize)
+    })
+}
+
+/// The plain bytes of what is stored; `as_it_is` gives them if that is all there is to do.
+fn decompressed(
+    codec: u8,
+    stored: &[u8],
+    position: Position,
+    as_it_is: impl FnOnce() -> Bytes,
+) -> Result<Bytes, Fault> {
+    if !compress::is_known(codec) {
+        // Good bytes that another build can read are not damaged.
+        return Err(Fault::Io(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!(
+                "records at position {position} are compressed with codec {codec}, which this build of Wald does not have"
+            ),
+        )));
+    }
+    Ok(
+        match compress::decompress(codec, stored).ok_or(Fault::Damaged)? {
+            Cow::Owned(plain) => Bytes::from(plain),
+            Cow::Borrowed(_) => as_it_is(),
+        },
+    )
+}

@@ -1,0 +1,146 @@
+//! Where in a log a time is.
+
+use std::sync::Arc;
+
+use super::frames::{ALL, Bad, Fault, Frame, read_frames};
+use super::reach::{Reach, is_retired, retired};
+use crate::codec;
+use crate::error::ReadError;
+use crate::ids::{Lsn, Timestamp};
+use crate::index::{Chain, Place, Row};
+use crate::local::{Core, Log};
+use crate::metrics::ChecksumSite;
+
+/// The first lsn whose stored time is not before `time`: a binary search over sealed
+/// segments or over frames in memory, since stored time never goes back, then a look into
+/// one frame.
+pub(super) fn lsn_at(
+    core: &Core,
+    log: &Arc<Log>,
+    time: Timestamp,
+    tail: Lsn,
+) -> Result<Lsn, ReadError> {
+    loop {
+        match try_lsn_at(core, log, time, tail) {
+            Err(ReadError::Io(error)) if is_retired(&error) => {}
+            found => return found,
+        }
+    }
+}
+
+fn try_lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
+    let (chain, places) = {
+        let state = log.state.read();
+        (state.chain.clone(), state.places.clone())
+    };
+    let place = match sealed_at(core, log, &chain, time)? {
+        Some(place) => Some(place),
+        None => first_not_before(core, log, time, places.len(), |index| {
+            places
+                .get(index)
+                .copied()
+                .filter(|place| place.first_lsn < tail)
+        })?,
+    };
+    let Some(place) = place else {
+        return Ok(tail);
+    };
+    let Some(segment) = core.journal.segment_at(place.position) else {
+        return Err(retired().into());
+    };
+    let (frames, _) = read_frames(core, &segment, &[place], ALL, Reach::Disk);
+    let mut found = frames
+        .first()
+        .map_or(place.first_lsn, |frame| frame.first_lsn);
+    for frame in &frames {
+        let before = codec::own_times(&frame.body)
+            .take_while(|own| own.unwrap_or(frame.arrival) < time)
+            .count() as u64;
+        found = frame.first_lsn.advance(before);
+        if before < u64::from(frame.count) {
+            break;
+        }
+    }
+    Ok(found.min(tail))
+}
+
+/// The first place in sealed segments whose frame holds a record that is not before `time`.
+fn sealed_at(
+    core: &Core,
+    log: &Arc<Log>,
+    chain: &Chain,
+    time: Timestamp,
+) -> Result<Option<Place>, ReadError> {
+    let mut after = Lsn::ZERO;
+    loop {
+        let wanted = |row: &Row| row.last_time >= time && row.next_lsn > after;
+        let Some((index, row)) =
+            core.sealed_row(log.id, chain, Reach::Disk, |_, row| wanted(row))?
+        else {
+            return Ok(None);
+        };
+        let entries = index.entries(&row);
+        let place = first_not_before(core, log, time, entries.len(), |index| entries.get(index))?;
+        if place.is_some() {
+            return Ok(place);
+        }
+        // What it had of that time was found damaged before it was indexed.
+        after = row.next_lsn;
+    }
+}
+
+/// The first of `count` places whose frame holds a record that is not before `time`; where
+/// `get` has none, nothing that a reader may see is left.
+fn first_not_before(
+    core: &Core,
+    log: &Arc<Log>,
+    time: Timestamp,
+    count: usize,
+    get: impl Fn(usize) -> Option<Place>,
+) -> Result<Option<Place>, ReadError> {
+    let (mut low, mut high) = (0, count);
+    // Invariant: every record of frames below `low` is earlier; frame `high` is not.
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let earlier = match get(middle) {
+            Some(place) => last_time(core, log, &place)?.is_some_and(|last| last < time),
+            None => false,
+        };
+        if earlier {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(get(low))
+}
+
+/// Stored time of a frame's last record; `None` if the frame is damaged.
+fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timestamp>, ReadError> {
+    let Some(segment) = core.journal.segment_at(place.position) else {
+        return Err(retired().into());
+    };
+    let (frames, bad) = read_frames(core, &segment, &[*place], ALL, Reach::Disk);
+    let last = |frames: &[Frame]| {
+        let frame = frames.last()?;
+        let last = codec::own_times(&frame.body).last()?;
+        Some(last.unwrap_or(frame.arrival))
+    };
+    match bad {
+        None => Ok(last(&frames)),
+        Some(_) if segment.is_retired() => Err(retired().into()),
+        Some(Bad {
+            place,
+            position,
+            fault: Fault::Damaged,
+        }) => {
+            core.quarantine_at(log, &place, position, ChecksumSite::Read);
+            // The rest of a pack is good.
+            Ok(last(&frames))
+        }
+        Some(Bad {
+            fault: Fault::Io(error),
+            ..
+        }) => Err(ReadError::Io(Arc::new(error))),
+    }
+}
