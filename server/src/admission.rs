@@ -33,7 +33,7 @@ use tower::BoxError;
 use wald_storage::AppendError;
 
 use crate::metrics::Metrics;
-use crate::status;
+use crate::status::{self, Access};
 use crate::transport::Peer;
 use session::SessionBody;
 pub(crate) use session::{Passage, Window};
@@ -80,8 +80,8 @@ impl Drop for Permit {
 }
 
 impl Admission {
-    /// A budget of so many bytes. A session may have `session_window` of them under way; a
-    /// message of it that is longer than `largest_message` is not received.
+    /// A budget of so many bytes. A session may have `session_window` of them under way; of a
+    /// message that is longer than `largest_message` nothing is kept.
     pub(crate) fn new(
         limit: u64,
         session_window: u64,
@@ -300,10 +300,17 @@ impl Body for AdmittedBody {
                 missing[..part].copy_from_slice(&data[..part]);
                 *this.received += part;
                 if *this.received == PREFIX_BYTES {
-                    let length = (&this.prefix[1..]).get_u32();
-                    match this.admission.admit(this.share, u64::from(length)) {
+                    let length = u64::from((&this.prefix[1..]).get_u32());
+                    let most = this.admission.largest_message;
+                    // What no request may have takes no room from others while it comes.
+                    let admitted = match length > most {
+                        true => Err(status::message_too_large(length, most, Access::Write)),
+                        false => (this.admission.admit(this.share, length))
+                            .map_err(|error| status::append(&error)),
+                    };
+                    match admitted {
                         Ok(permit) => drop(this.place.set(permit)),
-                        Err(error) => *this.refused = Some(status::append(&error)),
+                        Err(status) => *this.refused = Some(status),
                     }
                 }
             }

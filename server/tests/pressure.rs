@@ -89,6 +89,54 @@ async fn append_without_a_body(daemon: &Daemon, timeout: &str) -> Status {
     Status::from_header_map(answer.headers()).unwrap()
 }
 
+/// Nobody waits for the room of what is not kept anyway.
+#[tokio::test]
+async fn message_too_large_to_be_decoded_takes_no_room_while_it_comes() {
+    let daemon = Daemon::start(&[]);
+    let address = daemon.start["grpc"].as_str().unwrap();
+    let socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (client, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    let mut wal = daemon.wal().await;
+    let mut answers = Vec::new();
+    for encoding in [None, Some("identity")] {
+        let request = http::Request::post(format!("http://{address}/wald.v1.WalService/Append"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        let request = match encoding {
+            Some(encoding) => request.header("grpc-encoding", encoding),
+            None => request,
+        };
+        let mut client = client.clone().ready().await.unwrap();
+        let request = request.body(()).unwrap();
+        let (answer, mut body) = client.send_request(request, false).unwrap();
+        body.send_data(Bytes::from_static(&[0, 255, 255, 255, 255, 1]), false)
+            .unwrap();
+        answers.push((answer, body));
+    }
+    // It has come as far as that when this one, behind it, has an answer.
+    let health = http::Request::post(format!("http://{address}/grpc.health.v1.Health/Check"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    let mut client = client.ready().await.unwrap();
+    let (answer, mut body) = client.send_request(health, false).unwrap();
+    body.send_data(Bytes::from_static(&[0; 5]), true).unwrap();
+    assert_eq!(answer.await.unwrap().status(), 200);
+    wal.append(append("a", "x")).await.unwrap();
+    for (answer, mut body) in answers {
+        body.send_data(Bytes::new(), true).unwrap();
+        let answer = answer.await.unwrap();
+        let told = Told::of(&Status::from_header_map(answer.headers()).unwrap());
+        assert_eq!(
+            (told.code, told.reason.as_str()),
+            (Code::InvalidArgument, "REQUEST_TOO_LARGE")
+        );
+        assert_eq!(told.fact("outcome"), "NOT_APPLIED");
+    }
+}
+
 #[tokio::test]
 async fn request_that_is_not_there_by_its_deadline_was_provably_not_written() {
     let daemon = Daemon::start(&[]);

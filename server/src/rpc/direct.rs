@@ -75,7 +75,8 @@ impl Serve for Direct {
     fn serve(&self, request: Request<RequestBody>) -> HttpAnswer {
         let through_tonic = |request| self.through_tonic.clone().call(request);
         // tonic refuses what is compressed.
-        if request.headers().contains_key("grpc-encoding") {
+        let encoding = request.headers().get("grpc-encoding");
+        if encoding.is_some_and(|encoding| encoding != "identity") {
             return through_tonic(request);
         }
         let node = Arc::clone(&self.services.0);

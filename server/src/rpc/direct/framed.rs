@@ -118,6 +118,7 @@ impl Framed {
             let mut out = &mut together[from..];
             put_prefix(length, &mut out)?;
             message.put(&mut out);
+            debug_assert!(out.is_empty(), "a message is as long as it says");
         }
         let pieces = [together.freeze()].into_iter();
         Ok(Self(pieces.filter(|piece| !piece.is_empty()).collect()))
