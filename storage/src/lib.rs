@@ -40,6 +40,7 @@ mod ticket;
 mod verify;
 mod watch;
 mod wire;
+mod zeros;
 
 pub use archive::{
     ArchiveFile, ArchiveFilter, ArchiveFinding, ArchiveListing, ArchiveRestored, ArchivedLog,

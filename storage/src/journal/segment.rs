@@ -31,6 +31,7 @@ use crate::ids::{Position, SegmentId};
 use crate::sync::RwLock;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::wire::{u32_at, u64_at};
+use crate::zeros::are_zeros;
 
 const MAGIC: [u8; 8] = *b"WALDSEG\0";
 const LIFE_VERSION: u32 = 1;
@@ -207,7 +208,7 @@ pub(crate) fn bad_copies(bytes: &[u8], life: &Life) -> [Option<&'static str>; 2]
         match Life::decode_copy(copy, KNOWN_INCOMPATIBLE) {
             Ok(found) if found == *life => {
                 let rest = copy.get(LIFE_LEN..COPY_BYTES);
-                let zeros = rest.is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
+                let zeros = rest.is_some_and(are_zeros);
                 (!zeros).then_some("has something behind it that does not belong there")
             }
             Ok(_) => Some("is of another life of the file"),

@@ -10,6 +10,7 @@ use crate::journal::body::Link;
 use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{Life, journal_path};
 use crate::journal::{LIFE_BYTES, frame, segment};
+use crate::zeros::are_zeros;
 
 /// Without a good link, frames are looked for in so much of a file. They are written from
 /// its start on: where none is found here, as in a segment that is ready and was not begun,
@@ -362,7 +363,7 @@ pub(crate) fn base_of(life: &Life, file: &dyn DiskFile) -> std::io::Result<Optio
 fn any_frame(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
     let first = usize::try_from(LIFE_BYTES).ok()?;
     for (index, page) in bytes.get(first..)?.chunks(4096).enumerate() {
-        if page.iter().all(|byte| *byte == 0) {
+        if are_zeros(page) {
             continue;
         }
         for step in (0..page.len()).step_by(8) {

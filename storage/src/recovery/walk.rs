@@ -13,6 +13,7 @@ use crate::journal::compress;
 use crate::journal::frame::{self, HEADER_BYTES, Header, Kind, Newer};
 use crate::journal::segment::Life;
 use crate::known_bad::{self, Mistake};
+use crate::zeros::{are_zeros, used_length};
 
 /// Zeros are passed over in steps of about this.
 const ZERO_PAGE: usize = 4096;
@@ -119,7 +120,7 @@ impl<'a> Bytes<'a> {
                 return Some(header);
             }
             let page = self.at(from).get(..ZERO_PAGE);
-            let zeros = page.is_some_and(|page| page.iter().all(|byte| *byte == 0));
+            let zeros = page.is_some_and(are_zeros);
             // A header may begin with zeros, but not with so many.
             from = from.advance(if zeros {
                 (ZERO_PAGE - HEADER_BYTES) as u64
@@ -227,10 +228,7 @@ impl<'a> Bytes<'a> {
     /// How many bytes from `end` on are neither zeros nor plainly of an earlier life.
     fn debris(&self, end: Position) -> u64 {
         let rest = self.at(end);
-        let used = rest
-            .iter()
-            .rposition(|byte| *byte != 0)
-            .map_or(0, |last| last + 1);
+        let used = used_length(rest);
         // In a recycled file everything behind the end is stale: only what claims to
         // stand exactly here was meant to.
         let ours =
@@ -246,7 +244,7 @@ impl<'a> Bytes<'a> {
     fn is_fresh_before(&self, end: Position) -> bool {
         let rest = self.at(end);
         let tail = &rest[rest.len().saturating_sub(4096)..];
-        tail.iter().all(|byte| *byte == 0)
+        are_zeros(tail)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, HEADER_BYTES, Header, MAX_HEADER_BYTES};
 use crate::journal::segment::Life;
+use crate::zeros::are_zeros;
 
 /// Bytes read at a time.
 pub(crate) const STEP_BYTES: u64 = 1 << 20;
@@ -163,7 +164,7 @@ impl<'a, 'b> Frames<'a, 'b> {
             }
             let page = self.window.at(from.since(self.base), ZERO_PAGE as u64)?;
             let page = page.get(..ZERO_PAGE);
-            let zeros = page.is_some_and(|page| page.iter().all(|byte| *byte == 0));
+            let zeros = page.is_some_and(are_zeros);
             // A header may begin with zeros, but not with so many.
             from = from.advance(if zeros {
                 (ZERO_PAGE - HEADER_BYTES) as u64
