@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/guard.py [--renew]
 
-What an append, a read and a scan cost in instructions of the daemon, counted by callgrind: nearly the same however busy
-the machine is. Each must be within its tolerance of .ci/guard.json, above and below: a change that
+What an append, a read, a scan and a start after a kill cost in instructions of the daemon, counted by callgrind: nearly
+the same however busy the machine is. Each must be within its tolerance of .ci/guard.json, above and below: a change that
 makes something cheaper is written down too, with --renew. A newer compiler or another processor changes all of
 them a little.
 """
@@ -20,6 +20,8 @@ LOADS = [
     ("read of one record", "read", ["--in-flight", 1, "--count", 1_500, "--filled", FILLED], 1_500),
     ("record of a scan", "scan", ["--in-flight", 1, "--count", 3, "--filled", FILLED], 3 * FILLED),
 ]
+# What a start finds behind its checkpoint: so many batches of 100, each a group of its own, in one segment.
+FEW, MANY = 1_000, 3_000
 # How many messages of a session meet depends on time, and with it how much each costs. Of a batch, what the
 # background does meanwhile is more of the whole: its count varies by some 6 %, that of an append by 0.1 %.
 TOLERANCE = {"append in a session": 0.25}
@@ -53,10 +55,21 @@ class Counted(Daemon):
     def dumps(self):
         return set(self.out.parent.glob(f"{self.out.name}.[0-9]*"))
 
-    def bench(self, workload, *flags):
-        done = self.walctl("bench", workload, "--connections", 1, "--warm-up", "0s", *flags)
-        if done.returncode:
-            raise SystemExit(done.stderr.decode())
+
+def bench(daemon, workload, *flags):
+    done = daemon.walctl("bench", workload, "--connections", 1, "--warm-up", "0s", *flags)
+    if done.returncode:
+        raise SystemExit(done.stderr.decode())
+
+
+def killed(data, batches):
+    """Instructions of a start behind so many batches."""
+    with Daemon(data, "--sorter-enabled=false") as daemon:
+        daemon.ready()
+        bench(daemon, "batch", "--in-flight", 1, "--count", batches)
+        daemon.kill()
+    with Counted(data) as daemon:
+        return daemon.count()
 
 
 def measure(directory):
@@ -66,10 +79,13 @@ def measure(directory):
         daemon.ready()
         for name, workload, flags, records in LOADS:
             # Memory, connections and what is filled: the second time nothing of that is left to be done.
-            daemon.bench(workload, *flags)
+            bench(daemon, workload, *flags)
             daemon.count()
-            daemon.bench(workload, *flags)
+            bench(daemon, workload, *flags)
             found[name] = daemon.count() / records
+    few, many = (killed(directory / f"killed-{batches}", batches) for batches in (FEW, MANY))
+    found[f"start after a kill, behind {FEW:,} batches"] = few
+    found["record of these"] = (many - few) / (MANY - FEW) / 100
     return {name: round(count) for name, count in found.items()}
 
 
