@@ -104,10 +104,10 @@ impl Users {
     pub(crate) async fn end(&mut self, life: Life) {
         life.daemon.ended().await;
         for writer in life.writers {
-            self.writers.push(writer.await.unwrap());
+            self.writers.push(told(writer).await);
         }
         for reader in life.readers {
-            self.readers.push(reader.await.unwrap());
+            self.readers.push(told(reader).await);
         }
     }
 
@@ -120,6 +120,14 @@ impl Users {
         let shown = |sum: (u64, u64), reader: &Reader| (sum.0 + reader.shown, sum.1 + reader.lost);
         self.readers.iter().fold((0, 0), shown)
     }
+}
+
+/// Whoever still called a daemon that is gone is told so by its client.
+async fn told<T>(user: JoinHandle<T>) -> T {
+    let in_time = tokio::time::timeout(PATIENCE, user).await;
+    in_time
+        .expect("a call to a daemon that is gone ends")
+        .unwrap()
 }
 
 /// Waits for so many acks, or refusals.
