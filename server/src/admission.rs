@@ -51,7 +51,7 @@ const SESSION: &str = "/wald.v1.WalService/AppendSession";
 const REQUEST_OVERHEAD: u64 = 512;
 
 /// A gRPC message begins with whether it is compressed, and its length in four bytes.
-const PREFIX_BYTES: usize = 5;
+pub(crate) const PREFIX_BYTES: usize = 5;
 
 /// What one connection has under way, in bytes.
 #[derive(Debug, Clone, Default)]

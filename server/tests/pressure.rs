@@ -5,10 +5,14 @@
 mod support;
 
 use bytes::Bytes;
+use h2::SendStream;
+use h2::client::{ResponseFuture, SendRequest};
 use support::{Daemon, Told, append};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use wald_proto::v1;
+
+const APPEND: &str = "/wald.v1.WalService/Append";
 
 async fn tail(daemon: &Daemon, log: &str) -> Result<u64, Status> {
     let request = v1::GetTailRequest {
@@ -68,21 +72,39 @@ async fn more_than_the_budget_is_busy_with_a_time_to_come_back_and_not_written()
         .unwrap();
 }
 
-/// Opens an Append with a deadline on a connection of its own and sends none of its body;
-/// the status. (tonic's client would give up by itself before the server answers.)
-async fn append_without_a_body(daemon: &Daemon, timeout: &str) -> Status {
+/// A connection of its own.
+async fn connect(daemon: &Daemon) -> SendRequest<Bytes> {
     let address = daemon.start["grpc"].as_str().unwrap();
     let socket = tokio::net::TcpStream::connect(address).await.unwrap();
     let (client, connection) = h2::client::handshake(socket).await.unwrap();
     tokio::spawn(connection);
-    let request = http::Request::post(format!("http://{address}/wald.v1.WalService/Append"))
+    client
+}
+
+/// Opens a call, with a header more if one is given, and sends none of its body.
+async fn open(
+    client: &SendRequest<Bytes>,
+    path: &str,
+    header: Option<(&str, &str)>,
+) -> (ResponseFuture, SendStream<Bytes>) {
+    let request = http::Request::post(format!("http://wald{path}"))
         .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .header("grpc-timeout", timeout)
-        .body(())
-        .unwrap();
-    let mut client = client.ready().await.unwrap();
-    let (answer, mut body) = client.send_request(request, false).unwrap();
+        .header("te", "trailers");
+    let request = match header {
+        Some((name, value)) => request.header(name, value),
+        None => request,
+    };
+    let mut client = client.clone().ready().await.unwrap();
+    client
+        .send_request(request.body(()).unwrap(), false)
+        .unwrap()
+}
+
+/// Opens an Append with a deadline and sends none of its body; the status. (tonic's client
+/// would give up by itself before the server answers.)
+async fn append_without_a_body(daemon: &Daemon, timeout: &str) -> Status {
+    let client = connect(daemon).await;
+    let (answer, mut body) = open(&client, APPEND, Some(("grpc-timeout", timeout))).await;
     let answer = answer.await.unwrap();
     // Too late now, whatever it is.
     let _ = body.send_data(Bytes::from_static(&[0; 5]), true);
@@ -93,35 +115,17 @@ async fn append_without_a_body(daemon: &Daemon, timeout: &str) -> Status {
 #[tokio::test]
 async fn message_too_large_to_be_decoded_takes_no_room_while_it_comes() {
     let daemon = Daemon::start(&[]);
-    let address = daemon.start["grpc"].as_str().unwrap();
-    let socket = tokio::net::TcpStream::connect(address).await.unwrap();
-    let (client, connection) = h2::client::handshake(socket).await.unwrap();
-    tokio::spawn(connection);
+    let client = connect(&daemon).await;
     let mut wal = daemon.wal().await;
     let mut answers = Vec::new();
-    for encoding in [None, Some("identity")] {
-        let request = http::Request::post(format!("http://{address}/wald.v1.WalService/Append"))
-            .header("content-type", "application/grpc")
-            .header("te", "trailers");
-        let request = match encoding {
-            Some(encoding) => request.header("grpc-encoding", encoding),
-            None => request,
-        };
-        let mut client = client.clone().ready().await.unwrap();
-        let request = request.body(()).unwrap();
-        let (answer, mut body) = client.send_request(request, false).unwrap();
+    for header in [None, Some(("grpc-encoding", "identity"))] {
+        let (answer, mut body) = open(&client, APPEND, header).await;
         body.send_data(Bytes::from_static(&[0, 255, 255, 255, 255, 1]), false)
             .unwrap();
         answers.push((answer, body));
     }
-    // It has come as far as that when this one, behind it, has an answer.
-    let health = http::Request::post(format!("http://{address}/grpc.health.v1.Health/Check"))
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .body(())
-        .unwrap();
-    let mut client = client.ready().await.unwrap();
-    let (answer, mut body) = client.send_request(health, false).unwrap();
+    // They have come as far as that when this one, behind them, has an answer.
+    let (answer, mut body) = open(&client, "/grpc.health.v1.Health/Check", None).await;
     body.send_data(Bytes::from_static(&[0; 5]), true).unwrap();
     assert_eq!(answer.await.unwrap().status(), 200);
     wal.append(append("a", "x")).await.unwrap();

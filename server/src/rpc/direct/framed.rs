@@ -11,13 +11,11 @@ use tonic::Status;
 use wald_proto::codec::{Encode, Encoded};
 
 use super::super::Answers;
+use crate::admission::PREFIX_BYTES;
 
 /// Pieces below this are gathered. They may be a small part of what they lie in, a group of
 /// appends or a buffer, and as long as a message is on its way it holds that.
 const LARGE: usize = 64 << 10;
-
-/// In front of a message: whether it is compressed, and its length.
-pub(super) const PREFIX_BYTES: usize = 5;
 
 /// A body: messages in pieces, and the status at the end.
 pub(super) struct Messages {

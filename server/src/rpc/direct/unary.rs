@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body, Frame};
@@ -15,7 +15,8 @@ use tower::BoxError;
 use wald_proto::codec::{Decode, Encode};
 
 use super::super::Answer;
-use super::framed::{PREFIX_BYTES, framed};
+use super::framed::framed;
+use crate::admission::PREFIX_BYTES;
 use crate::status::{self, Access};
 use crate::transport::HttpResult;
 
@@ -138,10 +139,7 @@ impl Received {
         if bytes.is_empty() {
             return Err(Status::internal("Missing request message."));
         }
-        let length = bytes
-            .get(1..PREFIX_BYTES)
-            .map(|mut length| length.get_u32() as usize);
-        if length.is_none_or(|length| bytes.len() < PREFIX_BYTES + length) {
+        if length(bytes)?.is_none_or(|length| bytes.len() < PREFIX_BYTES + length) {
             return Err(Status::internal("Unexpected EOF decoding stream."));
         }
         Ok(if !self.joined.is_empty() {
