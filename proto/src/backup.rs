@@ -10,6 +10,8 @@
 //! A manifest file is the magic `WALDBKP\0`, a version (u32, little endian), a
 //! `wald.v1.BackupManifest`, and the XXH3-128 of all before (16 bytes, big endian).
 
+use std::collections::HashSet;
+
 use prost::Message;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -87,9 +89,122 @@ pub fn decode(bytes: &[u8]) -> Result<BackupManifest, BadManifest> {
     }
 }
 
+/// Recovery epochs are below this.
+pub const EPOCHS: u64 = 1 << 23;
+/// Positions are below this.
+pub const POSITIONS: u64 = 1 << 62;
+/// No file of a store is larger, bytes.
+pub const LARGEST_FILE: u64 = 1 << 40;
+
+/// Looks through what a manifest says before anything is done with it: numbers that no store
+/// gets to, and files that none has.
+///
+/// # Errors
+/// Names the field or the file, and the bound.
+pub fn check(manifest: &BackupManifest) -> Result<(), String> {
+    let beyond = |what: &str, number: u64, end: u64| match number < end {
+        true => Ok(()),
+        false => Err(format!("{what} {number} is above {}", end - 1)),
+    };
+    beyond("recovery epoch", manifest.recovery_epoch, EPOCHS)?;
+    beyond("position", manifest.position.unwrap_or(0), POSITIONS)?;
+    let mut digests = HashSet::new();
+    for file in &manifest.files {
+        let refused = |what: &str| Err(format!("the file {:?} {what}", file.path));
+        if !is_path(&file.path) {
+            return refused("is none that a store has");
+        }
+        if file.digest.len() != DIGEST_BYTES {
+            return refused("has no digest of 16 bytes");
+        }
+        if file.file_bytes > LARGEST_FILE {
+            return refused(&format!("of {} bytes is too large", file.file_bytes));
+        }
+        // Each has an id or a name of its own in it.
+        if !digests.insert(file.digest.as_ref()) {
+            return refused("has the same content as another");
+        }
+    }
+    Ok(())
+}
+
+/// Whether a path is written as a store writes it.
+fn is_path(path: &str) -> bool {
+    let Some((directory, name)) = path.split_once('/') else {
+        return path == "FORMAT";
+    };
+    let suffix = match directory {
+        "journal" | "sorted" => ".seg",
+        "index" => ".idx",
+        "checkpoint" => ".ckp",
+        _ => return false,
+    };
+    let lower = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    name.strip_suffix(suffix)
+        .is_some_and(|digits| digits.len() == 16 && digits.bytes().all(lower))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn made_up_manifests_are_refused_with_what_is_wrong() {
+        let file = |path: &str, digest: u8| crate::v1::BackupFile {
+            path: path.to_owned(),
+            file_bytes: 8192,
+            digest: vec![digest; DIGEST_BYTES].into(),
+            known: false,
+        };
+        let good = BackupManifest {
+            recovery_epoch: 3,
+            position: Some(1 << 40),
+            files: vec![
+                file("FORMAT", 1),
+                file("journal/0000000000000001.seg", 2),
+                file("sorted/0000000000000002.seg", 3),
+                file("index/0000000000000001.idx", 4),
+                file("checkpoint/0000000000000001.ckp", 5),
+            ],
+            ..BackupManifest::default()
+        };
+        assert_eq!(check(&good), Ok(()));
+        for path in [
+            "../../evil",
+            "/etc/evil",
+            "",
+            "LOCK",
+            "journal/../../evil",
+            "journal/0000000000000001.seg/..",
+            "index/..",
+            "journal/000000000000000A.seg",
+            "journal/+00000000000001.seg",
+            "sorted/0000000000000001.seg\0",
+            "journal/0000000000000001.idx",
+        ] {
+            let mut bad = good.clone();
+            bad.files[1].path = path.to_owned();
+            let refused = check(&bad).unwrap_err();
+            assert!(refused.contains(&format!("{path:?}")), "{refused}");
+        }
+        let refused = |edit: &dyn Fn(&mut BackupManifest)| {
+            let mut bad = good.clone();
+            edit(&mut bad);
+            check(&bad).unwrap_err()
+        };
+        let epoch = refused(&|m| m.recovery_epoch = u64::MAX);
+        assert_eq!(
+            epoch,
+            "recovery epoch 18446744073709551615 is above 8388607"
+        );
+        assert!(
+            refused(&|m| m.position = Some(1 << 63)).starts_with("position 9223372036854775808")
+        );
+        assert!(refused(&|m| m.files[2].file_bytes = 1 << 63).contains("sorted/"));
+        assert!(refused(&|m| m.files[2].digest = vec![1; 15].into()).contains("digest"));
+        let same = refused(&|m| m.files[3].digest = m.files[2].digest.clone());
+        assert!(same.contains("index/0000000000000001.idx"), "{same}");
+    }
 
     #[test]
     fn a_manifest_reads_back_and_every_flipped_byte_is_seen() {

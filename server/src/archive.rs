@@ -16,6 +16,7 @@ use wald_storage::{
 
 use crate::backups::{self, bar};
 use crate::config::Config;
+use crate::host;
 use crate::offline::{DATA_LOSS, FAILED, escaped, written};
 use crate::serve::Exit;
 
@@ -160,6 +161,7 @@ pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<u8, Exit> {
             let target = matches
                 .get_one::<PathBuf>("to")
                 .ok_or_else(|| Exit::new(backups::USAGE, "name the new directory with --to"))?;
+            host::check_owner(config, target)?;
             restore(config, &disk, target, &filter, json)
         }
         _ => list(&archive, &disk, &filter, matches.get_flag("verify"), json),

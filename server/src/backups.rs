@@ -12,7 +12,7 @@ use clap::{Arg, ArgMatches};
 use indicatif::{ProgressBar, ProgressStyle};
 use wald_proto::backup::{self, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE};
 use wald_storage::{
-    BackupManifest, BackupView, OpenError, Position, RealDisk, RecoveryEpoch, RestoreError,
+    BackupManifest, BackupView, Disk, OpenError, Position, RealDisk, RecoveryEpoch, RestoreError,
     Timestamp,
 };
 
@@ -91,19 +91,20 @@ fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
         };
         return Err(Exit::new(FAILED, format!("{} {what}", directory.display())));
     }
-    let entries = std::fs::read_dir(&manifests)
+    let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
+    let names = content
+        .list(MANIFESTS)
         .map_err(|error| Exit::new(FAILED, format!("{}: {error}", manifests.display())))?;
     let mut kept = Vec::new();
     let mut passed_over = None;
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for name in names {
         let Some(found) = name.strip_suffix(MANIFEST_SUFFIX) else {
             continue;
         };
         if id != "latest" && id != found {
             continue;
         }
-        match read(&manifests.join(&name), found) {
+        match read(&*content, &format!("{MANIFESTS}/{name}"), found) {
             Ok(found) => kept.push(found),
             Err(bad) if id == "latest" => {
                 eprintln!(
@@ -133,17 +134,20 @@ fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
     })
 }
 
-fn read(path: &Path, id: &str) -> Result<Kept, Exit> {
-    let told = |code, what: String| Exit::new(code, format!("{}: {what}", path.display()));
-    let size = path
-        .metadata()
-        .map_err(|error| told(FAILED, error.to_string()))?
-        .len();
+fn read(content: &dyn Disk, path: &str, id: &str) -> Result<Kept, Exit> {
+    let told =
+        |code, what: String| Exit::new(code, format!("{}/{path}: {what}", content.location()));
+    let failed = |error: std::io::Error| told(FAILED, error.to_string());
+    let file = content.open(path).map_err(failed)?;
+    let size = file.size().map_err(failed)?;
     if size > LARGEST_MANIFEST {
         return Err(told(DATA_LOSS, format!("{size} bytes are no manifest")));
     }
-    let bytes = std::fs::read(path).map_err(|error| told(FAILED, error.to_string()))?;
+    let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
+    let length = file.read_full_at(&mut bytes, 0).map_err(failed)?;
+    bytes.truncate(length);
     let manifest = backup::decode(&bytes).map_err(|bad| told(DATA_LOSS, bad.to_string()))?;
+    backup::check(&manifest).map_err(|what| told(DATA_LOSS, format!("the manifest: {what}")))?;
     let manifest = convert::kept_manifest(&manifest)
         .ok_or_else(|| told(DATA_LOSS, "the manifest is not one of a backup".to_owned()))?;
     Ok(Kept {

@@ -97,6 +97,9 @@ settings! {
     insecure_listen: bool = "false";
     /// The directory that holds everything. Made if it is missing; locked while in use.
     data_dir: PathBuf = "./wald-data";
+    /// Allows root to serve, repair or restore to a directory of another user. The files made
+    /// there are root's, so that a daemon of that user cannot open the store afterwards.
+    allow_foreign_owner: bool = "false";
     /// What an append that names no durability is acknowledged with, in logs that have no
     /// mode of their own. strict: a flush, a power cut takes nothing. batch: a flush for
     /// AppendBatch, a write for Append. interval: a write, flushed within sync_interval.

@@ -8,6 +8,7 @@ mod config;
 mod console;
 mod convert;
 mod drain;
+mod host;
 mod http;
 mod logging;
 mod metrics;
@@ -315,6 +316,7 @@ fn serve(source: &Source) -> Result<(), Exit> {
         Ok(effective) => log.set_filter(&effective.config.log_filter),
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
     };
+    host::write_no_core();
     let result = serve::run(&config, &reload, !json);
     #[cfg(feature = "otlp")]
     if let Some(exporter) = exporter {

@@ -14,6 +14,7 @@ use clap::{Arg, ArgMatches, Command, ValueEnum, value_parser};
 use wald_storage::{Offline, OpenError, RealDisk};
 
 use crate::config::Config;
+use crate::host;
 use crate::serve::Exit;
 
 /// It could not be done.
@@ -54,6 +55,9 @@ pub(crate) fn run(
         let directory = given.unwrap_or(&config.data_dir);
         match name {
             "repair" => {
+                if matches.get_flag("accept-loss") {
+                    host::check_owner(&config, directory)?;
+                }
                 let storage = config
                     .storage()
                     .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;

@@ -23,10 +23,10 @@ use crate::config::{Config, FlushFailurePolicy, Value};
 use crate::console;
 use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
-use crate::http;
 use crate::metrics::Metrics;
 use crate::rpc::{Direct, Echo, Node, Services, Store};
 use crate::transport::{Calls, Listener, Routes, Transport};
+use crate::{host, http};
 use open::Opened;
 
 /// Why the process ends otherwise than by order: its exit code, from sysexits.h, and a
@@ -116,6 +116,7 @@ impl Server {
             )
         })?;
         let metrics = Arc::new(metrics);
+        host::check_owner(config, &config.data_dir)?;
         let existing = open::look(&config.data_dir)?;
         let ports = bind(config);
         if !existing && let Err(exit) = ports {
@@ -430,6 +431,7 @@ fn announce(
     try_line: bool,
 ) {
     let report = &opened.report;
+    host::warn_of_strangers(&config.data_dir);
     let recovery = recovery_result(report);
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

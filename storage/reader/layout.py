@@ -14,6 +14,8 @@ HEADER = 64
 NO_LAG = 0xFFFFFFFF
 NONE = 0xFFFFFFFFFFFFFFFF
 NEVER = -(1 << 63)
+# Positions of a journal and lsns are below this.
+POSITIONS = 1 << 62
 
 (BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR, LINK, MARKER, RUN, SEAL, IMAGES, PACK, ORDER) = range(1, 15)
 KINDS = {BATCH: "batch", CREATED: "created", CONFIGURED: "configured", DELETED: "deleted", TRIM: "trim",
@@ -162,6 +164,9 @@ def frame_header(data, offset, salt, base):
         return None
     if base is not None and position != base + offset:
         return None
+    # What no store gets to: addresses of runs begin with 2^63.
+    if POSITIONS <= position < 1 << 63 or (kind != FENCE and first_lsn >= POSITIONS):
+        return None
     if crc(data[offset + 4:offset + head], crc(salt)) != stated:
         return None
     durable = None if lag == NO_LAG else position - lag * 8
@@ -184,11 +189,25 @@ def frame_body(data, frame):
     return body
 
 
+# No body is larger than this when it is plain, bytes. FORMAT may allow more: the largest of all stores that
+# were opened counts.
+LARGEST_BODY = 64 << 20
+allowed = LARGEST_BODY
+
+
+def allow(largest_body):
+    """From now on bodies of so many bytes are decompressed."""
+    global allowed
+    allowed = max(allowed, largest_body)
+
+
 def plain(frame):
     """The body as it was before it was compressed."""
     if frame.codec == 0:
         return frame.body
     size = int.from_bytes(frame.body[:4], "little")
+    if size > allowed:
+        raise Bad(f"the body of the frame at {frame.position} claims {size} bytes decompressed, above {allowed}")
     if frame.codec == 1:
         return lz4.block.decompress(frame.body[4:], uncompressed_size=size)
     if frame.codec == 2:

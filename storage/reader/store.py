@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from derived import index_of, newest_checkpoint, read_checkpoint
-from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LIFE_BLOCK, LINK, MARKER, NEVER,
-                    SEAL, TRIM, Bad, Life, bytes_digest, crc, directory, fields, frame_body, frame_header,
+from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LARGEST_BODY, LIFE_BLOCK, LINK, MARKER, NEVER,
+                    SEAL, TRIM, Bad, Life, allow, bytes_digest, crc, directory, fields, frame_body, frame_header,
                     life_block, message, plain, producer, records, sent_digest, signed)
 from runs import arrival_of, enter, find_runs
 from state import Batch, Log, Producer, Segment, pushed
@@ -56,8 +56,11 @@ class Store:
         self.digests = [0, 0]
         self.after_segment = lambda segment, store: None
         form = text_file(self.path / "FORMAT", "wald store", ["version", "id"])
-        if form is None or form["version"] != "1":
+        if form is None:
+            form = text_file(self.path / "FORMAT", "wald store", ["version", "id", "largest_body"])
+        if form is None or form["version"] != ("2" if "largest_body" in form else "1"):
             raise Bad("FORMAT is missing, damaged or of another version")
+        allow(int(form.get("largest_body", LARGEST_BODY)))
         self.id = int(form["id"], 16).to_bytes(16, "little")
         self.begun = text_file(self.path / "BEGUN", "wald begun", ["epoch", "segment", "base"])
         self.runs = find_runs(self.path, self.id, self.problem)

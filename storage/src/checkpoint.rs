@@ -21,6 +21,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::backup::Backups;
+use crate::bounds;
 use crate::directory;
 use crate::disk::{Disk, DiskFile, read_whole};
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
@@ -231,10 +232,7 @@ pub(crate) fn path(last: SegmentId) -> String {
 
 /// The id in a checkpoint's file name.
 pub(crate) fn id_of(name: &str) -> Option<SegmentId> {
-    let digits = name
-        .strip_suffix(".ckp")
-        .filter(|digits| digits.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+    bounds::named(name, ".ckp")
 }
 
 /// Removes all checkpoints.
@@ -310,8 +308,8 @@ pub(crate) fn take_apart<'a>(
         match field? {
             (1, Value::Fixed64(half)) => low = half,
             (2, Value::Fixed64(half)) => high = half,
-            (3, Value::Varint(epoch)) => summary.epoch = RecoveryEpoch::new(epoch),
-            (4, Value::Varint(counter)) => summary.next_log_counter = counter,
+            (3, Value::Varint(epoch)) => summary.epoch = bounds::epoch(epoch)?,
+            (4, Value::Varint(counter)) => summary.next_log_counter = bounds::counter(counter)?,
             (5, Value::Varint(flag)) => summary.clean = flag != 0,
             (6, Value::Fixed64(time)) => {
                 summary.arrival = Timestamp::from_micros(time.cast_signed());
@@ -319,12 +317,12 @@ pub(crate) fn take_apart<'a>(
             (13, Value::Fixed64(time)) => {
                 summary.expiry = Some(Timestamp::from_micros(time.cast_signed()));
             }
-            (7, Value::Varint(id)) => summary.last = SegmentId::new(id),
-            (8, Value::Varint(id)) => summary.before = Some(SegmentId::new(id)),
+            (7, Value::Varint(id)) => summary.last = bounds::segment(id)?,
+            (8, Value::Varint(id)) => summary.before = Some(bounds::segment(id)?),
             (9, Value::Fixed32(chain)) => summary.chain = chain,
             (10, Value::Bytes(mut part)) => {
-                let epoch = RecoveryEpoch::new(wire::take_varint(&mut part)?);
-                let end = Position::new(wire::take_varint(&mut part)?);
+                let epoch = bounds::epoch(wire::take_varint(&mut part)?)?;
+                let end = bounds::position(wire::take_varint(&mut part)?)?;
                 summary.history.push((epoch, end));
             }
             (11, Value::Bytes(part)) => summary.segments.push(segment(part)?),
@@ -343,17 +341,17 @@ pub(crate) fn take_apart<'a>(
 fn segment(mut part: &[u8]) -> Option<SegmentEntry> {
     let mut number = || wire::take_varint(&mut part);
     let (id, size, bytes, base, length) = (number()?, number()?, number()?, number()?, number()?);
-    let base = Position::new(base);
+    let base = bounds::position(base)?;
     Some(SegmentEntry {
         life: Life {
-            id: SegmentId::new(id),
-            size,
+            id: bounds::segment(id)?,
+            size: bounds::offset(size)?,
             salt: u64::from_le_bytes(part.try_into().ok()?),
             store_id: 0,
         },
         base,
-        end: Position::new(base.get().checked_add(length)?),
-        bytes,
+        end: base.advance(bounds::offset(length)?),
+        bytes: bounds::offset(bytes)?,
     })
 }
 

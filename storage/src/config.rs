@@ -216,6 +216,14 @@ impl StorageConfig {
         (self.sorter_step() / 2).max(live / 10).min(LARGEST_RUN)
     }
 
+    /// The largest body that a frame gets, bytes: a request, or all that a log may have in memory.
+    pub(crate) fn largest_body(&self) -> u32 {
+        let request = u64::from(self.limits().max_batch_bytes);
+        let unit = crate::journal::largest_unit(self.segment_bytes);
+        let body = request.saturating_add(self.buffer_bytes).min(unit);
+        u32::try_from(body).unwrap_or(u32::MAX)
+    }
+
     /// The limits requests are held to, with what the segment size leaves of them.
     pub fn limits(&self) -> Limits {
         // Frames take something too.

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use crate::bounds;
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskLock, is_out_of_space};
 use crate::engine::DurabilityTruth;
 use crate::error::OpenError;
 use crate::ids::{Position, RecoveryEpoch, SegmentId};
+use crate::journal::compress;
 use crate::journal::frame::crc32c;
 
 /// The directories of a store.
@@ -23,7 +25,8 @@ const FORMAT_NEW: &str = "FORMAT.new";
 /// There as long as a restore is not finished.
 pub(crate) const RESTORING: &str = "RESTORING";
 const LOCK: &str = "LOCK";
-const VERSION: u32 = 1;
+/// Version 2 tells the largest body, where that is more than versions before it allowed.
+const VERSION: u32 = 2;
 
 /// What FORMAT says.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +66,11 @@ pub(crate) fn check_restored(disk: &dyn Disk) -> Result<Vec<String>, OpenError> 
                 disk.location()
             ),
         });
+    }
+    // Nothing but files has the names of files, also where a start would do without.
+    for directory in DIRECTORIES {
+        visit(disk, directory, &mut |_| {})
+            .map_err(OpenError::io(format!("listing {directory}")))?;
     }
     Ok(names)
 }
@@ -166,19 +174,35 @@ pub(crate) fn leaves_behind(name: &str) -> bool {
     [FORMAT_NEW, BEGUN_NEW, PROBE].contains(&name)
 }
 
-/// Whether the store has a BEGUN file, whole or not.
-pub(crate) fn has_begun(disk: &dyn Disk) -> std::io::Result<bool> {
-    Ok(disk.list("")?.iter().any(|name| name == BEGUN))
-}
-
-fn encode_format(id: u128) -> String {
-    let text = format!("wald store\nversion {VERSION}\nid {id:032x}\n");
+/// What FORMAT says: the largest body only if that is more than any store may have.
+fn encode_format(id: u128, largest_body: u32) -> String {
+    let text = match largest_body <= compress::LARGEST_BODY {
+        true => format!("wald store\nversion 1\nid {id:032x}\n"),
+        false => format!("wald store\nversion 2\nid {id:032x}\nlargest_body {largest_body}\n"),
+    };
     let crc = crc32c(text.as_bytes());
     format!("{text}crc {crc:08x}\n")
 }
 
-/// Reads the store's identity.
+/// Reads the store's identity. From then on this process decompresses bodies as large as the
+/// store may have.
 pub(crate) fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
+    let (id, largest_body) = read_identity(disk)?;
+    compress::allow(largest_body);
+    Ok(id)
+}
+
+/// Makes sure that FORMAT allows bodies of so many bytes, before one is written.
+pub(crate) fn allow(disk: &dyn Disk, largest_body: u32) -> Result<(), OpenError> {
+    let (id, allowed) = read_identity(disk)?;
+    compress::allow(largest_body);
+    match largest_body <= allowed {
+        true => Ok(()),
+        false => write_format(disk, id, largest_body),
+    }
+}
+
+fn read_identity(disk: &dyn Disk) -> Result<(u128, u32), OpenError> {
     let text = read_text(disk, FORMAT).map_err(OpenError::io("reading FORMAT"))?;
     let version = field(&text, "version").and_then(|v| v.parse::<u32>().ok());
     if let Some(found) = version.filter(|found| *found > VERSION) {
@@ -188,8 +212,12 @@ pub(crate) fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
         });
     }
     let id = field(&text, "id").and_then(|id| u128::from_str_radix(id, 16).ok());
-    match id {
-        Some(id) if encode_format(id) == text => Ok(id),
+    let largest = match field(&text, "largest_body") {
+        Some(bytes) => bytes.parse().ok(),
+        None => Some(compress::LARGEST_BODY),
+    };
+    match (id, largest) {
+        (Some(id), Some(largest)) if encode_format(id, largest) == text => Ok((id, largest)),
         _ => Err(OpenError::NotAStore {
             what: format!(
                 "{}/FORMAT is not one of Wald's, or damaged; `wald repair --accept-loss` writes it anew from what the segments say",
@@ -200,9 +228,9 @@ pub(crate) fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
 }
 
 /// Writes FORMAT anew.
-pub(crate) fn write_format(disk: &dyn Disk, id: u128) -> Result<(), OpenError> {
-    replace(disk, FORMAT, FORMAT_NEW, encode_format(id).as_bytes())
-        .map_err(OpenError::io("writing FORMAT"))
+pub(crate) fn write_format(disk: &dyn Disk, id: u128, largest_body: u32) -> Result<(), OpenError> {
+    let text = encode_format(id, largest_body);
+    replace(disk, FORMAT, FORMAT_NEW, text.as_bytes()).map_err(OpenError::io("writing FORMAT"))
 }
 
 fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
@@ -220,7 +248,7 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
     disk.draw(&mut id)
         .map_err(OpenError::io("drawing a store id"))?;
     let id = u128::from_le_bytes(id);
-    write_format(disk, id)?;
+    write_format(disk, id, compress::LARGEST_BODY)?;
     Ok(id)
 }
 
@@ -240,6 +268,27 @@ pub(crate) struct LastBegun {
     pub(crate) base: Position,
 }
 
+/// What there is of BEGUN.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ReadBegun {
+    Good(LastBegun),
+    Missing,
+    /// It is not whole: as if it were missing.
+    Damaged,
+    /// It is whole, and no store gets so far: somebody made it up. In words. It is not used.
+    Beyond(String),
+}
+
+impl ReadBegun {
+    /// What it says, if that can be used.
+    pub(crate) fn good(&self) -> Option<LastBegun> {
+        match self {
+            Self::Good(begun) => Some(*begun),
+            Self::Missing | Self::Damaged | Self::Beyond(_) => None,
+        }
+    }
+}
+
 impl LastBegun {
     pub(crate) fn encode(&self) -> String {
         let (epoch, segment, base) = (self.epoch, self.segment, self.base);
@@ -248,20 +297,44 @@ impl LastBegun {
         format!("{text}crc {crc:08x}\n")
     }
 
-    /// Reads it; `None` if there is none that is whole.
-    pub(crate) fn read(disk: &dyn Disk) -> std::io::Result<Option<Self>> {
+    /// Reads it.
+    pub(crate) fn read(disk: &dyn Disk) -> std::io::Result<ReadBegun> {
         if !disk.list("")?.iter().any(|name| name == BEGUN) {
-            return Ok(None);
+            return Ok(ReadBegun::Missing);
         }
         let text = read_text(disk, BEGUN)?;
         let parse = || {
-            Some(Self {
-                epoch: RecoveryEpoch::new(field(&text, "epoch")?.parse().ok()?),
-                segment: SegmentId::new(u64::from_str_radix(field(&text, "segment")?, 16).ok()?),
-                base: Position::new(field(&text, "base")?.parse().ok()?),
-            })
+            Some((
+                field(&text, "epoch")?.parse().ok()?,
+                u64::from_str_radix(field(&text, "segment")?, 16).ok()?,
+                field(&text, "base")?.parse().ok()?,
+            ))
         };
-        Ok(parse().filter(|begun| begun.encode() == text))
+        let Some((epoch, segment, base)) = parse() else {
+            return Ok(ReadBegun::Damaged);
+        };
+        let told = Self {
+            epoch: RecoveryEpoch::new(epoch),
+            segment: SegmentId::new(segment),
+            base: Position::new(base),
+        };
+        if told.encode() != text {
+            return Ok(ReadBegun::Damaged);
+        }
+        let beyond = |what: &str, number: &dyn std::fmt::Display, most: u64| {
+            ReadBegun::Beyond(format!("{BEGUN}: {what} {number} is above {most}"))
+        };
+        if bounds::epoch(epoch).is_none() {
+            return Ok(beyond("epoch", &epoch, bounds::EPOCHS - 1));
+        }
+        if bounds::segment(segment).is_none() {
+            return Ok(beyond("segment", &segment, bounds::SEGMENTS - 1));
+        }
+        let most = bounds::POSITIONS - bounds::POSITIONS_LEFT;
+        if base > most {
+            return Ok(beyond("base", &base, most));
+        }
+        Ok(ReadBegun::Good(told))
     }
 
     /// Replaces it, durably.

@@ -9,6 +9,7 @@
 mod behind;
 mod map;
 pub(crate) mod memory;
+mod private;
 mod real;
 mod sim;
 
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub use memory::{give_back_memory, keep_little_free_memory};
+pub use private::{Owner, Strangers, make_directories, owner, strangers};
 pub use real::RealDisk;
 pub use sim::{Call, CallKind, CutPoint, Filter, Lie, SimDisk};
 

@@ -38,6 +38,7 @@ use crate::ids::{LogName, Lsn, Position, RecoveryEpoch};
 use crate::index::Indexes;
 use crate::indexer::{Indexer, Wanted};
 use crate::journal::committer::{Committer, Operation, Submission};
+use crate::journal::compress;
 use crate::journal::pool::Pool;
 use crate::journal::{Answer, Journal};
 use crate::metrics::Observer;
@@ -133,12 +134,16 @@ impl Core {
             Some(archive) => Some(Archive::open(archive, store.id)?),
             None => None,
         };
+        // What the settings allow is not taken for damage.
+        compress::allow(config.largest_body());
         let seams = (&*clock, &*observer);
         let mut recovered = match start {
             Start::Serve => recovery::recover(&disk, store, &config, seams)?,
             Start::AcceptLoss => recovery::recover_from_frames(&disk, store, &config, seams)?,
         };
+        recovered.check_room()?;
         directory::complete(&*disk)?;
+        directory::allow(&*disk, config.largest_body())?;
         if matches!(start, Start::AcceptLoss) {
             recovered
                 .forget_indexes(&disk)

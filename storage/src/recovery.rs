@@ -27,10 +27,11 @@ use self::files::{LoadedTail, Used};
 use self::runs::Runs;
 use self::walk::{Bytes, Item, Walked};
 use crate::backup::Backups;
+use crate::bounds;
 use crate::checkpoint;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{OnDamage, StorageConfig};
-use crate::directory::{self, LastBegun, Store};
+use crate::directory::{self, LastBegun, ReadBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId, Timestamp};
@@ -48,8 +49,7 @@ use crate::quarantine::{Damage, Damages};
 use crate::record::Gap;
 use crate::repair::Loss;
 
-/// No segment is larger: offsets in one are kept in 32 bits.
-pub(crate) const LARGEST_SEGMENT: u64 = 1 << 32;
+pub(crate) use crate::bounds::LARGEST_SEGMENT;
 
 /// Where the time of a start went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -194,6 +194,7 @@ pub(crate) fn recover(
     if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
         return Err(OpenError::Damaged(recovered.what_is_damaged()));
     }
+    recovered.check_room()?;
     Ok(recovered)
 }
 
@@ -303,7 +304,11 @@ impl Recovered {
         let started = clock.monotonic();
         let mut ids = self.list_files(disk)?;
         self.list_runs(disk, &mut ids)?;
-        self.last_begun = LastBegun::read(disk).map_err(OpenError::io("reading BEGUN"))?;
+        let begun = LastBegun::read(disk).map_err(OpenError::io("reading BEGUN"))?;
+        self.last_begun = begun.good();
+        if let ReadBegun::Beyond(what) = begun {
+            self.findings.push(format!("{what}; it is not used"));
+        }
         self.read_checkpoint(disk, &ids, trust == Trust::Checkpoint)?;
         self.check_life(disk)?;
         self.apply_runs(disk)?;
@@ -328,6 +333,32 @@ impl Recovered {
         self.read(disk, &used, tail, observer)?;
         self.times.segments = clock.monotonic().duration_since(begun);
         Ok(Some(self))
+    }
+
+    /// Makes sure that the store can go on: the next start is to read what this one writes.
+    ///
+    /// # Errors
+    /// If there are no positions or epochs left.
+    pub(crate) fn check_room(&self) -> Result<(), OpenError> {
+        let most = bounds::POSITIONS - bounds::POSITIONS_LEFT;
+        let starts = self.lost_starts.saturating_add(1);
+        let epoch = self.epoch.max(self.highest_epoch).get();
+        let what = if self.next_base.get() > most {
+            format!("would go on at position {}, above {most}", self.next_base)
+        } else if epoch.saturating_add(starts) >= bounds::EPOCHS {
+            format!(
+                "is in recovery epoch {epoch}, of {} at most",
+                bounds::EPOCHS - 1
+            )
+        } else {
+            return Ok(());
+        };
+        Err(OpenError::NotAStore {
+            what: format!(
+                "the store {what}: no store gets so far, so its files were altered; restore a \
+                 backup, or serve it with an older version and append its records to a new store"
+            ),
+        })
     }
 
     /// Goes over all segments in order and applies what their indexes say, or they

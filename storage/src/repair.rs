@@ -63,6 +63,7 @@ pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, Ope
     let offline = Offline::open(Arc::clone(disk))?;
     let seams = (&SystemClock, &NoObserver);
     let found = recovery::recover_from_frames(disk, offline.store, config, (seams.0, seams.1))?;
+    found.check_room()?;
     Ok(Loss {
         format: !matches!(offline.format, Format::Good(_)),
         ..found.loss()
@@ -90,7 +91,7 @@ pub fn accept_loss(
     note(&**disk, &text).map_err(fail())?;
     if loss.format {
         let id = Offline::open(Arc::clone(disk))?.store_id();
-        directory::write_format(&**disk, id)?;
+        directory::write_format(&**disk, id, config.largest_body())?;
     }
     let config = StorageConfig {
         on_damage: OnDamage::Quarantine,

@@ -44,11 +44,9 @@ pub(crate) use self::sort::Sorter;
 #[cfg(test)]
 pub(crate) use self::sort::Turns;
 pub(crate) use self::write::{Writer, draw_salt};
+use crate::bounds::{self, ADDRESSES};
 use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;
-
-/// Addresses of runs begin here: no journal gets so far.
-const ADDRESSES: u64 = 1 << 63;
 
 /// A run has so many addresses.
 const SPAN: u64 = 1 << 32;
@@ -97,6 +95,5 @@ pub(crate) fn new_path(id: SegmentId) -> String {
 
 /// The id in the name of a run that was being written.
 pub(crate) fn new_id(name: &str) -> Option<SegmentId> {
-    let digits = name.strip_suffix(".new").filter(|name| name.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+    bounds::named(name, ".new")
 }

@@ -4,6 +4,7 @@ mod appending;
 mod archiving;
 mod backups;
 mod compression;
+mod crafted;
 mod cursors;
 mod damage;
 mod damaged_files;

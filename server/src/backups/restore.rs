@@ -16,6 +16,7 @@ use super::{
     print, tell_damage, view, wants_json,
 };
 use crate::config::Config;
+use crate::host;
 use crate::serve::Exit;
 
 /// Bytes that a drill reads in one step.
@@ -98,6 +99,7 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
             work.drill(&place)?
         }
         false => {
+            host::check_owner(config, &config.data_dir)?;
             let restored = work.restore(&config.data_dir)?;
             work.tell(&restored, &config.data_dir, None)?;
             restored.report.damage.is_empty() && restored.report.findings.is_empty()

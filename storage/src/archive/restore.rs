@@ -145,7 +145,7 @@ pub fn restore(
             .map_err(io("flushing names"))?;
     }
     // Without it nothing is a store, whatever else is there.
-    directory::write_format(&**target, work.store_id)?;
+    directory::write_format(&**target, work.store_id, config.largest_body())?;
     let report = recovery::inspect(target, config)?;
     target.remove(RESTORING).map_err(io("removing RESTORING"))?;
     target.sync_directory("").map_err(io("flushing names"))?;

@@ -1,7 +1,7 @@
 //! A backup seen as the directory that it was, without restoring it; cut at a position if
 //! that is wanted. Nothing can be changed through it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -10,13 +10,14 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::STEP;
 use super::frames::FrameCheck;
+use crate::bounds;
 use crate::checkpoint;
 use crate::config::StorageConfig;
 use crate::directory::{BEGUN, FORMAT, LastBegun};
 use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
 use crate::engine::{BackupFile, BackupManifest};
 use crate::error::RestoreError;
-use crate::ids::{Position, RecoveryEpoch, SegmentId};
+use crate::ids::{Position, SegmentId};
 use crate::journal::segment::{Life, id_of, journal_path};
 use crate::journal::{LIFE_BYTES, frame};
 use crate::recovery::{self, LARGEST_SEGMENT, RecoveryReport, last_whole_unit};
@@ -101,6 +102,8 @@ impl BackupView {
             files: BTreeMap::new(),
             position: manifest.position,
         };
+        check_numbers(manifest)?;
+        let mut digests = HashSet::new();
         for file in &manifest.files {
             let shown = Shown {
                 file: Some(file.clone()),
@@ -108,11 +111,19 @@ impl BackupView {
                 size: file.bytes,
                 made: Bytes::new(),
             };
-            if !is_of_a_store(file) || view.files.insert(file.path.clone(), shown).is_some() {
-                return Err(RestoreError::Manifest(format!(
-                    "the file {:?} of {} bytes, or that twice",
-                    file.path, file.bytes
-                )));
+            let refused = |what: &str| {
+                let (path, bytes) = (&file.path, file.bytes);
+                RestoreError::Manifest(format!("the file {path:?} of {bytes} bytes {what}"))
+            };
+            if !is_of_a_store(file) {
+                return Err(refused("is none that a store has"));
+            }
+            if view.files.insert(file.path.clone(), shown).is_some() {
+                return Err(refused("is there twice"));
+            }
+            // Each has an id or a name of its own in it.
+            if !digests.insert(file.digest) {
+                return Err(refused("has the same content as another"));
             }
         }
         if !view.files.contains_key(FORMAT) {
@@ -138,9 +149,9 @@ impl BackupView {
             .map_err(RestoreError::io("drawing where a restored store goes on"))?;
         let begun = LastBegun {
             // The first start is one epoch more.
-            epoch: RecoveryEpoch::new(manifest.recovery_epoch.get().saturating_add(epochs - 1)),
+            epoch: manifest.recovery_epoch.plus(epochs - 1),
             segment: lost.map_or(last.id, |lost| lost.max(last.id)),
-            base: Position::new(manifest.position.get().saturating_add(positions)),
+            base: manifest.position.advance(positions),
         };
         let text = Bytes::from(begun.encode());
         let shown = Shown {
@@ -162,7 +173,7 @@ impl BackupView {
     /// Bytes of the content of all its files.
     pub fn bytes(&self) -> u64 {
         let files = self.files.values().filter_map(|shown| shown.file.as_ref());
-        files.map(|file| file.bytes).sum()
+        files.fold(0, |sum: u64, file| sum.saturating_add(file.bytes))
     }
 
     /// Reads everything and compares it with its digest, then reads it as a start would.
@@ -393,6 +404,26 @@ fn leap(disk: &dyn Disk) -> io::Result<(u64, u64)> {
     ))
 }
 
+/// Refuses numbers that no store gets to: they are summed up from here on.
+fn check_numbers(manifest: &BackupManifest) -> Result<(), RestoreError> {
+    let beyond = |what: &str, number: u64, most: u64| match number <= most {
+        true => Ok(()),
+        false => Err(RestoreError::Manifest(format!(
+            "{what} {number}, above {most}"
+        ))),
+    };
+    // As far as a restore leaps, and a start after it.
+    let epochs = bounds::EPOCHS - 1 - 2 * EPOCHS_AHEAD;
+    beyond("recovery epoch", manifest.recovery_epoch.get(), epochs)?;
+    let positions = bounds::POSITIONS - bounds::POSITIONS_LEFT - 2 * POSITIONS_AHEAD;
+    beyond("position", manifest.position.get(), positions)?;
+    for damage in &manifest.damage {
+        let segment = damage.segment.map_or(0, SegmentId::get);
+        beyond("damage in segment", segment, bounds::SEGMENTS - 1)?;
+    }
+    Ok(())
+}
+
 /// Life and base of a segment, if its beginning is good.
 fn begun(
     content: &dyn DiskFile,
@@ -418,10 +449,7 @@ fn run_id(path: &str) -> Option<SegmentId> {
 
 /// The id in the name of an index file.
 fn index_id(name: &str) -> Option<SegmentId> {
-    let digits = name
-        .strip_suffix(".idx")
-        .filter(|digits| digits.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+    bounds::named(name, ".idx")
 }
 
 /// Whether a path is one that a store has, written as the store writes it, and the size is

@@ -1,22 +1,34 @@
 //! The real file system, through positional reads and writes and `fdatasync`.
+//!
+//! Other users of the machine get nothing from it: what it makes is the owner's alone, and no
+//! symbolic link, pipe or device below the data directory is followed or waited for. The path
+//! of the data directory itself is the operator's, and may lead through links.
 
 #![allow(
     clippy::disallowed_methods,
     reason = "this is the one place that touches files"
 )]
 
-use std::fs::{self, File, OpenOptions};
+use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, Read};
 use std::num::NonZeroU64;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rustix::fs::{FileType, FlockOperation, OFlags, RawDir, flock, fstatvfs, statfs};
+use parking_lot::Mutex;
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, OFlags, RawDir, flock, fstatvfs, mkdirat, openat, renameat,
+    statat, statfs, unlinkat,
+};
+use rustix::io::Errno;
 #[cfg(target_os = "linux")]
 use rustix::io::ReadWriteFlags;
 
+use super::private::{DIRECTORY, FILE, Odd, close_directory, close_file, make_directories};
 use super::{Disk, DiskFile, DiskLock, FileSystem};
 use crate::error::OpenError;
 
@@ -26,10 +38,19 @@ const NAMES_BYTES: usize = 64 << 10;
 /// Enough for every block device in use.
 const DIRECT_ALIGN: usize = 4096;
 
+/// What every file of a store is opened with: a link in its place is refused, and a pipe
+/// is not waited for.
+const NO_SURPRISE: OFlags = OFlags::NOFOLLOW
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::CLOEXEC);
+
 /// A data directory on a mounted file system.
 #[derive(Debug)]
 pub struct RealDisk {
     root: PathBuf,
+    /// The data directory, and those in it that were used so far, each opened once: no link
+    /// that takes the place of one later is followed.
+    directories: Mutex<HashMap<String, Arc<OwnedFd>>>,
     /// Nothing is ever written: files are opened for reading, whatever their rights.
     read_only: bool,
 }
@@ -46,7 +67,7 @@ impl RealDisk {
             source,
         };
         if !root.is_dir() {
-            fs::create_dir_all(root).map_err(fail)?;
+            make_directories(root).map_err(fail)?;
             let absolute = root.canonicalize().map_err(fail)?;
             for ancestor in absolute.ancestors().skip(1) {
                 // Beyond the directories we may have made, lack of rights is no fault.
@@ -58,6 +79,7 @@ impl RealDisk {
         let root = root.canonicalize().map_err(fail)?;
         Ok(Arc::new(Self {
             root,
+            directories: Mutex::default(),
             read_only: false,
         }))
     }
@@ -78,6 +100,7 @@ impl RealDisk {
         }
         Ok(Arc::new(Self {
             root,
+            directories: Mutex::default(),
             read_only: true,
         }))
     }
@@ -92,6 +115,86 @@ impl RealDisk {
 
     fn path(&self, path: &str) -> PathBuf {
         self.root.join(path)
+    }
+
+    /// The directory of a path, open, and the name in it.
+    fn split<'a>(&self, path: &'a str) -> io::Result<(Arc<OwnedFd>, &'a str)> {
+        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Ok((self.directory(directory)?, name))
+    }
+
+    /// A directory, opened once: to find files in, not to list.
+    fn directory(&self, path: &str) -> io::Result<Arc<OwnedFd>> {
+        if let Some(open) = self.directories.lock().get(path) {
+            return Ok(Arc::clone(open));
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = match path {
+            "" => rustix::fs::open(&self.root, flags, DIRECTORY.into())?,
+            _ => self.open_directory(path, flags)?,
+        };
+        let open = Arc::new(open);
+        let mut directories = self.directories.lock();
+        let open = directories.entry(path.to_owned()).or_insert(open);
+        Ok(Arc::clone(open))
+    }
+
+    /// Opens a directory in the data directory, if it is one.
+    fn open_directory(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        let (parent, name) = self.split(path)?;
+        let flags = flags | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(&*parent, name, flags, DIRECTORY.into()) {
+            Err(Errno::NOTDIR | Errno::LOOP) => Err(self.odd(path, Odd::NotADirectory)),
+            opened => Ok(opened?),
+        }
+    }
+
+    /// Opens a directory to list or flush it.
+    fn open_to_list(&self, path: &str) -> io::Result<OwnedFd> {
+        match path {
+            "" => Ok(File::open(&self.root)?.into()),
+            _ => self.open_directory(path, OFlags::RDONLY),
+        }
+    }
+
+    /// Opens what must be a regular file.
+    fn open_file(&self, path: &str, flags: OFlags) -> io::Result<File> {
+        let (directory, name) = self.split(path)?;
+        let opened = openat(&*directory, name, flags | NO_SURPRISE, FILE.into());
+        let file: File = match opened {
+            Ok(opened) => opened.into(),
+            // A link, a directory, a socket.
+            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => {
+                return Err(self.odd(path, Odd::NotAFile));
+            }
+            Err(Errno::EXIST) if !self.is_file(path) => {
+                return Err(self.odd(path, Odd::NotAFile));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Err(self.odd(path, Odd::NotAFile));
+        }
+        if flags.contains(OFlags::CREATE) {
+            close_file(&file, &found)?;
+        }
+        Ok(file)
+    }
+
+    fn file_type(&self, path: &str) -> Option<FileType> {
+        let (directory, name) = self.split(path).ok()?;
+        let found = statat(&*directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some(FileType::from_raw_mode(found.st_mode))
+    }
+
+    fn is_file(&self, path: &str) -> bool {
+        self.file_type(path) == Some(FileType::RegularFile)
+    }
+
+    /// The error for something in the place of a file or directory of the store.
+    fn odd(&self, path: &str, odd: Odd) -> io::Error {
+        odd.error(&self.path(path), self.file_type(path))
     }
 }
 
@@ -108,12 +211,19 @@ impl Disk for RealDisk {
 
     fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
         self.writable()?;
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(self.path(path))?;
+        let make = OFlags::CREATE | OFlags::EXCL;
+        // One that is there keeps its mode.
+        let mut file = match self.open_file(path, OFlags::RDWR) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                match self.open_file(path, OFlags::RDWR | make) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                        self.open_file(path, OFlags::RDWR)?
+                    }
+                    made => made?,
+                }
+            }
+            opened => opened?,
+        };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -130,7 +240,7 @@ impl Disk for RealDisk {
     }
 
     fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
-        let mut file = match File::open(self.path(path)) {
+        let mut file = match self.open_file(path, OFlags::RDONLY) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ok(None)),
             Err(error) => return Err(error),
@@ -148,23 +258,21 @@ impl Disk for RealDisk {
 
     fn create_directory(&self, path: &str) -> io::Result<()> {
         self.writable()?;
-        let path = self.path(path);
-        match fs::create_dir(&path) {
-            // What cannot be looked at is not said to be a file.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if fs::metadata(&path)?.is_dir() {
-                    return Ok(());
-                }
-                Err(error)
-            }
-            result => result,
+        let (parent, name) = self.split(path)?;
+        match mkdirat(&*parent, name, DIRECTORY.into()) {
+            Ok(()) => close_directory(&*parent, name),
+            Err(Errno::EXIST) => self.open_directory(path, OFlags::PATH).map(drop),
+            Err(error) => Err(error.into()),
         }
     }
 
     fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
         // Nothing is allocated for a name: there may be very many.
-        let path = self.path(directory);
-        let opened = File::open(&path)?;
+        let opened = self.open_to_list(directory)?;
+        let within = |name: &str| match directory {
+            "" => name.to_owned(),
+            _ => format!("{directory}/{name}"),
+        };
         let mut buffer = Vec::with_capacity(NAMES_BYTES);
         let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
@@ -172,14 +280,20 @@ impl Disk for RealDisk {
             let Ok(name) = entry.file_name().to_str() else {
                 continue;
             };
-            let is_file = match entry.file_type() {
-                FileType::RegularFile => true,
+            let found = match entry.file_type() {
                 // Some file systems do not say it here.
-                FileType::Unknown => fs::symlink_metadata(path.join(name))?.is_file(),
-                _ => false,
+                FileType::Unknown => self.file_type(&within(name)),
+                told => Some(told),
             };
-            if is_file {
-                each(name);
+            match found {
+                Some(FileType::RegularFile) => each(name),
+                Some(found) => {
+                    if let Some(odd) = Odd::of(directory, name, found) {
+                        return Err(odd.error(&self.path(&within(name)), Some(found)));
+                    }
+                }
+                // It is gone.
+                None => {}
             }
         }
         Ok(())
@@ -187,20 +301,16 @@ impl Disk for RealDisk {
 
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         self.writable()?;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(self.path(path))?;
+        let file = self.open_file(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         Ok(Arc::new(RealFile(file)))
     }
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(!self.read_only)
-            .open(self.path(path))?;
-        Ok(Arc::new(RealFile(file)))
+        let flags = match self.read_only {
+            true => OFlags::RDONLY,
+            false => OFlags::RDWR,
+        };
+        Ok(Arc::new(RealFile(self.open_file(path, flags)?)))
     }
 
     fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
@@ -213,12 +323,7 @@ impl Disk for RealDisk {
         from: u64,
         bytes: u64,
     ) -> io::Result<Option<Bytes>> {
-        let direct = i32::try_from(OFlags::DIRECT.bits()).map_err(io::Error::other)?;
-        let opened = OpenOptions::new()
-            .read(true)
-            .custom_flags(direct)
-            .open(self.path(path));
-        let file = match opened {
+        let file = match self.open_file(path, OFlags::RDONLY | OFlags::DIRECT) {
             Ok(file) => file,
             // What file systems say that do not have it.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
@@ -254,16 +359,18 @@ impl Disk for RealDisk {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.writable()?;
-        fs::rename(self.path(from), self.path(to))
+        let ((from, old), (to, new)) = (self.split(from)?, self.split(to)?);
+        Ok(renameat(&*from, old, &*to, new)?)
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
         self.writable()?;
-        fs::remove_file(self.path(path))
+        let (directory, name) = self.split(path)?;
+        Ok(unlinkat(&*directory, name, AtFlags::empty())?)
     }
 
     fn sync_directory(&self, directory: &str) -> io::Result<()> {
-        File::open(self.path(directory))?.sync_all()
+        File::from(self.open_to_list(directory)?).sync_all()
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::chain::{Chain, Node};
+use crate::bounds;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::body;
 use crate::local::{ExtrasImage, Kept};
@@ -97,28 +98,28 @@ impl Image {
             extras: None,
         };
         let mut extras = ExtrasImage::default();
-        let segment = |id| (id != 0).then(|| SegmentId::new(id));
+        let segment = |id| Some(Some(bounds::segment(id)?).filter(|id| id.get() != 0));
         let time = |bits: u64| Timestamp::from_micros(bits.cast_signed());
         for field in wire::fields(input) {
             match field? {
-                (1, Value::Varint(id)) => image.id = LogId::new(id),
+                (1, Value::Varint(id)) => image.id = bounds::log(id)?,
                 (2, Value::Bytes(name)) => {
                     image.name = Some(LogName::new(std::str::from_utf8(name).ok()?).ok()?);
                 }
-                (3, Value::Varint(lsn)) => image.next = Lsn::new(lsn),
-                (4, Value::Varint(lsn)) => image.kept.first = Lsn::new(lsn),
+                (3, Value::Varint(lsn)) => image.next = bounds::lsn(lsn)?,
+                (4, Value::Varint(lsn)) => image.kept.first = bounds::lsn(lsn)?,
                 (5, Value::Fixed64(bits)) => image.last_time = time(bits),
                 (6, Value::Fixed64(bits)) => image.create_time = time(bits),
                 (7, Value::Fixed64(bits)) => image.update_time = time(bits),
-                (8, Value::Varint(end)) => image.created_end = Position::new(end),
-                (9, Value::Varint(end)) => image.last_end = Position::new(end),
-                (10, Value::Varint(bytes)) => image.stored_bytes = bytes,
+                (8, Value::Varint(end)) => image.created_end = bounds::place(end)?,
+                (9, Value::Varint(end)) => image.last_end = bounds::place(end)?,
+                (10, Value::Varint(bytes)) => image.stored_bytes = bounds::records(bytes)?,
                 (11, Value::Varint(flag)) => image.deleted = flag != 0,
                 (12, Value::Bytes(config)) => image.config = body::config(config)?.shared(),
-                (13, Value::Varint(id)) => image.touched_in = segment(id),
-                (14, Value::Varint(id)) => image.created_in = segment(id),
+                (13, Value::Varint(id)) => image.touched_in = segment(id)?,
+                (14, Value::Varint(id)) => image.created_in = segment(id)?,
                 (15, Value::Bytes(roots)) => image.chain = chain(roots)?,
-                (19, Value::Varint(records)) => image.kept.expired = records,
+                (19, Value::Varint(records)) => image.kept.expired = bounds::records(records)?,
                 (field, value) => extras.take(field, value)?,
             }
         }
@@ -132,7 +133,7 @@ pub(crate) fn stored_bytes(input: &[u8]) -> Option<u64> {
     let mut found = 0;
     for field in wire::fields(input) {
         if let (10, Value::Varint(bytes)) = field? {
-            found = bytes;
+            found = bounds::records(bytes)?;
         }
     }
     Some(found)
@@ -142,8 +143,9 @@ fn chain(mut input: &[u8]) -> Option<Chain> {
     let mut chain = Chain::default();
     while !input.is_empty() {
         chain.put_root(Node {
-            base: Position::new(wire::take_varint(&mut input)?),
-            size: u32::try_from(wire::take_varint(&mut input)?).ok()?,
+            base: bounds::place(wire::take_varint(&mut input)?)?,
+            // Two of the same size make one of twice that, and one.
+            size: u32::try_from(bounds::segment(wire::take_varint(&mut input)?)?.get()).ok()?,
         });
     }
     Some(chain)
@@ -188,7 +190,7 @@ mod tests {
         let image = Image {
             id: LogId::new(7 << 40 | 9),
             name: Some(LogName::new("flights/é").unwrap()),
-            next: Lsn::new(u64::MAX),
+            next: Lsn::new(bounds::LSNS - 1),
             kept: Kept {
                 first: Lsn::new(3),
                 expired: 2,

@@ -22,6 +22,7 @@ use bytes::Bytes;
 
 use super::chain::{Below, Chain};
 use super::{Image, Place};
+use crate::bounds;
 use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::frame::crc32c;
 use crate::journal::segment::Life;
@@ -43,10 +44,7 @@ pub(crate) fn index_path(id: SegmentId) -> String {
 
 /// The id in an index file's name.
 pub(crate) fn index_id(name: &str) -> Option<SegmentId> {
-    let digits = name
-        .strip_suffix(".idx")
-        .filter(|digits| digits.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+    bounds::named(name, ".idx")
 }
 
 /// Reads an index file's bytes; `None` if it is damaged, or not one of this version's.
@@ -82,14 +80,17 @@ pub(crate) struct Row {
 pub(super) fn row(bytes: &[u8]) -> Row {
     let long = |field: usize| u64_at(bytes, field * 8);
     let short = |field: usize| u32_at(bytes, 48 + field * 4);
+    // Sums of these must not overflow, whatever they say: what is nowhere is not found.
+    let lsn = |field| Lsn::new(long(field).min(bounds::LSNS));
+    let base = |field| bounds::place(long(field)).unwrap_or(Position::ZERO);
     let below = (long(4) != NONE).then(|| Below {
-        newer: Position::new(long(4)),
-        older: Position::new(long(5)),
+        newer: base(4),
+        older: base(5),
     });
     Row {
         log_id: LogId::new(long(0)),
-        first_lsn: Lsn::new(long(1)),
-        next_lsn: Lsn::new(long(2)),
+        first_lsn: lsn(1),
+        next_lsn: lsn(2),
         last_time: Timestamp::from_micros(long(3).cast_signed()),
         below,
         first_entry: short(0),
@@ -132,11 +133,14 @@ impl Head {
             return None;
         }
         let number = |at| u32_at(bytes, at);
-        (number(8) == VERSION && number(12) == 0).then(|| Self {
-            segment: SegmentId::new(u64_at(bytes, 16)),
+        if number(8) != VERSION || number(12) != 0 {
+            return None;
+        }
+        Some(Self {
+            segment: bounds::segment(u64_at(bytes, 16))?,
             salt: u64_at(bytes, 24),
-            base: Position::new(u64_at(bytes, 32)),
-            end: Position::new(u64_at(bytes, 40)),
+            base: bounds::place(u64_at(bytes, 32))?,
+            end: bounds::place(u64_at(bytes, 40))?,
             chain: number(48),
             rows: number(52) as usize,
             entries: number(56) as usize,

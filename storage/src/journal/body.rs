@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::bounds;
 use crate::ids::{LogId, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::record::{Compression, LogConfig, Retention, SyncMode};
 use crate::wire::{self, Value};
@@ -276,16 +277,18 @@ impl Closing {
             expired: 0,
             writer_epoch: 0,
         };
-        collect(input, |number, value| match (number, value) {
-            (1, Value::Varint(id)) => closing.log_id = LogId::new(id),
-            (2, Value::Varint(lsn)) => closing.next_lsn = Lsn::new(lsn),
-            (3, Value::Bytes(bytes)) => closing.name = text(bytes),
-            (4, Value::Varint(flag)) => closing.deleted = flag != 0,
-            (5, Value::Varint(lsn)) => closing.first_lsn = Lsn::new(lsn),
-            (6, Value::Varint(epoch)) => closing.writer_epoch = epoch,
-            (7, Value::Varint(records)) => closing.expired = records,
-            _ => {}
-        })?;
+        for field in wire::fields(input) {
+            match field? {
+                (1, Value::Varint(id)) => closing.log_id = bounds::log(id)?,
+                (2, Value::Varint(lsn)) => closing.next_lsn = bounds::lsn(lsn)?,
+                (3, Value::Bytes(bytes)) => closing.name = text(bytes),
+                (4, Value::Varint(flag)) => closing.deleted = flag != 0,
+                (5, Value::Varint(lsn)) => closing.first_lsn = bounds::lsn(lsn)?,
+                (6, Value::Varint(epoch)) => closing.writer_epoch = epoch,
+                (7, Value::Varint(records)) => closing.expired = bounds::records(records)?,
+                _ => {}
+            }
+        }
         Some(closing)
     }
 }
@@ -372,27 +375,24 @@ impl Accepted {
 
     fn decode(input: &[u8]) -> Option<Self> {
         let mut accepted = Self::default();
-        let mut sound = true;
-        collect(input, |number, value| match (number, value) {
-            (1, Value::Varint(before)) => accepted.before = Position::new(before),
-            (2, Value::Varint(flag)) => accepted.all = flag != 0,
-            (3, Value::Bytes(bytes)) => {
-                let numbers = numbers(bytes);
-                sound &= numbers.is_some();
-                let [from, to, _] = numbers.unwrap_or_default();
-                let place = (Position::new(from), Position::new(to));
-                accepted.places.push(place);
+        for field in wire::fields(input) {
+            match field? {
+                (1, Value::Varint(before)) => accepted.before = bounds::place(before)?,
+                (2, Value::Varint(flag)) => accepted.all = flag != 0,
+                (3, Value::Bytes(bytes)) => {
+                    let [from, to, _] = numbers(bytes)?;
+                    let place = (bounds::place(from)?, bounds::place(to)?);
+                    accepted.places.push(place);
+                }
+                (4, Value::Bytes(bytes)) => {
+                    let [log, from, to] = numbers(bytes)?;
+                    let lost = (bounds::log(log)?, bounds::lsn(from)?, bounds::lsn(to)?);
+                    accepted.lost.push(lost);
+                }
+                _ => {}
             }
-            (4, Value::Bytes(bytes)) => {
-                let numbers = numbers(bytes);
-                sound &= numbers.is_some();
-                let [log, from, to] = numbers.unwrap_or_default();
-                let lost = (LogId::new(log), Lsn::new(from), Lsn::new(to));
-                accepted.lost.push(lost);
-            }
-            _ => {}
-        })?;
-        sound.then_some(accepted)
+        }
+        Some(accepted)
     }
 
     /// The same in so many bytes at most.
@@ -459,31 +459,28 @@ impl Link {
         };
         let mut complete = false;
         let mut closings = Vec::new();
-        let mut sound = true;
-        collect(input, |number, value| match (number, value) {
-            (1, Value::Varint(id)) => link.predecessor = Some(SegmentId::new(id)),
-            (2, Value::Varint(end)) => link.predecessor_end = Position::new(end),
-            (3, Value::Fixed32(chain)) => link.predecessor_chain = chain,
-            (4, Value::Varint(epoch)) => link.recovery_epoch = RecoveryEpoch::new(epoch),
-            (5, Value::Varint(counter)) => link.next_log_counter = counter,
-            (6, Value::Varint(flag)) => complete = flag != 0,
-            (7, Value::Bytes(bytes)) => match Closing::decode(bytes) {
-                Some(closing) => closings.push(closing),
-                None => sound = false,
-            },
-            (8, Value::Varint(id)) => link.second = Some(SegmentId::new(id)),
-            (9, Value::Varint(position)) => link.lost_before = Some(Position::new(position)),
-            (10, Value::Bytes(bytes)) => match Accepted::decode(bytes) {
-                Some(accepted) => link.accepted = Some(accepted),
-                None => sound = false,
-            },
-            (11, Value::Fixed64(bits)) => {
-                link.expiry = Some(Timestamp::from_micros(bits.cast_signed()));
+        for field in wire::fields(input) {
+            match field? {
+                (1, Value::Varint(id)) => link.predecessor = Some(bounds::segment(id)?),
+                (2, Value::Varint(end)) => link.predecessor_end = bounds::position(end)?,
+                (3, Value::Fixed32(chain)) => link.predecessor_chain = chain,
+                (4, Value::Varint(epoch)) => link.recovery_epoch = bounds::epoch(epoch)?,
+                (5, Value::Varint(counter)) => link.next_log_counter = bounds::counter(counter)?,
+                (6, Value::Varint(flag)) => complete = flag != 0,
+                (7, Value::Bytes(bytes)) => closings.push(Closing::decode(bytes)?),
+                (8, Value::Varint(id)) => link.second = Some(bounds::segment(id)?),
+                (9, Value::Varint(position)) => {
+                    link.lost_before = Some(bounds::position(position)?);
+                }
+                (10, Value::Bytes(bytes)) => link.accepted = Some(Accepted::decode(bytes)?),
+                (11, Value::Fixed64(bits)) => {
+                    link.expiry = Some(Timestamp::from_micros(bits.cast_signed()));
+                }
+                _ => {}
             }
-            _ => {}
-        })?;
+        }
         link.closings = complete.then_some(closings);
-        sound.then_some(link)
+        Some(link)
     }
 }
 
@@ -533,20 +530,22 @@ impl Seal {
             successor: None,
             expiry: None,
         };
-        collect(input, |number, value| match (number, value) {
-            (1, Value::Varint(frames)) => seal.frames = frames,
-            (2, Value::Varint(records)) => seal.records = records,
-            (3, Value::Bytes(bytes)) => {
-                seal.digest = bytes.try_into().map_or(0, u128::from_le_bytes);
+        for field in wire::fields(input) {
+            match field? {
+                (1, Value::Varint(frames)) => seal.frames = frames,
+                (2, Value::Varint(records)) => seal.records = bounds::records(records)?,
+                (3, Value::Bytes(bytes)) => {
+                    seal.digest = bytes.try_into().map_or(0, u128::from_le_bytes);
+                }
+                (4, Value::Varint(flag)) => seal.clean = flag != 0,
+                (5, Value::Varint(counter)) => seal.next_log_counter = bounds::counter(counter)?,
+                (6, Value::Varint(id)) => seal.successor = Some(bounds::segment(id)?),
+                (7, Value::Fixed64(bits)) => {
+                    seal.expiry = Some(Timestamp::from_micros(bits.cast_signed()));
+                }
+                _ => {}
             }
-            (4, Value::Varint(flag)) => seal.clean = flag != 0,
-            (5, Value::Varint(counter)) => seal.next_log_counter = counter,
-            (6, Value::Varint(id)) => seal.successor = Some(SegmentId::new(id)),
-            (7, Value::Fixed64(bits)) => {
-                seal.expiry = Some(Timestamp::from_micros(bits.cast_signed()));
-            }
-            _ => {}
-        })?;
+        }
         Some(seal)
     }
 }
@@ -622,15 +621,15 @@ mod tests {
 
         let seal = Seal {
             frames: u64::MAX,
-            records: u64::MAX,
+            records: bounds::LSNS - 1,
             digest: u128::MAX - 1,
             clean: true,
-            next_log_counter: u64::MAX,
-            successor: Some(SegmentId::new(u64::MAX)),
+            next_log_counter: bounds::COUNTERS - 1,
+            successor: Some(SegmentId::new(bounds::SEGMENTS - 1)),
             expiry: Some(Timestamp::from_micros(-1)),
         };
         let encoded = seal.encode();
-        assert_eq!(encoded.len(), Seal::MAX_LEN);
+        assert!(encoded.len() <= Seal::MAX_LEN);
         assert_eq!(Seal::decode(&encoded), Some(seal));
     }
 }

@@ -1,9 +1,11 @@
 //! Compression of bodies: whole batches, kept only if smaller.
 //!
 //! A compressed body is the size of the plain one (u32, little endian) and then what the
-//! codec made of it. The size is checked before anything is allocated by it.
+//! codec made of it. The size is checked before anything is allocated by it: no body is larger
+//! than the store's FORMAT allows, whatever it claims to become.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::record::Compression;
 
@@ -12,6 +14,33 @@ const LEAST_BYTES: usize = 256;
 
 /// No codec here expands by more than about this; a size beyond is not believed.
 const MOST_EXPANSION: usize = 1 << 16;
+
+/// No body of any store is larger than this when it is plain, bytes, unless its FORMAT says so.
+pub(crate) const LARGEST_BODY: u32 = 64 << 20;
+
+/// The largest body that a store of this process may have. It bounds the memory of the process,
+/// so that one number is enough for all stores that it opens.
+static ALLOWED: AtomicU32 = AtomicU32::new(LARGEST_BODY);
+
+/// From now on bodies of so many bytes are decompressed.
+pub(crate) fn allow(largest_body: u32) {
+    ALLOWED.fetch_max(largest_body, Ordering::Relaxed);
+}
+
+/// The largest body that is decompressed, bytes.
+pub(crate) fn allowed() -> u32 {
+    ALLOWED.load(Ordering::Relaxed)
+}
+
+/// Why a body that matches its checksum cannot be decompressed, if that is for its size.
+pub(crate) fn too_large(codec: u8, stored: &[u8]) -> Option<String> {
+    let (claimed, most) = (decompressed_len(codec, stored), allowed());
+    (claimed > most).then(|| {
+        format!(
+            "claims {claimed} bytes decompressed, and no body of this store is larger than {most}"
+        )
+    })
+}
 
 /// The codec's number in a frame's flags.
 pub(crate) const PLAIN: u8 = 0;
@@ -49,14 +78,18 @@ pub(crate) fn decompressed_len(codec: u8, stored: &[u8]) -> u32 {
     }
 }
 
-/// The plain body, or `None` if this is not what [`compress`] made, or of a codec that
-/// this build does not have.
+/// The plain body, or `None` if this is not what [`compress`] made, if it claims to be larger
+/// than any body of the store, or is of a codec that this build does not have.
 pub(crate) fn decompress(codec: u8, stored: &[u8]) -> Option<Cow<'_, [u8]>> {
     if codec == PLAIN {
         return Some(Cow::Borrowed(stored));
     }
     let (size, packed) = stored.split_first_chunk::<4>()?;
-    let size = usize::try_from(u32::from_le_bytes(*size)).ok()?;
+    let size = u32::from_le_bytes(*size);
+    if size > allowed() {
+        return None;
+    }
+    let size = usize::try_from(size).ok()?;
     if size / MOST_EXPANSION > packed.len() {
         return None;
     }
@@ -113,6 +146,22 @@ mod tests {
             if let Some(plain) = decompress(codec, &stored) {
                 prop_assert!(plain.len() <= stored.len().max(1) * MOST_EXPANSION);
             }
+        }
+
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4))]
+
+        #[test]
+        fn no_body_becomes_larger_than_a_store_allows(beyond in (1u32 << 20)..1 << 21) {
+            // Zeros expand 255 times: the stored bytes alone are no bound.
+            let plain = vec![0; LARGEST_BODY as usize + beyond as usize];
+            let mut stored = (LARGEST_BODY + beyond).to_le_bytes().to_vec();
+            stored.extend(lz4_flex::block::compress(&plain));
+            prop_assert!(stored.len() < 1 << 20);
+            prop_assert!(decompress(LZ4, &stored).is_none());
+            prop_assert!(too_large(LZ4, &stored).is_some());
         }
     }
 }

@@ -29,6 +29,7 @@
 //! This module is pure: bytes in, bytes out. It must never panic on any input.
 
 use super::compress::ZSTD;
+use crate::bounds;
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Name, Position, Timestamp};
 use crate::record::Producer;
@@ -350,23 +351,36 @@ pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
     if salted_crc32c(salt, &bytes[4..header_len]) != crc {
         return None;
     }
-    let position = Position::new(u64_at(bytes, 24));
+    let position = bounds::place(u64_at(bytes, 24))?;
+    let (first_lsn, count) = (u64_at(bytes, 40), u32_at(bytes, 16));
+    let sound = match kind {
+        // A writer epoch, which clients choose.
+        Kind::Fence => true,
+        // Where the segment before ends, and the recovery epoch.
+        Kind::Link => {
+            bounds::position(first_lsn).is_some() && bounds::epoch(u64::from(count)).is_some()
+        }
+        _ => bounds::lsn(first_lsn).is_some(),
+    };
+    if !sound {
+        return None;
+    }
     let header = Header {
         kind,
         flags: bytes[20],
         header_len: u32::try_from(header_len).ok()?,
         body_len: u32_at(bytes, 8),
         body_crc: u32_at(bytes, 12),
-        count: u32_at(bytes, 16),
+        count,
         position,
-        log_id: LogId::new(u64_at(bytes, 32)),
-        first_lsn: Lsn::new(u64_at(bytes, 40)),
+        log_id: bounds::log(u64_at(bytes, 32))?,
+        first_lsn: Lsn::new(first_lsn),
         arrival: Timestamp::from_micros(u64_at(bytes, 48).cast_signed()),
         durable_mark: mark(position, u32_at(bytes, 56)),
         chain: u32_at(bytes, 60),
         crc,
     };
-    position.get().checked_add(header.frame_len())?;
+    bounds::offset(header.frame_len())?;
     Some(header)
 }
 
@@ -505,14 +519,19 @@ pub(crate) struct Directory {
 
 impl Directory {
     fn decode(mut input: &[u8]) -> Option<Self> {
-        let start = Position::new(wire::take_varint(&mut input)?);
+        let start = bounds::place(wire::take_varint(&mut input)?)?;
         let mut entries = Vec::new();
         while let Some((&kind, rest)) = input.split_first() {
             input = rest;
             let kind = Kind::from_byte(kind)?;
             let frame_len = wire::take_varint(&mut input)?.checked_mul(8)?;
-            let log_id = LogId::new(wire::take_varint(&mut input)?);
-            let first_lsn = Lsn::new(wire::take_varint(&mut input)?);
+            let frame_len = bounds::offset(frame_len)?;
+            let log_id = bounds::log(wire::take_varint(&mut input)?)?;
+            let first_lsn = wire::take_varint(&mut input)?;
+            let first_lsn = match kind {
+                Kind::Fence => Lsn::new(first_lsn),
+                _ => bounds::lsn(first_lsn)?,
+            };
             let count = u32::try_from(wire::take_varint(&mut input)?).ok()?;
             let name_len = wire::take_varint(&mut input)?;
             let name = wire::take_bytes(&mut input, name_len)?;

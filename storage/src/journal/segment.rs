@@ -24,6 +24,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::LIFE_BYTES;
 use super::frame::crc32c;
+use crate::bounds;
 use crate::disk::DiskFile;
 use crate::engine::SegmentContents;
 use crate::error::OpenError;
@@ -61,10 +62,7 @@ pub(crate) fn pool_path(id: SegmentId) -> String {
 
 /// The id in a segment's file name.
 pub(crate) fn id_of(name: &str) -> Option<SegmentId> {
-    let digits = name
-        .strip_suffix(".seg")
-        .filter(|digits| digits.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().map(SegmentId::new)
+    bounds::named(name, ".seg")
 }
 
 /// One life of a segment file.
@@ -190,9 +188,10 @@ impl Life {
             (0, read_only) => return Err(BadLife::ReadOnly(read_only)),
             (incompatible, _) => return Err(BadLife::Incompatible(incompatible)),
         }
+        let (id, size) = (bounds::segment(u64_at(24)), bounds::offset(u64_at(32)));
         Ok(Self {
-            id: SegmentId::new(u64_at(24)),
-            size: u64_at(32),
+            id: id.ok_or(BadLife::Damaged)?,
+            size: size.ok_or(BadLife::Damaged)?,
             salt: u64_at(40),
             store_id: u128::from(u64_at(48)) | u128::from(u64_at(56)) << 64,
         })

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::logs::TrimBy;
 use super::producers::Producers;
 use super::versions::Versions;
+use crate::bounds;
 use crate::ids::{Lsn, Name, Position, Timestamp};
 use crate::record::GapReason;
 use crate::wire::{self, Value};
@@ -130,8 +131,8 @@ impl ExtrasImage {
             }
             (PRODUCER, Value::Bytes(part)) => self.producers.decode(part)?,
             (MISSING, Value::Bytes(mut part)) => self.missing.push(Missing {
-                from: Lsn::new(wire::take_varint(&mut part)?),
-                to: Lsn::new(wire::take_varint(&mut part)?),
+                from: bounds::lsn(wire::take_varint(&mut part)?)?,
+                to: bounds::lsn(wire::take_varint(&mut part)?)?,
                 by: TrimBy::of(u32::try_from(wire::take_varint(&mut part)?).ok()?),
             }),
             _ => {}
@@ -155,7 +156,7 @@ fn cursor(input: &[u8]) -> Option<(Name, Mark)> {
             (1, Value::Bytes(bytes)) => {
                 name = Some(Name::new(std::str::from_utf8(bytes).ok()?).ok()?);
             }
-            (2, Value::Varint(lsn)) => mark.lsn = Lsn::new(lsn),
+            (2, Value::Varint(lsn)) => mark.lsn = bounds::lsn(lsn)?,
             (3, Value::Fixed64(time)) => mark.time = Timestamp::from_micros(time.cast_signed()),
             _ => {}
         }

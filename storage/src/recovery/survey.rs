@@ -90,7 +90,8 @@ pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenE
     let mut recovered = Recovered::new(disk, store, PRODUCER_WINDOW);
     let mut ids = recovered.list_files(&**disk)?;
     recovered.list_runs(&**disk, &mut ids)?;
-    recovered.last_begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
+    let begun = LastBegun::read(&**disk).map_err(OpenError::io("reading BEGUN"))?;
+    recovered.last_begun = begun.good();
     let mut used = recovered.sort_files(&**disk, &ids)?;
     let tail = recovered.drop_unwritten(&**disk, &mut used)?;
     let tail = recovered.look_behind_seal(&**disk, &mut used, tail)?;

@@ -1,5 +1,6 @@
 //! What a run says of itself, in its last frame.
 
+use crate::bounds;
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::wire::{self, Value};
 
@@ -101,31 +102,31 @@ impl Head {
         };
         for field in wire::fields(input) {
             match field? {
-                (1, Value::Varint(id)) => head.first = SegmentId::new(id),
-                (2, Value::Varint(id)) => head.before_first = Some(SegmentId::new(id)),
-                (3, Value::Varint(base)) => head.first_base = Position::new(base),
-                (4, Value::Varint(id)) => head.last = SegmentId::new(id),
-                (5, Value::Varint(id)) => head.before_last = Some(SegmentId::new(id)),
-                (6, Value::Varint(end)) => head.end = Position::new(end),
-                (7, Value::Varint(limit)) => head.limit = Position::new(limit),
+                (1, Value::Varint(id)) => head.first = bounds::segment(id)?,
+                (2, Value::Varint(id)) => head.before_first = Some(bounds::segment(id)?),
+                (3, Value::Varint(base)) => head.first_base = bounds::position(base)?,
+                (4, Value::Varint(id)) => head.last = bounds::segment(id)?,
+                (5, Value::Varint(id)) => head.before_last = Some(bounds::segment(id)?),
+                (6, Value::Varint(end)) => head.end = bounds::position(end)?,
+                (7, Value::Varint(limit)) => head.limit = bounds::position(limit)?,
                 (8, Value::Fixed32(chain)) => head.chain = chain,
-                (9, Value::Varint(counter)) => head.next_log_counter = counter,
+                (9, Value::Varint(counter)) => head.next_log_counter = bounds::counter(counter)?,
                 (10, Value::Fixed64(time)) => {
                     head.arrival = Timestamp::from_micros(time.cast_signed());
                 }
-                (11, Value::Varint(epoch)) => head.epoch = RecoveryEpoch::new(epoch),
+                (11, Value::Varint(epoch)) => head.epoch = bounds::epoch(epoch)?,
                 (12, Value::Bytes(mut part)) => {
-                    let epoch = RecoveryEpoch::new(wire::take_varint(&mut part)?);
-                    let end = Position::new(wire::take_varint(&mut part)?);
+                    let epoch = bounds::epoch(wire::take_varint(&mut part)?)?;
+                    let end = bounds::position(wire::take_varint(&mut part)?)?;
                     head.history.push((epoch, end));
                 }
                 (13, Value::Bytes(part)) => head.order = order(part)?,
-                (14, Value::Varint(end)) => head.order_end = end,
-                (15, Value::Varint(records)) => head.records = records,
-                (16, Value::Varint(bytes)) => head.pack_bytes = bytes,
-                (18, Value::Varint(logs)) => head.logs = logs,
-                (19, Value::Varint(at)) => head.images_at = at,
-                (17, Value::Varint(id)) => head.forgotten = Some(SegmentId::new(id)),
+                (14, Value::Varint(end)) => head.order_end = bounds::offset(end)?,
+                (15, Value::Varint(records)) => head.records = bounds::records(records)?,
+                (16, Value::Varint(bytes)) => head.pack_bytes = bounds::offset(bytes)?,
+                (18, Value::Varint(logs)) => head.logs = bounds::records(logs)?,
+                (19, Value::Varint(at)) => head.images_at = bounds::offset(at)?,
+                (17, Value::Varint(id)) => head.forgotten = Some(bounds::segment(id)?),
                 _ => {}
             }
         }
@@ -140,7 +141,7 @@ fn order(mut part: &[u8]) -> Option<Vec<(Position, u64)>> {
     while !part.is_empty() {
         position = position.checked_add(wire::take_varint(&mut part)?)?;
         offset = offset.checked_add(wire::take_varint(&mut part)?)?;
-        order.push((Position::new(position), offset));
+        order.push((bounds::position(position)?, bounds::offset(offset)?));
     }
     Some(order)
 }

@@ -9,6 +9,7 @@
 //! how many records of the log right before it were dropped. Where nothing of a log is kept,
 //! the pack is 0 and the lsn that it goes on at follows.
 
+use crate::bounds;
 use crate::ids::{LogId, Lsn, Position, Timestamp};
 use crate::index::Image;
 use crate::journal::frame::{self, Header};
@@ -78,7 +79,7 @@ pub(crate) fn pieces(bytes: &[u8], header: &Header) -> Option<Vec<Piece>> {
             first_lsn,
             count,
             arrival: Timestamp::from_micros(arrival),
-            position: Position::new(position),
+            position: bounds::position(position)?,
             codec: *codec,
             offset,
             stored,
@@ -157,10 +158,10 @@ impl Archived {
         let time = |bits: u64| Timestamp::from_micros(bits.cast_signed());
         for field in wire::fields(input) {
             match field? {
-                (1, Value::Varint(lsn)) => found.first = Lsn::new(lsn),
-                (2, Value::Varint(lsn)) => found.next = Lsn::new(lsn),
-                (3, Value::Varint(records)) => found.records = records,
-                (4, Value::Varint(bytes)) => found.bytes = bytes,
+                (1, Value::Varint(lsn)) => found.first = bounds::lsn(lsn)?,
+                (2, Value::Varint(lsn)) => found.next = bounds::lsn(lsn)?,
+                (3, Value::Varint(records)) => found.records = bounds::offset(records)?,
+                (4, Value::Varint(bytes)) => found.bytes = bounds::offset(bytes)?,
                 (5, Value::Fixed64(bits)) => found.from = time(bits),
                 (6, Value::Fixed64(bits)) => found.to = time(bits),
                 _ => {}
@@ -195,7 +196,7 @@ impl Images {
             for field in wire::fields(part) {
                 match field? {
                     (1, Value::Bytes(bytes)) => image = Some(Image::decode(bytes)?),
-                    (2, Value::Varint(lsn)) => before = Lsn::new(lsn),
+                    (2, Value::Varint(lsn)) => before = bounds::lsn(lsn)?,
                     (3, Value::Bytes(bytes)) => archived = Some(Archived::decode(bytes)?),
                     _ => {}
                 }
@@ -248,15 +249,15 @@ pub(crate) fn entries(mut body: &[u8]) -> impl Iterator<Item = Option<Entry>> {
     let mut position = 0u64;
     let mut next = move |body: &mut &[u8]| {
         position = position.checked_add(wire::take_varint(body)?)?;
-        let log = LogId::new(wire::take_varint(body)?);
-        let pack = wire::take_varint(body)?.checked_mul(8)?;
+        let log = bounds::log(wire::take_varint(body)?)?;
+        let pack = bounds::offset(wire::take_varint(body)?.checked_mul(8)?)?;
         let number = wire::take_varint(body)?;
         let at = match pack {
-            0 => Err(Lsn::new(number)),
+            0 => Err(bounds::lsn(number)?),
             pack => Ok((pack, u32::try_from(number).ok()?)),
         };
         Some(Entry {
-            position: Position::new(position),
+            position: bounds::position(position)?,
             log,
             at,
             dropped: wire::take_varint(body)?,

@@ -7,7 +7,7 @@ use std::io;
 use super::segment::NextLsns;
 use super::{Finding, FindingKind, Severity, advice};
 use crate::checkpoint;
-use crate::directory::{self, Format, LastBegun};
+use crate::directory::{self, Format, LastBegun, ReadBegun};
 use crate::disk::{Disk, read_whole};
 use crate::ids::{Lsn, Position, SegmentId};
 use crate::index::{SealedIndex, decode_index, index_id, index_path};
@@ -51,7 +51,15 @@ pub(crate) fn small_files(
         ));
     }
     let begun = LastBegun::read(disk)?;
-    if begun.is_none() && directory::has_begun(disk)? {
+    if let ReadBegun::Beyond(what) = &begun {
+        findings.push(Finding::of_file(
+            FindingKind::Chain,
+            Severity::Damage,
+            "BEGUN",
+            format!("{what}: no store gets so far, so the file was altered; it is not used"),
+            "nothing is lost by this; the next start writes it again",
+        ));
+    } else if begun == ReadBegun::Damaged {
         findings.push(Finding::of_file(
             FindingKind::Checksum,
             Severity::Damage,
@@ -59,7 +67,7 @@ pub(crate) fn small_files(
             "BEGUN does not match its checksum: if the newest segments were lost, a start would not notice",
             "nothing is lost by this; the next start writes it anew",
         ));
-    } else if begun.is_none() && segments > 1 {
+    } else if begun == ReadBegun::Missing && segments > 1 {
         findings.push(Finding::of_file(
             FindingKind::Missing,
             Severity::Damage,

@@ -360,13 +360,18 @@ impl<'a> Check<'a> {
             return true;
         }
         let whole = header.end().since(self.target.base) <= self.target.file_bytes;
+        let too_large = body.filter(|_| header.kind == Kind::Batch);
+        let too_large = too_large.and_then(|body| compress::too_large(header.codec(), body));
         let (kind, detail) = match (body, whole) {
             (Some(_), _) => (
                 FindingKind::Checksum,
-                format!(
-                    "the body of a frame ({}) cannot be read",
-                    header.kind.word()
-                ),
+                match too_large {
+                    Some(claim) => format!("the body of a frame (batch) {claim}"),
+                    None => {
+                        let kind = header.kind.word();
+                        format!("the body of a frame ({kind}) cannot be read")
+                    }
+                },
             ),
             (None, true) => (
                 FindingKind::Checksum,

@@ -1,5 +1,6 @@
 //! `walctl backup`: the store of a server, saved to a directory of backups.
 
+mod private;
 mod shelf;
 
 use std::collections::HashSet;
@@ -63,6 +64,10 @@ async fn backup(
     let Some(Part::Manifest(manifest)) = parts.next().await? else {
         bail!("the server sends no manifest");
     };
+    // What cannot be restored is no backup.
+    if let Err(what) = wald_proto::backup::check(&manifest) {
+        bail!("the server sends a manifest that is none of a store: {what}");
+    }
     if let Some(other) = stores.iter().find(|store| **store != manifest.store_id) {
         bail!(
             "{} has backups of store {other}, not of {}; use a directory for each store",
@@ -121,7 +126,7 @@ impl<'a> Intake<'a> {
         let mut expected = 0;
         for file in &manifest.files {
             if !file.known {
-                expected += file.file_bytes;
+                expected = u64::saturating_add(expected, file.file_bytes);
                 continue;
             }
             let found = shelf.content_bytes(&file.digest)?;

@@ -5,15 +5,19 @@
 //! receive again.
 
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::fs::{self, File, TryLockError};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use wald_client::proto::BackupManifest;
-use wald_proto::backup::{self, DIGEST_BYTES, FILES, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE};
+use wald_proto::backup::{
+    self, DIGEST_BYTES, FILES, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE,
+};
 use xxhash_rust::xxh3::Xxh3;
+
+use super::private;
 
 /// What a file is called until it is whole.
 const NEW: &str = ".new";
@@ -36,7 +40,8 @@ impl Kept {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.manifest.files.iter().map(|file| file.file_bytes).sum()
+        let files = self.manifest.files.iter();
+        files.fold(0, |sum, file| sum.saturating_add(file.file_bytes))
     }
 
     /// What the backups of a directory are sorted by, as `wald` does: by what the store says
@@ -80,6 +85,9 @@ impl Shelf {
         if !dir.join(MANIFESTS).is_dir() {
             bail!("{} is no directory of backups", dir.display());
         }
+        for part in [FILES, MANIFESTS] {
+            private::check_part(&dir.join(part))?;
+        }
         Ok(Self {
             dir: dir.to_owned(),
             _lock: None,
@@ -98,14 +106,9 @@ impl Shelf {
         let fail = || format!("cannot make {}", dir.display());
         let is_new = !dir.join(MANIFESTS).is_dir();
         for part in [FILES, MANIFESTS] {
-            fs::create_dir_all(dir.join(part)).with_context(fail)?;
+            private::make_part(&dir.join(part)).with_context(fail)?;
         }
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(dir.join("LOCK"))
-            .with_context(fail)?;
+        let lock = private::open_lock(&dir.join("LOCK")).with_context(fail)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -166,11 +169,7 @@ impl Shelf {
     /// Bytes of the content with a digest, if it is there.
     pub(crate) fn content_bytes(&self, digest: &[u8]) -> Result<Option<u64>> {
         let path = self.path(FILES, &hex(digest));
-        match fs::metadata(&path) {
-            Ok(found) => Ok(Some(found.len())),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
-        }
+        private::size(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
     /// Content that is known to be bad is not counted on again.
@@ -182,7 +181,7 @@ impl Shelf {
     pub(crate) fn receive(&self, digest: &[u8], bytes: u64) -> Result<Receiving> {
         let path = self.path(FILES, &format!("{}{NEW}", hex(digest)));
         let file =
-            File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+            private::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Receiving {
             place: self.path(FILES, &hex(digest)),
             path,
@@ -206,7 +205,7 @@ impl Shelf {
         let path = self.path(MANIFESTS, &format!("{id}{MANIFEST_SUFFIX}"));
         let new = self.path(MANIFESTS, &format!("{id}{NEW}"));
         let write = || {
-            let mut file = File::create(&new)?;
+            let mut file = private::create(&new)?;
             file.write_all(&backup::encode(&kept.manifest))?;
             file.sync_all()?;
             fs::rename(&new, &path)
@@ -224,7 +223,7 @@ impl Shelf {
                 continue;
             };
             let path = self.path(MANIFESTS, &name);
-            let read = fs::read(&path).map_err(|error| error.to_string());
+            let read = read(&path).map_err(|error| error.to_string());
             let manifest =
                 read.and_then(|bytes| backup::decode(&bytes).map_err(|bad| bad.to_string()));
             match manifest {
@@ -315,6 +314,20 @@ impl Receiving {
             .and_then(|()| fs::rename(&self.path, &self.place))
             .with_context(|| format!("cannot write {}", self.place.display()))
     }
+}
+
+/// Reads a manifest.
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = private::open_to_read(path)?;
+    let bytes = file.metadata()?.len();
+    if bytes > LARGEST_MANIFEST {
+        return Err(std::io::Error::other(format!(
+            "{bytes} bytes are no manifest"
+        )));
+    }
+    let mut manifest = Vec::new();
+    file.take(LARGEST_MANIFEST).read_to_end(&mut manifest)?;
+    Ok(manifest)
 }
 
 fn flush_directory(dir: &Path) -> Result<()> {
