@@ -20,6 +20,9 @@ use crate::verify::{Control, Finding, Offline};
 
 const FIRST_FRAME: usize = 8192;
 
+/// A change of one number or more.
+type Edit<'a, T> = &'a dyn Fn(&mut T);
+
 fn store() -> Fixture {
     let fixture = Fixture::new();
     for log in ["a", "b", "a"] {
@@ -242,7 +245,7 @@ fn forged_headers_are_damage() {
 fn forged_links_are_damage() {
     use crate::journal::body::Link;
     let fixture = store().restart();
-    let edits: [(&str, &dyn Fn(&mut Link)); 8] = [
+    let edits: [(&str, Edit<'_, Link>); 8] = [
         ("epoch", &|link| {
             link.recovery_epoch = RecoveryEpoch::new(u64::MAX)
         }),
@@ -410,7 +413,7 @@ fn made_up_manifests_are_refused_with_what_is_wrong() {
         BackupView::open(Arc::new(content.clone()), manifest, None).map(drop)
     };
     open(&manifest).unwrap();
-    let edits: [(&str, &dyn Fn(&mut BackupManifest)); 8] = [
+    let edits: [(&str, Edit<'_, BackupManifest>); 8] = [
         ("recovery epoch 18446744073709551615, above", &|m| {
             m.recovery_epoch = RecoveryEpoch::new(u64::MAX);
         }),
