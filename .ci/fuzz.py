@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute()
 BUILD = TARGET / "fuzz"
 TARGETS = {
-    "storage": ["frame", "body", "checkpoint", "index", "recovery"],
-    "server": ["request", "config"],
+    "storage": ["frame", "body", "checkpoint", "index", "recovery", "backup"],
+    "server": ["request", "config", "manifest"],
 }
 SECONDS = os.environ.get("WALD_FUZZ_SECONDS", "8")
 RUNS = os.environ.get("WALD_FUZZ_RUNS")

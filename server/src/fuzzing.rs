@@ -104,6 +104,25 @@ pub fn request(data: &[u8]) {
     let _answered = carry_out(which, message);
 }
 
+/// A manifest of a backup, without its digest. It is refused in words, or nothing that it says
+/// is beyond what a store may have.
+pub fn manifest(data: &[u8]) {
+    let Ok(manifest) = v1::BackupManifest::decode(data) else {
+        return;
+    };
+    let file = wald_proto::backup::encode(&manifest);
+    assert_eq!(wald_proto::backup::decode(&file).as_ref(), Ok(&manifest));
+    if let Err(what) = wald_proto::backup::check(&manifest) {
+        return assert!(!what.is_empty());
+    }
+    let Some(kept) = crate::convert::kept_manifest(&manifest) else {
+        return;
+    };
+    assert_eq!(kept.files.len(), manifest.files.len());
+    assert!(kept.recovery_epoch.get() < wald_proto::backup::EPOCHS);
+    assert!(kept.position.get() < wald_proto::backup::POSITIONS);
+}
+
 fn decoded<M: Message + Default>(message: Bytes) -> Result<M, Status> {
     M::decode(message).map_err(|error| Status::internal(error.to_string()))
 }
@@ -334,6 +353,55 @@ fn forget(engine: &LocalEngine, log: &str) {
     }
 }
 
+/// A manifest as a store sends it, and some that are made up.
+fn manifests() -> Vec<(String, v1::BackupManifest)> {
+    let file = |path: &str, digest: u8| v1::BackupFile {
+        path: path.to_owned(),
+        file_bytes: 8192,
+        digest: vec![digest; 16].into(),
+        known: false,
+    };
+    let good = v1::BackupManifest {
+        store_id: "7d7283cf-d9a8-6285-aac2-a7cc585ab500".to_owned(),
+        recovery_epoch: 3,
+        position: Some(1 << 40),
+        files: vec![
+            file("FORMAT", 1),
+            file("journal/0000000000000001.seg", 2),
+            file("index/0000000000000001.idx", 3),
+        ],
+        ..v1::BackupManifest::default()
+    };
+    let mut made = vec![("good".to_owned(), good.clone())];
+    for (number, value) in [u64::MAX, 1 << 63, 1 << 62, 1 << 24].into_iter().enumerate() {
+        let mut bad = good.clone();
+        bad.recovery_epoch = value;
+        made.push((format!("epoch-{number}"), bad));
+        let mut bad = good.clone();
+        bad.position = Some(value);
+        made.push((format!("position-{number}"), bad));
+        let mut bad = good.clone();
+        bad.files[1].file_bytes = value;
+        made.push((format!("bytes-{number}"), bad));
+    }
+    let paths = [
+        "../../evil",
+        "/etc/evil",
+        "journal/../../evil",
+        "journal/000000000000000A.seg",
+        "sorted/0000000000000001.seg\0",
+    ];
+    for (number, path) in paths.into_iter().enumerate() {
+        let mut bad = good.clone();
+        bad.files[1].path = path.to_owned();
+        made.push((format!("path-{number}"), bad));
+    }
+    let mut twice = good;
+    twice.files[2].digest = twice.files[1].digest.clone();
+    made.push(("same-content".to_owned(), twice));
+    made
+}
+
 /// Inputs of [`config`] and [`request`] to begin with, by target and name.
 pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let mut seeds = Vec::new();
@@ -362,6 +430,9 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
             format!("file-{number}"),
             [&layers[..], text.as_bytes()].concat(),
         ));
+    }
+    for (name, manifest) in manifests() {
+        seeds.push(("manifest", name, manifest.encode_to_vec()));
     }
     let record = |data: &'static [u8]| v1::Record {
         payload: Some(v1::record::Payload::Data(Bytes::from_static(data))),

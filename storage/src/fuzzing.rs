@@ -5,10 +5,12 @@
 //! Every function takes an input as the fuzzer mutates it, and panics if something that
 //! must hold does not.
 
+mod backup;
 mod frames;
 mod recovery;
 mod tables;
 
+pub use backup::{backup, backup_seeds};
 pub use frames::{body, frame};
 pub use recovery::{recovery, recovery_seeds};
 pub use tables::{checkpoint, index, table_seeds};

@@ -16,10 +16,11 @@ use super::frames;
 use super::{number, tables};
 use crate::clock::Clock;
 use crate::config::StorageConfig;
+use crate::directory::LastBegun;
 use crate::disk::{Disk, SimDisk};
 use crate::engine::{LogTarget, ReadRequest, ReadStart, ScanRequest, ScanStart, Selector};
 use crate::error::{AppendError, OpenError, ReadError};
-use crate::ids::{LogName, Lsn, Name, Timestamp};
+use crate::ids::{LogName, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::journal::frame;
 use crate::journal::segment::Life;
 use crate::local::Core;
@@ -66,7 +67,7 @@ pub(super) struct Store {
     model: BTreeMap<String, Vec<Vec<u8>>>,
 }
 
-fn config() -> StorageConfig {
+pub(super) fn config() -> StorageConfig {
     StorageConfig {
         segment_bytes: 64 << 10,
         pool_segments: 1,
@@ -76,7 +77,7 @@ fn config() -> StorageConfig {
     }
 }
 
-fn open(disk: &SimDisk) -> Result<Arc<Core>, OpenError> {
+pub(super) fn open(disk: &SimDisk) -> Result<Arc<Core>, OpenError> {
     #[allow(clippy::disallowed_methods, reason = "an arbitrary beginning")]
     static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
     let clock = Arc::new(Still(*BEGINNING));
@@ -110,7 +111,7 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-fn append(core: &Arc<Core>, batch: Batch) -> Result<(), AppendError> {
+pub(super) fn append(core: &Arc<Core>, batch: Batch) -> Result<(), AppendError> {
     let ticket = core.enqueue(batch, Durability::Durable);
     core.turn();
     at_once(ticket)
@@ -118,7 +119,7 @@ fn append(core: &Arc<Core>, batch: Batch) -> Result<(), AppendError> {
         .map(drop)
 }
 
-fn batch(log: &str, data: &[Vec<u8>], producer: Option<u64>) -> Batch {
+pub(super) fn batch(log: &str, data: &[Vec<u8>], producer: Option<u64>) -> Batch {
     let record = |data: &Vec<u8>| Record {
         data: data.clone().into(),
         ..Record::default()
@@ -292,6 +293,15 @@ fn change(store: &Store, disk: &SimDisk, input: &mut Unstructured<'_>) -> bool {
                     put(&mut bytes, place, &piece(input, 16));
                     tables::sign(&mut bytes);
                 }
+                "BEGUN" => {
+                    let mut number = || number::<u64>(input);
+                    let begun = LastBegun {
+                        epoch: RecoveryEpoch::new(number()),
+                        segment: SegmentId::new(number()),
+                        base: Position::new(number()),
+                    };
+                    bytes = begun.encode().into_bytes();
+                }
                 _ => {
                     let file = &store.files[frame.file];
                     let Some(mut bytes) = disk.contents(&file.path) else {
@@ -458,6 +468,45 @@ pub fn recovery_seeds() -> Vec<(String, Vec<u8>)> {
             .enumerate()
         {
             seeds.push((format!("change-{what}-{number}"), change(what, file, at)));
+        }
+    }
+    seeds.extend(crafted_seeds());
+    seeds
+}
+
+/// Numbers that no store gets to, behind checksums that fit: in BEGUN, and in each number of the
+/// headers of the first frames, in a link among them.
+fn crafted_seeds() -> Vec<(String, Vec<u8>)> {
+    let files = &store().files;
+    let mut seeds = Vec::new();
+    let begun = files.iter().position(|file| file.path == "BEGUN");
+    let (most, begun) = (u64::MAX, begun.and_then(|file| u8::try_from(file).ok()));
+    for (number, numbers) in [
+        [most, 1, 0],
+        [1 << 24, 1, 0],
+        [(1 << 23) - 1, 1, 0],
+        [1, most, 0],
+        [1, 1, most],
+        [1, 1, most - 4095],
+        [1, 1, 1 << 63],
+        [1, 1, 1 << 62],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut seed = vec![8, begun.unwrap_or(0), 0, 0];
+        seed.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        seeds.push((format!("begun-{number}"), seed));
+    }
+    let segment = files.iter().position(|file| file.salt != 0);
+    let segment = segment.and_then(|file| u8::try_from(file).ok());
+    for frame in 0..6u16 {
+        for (place, bytes) in [(8u8, 4u8), (16, 4), (24, 8), (32, 8), (40, 8), (48, 8)] {
+            let mut seed = vec![8, segment.unwrap_or(0)];
+            seed.extend_from_slice(&frame.to_le_bytes());
+            seed.extend_from_slice(&[place, bytes]);
+            seed.extend(std::iter::repeat_n(0xFF, usize::from(bytes)));
+            seeds.push((format!("header-{frame}-{place}"), seed));
         }
     }
     seeds

@@ -181,6 +181,14 @@ pub fn table_seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         seed.extend_from_slice(&frame[header..]);
         seeds.push(("body", name, seed));
     }
+    // Bodies that claim to become 900 MiB, by each codec; the second as lz4 makes zeros.
+    for codec in 1..3u8 {
+        let mut seed = vec![7, codec];
+        seed.extend_from_slice(&(900u32 << 20).to_le_bytes());
+        seed.extend_from_slice(&[0x1F, 0, 1, 0]);
+        seed.extend(std::iter::repeat_n(0xFF, 300));
+        seeds.push(("body", format!("claims-{codec}"), seed));
+    }
     for file in files {
         let Some(bytes) = disk.contents(&file.path) else {
             continue;
