@@ -201,7 +201,9 @@ def special_files(good, backups, scratch):
     claim(f"{tried} odd files of a store are named and left alone", not wrong, "; ".join(wrong[:4]))
 
     def of_backups(data):
-        return {"verify": lambda: wald("verify", data), "restore": lambda: wald("restore", data, "--data-dir", scratch / "never")}
+        never = scratch / "never"
+        shutil.rmtree(never, ignore_errors=True)
+        return {"verify": lambda: wald("verify", data), "restore": lambda: wald("restore", data, "--data-dir", never)}
 
     content = min((backups / "files").iterdir()).name
     manifest = min((backups / "backups").iterdir()).name

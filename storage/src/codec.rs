@@ -236,6 +236,12 @@ fn entries(body: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     })
 }
 
+/// Whether a body may hold so many records: each takes two bytes at least. Whoever serves records
+/// by their number believes a header no further than that.
+pub(crate) fn may_hold(body: &[u8], count: u32) -> bool {
+    u64::from(count) * 2 <= body.len() as u64
+}
+
 /// Where each record of a body ends.
 pub(crate) fn ends(body: &[u8]) -> impl Iterator<Item = usize> {
     entries(body).map(|(end, _)| end)

@@ -333,7 +333,8 @@ fn tell_damage(path: &str, walked: &Walked, images: &[Images], findings: &mut Ve
             continue;
         };
         let good = walked.good_of(images.image.id);
-        let there: u64 = good.iter().map(|(from, to)| to.since(*from)).sum();
+        let counts = good.iter().map(|(from, to)| to.since(*from));
+        let there = counts.fold(0, u64::saturating_add);
         if there == archived.records {
             continue;
         }

@@ -314,11 +314,11 @@ impl LogState {
     /// Records kept, not known to be damaged, and not missing.
     pub(crate) fn records(&self) -> u64 {
         let kept = self.next.since(self.coming_first());
-        let damaged: u64 = self.damage.iter().map(|(from, to)| to.since(*from)).sum();
         let first = self.coming_first();
+        let damaged = self.damage.iter().map(|(from, to)| to.since(*from));
         let missing = self.missing().iter();
-        let missing: u64 = missing.map(|m| m.to.since(m.from.max(first))).sum();
-        kept.saturating_sub(damaged + missing)
+        let missing = missing.map(|m| m.to.since(m.from.max(first)));
+        damaged.chain(missing).fold(kept, u64::saturating_sub)
     }
 
     /// The writer epoch with every fence so far.

@@ -6,6 +6,7 @@ use std::io;
 use bytes::Bytes;
 
 use super::reach::{Reach, far};
+use crate::codec;
 use crate::ids::{Lsn, Position, Timestamp};
 use crate::index::Place;
 use crate::journal::compress;
@@ -209,9 +210,13 @@ fn unpack(
 pub(super) fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Bytes, Fault> {
     let stored = sorted::stored(buffer, at, piece).ok_or(Fault::Damaged)?;
     let from = at + piece.offset as usize;
-    decompressed(piece.codec, stored, piece.position, || {
+    let body = decompressed(piece.codec, stored, piece.position, || {
         buffer.slice(from..from + piece.stored as usize)
-    })
+    })?;
+    match codec::may_hold(&body, piece.count) {
+        true => Ok(body),
+        false => Err(Fault::Damaged),
+    }
 }
 
 /// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
@@ -223,10 +228,14 @@ pub(super) fn plain_body(
     from: usize,
 ) -> Result<Bytes, Fault> {
     let stored = frame::verified_body(bytes, header).ok_or(Fault::Damaged)?;
-    decompressed(header.codec(), stored, header.position, || {
+    let body = decompressed(header.codec(), stored, header.position, || {
         let body = from + header.header_len as usize;
         buffer.slice(body..body + header.body_len as usize)
-    })
+    })?;
+    match codec::may_hold(&body, header.count) {
+        true => Ok(body),
+        false => Err(Fault::Damaged),
+    }
 }
 
 /// The plain bytes of what is stored; `as_it_is` gives them if that is all there is to do.

@@ -309,6 +309,7 @@ impl Drafts {
             return;
         }
         let readable = body.and_then(|body| compress::decompress(header.codec(), body));
+        let readable = readable.filter(|body| codec::may_hold(body, header.count));
         if let Some((producer, digest)) = &found.producer {
             // Whether its records can be read or not: it was applied.
             let first = readable
@@ -693,7 +694,7 @@ impl Drafts {
             state.apply_trims(Position::new(u64::MAX));
             state.settle_extras();
             if !state.deleted {
-                records += state.records();
+                records = u64::saturating_add(records, state.records());
             }
             logs.push(draft.log);
         }

@@ -367,7 +367,9 @@ impl Core {
             for place in entries.from(from) {
                 let bytes = u64::from(place.frame_len);
                 let dead = kept.first.since(place.first_lsn.min(kept.first));
-                live += bytes - bytes * dead / u64::from(place.count.max(1));
+                // An index that was made up may tell anything.
+                let dead = bytes.saturating_mul(dead) / u64::from(place.count.max(1));
+                live += bytes.saturating_sub(dead);
             }
         }
         (live, of_gone)

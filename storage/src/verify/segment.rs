@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::frames::{Event, Frames, Read};
 use super::pace::Stop;
 use super::{FindingKind, Severity};
+use crate::codec;
 use crate::ids::{LogId, Lsn, Position};
 use crate::index::SealedIndex;
 use crate::journal::LIFE_BYTES;
@@ -346,7 +347,8 @@ impl<'a> Check<'a> {
     /// Whether the body is what the header says: whole, and readable as its kind.
     fn body(&mut self, header: &Header, body: Option<&[u8]>) -> bool {
         let readable = body.is_some_and(|body| match header.kind {
-            Kind::Batch => compress::decompress(header.codec(), body).is_some(),
+            Kind::Batch => compress::decompress(header.codec(), body)
+                .is_some_and(|body| codec::ends(&body).count() as u64 == u64::from(header.count)),
             Kind::Created => Created::decode(body).is_some(),
             Kind::Configured => body::config(body).is_some(),
             Kind::Cursor => CursorBody::decode(body).is_some(),
