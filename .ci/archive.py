@@ -85,8 +85,8 @@ def gapless(listing):
 def killed_at(directory, number):
     """strace as a command that becomes the daemon: it is killed in the number-th rename of one of its threads.
     With its filter strace could not send the signal."""
-    return ["strace", "-D", "-f", "-o", directory / "killed.strace", "-e", "trace=rename",
-            "-e", f"inject=rename:signal=KILL:when={number}"]
+    return ["strace", "-D", "-f", "-o", directory / "killed.strace", "-e", "trace=renameat",
+            "-e", f"inject=renameat:signal=KILL:when={number}"]
 
 
 def at_work(directory, data, archive):

@@ -29,7 +29,7 @@ CALLS = {
     "ftruncate": (77, DESCRIPTOR, 0), "rename": (82, PATH, 0), "mkdir": (83, PATH, 0), "unlink": (87, PATH, 0),
     "readlink": (89, PATH, 0), "statfs": (137, PATH, 0), "fstatfs": (138, DESCRIPTOR, 0),
     "getdents64": (217, DESCRIPTOR, 0), "openat": (257, PATH, 1), "newfstatat": (262, PATH, 1),
-    "unlinkat": (263, PATH, 1), "renameat": (264, PATH, 1), "fallocate": (285, DESCRIPTOR, 0),
+    "mkdirat": (258, PATH, 1), "unlinkat": (263, PATH, 1), "renameat": (264, PATH, 1), "fallocate": (285, DESCRIPTOR, 0),
     "preadv": (295, DESCRIPTOR, 0), "pwritev": (296, DESCRIPTOR, 0), "renameat2": (316, PATH, 1),
     "preadv2": (327, DESCRIPTOR, 0), "statx": (332, PATH, 1),
 }
@@ -189,8 +189,10 @@ class Interposer:
                 path = os.readlink(f"/proc/{pid}/fd/{arguments[place] & 0xFFFFFFFF}")
             else:
                 path = string_of(pid, arguments[place])
-                if not path and name in ("statx", "newfstatat"):
-                    path = os.readlink(f"/proc/{pid}/fd/{arguments[0] & 0xFFFFFFFF}")
+                if not path.startswith("/") and place == 1:
+                    # Of the directory that is open, or of the descriptor itself.
+                    directory = os.readlink(f"/proc/{pid}/fd/{arguments[0] & 0xFFFFFFFF}")
+                    path = f"{directory}/{path}"
         except OSError:
             return None
         path = path.rstrip("/")

@@ -45,7 +45,7 @@ LIVES = ("new", "killed", "clean")
 KINDS = {"EIO": ("error", errno.EIO), "ENOSPC": ("error", errno.ENOSPC), "EINTR": ("error", errno.EINTR),
          "half": ("short",), "kill": ("kill",)}
 FLUSHES = ("fsync", "fdatasync")
-CHANGES = ("pwrite64", "rename", "mkdir", "unlink", "ftruncate", "fallocate", *FLUSHES)
+CHANGES = ("pwrite64", "renameat", "mkdirat", "unlinkat", "ftruncate", "fallocate", *FLUSHES)
 # Of the process, for the system: what it says is only asked for to tell more.
 ASKS = ("statfs", "fstatfs")
 IN_FLIGHT, LATER = "INTERNAL JOURNAL_FAILED UNKNOWN", "UNAVAILABLE JOURNAL_FAILED NOT_APPLIED"

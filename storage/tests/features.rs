@@ -266,7 +266,11 @@ fn newer_format_is_refused() {
     let store = store(true);
     let path = store.path().join("FORMAT");
     let text = fs::read_to_string(&path).unwrap();
-    let text = text.split("crc ").next().unwrap().replace("version 1\n", "version 3\n");
+    let text = text
+        .split("crc ")
+        .next()
+        .unwrap()
+        .replace("version 1\n", "version 3\n");
     fs::write(
         &path,
         format!("{text}crc {:08x}\n", crc32c(text.as_bytes())),

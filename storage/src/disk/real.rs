@@ -24,9 +24,9 @@ use rustix::fs::{
     AtFlags, FileType, FlockOperation, OFlags, RawDir, flock, fstatvfs, mkdirat, openat, renameat,
     statat, statfs, unlinkat,
 };
-use rustix::io::Errno;
 #[cfg(target_os = "linux")]
 use rustix::io::ReadWriteFlags;
+use rustix::io::{Errno, retry_on_intr};
 
 use super::private::{DIRECTORY, FILE, Odd, close_directory, close_file, make_directories};
 use super::{Disk, DiskFile, DiskLock, FileSystem};
@@ -130,7 +130,7 @@ impl RealDisk {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = match path {
-            "" => rustix::fs::open(&self.root, flags, DIRECTORY.into())?,
+            "" => retry_on_intr(|| rustix::fs::open(&self.root, flags, DIRECTORY.into()))?,
             _ => self.open_directory(path, flags)?,
         };
         let open = Arc::new(open);
@@ -143,7 +143,7 @@ impl RealDisk {
     fn open_directory(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
         let (parent, name) = self.split(path)?;
         let flags = flags | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match openat(&*parent, name, flags, DIRECTORY.into()) {
+        match retry_on_intr(|| openat(&*parent, name, flags, DIRECTORY.into())) {
             Err(Errno::NOTDIR | Errno::LOOP) => Err(self.odd(path, Odd::NotADirectory)),
             opened => Ok(opened?),
         }
@@ -160,15 +160,19 @@ impl RealDisk {
     /// Opens what must be a regular file.
     fn open_file(&self, path: &str, flags: OFlags) -> io::Result<File> {
         let (directory, name) = self.split(path)?;
-        let opened = openat(&*directory, name, flags | NO_SURPRISE, FILE.into());
+        let open = || openat(&*directory, name, flags | NO_SURPRISE, FILE.into());
+        let opened = retry_on_intr(open);
         let file: File = match opened {
             Ok(opened) => opened.into(),
             // A link, a directory, a socket.
             Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => {
                 return Err(self.odd(path, Odd::NotAFile));
             }
-            Err(Errno::EXIST) if !self.is_file(path) => {
-                return Err(self.odd(path, Odd::NotAFile));
+            Err(Errno::EXIST) => {
+                return Err(match self.file_type(path)? {
+                    Some(FileType::RegularFile) | None => Errno::EXIST.into(),
+                    Some(_) => self.odd(path, Odd::NotAFile),
+                });
             }
             Err(error) => return Err(error.into()),
         };
@@ -182,19 +186,20 @@ impl RealDisk {
         Ok(file)
     }
 
-    fn file_type(&self, path: &str) -> Option<FileType> {
-        let (directory, name) = self.split(path).ok()?;
-        let found = statat(&*directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        Some(FileType::from_raw_mode(found.st_mode))
-    }
-
-    fn is_file(&self, path: &str) -> bool {
-        self.file_type(path) == Some(FileType::RegularFile)
+    /// What a path leads to; `None` = nothing.
+    fn file_type(&self, path: &str) -> io::Result<Option<FileType>> {
+        let (directory, name) = self.split(path)?;
+        match statat(&*directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The error for something in the place of a file or directory of the store.
     fn odd(&self, path: &str, odd: Odd) -> io::Error {
-        odd.error(&self.path(path), self.file_type(path))
+        let found = self.file_type(path).ok().flatten();
+        odd.error(&self.path(path), found)
     }
 }
 
@@ -282,7 +287,7 @@ impl Disk for RealDisk {
             };
             let found = match entry.file_type() {
                 // Some file systems do not say it here.
-                FileType::Unknown => self.file_type(&within(name)),
+                FileType::Unknown => self.file_type(&within(name))?,
                 told => Some(told),
             };
             match found {
