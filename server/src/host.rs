@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use wald_storage::Owner;
 
 use crate::config::Config;
@@ -62,9 +62,7 @@ pub(crate) fn write_no_core() {
         current: Some(0),
         maximum: Some(0),
     };
-    if let Err(error) = setrlimit(Resource::Core, none)
-        && getrlimit(Resource::Core).current != Some(0)
-    {
+    if let Err(error) = setrlimit(Resource::Core, none) {
         tracing::warn!(
             %error,
             "core files cannot be switched off, so a crash may write records to one; set LimitCORE=0 or ulimit -c 0"

@@ -219,6 +219,30 @@ pub(crate) fn read_whole(disk: &dyn Disk, path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// What is asked for beyond this is compared with the size of the file first, bytes.
+const MUCH: u64 = 1 << 20;
+
+/// How many bytes of a file to make room for: a length that was read from disk may say anything.
+pub(crate) fn no_more_than_there_is(
+    file: &dyn DiskFile,
+    from: u64,
+    bytes: u64,
+) -> io::Result<usize> {
+    let bytes = match bytes > MUCH {
+        true => bytes.min(file.size()?.saturating_sub(from)),
+        false => bytes,
+    };
+    usize::try_from(bytes).map_err(io::Error::other)
+}
+
+/// Reads up to so many bytes of a file from `from` on; fewer where it ends.
+pub(crate) fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Result<Vec<u8>> {
+    let mut found = vec![0; no_more_than_there_is(file, from, bytes)?];
+    let length = file.read_full_at(&mut found, from)?;
+    found.truncate(length);
+    Ok(found)
+}
+
 /// Whether an error says that there is no room, rather than that the device failed.
 pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(

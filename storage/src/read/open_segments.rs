@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::buffers::Buffers;
 use super::reach::far;
 use crate::config::ReadStrategy;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, no_more_than_there_is};
 use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
@@ -113,6 +113,7 @@ impl OpenSegments {
     }
 
     fn read_file(&self, file: &dyn DiskFile, offset: u64, length: usize) -> io::Result<Bytes> {
+        let length = no_more_than_there_is(file, offset, length as u64)?;
         self.buffers
             .filled(length, |buffer| file.read_full_at(buffer, offset))
     }

@@ -3,7 +3,7 @@
 use super::Recovered;
 use super::walk::{Bytes, Walked};
 use crate::directory;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, read_some};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
 use crate::journal::body::Link;
@@ -323,13 +323,6 @@ impl Recovered {
         }
         Ok(None)
     }
-}
-
-fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> std::io::Result<Vec<u8>> {
-    let mut found = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
-    let length = file.read_full_at(&mut found, from)?;
-    found.truncate(length);
-    Ok(found)
 }
 
 /// Whether a segment has frames, and if so its base and its link. A link that is

@@ -7,6 +7,7 @@ use super::head::Head;
 use super::pack::{Images, Piece, entries, pieces};
 use super::{base_of, new_id, path};
 use crate::directory;
+pub(crate) use crate::disk::read_some as some;
 use crate::disk::{Disk, DiskFile};
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{NewRow, Place, SealedIndex};
@@ -67,13 +68,6 @@ pub(crate) struct Opened {
     pub(crate) end: u64,
     /// Header checksum of its last frame.
     pub(crate) chain: u32,
-}
-
-pub(crate) fn some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Result<Vec<u8>> {
-    let mut found = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
-    let length = file.read_full_at(&mut found, from)?;
-    found.truncate(length);
-    Ok(found)
 }
 
 /// Reads life block and last frame of a run.

@@ -16,7 +16,7 @@ use super::{Finding, FindingKind, Severity, advice};
 use crate::checkpoint;
 use crate::clock::{Clock, SystemClock};
 use crate::directory::{self, Format, Store};
-use crate::disk::{Disk, DiskFile, DiskLock};
+use crate::disk::{Disk, DiskFile, DiskLock, read_some};
 use crate::error::OpenError;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId};
 use crate::journal::LIFE_BYTES;
@@ -176,10 +176,7 @@ impl<'a> Reader<'a> {
 
     /// The same from the page cache, where that has it.
     pub(crate) fn read_cached(&self, from: u64, bytes: u64) -> io::Result<Bytes> {
-        let mut found = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
-        let length = self.file.read_full_at(&mut found, from)?;
-        found.truncate(length);
-        Ok(found.into())
+        Ok(read_some(&*self.file, from, bytes)?.into())
     }
 }
 
