@@ -242,6 +242,32 @@ def odd_backups(good, scratch):
         claim("links that end in .new are not written through", precious.read_bytes() == b"precious", done.stderr.decode())
 
 
+def archives(scratch):
+    """What retention drops is for the owner only, too, and an archive is read without surprises."""
+    kept, data = scratch / "archive", scratch / "archived"
+    kept.mkdir(0o700)
+    small = ["--segment-bytes", "64KiB", "--sorter-step-bytes", "256KiB", "--retention-max-records", "1", "--retention-interval", "200ms"]
+    before = os.umask(0)
+    try:
+        with Daemon(data, *small, "--archive-dir", kept) as daemon:
+            for _ in range(60):
+                assert daemon.walctl("append", "log", "-", "--format", "raw", input=b"z" * 20_000).returncode == 0
+            there = wait_until(lambda: any(path.suffix == ".seg" for path in kept.iterdir()), SECONDS)
+            stopped = daemon.stop()
+        restored = wald("archive", "restore", "--archive", kept, "--to", scratch / "of-archive")[0]
+    finally:
+        os.umask(before)
+    claim("umask 000: retention fills an archive, which is restored", (there, stopped, restored) == (True, 0, 0), (there, stopped, restored))
+    for root in (kept, data, scratch / "of-archive"):
+        bad = modes_of(root)
+        claim(f"umask 000: {root.name} is for its owner only", not bad, ", ".join(bad[:3]))
+    name = min(path.name for path in kept.iterdir() if path.suffix == ".seg")
+    wrong = []
+    for kind in ("link", "dangling", "pipe", "directory"):
+        wrong += odd(kept, name, kind, scratch, lambda data: {"list": lambda: wald("archive", "list", "--archive", data, "--verify")})
+    claim("odd files of an archive are named and left alone", not wrong, "; ".join(wrong))
+
+
 def owners(good, scratch):
     """Root makes no files in a directory of another user, unless it is told to."""
     if not ROOT_USER:
@@ -391,6 +417,7 @@ def main():
         open_directory(good, root)
         special_files(good, root / "saved", root)
         odd_backups(good, root)
+        archives(root)
         owners(good, root)
         core_files(good, root)
         numbers(good, root)
