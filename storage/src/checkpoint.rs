@@ -327,7 +327,7 @@ pub(crate) fn take_apart<'a>(
             }
             (11, Value::Bytes(part)) => summary.segments.push(segment(part)?),
             (12, Value::Bytes(image)) => log(image)?,
-            (14, Value::Varint(id)) => summary.sorted = Some(SegmentId::new(id)),
+            (14, Value::Varint(id)) => summary.sorted = Some(bounds::segment(id)?),
             _ => {}
         }
     }

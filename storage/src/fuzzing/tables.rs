@@ -51,6 +51,7 @@ pub fn checkpoint(data: &[u8]) {
     // Zeros are left out, and stand for nothing, or for the first.
     let mut told = summary;
     told.before = told.before.filter(|before| before.get() != 0);
+    told.sorted = told.sorted.filter(|sorted| sorted.get() != 0);
     told.next_log_counter = told.next_log_counter.max(1);
     told.epoch = told.epoch.max(RecoveryEpoch::FIRST);
     told.last = told.last.max(SegmentId::FIRST);

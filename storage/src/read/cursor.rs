@@ -11,6 +11,7 @@
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::bounds;
 use crate::engine::Selector;
 use crate::error::ReadError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
@@ -96,21 +97,21 @@ impl Cursor {
                 "it belongs to another selection or another store",
             ));
         }
-        let (epoch, position) = (RecoveryEpoch::new(number(1)), Position::new(number(2)));
+        // A client can make one up: its checksum is no secret.
+        let beyond = || ReadError::BadCursor("it tells of a place that no store gets to");
+        let epoch = bounds::epoch(number(1)).ok_or_else(beyond)?;
+        let position = bounds::place(number(2)).ok_or_else(beyond)?;
         match bytes[1] {
-            ONE_LOG => {
-                let (log_id, next) = (LogId::new(number(3)), Lsn::new(number(4)));
-                Ok(Self::OneLog {
-                    epoch,
-                    position,
-                    log_id,
-                    next,
-                })
-            }
+            ONE_LOG => Ok(Self::OneLog {
+                epoch,
+                position,
+                log_id: bounds::log(number(3)).ok_or_else(beyond)?,
+                next: bounds::lsn(number(4)).ok_or_else(beyond)?,
+            }),
             MANY_LOGS => Ok(Self::ManyLogs {
                 epoch,
                 position,
-                skip: number(3),
+                skip: bounds::records(number(3)).ok_or_else(beyond)?,
             }),
             _ => Err(ReadError::BadCursor(
                 "it is of a kind that this version does not know",
@@ -143,5 +144,22 @@ mod tests {
             assert!(Cursor::decode(&flipped, prefix).is_err(), "bit {bit}");
         }
         assert!(Cursor::decode(&bytes[1..], prefix).is_err());
+    }
+
+    #[test]
+    fn made_up_cursors_beyond_all_bounds_are_refused() {
+        let all = selection(7, &Selector::All);
+        let good = Cursor::ManyLogs {
+            epoch: RecoveryEpoch::new(1),
+            position: Position::new(9),
+            skip: 3,
+        };
+        for field in 1..4 {
+            let mut bytes = good.encode(all).to_vec();
+            bytes[2 + field * 8..10 + field * 8].fill(0xFF);
+            let crc = crc32c(&bytes[..LENGTH - 4]);
+            bytes[LENGTH - 4..].copy_from_slice(&crc.to_le_bytes());
+            assert!(Cursor::decode(&bytes, all).is_err(), "number {field}");
+        }
     }
 }
