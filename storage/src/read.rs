@@ -176,7 +176,15 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         damage: None,
     };
     let (mut records, mut bytes) = (bounds.records, bounds.bytes);
+    let (mut before, mut tries) = (from, 0);
     while step.next < bounds.until && records > 0 {
+        if step.next > before {
+            (before, tries) = (step.next, 0);
+        }
+        tries += 1;
+        if tries > MOST_TRIES {
+            return Err(ReadError::Io(Arc::new(leads_nowhere(log, before))));
+        }
         let left = Bounds {
             records,
             bytes,
@@ -247,6 +255,21 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         }
     }
     Ok(step)
+}
+
+/// So often is one lsn looked up while a sorter and damage move what is there. An index that was
+/// made up may send its readers to the same wrong place for ever.
+const MOST_TRIES: u32 = 100;
+
+fn leads_nowhere(log: &Log, lsn: Lsn) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!(
+            "the index of lsn {lsn} of log {:?} leads to other frames; `walctl verify` finds the \
+             segment, and the next start makes its index again",
+            log.name
+        ),
+    )
 }
 
 /// The records a log has in memory only, if `lsn` is among them.
