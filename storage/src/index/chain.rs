@@ -19,6 +19,9 @@ pub(crate) struct Node {
     pub(crate) size: u32,
 }
 
+/// No tree of rows is deeper: their number is counted in 32 bits.
+const DEEPEST: u32 = 64;
+
 /// The two trees below a row: the newer and the older half. Both or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Below {
@@ -86,7 +89,11 @@ impl Chain {
         let Some((mut row, mut below)) = found else {
             return Ok(None);
         };
-        while let Some(Below { newer, older }) = below {
+        // Each step halves a tree. Rows that were made up may lead in a circle.
+        for _ in 0..DEEPEST {
+            let Some(Below { newer, older }) = below else {
+                break;
+            };
             let half = fetch(older)?;
             if holds(&half.0) {
                 (row, below) = half;
