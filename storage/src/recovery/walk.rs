@@ -155,7 +155,8 @@ impl<'a> Bytes<'a> {
     }
 
     fn newer_header(&self, from: Position, to: Position) -> Option<(Position, Newer)> {
-        let mut at = from;
+        // Behind its bytes there is nothing to look at, whatever a link tells of the end.
+        let (mut at, to) = (from, to.min(self.limit()));
         while at < to {
             let bytes = self.at(at);
             if frame::claimed_position(bytes) == Some(at.get())
@@ -186,6 +187,8 @@ impl<'a> Bytes<'a> {
 
     /// Walks up to `end`, which a successor tells; whatever is bad below is damage.
     pub(crate) fn walk_finished(&self, end: Position) -> Walked {
+        // A link that was made up may tell of an end far beyond the segment.
+        let end = end.min(self.base.advance(self.life.size));
         let mut walk = Walk::new(*self);
         while walk.position < end {
             match walk.frame().filter(|header| header.end() <= end) {

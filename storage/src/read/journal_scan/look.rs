@@ -563,7 +563,7 @@ impl Work {
                     return Ok(position);
                 }
             }
-            if read < frame::MAX_HEADER_BYTES || size == stop.since(from) {
+            if read <= frame::MAX_HEADER_BYTES || size == stop.since(from) {
                 break;
             }
             // A header at the very end of the piece may go on in the next.
