@@ -158,12 +158,16 @@ fn store_that_cannot_go_on_is_refused_and_left_as_it_was() {
     assert_eq!(files(&disk), before);
 }
 
-/// Changes frames of the first segment, each by its number, header and body at once; all
+/// Changes frames of all segments, each by its number, header and body at once; all
 /// checksums and the chain fit afterwards.
 fn forge(disk: &SimDisk, edit: &dyn Fn(usize, Kind, &mut Vec<u8>)) {
-    let name = disk.list("journal").unwrap().into_iter().min().unwrap();
-    let path = format!("journal/{name}");
-    let mut bytes = disk.contents(&path).unwrap();
+    for name in disk.list("journal").unwrap() {
+        forge_segment(disk, &format!("journal/{name}"), edit);
+    }
+}
+
+fn forge_segment(disk: &SimDisk, path: &str, edit: &dyn Fn(usize, Kind, &mut Vec<u8>)) {
+    let mut bytes = disk.contents(path).unwrap();
     let salt = Life::decode(&bytes).unwrap().salt;
     let mut frames = Vec::new();
     let mut at = FIRST_FRAME;
@@ -188,7 +192,7 @@ fn forge(disk: &SimDisk, edit: &dyn Fn(usize, Kind, &mut Vec<u8>)) {
         bytes[at..at + new.len()].copy_from_slice(&new);
         at += new.len().next_multiple_of(8);
     }
-    disk.replace(&path, bytes);
+    disk.replace(path, bytes);
 }
 
 /// Whether a reader gets to the end of a log in a few pages: there are three records.
@@ -259,7 +263,10 @@ fn forged_headers_are_damage() {
 fn forged_links_are_damage() {
     use crate::journal::body::Link;
     let fixture = store().restart();
-    let edits: [(&str, Edit<'_, Link>); 8] = [
+    let edits: [(&str, Edit<'_, Link>); 9] = [
+        ("end within all bounds", &|link| {
+            link.predecessor_end = Position::new(1 << 61);
+        }),
         ("epoch", &|link| {
             link.recovery_epoch = RecoveryEpoch::new(u64::MAX)
         }),
