@@ -1,17 +1,21 @@
-//! Who may have how much under way: the bytes of appends that are being received or wait
-//! for their ack, shared fairly by connections.
+//! Memory that requests may take before they are answered, shared fairly by connections.
 //!
-//! A request is admitted by the length that stands before its message, before the message
-//! itself is received: what comes of a request that is turned away is dropped as it comes.
-//! So a connection that sends faster than the disk takes fills its share and not the server.
+//! Two budgets: one for the records of appends, one for all other requests. A request is charged for
+//! the bytes that have **arrived**, not for the length that it announces, and is refused by that length
+//! only if it could not be admitted now. So a connection that sends faster than the disk takes fills its
+//! share and not the server, and announced lengths hold nothing.
 //!
-//! The answer waits for the end of the message all the same. Given before, it resets the
-//! stream, whose data is still under way; HTTP/2 counts that as misbehaviour of the client,
-//! and soon ends its connection with all that was admitted on it.
+//! A refusal waits for the end of the message all the same, for as long as a message may take: given
+//! before, it resets the stream, whose data is still under way.
 //!
-//! **The share**: a connection may have under way as much as is still free for others. Alone
-//! it gets half of `max_inflight_bytes`; two greedy ones a third each; and whoever has
-//! nothing under way finds room. The engine's own budget stands behind.
+//! **The share**: a connection may have under way as much as is still free for others. Alone it gets
+//! half of the budget; two greedy ones a third each; a connection with nothing under way finds room.
+//! The engine's own budget stands behind.
+//!
+//! **The time**: one message arrives within 10 s and a second for each 64 KiB ([`message_time`]), or its
+//! call ends.
+//!
+//! **The end**: an append is charged until the engine has let go of it, also if its client has gone.
 //!
 //! Sessions take from the same budget, and wait instead of being turned away ([`session`]).
 
@@ -22,21 +26,23 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http::Request;
-use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
-use pin_project_lite::pin_project;
+use http_body::{Body, Frame};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tonic::Status;
 use tower::BoxError;
 use wald_storage::AppendError;
 
-use crate::metrics::Metrics;
+use crate::drain::Phase;
+use crate::metrics::{Metrics, access_of};
 use crate::status::{self, Access};
-use crate::transport::Peer;
-use session::SessionBody;
-pub(crate) use session::{Passage, Window};
+use crate::transport::{HttpAnswer, HttpResult, Incoming, Patience, Peer};
+use session::Window;
+pub(crate) use session::{Admitted, Intake, Passage};
 
 /// The RPCs that carry records.
 const APPENDS: [&str; 2] = [
@@ -47,150 +53,281 @@ const APPENDS: [&str; 2] = [
 /// The RPC whose messages wait to be admitted.
 const SESSION: &str = "/wald.v1.WalService/AppendSession";
 
-/// What a request takes besides its message: names, places, its answer.
+/// The service without limits, for measurements.
+const ECHO: &str = "/wald.echo.";
+
+/// Calls that may take their time between two messages of a request.
+const REFLECTION: &str = "/grpc.reflection.";
+
+/// Memory of a request besides its message: names, places, its answer.
 const REQUEST_OVERHEAD: u64 = 512;
+
+/// Bytes of all requests without records together.
+const OTHERS_BYTES: u64 = 8 << 20;
+
+/// The longest message of a request without records, and the exceptions: a backup names the files that
+/// there are already, and a health check names one service.
+const LARGEST_OTHER: u64 = 64 << 10;
+const LARGEST_BY_PATH: [(&str, u64); 2] = [
+    ("/wald.v1.OpsService/Backup", 1 << 20),
+    ("/grpc.health.", 4 << 10),
+];
+
+/// Bytes of a refused request that are received and dropped before the refusal is told anyway.
+const MOST_DROPPED: u64 = 16 << 20;
 
 /// A gRPC message begins with whether it is compressed, and its length in four bytes.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
-/// What one connection has under way, in bytes.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Share(Arc<AtomicU64>);
+/// Time in which a message must arrive, by the length that it announces: at least 10 s, and 64 KiB/s.
+fn message_time(length: u64) -> Duration {
+    Duration::from_secs(10 + length / (64 << 10))
+}
 
-/// What all connections have under way.
-pub(crate) struct Admission {
+/// Time between two messages of a stream of requests: no bound until the server drains.
+const BETWEEN_MESSAGES: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Bytes that one connection has under way.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Share(Arc<Own>);
+
+#[derive(Debug, Default)]
+struct Own {
+    appends: AtomicU64,
+    others: AtomicU64,
+}
+
+/// Bytes that all connections have under way, of one kind.
+struct Budget {
     limit: u64,
     total: AtomicU64,
-    session_window: u64,
-    largest_message: u64,
-    metrics: Arc<Metrics>,
 }
 
-/// Bytes taken from the budget, given back when it is dropped.
-pub(crate) struct Permit {
-    admission: Arc<Admission>,
-    share: Share,
-    bytes: u64,
-}
+impl Budget {
+    fn new(limit: u64) -> Self {
+        Self {
+            limit,
+            total: AtomicU64::new(0),
+        }
+    }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.admission.give_back(&self.share, self.bytes);
+    /// Whether a request may have `bytes` more, if it has `has` and its connection `own` in all.
+    fn allows(&self, own: u64, total: u64, has: u64, bytes: u64) -> bool {
+        let (request, own, total) = (has + bytes, own + bytes, total + bytes);
+        // A request larger than the whole budget passes when it is alone.
+        let is_first = own == request && (total <= self.limit || total == request);
+        is_first || own <= self.limit.saturating_sub(total)
+    }
+
+    /// Whether a request that has nothing yet could be admitted with `bytes`. Takes nothing.
+    ///
+    /// # Errors
+    /// With the bytes that are under way.
+    fn look(&self, own: &AtomicU64, bytes: u64) -> Result<(), u64> {
+        let (own, total) = (
+            own.load(Ordering::Relaxed),
+            self.total.load(Ordering::Relaxed),
+        );
+        match self.allows(own, total, 0, bytes) {
+            true => Ok(()),
+            false => Err(total),
+        }
+    }
+
+    /// Takes `bytes` more for a request that has `has` already.
+    ///
+    /// # Errors
+    /// With the bytes that are under way. Nothing is taken then.
+    fn take(&self, own: &AtomicU64, has: u64, bytes: u64) -> Result<(), u64> {
+        let total = self.total.fetch_add(bytes, Ordering::Relaxed);
+        let own_before = own.fetch_add(bytes, Ordering::Relaxed);
+        if self.allows(own_before, total, has, bytes) {
+            return Ok(());
+        }
+        self.give_back(own, bytes);
+        Err(total)
+    }
+
+    /// Takes more, whatever is free.
+    fn take_more(&self, own: &AtomicU64, bytes: u64) {
+        own.fetch_add(bytes, Ordering::Relaxed);
+        self.total.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, own: &AtomicU64, bytes: u64) {
+        own.fetch_sub(bytes, Ordering::Relaxed);
+        self.total.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
+/// The budgets of a server, and the rules for its requests.
+pub(crate) struct Admission {
+    appends: Budget,
+    others: Budget,
+    session_window: u64,
+    largest_append: u64,
+    phase: watch::Receiver<Phase>,
+    metrics: Arc<Metrics>,
+}
+
 impl Admission {
-    /// A budget of so many bytes. A session may have `session_window` of them under way; of a
-    /// message that is longer than `largest_message` nothing is kept.
+    /// A budget of `limit` bytes for appends. A session may have `session_window` of them under way; a
+    /// message of an append that is longer than `largest_append` is dropped as it arrives.
     pub(crate) fn new(
         limit: u64,
         session_window: u64,
-        largest_message: u64,
+        largest_append: u64,
+        phase: watch::Receiver<Phase>,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            limit,
-            total: AtomicU64::new(0),
+            appends: Budget::new(limit),
+            others: Budget::new(OTHERS_BYTES),
             session_window,
-            largest_message,
+            largest_append,
+            phase,
             metrics,
         })
     }
 
-    /// Admits a message of so many bytes; who is turned away is counted.
-    fn admit(self: &Arc<Self>, share: &Share, length: u64) -> Result<Permit, AppendError> {
-        let bytes = self
-            .take(share, length)
-            .inspect_err(|error| self.metrics.write_failed(error))?;
-        Ok(Permit {
-            admission: Arc::clone(self),
-            share: share.clone(),
-            bytes,
-        })
+    /// Bytes of appends and of other requests that are under way.
+    pub(crate) fn admitted_bytes(&self) -> (u64, u64) {
+        let total = |budget: &Budget| budget.total.load(Ordering::Relaxed);
+        (total(&self.appends), total(&self.others))
     }
 
-    /// Takes a message of so many bytes into the budget: what it takes, to be given back. Or says
-    /// what is in the way.
-    fn take(&self, share: &Share, length: u64) -> Result<u64, AppendError> {
-        let bytes = length + REQUEST_OVERHEAD;
-        let total = self.total.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let own = share.0.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let free = self.limit.saturating_sub(total);
-        // A request larger than the whole budget passes when it is alone.
-        let first = own == bytes && (total <= self.limit || total == bytes);
-        if first || own <= free {
-            return Ok(bytes);
-        }
-        self.give_back(share, bytes);
-        Err(AppendError::Busy {
-            inflight: total - bytes,
-            limit: self.limit,
-        })
-    }
-
-    /// Takes more, whatever is free.
-    fn take_more(&self, share: &Share, bytes: u64) {
-        share.0.fetch_add(bytes, Ordering::Relaxed);
-        self.total.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn give_back(&self, share: &Share, bytes: u64) {
-        share.0.fetch_sub(bytes, Ordering::Relaxed);
-        self.total.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// The call that `serve` makes of a request of that connection, whose appends are admitted
-    /// before they are received.
-    pub(crate) fn call<F>(
+    /// The call that `serve` makes of a request of that connection, which is admitted as it arrives.
+    pub(crate) fn call(
         self: &Arc<Self>,
         peer: &Peer,
-        mut request: Request<Incoming>,
-        serve: impl FnOnce(Request<RequestBody>) -> F,
-    ) -> AdmittedCall<F> {
-        if APPENDS.contains(&request.uri().path()) {
-            let place = Arc::new(Place::default());
-            let request = request.map(|inner| RequestBody::Append {
-                inner: AdmittedBody {
-                    inner,
-                    prefix: [0; PREFIX_BYTES],
-                    received: 0,
-                    refused: None,
-                    admission: Arc::clone(self),
-                    share: peer.share.clone(),
-                    place: Arc::clone(&place),
-                },
-            });
-            return AdmittedCall {
-                inner: serve(request),
-                place: Some(place),
-            };
-        }
-        let request = if request.uri().path() == SESSION {
+        request: Request<Incoming>,
+        serve: impl FnOnce(Request<RequestBody>) -> HttpAnswer,
+    ) -> AdmittedCall {
+        let path = request.uri().path();
+        if path == SESSION {
             let window = Window::new(self, &peer.share);
-            request.extensions_mut().insert(window.clone());
-            request.extensions_mut().insert(peer.clone());
-            request.map(|inner| {
-                let inner = tonic::body::Body::new(inner);
-                let inner = SessionBody::new(inner, window);
-                RequestBody::Session { inner }
-            })
-        } else {
-            request.map(|inner| RequestBody::Plain { inner })
-        };
-        AdmittedCall {
-            inner: serve(request),
-            place: None,
+            let request = request.map(|inner| RequestBody::Session {
+                inner: Intake::new(inner, window),
+            });
+            return AdmittedCall::new(serve(request), None, false);
         }
+        if path.starts_with(ECHO) {
+            let request = request.map(|inner| RequestBody::Plain { inner });
+            return AdmittedCall::new(serve(request), None, false);
+        }
+        let is_append = APPENDS.contains(&path);
+        let largest = match is_append {
+            true => self.largest_append,
+            false => (LARGEST_BY_PATH.iter())
+                .find(|(known, _)| path.starts_with(known))
+                .map_or(LARGEST_OTHER, |(_, largest)| *largest),
+        };
+        let held = Arc::new(Held {
+            admission: Arc::clone(self),
+            share: peer.share.clone(),
+            is_append,
+            bytes: AtomicU64::new(0),
+        });
+        let (access, may_pause) = (access_of(path), path.starts_with(REFLECTION));
+        let (head, inner) = request.into_parts();
+        let inner = AdmittedBody {
+            inner,
+            prefix: [0; PREFIX_BYTES],
+            received: 0,
+            left: 0,
+            length: 0,
+            largest,
+            access,
+            may_pause,
+            refused: None,
+            dropped: 0,
+            patience: None,
+            held: Arc::clone(&held),
+        };
+        let request = Request::from_parts(head, RequestBody::Admitted { inner });
+        AdmittedCall::new(serve(request), Some(held), is_append)
     }
 }
 
-pin_project! {
-    /// What services receive of a request.
-    #[project = Received]
-    pub(crate) enum RequestBody {
-        Plain { #[pin] inner: Incoming },
-        Append { #[pin] inner: AdmittedBody },
-        Session { #[pin] inner: SessionBody },
+/// Bytes charged to a request, given back when it and its body are dropped.
+struct Held {
+    admission: Arc<Admission>,
+    share: Share,
+    is_append: bool,
+    bytes: AtomicU64,
+}
+
+impl Held {
+    fn budget(&self) -> (&Budget, &AtomicU64) {
+        match self.is_append {
+            true => (&self.admission.appends, &self.share.0.appends),
+            false => (&self.admission.others, &self.share.0.others),
+        }
+    }
+
+    /// Whether a message of so many bytes could be admitted now.
+    fn look(&self, length: u64) -> Result<(), Status> {
+        let (budget, own) = self.budget();
+        let looked = budget.look(own, length + REQUEST_OVERHEAD);
+        looked.map_err(|inflight| self.refuse(inflight))
+    }
+
+    fn grow(&self, bytes: u64) -> Result<(), Status> {
+        let (budget, own) = self.budget();
+        let has = self.bytes.load(Ordering::Relaxed);
+        (budget.take(own, has, bytes)).map_err(|inflight| self.refuse(inflight))?;
+        self.bytes.store(has + bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn refuse(&self, inflight: u64) -> Status {
+        let limit = self.budget().0.limit;
+        if !self.is_append {
+            return status::requests_busy(inflight, limit);
+        }
+        let error = AppendError::Busy { inflight, limit };
+        self.admission.metrics.write_failed(&error);
+        status::append(&error)
+    }
+
+    fn give_back(&self) {
+        let (budget, own) = self.budget();
+        budget.give_back(own, self.bytes.swap(0, Ordering::Relaxed));
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// The body of a request, as services receive it.
+pub(crate) enum RequestBody {
+    /// Without limits.
+    Plain {
+        /// As it comes from the connection.
+        inner: Incoming,
+    },
+    /// Charged as it arrives.
+    Admitted {
+        /// Checks and charges it.
+        inner: AdmittedBody,
+    },
+    /// A session takes its messages from [`Intake`] itself.
+    Session {
+        /// Holds messages back until there is room for them.
+        inner: Intake,
+    },
+}
+
+impl RequestBody {
+    /// The requests of an append session.
+    pub(crate) fn into_session(self) -> Option<Intake> {
+        match self {
+            Self::Session { inner } => Some(inner),
+            Self::Plain { .. } | Self::Admitted { .. } => None,
+        }
     }
 }
 
@@ -202,74 +339,142 @@ impl Body for RequestBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.project() {
-            Received::Plain { inner } => boxed(inner.poll_frame(context)),
-            Received::Append { inner } => inner.poll_frame(context),
-            Received::Session { inner } => boxed(inner.poll_frame(context)),
+        match self.get_mut() {
+            Self::Plain { inner } => Pin::new(inner).poll_frame(context).map_err(BoxError::from),
+            Self::Admitted { inner } => Pin::new(inner).poll_frame(context),
+            // Refused before its first message: nothing is read.
+            Self::Session { .. } => Poll::Ready(None),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Plain { inner } => inner.is_end_stream(),
-            Self::Append { inner } => inner.is_end_stream(),
-            Self::Session { inner } => inner.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Plain { inner } => inner.size_hint(),
-            Self::Append { inner } => inner.size_hint(),
-            Self::Session { inner } => inner.size_hint(),
+            Self::Admitted { inner } => inner.inner.is_end_stream(),
+            Self::Session { .. } => false,
         }
     }
 }
 
-type Polled<E> = Poll<Option<Result<Frame<Bytes>, E>>>;
-
-fn boxed<E: Into<BoxError>>(polled: Polled<E>) -> Polled<BoxError> {
-    polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+/// A call. It gives back with its answer what was charged to it.
+///
+/// Where the client gives up an append that the engine has, the call goes on without it: the append
+/// stays charged and is counted like all others.
+pub(crate) struct AdmittedCall {
+    inner: Option<HttpAnswer>,
+    held: Option<Arc<Held>>,
+    goes_on: bool,
 }
 
-/// Where the body puts the permit, for the call to keep it until the answer.
-type Place = std::sync::OnceLock<Permit>;
-
-pin_project! {
-    /// A call; what it took is given back with its answer.
-    pub(crate) struct AdmittedCall<F> {
-        #[pin]
-        inner: F,
-        place: Option<Arc<Place>>,
+impl AdmittedCall {
+    fn new(inner: HttpAnswer, held: Option<Arc<Held>>, goes_on: bool) -> Self {
+        Self {
+            inner: Some(inner),
+            held,
+            goes_on,
+        }
     }
 }
 
-impl<F, T> Future for AdmittedCall<F>
-where
-    F: Future<Output = T>,
-{
-    type Output = T;
+impl Future for AdmittedCall {
+    type Output = HttpResult;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let this = self.project();
-        let answer = ready!(this.inner.poll(context));
-        *this.place = None;
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<HttpResult> {
+        let Some(inner) = &mut self.inner else {
+            // It was answered: nobody asks again.
+            return Poll::Pending;
+        };
+        let answer = ready!(inner.as_mut().poll(context));
+        self.inner = None;
+        self.held = None;
         Poll::Ready(answer)
     }
 }
 
-pin_project! {
-    /// The body of an append, which goes on after its prefix only if it is admitted.
-    pub(crate) struct AdmittedBody {
-        #[pin]
-        inner: Incoming,
-        prefix: [u8; PREFIX_BYTES],
-        // How much of the prefix there is.
-        received: usize,
-        refused: Option<Status>,
-        admission: Arc<Admission>,
-        share: Share,
-        place: Arc<Place>,
+impl Drop for AdmittedCall {
+    fn drop(&mut self) {
+        if let (true, Some(inner), Ok(event_loop)) =
+            (self.goes_on, self.inner.take(), Handle::try_current())
+        {
+            let held = self.held.take();
+            event_loop.spawn(async move {
+                drop(inner.await);
+                drop(held);
+            });
+        }
+    }
+}
+
+/// The body of a request that is charged as it arrives.
+pub(crate) struct AdmittedBody {
+    inner: Incoming,
+    /// The prefix of the current message, of which `received` bytes are here.
+    prefix: [u8; PREFIX_BYTES],
+    received: usize,
+    /// Bytes of the current message that are still to come, and all of them.
+    left: u64,
+    length: u64,
+    largest: u64,
+    access: Access,
+    may_pause: bool,
+    refused: Option<Status>,
+    dropped: u64,
+    /// Made by the first wait for the client.
+    patience: Option<Patience>,
+    held: Arc<Held>,
+}
+
+impl AdmittedBody {
+    /// Charges data of the request.
+    ///
+    /// # Errors
+    /// If the request is too long, or there is no room for it.
+    fn charge(&mut self, data: &[u8]) -> Result<(), Status> {
+        let mut bytes = data.len() as u64;
+        let mut rest = data;
+        while !rest.is_empty() {
+            if self.left == 0 {
+                let missing = &mut self.prefix[self.received..];
+                let part = missing.len().min(rest.len());
+                missing[..part].copy_from_slice(&rest[..part]);
+                rest.advance(part);
+                self.received += part;
+                if self.received < PREFIX_BYTES {
+                    break;
+                }
+                self.received = 0;
+                self.length = u64::from((&self.prefix[1..]).get_u32());
+                self.left = self.length;
+                if self.length > self.largest {
+                    let (length, largest) = (self.length, self.largest);
+                    return Err(status::message_too_large(length, largest, self.access));
+                }
+                if self.may_pause {
+                    // The message before was answered.
+                    self.held.give_back();
+                }
+                self.held.look(self.length)?;
+                bytes += REQUEST_OVERHEAD;
+            }
+            let part = (rest.len() as u64).min(self.left);
+            self.left -= part;
+            rest.advance(usize::try_from(part).unwrap_or(rest.len()));
+        }
+        self.held.grow(bytes)
+    }
+
+    /// Resolves with the reason when the client was waited for long enough.
+    fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<Status> {
+        let between = self.may_pause && self.left == 0 && self.received == 0;
+        let limit = match between {
+            true => BETWEEN_MESSAGES,
+            false => message_time(self.length),
+        };
+        let phase = &self.held.admission.phase;
+        let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
+        ready!(patience.poll_over(context, limit));
+        let refused = self.refused.take();
+        Poll::Ready(refused.unwrap_or_else(|| status::message_too_slow(self.access)))
     }
 }
 
@@ -278,54 +483,48 @@ impl Body for AdmittedBody {
     type Error = BoxError;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let mut this = self.project();
+        let this = &mut *self;
         loop {
-            let frame = ready!(boxed(this.inner.as_mut().poll_frame(context)));
-            let Some(Ok(data)) = frame
-                .as_ref()
-                .map(|frame| frame.as_ref().map(Frame::data_ref))
-            else {
-                // The end: now it can be told.
-                let refused = this.refused.take().map(|status| Err(status.into()));
-                return Poll::Ready(refused.or(frame));
+            let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(context) else {
+                let status = ready!(this.poll_over(context));
+                return Poll::Ready(Some(Err(status.into())));
             };
-            let missing = &mut this.prefix[*this.received..];
-            if !missing.is_empty()
-                && let Some(data) = data
-            {
-                let part = missing.len().min(data.len());
-                missing[..part].copy_from_slice(&data[..part]);
-                *this.received += part;
-                if *this.received == PREFIX_BYTES {
-                    let length = u64::from((&this.prefix[1..]).get_u32());
-                    let most = this.admission.largest_message;
-                    // What no request may have takes no room from others while it comes.
-                    let admitted = match length > most {
-                        true => Err(status::message_too_large(length, most, Access::Write)),
-                        false => (this.admission.admit(this.share, length))
-                            .map_err(|error| status::append(&error)),
-                    };
-                    match admitted {
-                        Ok(permit) => drop(this.place.set(permit)),
-                        Err(status) => *this.refused = Some(status),
-                    }
-                }
-            }
+            let Some(Ok(data)) = (frame.as_ref()).map(|frame| frame.as_ref().map(Frame::data_ref))
+            else {
+                // The end: now a refusal can be told.
+                let refused = this.refused.take().map(|status| Err(status.into()));
+                return Poll::Ready(refused.or(frame.map(|frame| frame.map_err(Into::into))));
+            };
+            let Some(data) = data else {
+                return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+            };
             if this.refused.is_none() {
-                return Poll::Ready(frame);
+                match this.charge(data) {
+                    Ok(()) if this.may_pause => {
+                        if let Some(patience) = &mut this.patience {
+                            patience.moved();
+                        }
+                        return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+                    }
+                    Ok(()) => return Poll::Ready(frame.map(|frame| frame.map_err(Into::into))),
+                    Err(status) => this.refused = Some(status),
+                }
+                this.held.give_back();
+            }
+            this.dropped += data.len() as u64;
+            if this.dropped > MOST_DROPPED
+                && let Some(status) = this.refused.take()
+            {
+                return Poll::Ready(Some(Err(status.into())));
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        self.inner.is_end_stream() && self.refused.is_none()
     }
 }
 
@@ -333,43 +532,43 @@ impl Body for AdmittedBody {
 mod tests {
     use super::*;
 
-    const BYTES: u64 = 1024 - REQUEST_OVERHEAD;
+    const BYTES: u64 = 1024;
 
-    fn admission(limit: u64) -> Arc<Admission> {
-        Admission::new(limit, 1 << 20, 8 << 20, Arc::new(Metrics::new().unwrap()))
-    }
-
-    fn fill(admission: &Arc<Admission>, share: &Share) -> Vec<Permit> {
-        std::iter::from_fn(|| admission.admit(share, BYTES).ok()).collect()
+    /// As many requests as are admitted.
+    fn fill(budget: &Budget, own: &AtomicU64) -> u64 {
+        std::iter::from_fn(|| budget.take(own, 0, BYTES).ok())
+            .map(|()| BYTES)
+            .sum()
     }
 
     #[test]
     fn greedy_connections_leave_as_much_as_each_of_them_has() {
-        let admission = admission(64 << 10);
-        let (first, second, small) = (Share::default(), Share::default(), Share::default());
-        let held = fill(&admission, &first);
-        assert_eq!(held.len(), 32);
-        let more = fill(&admission, &second);
-        assert_eq!(more.len(), 16);
-        assert!(fill(&admission, &first).is_empty());
-        assert!(admission.admit(&small, BYTES).is_ok());
-        drop((held, more));
-        assert_eq!(admission.total.load(Ordering::Relaxed), 0);
-        assert_eq!(fill(&admission, &first).len(), 32);
+        let budget = Budget::new(64 << 10);
+        let [first, second, small] = [const { AtomicU64::new(0) }; 3];
+        let held = fill(&budget, &first);
+        assert_eq!(held, 32 << 10);
+        let more = fill(&budget, &second);
+        assert_eq!(more, 16 << 10);
+        assert_eq!(fill(&budget, &first), 0);
+        assert!(budget.take(&small, 0, BYTES).is_ok());
+        budget.give_back(&small, BYTES);
+        budget.give_back(&first, held);
+        budget.give_back(&second, more);
+        assert_eq!(budget.total.load(Ordering::Relaxed), 0);
+        assert_eq!(fill(&budget, &first), 32 << 10);
     }
 
     #[test]
-    fn request_larger_than_the_budget_passes_alone_and_is_told_what_is_in_the_way() {
-        let admission = admission(4096);
-        let share = Share::default();
-        let large = admission.admit(&share, 1 << 20).unwrap();
-        let refused = admission.admit(&Share::default(), 1).map(|_| ());
-        let inflight = (1 << 20) + REQUEST_OVERHEAD;
-        assert!(matches!(
-            refused,
-            Err(AppendError::Busy { inflight: at, limit: 4096 }) if at == inflight
-        ));
-        drop(large);
-        assert!(admission.admit(&Share::default(), 1).is_ok());
+    fn request_larger_than_the_budget_passes_alone() {
+        let budget = Budget::new(4096);
+        let [large, other] = [const { AtomicU64::new(0) }; 2];
+        // In parts, as it arrives.
+        for part in 0..16 {
+            assert_eq!(budget.look(&large, 64 << 10).is_ok(), part == 0);
+            assert!(budget.take(&large, part << 16, 1 << 16).is_ok());
+        }
+        assert_eq!(budget.take(&other, 0, 1), Err(1 << 20));
+        budget.give_back(&large, 1 << 20);
+        assert!(budget.take(&other, 0, 1).is_ok());
     }
 }

@@ -200,10 +200,21 @@ settings! {
     /// Event loops that serve gRPC, each a thread with its own share of the connections.
     /// 0: one for every core.
     worker_threads: usize = "0";
-    /// Most gRPC connections at a time; more wait to be accepted. 0: no bound.
+    /// Maximum number of gRPC connections (0 = no bound). One more takes the place of a connection
+    /// without calls, and waits while all have calls.
     max_connections: usize = "10000";
-    /// Most concurrent calls on one connection; more wait at the client.
-    max_concurrent_streams: u32 = "4096";
+    /// Maximum number of gRPC connections that have sent no request yet. The oldest of them is closed
+    /// when one more comes.
+    max_silent_connections: usize = "512";
+    /// Time that a gRPC client has from its connection to its first whole request head. Then the
+    /// connection is closed.
+    handshake_timeout: Duration = "10s";
+    /// Time in which a client must take at least one byte of an answer that waits for it. Then the call
+    /// is reset. Followers that have seen everything and idle sessions wait for the server, not for the
+    /// client: they may stay for ever.
+    stream_progress_timeout: Duration = "30s";
+    /// Maximum number of concurrent calls on one connection. Further calls wait at the client.
+    max_concurrent_streams: u32 = "256";
     /// Streams that the server may have reset on one connection before it ends the
     /// connection: bounds what a misbehaving client can cost.
     max_local_resets: usize = "1024";
@@ -211,7 +222,8 @@ settings! {
     max_header_bytes: Size = "16KiB";
     /// HTTP/2 flow-control window of one call: what a client may send ahead.
     stream_window_bytes: Size = "1MiB";
-    /// HTTP/2 flow-control window of one connection.
+    /// Largest HTTP/2 flow-control window of one connection. Each begins with 64 KiB and grows with use;
+    /// all together stay below 64 MiB beyond that.
     connection_window_bytes: Size = "8MiB";
     /// Idle time after which the server asks whether the client still lives, by HTTP/2
     /// ping and by TCP keepalive. 0: never.

@@ -11,6 +11,7 @@ mod observer;
 mod process;
 mod totals;
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -22,7 +23,7 @@ use wald_storage::{AppendError, Clock as _, Durability, RecoveryReport, Statisti
 
 use crate::status;
 
-pub(crate) use calls::{CallBody, CallCounter, CallFuture};
+pub(crate) use calls::{CallCounter, CallFuture, access_of};
 pub(crate) use deadline::Deadline;
 pub(crate) use totals::{Buckets, Totals, float};
 
@@ -155,6 +156,8 @@ pub(crate) struct Metrics {
     appended_bytes: IntCounter,
     deduplicated: IntCounter,
     sessions: IntGauge,
+    admitted: IntGaugeVec,
+    memory: OnceLock<Memory>,
     rejected: IntCounterVec,
     condition_failures: IntCounterVec,
     state: StateGauges,
@@ -164,6 +167,12 @@ pub(crate) struct Metrics {
     backup_seconds: Gauge,
     backup_bytes: IntGauge,
 }
+
+/// Parts of the memory that calls hold, as labels.
+const PARTS: [&str; 3] = ["appends", "requests", "queued"];
+
+/// Reports the bytes of each of [`PARTS`].
+type Memory = Box<dyn Fn() -> [u64; PARTS.len()] + Send + Sync>;
 
 /// An append session that is counted as open.
 pub(crate) struct OpenSession(IntGauge);
@@ -419,6 +428,16 @@ impl Metrics {
         }
         let state = StateGauges::new(&make)?;
         state.set(&Statistics::default());
+        let admitted = make.gauges(
+                    "wald_admitted_bytes",
+                    "Bytes of memory that calls hold now, by part: appends, other requests, and answers \
+                     that wait for their sockets. Each part has a bound; at its bound calls wait or \
+                     are answered BUSY.",
+                &["part"],
+            )?;
+        for part in PARTS {
+            admitted.get_metric_with_label_values(&[part])?;
+        }
         Ok(Self {
             calls: calls::Calls::new(&make)?,
             engine: observer::EngineMetrics::new(&make)?,
@@ -445,6 +464,8 @@ impl Metrics {
                 "How many appends were repeats by their producer, answered and not applied again?",
             )?,
             sessions: make.gauge("wald_append_sessions", "How many append sessions are open?")?,
+            admitted,
+            memory: OnceLock::new(),
             rejected: make.counters(
                 "wald_rejected_total",
                 "How many writes were turned away because of the server's state, by reason?",
@@ -500,6 +521,16 @@ impl Metrics {
     /// The append was a repeat of one that was applied before.
     pub(crate) fn deduplicated(&self) {
         self.deduplicated.inc();
+    }
+
+    /// From now on `memory` reports the bytes that calls hold: of appends, of other requests, and of
+    /// answers that wait for their sockets.
+    pub(crate) fn watch_memory(
+        &self,
+        memory: impl Fn() -> [u64; PARTS.len()] + Send + Sync + 'static,
+    ) {
+        // There is one server in a process.
+        let _ = self.memory.set(Box::new(memory));
     }
 
     /// An append session began; it is open until the answer is dropped.
@@ -602,6 +633,11 @@ impl Metrics {
     pub(crate) fn encode(&self, now: Option<&Statistics>) -> Result<Vec<u8>, Error> {
         if let Some(now) = now {
             self.state.set(now);
+        }
+        let memory = self.memory.get().map(|memory| memory()).unwrap_or_default();
+        for (part, bytes) in PARTS.into_iter().zip(memory) {
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            self.admitted.with_label_values(&[part]).set(bytes);
         }
         let mut text = Vec::with_capacity(64 << 10);
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;

@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_core::Stream;
+use http::Extensions;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use wald_proto::codec::{Encoded, Sent};
@@ -85,8 +86,8 @@ impl Node {
 
 /// Refuses a request that nobody waits for any more, before it costs a flush; otherwise
 /// it goes to the engine now.
-fn refuse_late<T>(request: &Request<T>) -> Result<(), Status> {
-    match request.extensions().get::<Deadline>() {
+fn refuse_late(extensions: &Extensions) -> Result<(), Status> {
+    match extensions.get::<Deadline>() {
         Some(deadline) if !deadline.begin() => Err(status::deadline_before_start()),
         _ => Ok(()),
     }
@@ -123,9 +124,11 @@ impl WalService for Services {
 
     async fn append_session(
         &self,
-        request: Request<tonic::Streaming<Sent<v1::AppendSessionRequest>>>,
+        _request: Request<tonic::Streaming<Sent<v1::AppendSessionRequest>>>,
     ) -> Answer<Self::AppendSessionStream> {
-        session::append_session(&self.0, request).and_then(direct::answer)
+        Err(Status::internal(
+            "sessions are served without tonic's streams",
+        ))
     }
 
     async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<v1::ReadResponse> {

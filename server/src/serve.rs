@@ -187,6 +187,7 @@ impl Server {
                 config.max_inflight_bytes.0,
                 config.session_window_bytes.0,
                 largest_message(config)?,
+                node.phase.clone(),
                 Arc::clone(&node.metrics),
             ),
             routes: routes(&node, &life.health, config)?,
@@ -195,6 +196,15 @@ impl Server {
             Transport::start(listener, &calls, config, &node.phase).map_err(|error| {
                 Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
             })?;
+        let (admission, connections) = (
+            Arc::clone(&calls.admission),
+            Arc::clone(transport.connections()),
+        );
+        node.metrics.watch_memory(move || {
+            let (appends, requests) = admission.admitted_bytes();
+            let queued = connections.queued_bytes();
+            [appends, requests, queued]
+        });
         let mut router = http::router(Arc::clone(&node), config.has_console());
         if config.has_console() {
             router = router.merge(console::router(Arc::clone(&node), config, addresses));
@@ -390,7 +400,13 @@ impl Life {
             .await
             .is_err()
         {
-            tracing::warn!("calls did not end within shutdown_timeout; they are cut off");
+            let connections = transport.connections();
+            tracing::warn!(
+                connections = connections.number(),
+                calls = connections.calls(),
+                "some connections did not close within shutdown_timeout: they are cut off with the \
+                 calls that run on them"
+            );
         }
         match end {
             End::JournalFailed => Err(Exit::new(

@@ -253,6 +253,41 @@ pub(crate) fn message_too_large(bytes: u64, most: u64, access: Access) -> Status
     .status()
 }
 
+/// The request does not follow the gRPC framing, or is no protobuf message.
+pub(crate) fn malformed(why: &str, access: Access) -> Status {
+    Failure::new(Code::InvalidArgument, "MALFORMED_REQUEST", why.to_owned())
+        .field("request")
+        .refused_if_write(access, Retry::Never)
+        .status()
+}
+
+/// The client took too long to send one message.
+pub(crate) fn message_too_slow(access: Access) -> Status {
+    Failure::new(
+        Code::DeadlineExceeded,
+        "REQUEST_TOO_SLOW",
+        "the request did not arrive in time: a message must arrive within 10 s and 1 s for each 64 KiB",
+    )
+    .refused_if_write(access, Retry::Safe)
+    .status()
+}
+
+/// Requests without records use up the memory that they have together.
+pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
+    Failure::new(
+        Code::ResourceExhausted,
+        "BUSY",
+        format!(
+            "{inflight} bytes of requests are in flight, the limit is {limit}; retry with backoff"
+        ),
+    )
+    .fact("inflight_bytes", inflight)
+    .fact("limit_bytes", limit)
+    .refused(Retry::Safe)
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
 /// Answers a barrier that was not reached.
 pub(crate) fn sync(error: &SyncError) -> Status {
     let message = error.to_string();

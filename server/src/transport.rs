@@ -4,32 +4,44 @@
 //! ```text
 //! acceptor ── socket ──▶ event loop 1 (thread, current-thread runtime)
 //!    │ one permit each ─▶ event loop 2
-//!    ▼ no permit: waits   ...           each connection stays on its loop
+//!    ▼ no permit: an     ...           each connection stays on its loop
+//!      idle connection
+//!      gives way
 //! ```
 //!
 //! Event loops of one thread each, instead of one pool that steals work, halve the CPU
 //! of a unary call (performance.md): a request, its engine ticket and its answer wake
 //! the thread that has them in its cache.
 //!
-//! hyper calls the services itself ([`routes`]): tonic's own server has a router and layers
-//! between, which cost as much as an eighth of an append, and its ways to end a connection
-//! are not ours.
+//! | file | purpose |
+//! |---|---|
+//! | `conn.rs` | the socket of a connection |
+//! | `http2.rs` | the connection: its calls, its life, its end |
+//! | `call.rs`, `incoming.rs` | one call: its answer, its request |
+//! | `peer.rs` | state that the calls of a connection share; all connections |
+//! | `window.rs` | how much clients may send ahead |
+//! | `patience.rs` | how long a client is waited for |
+//! | `routes.rs` | the service that answers a call |
 
+mod call;
 mod conn;
+mod http2;
+mod incoming;
+mod patience;
+mod peer;
 mod routes;
+mod window;
 
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 
@@ -37,18 +49,28 @@ use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::wakes;
 use conn::Conn;
-pub(crate) use conn::Peer;
+pub(crate) use incoming::Incoming;
+pub(crate) use patience::Patience;
+use peer::OpenConnection;
+pub(crate) use peer::{Connections, Peer};
 use routes::ConnectionCalls;
 pub(crate) use routes::{Calls, HttpAnswer, HttpResult, Routes, Serve};
+use window::{AllWindows, LEAST_WINDOW};
 
 /// After a failed accept (usually: out of file descriptors) trying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// When to ask another connection to give way, if the one that was asked did not.
+const ROOM_PAUSE: Duration = Duration::from_millis(100);
 
 /// A socket that was accepted, on its way to its event loop.
 struct Accepted {
     socket: std::net::TcpStream,
     permit: Option<OwnedSemaphorePermit>,
     load: Load,
+    peer: Peer,
+    open: OpenConnection,
+    at: Instant,
 }
 
 /// Counts the connections of one event loop, as long as it lives.
@@ -103,6 +125,7 @@ impl Listener {
 pub(crate) struct Transport {
     /// Closed when the last event loop has ended.
     ended: mpsc::Receiver<()>,
+    connections: Arc<Connections>,
 }
 
 impl Transport {
@@ -117,9 +140,11 @@ impl Transport {
         phase: &watch::Receiver<Phase>,
     ) -> io::Result<Self> {
         let (running, ended) = mpsc::channel(1);
+        let connections = Arc::new(Connections::new(config.max_silent_connections));
+        let settings = Settings::new(config);
         let mut loops = Vec::new();
         for index in 0..config.workers() {
-            let (event_loop, server) = event_loop(calls, config, phase);
+            let (event_loop, server) = event_loop(calls, settings.clone(), phase);
             let running = running.clone();
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -137,8 +162,18 @@ impl Transport {
             0 => None,
             most => Some(Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)))),
         };
-        tokio::spawn(accept(listener.incoming, loops, permits, phase.clone()));
-        Ok(Self { ended })
+        let acceptor = Acceptor {
+            loops,
+            permits,
+            connections: Arc::clone(&connections),
+        };
+        tokio::spawn(acceptor.accept(listener.incoming, phase.clone()));
+        Ok(Self { ended, connections })
+    }
+
+    /// All connections.
+    pub(crate) fn connections(&self) -> &Arc<Connections> {
+        &self.connections
     }
 
     /// Resolves when every connection is closed, after draining began.
@@ -150,16 +185,11 @@ impl Transport {
 /// An event loop, and what its thread runs.
 fn event_loop(
     calls: &Arc<Calls>,
-    config: &Config,
+    settings: Settings,
     phase: &watch::Receiver<Phase>,
 ) -> (EventLoop, impl Future<Output = ()> + Send + 'static) {
     let (sockets, accepted) = mpsc::unbounded_channel();
-    let server = serve(
-        accepted,
-        Settings::new(config),
-        Arc::clone(calls),
-        phase.clone(),
-    );
+    let server = serve(accepted, settings, Arc::clone(calls), phase.clone());
     let connections = Arc::new(AtomicUsize::new(0));
     let event_loop = EventLoop {
         sockets,
@@ -176,73 +206,103 @@ pub(crate) fn serve_here(
     config: &Config,
     phase: &watch::Receiver<Phase>,
 ) {
-    let (event_loop, server) = event_loop(calls, config, phase);
+    let (event_loop, server) = event_loop(calls, Settings::new(config), phase);
     tokio::spawn(server);
-    let loops = vec![event_loop];
-    tokio::spawn(accept(listener.incoming, loops, None, phase.clone()));
+    let acceptor = Acceptor {
+        loops: vec![event_loop],
+        permits: None,
+        connections: Arc::default(),
+    };
+    tokio::spawn(acceptor.accept(listener.incoming, phase.clone()));
 }
 
 /// Hands sockets to the event loop with the fewest, until draining begins: then the port
 /// is given back and the event loops get no more.
-async fn accept(
-    mut incoming: TcpIncoming,
+struct Acceptor {
     loops: Vec<EventLoop>,
+    /// One for each connection; `None` if their number has no bound.
     permits: Option<Arc<Semaphore>>,
-    mut phase: watch::Receiver<Phase>,
-) {
-    let accept_all = async {
-        loop {
-            let permit = match &permits {
-                // The semaphore is never closed.
-                Some(permits) => Arc::clone(permits).acquire_owned().await.ok(),
-                None => None,
-            };
-            match incoming.next().await {
-                Some(Ok(socket)) => hand_over(socket, permit, &loops),
-                Some(Err(error)) => {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "accepting a connection failed"
-                    );
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-                None => return,
-            }
-        }
-    };
-    tokio::select! {
-        () = accept_all => {}
-        () = draining(&mut phase) => {}
-    }
+    connections: Arc<Connections>,
 }
 
-fn hand_over(
-    socket: tokio::net::TcpStream,
-    permit: Option<OwnedSemaphorePermit>,
-    loops: &[EventLoop],
-) {
-    // Deregisters the socket here, so that it can register with the loop that serves it.
-    let Ok(socket) = socket.into_std() else {
-        return;
-    };
-    let freest = loops
-        .iter()
-        .min_by_key(|event_loop| event_loop.connections.load(Ordering::Relaxed));
-    if let Some(event_loop) = freest {
-        let load = Load::new(&event_loop.connections);
-        // Fails only if the loop has ended: then the socket is closed, which is right.
-        let _ = event_loop.sockets.send(Accepted {
-            socket,
-            permit,
-            load,
-        });
+impl Acceptor {
+    async fn accept(self, mut incoming: TcpIncoming, mut phase: watch::Receiver<Phase>) {
+        let accept_all = async {
+            loop {
+                match incoming.next().await {
+                    Some(Ok(socket)) => {
+                        let permit = self.permit().await;
+                        self.hand_over(socket, permit);
+                    }
+                    Some(Err(error)) => {
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "accepting a connection failed"
+                        );
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                    None => return,
+                }
+            }
+        };
+        tokio::select! {
+            () = accept_all => {}
+            () = draining(&mut phase) => {}
+        }
+    }
+
+    /// A permit for the socket that was accepted. If there is none, a connection without calls gives
+    /// way; if all have calls, the socket waits.
+    async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        let permits = self.permits.as_ref()?;
+        loop {
+            if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
+                return Some(permit);
+            }
+            self.connections.make_room();
+            let freed = Arc::clone(permits).acquire_owned();
+            // The semaphore is never closed.
+            if let Ok(Ok(permit)) = tokio::time::timeout(ROOM_PAUSE, freed).await {
+                return Some(permit);
+            }
+        }
+    }
+
+    fn hand_over(&self, socket: tokio::net::TcpStream, permit: Option<OwnedSemaphorePermit>) {
+        // Deregisters the socket here, so that it can register with the loop that serves it.
+        let Ok(socket) = socket.into_std() else {
+            return;
+        };
+        let freest = (self.loops.iter())
+            .min_by_key(|event_loop| event_loop.connections.load(Ordering::Relaxed));
+        if let Some(event_loop) = freest {
+            let (peer, open) = self.connections.enter();
+            // Fails only if the loop has ended: then the socket is closed, which is right.
+            let _ = event_loop.sockets.send(Accepted {
+                socket,
+                permit,
+                load: Load::new(&event_loop.connections),
+                peer,
+                open,
+                at: Instant::now(),
+            });
+        }
     }
 }
 
 /// How connections are served.
 #[derive(Clone)]
 struct Settings {
-    http2: http2::Builder<TokioExecutor>,
+    max_concurrent_streams: u32,
+    max_local_resets: usize,
+    max_header_bytes: u32,
+    stream_window: u32,
+    windows: AllWindows,
+    /// Time from accepting a connection to its first whole request head.
+    handshake_timeout: Duration,
+    progress_timeout: Duration,
+    keepalive_interval: Option<Duration>,
+    keepalive_timeout: Duration,
     /// After so long a connection is told to end, and after the grace it is ended.
     age: Option<Duration>,
     grace: Option<Duration>,
@@ -250,23 +310,23 @@ struct Settings {
 
 impl Settings {
     fn new(config: &Config) -> Self {
-        let window = |bytes: u64| u32::try_from(bytes).ok();
-        let mut http2 = http2::Builder::new(TokioExecutor::new());
-        http2
-            .timer(TokioTimer::new())
-            // No client of gRPC reads it.
-            .auto_date_header(false)
-            .max_concurrent_streams(config.max_concurrent_streams)
-            .max_local_error_reset_streams(config.max_local_resets)
-            .initial_stream_window_size(window(config.stream_window_bytes.0))
-            .initial_connection_window_size(window(config.connection_window_bytes.0))
-            .keep_alive_interval(bound(config.keepalive_interval))
-            .keep_alive_timeout(config.keepalive_timeout);
-        if let Some(bytes) = window(config.max_header_bytes.0) {
-            http2.max_header_list_size(bytes);
-        }
+        // HTTP/2 has no larger window than this.
+        let window = |bytes: u64| {
+            u32::try_from(bytes)
+                .unwrap_or(u32::MAX)
+                .min(i32::MAX as u32)
+        };
+        let connection_window = window(config.connection_window_bytes.0);
         Self {
-            http2,
+            max_concurrent_streams: config.max_concurrent_streams,
+            max_local_resets: config.max_local_resets,
+            max_header_bytes: u32::try_from(config.max_header_bytes.0).unwrap_or(u32::MAX),
+            stream_window: window(config.stream_window_bytes.0),
+            windows: AllWindows::new(connection_window.max(LEAST_WINDOW)),
+            handshake_timeout: config.handshake_timeout,
+            progress_timeout: config.stream_progress_timeout,
+            keepalive_interval: bound(config.keepalive_interval),
+            keepalive_timeout: config.keepalive_timeout,
             age: bound(config.max_connection_age),
             grace: bound(config.max_connection_age_grace),
         }
@@ -279,65 +339,34 @@ impl Settings {
     }
 }
 
-/// What one event loop runs, until draining begins and its connections are closed.
+/// The work of one event loop, until draining begins and its connections are closed.
 async fn serve(
     mut accepted: mpsc::UnboundedReceiver<Accepted>,
     settings: Settings,
     calls: Arc<Calls>,
     mut phase: watch::Receiver<Phase>,
 ) {
+    let settings = Arc::new(settings);
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             () = draining(&mut phase) => break,
-            Some(socket) = accepted.recv() => match Conn::new(socket, settings.lifetime()) {
-                Ok(conn) => {
-                    let (settings, calls) = (settings.clone(), Arc::clone(&calls));
-                    connections.spawn(serve_connection(conn, settings, calls, phase.clone()));
+            Some(socket) = accepted.recv() => {
+                let at = socket.at;
+                match Conn::new(socket) {
+                    Ok(conn) => {
+                        let settings = Arc::clone(&settings);
+                        let service = ConnectionCalls { calls: Arc::clone(&calls), peer: conn.peer() };
+                        let phase = phase.clone();
+                        connections.spawn(async move {
+                            http2::serve(conn, at, &settings, service, phase).await;
+                        });
+                    }
+                    Err(error) => tracing::debug!(%error, "a connection was lost as it was accepted"),
                 }
-                Err(error) => tracing::debug!(%error, "a connection was lost as it was accepted"),
-            },
+            }
             Some(_) = connections.join_next() => {}
         }
     }
     while connections.join_next().await.is_some() {}
-}
-
-/// Serves one connection until it is closed. When draining begins, or it is of age, its client
-/// is told to make no more calls (GOAWAY), and it is closed when those it has made are answered.
-async fn serve_connection(
-    conn: Conn,
-    settings: Settings,
-    calls: Arc<Calls>,
-    mut phase: watch::Receiver<Phase>,
-) {
-    let peer = conn.peer();
-    let service = ConnectionCalls { calls, peer };
-    let mut connection = pin!(settings.http2.serve_connection(TokioIo::new(conn), service));
-    let time_to_end = async {
-        let aged = async {
-            match settings.age {
-                Some(age) => tokio::time::sleep(age).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = draining(&mut phase) => {}
-            () = aged => {}
-        }
-    };
-    let ended = tokio::select! {
-        biased;
-        ended = connection.as_mut() => ended,
-        () = time_to_end => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(
-            error = &error as &dyn std::error::Error,
-            "a connection ended"
-        );
-    }
 }

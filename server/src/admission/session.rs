@@ -1,68 +1,47 @@
-//! What of an append session is received, and when.
+//! Requests of an append session, received as there is room for them.
 //!
-//! A session is never answered BUSY: it waits. Its messages are admitted one by one, as
-//! other appends are, by the length that stands before them; one that is not admitted yet
-//! is not taken from the connection, so that HTTP/2 flow control holds the client back.
+//! A session is never answered BUSY while it works: it waits. Its bytes are taken from the connection as
+//! they come, put together, and admitted message by message; only bytes that are admitted give the
+//! client room for more, so that HTTP/2 flow control holds the client back. What waits is bounded by the
+//! windows of the stream and the connection, and small frames cost no more than large ones.
 //!
 //! ```text
-//! connection ── frames ──▶ SessionBody ── messages ──▶ the session ── acks ──▶ client
+//! connection ── frames ──▶ Intake ── messages ──▶ the session ── acks ──▶ client
 //!                             │ waits for room                         │
 //!                             └──────────────── Window ◀── Passage ────┘ dropped
 //! ```
 
-use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
-use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::time::Sleep;
 use tonic::Status;
+use wald_storage::AppendError;
 
-use super::{Admission, PREFIX_BYTES, REQUEST_OVERHEAD, Share};
+use super::{Admission, PREFIX_BYTES, REQUEST_OVERHEAD, Share, message_time};
 use crate::status::{self, Access};
+use crate::transport::{Incoming, Patience};
 
-/// When to look again whether other connections have left room: their acks wake nobody
-/// here.
+/// When to look again whether other connections have left room: their acks wake nobody here.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How long what a client still sends is dropped after the session has ended, at most, and
-/// how much silence means that nothing is under way any more. Then the stream is reset,
-/// which ends those clients, too, that go on sending after they were told.
-const FAREWELL: Duration = Duration::from_secs(2);
-const SILENCE: Duration = Duration::from_millis(300);
-
-/// What a session has received and not acked; in the extensions of its request.
+/// Bytes that the session has received and not acked, and how it waits for room.
 #[derive(Clone)]
-pub(crate) struct Window(Arc<Shared>);
+pub(super) struct Window(Arc<Shared>);
 
 struct Shared {
     admission: Arc<Admission>,
     /// Of its connection.
     share: Share,
-    state: Mutex<State>,
-    /// The body, while it waits for room.
+    used: Mutex<u64>,
+    /// The session, while it waits for room.
     waiting: AtomicWaker,
-}
-
-#[derive(Default)]
-struct State {
-    used: u64,
-    /// What each message takes that the session has not taken yet, in order.
-    admitted: VecDeque<u64>,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let left = self.state.get_mut().admitted.iter().sum();
-        self.admission.give_back(&self.share, left);
-    }
 }
 
 /// The room that messages take, given back when it is dropped.
@@ -77,12 +56,12 @@ impl Passage {
         let Shared {
             admission,
             share,
-            state,
+            used,
             ..
         } = &*self.window.0;
         self.bytes += bytes;
-        state.lock().used += bytes;
-        admission.take_more(share, bytes);
+        *used.lock() += bytes;
+        admission.appends.take_more(&share.0.appends, bytes);
     }
 
     /// Takes the room of others along.
@@ -98,8 +77,11 @@ impl Drop for Passage {
             return;
         }
         let shared = &*self.window.0;
-        shared.state.lock().used -= self.bytes;
-        shared.admission.give_back(&shared.share, self.bytes);
+        *shared.used.lock() -= self.bytes;
+        let Shared {
+            admission, share, ..
+        } = shared;
+        admission.appends.give_back(&share.0.appends, self.bytes);
         shared.waiting.wake();
     }
 }
@@ -109,112 +91,214 @@ impl Window {
         Self(Arc::new(Shared {
             admission: Arc::clone(admission),
             share: share.clone(),
-            state: Mutex::default(),
+            used: Mutex::default(),
             waiting: AtomicWaker::new(),
         }))
     }
 
-    /// The room of the message that was received next; `None` if none was.
-    pub(crate) fn next(&self) -> Option<Passage> {
-        let bytes = self.0.state.lock().admitted.pop_front()?;
-        let window = self.clone();
-        Some(Passage { window, bytes })
-    }
-
-    /// Makes room for a message of so many bytes, in the window and then in the budget of the
-    /// server.
-    fn enter(&self, length: u64) -> Entry {
+    /// Makes room for `bytes` more of a message that has `passage` already, in the window and then in
+    /// the budget of the server. A message of `announced` bytes begins only where all of it has room.
+    fn enter(&self, passage: &mut Passage, bytes: u64, announced: u64) -> Entry {
         let Shared {
             admission,
             share,
-            state,
+            used,
             ..
         } = &*self.0;
-        let mut state = state.lock();
+        let mut used = used.lock();
         // One message has room, however large it is.
-        let most = admission.session_window;
-        if state.used > 0 && state.used + length + REQUEST_OVERHEAD > most {
+        if *used > passage.bytes && *used + bytes > admission.session_window {
             return Entry::WindowFull;
         }
-        let Ok(bytes) = admission.take(share, length) else {
+        let (budget, own) = (&admission.appends, &share.0.appends);
+        if passage.bytes == 0 && budget.look(own, announced).is_err() {
             return Entry::BudgetFull;
-        };
-        state.used += bytes;
-        state.admitted.push_back(bytes);
+        }
+        if let Err(inflight) = budget.take(own, passage.bytes, bytes) {
+            return match passage.bytes {
+                0 => Entry::BudgetFull,
+                _ => Entry::StuckIn(inflight),
+            };
+        }
+        *used += bytes;
+        passage.bytes += bytes;
         Entry::Granted
+    }
+
+    fn nothing(&self) -> Passage {
+        let window = self.clone();
+        Passage { window, bytes: 0 }
     }
 }
 
-/// Whether a message may be received.
+/// Whether bytes may be received.
 enum Entry {
     Granted,
     /// An ack of the session makes room.
     WindowFull,
     /// An ack of any connection makes room.
     BudgetFull,
+    /// An ack makes room, but perhaps none comes: others may have begun messages, too, that cannot end.
+    /// With the bytes in flight.
+    StuckIn(u64),
 }
 
-/// The requests of a session, each received only when there is room for it.
-pub(super) struct SessionBody {
-    inner: tonic::body::Body,
-    /// The client has ended its half, or is gone.
-    ended: bool,
-    /// Received and not passed on: begins with the rest of a message, or with a prefix.
-    held: Bytes,
-    /// What is left of the message that was granted.
-    granted: u64,
+fn truncated() -> Status {
+    status::malformed("the request was cut off within a message", Access::Write)
+}
+
+/// Where the bytes of a session come from.
+pub(crate) trait Source {
+    /// The next bytes, or `None` at the end.
+    fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>>;
+
+    /// Gives the client room for so many bytes more.
+    fn release(&mut self, bytes: usize);
+}
+
+impl Source for Incoming {
+    fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+        self.poll_unreleased(context)
+            .map(|data| data.map(|data| data.map_err(|error| Status::from_error(error.into()))))
+    }
+
+    fn release(&mut self, bytes: usize) {
+        Self::release(self, bytes);
+    }
+}
+
+/// The requests of a session.
+pub(crate) struct Intake<S = Incoming> {
+    source: S,
+    /// How the client's half has ended: it was closed, or it is gone.
+    ended: Option<Result<(), Status>>,
+    /// Received and not passed on.
+    held: BytesMut,
     window: Window,
+    /// Room of the first message there, as far as it was received and admitted.
+    passage: Passage,
+    /// Bytes of that message that were admitted.
+    admitted: usize,
     pause: Option<Pin<Box<Sleep>>>,
+    /// Made by the first wait for the client within a message.
+    patience: Option<Patience>,
 }
 
-impl SessionBody {
-    pub(super) fn new(inner: tonic::body::Body, window: Window) -> Self {
+/// A message of a session, and its room.
+pub(crate) type Admitted = (Bytes, Passage);
+
+impl<S: Source> Intake<S> {
+    pub(super) fn new(source: S, window: Window) -> Self {
         Self {
-            inner,
-            ended: false,
-            held: Bytes::new(),
-            granted: 0,
+            source,
+            ended: None,
+            held: BytesMut::new(),
+            passage: window.nothing(),
             window,
+            admitted: 0,
             pause: None,
+            patience: None,
         }
     }
 
-    /// Lets those pass, too, that are there behind the first and that there is room for.
-    fn grant_more(&mut self) {
-        let behind = |granted: u64| {
-            let from = usize::try_from(granted).ok()?;
-            self.held.get(from..)?.get(1..PREFIX_BYTES)
-        };
-        let mut granted = self.granted;
-        while let Some(mut prefix) = behind(granted) {
-            let length = u64::from(prefix.get_u32());
-            if length > self.window.0.admission.largest_message
-                || !matches!(self.window.enter(length), Entry::Granted)
-            {
-                break;
+    /// Receives all bytes that are there, and is woken by more. Bytes that stay in the HTTP/2 layer
+    /// cost there as much for each frame as a large frame does.
+    pub(crate) fn take_in(&mut self, context: &mut Context<'_>) {
+        while self.ended.is_none() {
+            let Poll::Ready(bytes) = self.source.poll_bytes(context) else {
+                return;
+            };
+            match bytes {
+                Some(Ok(bytes)) => self.held.extend_from_slice(&bytes),
+                Some(Err(status)) => self.ended = Some(Err(status)),
+                None => self.ended = Some(Ok(())),
             }
-            granted += length + PREFIX_BYTES as u64;
         }
-        self.granted = granted;
     }
 
-    /// Resolves when the message with the prefix `held` begins with may be received.
-    fn poll_entry(&mut self, context: &mut Context<'_>) -> Poll<Result<u64, Status>> {
-        let length = u64::from((&self.held[1..PREFIX_BYTES]).get_u32());
-        let most = self.window.0.admission.largest_message;
+    /// The next message, when it is there and has room; `None` at the end.
+    pub(crate) fn poll_message(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Admitted, Status>>> {
+        self.take_in(context);
+        self.poll_admitted(context).map(Result::transpose)
+    }
+
+    fn poll_admitted(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Admitted>, Status>> {
+        let Some(&[flag, ref length @ ..]) = self.held.first_chunk::<PREFIX_BYTES>() else {
+            return match (&self.ended, self.held.is_empty()) {
+                (None, true) => Poll::Pending,
+                (None, false) => self.poll_over(0, context).map(Err),
+                (Some(Ok(())), false) => Poll::Ready(Err(truncated())),
+                (Some(Ok(())), true) => Poll::Ready(Ok(None)),
+                (Some(Err(status)), _) => Poll::Ready(Err(status.clone())),
+            };
+        };
+        if flag != 0 {
+            let why = "the message is marked as compressed, and no grpc-encoding is supported";
+            return Poll::Ready(Err(status::malformed(why, Access::Write)));
+        }
+        let length = u64::from(u32::from_be_bytes(*length));
+        let most = self.window.0.admission.largest_append;
         if length > most {
             return Poll::Ready(Err(status::message_too_large(length, most, Access::Write)));
         }
+        let whole = PREFIX_BYTES + usize::try_from(length).unwrap_or(usize::MAX);
+        let there = self.held.len().min(whole);
+        if there > self.admitted {
+            ready!(self.poll_entry(there, length, context))?;
+        }
+        if there == whole {
+            let message = self.held.split_to(whole).split_off(PREFIX_BYTES).freeze();
+            let passage = std::mem::replace(&mut self.passage, self.window.nothing());
+            self.admitted = 0;
+            if let Some(patience) = &mut self.patience {
+                patience.moved();
+            }
+            return Poll::Ready(Ok(Some((message, passage))));
+        }
+        match &self.ended {
+            None => self.poll_over(length, context).map(Err),
+            Some(Ok(())) => Poll::Ready(Err(truncated())),
+            Some(Err(status)) => Poll::Ready(Err(status.clone())),
+        }
+    }
+
+    /// Resolves when the first `there` bytes of the message there are admitted.
+    fn poll_entry(
+        &mut self,
+        there: usize,
+        length: u64,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Status>> {
+        let is_first = self.admitted == 0;
+        let overhead = if is_first { REQUEST_OVERHEAD } else { 0 };
+        let bytes = (there - self.admitted) as u64 + overhead;
         loop {
             // Before the look, so that no ack between the two is missed.
             self.window.0.waiting.register(context.waker());
-            match self.window.enter(length) {
+            match self
+                .window
+                .enter(&mut self.passage, bytes, length + overhead)
+            {
                 Entry::Granted => {
                     self.pause = None;
-                    return Poll::Ready(Ok(length));
+                    self.source.release(there - self.admitted);
+                    self.admitted = there;
+                    return Poll::Ready(Ok(()));
                 }
                 Entry::WindowFull => return Poll::Pending,
-                Entry::BudgetFull => {
+                Entry::StuckIn(inflight) if self.poll_over(length, context).is_ready() => {
+                    let limit = self.window.0.admission.appends.limit;
+                    let error = AppendError::Busy { inflight, limit };
+                    self.window.0.admission.metrics.write_failed(&error);
+                    return Poll::Ready(Err(status::append(&error)));
+                }
+                Entry::BudgetFull | Entry::StuckIn(_) => {
                     let pause = || Box::pin(tokio::time::sleep(PAUSE));
                     ready!(self.pause.get_or_insert_with(pause).as_mut().poll(context));
                     self.pause = None;
@@ -222,236 +306,231 @@ impl SessionBody {
             }
         }
     }
-}
 
-impl Body for SessionBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        loop {
-            let begins = this.granted == 0;
-            if begins && this.held.len() >= PREFIX_BYTES {
-                match ready!(this.poll_entry(context)) {
-                    Ok(length) => this.granted = length + PREFIX_BYTES as u64,
-                    Err(status) => return Poll::Ready(Some(Err(status))),
-                }
-                this.grant_more();
-            } else if begins || this.held.is_empty() {
-                let frame = ready!(Pin::new(&mut this.inner).poll_frame(context));
-                this.ended |= !matches!(frame, Some(Ok(_)));
-                match frame.map(|frame| frame.map(Frame::into_data)) {
-                    Some(Ok(Ok(data))) if this.held.is_empty() => this.held = data,
-                    Some(Ok(Ok(data))) => {
-                        let mut joined = BytesMut::from(&this.held[..]);
-                        joined.extend_from_slice(&data);
-                        this.held = joined.freeze();
-                    }
-                    Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
-                    Some(Err(status)) => return Poll::Ready(Some(Err(status))),
-                    // Cut off within a prefix: the decoder says so.
-                    None if !this.held.is_empty() => this.granted = this.held.len() as u64,
-                    None => return Poll::Ready(None),
-                }
-            } else {
-                let fits = usize::try_from(this.granted).unwrap_or(usize::MAX);
-                let part = this.held.split_to(fits.min(this.held.len()));
-                this.granted -= part.len() as u64;
-                return Poll::Ready(Some(Ok(Frame::data(part))));
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.held.is_empty() && self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
-
-impl Drop for SessionBody {
-    /// A session that has failed reads no more, and its client may have sent more before it
-    /// learns of that. Unread, that would be taken for an error of the client's, and end the
-    /// connection if there are many: so it is dropped as it comes, for a while.
-    fn drop(&mut self) {
-        if self.ended || self.inner.is_end_stream() {
-            return;
-        }
-        if let Ok(event_loop) = Handle::try_current() {
-            let rest = std::mem::take(&mut self.inner);
-            event_loop.spawn(tokio::time::timeout(FAREWELL, drop_rest(rest)));
-        }
-    }
-}
-
-/// Drops what comes until nothing does any more.
-async fn drop_rest(mut rest: tonic::body::Body) {
-    loop {
-        let next = poll_fn(|context| Pin::new(&mut rest).poll_frame(context));
-        match tokio::time::timeout(SILENCE, next).await {
-            Ok(Some(Ok(_))) => {}
-            Ok(None | Some(Err(_))) | Err(_) => return,
-        }
+    /// Resolves when the rest of a message of that length was waited for long enough.
+    fn poll_over(&mut self, length: u64, context: &mut Context<'_>) -> Poll<Status> {
+        let phase = &self.window.0.admission.phase;
+        let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
+        ready!(patience.poll_over(context, message_time(length)));
+        Poll::Ready(status::message_too_slow(Access::Write))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+    use std::future::poll_fn;
+    use std::sync::atomic::Ordering;
     use std::task::Waker;
 
+    use tokio::sync::watch;
+
     use super::*;
+    use crate::drain::Phase;
     use crate::metrics::Metrics;
 
-    /// A body of these frames.
-    struct Frames(VecDeque<Bytes>);
+    /// Bytes that come in these frames; afterwards the client waits or has closed.
+    struct Frames {
+        frames: VecDeque<Bytes>,
+        closes: bool,
+        released: usize,
+    }
 
-    impl Body for Frames {
-        type Data = Bytes;
-        type Error = Status;
+    impl Source for Frames {
+        fn poll_bytes(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+            match self.frames.pop_front() {
+                Some(frame) => Poll::Ready(Some(Ok(frame))),
+                None if self.closes => Poll::Ready(None),
+                None => Poll::Pending,
+            }
+        }
 
-        fn poll_frame(
-            mut self: Pin<&mut Self>,
-            _context: &mut Context<'_>,
-        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-            Poll::Ready(self.0.pop_front().map(|data| Ok(Frame::data(data))))
+        fn release(&mut self, bytes: usize) {
+            self.released += bytes;
         }
     }
 
     /// A budget of which a session may use so much.
     fn admission(limit: u64, window: u64) -> Arc<Admission> {
-        Admission::new(limit, window, 1 << 20, Arc::new(Metrics::new().unwrap()))
+        let (phase, receiver) = watch::channel(Phase::Serving);
+        std::mem::forget(phase);
+        let metrics = Arc::new(Metrics::new().unwrap());
+        Admission::new(limit, window, 1 << 20, receiver, metrics)
     }
 
     /// Messages with their prefixes, cut into frames of `size` bytes.
-    fn frames(messages: &[&[u8]], size: usize) -> tonic::body::Body {
+    fn frames(messages: &[&[u8]], size: usize) -> Frames {
         let mut bytes = Vec::new();
         for message in messages {
             bytes.push(0);
             bytes.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
             bytes.extend_from_slice(message);
         }
-        let frames = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
-        tonic::body::Body::new(Frames(frames))
+        Frames {
+            frames: bytes.chunks(size).map(Bytes::copy_from_slice).collect(),
+            closes: true,
+            released: 0,
+        }
     }
 
-    fn session(body: tonic::body::Body, admission: &Arc<Admission>) -> SessionBody {
-        SessionBody::new(body, Window::new(admission, &Share::default()))
+    fn session(frames: Frames, admission: &Arc<Admission>) -> Intake<Frames> {
+        Intake::new(frames, Window::new(admission, &Share::default()))
     }
 
-    /// What the body gives until it waits or ends, and whether it has ended.
-    fn given(body: &mut SessionBody) -> (Vec<u8>, bool) {
+    fn used(admission: &Admission) -> u64 {
+        admission.appends.total.load(Ordering::Relaxed)
+    }
+
+    /// Messages until the session waits or ends, and whether it has ended.
+    fn given(intake: &mut Intake<Frames>) -> (Vec<Admitted>, bool) {
         let mut given = Vec::new();
         let mut context = Context::from_waker(Waker::noop());
         loop {
-            match Pin::new(&mut *body).poll_frame(&mut context) {
-                Poll::Ready(Some(frame)) => given.extend(frame.unwrap().into_data().unwrap()),
+            match intake.poll_message(&mut context) {
+                Poll::Ready(Some(message)) => given.push(message.unwrap()),
                 Poll::Ready(None) => return (given, true),
                 Poll::Pending => return (given, false),
             }
         }
     }
 
-    #[test]
-    fn messages_come_through_unchanged_however_they_are_cut() {
+    #[tokio::test]
+    async fn messages_come_through_unchanged_however_they_are_cut() {
         let messages: [&[u8]; 4] = [b"first", b"", b"a longer one than the others", b"x"];
         let whole = 4 * PREFIX_BYTES + 5 + 28 + 1;
         for size in 1..=whole {
             let admission = admission(1 << 20, 1 << 20);
-            let mut body = session(frames(&messages, size), &admission);
-            let (bytes, ended) = given(&mut body);
-            assert!(ended && bytes.len() == whole, "{size}");
-            let (expected, _) = given(&mut session(frames(&messages, whole), &admission));
-            assert_eq!(bytes, expected, "{size}");
-            let rooms: Vec<_> = std::iter::from_fn(|| body.window.next()).collect();
-            assert_eq!(rooms.len(), 4);
+            let mut intake = session(frames(&messages, size), &admission);
+            let (given, ended) = given(&mut intake);
+            assert!(ended, "{size}");
+            let bytes: Vec<_> = given.iter().map(|(bytes, _)| &bytes[..]).collect();
+            assert_eq!(bytes, messages, "{size}");
+            assert_eq!(intake.source.released, whole);
+            assert_eq!(used(&admission), (4 * REQUEST_OVERHEAD) + whole as u64);
+            drop((given, intake));
+            assert_eq!(used(&admission), 0);
         }
     }
 
-    #[test]
-    fn message_beyond_the_window_waits_for_an_ack_and_the_first_never_waits() {
+    #[tokio::test]
+    async fn message_beyond_the_window_waits_for_an_ack_and_the_first_never_waits() {
         let large = [7; 2000];
         let admission = admission(1 << 20, 1000);
-        let mut body = session(frames(&[&large, &large, b"x"], 700), &admission);
-        let message = large.len() + PREFIX_BYTES;
-        for left in [message, message] {
-            let (bytes, ended) = given(&mut body);
-            assert_eq!((bytes.len(), ended), (left, false));
+        let mut intake = session(frames(&[&large, &large, b"x"], 700), &admission);
+        for _ in 0..2 {
+            let (first, ended) = given(&mut intake);
+            assert!(first.len() == 1 && first[0].0.len() == 2000 && !ended);
             // Received, and still under way: only its end makes room.
-            let room = body.window.next().unwrap();
-            assert_eq!(given(&mut body).0.len(), 0);
-            drop(room);
+            assert_eq!(given(&mut intake).0.len(), 0);
+            drop(first);
         }
-        assert_eq!(given(&mut body), (vec![0, 0, 0, 0, 1, b'x'], true));
-        drop(body);
-        assert!(admission.take(&Share::default(), 500_000).is_ok());
+        let (last, ended) = given(&mut intake);
+        assert!(ended && last[0].0[..] == b"x"[..]);
+        drop((last, intake));
+        assert_eq!(used(&admission), 0);
     }
 
-    #[test]
-    fn room_that_was_enlarged_is_given_back_whole() {
-        let admission = admission(1 << 20, 2000);
-        let message = 1 + PREFIX_BYTES;
-        let mut body = session(frames(&[b"x", b"y"], message), &admission);
-        let mut context = Context::from_waker(Waker::noop());
-        let first = Pin::new(&mut body).poll_frame(&mut context);
-        assert!(
-            matches!(first, Poll::Ready(Some(Ok(frame))) if frame.data_ref().unwrap().len() == message)
-        );
-        let mut room = body.window.next().unwrap();
-        room.enlarge(2000);
-        assert_eq!(given(&mut body), (vec![], false));
-        drop(room);
-        assert_eq!(given(&mut body).0.len(), message);
-        drop((body.window.next(), body));
+    #[tokio::test]
+    async fn small_frames_are_taken_in_whether_or_not_there_is_room() {
+        let admission = admission(1 << 20, 600);
+        let many = vec![&b"0123456789"[..]; 1000];
+        let mut intake = session(frames(&many, 1), &admission);
+        let (first, _) = given(&mut intake);
+        assert_eq!(first.len(), 1);
+        assert!(intake.source.frames.is_empty());
+        assert_eq!(intake.source.released, 15);
+        assert!(intake.held.capacity() < 64 << 10);
+    }
+
+    #[tokio::test]
+    async fn announced_length_is_not_charged_and_holds_nobody_back() {
+        let admission = admission(1 << 20, 1 << 20);
+        let mut announced = frames(&[&[0; 500_000]], 1000);
+        announced.frames.truncate(1);
+        announced.closes = false;
+        let mut intake = session(announced, &admission);
+        assert_eq!(given(&mut intake).0.len(), 0);
+        assert_eq!(used(&admission), 1000 + REQUEST_OVERHEAD);
+        drop(intake);
+        assert_eq!(used(&admission), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn message_that_does_not_arrive_ends_the_session_and_silence_between_does_not() {
+        let admission = admission(1 << 20, 1 << 20);
+        let mut half = frames(&[b"whole", b"never whole"], 12);
+        half.frames.truncate(1);
+        half.closes = false;
+        let mut intake = session(half, &admission);
+        let (first, _) = given(&mut intake);
+        assert_eq!(first.len(), 1);
+        let begin = tokio::time::Instant::now();
+        let ended = poll_fn(|context| intake.poll_message(context)).await;
         assert_eq!(
-            admission.total.load(std::sync::atomic::Ordering::Relaxed),
-            0
+            ended.unwrap().err().unwrap().code(),
+            tonic::Code::DeadlineExceeded
         );
+        assert!(begin.elapsed() >= Duration::from_secs(10));
+        let mut silent = frames(&[b"whole"], 12);
+        silent.closes = false;
+        let mut intake = session(silent, &admission);
+        let (_first, _) = given(&mut intake);
+        let next = poll_fn(|context| intake.poll_message(context));
+        let waited = tokio::time::timeout(Duration::from_secs(3600), next).await;
+        assert!(waited.is_err());
     }
 
-    #[test]
-    fn messages_that_are_there_and_fit_are_given_together() {
-        let message = 1 + PREFIX_BYTES;
-        let room = 2 * (message as u64 + REQUEST_OVERHEAD);
-        let admission = admission(1 << 20, room);
-        let mut body = session(frames(&[b"x", b"y", b"z"], 100), &admission);
+    #[tokio::test]
+    async fn room_that_was_enlarged_is_given_back_whole() {
+        let admission = admission(1 << 20, 2000);
+        let mut intake = session(frames(&[b"x", b"y"], 6), &admission);
         let mut context = Context::from_waker(Waker::noop());
-        let first = Pin::new(&mut body).poll_frame(&mut context);
-        assert!(
-            matches!(first, Poll::Ready(Some(Ok(frame))) if frame.data_ref().unwrap().len() == 2 * message)
-        );
-        assert_eq!(given(&mut body), (vec![], false));
-        drop(body.window.next().unwrap());
-        assert_eq!(given(&mut body), (vec![0, 0, 0, 0, 1, b'z'], true));
+        let Poll::Ready(Some(Ok((_, mut room)))) = intake.poll_message(&mut context) else {
+            panic!("the first message has room");
+        };
+        room.enlarge(2000);
+        assert_eq!(given(&mut intake).0.len(), 0);
+        drop(room);
+        assert_eq!(given(&mut intake).0.len(), 1);
+        drop(intake);
+        assert_eq!(used(&admission), 0);
     }
 
     #[tokio::test]
     async fn message_waits_for_other_connections_to_leave_room() {
         let admission = admission(4096, 1 << 20);
         let others = Share::default();
-        let taken = admission.take(&others, 4096).unwrap();
-        let mut body = session(frames(&[b"x"], 100), &admission);
-        let next = poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+        let own = &others.0.appends;
+        admission.appends.take(own, 0, 4096).unwrap();
+        let mut intake = session(frames(&[b"x"], 100), &admission);
+        let next = poll_fn(|context| intake.poll_message(context));
         let mut next = std::pin::pin!(next);
         let waited = tokio::time::timeout(4 * PAUSE, next.as_mut()).await;
         assert!(waited.is_err());
-        admission.give_back(&others, taken);
+        admission.appends.give_back(own, 4096);
         assert!(next.await.unwrap().is_ok());
     }
 
     #[tokio::test]
-    async fn message_that_is_too_long_is_refused_by_its_prefix() {
+    async fn message_that_is_too_long_or_cut_off_is_refused() {
         let admission = admission(1 << 20, 1 << 20);
-        let prefix = Bytes::from_static(&[0, 0, 0x10, 0, 1]);
-        let body = tonic::body::Body::new(Frames([prefix].into()));
-        let mut body = session(body, &admission);
-        let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
-        let refused = frame.unwrap().unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        let cases: [(&'static [u8], &str); 4] = [
+            (&[0, 0, 0x10, 0, 1], "at most 1048576"),
+            (&[1, 0, 0, 0, 1, 0], "compress"),
+            (&[0, 0, 0, 0, 2, 7], "cut off"),
+            (&[0, 0], "cut off"),
+        ];
+        for (bytes, text) in cases {
+            let frames = Frames {
+                frames: [Bytes::from_static(bytes)].into(),
+                closes: true,
+                released: 0,
+            };
+            let mut intake = session(frames, &admission);
+            let refused = poll_fn(|context| intake.poll_message(context)).await;
+            let refused = refused.unwrap().err().unwrap();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+            assert!(refused.message().contains(text), "{refused}");
+        }
     }
 }

@@ -66,6 +66,15 @@ const WRITES: [&str; 12] = [
     "Drain",
 ];
 
+/// Whether the errors of an RPC tell an outcome, by its path.
+pub(crate) fn access_of(path: &str) -> Access {
+    let method = path.rsplit('/').next().unwrap_or_default();
+    match path.starts_with("/wald.v1.") && WRITES.contains(&method) {
+        true => Access::Write,
+        false => Access::Read,
+    }
+}
+
 /// Metrics of one RPC.
 #[derive(Debug)]
 struct Method {

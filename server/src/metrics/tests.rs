@@ -91,12 +91,12 @@ fn latency_buckets_double_and_have_ten_milliseconds_on_a_bound() {
 }
 
 #[test]
-fn every_help_text_is_a_question() {
+fn every_help_text_is_a_sentence() {
     for help in text(&Metrics::new().unwrap())
         .lines()
         .filter(|line| line.starts_with("# HELP"))
     {
-        assert!(help.contains('?'), "{help}");
+        assert!(help.ends_with(['?', '.']), "{help}");
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) async fn append(
 ) -> Answer<v1::AppendResponse> {
     let taken = Instant::now();
     let store = node.store_to_write()?;
-    refuse_late(&request)?;
+    refuse_late(request.extensions())?;
     let (batch, durability) = convert::append(&request.into_inner())?;
     let submitted = Submitted::new(&batch, taken);
     let settled = together(submit(&store.engine, None, batch, durability)).await;
@@ -41,7 +41,7 @@ pub(super) async fn append_batch(
 ) -> Answer<v1::AppendBatchResponse> {
     let taken = Instant::now();
     let store = node.store_to_write()?;
-    refuse_late(&request)?;
+    refuse_late(request.extensions())?;
     let limits = store.engine.profile().limits;
     let (batch, durability) = convert::append_batch(&request.into_inner(), &limits)?;
     let submitted = SubmittedBatch::new(&batch, taken);
@@ -139,7 +139,7 @@ pub(super) async fn sync(
     request: Request<v1::SyncRequest>,
 ) -> Answer<v1::SyncResponse> {
     let store = node.store_to_write()?;
-    refuse_late(&request)?;
+    refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::sync_target(request.target)?;
     let log = match request.log.as_str() {
@@ -161,7 +161,7 @@ pub(super) async fn trim(
     request: Request<v1::TrimRequest>,
 ) -> Answer<v1::TrimResponse> {
     let store = node.store_to_write()?;
-    refuse_late(&request)?;
+    refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::target(&request.log, request.log_id, Access::Write)?;
     let first = store
@@ -184,7 +184,7 @@ pub(super) async fn fence(
     request: Request<v1::FenceRequest>,
 ) -> Answer<v1::FenceResponse> {
     let store = node.store_to_write()?;
-    refuse_late(&request)?;
+    refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::target(&request.log, request.log_id, Access::Write)?;
     let fenced = store

@@ -15,7 +15,7 @@ impl v1::cursor_service_server::CursorService for Services {
         request: Request<v1::CommitCursorRequest>,
     ) -> Answer<v1::CommitCursorResponse> {
         let store = self.0.store_to_write()?;
-        refuse_late(&request)?;
+        refuse_late(request.extensions())?;
         let commit = request.into_inner().commit.unwrap_or_default();
         let commit = convert::cursor_commit(format_args!("commit"), commit)?;
         let log = commit.log.clone();
@@ -82,7 +82,7 @@ impl v1::cursor_service_server::CursorService for Services {
         request: Request<v1::DeleteCursorRequest>,
     ) -> Answer<v1::DeleteCursorResponse> {
         let store = self.0.store_to_write()?;
-        refuse_late(&request)?;
+        refuse_late(request.extensions())?;
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
         let name = convert::cursor_name(format_args!("cursor"), &request.cursor, Access::Write)?;

@@ -18,7 +18,8 @@ use std::sync::Arc;
 
 use futures_util::future::FutureExt as _;
 use futures_util::stream;
-use http::Request;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Request};
 use parking_lot::Mutex;
 use tonic::server::NamedService;
 use tonic::{Response, Status};
@@ -26,7 +27,8 @@ use tower::Service as _;
 use wald_proto::codec::Encoded;
 use wald_proto::stored::wal_service_server::WalServiceServer;
 
-use super::{Answer, Answers, Services, append, read};
+use super::session::append_session;
+use super::{Answer, Answers, Node, Services, append, read};
 use crate::admission::RequestBody;
 use crate::status::Access;
 use crate::transport::{HttpAnswer, HttpResult, Serve};
@@ -101,11 +103,31 @@ impl Serve for Direct {
                 largest,
                 async move |request| read::read(&node, request).await,
             )),
-            "/wald.v1.WalService/AppendSession" | "/wald.v1.WalService/Scan" => {
-                through_tonic(request).map(with_its_stream).boxed()
+            "/wald.v1.WalService/AppendSession" => {
+                Box::pin(std::future::ready(Ok(session(&node, request))))
             }
+            "/wald.v1.WalService/Scan" => through_tonic(request).map(with_its_stream).boxed(),
             _ => through_tonic(request),
         }
+    }
+}
+
+/// The answer to an append session, which takes the messages from the body itself.
+fn session(node: &Arc<Node>, request: Request<RequestBody>) -> http::Response<tonic::body::Body> {
+    let (head, body) = request.into_parts();
+    let acks = match body.into_session() {
+        Some(received) => append_session(node, &head.extensions, received),
+        None => Err(Status::internal("the body is not that of a session")),
+    };
+    match acks {
+        Ok(acks) => {
+            let body = tonic::body::Body::new(Messages::new(acks));
+            let mut response = http::Response::new(body);
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            response
+        }
+        Err(status) => status.into_http(),
     }
 }
 

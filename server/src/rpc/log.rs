@@ -14,7 +14,7 @@ impl v1::log_service_server::LogService for Services {
         request: Request<v1::CreateLogRequest>,
     ) -> Answer<v1::CreateLogResponse> {
         let store = self.0.store_to_write()?;
-        refuse_late(&request)?;
+        refuse_late(request.extensions())?;
         let request = request.into_inner();
         let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
         let config = convert::log_config(request.config, &store.engine.profile().limits)?;
@@ -67,7 +67,7 @@ impl v1::log_service_server::LogService for Services {
         request: Request<v1::UpdateLogRequest>,
     ) -> Answer<v1::UpdateLogResponse> {
         let store = self.0.store_to_write()?;
-        refuse_late(&request)?;
+        refuse_late(request.extensions())?;
         let request = request.into_inner();
         let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
         let change = convert::log_config_change(&request, &store.engine.profile().limits)?;
@@ -86,7 +86,7 @@ impl v1::log_service_server::LogService for Services {
         request: Request<v1::DeleteLogRequest>,
     ) -> Answer<v1::DeleteLogResponse> {
         let store = self.0.store_to_write()?;
-        refuse_late(&request)?;
+        refuse_late(request.extensions())?;
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
         store

@@ -24,9 +24,10 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use futures_core::Stream;
-use tokio::sync::{mpsc, watch};
-use tonic::{Request, Status, Streaming};
-use wald_proto::codec::Sent;
+use http::Extensions;
+use tokio::sync::mpsc;
+use tonic::Status;
+use wald_proto::codec::{Decode as _, Sent};
 use wald_proto::v1;
 use wald_storage::{
     AppendError, Appended, Batch, Durability, Limits, LogAppended, LogEngine, LogName,
@@ -36,12 +37,11 @@ use wald_storage::{
 use super::append::SubmittedBatch;
 use super::direct::Framed;
 use super::{Answers, Node, refuse_late};
-use crate::admission::{Passage, Window};
+use crate::admission::{Admitted, Intake, Passage};
 use crate::convert::{self, SessionAck};
-use crate::drain::{Phase, draining};
+use crate::drain::draining;
 use crate::metrics::{Deadline, OpenSession};
 use crate::status::{self, Access};
-use crate::transport::Peer;
 use crate::wakes;
 
 /// Pieces of acks that wait, and as many that the transport has taken and not sent; the window
@@ -61,25 +61,21 @@ const LOG_BYTES: u64 = 256;
 /// When to submit again what the engine had no room for.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long a client may leave its acks unread when the server leaves. Nobody but it is
-/// waiting for them, and everything in them is done.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 /// What the client is told next.
 enum Told {
     /// Acks, and the room of their requests, which is free once the transport has taken them.
-    Acks(Framed, Option<Passage>),
+    Acks(Framed, Passage),
     /// How the session ended.
     End(Result<(), Status>),
 }
 
 pub(super) fn append_session(
     node: &Arc<Node>,
-    request: Request<Streaming<Sent<v1::AppendSessionRequest>>>,
+    extensions: &Extensions,
+    received: Intake,
 ) -> Result<Answers<Framed>, Status> {
     let store = node.store_to_write()?;
-    refuse_late(&request)?;
-    let extensions = request.extensions();
+    refuse_late(extensions)?;
     let (acks, told) = mpsc::channel(ACKS);
     let run = Run {
         node: Arc::clone(node),
@@ -87,8 +83,6 @@ pub(super) fn append_session(
         limits: store.engine.profile().limits,
         epoch: store.epoch,
         deadline: extensions.get::<Deadline>().map(|deadline| deadline.at),
-        peer: extensions.get::<Peer>().cloned().unwrap_or_default(),
-        window: extensions.get::<Window>().cloned(),
         acks,
         session: Session::new(),
         pending: VecDeque::new(),
@@ -97,7 +91,7 @@ pub(super) fn append_session(
         end: None,
         _open: node.metrics.session_opened(),
     };
-    tokio::spawn(run.live(request.into_inner()));
+    tokio::spawn(run.live(received));
     let ready = Vec::new().into_iter();
     Ok(Box::pin(Acks { told, ready }))
 }
@@ -137,9 +131,6 @@ impl Stream for Acks {
     }
 }
 
-/// What the transport has received.
-type Received = Streaming<Sent<v1::AppendSessionRequest>>;
-
 /// What a session goes on with.
 enum Step {
     /// The first pending request is settled.
@@ -159,8 +150,6 @@ struct Run {
     limits: Limits,
     epoch: RecoveryEpoch,
     deadline: Option<Instant>,
-    peer: Peer,
-    window: Option<Window>,
     acks: mpsc::Sender<Told>,
     session: Session,
     /// Submitted and not acked, in order.
@@ -181,7 +170,7 @@ struct Taken {
     durability: Option<Durability>,
     /// When the first was read.
     at: Instant,
-    room: Option<Passage>,
+    room: Passage,
 }
 
 /// What is one for the engine.
@@ -203,7 +192,7 @@ struct Pending {
     requests: Requests,
     answer: SubmittedBatch,
     settled: Settled,
-    room: Option<Passage>,
+    room: Passage,
 }
 
 /// The engine's last answer.
@@ -224,25 +213,30 @@ impl Pending {
 
 impl Run {
     /// Serves the session until it has ended and the client has been told, or is gone.
-    async fn live(mut self, received: Received) {
+    async fn live(mut self, mut received: Intake) {
         let acks = self.acks.clone();
         tokio::select! {
             biased;
             () = acks.closed() => {}
             () = async {
-                let end = self.serve(received).await;
-                // What the engine has goes on without its tickets.
-                self.pending.clear();
-                self.tell(Told::End(end)).await;
-                // Taken by the transport, or not: then the drain must not wait for it.
-                impatience(self.node.phase.clone()).await;
-                self.peer.cut_off();
+                let end = self.serve(&mut received).await;
+                self.tell(Told::End(end), &mut received).await;
+                // Whatever the client still sends is dropped from here on.
+                drop(received);
+                pending().await
             } => {}
+        }
+        // The engine has these, whoever waits for them: until it has let go of them they take room.
+        for Pending { settled, room, .. } in std::mem::take(&mut self.pending) {
+            if let Settled::Coming(ticket) = settled {
+                let _ = ticket.await;
+            }
+            drop(room);
         }
     }
 
     /// Reads, submits and acks; answers how the session ended.
-    async fn serve(&mut self, mut received: Received) -> Result<(), Status> {
+    async fn serve(&mut self, received: &mut Intake) -> Result<(), Status> {
         let mut phase = self.node.phase.clone();
         let mut left = pin!(draining(&mut phase));
         let mut late = pin!(passed(self.deadline));
@@ -253,11 +247,10 @@ impl Run {
             {
                 return end;
             }
-            let step = poll_fn(|context| {
-                self.poll_step(&mut received, late.as_mut(), left.as_mut(), context)
-            });
+            let step =
+                poll_fn(|context| self.poll_step(received, late.as_mut(), left.as_mut(), context));
             match step.await {
-                Step::Settled(settled) => self.ack(settled).await?,
+                Step::Settled(settled) => self.ack(settled, received).await?,
                 Step::Late => return Err(self.too_late()),
                 Step::Left => self.leave(),
                 Step::Taken => {}
@@ -268,11 +261,12 @@ impl Run {
     /// What there is to do next; of requests, takes in those that are there.
     fn poll_step(
         &mut self,
-        received: &mut Received,
+        received: &mut Intake,
         late: Pin<&mut impl Future<Output = ()>>,
         left: Pin<&mut impl Future<Output = ()>>,
         context: &mut Context<'_>,
     ) -> Poll<Step> {
+        received.take_in(context);
         if let Some(first) = self.pending.front_mut()
             && let Poll::Ready(settled) = first.poll(context)
         {
@@ -291,7 +285,7 @@ impl Run {
         }
         let mut taken = 0;
         while taken < AT_ONCE && self.end.is_none() && self.held.is_none() {
-            match Pin::new(&mut *received).poll_next(context) {
+            match received.poll_message(context) {
                 Poll::Ready(request) => self.take(request.transpose()),
                 Poll::Pending => break,
             }
@@ -305,26 +299,26 @@ impl Run {
     }
 
     /// Takes in what was read.
-    fn take(&mut self, request: Result<Option<Sent<v1::AppendSessionRequest>>, Status>) {
-        let request = match request {
-            Ok(Some(request)) => convert::session_request(&request),
+    fn take(&mut self, request: Result<Option<Admitted>, Status>) {
+        let (message, mut room) = match request {
+            Ok(Some(request)) => request,
             Ok(None) => return self.end = Some(Ok(())),
-            Err(status) => Err(status),
+            Err(status) => return self.end = Some(Err(status)),
         };
+        let request = Sent::<v1::AppendSessionRequest>::take(message)
+            .and_then(|request| convert::session_request(&request));
         let (request_id, request) = match request {
             Ok(request) => request,
             Err(status) => return self.end = Some(Err(status)),
         };
-        let (mut room, at) = (self.window.as_ref().and_then(Window::next), Instant::now());
+        let at = Instant::now();
         if self.deadline.is_some_and(|deadline| at >= deadline) {
             let status = status::deadline_before_start();
             return self.end = Some(Err(status::in_session(&status, request_id)));
         }
         match convert::append_batch(&request, &self.limits) {
             Ok((batch, durability)) => {
-                if let Some(room) = &mut room {
-                    room.enlarge(answer_bytes(&batch));
-                }
+                room.enlarge(answer_bytes(&batch));
                 self.gather(Taken {
                     requests: Requests::of(request_id),
                     batch,
@@ -411,7 +405,11 @@ impl Run {
     }
 
     /// Sends the acks of the first pending requests, or fails as they did.
-    async fn ack(&mut self, settled: Result<Appended, AppendError>) -> Result<(), Status> {
+    async fn ack(
+        &mut self,
+        settled: Result<Appended, AppendError>,
+        received: &mut Intake,
+    ) -> Result<(), Status> {
         let Some(first) = self.pending.pop_front() else {
             return Ok(());
         };
@@ -421,21 +419,25 @@ impl Run {
             .answer
             .ack(&self.node, settled, acks)
             .map_err(|status| status::in_session(&status, requests.first))?;
-        self.tell(Told::Acks(acks?, first.room)).await;
+        self.tell(Told::Acks(acks?, first.room), received).await;
         // What was acked has made room.
         self.submit_held();
         Ok(())
     }
 
-    /// Passes on what the client is told next; waits for the transport to take earlier acks.
-    async fn tell(&self, told: Told) {
+    /// Passes on what the client is told next; waits for the transport to take earlier acks, and
+    /// receives meanwhile.
+    async fn tell(&self, told: Told, received: &mut Intake) {
         let Err(mpsc::error::TrySendError::Full(told)) = self.acks.try_send(told) else {
             return;
         };
-        tokio::select! {
-            _ = self.acks.send(told) => {}
-            () = impatience(self.node.phase.clone()) => self.peer.cut_off(),
-        }
+        let mut sending = pin!(self.acks.send(told));
+        // Fails only when the client is gone.
+        let _ = poll_fn(|context| {
+            received.take_in(context);
+            sending.as_mut().poll(context)
+        })
+        .await;
     }
 
     /// The server leaves: nothing more is taken in.
@@ -488,10 +490,7 @@ impl Taken {
             requests.each.push((requests.first, before));
         }
         requests.each.push((next.requests.first, more));
-        match (&mut self.room, next.room) {
-            (Some(room), Some(more)) => room.join(more),
-            (room, more) => *room = room.take().or(more),
-        }
+        self.room.join(next.room);
         None
     }
 }
@@ -554,10 +553,4 @@ async fn passed(deadline: Option<Instant>) {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => pending().await,
     }
-}
-
-/// Resolves when the server has been leaving for longer than a client is waited for.
-async fn impatience(mut phase: watch::Receiver<Phase>) {
-    draining(&mut phase).await;
-    tokio::time::sleep(PATIENCE).await;
 }

@@ -65,7 +65,7 @@ impl Fixture {
         ));
         let calls = Arc::new(Calls {
             counter: metrics.call_counter(None),
-            admission: Admission::new(64 << 20, 4 << 20, 16 << 20, metrics),
+            admission: Admission::new(64 << 20, 4 << 20, 16 << 20, node.phase.clone(), metrics),
             routes,
         });
         let mut config = Layers::default().resolve().unwrap().config;
@@ -269,13 +269,13 @@ const UNKNOWN: (&str, &str) = ("UNKNOWN", "SAFE_WITH_CONDITION");
 #[test]
 fn request_whose_deadline_has_passed_is_refused_before_it_is_queued() {
     let mut request = Request::new(());
-    assert!(refuse_late(&request).is_ok());
+    assert!(refuse_late(request.extensions()).is_ok());
     let now = Instant::now();
     let later = Deadline::new(now + Duration::from_secs(3600));
     request.extensions_mut().insert(later);
-    assert!(refuse_late(&request).is_ok());
+    assert!(refuse_late(request.extensions()).is_ok());
     request.extensions_mut().insert(Deadline::new(now));
-    let refused = refuse_late(&request).unwrap_err();
+    let refused = refuse_late(request.extensions()).unwrap_err();
     assert_eq!(refused.code(), tonic::Code::DeadlineExceeded);
 }
 

@@ -3,94 +3,60 @@
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-
-use futures_util::task::AtomicWaker;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 
+use super::peer::{OpenConnection, Peer};
 use super::{Accepted, Load};
-use crate::admission::Share;
 
-/// So many bytes count as one step of a task, of which it has 128 in a turn.
+/// Bytes written that count as one step of a task. A task has 128 steps in a turn.
 const UNIT_BYTES: usize = 1 << 10;
+
+/// Bytes read count as this much less. A turn that reads 512 KiB can bring 15,000 requests that their
+/// client has cancelled already, which is as many as are kept for a moment.
+const READ_UNITS: usize = 4;
 
 /// How long a client may take to close after the server has.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What the calls of one connection share; in the extensions of a session's request.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Peer {
-    /// What they have under way.
-    pub(crate) share: Share,
-    cut: Arc<Cut>,
-}
-
-#[derive(Debug, Default)]
-struct Cut {
-    asked: AtomicBool,
-    connection: AtomicWaker,
-}
-
-impl Peer {
-    /// Ends the connection, with all that runs on it: the one way to end a call whose
-    /// client does not read.
-    pub(crate) fn cut_off(&self) {
-        self.cut.asked.store(true, Ordering::Release);
-        self.cut.connection.wake();
-    }
-
-    /// Whether the connection may go on.
-    fn go_on(&self) -> io::Result<()> {
-        if self.cut.asked.load(Ordering::Acquire) {
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the server leaves, and the client does not read",
-            ));
-        }
-        Ok(())
-    }
-}
-
-/// A connection that an event loop serves.
+/// A connection that an event loop serves: its socket, its permit and its end.
 pub(super) struct Conn {
     socket: TcpStream,
-    end: Option<Pin<Box<Sleep>>>,
     linger: Option<Pin<Box<Sleep>>>,
     peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
     _load: Load,
+    _open: OpenConnection,
 }
 
 impl Conn {
     /// Takes a socket into the event loop of the calling thread.
-    pub(super) fn new(accepted: Accepted, lifetime: Option<Duration>) -> io::Result<Self> {
+    pub(super) fn new(accepted: Accepted) -> io::Result<Self> {
         Ok(Self {
             socket: TcpStream::from_std(accepted.socket)?,
-            end: lifetime.map(|lifetime| Box::pin(tokio::time::sleep(lifetime))),
             linger: None,
-            peer: Peer::default(),
+            peer: accepted.peer,
+            _open: accepted.open,
             _permit: accepted.permit,
             _load: accepted.load,
         })
     }
 
-    /// What its calls share.
+    /// The state that its calls share.
     pub(super) fn peer(&self) -> Peer {
         self.peer.clone()
     }
 }
 
-/// Takes what was written out of what the task may do in its turn: by the number of writes alone
-/// it could be megabytes, for which all others on the event loop wait.
-fn spend(written: usize, context: &mut Context<'_>) {
-    for _ in 0..written / UNIT_BYTES {
+/// Charges bytes that moved to the task's turn: by the number of reads and writes alone a turn could
+/// move megabytes, for which all others on the event loop wait.
+fn spend(moved: usize, context: &mut Context<'_>) {
+    for _ in 0..moved / UNIT_BYTES {
         // Nothing left: the next write is for the next turn.
         if pin!(tokio::task::coop::consume_budget())
             .poll(context)
@@ -107,17 +73,12 @@ impl AsyncRead for Conn {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some(end) = &mut self.end
-            && end.as_mut().poll(context).is_ready()
-        {
-            return Poll::Ready(Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the connection outlived its age and grace",
-            )));
-        }
-        self.peer.cut.connection.register(context.waker());
-        self.peer.go_on()?;
-        Pin::new(&mut self.socket).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+        let read = buffer.filled().len() - before;
+        self.peer.received(read);
+        spend(read / READ_UNITS, context);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -127,8 +88,8 @@ impl AsyncWrite for Conn {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.peer.go_on()?;
         let written = ready!(Pin::new(&mut self.socket).poll_write(context, bytes))?;
+        self.peer.sent(written);
         spend(written, context);
         Poll::Ready(Ok(written))
     }
@@ -138,8 +99,8 @@ impl AsyncWrite for Conn {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.peer.go_on()?;
         let written = ready!(Pin::new(&mut self.socket).poll_write_vectored(context, slices))?;
+        self.peer.sent(written);
         spend(written, context);
         Poll::Ready(Ok(written))
     }
@@ -183,8 +144,10 @@ impl AsyncWrite for Conn {
 mod tests {
     use std::future::poll_fn;
     use std::io::Read;
+    use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
+    use super::super::peer::Connections;
     use super::*;
 
     #[tokio::test]
@@ -201,13 +164,16 @@ mod tests {
             client.read_exact(&mut read).unwrap();
         });
         let load = Load::new(&Arc::new(AtomicUsize::new(0)));
-        let permit = None;
+        let (peer, open) = Arc::new(Connections::default()).enter();
         let accepted = Accepted {
             socket,
-            permit,
+            permit: None,
             load,
+            peer,
+            open,
+            at: tokio::time::Instant::now(),
         };
-        let mut conn = Conn::new(accepted, None).unwrap();
+        let mut conn = Conn::new(accepted).unwrap();
         let sender = tokio::spawn(async move {
             let (mut sent, mut most) = (0, 0);
             poll_fn(|context| {

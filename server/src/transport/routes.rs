@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
-use super::Peer;
+use super::{Incoming, Peer};
 use crate::admission::{Admission, AdmittedCall, RequestBody};
-use crate::metrics::{CallBody, CallCounter, CallFuture};
+use crate::metrics::{CallCounter, CallFuture};
 
 /// What comes of a call: refusals are answers, too.
 pub(crate) type HttpResult = Result<Response<Body>, Infallible>;
@@ -89,12 +88,9 @@ pub(super) struct ConnectionCalls {
     pub(super) peer: Peer,
 }
 
-impl hyper::service::Service<Request<Incoming>> for ConnectionCalls {
-    type Response = Response<CallBody<Body>>;
-    type Error = Infallible;
-    type Future = CallFuture<AdmittedCall<HttpAnswer>>;
-
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
+impl ConnectionCalls {
+    /// The call that a request begins.
+    pub(super) fn call(&self, request: Request<Incoming>) -> CallFuture<AdmittedCall> {
         let Calls {
             counter,
             admission,

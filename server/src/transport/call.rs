@@ -1,0 +1,184 @@
+//! One call: awaits its answer, and sends the answer as fast as its client takes it.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, SendStream};
+use http::Response;
+use http_body::Body;
+use tokio::sync::watch;
+
+use super::patience::Patience;
+use super::peer::{OpenCall, Peer, Piece};
+use crate::drain::Phase;
+
+/// Most bytes that a call claims of its client's window at a time, so that many calls share it.
+const CLAIM: usize = 64 << 10;
+
+/// Conditions for all calls of a connection.
+#[derive(Clone)]
+pub(super) struct Terms {
+    pub(super) peer: Peer,
+    pub(super) phase: watch::Receiver<Phase>,
+    /// Longest time in which a client takes no byte of an answer that waits for it.
+    pub(super) progress_timeout: Duration,
+}
+
+/// Why an answer was not sent whole.
+enum Broken {
+    /// The client has reset the stream, or is gone.
+    ByClient,
+    /// The client took nothing for too long.
+    Stalled,
+    /// The body failed.
+    ByServer,
+}
+
+/// Serves a call until its answer has left or its client has given up.
+pub(super) async fn serve<F, B>(
+    call: F,
+    mut respond: SendResponse<Piece>,
+    terms: Terms,
+    open: OpenCall,
+) where
+    F: Future<Output = Result<Response<B>, Infallible>>,
+    B: Body<Data = Bytes>,
+{
+    let _open = open;
+    let answer = {
+        let mut call = pin!(call);
+        poll_fn(|context| {
+            if let Poll::Ready(Ok(answer)) = call.as_mut().poll(context) {
+                return Poll::Ready(Some(answer));
+            }
+            respond.poll_reset(context).map(|_| None)
+        })
+        .await
+    };
+    let Some(answer) = answer else {
+        return terms.peer.call_was_cancelled();
+    };
+    let (head, body) = answer.into_parts();
+    let head = Response::from_parts(head, ());
+    if body.is_end_stream() {
+        // Fails only on a stream that the client has reset.
+        let _ = respond.send_response(head, true);
+        return;
+    }
+    let Ok(sender) = respond.send_response(head, false) else {
+        return terms.peer.call_was_cancelled();
+    };
+    let mut sending = Sending {
+        sender,
+        patience: None,
+        terms,
+    };
+    match sending.send(body).await {
+        Ok(()) => {}
+        Err(Broken::ByClient) => sending.terms.peer.call_was_cancelled(),
+        Err(Broken::Stalled) => sending.sender.send_reset(Reason::CANCEL),
+        Err(Broken::ByServer) => sending.sender.send_reset(Reason::INTERNAL_ERROR),
+    }
+}
+
+/// An answer under way.
+struct Sending {
+    sender: SendStream<Piece>,
+    /// Made by the first wait for the client.
+    patience: Option<Patience>,
+    terms: Terms,
+}
+
+impl Sending {
+    async fn send(&mut self, body: impl Body<Data = Bytes>) -> Result<(), Broken> {
+        let mut body = pin!(body);
+        loop {
+            let frame = poll_fn(|context| {
+                if let Poll::Ready(frame) = body.as_mut().poll_frame(context) {
+                    return Poll::Ready(Ok(frame));
+                }
+                self.sender
+                    .poll_reset(context)
+                    .map(|_| Err(Broken::ByClient))
+            });
+            let Some(frame) = frame.await? else {
+                let nothing = self.terms.peer.piece(Bytes::new());
+                return self.hand_over(nothing, true);
+            };
+            let frame = frame.map_err(|_| Broken::ByServer)?;
+            match frame.into_data() {
+                Ok(data) => self.send_data(data).await?,
+                Err(frame) => {
+                    let Ok(trailers) = frame.into_trailers() else {
+                        continue;
+                    };
+                    return (self.sender.send_trailers(trailers)).map_err(|_| Broken::ByClient);
+                }
+            }
+        }
+    }
+
+    /// Hands over the data as the client's windows and the queue of the connection take it, so that
+    /// no more of it than fits there waits in the HTTP/2 layer.
+    async fn send_data(&mut self, mut data: Bytes) -> Result<(), Broken> {
+        while !data.is_empty() {
+            let room = poll_fn(|context| self.poll_room(data.len(), context)).await?;
+            let part = data.split_to(room.min(data.len()));
+            let part = self.terms.peer.piece(part);
+            self.hand_over(part, false)?;
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, part: Piece, is_last: bool) -> Result<(), Broken> {
+        (self.sender.send_data(part, is_last)).map_err(|_| Broken::ByClient)
+    }
+
+    /// Resolves when so many of `wanted` bytes may be handed over.
+    fn poll_room(
+        &mut self,
+        wanted: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<usize, Broken>> {
+        let polled = self.poll_windows(wanted, context);
+        if polled.is_ready() {
+            if let Some(patience) = &mut self.patience {
+                patience.moved();
+            }
+            return polled;
+        }
+        let Terms {
+            phase,
+            progress_timeout,
+            ..
+        } = &self.terms;
+        let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
+        ready!(patience.poll_over(context, *progress_timeout));
+        Poll::Ready(Err(Broken::Stalled))
+    }
+
+    fn poll_windows(
+        &mut self,
+        wanted: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<usize, Broken>> {
+        let room = ready!(self.terms.peer.poll_room(context));
+        let wanted = wanted.min(room).min(CLAIM);
+        self.sender.reserve_capacity(wanted);
+        loop {
+            let capacity = self.sender.capacity();
+            if capacity > 0 {
+                return Poll::Ready(Ok(capacity.min(wanted)));
+            }
+            match ready!(Pin::new(&mut self.sender).get_mut().poll_capacity(context)) {
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return Poll::Ready(Err(Broken::ByClient)),
+            }
+        }
+    }
+}

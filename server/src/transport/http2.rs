@@ -1,0 +1,377 @@
+//! HTTP/2 on one connection: accepts its calls, keeps it alive, and ends it.
+//!
+//! h2 speaks the protocol; this decides how long a client is waited for, how much it may have sent
+//! and left unread, and how many calls it may give up. hyper's server leaves no choice there: it
+//! cannot reset a call whose client reads nothing, cuts connections on which bytes move slowly, and
+//! ends those whose calls are cancelled in a burst.
+//!
+//! ```text
+//! accepted ──▶ no request yet ──▶ serving ──▶ told to leave (GOAWAY) ──▶ closed
+//!                │ handshake_timeout   │ silent: ping, then closed    │ idle for 2 s: closed
+//! ```
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use h2::server::Connection;
+use h2::{Ping, PingPong};
+use http::Request;
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::call::{self, Terms};
+use super::conn::Conn;
+use super::incoming::Incoming;
+use super::patience::AT_DRAIN;
+use super::peer::{Peer, Piece};
+use super::routes::ConnectionCalls;
+use super::window::Windows;
+use super::{Settings, draining};
+use crate::drain::Phase;
+
+/// Calls that a client may give up at once before its connection is slowed down.
+const CANCELS_AT_ONCE: u64 = 10_000;
+
+/// Calls that a client may give up in a second without being slowed down.
+const CANCELS_PER_SECOND: u64 = 1_000;
+
+/// Requests that were cancelled before they were accepted. Reading stops after 512 KiB, which is less
+/// than so many of them, and all are accepted then.
+const CANCELLED_UNSEEN: usize = 20_000;
+
+/// Calls reset by the server whose late data is ignored, and for how long.
+const RESET_REMEMBERED: usize = 256;
+const RESET_REMEMBERED_FOR: Duration = Duration::from_secs(10);
+
+/// Bytes of one call's answer that wait in h2 for the socket.
+const CALL_QUEUE_BYTES: usize = 64 << 10;
+
+/// Serves a connection until it is closed. When draining begins, or it is of age, or a newer
+/// connection takes its place, its client is told to make no more calls (GOAWAY).
+pub(super) async fn serve(
+    conn: Conn,
+    accepted: Instant,
+    settings: &Settings,
+    service: ConnectionCalls,
+    phase: watch::Receiver<Phase>,
+) {
+    let peer = conn.peer();
+    let mut handshake = pin!(builder(settings).handshake::<_, Piece>(conn));
+    let mut late = pin!(tokio::time::sleep_until(
+        accepted + settings.handshake_timeout
+    ));
+    let mut leaving = phase.clone();
+    let mut leave = pin!(draining(&mut leaving));
+    let connection = poll_fn(|context| {
+        if peer.poll_cut(context).is_ready()
+            || late.as_mut().poll(context).is_ready()
+            || leave.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(None);
+        }
+        handshake.as_mut().poll(context).map(Some)
+    });
+    let connection = match connection.await {
+        Some(Ok(connection)) => connection,
+        Some(Err(error)) => return ended(&error),
+        // It has sent nothing that could be answered.
+        None => return,
+    };
+    let served = Serving::new(connection, accepted, settings, service, peer, phase);
+    let mut served = pin!(served);
+    if let Err(error) = poll_fn(|context| served.as_mut().get_mut().poll(context)).await {
+        ended(&error);
+    }
+}
+
+fn ended(error: &h2::Error) {
+    tracing::debug!(
+        error = error as &dyn std::error::Error,
+        "a connection ended"
+    );
+}
+
+fn builder(settings: &Settings) -> h2::server::Builder {
+    let mut builder = h2::server::Builder::new();
+    builder
+        .max_concurrent_streams(settings.max_concurrent_streams)
+        .initial_window_size(settings.stream_window)
+        .max_header_list_size(settings.max_header_bytes)
+        .max_send_buffer_size(CALL_QUEUE_BYTES)
+        .max_local_error_reset_streams(Some(settings.max_local_resets))
+        .max_concurrent_reset_streams(RESET_REMEMBERED)
+        .reset_stream_duration(RESET_REMEMBERED_FOR)
+        .max_pending_accept_reset_streams(CANCELLED_UNSEEN)
+        // Small frames are put together where they arrive, and what has not been taken is bounded
+        // by the windows.
+        .data_frame_budget(usize::MAX);
+    builder
+}
+
+/// Why the connection is over.
+enum Over {
+    /// It was closed in order.
+    Closed,
+    /// Its client is not waited for any longer.
+    Dropped,
+}
+
+/// A connection whose preface has come.
+struct Serving {
+    connection: Connection<Conn, Piece>,
+    service: ConnectionCalls,
+    terms: Terms,
+    windows: Windows,
+    life: Life,
+    alive: Alive,
+    cancels: Cancels,
+    timer: Pin<Box<Sleep>>,
+    drain: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Serving {
+    fn new(
+        mut connection: Connection<Conn, Piece>,
+        accepted: Instant,
+        settings: &Settings,
+        service: ConnectionCalls,
+        peer: Peer,
+        phase: watch::Receiver<Phase>,
+    ) -> Self {
+        let alive = Alive::new(connection.ping_pong(), settings, &peer);
+        let mut leaving = phase.clone();
+        Self {
+            windows: settings.windows.begin(),
+            life: Life {
+                first_request_by: Some(accepted + settings.handshake_timeout),
+                leave_at: settings.age.map(|age| accepted + age),
+                gone_at: settings.lifetime().map(|lifetime| accepted + lifetime),
+                left: None,
+            },
+            alive,
+            cancels: Cancels::new(&peer),
+            timer: Box::pin(sleep_until(accepted)),
+            drain: Box::pin(async move { draining(&mut leaving).await }),
+            terms: Terms {
+                peer,
+                phase,
+                progress_timeout: settings.progress_timeout,
+            },
+            connection,
+            service,
+        }
+    }
+
+    /// Resolves when the connection is over.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+        loop {
+            match self.poll_once(context) {
+                Poll::Ready(Ok(Some(Over::Closed | Over::Dropped))) => return Poll::Ready(Ok(())),
+                Poll::Ready(Ok(None)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    fn poll_once(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Over>, h2::Error>> {
+        if self.terms.peer.poll_cut(context).is_ready() {
+            return Poll::Ready(Ok(Some(Over::Dropped)));
+        }
+        if self.life.left.is_none()
+            && (self.terms.peer.is_asked_to_leave() || self.drain.as_mut().poll(context).is_ready())
+        {
+            self.leave();
+        }
+        let held_until = self.cancels.held_until(&self.terms.peer);
+        if held_until.is_none() {
+            while let Poll::Ready(accepted) = self.connection.poll_accept(context)? {
+                let Some((request, respond)) = accepted else {
+                    return Poll::Ready(Ok(Some(Over::Closed)));
+                };
+                self.begin_call(request, respond);
+            }
+            self.windows.grow(&mut self.connection, &self.terms.peer);
+        }
+        let now = Instant::now();
+        let silent_until = self.alive.look(now, &self.terms.peer, context)?;
+        let Some(silent_until) = silent_until else {
+            return Poll::Ready(Ok(Some(Over::Dropped)));
+        };
+        if self.life.is_over(now, &self.connection) {
+            return Poll::Ready(Ok(Some(Over::Dropped)));
+        }
+        if self.life.is_time_to_leave(now) {
+            self.leave();
+        }
+        let next = [held_until, silent_until, self.life.next(&self.connection)];
+        let Some(next) = next.into_iter().flatten().min() else {
+            return Poll::Pending;
+        };
+        if self.timer.deadline() != next {
+            self.timer.as_mut().reset(next);
+        }
+        match self.timer.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Ok(None)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn begin_call(
+        &mut self,
+        request: Request<h2::RecvStream>,
+        respond: h2::server::SendResponse<Piece>,
+    ) {
+        self.life.first_request_by = None;
+        let open = self.terms.peer.begin_call();
+        let request = request.map(Incoming::new);
+        let call = self.service.call(request);
+        let terms = self.terms.clone();
+        tokio::spawn(call::serve(call, respond, terms, open));
+    }
+
+    fn leave(&mut self) {
+        self.life.left = Some(Instant::now());
+        self.connection.graceful_shutdown();
+    }
+}
+
+/// When the connection has to end.
+struct Life {
+    /// When the first request head has to be whole; `None` once it is.
+    first_request_by: Option<Instant>,
+    /// When its client is told to leave, because of the age of the connection.
+    leave_at: Option<Instant>,
+    /// When it is dropped, whatever runs on it.
+    gone_at: Option<Instant>,
+    /// When its client was told to leave.
+    left: Option<Instant>,
+}
+
+impl Life {
+    fn is_time_to_leave(&self, now: Instant) -> bool {
+        self.left.is_none() && self.leave_at.is_some_and(|at| now >= at)
+    }
+
+    fn is_over(&self, now: Instant, connection: &Connection<Conn, Piece>) -> bool {
+        let passed = |at: Option<Instant>| at.is_some_and(|at| now >= at);
+        passed(self.first_request_by)
+            || passed(self.gone_at)
+            || (passed(self.idle_end()) && !connection.has_streams())
+    }
+
+    /// When the connection is dropped if it has no calls then: its client may never say that it
+    /// has seen that it was told to leave.
+    fn idle_end(&self) -> Option<Instant> {
+        self.left.map(|left| left + AT_DRAIN)
+    }
+
+    /// When to look again.
+    fn next(&self, connection: &Connection<Conn, Piece>) -> Option<Instant> {
+        let idle_end = self.idle_end().filter(|_| !connection.has_streams());
+        let leave_at = self.leave_at.filter(|_| self.left.is_none());
+        let times = [self.first_request_by, leave_at, self.gone_at, idle_end];
+        times.into_iter().flatten().min()
+    }
+}
+
+/// Whether the client is still there: asked by a ping if nothing has moved for a while.
+struct Alive {
+    pings: Option<PingPong>,
+    interval: Option<Duration>,
+    timeout: Duration,
+    /// Bytes that had moved at the last look, and when that was.
+    moved: u64,
+    moved_at: Instant,
+    /// When the ping was sent that has no answer.
+    asked: Option<Instant>,
+}
+
+impl Alive {
+    fn new(pings: Option<PingPong>, settings: &Settings, peer: &Peer) -> Self {
+        Self {
+            pings,
+            interval: settings.keepalive_interval,
+            timeout: settings.keepalive_timeout,
+            moved: peer.moved_so_far(),
+            moved_at: Instant::now(),
+            asked: None,
+        }
+    }
+
+    /// Returns when to look again, or `None` if the client is gone. A connection on which bytes move,
+    /// however slowly, is alive: the answer to a ping may be behind much that the client still reads.
+    fn look(
+        &mut self,
+        now: Instant,
+        peer: &Peer,
+        context: &mut Context<'_>,
+    ) -> Result<Option<Option<Instant>>, h2::Error> {
+        let (Some(interval), Some(pings)) = (self.interval, &mut self.pings) else {
+            return Ok(Some(None));
+        };
+        if self.asked.is_some() && pings.poll_pong(context)?.is_ready() {
+            self.asked = None;
+        }
+        let moved = peer.moved_so_far();
+        if moved != self.moved {
+            self.moved = moved;
+            self.moved_at = now;
+        }
+        let due = match self.asked {
+            None => self.moved_at + interval,
+            Some(asked) => asked.max(self.moved_at) + self.timeout,
+        };
+        if now < due {
+            // Looked at more often than it is due: moved bytes wake nobody here.
+            return Ok(Some(Some(due)));
+        }
+        if self.asked.is_some() {
+            return Ok(None);
+        }
+        pings.send_ping(Ping::opaque())?;
+        self.asked = Some(now);
+        // Wakes the connection, which sends it.
+        let _pending = pings.poll_pong(context)?;
+        Ok(Some(Some(now + self.timeout)))
+    }
+}
+
+/// How many calls the client gives up: who does so faster than any client must is held back.
+struct Cancels {
+    seen: u64,
+    /// Calls that may still be given up at once.
+    left: u64,
+    filled: Instant,
+}
+
+impl Cancels {
+    fn new(peer: &Peer) -> Self {
+        Self {
+            seen: peer.cancelled_so_far(),
+            left: CANCELS_AT_ONCE,
+            filled: Instant::now(),
+        }
+    }
+
+    /// Until when nothing more is read from the connection; `None` if nothing stands against it.
+    fn held_until(&mut self, peer: &Peer) -> Option<Instant> {
+        let seen = peer.cancelled_so_far();
+        if seen == self.seen && self.left > 0 {
+            return None;
+        }
+        let now = Instant::now();
+        let passed = now.duration_since(self.filled).as_millis();
+        let passed = u64::try_from(passed).unwrap_or(u64::MAX);
+        let refill = passed.saturating_mul(CANCELS_PER_SECOND) / 1000;
+        if refill > 0 {
+            self.left = self.left.saturating_add(refill).min(CANCELS_AT_ONCE);
+            self.filled = now;
+        }
+        self.left = self.left.saturating_sub(seen - self.seen);
+        self.seen = seen;
+        (self.left == 0).then(|| self.filled + Duration::from_millis(100))
+    }
+}

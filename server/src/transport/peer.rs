@@ -1,0 +1,433 @@
+//! What the calls of one connection share, and what others may know of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use bytes::{Buf, Bytes};
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+
+use crate::admission::Share;
+
+/// Most bytes of answers that wait in the HTTP/2 layer for the socket of one connection.
+const QUEUE_BYTES: usize = 256 << 10;
+
+/// The same, while all connections together have more than [`ALL_QUEUES_BYTES`] in their queues.
+const SHORT_QUEUE_BYTES: usize = 16 << 10;
+
+/// Bytes in the queues of all connections above which each gets a short one.
+const ALL_QUEUES_BYTES: u64 = 32 << 20;
+
+/// State of one connection that its calls, its socket and the acceptor share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Peer {
+    /// Bytes that its requests have under way.
+    pub(crate) share: Share,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    cut: AtomicBool,
+    /// Whether the connection is to give way to another once its client agrees.
+    asked_to_leave: AtomicBool,
+    connection: AtomicWaker,
+    /// Bytes that the socket gave and took since it was accepted.
+    received: AtomicU64,
+    sent: AtomicU64,
+    /// Calls that have not ended.
+    calls: AtomicUsize,
+    /// Calls that the client gave up, since the connection was accepted.
+    cancelled: AtomicU64,
+    /// Whether a request head has arrived whole.
+    known: AtomicBool,
+    /// When the last call ended, in milliseconds since [`Connections::begin`].
+    idle_since: AtomicU64,
+    queued: AtomicUsize,
+    waiting: Mutex<Vec<Waker>>,
+    connections: Arc<Connections>,
+}
+
+/// All connections of a server, and sums over them.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    begin: Instant,
+    /// Those that are served, in the order in which they were accepted.
+    open: Mutex<BTreeMap<u64, Peer>>,
+    accepted: AtomicU64,
+    /// Connections on which no request head has arrived whole.
+    silent: AtomicUsize,
+    /// Most of those; the oldest gives way to one more.
+    max_silent: usize,
+    queued: AtomicU64,
+    calls: AtomicUsize,
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self::new(usize::MAX)
+    }
+}
+
+impl Connections {
+    /// None yet. At most `max_silent` may be open that have sent no request.
+    pub(crate) fn new(max_silent: usize) -> Self {
+        Self {
+            begin: Instant::now(),
+            open: Mutex::default(),
+            accepted: AtomicU64::default(),
+            silent: AtomicUsize::default(),
+            max_silent,
+            queued: AtomicU64::default(),
+            calls: AtomicUsize::default(),
+        }
+    }
+
+    /// Takes in a connection that was accepted, until the value is dropped. Closes the oldest one that
+    /// has sent no request, if there are too many of those.
+    pub(super) fn enter(self: &Arc<Self>) -> (Peer, OpenConnection) {
+        let id = self.accepted.fetch_add(1, Ordering::Relaxed);
+        let peer = Peer::new(self);
+        let mut open = self.open.lock();
+        if self.silent.fetch_add(1, Ordering::Relaxed) >= self.max_silent
+            && let Some(oldest) = open.values().find(|peer| peer.is_silent())
+        {
+            oldest.cut_off();
+        }
+        open.insert(id, peer.clone());
+        let opened = OpenConnection {
+            peer: peer.clone(),
+            id,
+        };
+        (peer, opened)
+    }
+
+    /// Makes room for another connection: closes the oldest one that has sent no request, or else asks
+    /// the one to leave that has had no call for longest.
+    pub(super) fn make_room(&self) {
+        let open = self.open.lock();
+        if let Some(silent) = open.values().find(|peer| peer.is_silent()) {
+            return silent.cut_off();
+        }
+        let idle = open
+            .values()
+            .filter(|peer| peer.state.known.load(Ordering::Relaxed) && !peer.is_asked_to_leave())
+            .filter_map(|peer| Some((peer.idle_since()?, peer)))
+            .min_by_key(|(since, _)| *since);
+        if let Some((_, longest)) = idle {
+            longest.ask_to_leave();
+        }
+    }
+
+    /// Bytes of answers that wait for sockets.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    /// Open gRPC connections.
+    pub(crate) fn number(&self) -> usize {
+        self.open.lock().len()
+    }
+
+    /// Calls that have not ended.
+    pub(crate) fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+impl Peer {
+    pub(super) fn new(connections: &Arc<Connections>) -> Self {
+        let state = State {
+            connections: Arc::clone(connections),
+            ..State::default()
+        };
+        state.rest();
+        Self {
+            share: Share::default(),
+            state: Arc::new(state),
+        }
+    }
+
+    /// Ends the connection with all calls that run on it.
+    pub(crate) fn cut_off(&self) {
+        self.state.cut.store(true, Ordering::Release);
+        self.state.connection.wake();
+    }
+
+    /// Asks the client to close the connection when its calls have ended.
+    fn ask_to_leave(&self) {
+        self.state.asked_to_leave.store(true, Ordering::Release);
+        self.state.connection.wake();
+    }
+
+    /// Whether the client is to be told that it should leave.
+    pub(super) fn is_asked_to_leave(&self) -> bool {
+        self.state.asked_to_leave.load(Ordering::Acquire)
+    }
+
+    /// Resolves once the connection was cut off.
+    pub(super) fn poll_cut(&self, context: &Context<'_>) -> Poll<()> {
+        self.state.connection.register(context.waker());
+        match self.state.cut.load(Ordering::Acquire) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+
+    pub(super) fn received(&self, bytes: usize) {
+        let received = &self.state.received;
+        received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn sent(&self, bytes: usize) {
+        self.state.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that the socket gave so far.
+    pub(super) fn received_so_far(&self) -> u64 {
+        self.state.received.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the socket gave and took so far.
+    pub(super) fn moved_so_far(&self) -> u64 {
+        self.received_so_far() + self.state.sent.load(Ordering::Relaxed)
+    }
+
+    /// Counts a call until the value is dropped.
+    pub(super) fn begin_call(&self) -> OpenCall {
+        if !self.state.known.swap(true, Ordering::Relaxed) {
+            self.state
+                .connections
+                .silent
+                .fetch_sub(1, Ordering::Relaxed);
+        }
+        self.state.calls.fetch_add(1, Ordering::Relaxed);
+        self.state.connections.calls.fetch_add(1, Ordering::Relaxed);
+        OpenCall(self.clone())
+    }
+
+    /// Whether no request head has arrived whole since the connection was accepted.
+    fn is_silent(&self) -> bool {
+        !self.state.known.load(Ordering::Relaxed) && !self.state.cut.load(Ordering::Relaxed)
+    }
+
+    /// When its last call ended, or it was accepted, as a number that rises with time; `None` while a
+    /// call is open.
+    pub(super) fn idle_since(&self) -> Option<u64> {
+        let idle = self.state.calls.load(Ordering::Relaxed) == 0;
+        idle.then(|| self.state.idle_since.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn call_was_cancelled(&self) {
+        self.state.cancelled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Calls that the client gave up so far.
+    pub(super) fn cancelled_so_far(&self) -> u64 {
+        self.state.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when the queue of the connection has room: then so many bytes may be sent.
+    pub(super) fn poll_room(&self, context: &Context<'_>) -> Poll<usize> {
+        if let Some(room) = self.state.room() {
+            return Poll::Ready(room);
+        }
+        let mut waiting = self.state.waiting.lock();
+        // What left the queue meanwhile has woken nobody here.
+        if let Some(room) = self.state.room() {
+            return Poll::Ready(room);
+        }
+        waiting.push(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// A piece of an answer, counted in the queue until it was written or dropped.
+    pub(super) fn piece(&self, bytes: Bytes) -> Piece {
+        let length = bytes.len();
+        self.state.queued.fetch_add(length, Ordering::Relaxed);
+        let all = &self.state.connections.queued;
+        all.fetch_add(length as u64, Ordering::Relaxed);
+        Piece {
+            bytes,
+            length,
+            state: Arc::clone(&self.state),
+        }
+    }
+}
+
+impl State {
+    /// Notes the moment from which on the connection has no call.
+    fn rest(&self) {
+        let since = self.connections.begin.elapsed().as_millis();
+        let since = u64::try_from(since).unwrap_or(u64::MAX);
+        self.idle_since.store(since, Ordering::Relaxed);
+    }
+
+    /// Most bytes that the queue takes now.
+    fn most(&self) -> usize {
+        if self.connections.queued_bytes() > ALL_QUEUES_BYTES {
+            SHORT_QUEUE_BYTES
+        } else {
+            QUEUE_BYTES
+        }
+    }
+
+    fn room(&self) -> Option<usize> {
+        let room = (self.most()).saturating_sub(self.queued.load(Ordering::Relaxed));
+        (room > 0).then_some(room)
+    }
+}
+
+/// A call that has not ended.
+pub(super) struct OpenCall(Peer);
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let state = &self.0.state;
+        state.connections.calls.fetch_sub(1, Ordering::Relaxed);
+        if state.calls.fetch_sub(1, Ordering::Relaxed) == 1 {
+            state.rest();
+        }
+    }
+}
+
+/// A connection among those that are open.
+pub(super) struct OpenConnection {
+    peer: Peer,
+    id: u64,
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        let state = &self.peer.state;
+        if !state.known.load(Ordering::Relaxed) {
+            state.connections.silent.fetch_sub(1, Ordering::Relaxed);
+        }
+        state.connections.open.lock().remove(&self.id);
+    }
+}
+
+/// A piece of an answer in the queue of its connection.
+pub(super) struct Piece {
+    bytes: Bytes,
+    length: usize,
+    state: Arc<State>,
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let all = &self.state.connections.queued;
+        all.fetch_sub(self.length as u64, Ordering::Relaxed);
+        let before = self.state.queued.fetch_sub(self.length, Ordering::Relaxed);
+        // Many calls may wait: each wake-up is for more than a few bytes.
+        if before - self.length > self.state.most() / 2 {
+            return;
+        }
+        let waiting = std::mem::take(&mut *self.state.waiting.lock());
+        for waker in waiting {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_is_full_until_a_piece_has_left_it() {
+        let peer = Peer::default();
+        let context = Context::from_waker(Waker::noop());
+        assert_eq!(peer.poll_room(&context), Poll::Ready(QUEUE_BYTES));
+        let first = peer.piece(Bytes::from(vec![0; 100]));
+        let second = peer.piece(Bytes::from(vec![0; QUEUE_BYTES - 100]));
+        assert_eq!(peer.poll_room(&context), Poll::Pending);
+        drop(first);
+        assert_eq!(peer.poll_room(&context), Poll::Ready(100));
+        drop(second);
+        assert_eq!(peer.state.connections.queued_bytes(), 0);
+    }
+
+    #[test]
+    fn queues_are_short_while_all_together_hold_much() {
+        let all = Arc::new(Connections::default());
+        let peers: Vec<_> = (0..200).map(|_| Peer::new(&all)).collect();
+        let context = Context::from_waker(Waker::noop());
+        let mut pieces = Vec::new();
+        for peer in &peers {
+            while let Poll::Ready(room) = peer.poll_room(&context) {
+                pieces.push(peer.piece(Bytes::from(vec![0; room])));
+            }
+        }
+        let most = ALL_QUEUES_BYTES + (QUEUE_BYTES + 200 * SHORT_QUEUE_BYTES) as u64;
+        assert!(all.queued_bytes() <= most, "{}", all.queued_bytes());
+    }
+
+    #[test]
+    fn connection_is_idle_when_its_last_call_has_ended() {
+        let peer = Peer::default();
+        assert!(peer.idle_since().is_some());
+        let (first, second) = (peer.begin_call(), peer.begin_call());
+        assert!(peer.idle_since().is_none());
+        drop(first);
+        assert!(peer.idle_since().is_none());
+        drop(second);
+        assert!(peer.idle_since().is_some());
+        assert_eq!(peer.state.connections.calls(), 0);
+    }
+
+    #[test]
+    fn oldest_silent_connection_gives_way() {
+        let all = Arc::new(Connections::new(2));
+        let (speaking, _first) = all.enter();
+        drop(speaking.begin_call());
+        let (second, second_open) = all.enter();
+        let (third, _third) = all.enter();
+        let (fourth, _fourth) = all.enter();
+        let cut = |peer: &Peer| peer.state.cut.load(Ordering::Relaxed);
+        assert_eq!(
+            [&speaking, &second, &third, &fourth].map(cut),
+            [false, true, false, false]
+        );
+        drop(second_open);
+        assert_eq!((all.number(), all.silent.load(Ordering::Relaxed)), (3, 2));
+    }
+
+    #[test]
+    fn room_is_made_by_a_silent_connection_or_the_one_idle_for_longest() {
+        let all = Arc::new(Connections::default());
+        let opened: Vec<_> = (0..3).map(|_| all.enter()).collect();
+        let busy = opened[0].0.begin_call();
+        for (peer, _) in &opened[1..] {
+            drop(peer.begin_call());
+        }
+        opened[1].0.state.idle_since.store(7, Ordering::Relaxed);
+        opened[2].0.state.idle_since.store(6, Ordering::Relaxed);
+        let (silent, _silent) = all.enter();
+        all.make_room();
+        assert!(silent.state.cut.load(Ordering::Relaxed));
+        let asked = || opened.iter().map(|(peer, _)| peer.is_asked_to_leave());
+        all.make_room();
+        assert_eq!(asked().collect::<Vec<_>>(), [false, false, true]);
+        all.make_room();
+        assert_eq!(asked().collect::<Vec<_>>(), [false, true, true]);
+        drop(busy);
+    }
+}

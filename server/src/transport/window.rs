@@ -1,0 +1,112 @@
+//! How much clients may send before it is taken in.
+//!
+//! A connection begins with the least window that HTTP/2 has, 64 KiB. One that uses its window up gets
+//! a larger one, as far as all windows together leave room: so what clients have sent and nobody has
+//! taken in is bounded for the whole server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use h2::server::Connection;
+
+use super::conn::Conn;
+use super::peer::{Peer, Piece};
+
+/// The least window of a connection, and its first: HTTP/2 allows no other.
+pub(crate) const LEAST_WINDOW: u32 = 65_535;
+
+/// Sum of all windows beyond the least ones, in bytes.
+pub(crate) const ALL_WINDOWS_BYTES: u64 = 64 << 20;
+
+/// Windows of all connections.
+#[derive(Debug, Clone)]
+pub(super) struct AllWindows {
+    granted: Arc<AtomicU64>,
+    /// The largest window of one connection.
+    largest: u32,
+}
+
+impl AllWindows {
+    pub(super) fn new(largest: u32) -> Self {
+        Self {
+            granted: Arc::default(),
+            largest,
+        }
+    }
+
+    pub(super) fn begin(&self) -> Windows {
+        Windows {
+            all: self.clone(),
+            window: LEAST_WINDOW,
+            grown_at: 0,
+        }
+    }
+}
+
+/// The window of one connection.
+pub(super) struct Windows {
+    all: AllWindows,
+    window: u32,
+    /// Bytes that had come when the window grew last.
+    grown_at: u64,
+}
+
+impl Windows {
+    /// Enlarges the window of a connection that has used it up.
+    pub(super) fn grow(&mut self, connection: &mut Connection<Conn, Piece>, peer: &Peer) {
+        let received = peer.received_so_far();
+        if self.window >= self.all.largest || received < self.grown_at + u64::from(self.window) {
+            return;
+        }
+        self.grown_at = received;
+        let window = self.window.saturating_mul(2).min(self.all.largest);
+        if self.take(window) {
+            connection.set_target_window_size(window);
+        }
+    }
+
+    /// Takes so large a window, if that leaves as much to others.
+    fn take(&mut self, window: u32) -> bool {
+        let (own, more) = (self.window - LEAST_WINDOW, window - self.window);
+        let granted = self.all.granted.fetch_add(more.into(), Ordering::Relaxed);
+        let left = ALL_WINDOWS_BYTES.saturating_sub(granted);
+        let allowed = u64::from(own) + 2 * u64::from(more) <= left;
+        if allowed {
+            self.window = window;
+        } else {
+            self.all.granted.fetch_sub(more.into(), Ordering::Relaxed);
+        }
+        allowed
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        let own = u64::from(self.window - LEAST_WINDOW);
+        self.all.granted.fetch_sub(own, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_together_stay_within_their_bound() {
+        let all = AllWindows::new(8 << 20);
+        let mut windows: Vec<_> = (0..1000).map(|_| all.begin()).collect();
+        for window in &mut windows {
+            while window.window < all.largest
+                && window.take(window.window.saturating_mul(2).min(all.largest))
+            {}
+        }
+        assert_eq!(windows[0].window, 8 << 20);
+        let sum: u64 = (windows.iter())
+            .map(|window| u64::from(window.window - LEAST_WINDOW))
+            .sum();
+        assert!(sum <= ALL_WINDOWS_BYTES, "{sum}");
+        assert_eq!(sum, all.granted.load(Ordering::Relaxed));
+        drop(windows);
+        assert_eq!(all.granted.load(Ordering::Relaxed), 0);
+    }
+}
