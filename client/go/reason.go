@@ -49,6 +49,9 @@ const (
 	ErrProducerExpired = Reason("PRODUCER_EXPIRED")
 	// ErrProducerConflict: the same sequence number with other content.
 	ErrProducerConflict = Reason("PRODUCER_CONFLICT")
+	// ErrEpochJump: the epoch of a writer or a producer is more than 2^32 above the current one
+	// (facts given_epoch, current_epoch).
+	ErrEpochJump = Reason("EPOCH_JUMP")
 	// ErrLogNotFound: no such log.
 	ErrLogNotFound = Reason("LOG_NOT_FOUND")
 	// ErrTrimmed: below the first lsn kept (fact first_lsn).
@@ -59,7 +62,8 @@ const (
 	ErrQuarantined = Reason("QUARANTINED")
 	// ErrBusy: too much is in flight.
 	ErrBusy = Reason("BUSY")
-	// ErrQuota: a quota is used up.
+	// ErrQuota: a bound of the log, the store or the caller is reached (facts used, limit,
+	// setting).
 	ErrQuota = Reason("QUOTA")
 	// ErrRate: too many requests or bytes a second.
 	ErrRate = Reason("RATE")

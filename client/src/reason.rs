@@ -71,6 +71,9 @@ reasons! {
     ProducerExpired = "PRODUCER_EXPIRED",
     /// The same sequence number with other content.
     ProducerConflict = "PRODUCER_CONFLICT",
+    /// The epoch of a writer or a producer is more than 2^32 above the current one (facts
+    /// `given_epoch`, `current_epoch`).
+    EpochJump = "EPOCH_JUMP",
     /// The producer's name is empty, too long, or has control characters, or some batches of
     /// a request name a producer and others do not.
     InvalidProducer = "INVALID_PRODUCER",
@@ -86,7 +89,8 @@ reasons! {
     Quarantined = "QUARANTINED",
     /// Too much is in flight.
     Busy = "BUSY",
-    /// A quota is used up.
+    /// A bound of the log, the store or the caller is reached (facts `used`, `limit`,
+    /// `setting`).
     Quota = "QUOTA",
     /// Too many requests or bytes a second.
     Rate = "RATE",

@@ -147,6 +147,20 @@ settings! {
     max_producers_per_log: u64 = "10000";
     /// Cursors of one log; at least 1. New ones beyond that are answered QUOTA.
     max_cursors_per_log: u64 = "10000";
+    /// Maximum number of logs in the store; at least 1. New ones beyond that are answered
+    /// QUOTA. A deleted log no longer counts, but at most 1/4 of this number and 1,024 more
+    /// deleted logs may wait for the sorter. Memory: about 350 bytes a log, and its name.
+    max_logs: u64 = "1000000";
+    /// Maximum number of producers of all logs; at least 1. New ones beyond that are answered
+    /// QUOTA. A producer that appends to two logs counts twice. Memory: about 450 bytes a
+    /// producer, its id, and 23 bytes for each batch that producer_window remembers.
+    max_producers: u64 = "100000";
+    /// Maximum number of cursors of all logs; at least 1. New ones beyond that are answered
+    /// QUOTA. Memory: about 350 bytes a cursor, and its name.
+    max_cursors: u64 = "100000";
+    /// Maximum size of the names of all logs, producers and cursors; at least 1. What needs a
+    /// new name beyond that is answered QUOTA.
+    max_name_bytes: Size = "64MiB";
     /// How far a record's own time may be ahead of the server's clock.
     max_timestamp_ahead: Duration = "1m";
     /// Whether the first append to an unknown name creates the log.
@@ -324,6 +338,10 @@ impl Config {
             producer_window: self.producer_window,
             max_producers_per_log: self.max_producers_per_log,
             max_cursors_per_log: self.max_cursors_per_log,
+            max_logs: self.max_logs,
+            max_producers: self.max_producers,
+            max_cursors: self.max_cursors,
+            max_name_bytes: self.max_name_bytes.0,
             auto_create: self.auto_create,
             on_damage: self.on_damage.into(),
             read_strategy: self.read_strategy.into(),

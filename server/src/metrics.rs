@@ -189,6 +189,10 @@ const RECOVERY_PHASES: [&str; 5] = ["total", "checkpoint", "segments", "begin", 
 /// Gauges that are read from the engine when someone scrapes.
 struct StateGauges {
     logs: IntGauge,
+    producers: IntGauge,
+    cursors: IntGauge,
+    name_bytes: IntGauge,
+    store_limits: IntGaugeVec,
     inflight_bytes: IntGauge,
     durable_lag_bytes: IntGauge,
     durable_lag_seconds: Gauge,
@@ -218,7 +222,27 @@ struct StateGauges {
 impl StateGauges {
     fn new(make: &Maker<'_>) -> Result<Self, Error> {
         Ok(Self {
-            logs: make.gauge("wald_logs", "How many logs are there?")?,
+            logs: make.gauge(
+                "wald_logs",
+                "Logs of the store. At max_logs new ones are refused with QUOTA.",
+            )?,
+            producers: make.gauge(
+                "wald_producers",
+                "Producers of all logs. At max_producers new ones are refused with QUOTA.",
+            )?,
+            cursors: make.gauge(
+                "wald_cursors",
+                "Cursors of all logs. At max_cursors new ones are refused with QUOTA.",
+            )?,
+            name_bytes: make.gauge(
+                "wald_name_bytes",
+                "Bytes of the names of all logs, producers and cursors. At max_name_bytes new ones are refused with QUOTA.",
+            )?,
+            store_limits: make.gauges(
+                "wald_store_limit",
+                "Bound of the whole store, by setting: max_logs, max_producers, max_cursors, max_name_bytes (bytes). Above 0.8 of one delete, or raise the setting.",
+                &["setting"],
+            )?,
             inflight_bytes: make.gauge(
                 "wald_inflight_bytes",
                 "How many bytes of appends wait for their ack? Near max_inflight_bytes new ones are refused.",
@@ -320,6 +344,19 @@ impl StateGauges {
     fn set(&self, now: &Statistics) {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         self.logs.set(signed(now.logs));
+        self.producers.set(signed(now.producers));
+        self.cursors.set(signed(now.cursors));
+        self.name_bytes.set(signed(now.name_bytes));
+        for (setting, limit) in [
+            ("max_logs", now.max_logs),
+            ("max_producers", now.max_producers),
+            ("max_cursors", now.max_cursors),
+            ("max_name_bytes", now.max_name_bytes),
+        ] {
+            self.store_limits
+                .with_label_values(&[setting])
+                .set(signed(limit));
+        }
         self.inflight_bytes.set(signed(now.inflight_bytes));
         let unflushed = now.durable_lag_bytes + now.buffered_bytes;
         self.durable_lag_bytes.set(signed(unflushed));
@@ -566,10 +603,11 @@ impl Metrics {
             AppendError::DiskFull => rejected("DISK_FULL"),
             AppendError::Draining => rejected("DRAINING"),
             AppendError::JournalFailed(_) => rejected("JOURNAL_FAILED"),
-            // The first three are the caller's; what ended the session is counted, and not
+            // The first four are the caller's; what ended the session is counted, and not
             // what came after; the last was not turned away, and shows in
             // wald_journal_failed and as grpc_code Internal.
             AppendError::Invalid(_)
+            | AppendError::EpochJump { .. }
             | AppendError::LogNotFound { .. }
             | AppendError::CursorBeyondTail { .. }
             | AppendError::SessionEnded

@@ -500,7 +500,13 @@ async fn producers_out_of_turn_are_told_where_they_stand() {
     }
     // One more than a log may have.
     let status = clients.refused("a", by("q", 0, 0)).await;
-    let facts = [("log", "a"), ("quota", "producers"), ("limit", "1")];
+    let facts = [
+        ("log", "a"),
+        ("quota", "producers"),
+        ("setting", "max_producers_per_log"),
+        ("used", "1"),
+        ("limit", "1"),
+    ];
     let quota = (Code::ResourceExhausted, "QUOTA");
     expect("producers", &status, quota, SAFE, &facts);
     let gaps = r#"wald_condition_failures_total{reason="PRODUCER_GAP"}"#;
@@ -626,7 +632,13 @@ async fn what_is_not_there_is_not_found_or_out_of_range() {
     let request = |cursor| commit_request(commit("a", cursor, 1));
     clients.cursors.commit_cursor(request("c")).await.unwrap();
     let status = clients.cursors.commit_cursor(request("d")).await;
-    let facts = [("log", "a"), ("quota", "cursors"), ("limit", "1")];
+    let facts = [
+        ("log", "a"),
+        ("quota", "cursors"),
+        ("setting", "max_cursors_per_log"),
+        ("used", "1"),
+        ("limit", "1"),
+    ];
     let quota = (Code::ResourceExhausted, "QUOTA");
     expect("cursors", &status.unwrap_err(), quota, SAFE, &facts);
 }

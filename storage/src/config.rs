@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::error::InvalidBatch;
 use crate::journal::MIN_SEGMENT_BYTES;
+use crate::local::Bounds;
 use crate::record::{Retention, SyncMode};
 
 /// Sorting may take the space of so many segments.
@@ -77,6 +78,18 @@ pub struct StorageConfig {
     pub max_producers_per_log: u64,
     /// Cursors of one log. Default: 10,000.
     pub max_cursors_per_log: u64,
+    /// Logs of the whole store. Default: 1,000,000. A deleted log counts no more once it is
+    /// deleted; but at most 1/4 of this and 1,024 more deleted logs may wait for the sorter.
+    /// Memory: some 350 bytes each, and the name.
+    pub max_logs: u64,
+    /// Producers of all logs; one that appends to two logs counts twice. Default: 100,000.
+    /// Memory: some 450 bytes each with one batch, up to 24 bytes for each more that is
+    /// remembered, and the id.
+    pub max_producers: u64,
+    /// Cursors of all logs. Default: 100,000. Memory: some 350 bytes each, and the name.
+    pub max_cursors: u64,
+    /// Bytes of the names of all logs, producers and cursors. Default: 64 MiB.
+    pub max_name_bytes: u64,
     /// Whether the first append to an unknown name creates the log. Default: yes.
     pub auto_create: bool,
     /// What a start does about damage. Default: quarantine.
@@ -128,6 +141,10 @@ impl Default for StorageConfig {
             producer_window: 1024,
             max_producers_per_log: 10_000,
             max_cursors_per_log: 10_000,
+            max_logs: 1_000_000,
+            max_producers: 100_000,
+            max_cursors: 100_000,
+            max_name_bytes: 64 << 20,
             auto_create: true,
             on_damage: OnDamage::Quarantine,
             read_strategy: ReadStrategy::Pread,
@@ -186,6 +203,10 @@ impl StorageConfig {
             ("producer_window", self.producer_window == 0),
             ("max_producers_per_log", self.max_producers_per_log == 0),
             ("max_cursors_per_log", self.max_cursors_per_log == 0),
+            ("max_logs", self.max_logs == 0),
+            ("max_producers", self.max_producers == 0),
+            ("max_cursors", self.max_cursors == 0),
+            ("max_name_bytes", self.max_name_bytes == 0),
             ("max_open_segments", self.max_open_segments == 0),
             ("reader_threads", self.reader_threads == 0),
             ("retention_interval", self.retention_interval.is_zero()),
@@ -195,6 +216,16 @@ impl StorageConfig {
             }
         }
         Ok(())
+    }
+
+    /// What all logs together may have.
+    pub(crate) fn bounds(&self) -> Bounds {
+        Bounds {
+            logs: self.max_logs,
+            producers: self.max_producers,
+            cursors: self.max_cursors,
+            name_bytes: self.max_name_bytes,
+        }
     }
 
     fn sorter_step(&self) -> u64 {

@@ -377,6 +377,22 @@ pub trait Backup: Send {
 pub struct Statistics {
     /// Logs that exist.
     pub logs: u64,
+    /// Deleted logs that the sorter has not forgotten yet.
+    pub deleted_logs: u64,
+    /// Producers of all logs.
+    pub producers: u64,
+    /// Cursors of all logs.
+    pub cursors: u64,
+    /// Bytes of the names of logs, producers and cursors.
+    pub name_bytes: u64,
+    /// The most logs.
+    pub max_logs: u64,
+    /// The most producers of all logs.
+    pub max_producers: u64,
+    /// The most cursors of all logs.
+    pub max_cursors: u64,
+    /// The most bytes of names.
+    pub max_name_bytes: u64,
     /// Bytes of appends in flight.
     pub inflight_bytes: u64,
     /// Bytes of records in memory only (sync mode `manual`).

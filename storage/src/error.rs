@@ -79,13 +79,28 @@ pub enum AppendError {
         /// How it differs.
         what: &'static str,
     },
-    /// The log has as many producers or cursors as are allowed; nothing was written.
-    #[error("log {log:?} has {limit} {what}, the most allowed")]
-    Quota {
+    /// The epoch of a writer or a producer is too far above the current one; nothing was
+    /// written.
+    #[error("{}", epoch_jump(log, producer.as_ref(), *given, *current))]
+    EpochJump {
         /// The log.
         log: LogName,
-        /// `producers` or `cursors`.
-        what: &'static str,
+        /// The producer; `None` if the log's writer epoch was to rise.
+        producer: Option<Name>,
+        /// The epoch given.
+        given: u64,
+        /// The current epoch; 0 if there was none.
+        current: u64,
+    },
+    /// The log or the store has as many of something as a setting allows; nothing was written.
+    #[error("{}", quota(log, *what, *used, *limit))]
+    Quota {
+        /// The log of the request; the first if there are several.
+        log: LogName,
+        /// What there are too many of.
+        what: Bounded,
+        /// How many there are now.
+        used: u64,
         /// How many are allowed.
         limit: u64,
     },
@@ -137,6 +152,88 @@ pub enum AppendError {
     /// The journal failed under this request: it may or may not survive a restart.
     #[error("the journal failed while this request was in flight: {0}")]
     Unknown(#[source] Arc<io::Error>),
+}
+
+/// How far the epoch of a writer or a producer may rise at a time: 2^32.
+pub const MAX_EPOCH_RISE: u64 = crate::local::MAX_EPOCH_RISE;
+
+fn epoch_jump(log: &LogName, producer: Option<&Name>, given: u64, current: u64) -> String {
+    let whose = match producer {
+        Some(producer) => format!("producer {producer:?} of log {log:?}: epoch"),
+        None => format!("log {log:?}: writer epoch"),
+    };
+    format!(
+        "{whose} {given} is too far above the current epoch, {current}: an epoch rises by at most {MAX_EPOCH_RISE} at a time; nothing was written"
+    )
+}
+
+/// Something that a setting bounds the number of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bounded {
+    /// Producers of one log.
+    ProducersOfLog,
+    /// Cursors of one log.
+    CursorsOfLog,
+    /// Logs of the store.
+    Logs,
+    /// Logs of the store and deleted ones that the sorter has not forgotten yet.
+    DeletedLogs,
+    /// Producers of all logs.
+    Producers,
+    /// Cursors of all logs.
+    Cursors,
+    /// Bytes of the names of logs, producers and cursors.
+    NameBytes,
+    /// The same, with the names of deleted logs that the sorter has not forgotten yet.
+    DeletedNameBytes,
+}
+
+impl Bounded {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ProducersOfLog | Self::Producers => "producers",
+            Self::CursorsOfLog | Self::Cursors => "cursors",
+            Self::Logs => "logs",
+            Self::DeletedLogs => "logs and deleted logs",
+            Self::NameBytes => "bytes of names",
+            Self::DeletedNameBytes => "bytes of names and names of deleted logs",
+        }
+    }
+
+    /// The setting that bounds it.
+    pub fn setting(self) -> &'static str {
+        match self {
+            Self::ProducersOfLog => "max_producers_per_log",
+            Self::CursorsOfLog => "max_cursors_per_log",
+            Self::Logs | Self::DeletedLogs => "max_logs",
+            Self::Producers => "max_producers",
+            Self::Cursors => "max_cursors",
+            Self::NameBytes | Self::DeletedNameBytes => "max_name_bytes",
+        }
+    }
+}
+
+fn quota(log: &LogName, what: Bounded, used: u64, limit: u64) -> String {
+    let whose = match what {
+        Bounded::ProducersOfLog | Bounded::CursorsOfLog => format!("log {log:?}"),
+        _ => "the store".to_owned(),
+    };
+    let remedy = match what {
+        // Producers are forgotten with their log only.
+        Bounded::ProducersOfLog => "use fewer producers",
+        Bounded::Producers => "use fewer producers, delete logs",
+        Bounded::CursorsOfLog | Bounded::Cursors => "delete cursors",
+        Bounded::Logs => "delete logs",
+        Bounded::DeletedLogs | Bounded::DeletedNameBytes => {
+            "wait until the sorter has forgotten deleted logs"
+        }
+        Bounded::NameBytes => "delete logs or cursors, use shorter names",
+    };
+    let (name, setting) = (what.name(), what.setting());
+    format!(
+        "{whose} has {used} {name} and may have at most {limit}; nothing was written; {remedy}, or raise {setting}"
+    )
 }
 
 struct ConditionList<'a>(&'a [FailedCondition]);

@@ -66,8 +66,8 @@ pub use engine::{
     SegmentContents, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
-    AdminError, AppendError, BackupError, CursorError, DumpError, FailedCheck, FailedCondition,
-    FenceError, InvalidBatch, OpenError, ReadError, RestoreError, SyncError, TrimError,
+    AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck, FailedCondition,
+    FenceError, InvalidBatch, MAX_EPOCH_RISE, OpenError, ReadError, RestoreError, SyncError, TrimError,
     VerifyError,
 };
 pub use ids::{

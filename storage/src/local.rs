@@ -4,6 +4,7 @@
 //! by step; [`LocalEngine`] adds the threads and is what the service holds.
 
 mod admin;
+mod bounds;
 mod conditions;
 mod cursors;
 mod drive;
@@ -19,12 +20,15 @@ mod versions;
 
 use std::sync::Arc;
 
+pub(crate) use self::bounds::{Bounds, Load, Wanted as Adds};
 pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
 use self::drive::{By, Intake};
 pub use self::engine::LocalEngine;
 pub(crate) use self::extras::{ExtrasImage, Mark, Missing};
 pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Standing, TrimBy};
-pub(crate) use self::producers::{Before as ProducerBefore, Recall, Remembered};
+pub(crate) use self::producers::{
+    Before as ProducerBefore, MAX_EPOCH_RISE, Producers, Recall, Remembered,
+};
 use self::retention::Retainer;
 use crate::archive::Archive;
 use crate::backup::Backups;

@@ -3,6 +3,7 @@
 mod appending;
 mod archiving;
 mod backups;
+mod bounds;
 mod compression;
 mod crafted;
 mod cursors;

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::PreconditionViolation;
-use wald_storage::{AppendError, FailedCheck, FailedCondition, InvalidBatch, LogName, Name};
+use wald_storage::{
+    AppendError, FailedCheck, FailedCondition, InvalidBatch, LogName, MAX_EPOCH_RISE, Name,
+};
 
 use super::failure::{Failure, Retry};
 use super::{RETRY_LATER, RETRY_SOON};
@@ -71,14 +73,38 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             (log, producer),
         )
         .fact("sequence", sequence),
-        AppendError::Quota { log, what, limit } => {
-            Failure::new(Code::ResourceExhausted, "QUOTA", message)
+        AppendError::EpochJump {
+            log,
+            producer,
+            given,
+            current,
+        } => {
+            let field = match producer {
+                Some(_) => "condition.producer.epoch",
+                None => "writer_epoch",
+            };
+            Failure::new(Code::InvalidArgument, "EPOCH_JUMP", message)
                 .fact("log", log)
-                .fact("quota", what)
-                .fact("limit", limit)
-                .refused(Retry::Safe)
-                .retry_after(RETRY_QUOTA)
+                .fact_if("producer", producer.as_ref())
+                .fact("given_epoch", given)
+                .fact("current_epoch", current)
+                .fact("limit", MAX_EPOCH_RISE)
+                .field(field)
+                .refused(Retry::Never)
         }
+        AppendError::Quota {
+            log,
+            what,
+            used,
+            limit,
+        } => Failure::new(Code::ResourceExhausted, "QUOTA", message)
+            .fact("log", log)
+            .fact("quota", what.name())
+            .fact("setting", what.setting())
+            .fact("used", used)
+            .fact("limit", limit)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_QUOTA),
         AppendError::CursorBeyondTail {
             log,
             cursor,

@@ -76,10 +76,20 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
         (
             AppendError::Quota {
                 log: log(),
-                what: "producers",
+                what: wald_storage::Bounded::ProducersOfLog,
+                used: 1,
                 limit: 1,
             },
             (Code::ResourceExhausted, "QUOTA", safe()),
+        ),
+        (
+            AppendError::EpochJump {
+                log: log(),
+                producer: None,
+                given: u64::MAX,
+                current: 7,
+            },
+            (Code::InvalidArgument, "EPOCH_JUMP", never()),
         ),
         (
             AppendError::CursorBeyondTail {

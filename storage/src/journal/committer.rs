@@ -38,7 +38,7 @@ use crate::engine::{AppendTimes, LogTarget, Ordered};
 use crate::error::AppendError;
 use crate::ids::{LogId, LogName, Lsn, Name, Position, SegmentId, Timestamp};
 use crate::indexer::Indexer;
-use crate::local::{Allowed, Creation, Log, Logs};
+use crate::local::{Adds, Allowed, Bounds, Creation, Log, Logs};
 use crate::metrics::Phase;
 use crate::record::{
     Batch, Compression, CursorCommit, Durability, LogConfig, LogConfigChange, SyncMode,
@@ -246,6 +246,8 @@ pub(crate) struct Settings {
     /// Producers, and cursors, of one log at most.
     pub(crate) max_producers: u64,
     pub(crate) max_cursors: u64,
+    /// Of all logs together.
+    pub(crate) bounds: Bounds,
     /// After damage logs may be missing of which nothing is left: none is created then,
     /// lest one of them begins again at lsn 0.
     pub(crate) uncertain: bool,
@@ -522,6 +524,16 @@ impl Committer {
             creation: self.creation(),
             max_producers: self.settings.max_producers,
             max_cursors: self.settings.max_cursors,
+            bounds: self.settings.bounds,
+        }
+    }
+
+    /// Why a request that adds so much is refused, for `log` as the first; `None` if the store
+    /// has room for it.
+    fn no_room(&self, adds: &Adds, log: &LogName) -> Option<AppendError> {
+        match adds.is_something() {
+            true => self.settings.bounds.refuse(&self.logs.holdings(), adds, log),
+            false => None,
         }
     }
 

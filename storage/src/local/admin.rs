@@ -108,8 +108,17 @@ impl Core {
         let (durable_lag_bytes, durable_lag) = self.journal.durable_lag();
         let (damaged_logs, unattributed_damages) = self.damages.logs();
         let archive = self.archive.as_ref();
+        let holdings = self.logs.holdings();
         Statistics {
-            logs: self.logs.len() as u64,
+            logs: holdings.logs,
+            deleted_logs: holdings.deleted,
+            producers: holdings.producers,
+            cursors: holdings.cursors,
+            name_bytes: holdings.name_bytes,
+            max_logs: self.config.max_logs,
+            max_producers: self.config.max_producers,
+            max_cursors: self.config.max_cursors,
+            max_name_bytes: self.config.max_name_bytes,
             inflight_bytes: self.journal.inflight.load(Ordering::SeqCst),
             buffered_bytes: self.journal.buffered.load(Ordering::Relaxed),
             durable_lag_bytes,

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::bounds::{Bounds, Wanted};
 use super::extras::Extras;
 use super::{Log, Logs};
-use crate::error::{AppendError, FailedCheck, FailedCondition, InvalidBatch};
+use crate::error::{AppendError, Bounded, FailedCheck, FailedCondition, InvalidBatch};
 use crate::ids::{LogName, Lsn, Position};
 use crate::record::{Batch, CursorCommit, Guard, LogRecords};
 
@@ -39,6 +40,8 @@ pub(crate) struct Allowed {
     /// Of one log.
     pub(crate) max_producers: u64,
     pub(crate) max_cursors: u64,
+    /// Of all logs together.
+    pub(crate) bounds: Bounds,
 }
 
 /// Who looks at a log under a guard.
@@ -61,6 +64,7 @@ pub(crate) fn check(
     let mut reveals = Position::ZERO;
     let mut failed = Vec::new();
     let mut refused = None;
+    let mut wanted = Wanted::default();
     for (records, target) in batch.logs.iter().zip(targets) {
         check_guard(
             &records.log,
@@ -72,6 +76,7 @@ pub(crate) fn check(
         if refused.is_none() {
             refused = refuse(records, target.as_deref(), allowed, batch.joined > 0);
         }
+        add(records, target.as_deref(), &mut wanted);
     }
     for other in &batch.checks {
         let log = logs.by_name(other.log.as_str());
@@ -91,6 +96,7 @@ pub(crate) fn check(
             reveals = reveals.max(log.state.read().last_end);
         }
         let made = made.entry(&commit.log).or_default();
+        let made = (made, &mut wanted);
         let error = check_cursor(log.as_deref(), commit, allowed, made, &mut failed);
         refused = refused.or(error);
     }
@@ -100,9 +106,39 @@ pub(crate) fn check(
             reveals,
         };
     }
+    if refused.is_none()
+        && wanted.is_something()
+        && let Some(log) = named_first(batch)
+    {
+        refused = allowed.bounds.refuse(&logs.holdings(), &wanted, log);
+    }
     match refused {
         Some(error) => Checked::Refused { error, reveals },
         None => Checked::Passed { reveals },
+    }
+}
+
+/// The log that a refusal of the whole batch names.
+fn named_first(batch: &Batch) -> Option<&LogName> {
+    let written = batch.logs.first().map(|records| &records.log);
+    written.or_else(|| batch.cursors.first().map(|commit| &commit.log))
+}
+
+/// Counts what one log's part of a batch adds to the store.
+fn add(records: &LogRecords, log: Option<&Log>, wanted: &mut Wanted) {
+    if log.is_none() {
+        wanted.add_log(&records.log);
+    }
+    let Some(producer) = &records.producer else {
+        return;
+    };
+    let known = log.is_some_and(|log| {
+        let state = log.state.read();
+        let extras = state.extras.as_deref();
+        extras.is_some_and(|extras| extras.producers.knows(&producer.id))
+    });
+    if !known {
+        wanted.add_producer(&producer.id);
     }
 }
 
@@ -187,7 +223,8 @@ fn refuse(
     {
         return Some(AppendError::Quota {
             log: log.name.clone(),
-            what: "producers",
+            what: Bounded::ProducersOfLog,
+            used: extras.producers.len(),
             limit,
         });
     }
@@ -209,12 +246,13 @@ fn refuse(
 }
 
 /// Checks what a commit of a cursor asks of its log and of the cursor. `made`: how many
-/// cursors of the log the request makes, up to and without this one; counts this one.
+/// cursors of the log the request makes, up to and without this one, and what it adds to the
+/// store; counts this one.
 pub(crate) fn check_cursor(
     log: Option<&Log>,
     commit: &CursorCommit,
     allowed: &Allowed,
-    made: &mut u64,
+    (made, wanted): (&mut u64, &mut Wanted),
     failed: &mut Vec<FailedCondition>,
 ) -> Option<AppendError> {
     let mut fail = |check| {
@@ -260,9 +298,11 @@ pub(crate) fn check_cursor(
     let limit = allowed.max_cursors;
     let there = extras.map_or(0, Extras::cursor_count) + *made;
     *made += 1;
+    wanted.add_cursor(&commit.cursor);
     (there >= limit).then(|| AppendError::Quota {
         log: commit.log.clone(),
-        what: "cursors",
+        what: Bounded::CursorsOfLog,
+        used: there,
         limit,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::bounds::Load;
 use super::logs::TrimBy;
 use super::producers::Producers;
 use super::versions::Versions;
@@ -49,14 +50,15 @@ pub(crate) struct Extras {
 }
 
 impl Extras {
-    /// Moves a cursor, or forgets it, in the frame that ends at `end`.
+    /// Moves a cursor, or forgets it, in the frame that ends at `end`. Returns whether there was
+    /// one before.
     pub(crate) fn move_cursor(
         &mut self,
         end: Position,
         cursor: &Name,
         mark: Option<Mark>,
         durable: Position,
-    ) {
+    ) -> bool {
         if mark.is_none() {
             // Those forgotten before are gone for every reader by now, or will be then.
             self.cursors.retain(|_, versions| {
@@ -64,10 +66,23 @@ impl Extras {
                 *versions != Versions::settled(None)
             });
         }
-        self.cursors
+        let versions = self
+            .cursors
             .entry(cursor.clone())
-            .or_insert_with(|| Versions::settled(None))
-            .push(end, mark, durable);
+            .or_insert_with(|| Versions::settled(None));
+        let was_there = versions.newest().is_some();
+        versions.push(end, mark, durable);
+        was_there
+    }
+
+    /// What its cursors count among those of the whole store.
+    pub(crate) fn cursor_load(&self) -> Load {
+        let there = self.cursors.iter();
+        let there = there.filter(|(_, mark)| mark.newest().is_some());
+        there.fold(Load::default(), |mut load, (name, _)| {
+            load.add(Load::cursor(name));
+            load
+        })
     }
 
     /// How many cursors there are.

@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use thin_vec::ThinVec;
 
+use super::bounds::{Holdings, Load};
 use super::extras::{Extras, ExtrasImage, Missing};
-use crate::sync::RwLock;
+use crate::sync::{Mutex, RwLock};
 
 use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentOrNone, Timestamp};
 use crate::index::{Chain, Image, Place, Places};
@@ -321,6 +322,12 @@ impl LogState {
         damaged.chain(missing).fold(kept, u64::saturating_sub)
     }
 
+    /// What its cursors count among those of the whole store.
+    pub(crate) fn cursor_load(&self) -> Load {
+        let extras = self.extras.as_deref();
+        extras.map_or_else(Load::default, Extras::cursor_load)
+    }
+
     /// The writer epoch with every fence so far.
     pub(crate) fn writer_epoch(&self) -> u64 {
         let newest = |extras: &Extras| *extras.writer_epoch.newest();
@@ -514,7 +521,11 @@ impl Log {
 /// All logs, by name and by identity. Deleted logs keep their identity here until all of
 /// them is sorted away, so that a reader who comes upon their frames can say whose they were.
 #[derive(Default)]
-pub(crate) struct Logs(RwLock<Tables>);
+pub(crate) struct Logs {
+    tables: RwLock<Tables>,
+    /// What all of them have besides themselves. Only the committer changes it.
+    load: Mutex<Load>,
+}
 
 /// A log in a table by id, which is not spelled out beside it: a million entries are 16 MiB less.
 struct ById(Arc<Log>);
@@ -545,6 +556,13 @@ struct Tables {
     ids: HashSet<ById, LogIdHash>,
     /// Those that are deleted.
     gone: BTreeMap<LogId, Arc<Log>>,
+    /// Bytes of the names of `names`, and of `gone`.
+    name_bytes: u64,
+    gone_bytes: u64,
+}
+
+fn name_bytes(log: &Log) -> u64 {
+    log.name.as_str().len() as u64
 }
 
 /// Whoever goes through all logs holds the tables for so many at a time: meanwhile none can be
@@ -601,6 +619,7 @@ impl Tables {
         let named = self.names.get(&log.name);
         if named.is_some_and(|named| named.id == log.id) {
             self.names.remove(&log.name);
+            self.name_bytes -= name_bytes(log).min(self.name_bytes);
         }
     }
 }
@@ -609,10 +628,15 @@ impl Logs {
     /// All logs at once, those that are deleted without their names.
     pub(crate) fn of(logs: Vec<Arc<Log>>) -> Self {
         let (mut there, mut gone) = (Vec::with_capacity(logs.len()), BTreeMap::new());
+        let (mut load, mut all_bytes, mut gone_bytes) = (Load::default(), 0, 0);
         for log in &logs {
-            if log.state.read().deleted {
+            let state = log.state.read();
+            if state.deleted {
                 gone.insert(log.id, Arc::clone(log));
+                gone_bytes += name_bytes(log);
             } else {
+                load.add(Load::of(state.extras.as_deref()));
+                all_bytes += name_bytes(log);
                 there.push(Arc::clone(log));
             }
         }
@@ -625,35 +649,93 @@ impl Logs {
             true => threads::both(names, ids),
             false => (names(), ids()),
         };
-        Self(RwLock::new(Tables { names, ids, gone }))
+        let tables = Tables {
+            names,
+            ids,
+            gone,
+            name_bytes: all_bytes,
+            gone_bytes,
+        };
+        Self {
+            tables: RwLock::new(tables),
+            load: Mutex::new(load),
+        }
+    }
+
+    /// What all logs together have.
+    pub(crate) fn holdings(&self) -> Holdings {
+        let load = *self.load.lock();
+        let tables = self.tables.read();
+        Holdings {
+            logs: tables.names.len() as u64,
+            deleted: tables.gone.len() as u64,
+            producers: load.producers,
+            cursors: load.cursors,
+            name_bytes: tables.name_bytes + load.name_bytes,
+            deleted_name_bytes: tables.gone_bytes,
+        }
+    }
+
+    /// What all logs together have, counted again.
+    #[cfg(test)]
+    pub(crate) fn recount(&self) -> Holdings {
+        let mut found = Holdings::default();
+        for log in self.all_known() {
+            let state = log.state.read();
+            if state.deleted {
+                found.deleted += 1;
+                found.deleted_name_bytes += name_bytes(&log);
+                continue;
+            }
+            let load = Load::of(state.extras.as_deref());
+            found.logs += 1;
+            found.producers += load.producers;
+            found.cursors += load.cursors;
+            found.name_bytes += name_bytes(&log) + load.name_bytes;
+        }
+        found
+    }
+
+    /// A log has more than before.
+    pub(crate) fn add(&self, more: Load) {
+        self.load.lock().add(more);
+    }
+
+    /// A log has less than before.
+    pub(crate) fn take(&self, less: Load) {
+        self.load.lock().take(less);
     }
 
     pub(crate) fn by_name(&self, name: &str) -> Option<Arc<Log>> {
-        self.0.read().names.get(name).cloned()
+        self.tables.read().names.get(name).cloned()
     }
 
     pub(crate) fn by_id(&self, id: LogId) -> Option<Arc<Log>> {
-        self.0.read().ids.get(&id).map(|log| Arc::clone(&log.0))
+        self.tables.read().ids.get(&id).map(|log| Arc::clone(&log.0))
     }
 
     pub(crate) fn insert(&self, log: Arc<Log>) {
-        let mut tables = self.0.write();
+        let mut tables = self.tables.write();
+        tables.name_bytes += name_bytes(&log);
         tables.ids.replace(ById(Arc::clone(&log)));
         tables.names.insert(log.name.clone(), log);
     }
 
     /// Takes out a log whose creation was taken back.
     pub(crate) fn remove(&self, log: &Log) {
-        let mut tables = self.0.write();
+        self.take(Load::of(log.state.read().extras.as_deref()));
+        let mut tables = self.tables.write();
         tables.take_name(log);
         tables.ids.remove(&log.id);
     }
 
     /// Takes the name from a deleted log; its identity stays known.
     pub(crate) fn remove_name(&self, log: &Arc<Log>) {
-        let mut tables = self.0.write();
+        let mut tables = self.tables.write();
         tables.take_name(log);
-        tables.gone.insert(log.id, Arc::clone(log));
+        if tables.gone.insert(log.id, Arc::clone(log)).is_none() {
+            tables.gone_bytes += name_bytes(log);
+        }
     }
 
     /// Forgets logs whose deletion lies below `end`, where everything is sorted: they left
@@ -661,7 +743,7 @@ impl Logs {
     pub(crate) fn forget_deleted(&self, end: Position) {
         let mut after = Bound::Unbounded;
         loop {
-            let mut tables = self.0.write();
+            let mut tables = self.tables.write();
             let rest = tables.gone.range((after, Bound::Unbounded)).take(STEP);
             let step: Vec<Arc<Log>> = rest.map(|(_, log)| Arc::clone(log)).collect();
             let Some(last) = step.last() else {
@@ -670,7 +752,9 @@ impl Logs {
             after = Bound::Excluded(last.id);
             for log in step {
                 if log.state.read().last_end <= end {
-                    tables.gone.remove(&log.id);
+                    if tables.gone.remove(&log.id).is_some() {
+                        tables.gone_bytes -= name_bytes(&log).min(tables.gone_bytes);
+                    }
                     tables.ids.remove(&log.id);
                 }
             }
@@ -678,7 +762,7 @@ impl Logs {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.read().names.len()
+        self.tables.read().names.len()
     }
 
     /// Goes over at most `count` logs that have a name, from behind `after` on, and keeps those
@@ -690,7 +774,7 @@ impl Logs {
         mut wanted: impl FnMut(&Arc<Log>),
     ) -> Option<LogName> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let tables = self.0.read();
+        let tables = self.tables.read();
         let mut last = None;
         for (name, log) in tables
             .names
@@ -709,7 +793,7 @@ impl Logs {
             Some(after) if after >= prefix => Bound::Excluded(after),
             _ => Bound::Included(prefix),
         };
-        self.0
+        self.tables
             .read()
             .names
             .range::<str, _>((start, Bound::Unbounded))
@@ -740,7 +824,7 @@ impl Logs {
         loop {
             let last = logs[named..].last();
             let after = last.map_or(Bound::Unbounded, |log| Bound::Excluded(log.id));
-            let tables = self.0.read();
+            let tables = self.tables.read();
             let rest = tables.gone.range((after, Bound::Unbounded));
             let step: Vec<_> = rest.take(STEP).map(|(_, log)| Arc::clone(log)).collect();
             drop(tables);

@@ -12,6 +12,10 @@ use crate::engine::LogAppended;
 use crate::ids::{LogId, Lsn, Name, Position, Timestamp};
 use crate::wire::{self, Value};
 
+/// How far an epoch may rise at a time. Without a bound one caller could take the last epoch
+/// there is, and shut the owner out for ever.
+pub(crate) const MAX_EPOCH_RISE: u64 = 1 << 32;
+
 /// Batches in a chunk, at most.
 const CHUNK: u32 = 64;
 
@@ -153,6 +157,8 @@ pub(crate) enum Recall {
     Gap { expected: u64 },
     /// A newer epoch took over.
     Fenced { current: u64 },
+    /// Its epoch is more than [`MAX_EPOCH_RISE`] above the current one.
+    EpochJump { current: u64 },
     /// It is not known any more.
     Expired { oldest: u64 },
 }
@@ -169,6 +175,11 @@ impl Source {
     fn recall(&self, epoch: u64, sequence: u64, digest: u64, window: u64) -> Recall {
         if epoch < self.epoch {
             return Recall::Fenced {
+                current: self.epoch,
+            };
+        }
+        if epoch - self.epoch > MAX_EPOCH_RISE {
+            return Recall::EpochJump {
                 current: self.epoch,
             };
         }
@@ -297,6 +308,13 @@ enum Then {
     Forgot(Vec<Arc<Chunk>>),
 }
 
+impl Before {
+    /// The producer, if it was not known before.
+    pub(crate) fn added(&self) -> Option<&Name> {
+        matches!(self.then, Then::Was(None)).then_some(&self.id)
+    }
+}
+
 impl Producers {
     /// What a batch is.
     pub(crate) fn recall(
@@ -307,8 +325,16 @@ impl Producers {
     ) -> Recall {
         match self.0.get(&producer.id) {
             Some(source) => source.recall(producer.epoch, producer.sequence, digest, window),
-            None if producer.sequence == 0 => Recall::New,
-            None => Recall::Gap { expected: 0 },
+            None => Self::recall_new(producer),
+        }
+    }
+
+    /// What a batch of a producer is that is not known. Its epoch counts from 0.
+    pub(crate) fn recall_new(producer: &crate::record::Producer) -> Recall {
+        match producer.sequence {
+            _ if producer.epoch > MAX_EPOCH_RISE => Recall::EpochJump { current: 0 },
+            0 => Recall::New,
+            _ => Recall::Gap { expected: 0 },
         }
     }
 
@@ -319,6 +345,11 @@ impl Producers {
 
     pub(crate) fn len(&self) -> u64 {
         self.0.len() as u64
+    }
+
+    /// Bytes of all ids.
+    pub(crate) fn id_bytes(&self) -> u64 {
+        self.0.keys().map(|id| id.as_str().len() as u64).sum()
     }
 
     /// Notes a batch. Of a start after damage it may be one that leaves some out.

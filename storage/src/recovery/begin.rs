@@ -128,6 +128,7 @@ impl Recovered {
                 producer_window: config.producer_window,
                 max_producers: config.max_producers_per_log,
                 max_cursors: config.max_cursors_per_log,
+                bounds: config.bounds(),
                 uncertain: finished.uncertain,
             },
             resume,

@@ -229,7 +229,11 @@ fn what_a_producer_may_not_send_is_refused_with_what_it_should() {
     f.answer(named("second")).unwrap();
     assert!(matches!(
         refused(named("third")),
-        AppendError::Quota { limit: 2, .. }
+        AppendError::Quota {
+            used: 2,
+            limit: 2,
+            ..
+        }
     ));
     assert!(f.answer(named("second")).unwrap().appends[0].deduplicated);
     // A newer epoch takes over, beginning with 0.

@@ -414,6 +414,7 @@ pub(super) fn assert_no_leftovers(disk: &SimDisk, core: &Core) {
 /// What cannot be read.
 fn found(core: &Arc<Core>) -> Result<Logs, (Verdict, String)> {
     let mut logs = Logs::new();
+    assert_eq!(core.logs.holdings(), core.logs.recount(), "what is counted");
     for log in core.logs.all() {
         let name = log.name.as_str().to_owned();
         let durable = core.journal.durable();

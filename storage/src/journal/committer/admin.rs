@@ -10,7 +10,7 @@ use crate::journal::Outcome;
 use crate::journal::body::{Created, MAX_CONFIG_LEN};
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::{Log, TrimBy};
+use crate::local::{Adds, Load, Log, TrimBy};
 use crate::record::{LogConfig, LogConfigChange};
 
 /// So many logs are deleted with one flush.
@@ -37,6 +37,9 @@ impl Committer {
         let frames = HEADER_BYTES + Created::max_len(name.as_str()).next_multiple_of(8);
         let directory = DirectoryBuilder::entry_len(Some(name.as_str()));
         if let Err(error) = self.secure(frames, directory, Use::Growth) {
+            return (Some(Position::ZERO), Outcome::Refused(error));
+        }
+        if let Some(error) = self.no_room(&Adds::log(&name), &name) {
             return (Some(Position::ZERO), Outcome::Refused(error));
         }
         self.finish_open();
@@ -152,6 +155,7 @@ impl Committer {
                     state.deleted = true;
                     state.last_end = pending.need.unwrap_or(state.last_end);
                     state.stored_bytes = 0;
+                    self.logs.take(Load::of(state.extras.as_deref()));
                     state.extras = None;
                 }
                 self.logs.remove_name(&log);

@@ -10,7 +10,7 @@ use crate::journal::Outcome;
 use crate::journal::body::CursorBody;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::{Log, Mark, check_cursor};
+use crate::local::{Adds, Load, Log, Mark, check_cursor};
 use crate::record::{Cursor, CursorCommit};
 
 impl Committer {
@@ -28,7 +28,15 @@ impl Committer {
         self.finish_open();
         let reveals = log.state.read().last_end;
         let mut failed = Vec::new();
-        let refused = check_cursor(Some(&log), commit, &self.allowed(), &mut 0, &mut failed);
+        let mut adds = Adds::default();
+        let refused = check_cursor(
+            Some(&log),
+            commit,
+            &self.allowed(),
+            (&mut 0, &mut adds),
+            &mut failed,
+        );
+        let refused = refused.or_else(|| self.no_room(&adds, &commit.log));
         if !failed.is_empty() {
             let error = AppendError::ConditionsFailed(failed);
             return (Some(reveals), Outcome::Refused(error));
@@ -111,7 +119,12 @@ impl Committer {
             state.last_end = header.end();
             let durable = self.journal.durable();
             let extras = state.extras.get_or_insert_default();
-            extras.move_cursor(header.end(), cursor, mark, durable);
+            let was_there = extras.move_cursor(header.end(), cursor, mark, durable);
+            match (was_there, mark) {
+                (false, Some(_)) => self.logs.add(Load::cursor(cursor)),
+                (true, None) => self.logs.take(Load::cursor(cursor)),
+                (true, Some(_)) | (false, None) => {}
+            }
         }
         self.touch(&log);
     }

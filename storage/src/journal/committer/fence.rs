@@ -14,7 +14,7 @@ use crate::journal::Outcome;
 use crate::journal::body::Created;
 use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::{Creation, Log};
+use crate::local::{Adds, Creation, Log, MAX_EPOCH_RISE};
 use crate::record::LogConfig;
 
 impl Committer {
@@ -60,6 +60,15 @@ impl Committer {
             };
             return (Some(last_end), Outcome::FenceRefused(error));
         }
+        if given - current > MAX_EPOCH_RISE {
+            let error = AppendError::EpochJump {
+                log: log.name.clone(),
+                producer: None,
+                given,
+                current,
+            };
+            return (Some(last_end), Outcome::Refused(error));
+        }
         let directory = DirectoryBuilder::entry_len(None);
         let room = self
             .write_buffered(log)
@@ -81,12 +90,22 @@ impl Committer {
                 given,
                 current: 0,
             }),
+            Creation::ByAppend if given > MAX_EPOCH_RISE => {
+                Outcome::Refused(AppendError::EpochJump {
+                    log,
+                    producer: None,
+                    given,
+                    current: 0,
+                })
+            }
             Creation::ByAppend => {
                 let name = target.name.as_str();
                 let created = HEADER_BYTES + Created::max_len(name).next_multiple_of(8);
                 let directory =
                     DirectoryBuilder::entry_len(Some(name)) + DirectoryBuilder::entry_len(None);
-                match self.secure(created + HEADER_BYTES, directory, Use::Growth) {
+                let room = self.secure(created + HEADER_BYTES, directory, Use::Growth);
+                let full = |()| self.no_room(&Adds::log(&log), &log).map_or(Ok(()), Err);
+                match room.and_then(full) {
                     Ok(()) => {
                         self.finish_open();
                         let log = self.push_created(&log, LogConfig::default(), CONTINUES);

@@ -7,7 +7,7 @@ use crate::engine::LogAppended;
 use crate::error::AppendError;
 use crate::ids::{LogName, Position};
 use crate::journal::Outcome;
-use crate::local::{Creation, Log, Recall, Remembered};
+use crate::local::{Creation, Load, Log, Producers, Recall, Remembered};
 use crate::record::{Batch, Producer};
 
 /// What a batch is.
@@ -76,13 +76,12 @@ impl Committer {
             (known, state.last_end)
         };
         let (known, reveals) = log.map_or((None, Position::ZERO), recall);
-        let unknown = match producer.sequence {
-            0 => Recall::New,
+        let unknown = || match log {
             // It cannot begin here: the conditions say why.
-            _ if log.is_none() && self.creation() != Creation::ByAppend => Recall::New,
-            _ => Recall::Gap { expected: 0 },
+            None if self.creation() != Creation::ByAppend => Recall::New,
+            _ => Producers::recall_new(producer),
         };
-        (known.unwrap_or(unknown), reveals)
+        (known.unwrap_or_else(unknown), reveals)
     }
 
     fn answer_again(&self, repeats: &[(&Arc<Log>, &Producer, Remembered)]) -> Placed {
@@ -126,6 +125,9 @@ impl Committer {
             let extras = state.extras.get_or_insert_default();
             extras.producers.remember(producer, batch, window)
         };
+        if let Some(id) = before.added() {
+            self.logs.add(Load::producer(id));
+        }
         self.undo.note_remembered(log, before);
     }
 }
@@ -143,6 +145,12 @@ fn refusal(log: &LogName, producer: &Producer, recall: Recall) -> AppendError {
         Recall::Fenced { current } => AppendError::ProducerFenced {
             log,
             producer: id,
+            given: producer.epoch,
+            current,
+        },
+        Recall::EpochJump { current } => AppendError::EpochJump {
+            log,
+            producer: Some(id),
             given: producer.epoch,
             current,
         },

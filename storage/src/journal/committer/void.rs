@@ -15,7 +15,7 @@ use super::{Committer, Pending};
 use crate::error::AppendError;
 use crate::ids::Position;
 use crate::journal::{Answer, Outcome};
-use crate::local::{Buffered, Log, LogState, ProducerBefore, Standing};
+use crate::local::{Buffered, Load, Log, LogState, ProducerBefore, Standing};
 
 /// What the group in hand has changed, and how it was before.
 #[derive(Default)]
@@ -109,6 +109,9 @@ impl Committer {
         self.group_scheduled = false;
         self.journal.forget_trims(start);
         for (log, before) in undo.remembered.into_iter().rev() {
+            if let Some(id) = before.added() {
+                self.logs.take(Load::producer(id));
+            }
             if let Some(extras) = &mut log.state.write().extras {
                 extras.producers.take_back(before);
             }
@@ -118,7 +121,15 @@ impl Committer {
             self.put_back(log, buffered);
         }
         for (log, standing) in undo.logs {
-            log.state.write().roll_back(start, standing);
+            let mut state = log.state.write();
+            let before = state.cursor_load();
+            state.roll_back(start, standing);
+            let after = state.cursor_load();
+            drop(state);
+            if before != after {
+                self.logs.take(before);
+                self.logs.add(after);
+            }
         }
         // A log may have the bounds again that it had lost.
         self.journal.note_retention();

@@ -80,6 +80,7 @@ fn came(error: &AppendError) -> Came {
         | AppendError::ProducerFenced { .. }
         | AppendError::ProducerExpired { .. }
         | AppendError::ProducerConflict { .. }
+        | AppendError::EpochJump { .. }
         | AppendError::CursorBeyondTail { .. }
         | AppendError::LogNotFound { .. }
         | AppendError::DiskFull

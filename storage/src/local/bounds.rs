@@ -1,0 +1,185 @@
+//! Bounds on how much all logs together may have: logs, producers, cursors, bytes of their
+//! names. All of these stay in memory, so without a bound one client fills it.
+//!
+//! The committer counts and checks in one step, before it gives a batch its lsns. A batch that
+//! makes several logs passes as a whole or not at all. A store that exceeds a bound (the setting
+//! was lowered) opens and serves; only new logs, producers and cursors are refused.
+
+use super::extras::Extras;
+use crate::error::{AppendError, Bounded};
+use crate::ids::{LogName, Name};
+
+/// Deleted logs that may wait for the sorter beyond `max_logs`: a part of `max_logs`, and some.
+const WAITING_PART: u64 = 4;
+const WAITING_LEAST: u64 = 1024;
+
+/// The most that all logs together may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    pub(crate) logs: u64,
+    pub(crate) producers: u64,
+    pub(crate) cursors: u64,
+    /// Of logs, producers and cursors, as UTF-8.
+    pub(crate) name_bytes: u64,
+}
+
+/// What all logs together have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Holdings {
+    /// Logs with a name.
+    pub(crate) logs: u64,
+    /// Deleted logs that the sorter has not forgotten yet.
+    pub(crate) deleted: u64,
+    pub(crate) producers: u64,
+    pub(crate) cursors: u64,
+    /// Names of all but deleted logs.
+    pub(crate) name_bytes: u64,
+    /// Names of deleted logs.
+    pub(crate) deleted_name_bytes: u64,
+}
+
+/// What a request adds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    logs: u64,
+    producers: u64,
+    cursors: u64,
+    name_bytes: u64,
+}
+
+impl Wanted {
+    pub(crate) fn log(name: &LogName) -> Self {
+        let mut wanted = Self::default();
+        wanted.add_log(name);
+        wanted
+    }
+
+    pub(crate) fn add_log(&mut self, name: &LogName) {
+        self.logs += 1;
+        self.name_bytes += name.as_str().len() as u64;
+    }
+
+    pub(crate) fn add_producer(&mut self, id: &Name) {
+        self.producers += 1;
+        self.name_bytes += id.as_str().len() as u64;
+    }
+
+    pub(crate) fn add_cursor(&mut self, name: &Name) {
+        self.cursors += 1;
+        self.name_bytes += name.as_str().len() as u64;
+    }
+
+    /// Whether it adds anything.
+    pub(crate) fn is_something(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+impl Bounds {
+    /// What a request is refused with that adds so much, for `log` as the first. `None` if it
+    /// fits.
+    pub(crate) fn refuse(
+        &self,
+        there: &Holdings,
+        wanted: &Wanted,
+        log: &LogName,
+    ) -> Option<AppendError> {
+        // Deleted logs stay in memory for a while: those that come and go are bounded, too.
+        let with_deleted = |limit: u64| {
+            let slack = limit / WAITING_PART;
+            limit.saturating_add(slack).saturating_add(WAITING_LEAST)
+        };
+        let name_bytes_with_deleted = with_deleted(self.name_bytes)
+            .saturating_add(WAITING_LEAST.saturating_mul(crate::ids::MAX_LOG_NAME_BYTES as u64));
+        let bounds = [
+            (Bounded::Logs, wanted.logs, there.logs, self.logs),
+            (
+                Bounded::DeletedLogs,
+                wanted.logs,
+                there.logs.saturating_add(there.deleted),
+                with_deleted(self.logs),
+            ),
+            (
+                Bounded::Producers,
+                wanted.producers,
+                there.producers,
+                self.producers,
+            ),
+            (
+                Bounded::Cursors,
+                wanted.cursors,
+                there.cursors,
+                self.cursors,
+            ),
+            (
+                Bounded::NameBytes,
+                wanted.name_bytes,
+                there.name_bytes,
+                self.name_bytes,
+            ),
+            (
+                Bounded::DeletedNameBytes,
+                wanted.name_bytes,
+                there.name_bytes.saturating_add(there.deleted_name_bytes),
+                name_bytes_with_deleted,
+            ),
+        ];
+        bounds
+            .into_iter()
+            .find(|(_, more, used, limit)| *more > 0 && used.saturating_add(*more) > *limit)
+            .map(|(what, _, used, limit)| AppendError::Quota {
+                log: log.clone(),
+                what,
+                used,
+                limit,
+            })
+    }
+}
+
+/// What one log has besides itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) producers: u64,
+    pub(crate) cursors: u64,
+    pub(crate) name_bytes: u64,
+}
+
+impl Load {
+    pub(crate) fn of(extras: Option<&Extras>) -> Self {
+        let Some(extras) = extras else {
+            return Self::default();
+        };
+        let mut load = extras.cursor_load();
+        load.producers = extras.producers.len();
+        load.name_bytes += extras.producers.id_bytes();
+        load
+    }
+
+    pub(crate) fn producer(id: &Name) -> Self {
+        Self {
+            producers: 1,
+            name_bytes: id.as_str().len() as u64,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn cursor(name: &Name) -> Self {
+        Self {
+            cursors: 1,
+            name_bytes: name.as_str().len() as u64,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn add(&mut self, more: Self) {
+        self.producers += more.producers;
+        self.cursors += more.cursors;
+        self.name_bytes += more.name_bytes;
+    }
+
+    pub(crate) fn take(&mut self, less: Self) {
+        self.producers = self.producers.saturating_sub(less.producers);
+        self.cursors = self.cursors.saturating_sub(less.cursors);
+        self.name_bytes = self.name_bytes.saturating_sub(less.name_bytes);
+    }
+}

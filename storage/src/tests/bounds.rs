@@ -1,0 +1,315 @@
+//! Bounds of the whole store, and of the steps of epochs.
+
+use std::io::ErrorKind::StorageFull;
+
+use super::*;
+use crate::error::{AdminError, Bounded, CursorError, FenceError};
+use crate::ids::Name;
+use crate::record::{CursorCommit, Producer};
+use crate::ticket::block_on;
+
+const RISE: u64 = 1 << 32;
+
+fn bounded(logs: u64, producers: u64, cursors: u64, name_bytes: u64) -> StorageConfig {
+    StorageConfig {
+        max_logs: logs,
+        max_producers: producers,
+        max_cursors: cursors,
+        max_name_bytes: name_bytes,
+        ..small_config()
+    }
+}
+
+fn with(config: StorageConfig) -> Fixture {
+    Fixture::with(SimDisk::new(), config)
+}
+
+fn names(logs: &[&str]) -> Batch {
+    let records: &[&[u8]] = &[b"x"];
+    batch(&logs.iter().map(|log| (*log, records)).collect::<Vec<_>>())
+}
+
+fn by(log: &str, id: &str, epoch: u64, sequence: u64) -> Batch {
+    let mut batch = names(&[log]);
+    batch.logs[0].producer = Some(Producer {
+        id: Name::new(id).unwrap(),
+        epoch,
+        sequence,
+    });
+    batch
+}
+
+fn cursor(log: &str, cursor: &str) -> CursorCommit {
+    CursorCommit {
+        log: LogName::new(log).unwrap(),
+        cursor: Name::new(cursor).unwrap(),
+        lsn: Lsn::ZERO,
+        expected_lsn: None,
+        log_id: None,
+    }
+}
+
+fn cursors(log: &str, cursors: &[&str]) -> Batch {
+    let mut batch = batch(&[]);
+    batch.cursors = cursors.iter().map(|name| self::cursor(log, name)).collect();
+    batch
+}
+
+fn quota(error: AppendError) -> (Bounded, u64, u64) {
+    match error {
+        AppendError::Quota {
+            what, used, limit, ..
+        } => (what, used, limit),
+        other => panic!("{other}"),
+    }
+}
+
+impl Fixture {
+    fn full(&self, batch: Batch) -> (Bounded, u64, u64) {
+        let found = quota(self.append_batch(batch).unwrap_err());
+        self.count();
+        found
+    }
+
+    /// What is counted is what there is.
+    fn count(&self) {
+        assert_eq!(self.core.logs.holdings(), self.core.logs.recount());
+    }
+
+    fn drop_log(&self, log: &str) {
+        let deletion = self.core.delete_in_turn(target(log));
+        self.core.turn();
+        block_on(deletion).unwrap();
+        self.count();
+    }
+
+    fn moved(&self, commit: CursorCommit) -> Result<(), CursorError> {
+        let operation = crate::journal::committer::Operation::CommitCursor(commit);
+        let moved = self.core.move_cursor(operation);
+        self.core.turn();
+        block_on(moved).map(drop)
+    }
+
+    fn forgotten(&self, log: &str, cursor: &str) {
+        let operation = crate::journal::committer::Operation::DeleteCursor {
+            target: target(log),
+            cursor: Name::new(cursor).unwrap(),
+        };
+        let moved = self.core.move_cursor(operation);
+        self.core.turn();
+        block_on(moved).unwrap();
+        self.count();
+    }
+
+    fn raise(&self, log: &str, epoch: Option<u64>) -> Result<u64, FenceError> {
+        let fenced = self.core.fence(target(log), epoch);
+        self.core.turn();
+        block_on(fenced).map(|fenced| fenced.writer_epoch)
+    }
+}
+
+#[test]
+fn every_way_to_a_log_ends_at_the_bound_of_logs() {
+    let f = with(bounded(3, 9, 9, 999));
+    f.append_batch(names(&["a"])).unwrap();
+    // Each fits alone, all together do not: none is made.
+    let over = (Bounded::Logs, 1, 3);
+    assert_eq!(f.full(names(&["b", "c", "d"])), over);
+    f.append_batch(names(&["a", "b", "c"])).unwrap();
+    let full = (Bounded::Logs, 3, 3);
+    assert_eq!(f.full(names(&["d"])), full);
+    assert_eq!(f.full(names(&["a", "d"])), full);
+    assert_eq!(f.full(by("d", "p", 0, 0)), full);
+    match f.raise("d", None) {
+        Err(FenceError::Append(error)) => assert_eq!(quota(error), full),
+        other => panic!("{other:?}"),
+    }
+    let name = LogName::new("d").unwrap();
+    let created = f.core.create_in_turn(name, LogConfig::default());
+    f.core.turn();
+    match block_on(created) {
+        Err(AdminError::Append(error)) => assert_eq!(quota(error), full),
+        other => panic!("{other:?}"),
+    }
+    assert!(f.read("d", 0).is_err());
+    // What is there goes on, and a deletion makes room at once.
+    f.append_batch(names(&["a", "b", "c"])).unwrap();
+    f.raise("a", None).unwrap();
+    f.drop_log("b");
+    f.raise("d", None).unwrap();
+    assert_eq!(f.full(names(&["b"])), full);
+    // A start counts again.
+    let f = f.restart();
+    f.count();
+    assert_eq!(f.full(names(&["b"])), full);
+    let f = f.restart_cleanly();
+    assert_eq!(f.full(names(&["b"])), full);
+}
+
+#[test]
+fn producers_of_all_logs_are_bounded_together() {
+    let f = with(bounded(99, 2, 9, 999));
+    f.append_batch(by("a", "p", 0, 0)).unwrap();
+    f.append_batch(by("b", "p", 0, 0)).unwrap();
+    let full = (Bounded::Producers, 2, 2);
+    assert_eq!(f.full(by("a", "q", 0, 0)), full);
+    assert_eq!(f.full(by("c", "p", 0, 0)), full);
+    assert!(f.read("c", 0).is_err(), "a refusal makes no log");
+    // The next batch, a repeat and a higher epoch are of producers that are known.
+    f.append_batch(by("a", "p", 0, 1)).unwrap();
+    assert!(f.append_batch(by("a", "p", 0, 1)).unwrap().appends[0].deduplicated);
+    f.append_batch(by("a", "p", 1, 0)).unwrap();
+    let f = f.restart();
+    assert_eq!(f.full(by("a", "q", 0, 0)), full);
+    f.drop_log("b");
+    f.append_batch(by("a", "q", 0, 0)).unwrap();
+    assert_eq!(f.full(by("a", "r", 0, 0)), full);
+}
+
+#[test]
+fn cursors_of_all_logs_are_bounded_together() {
+    let f = with(bounded(99, 9, 3, 999));
+    f.append_batch(names(&["a", "b"])).unwrap();
+    f.moved(cursor("a", "one")).unwrap();
+    let over = (Bounded::Cursors, 1, 3);
+    assert_eq!(f.full(cursors("b", &["one", "two", "three"])), over);
+    f.append_batch(cursors("b", &["one", "two"])).unwrap();
+    let full = (Bounded::Cursors, 3, 3);
+    assert_eq!(f.full(cursors("a", &["two"])), full);
+    match f.moved(cursor("a", "two")) {
+        Err(CursorError::Append(error)) => assert_eq!(quota(error), full),
+        other => panic!("{other:?}"),
+    }
+    f.moved(cursor("a", "one")).unwrap();
+    let f = f.restart();
+    assert_eq!(f.full(cursors("a", &["two"])), full);
+    f.forgotten("b", "one");
+    f.moved(cursor("a", "two")).unwrap();
+    f.drop_log("b");
+    f.append_batch(cursors("a", &["three"])).unwrap();
+    assert_eq!(f.full(cursors("a", &["four"])), full);
+}
+
+#[test]
+fn bytes_of_all_names_are_bounded_together() {
+    let f = with(bounded(99, 99, 99, 10));
+    f.append_batch(names(&["abcd"])).unwrap();
+    let over = (Bounded::NameBytes, 4, 10);
+    assert_eq!(f.full(names(&["abc", "defg"])), over);
+    assert_eq!(f.full(by("abcd", "producer", 0, 0)), over);
+    f.append_batch(by("abcd", "pro", 0, 0)).unwrap();
+    f.append_batch(cursors("abcd", &["cur"])).unwrap();
+    let full = (Bounded::NameBytes, 10, 10);
+    assert_eq!(f.full(cursors("abcd", &["d"])), full);
+    assert_eq!(f.full(names(&["e"])), full);
+    f.forgotten("abcd", "cur");
+    f.append_batch(names(&["efg"])).unwrap();
+    let f = f.restart();
+    assert_eq!(f.full(names(&["h"])), full);
+}
+
+#[test]
+fn a_store_beyond_its_bounds_opens_and_takes_appends_to_what_is_there() {
+    let f = Fixture::new();
+    let logs: Vec<String> = (0..20).map(|number| format!("log-{number}")).collect();
+    for log in &logs {
+        f.append_batch(by(log, "p", 0, 0)).unwrap();
+        f.append_batch(cursors(log, &["c"])).unwrap();
+    }
+    let f = Fixture {
+        config: bounded(5, 5, 5, 5),
+        ..f
+    };
+    let f = f.restart();
+    for log in &logs {
+        f.append_batch(by(log, "p", 0, 1)).unwrap();
+        f.append_batch(cursors(log, &["c"])).unwrap();
+    }
+    assert_eq!(f.full(names(&["new"])), (Bounded::Logs, 20, 5));
+    let producers = f.full(by("log-1", "q", 0, 0));
+    assert_eq!(producers, (Bounded::Producers, 20, 5));
+    assert_eq!(f.full(cursors("log-1", &["d"])), (Bounded::Cursors, 20, 5));
+}
+
+#[test]
+fn deleted_logs_that_are_not_sorted_are_bounded_too() {
+    let f = with(bounded(1, 9, 9, 1 << 20));
+    // 1 and 1/4 of it, and 1,024 more.
+    let most = 1 + 1024;
+    for number in 0..most {
+        let log = format!("log-{number}");
+        f.core.pool_in_turn().unwrap();
+        f.append_batch(names(&[&log])).unwrap();
+        f.drop_log(&log);
+    }
+    let full = (Bounded::DeletedLogs, most, most);
+    assert_eq!(f.full(names(&["one more"])), full);
+    let f = f.restart();
+    f.count();
+    assert_eq!(f.full(names(&["one more"])), full);
+}
+
+#[test]
+fn a_void_group_counts_nothing() {
+    let f = with(bounded(5, 3, 3, 100));
+    f.append_batch(by("a", "p", 0, 0)).unwrap();
+    f.append_batch(cursors("a", &["c"])).unwrap();
+    let before = f.core.logs.holdings();
+    let mut refused = Vec::new();
+    f.disk.fail_write(1, StorageFull, 100);
+    for batch in [
+        names(&["b", "c"]),
+        by("a", "q", 0, 0),
+        by("d", "p", 0, 0),
+        by("a", "p", 1, 0),
+        cursors("a", &["d"]),
+        cursors("b", &["c"]),
+    ] {
+        refused.push(f.submit(batch));
+    }
+    f.core.turn();
+    for ticket in &mut refused {
+        let answer = settled(ticket).unwrap();
+        assert!(matches!(answer, Err(AppendError::DiskFull)), "{answer:?}");
+    }
+    assert_eq!(f.core.logs.holdings(), before);
+    f.count();
+    // All of it fits once more.
+    f.append_batch(names(&["b", "c"])).unwrap();
+    f.append_batch(by("a", "q", 0, 0)).unwrap();
+    f.append_batch(by("d", "p", 0, 0)).unwrap();
+    f.append_batch(cursors("b", &["c", "d"])).unwrap();
+    f.count();
+}
+
+#[test]
+fn an_epoch_rises_by_two_to_the_32_at_a_time_and_no_more() {
+    let f = Fixture::new();
+    let jump = |result: Result<Appended, AppendError>| match result {
+        Err(AppendError::EpochJump { given, current, .. }) => (given, current),
+        other => panic!("{other:?}"),
+    };
+    // Of a producer, also of a new one, whose epoch counts from 0.
+    assert_eq!(jump(f.append_batch(by("a", "p", u64::MAX, 0))), (u64::MAX, 0));
+    assert_eq!(jump(f.append_batch(by("a", "p", RISE + 1, 0))), (RISE + 1, 0));
+    assert!(f.read("a", 0).is_err(), "a refusal makes no log");
+    f.append_batch(by("a", "p", RISE, 0)).unwrap();
+    let beyond = 2 * RISE + 1;
+    assert_eq!(jump(f.append_batch(by("a", "p", beyond, 0))), (beyond, RISE));
+    // The owner goes on.
+    f.append_batch(by("a", "p", RISE, 1)).unwrap();
+    f.append_batch(by("a", "p", beyond - 1, 0)).unwrap();
+    // Of a writer.
+    let jump = |result: Result<u64, FenceError>| match result {
+        Err(FenceError::Append(AppendError::EpochJump { given, current, .. })) => (given, current),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(jump(f.raise("new", Some(u64::MAX))), (u64::MAX, 0));
+    assert_eq!(jump(f.raise("new", Some(RISE + 1))), (RISE + 1, 0));
+    assert!(f.read("new", 0).is_err(), "a refusal makes no log");
+    assert_eq!(jump(f.raise("a", Some(u64::MAX))), (u64::MAX, 0));
+    assert_eq!(f.raise("a", Some(RISE)).unwrap(), RISE);
+    assert_eq!(jump(f.raise("a", Some(beyond))), (beyond, RISE));
+    assert_eq!(f.raise("a", None).unwrap(), RISE + 1);
+    assert_eq!(f.raise("new", Some(RISE)).unwrap(), RISE);
+}
