@@ -309,9 +309,9 @@ pub(crate) fn sync(error: &SyncError) -> Status {
 pub(crate) fn backup(error: &BackupError) -> Status {
     let message = error.to_string();
     match error {
-        BackupError::Busy => {
-            Failure::new(Code::ResourceExhausted, "BUSY", message).retry_after(RETRY_LATER)
-        }
+        BackupError::Busy { running } => Failure::new(Code::ResourceExhausted, "BUSY", message)
+            .fact("running", running)
+            .retry_after(RETRY_LATER),
         BackupError::JournalFailed(_) => Failure::new(Code::Unavailable, "JOURNAL_FAILED", message),
         BackupError::Io { path, .. } => {
             Failure::new(Code::Unavailable, "READ_FAILED", message).fact("path", path)

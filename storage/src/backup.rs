@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Finished segments never change, so a backup needs no copy and stops nobody: it reads
-//! what is there. As long as it runs, nothing it may have named is removed. What a backup
-//! holds of a segment is its frames; the zeros behind them are no content.
+//! the files in place. While it lists files, no file is removed. From then on it holds the
+//! files it listed, and every other file is removed as usual. A backup stores the frames of a
+//! segment; the zeros behind them are no content.
 //!
 //! A [`BackupView`] shows a manifest and its content as the directory that it was, cut at
 //! a position if that is wanted. A store is opened, verified and restored through it.
@@ -18,7 +19,7 @@ mod restore;
 mod take;
 mod view;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -40,7 +41,10 @@ struct Known {
     digest: u128,
 }
 
-/// The backup that runs, if one does, and digests taken by earlier ones.
+/// Maximum number of backups that run at a time. Each reads the disk and holds files.
+pub(crate) const AT_A_TIME: usize = 4;
+
+/// The backups that run, and digests taken by earlier ones.
 pub(crate) struct Backups {
     disk: Arc<dyn Disk>,
     state: Mutex<State>,
@@ -49,9 +53,53 @@ pub(crate) struct Backups {
 
 #[derive(Default)]
 struct State {
-    running: bool,
-    /// To be removed when it ends.
+    /// The files that each running backup holds.
+    running: HashMap<u64, Held>,
+    /// Number of the last backup that began.
+    last: u64,
+    /// Files to remove, in this order, once no backup holds them.
     doomed: Vec<String>,
+}
+
+/// The files that a backup holds.
+enum Held {
+    /// Every file, while the backup lists them.
+    All,
+    /// The files that it listed.
+    Listed(HashSet<String>),
+}
+
+impl Held {
+    fn holds(&self, path: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Listed(paths) => paths.contains(path),
+        }
+    }
+}
+
+impl State {
+    fn holds(&self, path: &str) -> bool {
+        self.running.values().any(|held| held.holds(path))
+    }
+
+    /// Removes the doomed files that no backup holds any more.
+    fn let_go(&mut self, disk: &dyn Disk) {
+        for path in std::mem::take(&mut self.doomed) {
+            if self.holds(&path) {
+                self.doomed.push(path);
+                continue;
+            }
+            // The names of what is removed here are not worth a flush: a crash brings back
+            // files that were there a moment ago.
+            match disk.remove(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path, %error, "a file kept for a backup could not be removed");
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 impl Backups {
@@ -63,41 +111,64 @@ impl Backups {
         })
     }
 
-    /// From now on nothing is removed; `None` if a backup runs already.
+    /// From now on no file is removed. `None` if [`AT_A_TIME`] backups run.
     fn pin(self: &Arc<Self>) -> Option<Pin> {
         let mut state = self.state.lock();
-        (!std::mem::replace(&mut state.running, true)).then(|| Pin(Arc::clone(self)))
+        if state.running.len() >= AT_A_TIME {
+            return None;
+        }
+        state.last += 1;
+        let number = state.last;
+        state.running.insert(number, Held::All);
+        Some(Pin {
+            backups: Arc::clone(self),
+            number,
+        })
     }
 
-    /// Removes a file of the store that a backup may hold: at once, or when the one that
-    /// runs has ended.
-    pub(crate) fn remove(&self, path: &str) -> io::Result<()> {
+    /// Whether a file waits to be removed that this backup holds.
+    fn holds_back(&self, number: u64) -> bool {
+        let state = self.state.lock();
+        let Some(held) = state.running.get(&number) else {
+            return false;
+        };
+        state.doomed.iter().any(|path| held.holds(path))
+    }
+
+    /// Removes a file of the store: at once, or when the last backup that holds it has ended.
+    /// Returns whether a backup holds it.
+    pub(crate) fn remove(&self, path: &str) -> io::Result<bool> {
         let mut state = self.state.lock();
-        if !state.running {
-            return self.disk.remove(path);
+        if !state.holds(path) {
+            return self.disk.remove(path).map(|()| false);
         }
         if !state.doomed.iter().any(|doomed| doomed == path) {
             state.doomed.push(path.to_owned());
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// The same of several. Tells whether a backup holds them.
+    /// Removes several files. Returns whether a backup holds one of them.
     pub(crate) fn remove_all(&self, paths: &[String]) -> io::Result<bool> {
+        let mut is_held = false;
         for path in paths {
             match self.remove(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                removed => removed?,
+                removed => is_held |= removed?,
             }
         }
-        Ok(self.state.lock().running)
+        Ok(is_held)
     }
 
-    /// Does something with files of the store that a backup may hold, unless one runs. Tells
-    /// whether it was done.
-    pub(crate) fn unless_running(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<bool> {
+    /// Does something with these files, unless a backup holds one of them. No backup begins
+    /// meanwhile. Returns whether it was done.
+    pub(crate) fn unless_held(
+        &self,
+        paths: &[String],
+        work: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<bool> {
         let state = self.state.lock();
-        if state.running {
+        if paths.iter().any(|path| state.holds(path)) {
             return Ok(false);
         }
         work().map(|()| true)
@@ -118,22 +189,25 @@ impl Backups {
     }
 }
 
-/// Keeps every file there is, until it is dropped.
-struct Pin(Arc<Backups>);
+/// Keeps files from removal until it is dropped.
+struct Pin {
+    backups: Arc<Backups>,
+    number: u64,
+}
+
+impl Pin {
+    /// From now on only these files are kept.
+    fn hold(&self, paths: HashSet<String>) {
+        let mut state = self.backups.state.lock();
+        state.running.insert(self.number, Held::Listed(paths));
+        state.let_go(&*self.backups.disk);
+    }
+}
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.running = false;
-        for path in std::mem::take(&mut state.doomed) {
-            // The names of what is removed here are not worth a flush: a crash brings back
-            // files that were there a moment ago.
-            match self.0.disk.remove(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path, %error, "a file kept for a backup could not be removed");
-                }
-                _ => {}
-            }
-        }
+        let mut state = self.backups.state.lock();
+        state.running.remove(&self.number);
+        state.let_go(&*self.backups.disk);
     }
 }

@@ -370,6 +370,10 @@ pub trait Backup: Send {
     /// The next step; `None` at the end. Each reads half a megabyte at most, so that whoever asks
     /// decides how fast it goes. A future that is dropped before it is done ends the backup.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<BackupPart>, BackupError>>;
+
+    /// Whether the store wants to remove a file that this backup still holds: the backup costs
+    /// disk space then, and its caller must go on or lose it.
+    fn holds_back(&self) -> bool;
 }
 
 /// Numbers for metrics, taken at one moment.
@@ -653,11 +657,11 @@ pub trait LogEngine: Send + Sync + 'static {
     fn segments(&self) -> Vec<SegmentInfo>;
 
     /// Begins a backup: everything accepted before it is made durable and put in finished
-    /// files, none of which is removed before the backup is dropped. Of files whose digest
-    /// is `known` only that is told.
+    /// files. The files it lists are not removed before the backup is dropped. Of files whose
+    /// digest is `known` only that is told.
     ///
     /// # Errors
-    /// If another one runs, or the journal has failed.
+    /// If 4 backups run, or the journal has failed.
     fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
     /// Up to `limit` sorted runs and segment files, oldest first, those that end behind

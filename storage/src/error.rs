@@ -659,9 +659,12 @@ pub enum SyncError {
 /// Why a backup was not made, or not finished.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum BackupError {
-    /// Another one runs.
-    #[error("another backup runs; wait for its end")]
-    Busy,
+    /// As many backups run as may.
+    #[error("{running} backups run, which is the most; wait for the end of one")]
+    Busy {
+        /// Number of backups that run.
+        running: usize,
+    },
     /// The journal failed: what was not durable before may or may not be.
     #[error("the journal failed; nothing is saved until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),

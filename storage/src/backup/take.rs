@@ -8,7 +8,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::frames::FrameCheck;
-use super::{Known, Pin, STEP};
+use super::{AT_A_TIME, Backups, Known, Pin, STEP};
 use crate::checkpoint;
 use crate::directory;
 use crate::disk::DiskFile;
@@ -86,13 +86,16 @@ struct Take {
 /// Begins a backup.
 ///
 /// # Errors
-/// If another one runs, or the journal has failed.
+/// If as many run as may, or the journal has failed.
 pub(crate) async fn begin(
     core: &Arc<Core>,
     workers: &Arc<Workers>,
     known: HashSet<u128>,
 ) -> Result<Box<dyn Backup>, BackupError> {
-    let pin = core.backups.pin().ok_or(BackupError::Busy)?;
+    let pin = core
+        .backups
+        .pin()
+        .ok_or(BackupError::Busy { running: AT_A_TIME })?;
     let failed = |error| match error {
         SyncError::JournalFailed(error) => Err(BackupError::JournalFailed(error)),
         // What is buffered only cannot be saved for want of space.
@@ -108,18 +111,24 @@ pub(crate) async fn begin(
         }
     }
     let core = Arc::clone(core);
+    let (backups, number) = (Arc::clone(&pin.backups), pin.number);
     let take = workers
         .run(move || Take::new(core, pin, known, unfinished))
         .await?;
     Ok(Box::new(Taking {
         workers: Arc::clone(workers),
         take: Some(Box::new(take)),
+        backups,
+        number,
     }))
 }
 
 struct Taking {
     workers: Arc<Workers>,
     take: Option<Box<Take>>,
+    backups: Arc<Backups>,
+    /// Its number there.
+    number: u64,
 }
 
 impl Backup for Taking {
@@ -138,6 +147,10 @@ impl Backup for Taking {
             }
             part
         })
+    }
+
+    fn holds_back(&self) -> bool {
+        self.backups.holds_back(self.number)
     }
 }
 
@@ -222,6 +235,7 @@ impl Take {
                 kind: Kind::Checkpoint(file),
             });
         }
+        pin.hold(sources.iter().map(|source| source.path.clone()).collect());
         drop(held);
         let manifest = BackupManifest {
             store_id: core.store_id,

@@ -23,7 +23,7 @@ use crate::checkpoint;
 use crate::disk::memory;
 use crate::ids::{Position, SegmentId};
 use crate::index::index_path;
-use crate::journal::segment::Segment;
+use crate::journal::segment::{Segment, journal_path};
 use crate::local::Core;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::verify::pace::{Control, Pace, Stop};
@@ -411,19 +411,14 @@ impl Core {
         let again_ids: Vec<SegmentId> = again.iter().map(|s| s.life.id).collect();
         let (again_ids, over) = again_ids.split_at(room.min(again_ids.len()));
         doomed.extend(rest.iter().map(|segment| segment.path()));
-        doomed.extend(
-            over.iter()
-                .map(|id| crate::journal::segment::journal_path(*id)),
-        );
+        let paths = |ids: &[SegmentId]| ids.iter().map(|id| journal_path(*id)).collect::<Vec<_>>();
+        doomed.extend(paths(over));
+        let again_paths = paths(again_ids);
         if !self
             .backups
-            .unless_running(|| self.pool().recycle(again_ids))?
+            .unless_held(&again_paths, || self.pool().recycle(again_ids))?
         {
-            doomed.extend(
-                again_ids
-                    .iter()
-                    .map(|id| crate::journal::segment::journal_path(*id)),
-            );
+            doomed.extend(again_paths);
         }
         self.backups.remove_all(&doomed)?;
         self.disk.sync_directory("sorted")?;

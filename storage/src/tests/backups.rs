@@ -372,30 +372,46 @@ fn a_store_on_a_full_disk_can_be_saved() {
 }
 
 #[test]
-fn one_backup_runs_at_a_time_and_what_it_may_need_stays() {
+fn backups_hold_the_files_they_listed_and_no_others() {
     let (fixture, _) = busy_store(3);
-    let mut running = begin(&fixture, HashSet::new()).unwrap();
-    assert!(matches!(
-        begin(&fixture, HashSet::new()),
-        Err(BackupError::Busy)
-    ));
-    let checkpoint = fixture.disk.list("checkpoint").unwrap();
-    assert!(!checkpoint.is_empty());
     let backups = &fixture.core.backups;
     let index = format!("index/{}", fixture.disk.list("index").unwrap()[0]);
-    backups.remove(&index).unwrap();
-    assert!(fixture.disk.contents(&index).is_some(), "it is kept");
-    while next(&mut *running).unwrap().is_some() {}
-    drop(running);
-    assert!(
-        fixture.disk.contents(&index).is_none(),
-        "it is not needed any more"
-    );
-    // A client that goes away in the middle leaves nothing held.
+    let is_there = || fixture.disk.contents(&index).is_some();
+    let mut first = begin(&fixture, HashSet::new()).unwrap();
+    let mut second = begin(&fixture, HashSet::new()).unwrap();
+    assert!(!first.holds_back() && !second.holds_back());
+    assert!(backups.remove(&index).unwrap());
+    assert!(first.holds_back() && second.holds_back());
+    while next(&mut *first).unwrap().is_some() {}
+    drop(first);
+    assert!(is_there(), "the second backup holds the file");
+    while next(&mut *second).unwrap().is_some() {}
+    drop(second);
+    assert!(!is_there(), "no backup holds the file");
+    // A client that leaves in the middle holds nothing.
     let mut running = begin(&fixture, HashSet::new()).unwrap();
     assert!(next(&mut *running).unwrap().is_some());
+    // A file that was written after the list was made is removed at once.
+    let new = format!("{index}.new");
+    crate::checkpoint::replace(&fixture.disk, &format!("{new}.new"), &new, b"later").unwrap();
+    assert!(!backups.remove(&new).unwrap());
+    assert!(fixture.disk.contents(&new).is_none());
+    let whole = |path: &str| vec![path.to_owned()];
+    let journal = format!("journal/{}", fixture.disk.list("journal").unwrap()[0]);
+    assert!(!backups.unless_held(&whole(&journal), || Ok(())).unwrap());
+    assert!(backups.unless_held(&whole(&new), || Ok(())).unwrap());
     drop(running);
-    assert!(begin(&fixture, HashSet::new()).is_ok());
+    assert!(backups.unless_held(&whole(&journal), || Ok(())).unwrap());
+}
+
+#[test]
+fn few_backups_run_at_a_time() {
+    let (fixture, _) = busy_store(3);
+    let begin = || begin(&fixture, HashSet::new());
+    let running: Vec<_> = (0..backup::AT_A_TIME).map(|_| begin().unwrap()).collect();
+    assert!(matches!(begin(), Err(BackupError::Busy { running }) if running == backup::AT_A_TIME));
+    drop(running);
+    assert!(begin().is_ok());
 }
 
 #[test]
