@@ -1,8 +1,32 @@
 //! The log on stderr: lines for people or JSON, with a filter that can be changed.
+//!
+//! ```text
+//! event ──▶ log_filter ──▶ limit ──▶ formatted ──▶ queue ──▶ thread ──▶ stderr
+//!                            │ one a second          │ full          ▲ may block
+//!                            ▼                       ▼               │
+//!                         counted                 counted ───────────┘ a later line
+//! ```
+//!
+//! Rule: no thread but the writer's own ever waits for stderr. Nothing that a peer sends causes more
+//! than one line a second from one place in the code ([`limit`]), and a stderr that nobody reads
+//! costs the bytes of the queue and nothing else ([`writer`]).
 
+mod limit;
+mod writer;
+
+use std::io;
+use std::time::Duration;
+
+use tracing_subscriber::filter::FilterExt as _;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
+
+use limit::Limit;
+use writer::{LINES, Queue};
+
+/// Longest time that the end of the process waits for stderr to take the last lines.
+const FLUSH: Duration = Duration::from_secs(2);
 
 /// The running log.
 pub(crate) struct Log {
@@ -13,7 +37,7 @@ pub(crate) struct Log {
 /// log's alone.
 ///
 /// # Errors
-/// If the filter cannot be understood, or the process has a log already.
+/// If the filter cannot be understood, the process has a log already, or no thread can be made.
 pub(crate) fn start(
     json: bool,
     filter: &str,
@@ -21,18 +45,19 @@ pub(crate) fn start(
 ) -> Result<Log, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
     let (filter, handle) = reload::Layer::new(filter);
+    let filter = filter.and(Limit);
     let lines = if json {
         fmt::layer()
             .json()
             .flatten_event(true)
-            .with_writer(std::io::stderr)
+            .with_writer(Queue)
             .with_filter(filter)
             .boxed()
     } else {
         fmt::layer()
             .with_target(false)
-            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-            .with_writer(std::io::stderr)
+            .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+            .with_writer(Queue)
             .with_filter(filter)
             .boxed()
     };
@@ -42,7 +67,64 @@ pub(crate) fn start(
         .with(layers)
         .try_init()
         .map_err(|error| error.to_string())?;
+    LINES
+        .start_writing(io::stderr())
+        .map_err(|error| format!("cannot start a thread: {error}"))?;
+    std::panic::set_hook(Box::new(log_panic));
     Ok(Log { filter: handle })
+}
+
+/// Puts a line that is no event on stderr, after all lines before it.
+pub(crate) fn print(line: &str) {
+    match LINES.has_writer() {
+        true => LINES.push(format!("{line}\n").into_bytes(), true),
+        false => eprintln!("{line}"),
+    }
+}
+
+/// Waits until stderr has taken all lines, for at most 2 s. Without a running log there are none.
+pub(crate) fn flush() {
+    LINES.flush(FLUSH);
+}
+
+/// Log lines that were not written, since the process started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lost {
+    /// Lines for which the queue had no room, because stderr was not read.
+    pub(crate) unread: u64,
+    /// Lines beyond one a second from one place in the code.
+    pub(crate) repeated: u64,
+}
+
+/// Returns the number of lines that were not written so far.
+pub(crate) fn lost() -> Lost {
+    Lost {
+        unread: LINES.lost(),
+        repeated: limit::suppressed(),
+    }
+}
+
+/// Logs a panic. The default hook writes to stderr itself, and waits for it.
+fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
+    let payload = panic.payload();
+    let message = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
+    let location = panic.location().map(ToString::to_string);
+    let thread = std::thread::current();
+    let backtrace = std::backtrace::Backtrace::capture();
+    let backtrace = (backtrace.status() == std::backtrace::BacktraceStatus::Captured)
+        .then(|| backtrace.to_string());
+    tracing::error!(
+        target: limit::PANIC,
+        message,
+        location,
+        thread = thread.name(),
+        backtrace,
+        panicked = true,
+    );
 }
 
 impl Log {

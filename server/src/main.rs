@@ -60,6 +60,8 @@ fn main() -> ExitCode {
             exit.code
         }),
     };
+    // The process ends without waiting for the thread that writes the log.
+    logging::flush();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(code) => ExitCode::from(code),
@@ -100,7 +102,7 @@ fn tell(source: &Source, exit: &Exit) {
         if tracing::enabled!(tracing::Level::ERROR) {
             tracing::error!(code = exit.code, "{line}");
         } else {
-            eprintln!("wald: {line}");
+            logging::print(&format!("wald: {line}"));
         }
     }
 }

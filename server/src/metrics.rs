@@ -21,6 +21,7 @@ use prometheus::{
 };
 use wald_storage::{AppendError, Clock as _, Durability, RecoveryReport, Statistics, SystemClock};
 
+use crate::logging;
 use crate::status;
 
 pub(crate) use calls::{CallCounter, CallFuture, access_of};
@@ -166,6 +167,7 @@ pub(crate) struct Metrics {
     backup_time: Gauge,
     backup_seconds: Gauge,
     backup_bytes: IntGauge,
+    lost_log_lines: IntCounterVec,
 }
 
 /// Parts of the memory that calls hold, as labels.
@@ -533,6 +535,12 @@ impl Metrics {
                 "wald_backup_last_sent_bytes",
                 "How many bytes did the last backup send? What the client held already is not in it.",
             )?,
+            lost_log_lines: make.counters(
+                "wald_log_lines_dropped_total",
+                "Log lines that were not written, by reason. unread: stderr was not read fast enough. repeated: one place in the code logged more than one line in a second.",
+                "reason",
+                &["unread", "repeated"],
+            )?,
             registry,
         })
     }
@@ -676,6 +684,11 @@ impl Metrics {
         for (part, bytes) in PARTS.into_iter().zip(memory) {
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
             self.admitted.with_label_values(&[part]).set(bytes);
+        }
+        let lost = logging::lost();
+        for (reason, lines) in [("unread", lost.unread), ("repeated", lost.repeated)] {
+            let counter = self.lost_log_lines.with_label_values(&[reason]);
+            counter.inc_by(lines.saturating_sub(counter.get()));
         }
         let mut text = Vec::with_capacity(64 << 10);
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;

@@ -23,6 +23,7 @@ use crate::config::{Config, FlushFailurePolicy, Value};
 use crate::console;
 use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
+use crate::logging;
 use crate::metrics::Metrics;
 use crate::rpc::{Direct, Echo, Node, Services, Store};
 use crate::transport::{Calls, Listener, Routes, Transport};
@@ -463,12 +464,12 @@ fn announce(
         "wald is serving"
     );
     if try_line {
-        eprintln!(
+        logging::print(&format!(
             "try: grpcurl -plaintext -d '{{\"log\":\"greetings\",\"record\":{{\"text\":\"hello\"}}}}' \
              {grpc} wald.v1.WalService/Append"
-        );
+        ));
         if let Some(http) = http.filter(|_| config.has_console()) {
-            eprintln!("console: http://{http}/console/");
+            logging::print(&format!("console: http://{http}/console/"));
         }
     }
     if report.torn_bytes > 0 {

@@ -66,9 +66,9 @@ pub use engine::{
     SegmentContents, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
-    AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck, FailedCondition,
-    FenceError, InvalidBatch, MAX_EPOCH_RISE, OpenError, ReadError, RestoreError, SyncError, TrimError,
-    VerifyError,
+    AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck,
+    FailedCondition, FenceError, InvalidBatch, MAX_EPOCH_RISE, OpenError, ReadError, RestoreError,
+    SyncError, TrimError, VerifyError,
 };
 pub use ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,

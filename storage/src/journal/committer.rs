@@ -532,7 +532,10 @@ impl Committer {
     /// has room for it.
     fn no_room(&self, adds: &Adds, log: &LogName) -> Option<AppendError> {
         match adds.is_something() {
-            true => self.settings.bounds.refuse(&self.logs.holdings(), adds, log),
+            true => self
+                .settings
+                .bounds
+                .refuse(&self.logs.holdings(), adds, log),
             false => None,
         }
     }

@@ -711,7 +711,11 @@ impl Logs {
     }
 
     pub(crate) fn by_id(&self, id: LogId) -> Option<Arc<Log>> {
-        self.tables.read().ids.get(&id).map(|log| Arc::clone(&log.0))
+        self.tables
+            .read()
+            .ids
+            .get(&id)
+            .map(|log| Arc::clone(&log.0))
     }
 
     pub(crate) fn insert(&self, log: Arc<Log>) {

@@ -290,12 +290,21 @@ fn an_epoch_rises_by_two_to_the_32_at_a_time_and_no_more() {
         other => panic!("{other:?}"),
     };
     // Of a producer, also of a new one, whose epoch counts from 0.
-    assert_eq!(jump(f.append_batch(by("a", "p", u64::MAX, 0))), (u64::MAX, 0));
-    assert_eq!(jump(f.append_batch(by("a", "p", RISE + 1, 0))), (RISE + 1, 0));
+    assert_eq!(
+        jump(f.append_batch(by("a", "p", u64::MAX, 0))),
+        (u64::MAX, 0)
+    );
+    assert_eq!(
+        jump(f.append_batch(by("a", "p", RISE + 1, 0))),
+        (RISE + 1, 0)
+    );
     assert!(f.read("a", 0).is_err(), "a refusal makes no log");
     f.append_batch(by("a", "p", RISE, 0)).unwrap();
     let beyond = 2 * RISE + 1;
-    assert_eq!(jump(f.append_batch(by("a", "p", beyond, 0))), (beyond, RISE));
+    assert_eq!(
+        jump(f.append_batch(by("a", "p", beyond, 0))),
+        (beyond, RISE)
+    );
     // The owner goes on.
     f.append_batch(by("a", "p", RISE, 1)).unwrap();
     f.append_batch(by("a", "p", beyond - 1, 0)).unwrap();
