@@ -17,12 +17,11 @@ mod writer;
 use std::io;
 use std::time::Duration;
 
-use tracing_subscriber::filter::FilterExt as _;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
-use limit::Limit;
+use limit::Limited;
 use writer::{LINES, Queue};
 
 /// Longest time that the end of the process waits for stderr to take the last lines.
@@ -45,21 +44,15 @@ pub(crate) fn start(
 ) -> Result<Log, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
     let (filter, handle) = reload::Layer::new(filter);
-    let filter = filter.and(Limit);
     let lines = if json {
-        fmt::layer()
-            .json()
-            .flatten_event(true)
-            .with_writer(Queue)
-            .with_filter(filter)
-            .boxed()
+        let lines = fmt::layer().json().flatten_event(true).with_writer(Queue);
+        Limited(lines).with_filter(filter).boxed()
     } else {
-        fmt::layer()
+        let lines = fmt::layer()
             .with_target(false)
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-            .with_writer(Queue)
-            .with_filter(filter)
-            .boxed()
+            .with_writer(Queue);
+        Limited(lines).with_filter(filter).boxed()
     };
     let mut layers = vec![lines];
     layers.extend(traces);

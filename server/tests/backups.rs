@@ -184,15 +184,18 @@ async fn a_backup_is_restored_as_of_its_end_and_as_of_a_position() {
 }
 
 #[tokio::test]
-async fn one_backup_runs_at_a_time_and_a_client_that_goes_away_ends_its_own() {
+async fn four_backups_run_at_a_time_and_a_client_that_goes_away_ends_its_own() {
     let daemon = Daemon::start(&[]);
     fill(&daemon, 0, 60).await;
     let slowly = v1::BackupRequest {
         max_bytes_per_second: 1 << 20,
         ..v1::BackupRequest::default()
     };
-    let mut ops = daemon.ops().await;
-    let running = ops.backup(slowly).await.unwrap().into_inner();
+    let mut running = Vec::new();
+    for _ in 0..4 {
+        let mut ops = daemon.ops().await;
+        running.push((ops.backup(slowly.clone()).await.unwrap().into_inner(), ops));
+    }
     let mut other = daemon.ops().await;
     let refused = other.backup(v1::BackupRequest::default()).await;
     let told = Told::of(&refused.unwrap_err());
@@ -200,8 +203,7 @@ async fn one_backup_runs_at_a_time_and_a_client_that_goes_away_ends_its_own() {
         (told.code, told.reason.as_str()),
         (Code::ResourceExhausted, "BUSY")
     );
-    drop(running);
-    drop(ops);
+    drop(running.pop());
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while other.backup(v1::BackupRequest::default()).await.is_err() {
         assert!(std::time::Instant::now() < deadline, "it is never let go");

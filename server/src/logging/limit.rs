@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tracing::callsite::Identifier;
-use tracing::level_filters::LevelFilter;
-use tracing::subscriber::Interest;
+use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use tracing_subscriber::layer::{Context, Filter};
+use tracing_subscriber::layer::{Context, Layer};
 
 use super::writer::LINES;
 
@@ -125,27 +124,42 @@ fn burst(metadata: &Metadata<'_>) -> Option<u32> {
     Some(1)
 }
 
-/// The filter behind `log_filter`.
-pub(super) struct Limit;
+/// A layer that passes on the lines that may be logged.
+///
+/// Not a filter: where a filter refuses a single event, tracing-subscriber keeps that state for the
+/// next event of the thread, and fails an assertion in debug builds.
+pub(super) struct Limited<L>(pub(super) L);
 
-impl<S: Subscriber> Filter<S> for Limit {
-    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
-        true
+impl<S: Subscriber, L: Layer<S>> Layer<S> for Limited<L> {
+    fn on_layer(&mut self, subscriber: &mut S) {
+        self.0.on_layer(subscriber);
     }
 
-    fn callsite_enabled(&self, _: &'static Metadata<'static>) -> Interest {
-        Interest::always()
-    }
-
-    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
-        match burst(event.metadata()) {
-            None => true,
-            Some(burst) => may_log(event.metadata(), burst, Instant::now()),
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let metadata = event.metadata();
+        if burst(metadata).is_none_or(|burst| may_log(metadata, burst, Instant::now())) {
+            self.0.on_event(event, context);
         }
     }
 
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        None
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        self.0.on_new_span(attributes, id, context);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        self.0.on_record(id, values, context);
+    }
+
+    fn on_enter(&self, id: &Id, context: Context<'_, S>) {
+        self.0.on_enter(id, context);
+    }
+
+    fn on_exit(&self, id: &Id, context: Context<'_, S>) {
+        self.0.on_exit(id, context);
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        self.0.on_close(id, context);
     }
 }
 
@@ -176,6 +190,8 @@ fn may_log(metadata: &'static Metadata<'static>, burst: u32, now: Instant) -> bo
 
 #[cfg(test)]
 mod tests {
+    use tracing::subscriber::Interest;
+
     use super::*;
 
     fn site(now: Instant) -> Site {
