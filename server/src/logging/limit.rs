@@ -61,7 +61,7 @@ pub(super) fn tell() {
             target: super::writer::TARGET,
             lines,
             source = metadata.target(),
-            at = metadata.file().map(|file| short(file)),
+            at = metadata.file().map(short),
             line = metadata.line(),
             "log lines were suppressed: one place logs at most one line a second"
         );
