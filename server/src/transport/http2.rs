@@ -12,7 +12,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use h2::server::Connection;
@@ -37,9 +37,9 @@ const CANCELS_AT_ONCE: u64 = 10_000;
 /// Calls that a client may give up in a second without being slowed down.
 const CANCELS_PER_SECOND: u64 = 1_000;
 
-/// Requests that were cancelled before they were accepted. Reading stops after 512 KiB, which is less
+/// Requests that were cancelled before they were accepted. Reading stops after 256 KiB, which is less
 /// than so many of them, and all are accepted then.
-const CANCELLED_UNSEEN: usize = 20_000;
+const CANCELLED_UNSEEN: usize = 10_000;
 
 /// Calls reset by the server whose late data is ignored, and for how long.
 const RESET_REMEMBERED: usize = 256;
@@ -222,9 +222,14 @@ impl Serving {
     fn begin_call(
         &mut self,
         request: Request<h2::RecvStream>,
-        respond: h2::server::SendResponse<Piece>,
+        mut respond: h2::server::SendResponse<Piece>,
     ) {
         self.life.first_request_by = None;
+        // A request that its client has cancelled already costs no call.
+        let mut context = Context::from_waker(Waker::noop());
+        if respond.poll_reset(&mut context).is_ready() {
+            return self.terms.peer.call_was_cancelled();
+        }
         let open = self.terms.peer.begin_call();
         let request = request.map(Incoming::new);
         let call = self.service.call(request);
