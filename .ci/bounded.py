@@ -14,7 +14,7 @@ from common import *
 LOGS, RECORD, SEGMENT = 10_000, 4_096, 64 << 20
 STEP = 512 << 20  # sorter_step_bytes
 POOL = 4 * SEGMENT  # two segments that are ready, two of the reserve
-TURNS = 5
+TURNS = sized(5, 3)
 MOST_P99 = 1.5
 MIB = 1 << 20
 

@@ -82,7 +82,7 @@ def first_difference(one, other):
 if len(sys.argv) > 3 or any(not argument.isdecimal() for argument in sys.argv[1:]):
     print(__doc__.strip())
     sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
-seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 75
+seconds = int(sys.argv[1]) if len(sys.argv) > 1 else sized(75, 42)
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1_000_000)
 print(f"seed {seed}: .ci/chaos.py {seconds} {seed}", flush=True)
 dice = random.Random(seed)

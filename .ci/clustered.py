@@ -12,7 +12,7 @@ import statistics
 from common import *
 
 LOGS, EACH, RECORD = 10_000, 1_000_000, 4_000
-SAMPLES = 21
+SAMPLES = sized(21, 11)
 OFF = "--sorter-enabled=false"
 READING = TARGET / "release" / "examples" / "reading"
 

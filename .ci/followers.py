@@ -15,9 +15,10 @@ from common import *
 
 usage()
 IDLE = 1_000
-ROUNDS = 1_000
-CROWD, CROWD_LOGS, CROWD_CONNECTIONS = 100_000, 1_000, 50
-BUSY, BUSY_CONNECTIONS, BUSY_APPENDS = 1_000, 10, 10_000
+ROUNDS = sized(1_000, 240)
+CROWD, CROWD_CONNECTIONS = sized(100_000, 20_000), 50
+CROWD_LOGS = CROWD // 100
+BUSY, BUSY_CONNECTIONS, BUSY_APPENDS = 1_000, 10, sized(10_000, 3_000)
 # Between two messages to one of so many: 50 us for each.
 BUSY_PAUSE = 0.05
 # Flushes take so long, and nearly all of an append's time: what is compared is not the machine's noise.
@@ -287,7 +288,7 @@ def a_crowd(data):
         each = (daemon.anonymous() - before) / CROWD
         check("each takes few bytes", each < 16 << 10, f"{each / 1024:.2f} KiB resident, its stream included")
         spent, began = cpu_seconds(daemon), time.monotonic()
-        listen(selector, lambda: time.monotonic() - began > 30, 40)
+        listen(selector, lambda: time.monotonic() - began > sized(30, 16), 40)
         share = (cpu_seconds(daemon) - spent) / (time.monotonic() - began)
         check("idle, they take no processor time but for their heartbeats", share < 0.25,
               f"{share:.1%} of a core, with one heartbeat each in 15 s")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from common import *
 
 usage()
-ROUNDS = 20
+ROUNDS = sized(20, 5)
 MIB = 1 << 20
 # What each round gets to fill: 20 of these, a pool and a first fill are what 64 MiB hold.
 BALLAST = 2 * MIB

@@ -35,7 +35,7 @@ from story import *
 # Scrubbing reads when it has the time, and not in the order of the story.
 ARGUMENTS = ["--segment-bytes", "64KiB", "--sync-interval", "20ms", "--worker-threads", "2", "--scrub-bytes-per-second", "0"]
 # Of the sample, at least.
-RUNS = 600
+RUNS = sized(600, 300)
 WORKERS = 4
 # From the failure of a flush to the moment when all know of it.
 GRACE = 0.1

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""usage: .ci/wire.py
+
+Clients that behave are held back and never cut off; clients that mean harm, or stand still, stop and
+fill nothing. Real clients (grpc-go, the client for Go) and raw HTTP/2 by the program in .ci/wire/go:
+small messages, cancelled calls, deadlines, slow links, stuck peers at a stop, silent connections,
+announced lengths, endless messages, unread answers, and floods of every kind of frame.
+"""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from common import *
+
+usage()
+PROGRAM = ROOT / ".ci" / "wire" / "go"
+WIRE = SCRATCH / "wire"
+MIB = 1 << 20
+FLAT = 64 * MIB
+
+
+def built():
+    """Makes the stubs of the client for Go, and builds the program over them."""
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["go", "run", "./internal/generate"], cwd=ROOT / "client" / "go", check=True)
+    subprocess.run(["go", "build", "-o", WIRE, "."], cwd=PROGRAM, check=True)
+
+
+def wire(*arguments, seconds=60):
+    """Runs the program; what it printed, one object a line."""
+    done = run(WIRE, *arguments, timeout=seconds)
+    if done.returncode != 0:
+        return [{"error": done.stderr.decode()[-300:]}]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Held:
+    """A peer that the program holds until it is let go."""
+
+    def __init__(self, *arguments):
+        command = [str(part) for part in (WIRE, *arguments)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+        self.ready = "ready" in self.process.stdout.readline()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
+def sessions(directory):
+    """Small messages, which come in as many small frames."""
+    for size in (1, 20):
+        with Daemon(directory / f"session-{size}") as daemon:
+            (told,) = wire("sessions", "-bytes", size, daemon.grpc)
+            check(f"a session of grpc-go with 100,000 records of {size} B is acked whole",
+                  told.get("acked") == 100_000 and not told.get("failures"), told)
+    with Daemon(directory / "session-slow") as daemon:
+        strace = Strace(daemon, "-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=20000")
+        for own in ([], ["-client"]):
+            (told,) = wire("sessions", "-sessions", 8, "-messages", 10_000, "-bytes", 128, *own, daemon.grpc)
+            what = "the client for Go" if own else "grpc-go"
+            check(f"8 sessions of {what} with 128 B and flushes of 20 ms are acked whole",
+                  told.get("acked") == 80_000 and not told.get("failures"), told)
+        strace.stop()
+
+
+def neighbours(directory):
+    """Calls that end early, beside a follower and a session on the same connection."""
+    with Daemon(directory / "cancels") as daemon:
+        (told,) = wire("cancels", "-calls", 4000, "-group", 200, daemon.grpc)
+        fine = not told.get("session") and not told.get("follower") and told.get("acks_after", 0) > 0
+        check("4,000 calls cancelled by 200 at once leave the follower and the session alone", fine, told)
+    with Daemon(directory / "deadlines") as daemon:
+        process = subprocess.Popen([str(WIRE), "deadlines", daemon.grpc], stdout=subprocess.PIPE, text=True)
+        wait_until(lambda: daemon.metric("wald_appended_records_total") > 1000, 10)
+        daemon.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)  # the pause itself
+        daemon.process.send_signal(signal.SIGCONT)
+        told = json.loads(process.communicate(timeout=60)[0])
+        fine = not told.get("session") and not told.get("follower") and told.get("acks_after", 0) > 0
+        check("64 callers with deadlines of 300 ms in a pause of 1.5 s leave them alone", fine, told)
+
+
+def slow(directory):
+    """A link on which bytes move, slowly."""
+    with Daemon(directory / "slow", "--keepalive-interval", "1s", "--keepalive-timeout", "5s",
+                "--stream-progress-timeout", "8s") as daemon:
+        (told,) = wire("slow", "-seconds", "15s", daemon.grpc)
+        check("a scan at 50 kB/s lives on, though its pings are answered late",
+              told.get("ended") in ("", None, "time") and told.get("bytes", 0) > 300_000, told)
+
+
+def stops(directory):
+    """A stop beside one stuck peer of each kind."""
+    (kinds,) = wire("stuck", "-list")
+
+    def stopped(kind):
+        with Daemon(directory / f"stop-{kind}") as daemon, Held("stuck", kind, daemon.grpc) as peer:
+            began = time.monotonic()
+            code = daemon.stop()
+            return kind, peer.ready, code, time.monotonic() - began
+
+    with ThreadPoolExecutor(6) as pool:
+        for kind, ready, code, took in pool.map(stopped, kinds):
+            check(f"a stop beside `{kind}` takes less than 4 s", ready and code == 0 and took < 4, f"{took:.1f} s")
+
+
+def standing(directory):
+    """Connections and messages that do not go on, and who gets in beside them."""
+    short = ["--handshake-timeout", "1s", "--max-connections", "20"]
+    for kind in ("silent", "half-preface", "preface"):
+        with Daemon(directory / f"idle-{kind}", *short) as daemon:
+            with Held("idle", "-count", 20, "-seconds", "8s", kind, daemon.grpc) as peers:
+                began = time.monotonic()
+                done = daemon.walctl("--timeout", "5s", "health")
+                took = time.monotonic() - began
+                told = json.loads(peers.process.stdout.readline() or "{}")
+            check(f"20 connections of `{kind}` keep nobody out of 20 places", done.returncode == 0 and took < 3,
+                  f"{took:.1f} s")
+            check(f"connections of `{kind}` are closed", told.get("closed") == 20 and told.get("last_s", 99) < 5, told)
+    with Daemon(directory / "announced") as daemon:
+        with Held("idle", "-count", 14, "-announce", 4_000_000, "-seconds", "20s", "announce", daemon.grpc):
+            appends = [daemon.walctl("--timeout", "3s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
+            held = daemon.metric('wald_admitted_bytes{part="appends"}')
+        check("14 announced messages of 4 MB hold nothing", appends == [0] * 10 and held < 100_000, f"{held:.0f} bytes")
+    for path in ("/wald.v1.WalService/Read", "/wald.v1.WalService/GetTail", "/wald.v1.LogService/ListLogs",
+                 "/grpc.health.v1.Health/Check"):
+        with Daemon(directory / ("bodies" + path.replace("/", "-"))) as daemon:
+            before = daemon.anonymous()
+            told = wire("idle", "-count", 200, "-announce", 8_000_000, "-bytes", 4_000_000, "-seconds", "3s",
+                        "-path", path, "bodies", daemon.grpc)
+            grown = daemon.anonymous() - before
+            check(f"200 messages of {path} that never end take less than 64 MiB", grown < FLAT,
+                  f"{grown / MIB:.0f} MiB; {told[-1]}")
+
+
+def floods(directory):
+    """Frames as fast as they go, beside a client that behaves, on a connection of its own."""
+    (kinds,) = wire("flood", "-list")
+    for kind in kinds:
+        with Daemon(directory / f"flood-{kind}") as daemon:
+            before = daemon.anonymous()
+            most = [before]
+            stop = threading.Event()
+
+            def watch():
+                while not stop.wait(0.1):
+                    most[0] = max(most[0], daemon.anonymous())
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            (told,) = wire("flood", "-seconds", "1500ms", kind, daemon.grpc)
+            stop.set()
+            watcher.join()
+            done = daemon.walctl("--timeout", "5s", "append", "after", "-", input=b"x\n")
+            grown, lines = most[0] - before, len("".join(daemon.lines))
+            fine = done.returncode == 0 and daemon.process.poll() is None and grown < FLAT and lines < 20_000
+            check(f"flood `{kind}`: the daemon serves, is flat and writes little", fine,
+                  f"{told.get('frames')} frames, {grown / MIB:.0f} MiB more, {lines} bytes of log; "
+                  f"{str(told.get('ended'))[:80]}")
+
+
+built()
+with scratch() as temporary:
+    for scenario in (sessions, neighbours, slow, stops, standing, floods):
+        scenario(Path(temporary))
+finish()

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net"
+	"syscall"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	wal        = "/wald.v1.WalService/"
+	ops        = "/wald.v1.OpsService/"
+	health     = "/grpc.health.v1.Health/"
+	reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+)
+
+// raw is a connection that sends whatever it is told to. Frames are written to `out` first.
+type raw struct {
+	net.Conn
+	in      *http2.Framer
+	out     *http2.Framer
+	pending bytes.Buffer
+	block   bytes.Buffer
+	encoder *hpack.Encoder
+	next    uint32
+}
+
+// connect opens a TCP connection; a receive buffer of 0 bytes is the system's own size.
+func connect(address string, receive int) (net.Conn, error) {
+	dialer := net.Dialer{}
+	if receive > 0 {
+		dialer.Control = func(_, _ string, connection syscall.RawConn) error {
+			return connection.Control(func(fd uintptr) {
+				_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, receive)
+			})
+		}
+	}
+	return dialer.Dial("tcp", address)
+}
+
+func open(address string, receive int, settings ...http2.Setting) (*raw, error) {
+	connection, err := connect(address, receive)
+	if err != nil {
+		return nil, err
+	}
+	found := &raw{Conn: connection, next: 1}
+	found.in = http2.NewFramer(nil, connection)
+	found.out = http2.NewFramer(&found.pending, nil)
+	found.out.AllowIllegalWrites = true
+	found.encoder = hpack.NewEncoder(&found.block)
+	found.pending.WriteString(http2.ClientPreface)
+	_ = found.out.WriteSettings(settings...)
+	return found, found.flush()
+}
+
+// flush sends what is pending.
+func (r *raw) flush() error {
+	_, err := r.Write(r.pending.Bytes())
+	r.pending.Reset()
+	return err
+}
+
+// headers encodes the head of a call.
+func (r *raw) headers(path string) []byte {
+	r.block.Reset()
+	for _, field := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", path}, {":authority", "wald"},
+		{"te", "trailers"}, {"content-type", "application/grpc"},
+	} {
+		_ = r.encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]})
+	}
+	return bytes.Clone(r.block.Bytes())
+}
+
+// call writes the head of a call and its body, which ends the request or not; the stream.
+func (r *raw) call(path string, body []byte, end bool) uint32 {
+	stream := r.next
+	r.next += 2
+	_ = r.out.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: stream, BlockFragment: r.headers(path), EndHeaders: true, EndStream: end && body == nil,
+	})
+	for at := 0; at < len(body); at += 16384 {
+		last := min(at+16384, len(body))
+		_ = r.out.WriteData(stream, end && last == len(body), body[at:last])
+	}
+	return stream
+}
+
+// message is a gRPC message; its prefix announces as many bytes as there are.
+func message(m proto.Message) []byte {
+	body, err := proto.Marshal(m)
+	if err != nil {
+		panic(err)
+	}
+	return append(prefix(len(body)), body...)
+}
+
+// prefix announces a message of this length.
+func prefix(length int) []byte {
+	return binary.BigEndian.AppendUint32([]byte{0}, uint32(length))
+}
