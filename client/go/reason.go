@@ -22,6 +22,11 @@ const (
 	ErrRecordTooLarge = Reason("RECORD_TOO_LARGE")
 	// ErrRequestTooLarge: a request above the limits.
 	ErrRequestTooLarge = Reason("REQUEST_TOO_LARGE")
+	// ErrMalformedRequest: the request does not follow gRPC's framing, or cannot be decoded (fact field).
+	ErrMalformedRequest = Reason("MALFORMED_REQUEST")
+	// ErrRequestTooSlow: the request did not arrive in time: 10 s and 1 s for each 64 KiB. Nothing was
+	// applied.
+	ErrRequestTooSlow = Reason("REQUEST_TOO_SLOW")
 	// ErrChecksumMismatch: the checksum given does not match the data that arrived.
 	ErrChecksumMismatch = Reason("CHECKSUM_MISMATCH")
 	// ErrTimestampInFuture: a record's time is too far ahead of the server's clock.

@@ -47,6 +47,10 @@ reasons! {
     RecordTooLarge = "RECORD_TOO_LARGE",
     /// A request above the limits.
     RequestTooLarge = "REQUEST_TOO_LARGE",
+    /// The request does not follow gRPC's framing, or cannot be decoded (fact `field`).
+    MalformedRequest = "MALFORMED_REQUEST",
+    /// The request did not arrive in time: 10 s and 1 s for each 64 KiB. Nothing was applied.
+    RequestTooSlow = "REQUEST_TOO_SLOW",
     /// The checksum given does not match the data that arrived.
     ChecksumMismatch = "CHECKSUM_MISMATCH",
     /// A record's time is too far ahead of the server's clock.

@@ -38,7 +38,7 @@ use tower::BoxError;
 use wald_storage::AppendError;
 
 use crate::drain::Phase;
-use crate::metrics::{Metrics, access_of};
+use crate::metrics::Metrics;
 use crate::status::{self, Access};
 use crate::transport::{HttpAnswer, HttpResult, Incoming, Patience, Peer};
 use session::Window;
@@ -197,10 +197,12 @@ impl Admission {
     }
 
     /// The call that `serve` makes of a request of that connection, which is admitted as it arrives.
+    /// `access` is that of its RPC.
     pub(crate) fn call(
         self: &Arc<Self>,
         peer: &Peer,
         request: Request<Incoming>,
+        access: Access,
         serve: impl FnOnce(Request<RequestBody>) -> HttpAnswer,
     ) -> AdmittedCall {
         let path = request.uri().path();
@@ -228,7 +230,7 @@ impl Admission {
             is_append,
             bytes: AtomicU64::new(0),
         });
-        let (access, may_pause) = (access_of(path), path.starts_with(REFLECTION));
+        let may_pause = path.starts_with(REFLECTION);
         let (head, inner) = request.into_parts();
         let inner = AdmittedBody {
             inner,

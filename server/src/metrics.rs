@@ -24,8 +24,10 @@ use wald_storage::{AppendError, Clock as _, Durability, RecoveryReport, Statisti
 use crate::logging;
 use crate::status;
 
-pub(crate) use calls::{CallCounter, CallFuture, access_of};
+pub(crate) use calls::{CallCounter, CallFuture, Head, Rpc};
 pub(crate) use deadline::Deadline;
+#[cfg(test)]
+pub(crate) use deadline::MalformedTimeout;
 pub(crate) use totals::{Buckets, Totals, float};
 
 /// 10 ms times a power of two: from 20 us (a flush of battery-backed memory) to 10 s (a

@@ -97,7 +97,7 @@ fn refuse_late(extensions: &Extensions) -> Result<(), Status> {
 #[derive(Clone)]
 pub(crate) struct Services(pub(crate) Arc<Node>);
 
-pub(crate) use direct::Direct;
+pub(crate) use direct::{Direct, checked};
 pub(crate) use echo::Echo;
 pub(crate) use fan_out::FanOut;
 

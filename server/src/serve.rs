@@ -192,6 +192,7 @@ impl Server {
                 Arc::clone(&node.metrics),
             ),
             routes: routes(&node, &life.health, config)?,
+            http: addresses.1,
         });
         let mut transport =
             Transport::start(listener, &calls, config, &node.phase).map_err(|error| {
@@ -265,17 +266,17 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     let services = || Services(Arc::clone(node));
     let decode = usize::try_from(largest_message(config)?).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
-    let mut routes = Routes::default();
+    let mut routes = Routes::new(decode);
     routes.add(Direct::new(services(), decode));
-    routes.add(v1::log_service_server::LogServiceServer::new(services()));
-    routes.add(v1::cursor_service_server::CursorServiceServer::new(
+    routes.add_generated(v1::log_service_server::LogServiceServer::new(services()));
+    routes.add_generated(v1::cursor_service_server::CursorServiceServer::new(
         services(),
     ));
-    routes.add(v1::ops_service_server::OpsServiceServer::new(services()));
-    routes.add(tonic_health::pb::health_server::HealthServer::new(health));
+    routes.add_generated(v1::ops_service_server::OpsServiceServer::new(services()));
+    routes.add_generated(tonic_health::pb::health_server::HealthServer::new(health));
     if config.echo {
         let echo = EchoServiceServer::new(Echo::new(node.phase.clone()));
-        routes.add(echo.max_decoding_message_size(decode));
+        routes.add_generated(echo.max_decoding_message_size(decode));
     }
     if config.reflection {
         let builder = || {
@@ -291,8 +292,8 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
             }
         };
         let broken = |error| Exit::new(Exit::SYSTEM, format!("reflection: {error}"));
-        routes.add(builder().build_v1().map_err(broken)?);
-        routes.add(builder().build_v1alpha().map_err(broken)?);
+        routes.add_generated(builder().build_v1().map_err(broken)?);
+        routes.add_generated(builder().build_v1alpha().map_err(broken)?);
     }
     Ok(routes)
 }

@@ -7,6 +7,7 @@
 mod batch;
 mod failure;
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use tonic::{Code, Status};
@@ -21,6 +22,8 @@ pub(crate) use batch::{append, condition_reason};
 pub(crate) use failure::Access;
 use failure::{Failure, Retry};
 
+/// Characters of an unknown method that its refusal repeats.
+const MAX_SHOWN_PATH: usize = 200;
 /// When to come back after BUSY: long enough for a few commits, short enough to be unseen.
 const RETRY_SOON: Duration = Duration::from_millis(50);
 /// When to come back after what takes a restart or an operator.
@@ -253,14 +256,6 @@ pub(crate) fn message_too_large(bytes: u64, most: u64, access: Access) -> Status
     .status()
 }
 
-/// The request does not follow the gRPC framing, or is no protobuf message.
-pub(crate) fn malformed(why: &str, access: Access) -> Status {
-    Failure::new(Code::InvalidArgument, "MALFORMED_REQUEST", why.to_owned())
-        .field("request")
-        .refused_if_write(access, Retry::Never)
-        .status()
-}
-
 /// The client took too long to send one message.
 pub(crate) fn message_too_slow(access: Access) -> Status {
     Failure::new(
@@ -285,6 +280,62 @@ pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
     .fact("limit_bytes", limit)
     .refused(Retry::Safe)
     .retry_after(RETRY_LATER)
+    .status()
+}
+
+/// A request whose bytes cannot be read as one of the call's messages, or whose headers break the
+/// rules of gRPC. `field` is `request` or the name of a header.
+pub(crate) fn malformed(field: &str, why: impl std::fmt::Display, access: Access) -> Status {
+    Failure::new(
+        Code::InvalidArgument,
+        "MALFORMED_REQUEST",
+        format!("{field}: {why}"),
+    )
+    .fact("field", field)
+    .field(field)
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
+/// An error of tonic's about the messages it has received, which it blames on the server: INTERNAL
+/// without details. All others are the answer as they are.
+pub(crate) fn received(status: Status, access: Access) -> Status {
+    let is_tonics =
+        status.code() == Code::Internal && status.details().is_empty() && status.source().is_none();
+    match is_tonics {
+        true => malformed("request", status.message(), access),
+        false => status,
+    }
+}
+
+/// A request in an encoding that is not spoken here.
+pub(crate) fn encoding_not_supported(encoding: &str, access: Access) -> Status {
+    let mut status = Failure::new(
+        Code::Unimplemented,
+        "NOT_SUPPORTED",
+        format!("grpc-encoding: {encoding:?} is not supported; send messages without compression"),
+    )
+    .fact("field", "grpc-encoding")
+    .refused_if_write(access, Retry::Never)
+    .status();
+    let accepted = tonic::metadata::MetadataValue::from_static("identity");
+    status
+        .metadata_mut()
+        .insert("grpc-accept-encoding", accepted);
+    status
+}
+
+/// A call of a method that this server does not have.
+pub(crate) fn unknown_method(path: &str) -> Status {
+    let shown = path.char_indices().nth(MAX_SHOWN_PATH);
+    let shown = shown.map_or(path, |(end, _)| &path[..end]);
+    Failure::new(
+        Code::Unimplemented,
+        "NOT_SUPPORTED",
+        format!("this server has no method {shown:?}"),
+    )
+    .fact("method", shown)
+    .refused(Retry::Never)
     .status()
 }
 

@@ -29,6 +29,7 @@ mod http2;
 mod incoming;
 mod patience;
 mod peer;
+mod preface;
 mod routes;
 mod window;
 

@@ -144,7 +144,7 @@ enum Entry {
 }
 
 fn truncated() -> Status {
-    status::malformed("the request was cut off within a message", Access::Write)
+    status::malformed("request", "it was cut off within a message", Access::Write)
 }
 
 /// Where the bytes of a session come from.
@@ -240,7 +240,7 @@ impl<S: Source> Intake<S> {
         };
         if flag != 0 {
             let why = "the message is marked as compressed, and no grpc-encoding is supported";
-            return Poll::Ready(Err(status::malformed(why, Access::Write)));
+            return Poll::Ready(Err(status::malformed("request", why, Access::Write)));
         }
         let length = u64::from(u32::from_be_bytes(*length));
         let most = self.window.0.admission.largest_append;

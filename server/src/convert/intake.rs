@@ -189,7 +189,7 @@ fn log_records(index: usize, message: &Bytes, part: LogPart<'_>) -> Result<LogRe
 
 /// A message as prost reads it.
 fn decoded<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
-    M::decode(message.clone()).map_err(|error| Status::internal(error.to_string()))
+    M::decode(message.clone()).map_err(|error| status::malformed("request", error, Access::Write))
 }
 
 fn invalid(batch: InvalidBatch) -> Status {
@@ -204,10 +204,14 @@ const WORTH_ASKING: usize = 64 << 10;
 fn undecodable<M: Message + Default>(message: &Bytes) -> Status {
     let said = (message.len() <= WORTH_ASKING).then(|| M::decode(message.clone()).err());
     let said = said.flatten();
-    Status::internal(said.map_or_else(
-        || "failed to decode Protobuf message".to_owned(),
-        |error| error.to_string(),
-    ))
+    match said {
+        Some(error) => status::malformed("request", error, Access::Write),
+        None => status::malformed(
+            "request",
+            "failed to decode Protobuf message",
+            Access::Write,
+        ),
+    }
 }
 
 /// Where records are in a message.
@@ -389,6 +393,6 @@ mod tests {
         let request = Bytes::from_static(&[0x12, 1, 0x18, 0x12, 1, 2]);
         let expected = v1::AppendSessionRequest::decode(request.clone()).unwrap_err();
         let status = session_request(&Sent::new(request)).err().unwrap();
-        assert_eq!(status.message(), expected.to_string());
+        assert_eq!(status.message(), format!("request: {expected}"));
     }
 }

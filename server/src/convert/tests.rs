@@ -816,8 +816,8 @@ fn a_message_that_cannot_be_read_is_refused_in_the_words_of_prost() {
         let bytes = Bytes::from_static(bytes);
         let expected = v1::AppendRequest::decode(bytes.clone()).unwrap_err();
         let status = intake::append(&Sent::new(bytes)).unwrap_err();
-        assert_eq!(status.code(), tonic::Code::Internal);
-        assert_eq!(status.message(), expected.to_string());
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert_eq!(status.message(), format!("request: {expected}"));
     }
 }
 
@@ -845,7 +845,10 @@ fn what_is_too_much_by_its_number_is_refused_before_anything_is_made_of_it() {
     refused(&other, "log name");
     let long = [vec![0x38; 70_000], vec![0x0a]].concat();
     let status = intake::append_batch(&Sent::new(long.into()), &limits()).unwrap_err();
-    assert_eq!(status.message(), "failed to decode Protobuf message");
+    assert_eq!(
+        status.message(),
+        "request: failed to decode Protobuf message"
+    );
 }
 
 #[test]
@@ -881,7 +884,7 @@ fn a_request_of_a_session_is_its_number_and_its_batch() {
     let malformed = Sent::new(Bytes::from_static(b"\x0a\x01"));
     assert_eq!(
         session_request(&malformed).err().unwrap().code(),
-        tonic::Code::Internal
+        tonic::Code::InvalidArgument
     );
 }
 

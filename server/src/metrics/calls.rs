@@ -23,7 +23,7 @@ use tonic::Status;
 use tracing::Span;
 
 use super::Maker;
-use super::deadline::{Deadline, grpc_timeout};
+use super::deadline::{Deadline, MalformedTimeout, grpc_timeout};
 use crate::status::Access;
 use crate::trace;
 
@@ -66,13 +66,22 @@ const WRITES: [&str; 12] = [
     "Drain",
 ];
 
-/// Whether the errors of an RPC tell an outcome, by its path.
-pub(crate) fn access_of(path: &str) -> Access {
-    let method = path.rsplit('/').next().unwrap_or_default();
-    match path.starts_with("/wald.v1.") && WRITES.contains(&method) {
-        true => Access::Write,
-        false => Access::Read,
-    }
+/// The shape of an RPC, as the contract has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rpc {
+    /// Whether it writes.
+    pub(crate) access: Access,
+    /// Whether its request is one message, and no stream of them.
+    pub(crate) is_one_message: bool,
+}
+
+/// What the head of a request says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// `None`: no service that this server could have has such a method.
+    pub(crate) rpc: Option<Rpc>,
+    /// Whether `grpc-timeout` can be read, if it is there.
+    pub(crate) timeout: Result<(), MalformedTimeout>,
 }
 
 /// Metrics of one RPC.
@@ -85,9 +94,9 @@ struct Method {
     seconds: Histogram,
 }
 
-/// What happens to the calls of each RPC, by path. `None`: nothing, because they are to show
-/// what calls cost without it (echo).
-type Methods = HashMap<String, Option<Arc<Method>>>;
+/// Each RPC with its metrics, by path. `None`: its calls are not counted, because they show the cost
+/// of a call without that (echo).
+type Methods = HashMap<String, (Rpc, Option<Arc<Method>>)>;
 
 /// Metrics of all RPCs.
 pub(super) struct Calls {
@@ -116,13 +125,16 @@ impl Calls {
             "How long do calls take, from head to trailers?",
             &labels,
         )?;
+        let rpc = |kind: &str, name: &str| Rpc {
+            access: match WRITES.contains(&name) {
+                true => Access::Write,
+                false => Access::Read,
+            },
+            is_one_message: matches!(kind, "unary" | "server_stream"),
+        };
         let method = |kind: &str, service: &str, name: &str| {
             Arc::new(Method {
-                access: if WRITES.contains(&name) {
-                    Access::Write
-                } else {
-                    Access::Read
-                },
+                access: rpc(kind, name).access,
                 unary: kind == "unary",
                 started: started.with_label_values(&[kind, service, name]),
                 handled: CODES
@@ -141,11 +153,12 @@ impl Calls {
         ] {
             for (kind, service, name) in rpcs(descriptors) {
                 let counted = method(kind, &service, &name);
-                methods.insert(format!("/{service}/{name}"), Some(counted));
+                let known = (rpc(kind, &name), Some(counted));
+                methods.insert(format!("/{service}/{name}"), known);
             }
         }
-        for (_, service, name) in rpcs(wald_proto::ECHO_FILE_DESCRIPTOR_SET) {
-            methods.insert(format!("/{service}/{name}"), None);
+        for (kind, service, name) in rpcs(wald_proto::ECHO_FILE_DESCRIPTOR_SET) {
+            methods.insert(format!("/{service}/{name}"), (rpc(kind, &name), None));
         }
         Ok(Self {
             methods: Arc::new(methods),
@@ -194,18 +207,24 @@ pub(crate) struct CallCounter {
 }
 
 impl CallCounter {
-    /// The call that `serve` makes of the request.
+    /// The call that `serve` makes of the request and of what its head says.
     pub(crate) fn call<B, F>(
         &self,
         mut request: Request<B>,
-        serve: impl FnOnce(Request<B>) -> F,
+        serve: impl FnOnce(Request<B>, Head) -> F,
     ) -> CallFuture<F> {
-        let method = match self.methods.get(request.uri().path()) {
-            Some(Some(method)) => method,
-            Some(None) => {
+        let known = self.methods.get(request.uri().path());
+        let asked = grpc_timeout(request.headers());
+        let head = Head {
+            rpc: known.map(|(rpc, _)| *rpc),
+            timeout: asked.map(|_| ()),
+        };
+        let method = match known {
+            Some((_, Some(method))) => method,
+            Some((_, None)) => {
                 return CallFuture {
                     call: None,
-                    inner: serve(request),
+                    inner: serve(request, head),
                     sleep: None,
                     deadline: None,
                 };
@@ -215,7 +234,7 @@ impl CallCounter {
         method.started.inc();
         let started = Instant::now();
         let ceiling = self.ceiling.filter(|_| method.unary);
-        let timeout = match (grpc_timeout(request.headers()), ceiling) {
+        let timeout = match (asked.unwrap_or(None), ceiling) {
             (Some(asked), Some(ceiling)) => Some(asked.min(ceiling)),
             (asked, ceiling) => asked.or(ceiling),
         };
@@ -234,7 +253,7 @@ impl CallCounter {
                 started,
                 counted: false,
             }),
-            inner: serve(request),
+            inner: serve(request, head),
             sleep: deadline
                 .as_ref()
                 .map(|deadline| tokio::time::sleep_until(deadline.at.into())),

@@ -47,21 +47,36 @@ impl Deadline {
 
 static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The `grpc-timeout` header: up to eight digits and a unit.
-pub(super) fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(&GRPC_TIMEOUT)?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.len() > 8 {
+/// A `grpc-timeout` that is not one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MalformedTimeout;
+
+/// The `grpc-timeout` header: one to eight digits and a unit.
+///
+/// # Errors
+/// If the header is there and is anything else.
+pub(super) fn grpc_timeout(headers: &HeaderMap) -> Result<Option<Duration>, MalformedTimeout> {
+    match headers.get(&GRPC_TIMEOUT) {
+        None => Ok(None),
+        Some(value) => timeout(value.as_bytes()).map(Some).ok_or(MalformedTimeout),
+    }
+}
+
+fn timeout(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let number: u64 = digits.parse().ok()?;
+    let number = digits.iter().fold(0, |number: u64, digit| {
+        number * 10 + u64::from(digit - b'0')
+    });
     Some(match unit {
-        "H" => Duration::from_secs(number * 3600),
-        "M" => Duration::from_secs(number * 60),
-        "S" => Duration::from_secs(number),
-        "m" => Duration::from_millis(number),
-        "u" => Duration::from_micros(number),
-        "n" => Duration::from_nanos(number),
+        b'H' => Duration::from_secs(number * 3600),
+        b'M' => Duration::from_secs(number * 60),
+        b'S' => Duration::from_secs(number),
+        b'm' => Duration::from_millis(number),
+        b'u' => Duration::from_micros(number),
+        b'n' => Duration::from_nanos(number),
         _ => return None,
     })
 }
@@ -77,16 +92,21 @@ mod tests {
             headers.insert("grpc-timeout", text.parse().unwrap());
             grpc_timeout(&headers)
         };
-        assert_eq!(timeout("2H"), Some(Duration::from_secs(7200)));
-        assert_eq!(timeout("3M"), Some(Duration::from_secs(180)));
-        assert_eq!(timeout("10S"), Some(Duration::from_secs(10)));
-        assert_eq!(timeout("5m"), Some(Duration::from_millis(5)));
-        assert_eq!(timeout("5u"), Some(Duration::from_micros(5)));
-        assert_eq!(timeout("0n"), Some(Duration::ZERO));
-        for bad in ["", "m", "5", "123456789S", "-1S", "5x"] {
-            assert_eq!(timeout(bad), None, "{bad}");
+        for (text, meant) in [
+            ("2H", Duration::from_secs(7200)),
+            ("3M", Duration::from_secs(180)),
+            ("10S", Duration::from_secs(10)),
+            ("5m", Duration::from_millis(5)),
+            ("5u", Duration::from_micros(5)),
+            ("0n", Duration::ZERO),
+            ("99999999H", Duration::from_secs(99_999_999 * 3600)),
+        ] {
+            assert_eq!(timeout(text), Ok(Some(meant)), "{text}");
         }
-        assert_eq!(grpc_timeout(&HeaderMap::new()), None);
+        for bad in ["", "m", "5", "123456789S", "-1S", "+1S", "5x", "abc", "1 S"] {
+            assert_eq!(timeout(bad), Err(MalformedTimeout), "{bad}");
+        }
+        assert_eq!(grpc_timeout(&HeaderMap::new()), Ok(None));
     }
 
     #[test]

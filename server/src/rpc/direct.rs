@@ -30,10 +30,12 @@ use wald_proto::stored::wal_service_server::WalServiceServer;
 use super::session::append_session;
 use super::{Answer, Answers, Node, Services, append, read};
 use crate::admission::RequestBody;
+use crate::metrics::Rpc;
 use crate::status::Access;
 use crate::transport::{HttpAnswer, HttpResult, Serve};
 pub(super) use framed::Framed;
 use framed::Messages;
+pub(crate) use unary::checked;
 use unary::unary;
 
 /// The stream of an answer, on its way from the RPC to the body.
@@ -74,13 +76,8 @@ impl NamedService for Direct {
 }
 
 impl Serve for Direct {
-    fn serve(&self, request: Request<RequestBody>) -> HttpAnswer {
-        let through_tonic = |request| self.through_tonic.clone().call(request);
-        // tonic refuses what is compressed.
-        let encoding = request.headers().get("grpc-encoding");
-        if encoding.is_some_and(|encoding| encoding != "identity") {
-            return through_tonic(request);
-        }
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
+        let mut tonic = self.through_tonic.clone();
         // Not as the trait has them: that is a box more for each call, 2 % of an append.
         let node = Arc::clone(&self.services.0);
         let largest = self.largest;
@@ -106,8 +103,11 @@ impl Serve for Direct {
             "/wald.v1.WalService/AppendSession" => {
                 Box::pin(std::future::ready(Ok(session(&node, request))))
             }
-            "/wald.v1.WalService/Scan" => through_tonic(request).map(with_its_stream).boxed(),
-            _ => through_tonic(request),
+            _ => checked(request, rpc.access, largest, move |request| {
+                tonic.call(request)
+            })
+            .map(with_its_stream)
+            .boxed(),
         }
     }
 }

@@ -18,7 +18,7 @@ use wald_proto::echo::{
 
 use super::{Answer, Answers};
 use crate::drain::{Phase, draining};
-use crate::status;
+use crate::status::{self, Access};
 
 /// Largest message that is made here.
 const MAX_ANSWER_BYTES: u64 = 4 << 20;
@@ -76,7 +76,10 @@ impl EchoService for Echo {
         let drained = Box::pin(async move { draining(&mut phase).await });
         let answers = stream::unfold((requests, drained), async |(mut requests, mut drained)| {
             let answer = poll_fn(|context| match pin!(&mut requests).poll_next(context) {
-                Poll::Ready(request) => Poll::Ready(request.map(|request| request.map(answer))),
+                Poll::Ready(request) => Poll::Ready(request.map(|request| match request {
+                    Ok(request) => Ok(answer(request)),
+                    Err(status) => Err(status::received(status, Access::Read)),
+                })),
                 // Only looked at when there is nothing else to do.
                 Poll::Pending => drained
                     .as_mut()

@@ -57,16 +57,17 @@ impl Fixture {
             fan_out: Arc::default(),
         });
         let services = || Services(Arc::clone(&node));
-        let mut routes = Routes::default();
+        let mut routes = Routes::new(16 << 20);
         routes.add(Direct::new(services(), 16 << 20));
-        routes.add(v1::log_service_server::LogServiceServer::new(services()));
-        routes.add(v1::cursor_service_server::CursorServiceServer::new(
+        routes.add_generated(v1::log_service_server::LogServiceServer::new(services()));
+        routes.add_generated(v1::cursor_service_server::CursorServiceServer::new(
             services(),
         ));
         let calls = Arc::new(Calls {
             counter: metrics.call_counter(None),
             admission: Admission::new(64 << 20, 4 << 20, 16 << 20, node.phase.clone(), metrics),
             routes,
+            http: None,
         });
         let mut config = Layers::default().resolve().unwrap().config;
         config.listen = "127.0.0.1:0".parse().unwrap();

@@ -54,6 +54,11 @@ impl Conn {
         })
     }
 
+    /// The socket, to look at.
+    pub(super) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
     /// The state that its calls share.
     pub(super) fn peer(&self) -> Peer {
         self.peer.clone()

@@ -26,6 +26,7 @@ use super::conn::Conn;
 use super::incoming::Incoming;
 use super::patience::AT_DRAIN;
 use super::peer::{Peer, Piece};
+use super::preface::{self, Greeting};
 use super::routes::ConnectionCalls;
 use super::window::Windows;
 use super::{Settings, draining};
@@ -58,7 +59,15 @@ pub(super) async fn serve(
     phase: watch::Receiver<Phase>,
 ) {
     let peer = conn.peer();
-    let mut handshake = pin!(builder(settings).handshake::<_, Piece>(conn));
+    let http = service.calls.http;
+    let handshake = async {
+        match preface::greet(conn.socket(), http).await {
+            Ok(Greeting::Http2) => Some(builder(settings).handshake::<_, Piece>(conn).await),
+            // Its client was told which port it means, if that is known.
+            Ok(_) | Err(_) => None,
+        }
+    };
+    let mut handshake = pin!(handshake);
     let mut late = pin!(tokio::time::sleep_until(
         accepted + settings.handshake_timeout
     ));
@@ -71,12 +80,12 @@ pub(super) async fn serve(
         {
             return Poll::Ready(None);
         }
-        handshake.as_mut().poll(context).map(Some)
+        handshake.as_mut().poll(context)
     });
     let connection = match connection.await {
         Some(Ok(connection)) => connection,
         Some(Err(error)) => return ended(&error),
-        // It has sent nothing that could be answered.
+        // It has sent nothing that could be served.
         None => return,
     };
     let served = Serving::new(connection, accepted, settings, service, peer, phase);

@@ -1,18 +1,34 @@
 //! Which service answers a call, and what is around all of them.
+//!
+//! ```text
+//! request ──▶ counted, its deadline ──▶ by the book? ──▶ admitted ──▶ service
+//!                                          │ no
+//!                                          ▼ 405, 415, UNIMPLEMENTED, INVALID_ARGUMENT
+//! ```
+//!
+//! Rule: a request that is not gRPC by the book ([`book`]) is refused before anything is made of it,
+//! in every service. A client that cannot read the answer would send an append again that was applied.
+
+mod book;
 
 use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
-use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
 use super::{Incoming, Peer};
 use crate::admission::{Admission, AdmittedCall, RequestBody};
-use crate::metrics::{CallCounter, CallFuture};
+use crate::metrics::{CallCounter, CallFuture, Rpc};
+use crate::rpc::checked;
+use crate::status;
 
 /// What comes of a call: refusals are answers, too.
 pub(crate) type HttpResult = Result<Response<Body>, Infallible>;
@@ -23,33 +39,51 @@ pub(crate) type HttpAnswer = BoxFuture<'static, HttpResult>;
 /// A service, as tonic has generated it or in front of that.
 pub(crate) trait Serve: Send + Sync {
     /// Answers one call.
-    fn serve(&self, request: Request<RequestBody>) -> HttpAnswer;
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer;
 }
 
-impl<S> Serve for S
+/// A service that tonic has generated.
+pub(crate) struct Generated<S> {
+    service: S,
+    /// Largest request message, in bytes.
+    largest: usize,
+}
+
+impl<S> Serve for Generated<S>
 where
-    S: Service<
-            Request<RequestBody>,
-            Response = Response<Body>,
-            Error = Infallible,
-            Future = HttpAnswer,
-        > + Clone
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future = HttpAnswer>
+        + Clone
         + Send
-        + Sync,
+        + Sync
+        + 'static,
 {
     /// Generated services are always ready.
-    fn serve(&self, request: Request<RequestBody>) -> HttpAnswer {
-        self.clone().call(request)
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
+        let mut service = self.service.clone();
+        if rpc.is_one_message {
+            return Box::pin(checked(request, rpc.access, self.largest, move |request| {
+                service.call(request)
+            }));
+        }
+        service.call(request.map(Body::new))
     }
 }
 
 /// The services of a daemon, the most wanted first.
-#[derive(Default)]
 pub(crate) struct Routes {
     services: Vec<(&'static str, Box<dyn Serve>)>,
+    largest: usize,
 }
 
 impl Routes {
+    /// No services yet. Generated ones get messages of at most `largest` bytes.
+    pub(crate) fn new(largest: usize) -> Self {
+        Self {
+            services: Vec::new(),
+            largest,
+        }
+    }
+
     /// Answers calls of this service, too.
     pub(crate) fn add<S>(&mut self, service: S)
     where
@@ -58,12 +92,24 @@ impl Routes {
         self.services.push((S::NAME, Box::new(service)));
     }
 
-    fn serve(&self, request: Request<RequestBody>) -> HttpAnswer {
+    /// Answers calls of this service of tonic's, too.
+    pub(crate) fn add_generated<S>(&mut self, service: S)
+    where
+        S: NamedService + Send + Sync + 'static,
+        Generated<S>: Serve,
+    {
+        let largest = self.largest;
+        let service = Generated { service, largest };
+        self.services.push((S::NAME, Box::new(service)));
+    }
+
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
         let name = service_name(request.uri().path());
         match self.services.iter().find(|(known, _)| name == Some(known)) {
-            Some((_, service)) => service.serve(request),
+            Some((_, service)) => service.serve(request, rpc),
+            // A service that is switched off.
             None => {
-                let status = Status::unimplemented("the server has no such service");
+                let status = status::unknown_method(request.uri().path());
                 Box::pin(std::future::ready(Ok(status.into_http())))
             }
         }
@@ -80,6 +126,8 @@ pub(crate) struct Calls {
     pub(crate) counter: CallCounter,
     pub(crate) admission: Arc<Admission>,
     pub(crate) routes: Routes,
+    /// The HTTP port, for those who look for it here.
+    pub(crate) http: Option<SocketAddr>,
 }
 
 /// The calls of one connection.
@@ -90,15 +138,43 @@ pub(super) struct ConnectionCalls {
 
 impl ConnectionCalls {
     /// The call that a request begins.
-    pub(super) fn call(&self, request: Request<Incoming>) -> CallFuture<AdmittedCall> {
+    pub(super) fn call(&self, request: Request<Incoming>) -> CallFuture<CheckedCall> {
         let Calls {
             counter,
             admission,
             routes,
+            http,
         } = &*self.calls;
-        counter.call(request, |request| {
-            admission.call(&self.peer, request, |request| routes.serve(request))
+        counter.call(request, |request, head| {
+            let rpc = match book::check(&request, head, *http) {
+                Ok(rpc) => rpc,
+                Err(refusal) => {
+                    return CheckedCall::Refused(Some(refusal));
+                }
+            };
+            let serve = |request| routes.serve(request, rpc);
+            CheckedCall::Served(admission.call(&self.peer, request, rpc.access, serve))
         })
+    }
+}
+
+/// A call that is served, or the answer to a request that is not gRPC by the book.
+pub(super) enum CheckedCall {
+    Served(AdmittedCall),
+    Refused(Option<Box<Response<Body>>>),
+}
+
+impl Future for CheckedCall {
+    type Output = HttpResult;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<HttpResult> {
+        match self.get_mut() {
+            Self::Served(call) => Pin::new(call).poll(context),
+            Self::Refused(refusal) => match refusal.take() {
+                Some(refusal) => Poll::Ready(Ok(*refusal)),
+                None => Poll::Pending,
+            },
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body, Frame};
@@ -23,6 +23,9 @@ use crate::transport::HttpResult;
 /// What is shorter is copied: it may be a small part of what it lies in, a buffer of the
 /// connection, and holds that as long as it waits for a flush.
 const KEPT: usize = 4 << 10;
+
+/// Bytes of an announced message that memory is taken for at once; for more of it when that has come.
+const BELIEVED: usize = 64 << 10;
 
 /// Takes the request's message, of at most `largest` bytes, and answers with what `serve` makes
 /// of it.
@@ -43,12 +46,51 @@ where
     let metadata = MetadataMap::from_headers(head.headers);
     let extensions = head.extensions;
     async move {
-        let message = match receive(&mut body, access, largest).await.and_then(M::take) {
+        let message = match receive(&mut body, access, largest).await {
             Ok(message) => message,
             Err(status) => return Ok(status.into_http()),
         };
+        let message = match M::take(message) {
+            Ok(message) => message,
+            Err(status) => return Ok(status::received(status, access).into_http()),
+        };
         let answer = serve(Request::from_parts(metadata, extensions, message)).await;
         Ok(answer.and_then(respond).unwrap_or_else(Status::into_http))
+    }
+}
+
+/// Takes the request's message, of at most `largest` bytes, and passes the call on to a service of
+/// tonic's. By itself that takes two messages for one, and blames the server for bytes that are no
+/// message.
+pub(crate) fn checked<B, F>(
+    request: http::Request<B>,
+    access: Access,
+    largest: usize,
+    serve: impl FnOnce(http::Request<tonic::body::Body>) -> F,
+) -> impl Future<Output = HttpResult>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+    F: Future<Output = HttpResult>,
+{
+    let (head, mut body) = request.into_parts();
+    async move {
+        let message = match receive(&mut body, access, largest).await {
+            Ok(message) => message,
+            Err(status) => return Ok(status.into_http()),
+        };
+        let message = match framed(&AsItCame(message)) {
+            Ok(message) => tonic::body::Body::new(One(Left::Message(message))),
+            Err(status) => return Ok(status.into_http()),
+        };
+        let answer = serve(http::Request::from_parts(head, message)).await?;
+        let headers = answer.headers();
+        // Every INTERNAL of Wald's has details.
+        let is_tonics = (headers.get(Status::GRPC_STATUS)).is_some_and(|code| code == "13")
+            && !headers.contains_key("grpc-status-details-bin");
+        match Status::from_header_map(headers).filter(|_| is_tonics) {
+            Some(status) => Ok(status::received(status, access).into_http()),
+            None => Ok(answer),
+        }
     }
 }
 
@@ -67,10 +109,10 @@ fn respond<R: Encode>(answer: Response<R>) -> Result<http::Response<tonic::body:
 /// The one message of a request.
 ///
 /// # Errors
-/// `INTERNAL` if there is none, or not all of it, or more than one, as tonic has it;
-/// `REQUEST_TOO_LARGE` if it has more than `largest` bytes. They are told when all has come: a
-/// stream that is reset while it still sends counts as misbehaviour of the client, whose
-/// connection ends over a few of them.
+/// `MALFORMED_REQUEST` if there is none, or not all of it, or more than one; `REQUEST_TOO_LARGE` if it
+/// has more than `largest` bytes. The answer waits until all has come: a stream that is reset while
+/// its client still sends counts as misbehaviour of the client, whose connection ends over a few of
+/// them.
 async fn receive<B>(body: &mut B, access: Access, largest: usize) -> Result<Bytes, Status>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
@@ -88,7 +130,7 @@ where
             None => break,
         }
     }
-    received?.message()
+    received?.message(access)
 }
 
 /// What there is of a message and its prefix.
@@ -114,33 +156,40 @@ impl Received {
             self.first = data;
         } else if !data.is_empty() {
             if self.joined.is_empty() {
-                let length = length(&self.first)?.unwrap_or_default();
-                self.joined.reserve(PREFIX_BYTES + length);
+                // The length is only announced: what has come says how much to believe.
+                let length = length(&self.first, access)?.unwrap_or_default();
+                let believed = length.min(BELIEVED.max(2 * self.first.len()));
+                self.joined.reserve(PREFIX_BYTES + believed);
                 self.joined.extend_from_slice(&self.first);
                 self.first = Bytes::new();
             }
             self.joined.extend_from_slice(&data);
         }
-        match length(self.bytes())? {
+        match length(self.bytes(), access)? {
             Some(length) if length > largest => Err(status::message_too_large(
                 length as u64,
                 largest as u64,
                 access,
             )),
             Some(length) if self.bytes().len() > PREFIX_BYTES + length => {
-                Err(Status::internal("a unary call has one message, not more"))
+                let why = format_args!(
+                    "its message has {length} bytes, and more came behind it; the call takes one message"
+                );
+                Err(status::malformed("request", why, access))
             }
             _ => Ok(self),
         }
     }
 
-    fn message(self) -> Result<Bytes, Status> {
+    fn message(self, access: Access) -> Result<Bytes, Status> {
         let bytes = self.bytes();
         if bytes.is_empty() {
-            return Err(Status::internal("Missing request message."));
+            let why = "it has no message; the call takes one";
+            return Err(status::malformed("request", why, access));
         }
-        if length(bytes)?.is_none_or(|length| bytes.len() < PREFIX_BYTES + length) {
-            return Err(Status::internal("Unexpected EOF decoding stream."));
+        if length(bytes, access)?.is_none_or(|length| bytes.len() < PREFIX_BYTES + length) {
+            let why = format_args!("its message is cut off after {} bytes", bytes.len());
+            return Err(status::malformed("request", why, access));
         }
         Ok(if !self.joined.is_empty() {
             self.joined.freeze().split_off(PREFIX_BYTES)
@@ -153,27 +202,36 @@ impl Received {
 }
 
 /// How long the message is that begins so; `None` if that is not known yet.
-fn length(received: &[u8]) -> Result<Option<usize>, Status> {
+fn length(received: &[u8], access: Access) -> Result<Option<usize>, Status> {
     let Some((&[compressed, ref length @ ..], _)) = received.split_first_chunk::<PREFIX_BYTES>()
     else {
         return Ok(None);
     };
     match compressed {
-        0 => {}
+        0 => Ok(Some(u32::from_be_bytes(*length) as usize)),
         1 => {
-            return Err(Status::internal(
-                "protocol error: received message with compressed-flag but no grpc-encoding was \
-                 specified",
-            ));
+            let why = "its message is marked as compressed, and grpc-encoding names no compression";
+            Err(status::malformed("request", why, access))
         }
         flag => {
-            return Err(Status::internal(format!(
-                "protocol error: received message with invalid compression flag: {flag} (valid \
-                 flags are 0 and 1), while sending request"
-            )));
+            let why =
+                format_args!("its message begins with the compression flag {flag}; 0 is valid");
+            Err(status::malformed("request", why, access))
         }
     }
-    Ok(Some(u32::from_be_bytes(*length) as usize))
+}
+
+/// A message that stays as it came.
+struct AsItCame(Bytes);
+
+impl Encode for AsItCame {
+    fn length(&self) -> usize {
+        self.0.len()
+    }
+
+    fn put(&self, buffer: &mut impl BufMut) {
+        buffer.put_slice(&self.0);
+    }
 }
 
 /// A body of one message.
@@ -182,6 +240,8 @@ struct One(Left);
 /// What of it was not sent.
 enum Left {
     All(Bytes),
+    /// Of a request, which ends without a status.
+    Message(Bytes),
     Status,
     Nothing,
 }
@@ -196,6 +256,7 @@ impl Body for One {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let (frame, left) = match std::mem::replace(&mut self.0, Left::Nothing) {
             Left::All(message) => (Frame::data(message), Left::Status),
+            Left::Message(message) => (Frame::data(message), Left::Nothing),
             Left::Status => {
                 let mut trailers = HeaderMap::with_capacity(1);
                 trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
@@ -299,10 +360,14 @@ mod tests {
         odd[0] = 2;
         let long = sent(b"abcd");
         let cases: [(&[&[u8]], Code, &str); 10] = [
-            (&[], Code::Internal, "Missing request message"),
-            (&[b""], Code::Internal, "Missing request message"),
-            (&[b"\0"], Code::Internal, "Unexpected EOF"),
-            (&[b"\0\0\0", b"\0\x02a"], Code::Internal, "Unexpected EOF"),
+            (&[], Code::InvalidArgument, "no message"),
+            (&[b""], Code::InvalidArgument, "no message"),
+            (&[b"\0"], Code::InvalidArgument, "cut off after 1 bytes"),
+            (
+                &[b"\0\0\0", b"\0\x02a"],
+                Code::InvalidArgument,
+                "cut off after 6 bytes",
+            ),
             (
                 &[&long[..5], &long[5..]],
                 Code::InvalidArgument,
@@ -313,10 +378,18 @@ mod tests {
                 Code::InvalidArgument,
                 "has 4 bytes; at most 3",
             ),
-            (&[&two], Code::Internal, "one message"),
-            (&[&two[..8], &two[8..9]], Code::Internal, "one message"),
-            (&[&compressed], Code::Internal, "compressed-flag"),
-            (&[&odd], Code::Internal, "compression flag: 2"),
+            (&[&two], Code::InvalidArgument, "takes one message"),
+            (
+                &[&two[..8], &two[8..9]],
+                Code::InvalidArgument,
+                "takes one message",
+            ),
+            (
+                &[&compressed],
+                Code::InvalidArgument,
+                "marked as compressed",
+            ),
+            (&[&odd], Code::InvalidArgument, "compression flag 2"),
         ];
         for (frames, code, text) in cases {
             let mut body = Frames::of(frames);
