@@ -173,7 +173,7 @@ pub(crate) struct Metrics {
 }
 
 /// Parts of the memory that calls hold, as labels.
-const PARTS: [&str; 3] = ["appends", "requests", "queued"];
+const PARTS: [&str; 4] = ["appends", "requests", "answers", "queued"];
 
 /// Reports the bytes of each of [`PARTS`].
 type Memory = Box<dyn Fn() -> [u64; PARTS.len()] + Send + Sync>;
@@ -471,8 +471,8 @@ impl Metrics {
         state.set(&Statistics::default());
         let admitted = make.gauges(
                     "wald_admitted_bytes",
-                    "Bytes of memory that calls hold now, by part: appends, other requests, and answers \
-                     that wait for their sockets. Each part has a bound; at its bound calls wait or \
+                    "Bytes of memory that calls hold now, by part: appends, other requests, answers \
+                     that wait for their clients, and parts of them queued for sockets. Each part has a bound; at its bound calls wait or \
                      are answered BUSY.",
                 &["part"],
             )?;
@@ -570,8 +570,8 @@ impl Metrics {
         self.deduplicated.inc();
     }
 
-    /// From now on `memory` reports the bytes that calls hold: of appends, of other requests, and of
-    /// answers that wait for their sockets.
+    /// From now on `memory` reports the bytes that calls hold: of appends, of other requests, of
+    /// answers that wait for their clients, and of their parts that wait for sockets.
     pub(crate) fn watch_memory(
         &self,
         memory: impl Fn() -> [u64; PARTS.len()] + Send + Sync + 'static,

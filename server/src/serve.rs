@@ -204,8 +204,8 @@ impl Server {
         );
         node.metrics.watch_memory(move || {
             let (appends, requests) = admission.admitted_bytes();
-            let queued = connections.queued_bytes();
-            [appends, requests, queued]
+            let (answers, queued) = (connections.answer_bytes(), connections.queued_bytes());
+            [appends, requests, answers, queued]
         });
         let mut router = http::router(Arc::clone(&node), config.has_console());
         if config.has_console() {

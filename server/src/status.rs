@@ -283,6 +283,19 @@ pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
     .status()
 }
 
+/// Answers that their clients do not take use up the memory that they have together.
+pub(crate) fn answers_busy(waiting: u64) -> Status {
+    Failure::new(
+        Code::ResourceExhausted,
+        "BUSY",
+        format!("{waiting} bytes of answers wait for their clients; read those first, then retry"),
+    )
+    .fact("waiting_bytes", waiting)
+    .refused(Retry::Safe)
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
 /// A request whose bytes cannot be read as one of the call's messages, or whose headers break the
 /// rules of gRPC. `field` is `request` or the name of a header.
 pub(crate) fn malformed(field: &str, why: impl std::fmt::Display, access: Access) -> Status {

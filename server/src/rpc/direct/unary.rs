@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
-use http_body::{Body, Frame};
+use http_body::{Body, Frame, SizeHint};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tower::BoxError;
@@ -266,6 +266,15 @@ impl Body for One {
         };
         self.0 = left;
         Poll::Ready(Some(Ok(frame)))
+    }
+
+    /// At least the message that is left.
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        if let Left::All(message) = &self.0 {
+            hint.set_lower(message.len() as u64);
+        }
+        hint
     }
 
     fn is_end_stream(&self) -> bool {
