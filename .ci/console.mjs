@@ -139,6 +139,9 @@ async function all() {
   }
   daemon.walctl("<script>alert(1)</script><img src=x onerror=alert(2)>\n", "append", "evil/<b>&\"'/../%2f?#", "--format", "lines");
   daemon.walctl(Buffer.from([0, 255, 254, 65, 66, 10, 13]), "append", "binary", "--format", "raw");
+  // Members of every JavaScript object, as names of logs, prefixes, headers and routes.
+  const members = ["constructor", "__proto__", "toString", "hasOwnProperty", "valueOf"];
+  for (const name of members) daemon.grpcurl("wald.v1.WalService/Append", { log: name, record: { text: `{"${name}": 1}`, headers: [{ key: name, value: Buffer.from(name).toString("base64") }] } });
 
   browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox"] });
   const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, colorScheme: "light" });
@@ -183,6 +186,25 @@ async function all() {
   await go("#/log?name=binary");
   await until(async () => (await page.locator("td.data").count()) === 1);
   check("bytes that are no text are shown as hex", (await page.locator("td.data").textContent()).startsWith("00 ff fe 41 42 0a 0d"));
+
+  for (const name of members) {
+    await go(`#/${name}`);
+    const overview = await until(async () => (await page.locator("main h1").textContent({ timeout: 500 }).catch(() => "")) === "Overview", 5000);
+    await page.getByRole("link", { name: "Logs", exact: true }).click();
+    const logs = await until(async () => (await rows()) > 1, 5000);
+    check(`the address #/${name} shows the overview, and the page goes on`, overview !== null && logs !== null);
+    await go(`#/log?name=${name}`);
+    await until(async () => (await page.locator("td.data").count()) === 1, 5000);
+    await page.locator("#lsn-0").click({ timeout: 5000 }).catch(() => {});
+    const header = await until(async () => (await page.locator(".detail .headers").textContent({ timeout: 500 }).catch(() => "")) === name + name, 5000);
+    check(`a log and a header named ${name} are shown`, header !== null && (await page.locator("h1").textContent()) === name);
+    await go(`#/logs?prefix=${name}`);
+    check(`the prefix ${name} finds its log`, (await until(async () => (await page.locator("tbody a").first().textContent({ timeout: 500 }).catch(() => "")) === name, 5000)) !== null);
+  }
+  await page.evaluate(() => localStorage.setItem("wald.theme", "constructor"));
+  await page.reload();
+  check("a stored theme that is none is the system's", (await page.locator("#theme").getAttribute("aria-label")) === "Theme: as the system");
+  await page.evaluate(() => localStorage.removeItem("wald.theme"));
 
   // Records: pages, jumps, forms, one in full, gaps.
   await go("#/log?name=orders/hamburg/0007&lsn=0");

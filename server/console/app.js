@@ -9,8 +9,9 @@ import { LogsView } from "./logs.js";
 import { Overview } from "./overview.js";
 import { SegmentsView } from "./segments.js";
 
-const VIEWS = { "": Overview, logs: LogsView, log: LogView, segments: SegmentsView };
-const THEMES = { system: "◐", light: "☀", dark: "☾" };
+// Maps, not objects: an object also has a member for "constructor" or "__proto__".
+const VIEWS = new Map([["", Overview], ["logs", LogsView], ["log", LogView], ["segments", SegmentsView]]);
+const THEMES = new Map([["system", "◐"], ["light", "☀"], ["dark", "☾"]]);
 
 const live = new Live();
 /** What all views see: the server as it was last heard of. */
@@ -24,14 +25,15 @@ const element = (id) => document.getElementById(id);
 /** `#/log?name=a` → the view's name and its parameters. */
 function address() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return { name: path in VIEWS ? path : "", parameters: new URLSearchParams(query ?? "") };
+  return { name: VIEWS.has(path) ? path : "", parameters: new URLSearchParams(query ?? "") };
 }
 
 function open() {
   const { name, parameters } = address();
   if (view?.name === name && view.accept?.(parameters)) return;
   view?.close?.();
-  view = new VIEWS[name](world, parameters);
+  const View = VIEWS.get(name);
+  view = new View(world, parameters);
   view.name = name;
   element("view").replaceChildren(view.root);
   element("view").className = `view-${name || "overview"}`;
@@ -140,7 +142,7 @@ function show() {
 
 function chosenTheme() {
   const stored = localStorage.getItem("wald.theme");
-  return stored in THEMES ? stored : "system";
+  return THEMES.has(stored) ? stored : "system";
 }
 
 function showTheme() {
@@ -148,13 +150,13 @@ function showTheme() {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   const button = element("theme");
-  say(button, THEMES[theme]);
+  say(button, THEMES.get(theme));
   button.setAttribute("aria-label", theme === "system" ? "Theme: as the system" : `Theme: ${theme}`);
   button.title = button.getAttribute("aria-label");
 }
 
 element("theme").addEventListener("click", () => {
-  const names = Object.keys(THEMES);
+  const names = [...THEMES.keys()];
   localStorage.setItem("wald.theme", names[(names.indexOf(chosenTheme()) + 1) % names.length]);
   showTheme();
 });

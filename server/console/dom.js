@@ -32,3 +32,6 @@ export function say(element, text) {
 export function isTyping(event) {
   return event.target.closest("input, select, textarea") !== null;
 }
+
+/** Keys that move along a list, and by how many lines. */
+export const STEPS = new Map([["ArrowDown", 1], ["ArrowUp", -1], ["j", 1], ["k", -1]]);

@@ -1,7 +1,7 @@
 // One log: its records in pages, its newest as they come, one record in full.
 
 import { Refused, ask } from "./api.js";
-import { h, isTyping, say } from "./dom.js";
+import { STEPS, h, isTyping, say } from "./dom.js";
 import { byteRate, bytes, clock, count, day, instant, rate } from "./format.js";
 import { Rates } from "./logs.js";
 import { Detail, FORMS, preview } from "./record.js";
@@ -11,14 +11,14 @@ const PAGE = 100;
 const LIVE_ROWS = 500;
 const REFRESH = 1000;
 
-const REASONS = {
-  TRIMMED: "trimmed: forgotten on purpose",
-  EXPIRED: "expired: forgotten by the log's retention",
-  QUARANTINED: "damaged on disk, not served",
-  LOST: "lost: a crash took them back; they had never been durable",
-  DELETED: "deleted with their log",
-  PASSED: "came too fast to be shown; they are in the log",
-};
+const REASONS = new Map([
+  ["TRIMMED", "trimmed: forgotten on purpose"],
+  ["EXPIRED", "expired: forgotten by the log's retention"],
+  ["QUARANTINED", "damaged on disk, not served"],
+  ["LOST", "lost: a crash took them back; they had never been durable"],
+  ["DELETED", "deleted with their log"],
+  ["PASSED", "came too fast to be shown; they are in the log"],
+]);
 
 /** A time as it is typed, UTC if it does not say, in microseconds; null if it is none. */
 export function parseTime(text) {
@@ -178,7 +178,7 @@ export class LogView {
     if (gap) {
       const range = gap.to_lsn == null ? `from ${gap.from_lsn ?? "?"} on` : `${count(gap.from_lsn)} – ${count(gap.to_lsn - 1)}`;
       const many = gap.to_lsn == null ? "" : ` · ${count(gap.to_lsn - gap.from_lsn)} records`;
-      return h("tr", { class: `gap ${gap.reason.toLowerCase()}` }, h("td", { colspan: 5 }, h("b", {}, gap.reason === "PASSED" ? "passed" : "gap"), ` ${range}${many} – ${REASONS[gap.reason] ?? gap.reason}`));
+      return h("tr", { class: `gap ${gap.reason.toLowerCase()}` }, h("td", { colspan: 5 }, h("b", {}, gap.reason === "PASSED" ? "passed" : "gap"), ` ${range}${many} – ${REASONS.get(gap.reason) ?? gap.reason}`));
     }
     const { text, kind } = preview(item, this.form);
     const names = item.headers.map((header) => header.key).join(", ");
@@ -317,8 +317,8 @@ export class LogView {
   }
 
   key(event) {
-    const step = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 }[event.key];
-    const action = { "[": this.older, "]": this.newer, Home: this.oldest, End: this.newest, l: this.tail, L: this.tail }[event.key];
+    const step = STEPS.get(event.key);
+    const action = new Map([["[", this.older], ["]", this.newer], ["Home", this.oldest], ["End", this.newest], ["l", this.tail], ["L", this.tail]]).get(event.key);
     if (step) {
       const records = this.items.filter((item) => !gapOf(item));
       const at = records.findIndex((item) => item.lsn === this.selected);

@@ -1,7 +1,7 @@
 // Logs by name, in pages, with what flows into them now.
 
 import { Refused, ask } from "./api.js";
-import { h, say } from "./dom.js";
+import { STEPS, h, say } from "./dom.js";
 import { byteRate, bytes, count, day, instant, rate } from "./format.js";
 
 const REFRESH = 500;
@@ -147,7 +147,7 @@ export class LogsView {
 
   key(event) {
     const links = [...this.rows.querySelectorAll("a")];
-    const step = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 }[event.key];
+    const step = STEPS.get(event.key);
     if (!step || links.length === 0) return;
     const at = links.indexOf(document.activeElement);
     links[Math.min(links.length - 1, Math.max(0, at + step))].focus();

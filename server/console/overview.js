@@ -5,13 +5,13 @@ import { h, say } from "./dom.js";
 import { byteRate, bytes, count, instant, rate, seconds, span } from "./format.js";
 
 const LEVELS = ["durable", "written", "accepted"];
-const PROMISE = {
-  strict: "acks after a flush: a power cut takes nothing",
-  batch: "batches are flushed, single appends within the sync interval",
-  interval: "acks after a write, flushed within the sync interval",
-  async: "acks after a write, flushed when the kernel likes",
-  manual: "acks from memory, written on Sync",
-};
+const PROMISE = new Map([
+  ["strict", "acks after a flush: a power cut takes nothing"],
+  ["batch", "batches are flushed, single appends within the sync interval"],
+  ["interval", "acks after a write, flushed within the sync interval"],
+  ["async", "acks after a write, flushed when the kernel likes"],
+  ["manual", "acks from memory, written on Sync"],
+]);
 
 /** The durability that most acks of late had: what the latency chart is about. */
 function usualLevel(points) {
@@ -146,7 +146,7 @@ export class Overview {
       ["Version", server.version], ["Up", this.uptime], ["Since", instant(server.start_time_us).slice(0, 19)], ["Data", settings.data_dir], ["gRPC", settings.grpc], ["HTTP", settings.http],
       ...(store ? [["Store", h("code", {}, store.store_id)], ["Recovery epoch", count(store.recovery_epoch)]] : []),
     ]));
-    const mode = ["Sync mode", h("span", {}, h("b", {}, settings.sync_mode), ` – ${PROMISE[settings.sync_mode]}`)];
+    const mode = ["Sync mode", h("span", {}, h("b", {}, settings.sync_mode), ` – ${PROMISE.get(settings.sync_mode)}`)];
     this.start.replaceChildren(facts(store ? [
       mode,
       ["Sync interval", settings.sync_interval],

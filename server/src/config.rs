@@ -18,6 +18,8 @@ use std::time::Duration;
 
 use wald_storage::{ConfigError, Retention, StorageConfig};
 
+use crate::http::LEAST_CONNECTIONS;
+
 pub(crate) use layers::{
     ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
 };
@@ -88,10 +90,21 @@ settings! {
     /// it and changes nothing. auto: if http_listen is a loopback address; on: wherever
     /// it is, so that something else must protect the port; off: no.
     console: ConsoleMode = "auto";
-    /// Names under which browsers may ask for the console, separated by commas, beside
-    /// localhost and plain addresses. Any other name is refused, since it may be a page
-    /// that had its own name resolved to this machine (DNS rebinding).
+    /// Names of this machine, separated by commas, under which browsers may open the console
+    /// and scrapers may read /metrics. A name that begins with a dot covers every name that
+    /// ends with it. localhost and plain addresses always pass; for /metrics, names without a
+    /// dot pass too. Other names are refused, because a stranger's page can have its own name
+    /// resolved to this machine (DNS rebinding).
     console_hosts: String = "";
+    /// Maximum connections of the HTTP port. At least 8. When all are taken, the connection
+    /// that has been idle for the longest time ends, so that probes always get in.
+    http_max_connections: usize = "256";
+    /// Maximum time for the head of an HTTP request, from the accept or from its first byte
+    /// (> 0). The connection ends after it.
+    http_head_timeout: Duration = "10s";
+    /// Maximum time between two HTTP requests on one connection (> 0). The connection ends
+    /// after it.
+    http_idle_timeout: Duration = "1m";
     /// Allows to serve gRPC without TLS on an address that other machines can reach.
     /// Whoever reaches the port can then read and append everything.
     insecure_listen: bool = "false";
@@ -394,12 +407,20 @@ impl Config {
             ));
         }
         self.check_traces()?;
+        if self.http_max_connections < LEAST_CONNECTIONS {
+            return Err(Wrong::new(
+                "http_max_connections",
+                format!("it must be at least {LEAST_CONNECTIONS}"),
+            ));
+        }
         for (name, zero) in [
             ("max_concurrent_streams", self.max_concurrent_streams == 0),
             ("heartbeat_interval", self.heartbeat_interval.is_zero()),
             ("keepalive_timeout", self.keepalive_timeout.is_zero()),
             ("sync_interval", self.sync_interval.is_zero()),
             ("sync_bytes", self.sync_bytes.0 == 0),
+            ("http_head_timeout", self.http_head_timeout.is_zero()),
+            ("http_idle_timeout", self.http_idle_timeout.is_zero()),
         ] {
             if zero {
                 return Err(Wrong::new(name, "it must be more than 0"));

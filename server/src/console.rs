@@ -6,7 +6,7 @@
 //! /console/api/live    what changes: server-sent events, one stream for each open page
 //! ```
 //!
-//! It runs on the main thread's runtime, apart from the event loops of gRPC. What a page
+//! It runs on the HTTP port's thread, apart from the event loops of gRPC. What a page
 //! can cost is bounded: streams and concurrent reads by number, answers by bytes, and a
 //! stream is pulled by its socket, so that a browser which reads nothing costs nothing.
 
@@ -31,11 +31,13 @@ use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
 use crate::config::Config;
+use crate::http::Hosts;
 use crate::rpc::Node;
 use history::History;
 use server::Settings;
 
-/// Pages that may be open and visible at a time; a hidden one gives its place back.
+/// Pages that may be open and visible at a time, whatever the number of connections; a hidden
+/// one gives its place back.
 const MAX_STREAMS: usize = 32;
 /// Requests for records that are worked on at a time; more wait.
 const MAX_READS: usize = 4;
@@ -49,10 +51,13 @@ struct Console {
     reads: Arc<Semaphore>,
 }
 
-/// The routes, with a sampler behind them that runs as long as the process.
+/// The routes, with a sampler behind them that runs as long as the process. `streams` bounds
+/// the event streams further.
 pub(crate) fn router(
     node: Arc<Node>,
     config: &Config,
+    hosts: Arc<Hosts>,
+    streams: usize,
     (grpc, http): (SocketAddr, Option<SocketAddr>),
 ) -> Router {
     let history = Arc::new(History::new());
@@ -61,10 +66,9 @@ pub(crate) fn router(
         node,
         settings: Settings::new(config, grpc, http),
         history,
-        streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+        streams: Arc::new(Semaphore::new(streams.min(MAX_STREAMS))),
         reads: Arc::new(Semaphore::new(MAX_READS)),
     });
-    let hosts = Arc::new(guard::Hosts::new(&config.console_hosts));
     let api = Router::new()
         .route("/console/api/server", get(server::server))
         .route("/console/api/live", get(live::live))

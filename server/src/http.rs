@@ -1,64 +1,414 @@
-//! The HTTP side port: /livez, /readyz, /metrics; the console adds its own. Its own port, so that probes and
-//! scrapes work whatever the gRPC side is configured to demand.
+//! The HTTP side port: /livez, /readyz, /metrics; the console adds its own. Its own port, so that
+//! probes and scrapes work whatever the gRPC side is configured to demand.
+//!
+//! ```text
+//! thread wald-http: accept ─▶ place ─▶ protocol ─▶ hyper, HTTP/1 ─▶ checks ─▶ routes
+//!                              (http/places.rs)       │                        │ /metrics:
+//!                                      TLS, HTTP/2: an answer that names       ▼ http/render.rs
+//!                                      the right port (http/foreign.rs)     a blocking thread
+//! ```
+//!
+//! It runs on a thread and an event loop of its own, so that no peer of this port delays an
+//! append, a new gRPC connection or the life cycle. Every connection has a bounded place, and
+//! every state of it a bounded time (`http/places.rs`).
 
+mod conn;
+mod foreign;
+mod hosts;
+mod places;
+mod render;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, Version, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::ListenerExt as _;
-use socket2::SockRef;
-use tokio::net::TcpListener;
+use bytes::Bytes;
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{Domain, Protocol as Transport, SockRef, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
+use tower::Service as _;
 
+use crate::config::Config;
+use crate::console;
+use crate::drain::{Phase, draining};
 use crate::rpc::Node;
+use conn::{Conn, Protocol};
+pub(crate) use hosts::{Hosts, UNKNOWN, asked};
+use places::{Bounds, Holder, Overdue, Place, Places, UNREAD, Work};
+use render::Renderer;
 
-/// How long a peer may leave unread or unacknowledged what was sent to it, before its
-/// connection is closed: a browser that went to sleep keeps no place.
-const UNREAD: Duration = Duration::from_secs(30);
+/// Fewest places of the port that leave room for probes beside a console.
+pub(crate) const LEAST_CONNECTIONS: usize = 8;
+/// Most bytes of a request head. Longer ones are answered 431.
+const HEAD_BYTES: usize = 16 << 10;
+/// Most bytes of a request body. No route reads one.
+const BODY_BYTES: u64 = 64 << 10;
+/// Connections that the system completes before they are accepted: a burst of them must not
+/// make a probe try again, a second later.
+const BACKLOG: i32 = 1024;
+/// Bytes that the system keeps for a connection in each direction; it doubles them.
+const RECEIVE_BYTES: usize = 32 << 10;
+const SEND_BYTES: usize = 64 << 10;
+/// Pause after a failed accept (usually: out of file descriptors), which would fail again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Least time between two log lines of one kind.
+const LINES_EVERY: Duration = Duration::from_secs(1);
+/// Threads for work that may block, such as to render /metrics.
+const BLOCKING_THREADS: usize = 2;
 
-/// Serves the routes for as long as the process lives.
-pub(crate) async fn serve(listener: TcpListener, routes: Router) -> std::io::Result<()> {
-    let listener = listener.tap_io(|socket| {
-        // What cannot be set is not: it costs some delay, or a connection some time.
-        let _ = socket.set_nodelay(true);
-        let _ = SockRef::from(&*socket).set_tcp_user_timeout(Some(UNREAD));
+/// Takes the port.
+///
+/// # Errors
+/// If the system does not give it, usually because another process has it.
+pub(crate) fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Transport::TCP),
+    )?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_address(true)?;
+    // Connections take these over. The system may give less.
+    let _ = socket.set_recv_buffer_size(RECEIVE_BYTES);
+    let _ = socket.set_send_buffer_size(SEND_BYTES);
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Starts the thread that serves the port for as long as the process lives. Nothing waits for
+/// it: when draining begins, idle connections close, event streams end, and probes are answered
+/// up to the end of the process.
+///
+/// # Errors
+/// If the thread or its event loop cannot be made.
+pub(crate) fn start(
+    listener: std::net::TcpListener,
+    node: &Arc<Node>,
+    config: &Config,
+    grpc: SocketAddr,
+) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .build()?;
+    let listener = {
+        let _entered = runtime.enter();
+        TcpListener::from_std(listener)?
+    };
+    let (node, config) = (Arc::clone(node), config.clone());
+    std::thread::Builder::new()
+        .name("wald-http".to_owned())
+        .spawn(move || runtime.block_on(serve(listener, node, &config, grpc)))?;
+    Ok(())
+}
+
+/// What all connections share.
+struct Port {
+    router: Router,
+    phase: watch::Receiver<Phase>,
+    grpc: SocketAddr,
+    bounds: Bounds,
+    /// Requests at work, probes aside: half of the places, so that one is always free or idle.
+    at_work: Arc<Semaphore>,
+}
+
+/// Accepts connections and serves them.
+async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: SocketAddr) {
+    let http = listener.local_addr().ok();
+    let hosts = Arc::new(Hosts::new(&config.console_hosts));
+    let mut router = router(Arc::clone(&node), &hosts, config.has_console(), grpc);
+    let most = config.http_max_connections.max(LEAST_CONNECTIONS);
+    if config.has_console() {
+        let console = console::router(Arc::clone(&node), config, hosts, most / 4, (grpc, http));
+        router = router.merge(console);
+    }
+    let port = Arc::new(Port {
+        router,
+        phase: node.phase.clone(),
+        grpc,
+        bounds: Bounds {
+            head: config.http_head_timeout,
+            idle: config.http_idle_timeout,
+        },
+        at_work: Arc::new(Semaphore::new(most / 2)),
     });
-    axum::serve(listener, routes).await
+    let places = Places::new(most);
+    let (mut failures, mut crowd) = (Seldom::default(), Seldom::default());
+    loop {
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                if let Some(count) = failures.say() {
+                    tracing::warn!(
+                        %error,
+                        count,
+                        "accepting a connection on the HTTP port failed"
+                    );
+                }
+                // A descriptor of an idle connection may be all that is missing.
+                places.make_room();
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (holder, made_room) = places.take().await;
+        if made_room && let Some(count) = crowd.say() {
+            tracing::warn!(
+                http_max_connections = most,
+                count,
+                "all connections of the HTTP port are taken; the one idle longest ends"
+            );
+        }
+        // Without these an answer is slower, or a connection lives longer.
+        let _ = socket.set_nodelay(true);
+        let _ = SockRef::from(&socket).set_tcp_user_timeout(Some(UNREAD));
+        tokio::spawn(connection(socket, holder, Arc::clone(&port)));
+    }
+}
+
+/// Log lines of one kind, of which peers can cause any number.
+#[derive(Default)]
+struct Seldom {
+    last: Option<Instant>,
+    count: u64,
+}
+
+impl Seldom {
+    /// Counts an event. Gives back the number of events since the last line if a line is due.
+    fn say(&mut self) -> Option<u64> {
+        self.count += 1;
+        let now = Instant::now();
+        if self.last.is_some_and(|last| now - last < LINES_EVERY) {
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.count))
+    }
+}
+
+/// Serves one connection until it is closed or overdue.
+async fn connection(socket: TcpStream, holder: Holder, port: Arc<Port>) {
+    let place = holder.place();
+    let conn = Conn::new(socket, Arc::clone(place));
+    let overdue = tokio::select! {
+        biased;
+        () = talk(conn, place, &port) => return,
+        overdue = place.overdue(port.bounds) => overdue,
+    };
+    let why = match overdue {
+        Overdue::Head => "no request came in time",
+        Overdue::Idle => "no further request came",
+        Overdue::Unread => "its answer was not read",
+        Overdue::GaveWay => "another one needed its place",
+    };
+    tracing::debug!(why, "an HTTP connection ends");
+}
+
+/// Serves one connection, whatever its peer speaks.
+async fn talk(mut conn: Conn, place: &Arc<Place>, port: &Arc<Port>) {
+    let mut phase = port.phase.clone();
+    let protocol = tokio::select! {
+        protocol = conn.protocol() => protocol,
+        // Nobody asked for anything.
+        () = after_draining(&mut phase) => return,
+    };
+    match protocol {
+        Ok(Protocol::Http1) => http1(conn, place, port, phase).await,
+        Ok(Protocol::Http2) => foreign::http2(conn, port.grpc).await,
+        Ok(Protocol::Tls) => foreign::tls(conn, port.grpc).await,
+        Err(error) => tracing::debug!(%error, "an HTTP connection was lost"),
+    }
+}
+
+/// Resolves when draining begins; for connections that come later, never: a probe may ask up to
+/// the end of the process.
+async fn after_draining(phase: &mut watch::Receiver<Phase>) {
+    if *phase.borrow_and_update() == Phase::Draining {
+        return std::future::pending().await;
+    }
+    draining(phase).await;
+}
+
+/// Serves HTTP/1, one request after the other.
+async fn http1(
+    conn: Conn,
+    place: &Arc<Place>,
+    port: &Arc<Port>,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let service = service_fn(|request| {
+        let work = place.work();
+        async move { Ok::<_, Infallible>(answer(request, work, port).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        // `places` has the time, which also tells an idle connection from a slow head.
+        .header_read_timeout(None)
+        .max_header_size(HEAD_BYTES)
+        .max_buf_size(HEAD_BYTES)
+        .serve_connection(TokioIo::new(conn), service);
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        biased;
+        ended = connection.as_mut() => ended,
+        () = draining(&mut phase) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(
+            error = &error as &dyn std::error::Error,
+            "an HTTP connection ended"
+        );
+    }
+}
+
+/// Answers a request, and holds its place among those at work until the answer is sent.
+async fn answer(request: Request<Incoming>, work: Work, port: &Port) -> Response<Body> {
+    if let Some(refusal) = refusal(&request) {
+        return refusal.into_response();
+    }
+    let probe = matches!(request.uri().path(), "/livez" | "/readyz");
+    let permit = if probe {
+        None
+    } else if let Ok(permit) = Arc::clone(&port.at_work).try_acquire_owned() {
+        Some(permit)
+    } else {
+        let busy = "too many requests are at work on this port; try again\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, busy).into_response();
+    };
+    let Ok(response) = port.router.clone().call(request.map(Body::new)).await;
+    response.map(|body| {
+        Body::new(Answer {
+            body,
+            _work: work,
+            _permit: permit,
+        })
+    })
+}
+
+/// What is refused before any route sees it.
+fn refusal(request: &Request<Incoming>) -> Option<(StatusCode, HeaderMap, &'static str)> {
+    let mut headers = HeaderMap::new();
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
+        let sentence = "an HTTP/1.1 request names its host in one Host header\n";
+        return Some((StatusCode::BAD_REQUEST, headers, sentence));
+    }
+    if request.method() == Method::CONNECT {
+        headers.insert(header::ALLOW, HeaderValue::from_static("GET,HEAD"));
+        let sentence = "this port is no proxy\n";
+        return Some((StatusCode::METHOD_NOT_ALLOWED, headers, sentence));
+    }
+    // hyper has checked the length. It reads no more of a body than has come with the head.
+    let length = request.body().size_hint().exact();
+    if length.is_some_and(|length| length > BODY_BYTES) {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        let sentence = "no request to this port needs a body\n";
+        return Some((StatusCode::PAYLOAD_TOO_LARGE, headers, sentence));
+    }
+    None
+}
+
+/// The body of an answer, at work until its last byte was handed to the transport.
+struct Answer {
+    body: Body,
+    _work: Work,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// What the routes need.
+struct Routes {
+    node: Arc<Node>,
+    renderer: Renderer,
+    hosts: Arc<Hosts>,
 }
 
 /// The routes, but for the console's.
-pub(crate) fn router(node: Arc<Node>, has_console: bool) -> Router {
+fn router(node: Arc<Node>, hosts: &Arc<Hosts>, has_console: bool, grpc: SocketAddr) -> Router {
+    let port = grpc.port();
+    let nothing = if has_console {
+        format!(
+            "nothing here; there are /livez, /readyz, /metrics and /console/. gRPC is on port {port}.\n"
+        )
+    } else {
+        format!(
+            "nothing here; there are /livez, /readyz and /metrics (the console is off: see the \
+             setting `console`). gRPC is on port {port}.\n"
+        )
+    };
+    let nothing = Bytes::from(nothing);
     Router::new()
         .route("/livez", get(|| async { "live\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .fallback(move || async move { (StatusCode::NOT_FOUND, nothing_here(has_console)) })
-        .with_state(node)
+        .fallback(move || async move {
+            let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
+            (StatusCode::NOT_FOUND, kind, nothing)
+        })
+        .with_state(Arc::new(Routes {
+            renderer: Renderer::new(Arc::clone(&node)),
+            node,
+            hosts: Arc::clone(hosts),
+        }))
 }
 
-fn nothing_here(has_console: bool) -> &'static str {
-    if has_console {
-        "nothing here; there are /livez, /readyz, /metrics and /console/\n"
-    } else {
-        "nothing here; there are /livez, /readyz and /metrics (the console is off: see the setting `console`)\n"
-    }
-}
-
-async fn ready(State(node): State<Arc<Node>>) -> Response {
-    let phase = *node.phase.borrow();
+async fn ready(State(routes): State<Arc<Routes>>) -> Response {
+    let phase = *routes.node.phase.borrow();
     match phase.not_ready() {
         None => "ready\n".into_response(),
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
     }
 }
 
-async fn metrics(State(node): State<Arc<Node>>) -> Response {
-    let now = node.store.get().map(|store| store.engine.statistics());
-    match node.metrics.encode(now.as_ref()) {
+/// For scrapers, which come by an address, or by the name of a service. A browser always names a
+/// host; of HTTP/1.0 no header is required.
+async fn metrics(State(routes): State<Arc<Routes>>, uri: Uri, headers: HeaderMap) -> Response {
+    let unnamed = uri.authority().is_none() && !headers.contains_key(header::HOST);
+    let known = asked(&uri, &headers).is_some_and(|host| routes.hosts.knows_or_is_one_word(&host));
+    if !known && !unnamed {
+        return (StatusCode::FORBIDDEN, UNKNOWN).into_response();
+    }
+    match routes.renderer.text().await {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error).into_response(),
     }
 }

@@ -1,8 +1,8 @@
 //! The daemon from start to end: open the store, serve, leave.
 //!
-//! The main thread's runtime runs the life cycle, the acceptor and the HTTP port; gRPC
-//! has event loops of its own (`transport.rs`), and the store is opened by a thread of
-//! its own, so that health answers while a long recovery runs.
+//! The main thread's runtime runs the life cycle and the acceptor; gRPC has event loops of
+//! its own (`transport.rs`), and so has the HTTP port (`http.rs`). The store is opened by a
+//! thread of its own, so that health answers while a long recovery runs.
 
 mod open;
 
@@ -20,7 +20,6 @@ use wald_storage::{Clock, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::Admission;
 use crate::config::{Config, FlushFailurePolicy, Value};
-use crate::console;
 use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::logging;
@@ -99,7 +98,7 @@ struct Server {
     health: HealthReporter,
     opening: open::Opening,
     listener: Listener,
-    http: tokio::net::TcpListener,
+    http: std::net::TcpListener,
 }
 
 /// How the serving came to an end.
@@ -207,11 +206,9 @@ impl Server {
             let (answers, queued) = (connections.answer_bytes(), connections.queued_bytes());
             [appends, requests, answers, queued]
         });
-        let mut router = http::router(Arc::clone(&node), config.has_console());
-        if config.has_console() {
-            router = router.merge(console::router(Arc::clone(&node), config, addresses));
-        }
-        tokio::spawn(http::serve(http, router));
+        http::start(http, &node, config, addresses.0).map_err(|error| {
+            Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
+        })?;
 
         let opened = tokio::select! {
             opened = opening.opened() => opened?,
@@ -234,7 +231,7 @@ impl Server {
     }
 }
 
-fn bind(config: &Config) -> Result<(Listener, tokio::net::TcpListener), Exit> {
+fn bind(config: &Config) -> Result<(Listener, std::net::TcpListener), Exit> {
     let taken = |what: &str, address: SocketAddr, error: std::io::Error| {
         Exit::new(
             Exit::UNAVAILABLE,
@@ -242,12 +239,8 @@ fn bind(config: &Config) -> Result<(Listener, tokio::net::TcpListener), Exit> {
         )
     };
     let listener = Listener::bind(config).map_err(|e| taken("listen", config.listen, e))?;
-    let http = std::net::TcpListener::bind(config.http_listen)
-        .and_then(|http| {
-            http.set_nonblocking(true)?;
-            tokio::net::TcpListener::from_std(http)
-        })
-        .map_err(|e| taken("http-listen", config.http_listen, e))?;
+    let http =
+        http::bind(config.http_listen).map_err(|e| taken("http-listen", config.http_listen, e))?;
     Ok((listener, http))
 }
 

@@ -460,6 +460,18 @@ pub(crate) fn not_supported_value(
     .status()
 }
 
+/// Answers a call that came to the HTTP port, whose caller knows no better.
+pub(crate) fn wrong_port(grpc: u16) -> Status {
+    Failure::new(
+        Code::FailedPrecondition,
+        "NOT_SUPPORTED",
+        format!("this is the HTTP port, which serves no gRPC; gRPC is on port {grpc}"),
+    )
+    .fact("grpc_port", grpc)
+    .refused(Retry::Never)
+    .status()
+}
+
 /// The store is still being recovered.
 pub(crate) fn starting(access: Access) -> Status {
     Failure::new(

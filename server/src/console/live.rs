@@ -22,6 +22,7 @@ use super::history::{COLUMNS, Point};
 use super::records::{self, Cut, GapView, Item, Page};
 use super::{Console, Refused, server};
 use crate::convert;
+use crate::drain::draining;
 use crate::status::{self, Access};
 
 /// Time between two messages with records: as good as at once for an eye.
@@ -73,7 +74,12 @@ pub(super) async fn live(
             Err(status) => stream::once(async { ended(status) }).boxed(),
         },
     };
-    let events = stream::once(async { first }).chain(stream::select(samples, tail));
+    // A page that stays open must not hold a stop.
+    let mut phase = console.node.phase.clone();
+    let stop = Box::pin(async move { draining(&mut phase).await });
+    let events = stream::once(async { first })
+        .chain(stream::select(samples, tail))
+        .take_until(stop);
     Ok(Sse::new(while_holding(place, events)).into_response())
 }
 

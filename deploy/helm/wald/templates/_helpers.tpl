@@ -38,6 +38,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- range $key, $value := .Values.config }}
 {{ $key }} = {{ kindIs "float64" $value | ternary (int64 $value) (toJson $value) }}
 {{- end }}
+{{- if not (hasKey .Values.config "console_hosts") }}
+{{- $name := include "wald.fullname" . }}
+{{- $inside := printf "%s.svc" .Release.Namespace }}
+# Names of the Services and of the pod, for scrapers that do not come by an address.
+console_hosts = {{ list
+  (printf "%s.%s" $name .Release.Namespace)
+  (printf "%s.%s" $name $inside)
+  (printf "%s.%s.cluster.local" $name $inside)
+  (printf ".%s-headless.%s" $name $inside)
+  (printf ".%s-headless.%s.cluster.local" $name $inside) | join ", " | toJson }}
+{{- end }}
 {{- end }}
 
 {{/* Whole seconds, rounded up, of a time as Wald writes it: 500us, 5ms, 30s, 5m, 1h. */}}

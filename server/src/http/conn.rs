@@ -1,0 +1,232 @@
+//! The socket of one HTTP connection: reports its progress to its place, and closes so that
+//! the last answer arrives.
+
+use std::future::{Future as _, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+
+use super::places::Place;
+
+/// Longest time that a client may take to close after the server has.
+const LINGER: Duration = Duration::from_secs(1);
+/// Most bytes that are read and dropped in that time.
+const LINGER_BYTES: usize = 1 << 20;
+
+/// Bytes that open an HTTP/2 connection.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// First byte of a TLS ClientHello.
+const HANDSHAKE: u8 = 0x16;
+
+/// The protocol that a peer speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// HTTP/1, or something that its parser refuses.
+    Http1,
+    /// HTTP/2 in plaintext: gRPC, as a rule.
+    Http2,
+    /// A handshake of TLS.
+    Tls,
+}
+
+impl Protocol {
+    /// Goes by the first bytes; `None` if more are needed, of at most 24.
+    fn of(first: &[u8]) -> Option<Self> {
+        match first {
+            [] => None,
+            [HANDSHAKE, ..] => Some(Self::Tls),
+            _ if first.starts_with(PREFACE) => Some(Self::Http2),
+            _ if PREFACE.starts_with(first) => None,
+            _ => Some(Self::Http1),
+        }
+    }
+}
+
+/// A connection of the HTTP port.
+pub(super) struct Conn {
+    socket: TcpStream,
+    place: Arc<Place>,
+    /// Bytes that were read and are to be read again.
+    first: Bytes,
+    /// Bytes that may still be read; more are an error.
+    left: usize,
+    linger: Option<(Pin<Box<Sleep>>, usize)>,
+}
+
+impl Conn {
+    pub(super) fn new(socket: TcpStream, place: Arc<Place>) -> Self {
+        Self {
+            socket,
+            place,
+            first: Bytes::new(),
+            left: usize::MAX,
+            linger: None,
+        }
+    }
+
+    /// Reads as many bytes as tell the protocol. They stay to be read.
+    ///
+    /// # Errors
+    /// If the socket fails.
+    pub(super) async fn protocol(&mut self) -> io::Result<Protocol> {
+        let mut first = Vec::with_capacity(PREFACE.len());
+        loop {
+            let mut bytes = [0; PREFACE.len()];
+            let mut buffer = ReadBuf::new(&mut bytes[..PREFACE.len() - first.len()]);
+            poll_fn(|context| Pin::new(&mut *self).poll_read(context, &mut buffer)).await?;
+            first.extend_from_slice(buffer.filled());
+            let closed = buffer.filled().is_empty();
+            if let Some(protocol) = Protocol::of(&first).or(closed.then_some(Protocol::Http1)) {
+                self.first = first.into();
+                return Ok(protocol);
+            }
+        }
+    }
+
+    /// Ends the connection with an error once `bytes` more were read.
+    pub(super) fn read_at_most(&mut self, bytes: usize) {
+        self.left = bytes;
+    }
+
+    /// Sends a last answer and closes.
+    ///
+    /// # Errors
+    /// If the socket fails.
+    pub(super) async fn answer(mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written = poll_fn(|context| Pin::new(&mut self).poll_write(context, bytes)).await?;
+            bytes = bytes.get(written..).unwrap_or_default();
+        }
+        poll_fn(|context| Pin::new(&mut self).poll_shutdown(context)).await
+    }
+
+    fn wrote(&self, written: &Poll<io::Result<usize>>) {
+        match written {
+            Poll::Ready(_) => self.place.sent(),
+            Poll::Pending => self.place.blocked(),
+        }
+    }
+}
+
+impl Drop for Conn {
+    /// Resets a connection whose peer takes nothing: closed normally, the system would keep it,
+    /// and the unsent bytes, until the peer reads them.
+    fn drop(&mut self) {
+        if self.place.is_blocked() {
+            let _ = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
+impl AsyncRead for Conn {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.first.is_empty() {
+            let taken = self.first.len().min(buffer.remaining());
+            buffer.put_slice(&self.first[..taken]);
+            self.first.advance(taken);
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+        let read = buffer.filled().len() - before;
+        if read > 0 {
+            self.place.received();
+        }
+        let Some(left) = self.left.checked_sub(read) else {
+            return Poll::Ready(Err(io::Error::other("more bytes than this protocol needs")));
+        };
+        self.left = left;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Conn {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(context, bytes);
+        self.wrote(&written);
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
+        self.wrote(&written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    /// Waits for the client to close, too, and drops the rest of its bytes: the system resets a
+    /// socket that is closed with unread bytes, and the last answer is lost with it.
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let conn = &mut *self;
+        let (linger, dropped) = match &mut conn.linger {
+            Some(linger) => linger,
+            none => {
+                ready!(Pin::new(&mut conn.socket).poll_shutdown(context))?;
+                none.insert((Box::pin(tokio::time::sleep(LINGER)), 0))
+            }
+        };
+        let mut bytes = [0; 4 << 10];
+        loop {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            let read = Pin::new(&mut conn.socket).poll_read(context, &mut buffer);
+            let gone = match &read {
+                Poll::Ready(read) => read.is_err() || buffer.filled().is_empty(),
+                Poll::Pending => false,
+            };
+            *dropped += buffer.filled().len();
+            let enough = *dropped > LINGER_BYTES || linger.as_mut().poll(context).is_ready();
+            if gone || enough {
+                return Poll::Ready(Ok(()));
+            }
+            ready!(read)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protocol_is_told_by_the_first_bytes() {
+        assert_eq!(Protocol::of(b""), None);
+        assert_eq!(Protocol::of(b"\x16\x03\x01"), Some(Protocol::Tls));
+        assert_eq!(Protocol::of(b"G"), Some(Protocol::Http1));
+        assert_eq!(Protocol::of(b"P"), None);
+        assert_eq!(Protocol::of(b"POST"), Some(Protocol::Http1));
+        assert_eq!(Protocol::of(&PREFACE[..23]), None);
+        assert_eq!(Protocol::of(PREFACE), Some(Protocol::Http2));
+        assert_eq!(
+            Protocol::of(b"PRI * HTTP/1.1\r\n"),
+            Some(Protocol::Http1),
+            "not the preface"
+        );
+    }
+}

@@ -1,0 +1,122 @@
+//! Names that requests may use for this machine.
+//!
+//! A page of a stranger's can have its own name resolved to 127.0.0.1 and then read the answers
+//! of this port as its own origin (DNS rebinding). Its requests carry that name, so an unknown
+//! name is refused. A plain address is safe, because nobody can resolve it to another machine.
+
+use std::net::IpAddr;
+
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Uri, header};
+
+/// The answer to a request under another name.
+pub(crate) const UNKNOWN: &str = "this name is not known as one of this machine; use an address, or add the name to the \
+     setting console_hosts\n";
+
+/// Names of this machine, beside localhost and plain addresses.
+#[derive(Debug)]
+pub(crate) struct Hosts(Vec<String>);
+
+impl Hosts {
+    /// Takes the setting `console_hosts`: names separated by commas. A name that begins with a
+    /// dot stands for every name that ends with it.
+    pub(crate) fn new(names: &str) -> Self {
+        let names = names.split(',').map(str::trim);
+        Self(
+            names
+                .filter(|name| !name.trim_matches('.').is_empty())
+                .map(str::to_ascii_lowercase)
+                .collect(),
+        )
+    }
+
+    /// Whether this is an address, localhost, or a name of the setting.
+    pub(crate) fn knows(&self, authority: &Authority) -> bool {
+        let host = host(authority);
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        bare.parse::<IpAddr>().is_ok()
+            || host == "localhost"
+            || host.ends_with(".localhost")
+            || self.0.iter().any(|name| {
+                *name == host || (name.starts_with('.') && host.ends_with(name.as_str()))
+            })
+    }
+
+    /// Whether [`Self::knows`] it, or it is one word, such as the name of a service in a compose
+    /// file or a namespace. The public DNS has no such names, so no stranger can own one.
+    pub(crate) fn knows_or_is_one_word(&self, authority: &Authority) -> bool {
+        let host = host(authority);
+        self.knows(authority) || !(host.is_empty() || host.contains(['.', ':']))
+    }
+}
+
+/// The host in lower case, without the dot that may end a full name.
+fn host(authority: &Authority) -> String {
+    let host = authority.host().to_ascii_lowercase();
+    host.strip_suffix('.').map_or(host.clone(), str::to_owned)
+}
+
+/// The authority that a request names: in its target if that is a whole URI, else in its one
+/// Host header.
+pub(crate) fn asked(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
+    if let Some(authority) = uri.authority() {
+        return Some(authority.clone());
+    }
+    let mut hosts = headers.get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (Some(host), None) => Authority::try_from(host.as_bytes()).ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_this_machine_by_address_or_by_a_known_name() {
+        let hosts = Hosts::new("wald.example, Other.example, .wald.svc.cluster.local, ., ");
+        for known in [
+            "localhost:6926",
+            "LOCALHOST",
+            "wald.localhost:1",
+            "127.0.0.1:6926",
+            "[::1]:6926",
+            "10.1.2.3",
+            "wald.example:6926",
+            "wald.example.",
+            "other.example",
+            "wald-0.wald.svc.cluster.local:6926",
+        ] {
+            assert!(hosts.knows(&known.parse().unwrap()), "{known}");
+            assert!(hosts.knows_or_is_one_word(&known.parse().unwrap()));
+        }
+        for unknown in [
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example:6926",
+            "wald.svc.cluster.local.evil.example",
+        ] {
+            assert!(!hosts.knows(&unknown.parse().unwrap()), "{unknown}");
+            assert!(!hosts.knows_or_is_one_word(&unknown.parse().unwrap()));
+        }
+        for word in ["xlocalhost", "wald:6926", "wald-headless"] {
+            assert!(!hosts.knows(&word.parse().unwrap()), "{word}");
+            assert!(hosts.knows_or_is_one_word(&word.parse().unwrap()), "{word}");
+        }
+    }
+
+    #[test]
+    fn target_that_is_a_whole_uri_wins_over_the_header() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, "localhost".parse().unwrap());
+        let of = |uri: &str, headers: &HeaderMap| {
+            asked(&uri.parse().unwrap(), headers).map(|found| found.to_string())
+        };
+        assert_eq!(of("/metrics", &headers).as_deref(), Some("localhost"));
+        let whole = "http://evil.example/metrics";
+        assert_eq!(of(whole, &headers).as_deref(), Some("evil.example"));
+        headers.append(header::HOST, "localhost".parse().unwrap());
+        assert_eq!(of("/metrics", &headers), None);
+    }
+}

@@ -1,0 +1,366 @@
+//! Places for connections of the HTTP port: a fixed number, each with a bound on its time.
+//!
+//! ```text
+//! accept ─▶ silent ── request ─▶ at work ── answer taken ─▶ idle ── request ─▶ at work ...
+//!             │ head_timeout       │ unread for UNREAD       │ idle_timeout
+//!             ▼                    ▼                         ▼
+//!            end                  end                       end
+//! ```
+//!
+//! When all places are taken, the connection gives way that has been without a request at work
+//! for the longest time. At most half of the places may be at work (`http.rs`), so that one is
+//! always found.
+
+use std::collections::BTreeMap;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+/// Longest time that a peer may leave an answer unread before its connection ends.
+pub(super) const UNREAD: Duration = Duration::from_secs(30);
+
+/// Bounds on the time of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// From the accept to the first complete head, and from the first byte of a later head to
+    /// its end.
+    pub(super) head: Duration,
+    /// From an answer to the first byte of the next head.
+    pub(super) idle: Duration,
+}
+
+/// Why a connection ends before its client closes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Overdue {
+    /// A request did not arrive in time.
+    Head,
+    /// No further request came.
+    Idle,
+    /// The peer left an answer unread.
+    Unread,
+    /// Another connection needed the place.
+    GaveWay,
+}
+
+/// Everything that decides about the end of a connection.
+#[derive(Debug)]
+struct State {
+    /// Since when no request is at work: the accept, the last answer, or the last byte that the
+    /// peer took of it.
+    since: Instant,
+    /// When the first byte of a head arrived.
+    head: Option<Instant>,
+    /// Whether bytes arrived while a request was at work: they may begin the next head.
+    early: bool,
+    at_work: bool,
+    /// Whether a request was complete.
+    served: bool,
+    /// Since when the peer takes nothing that waits to be sent.
+    blocked: Option<Instant>,
+}
+
+/// One place, shared by the connection's socket, its requests and the acceptor.
+#[derive(Debug)]
+pub(super) struct Place {
+    state: Mutex<State>,
+    gives_way: Notify,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                since: Instant::now(),
+                head: None,
+                early: false,
+                at_work: false,
+                served: false,
+                blocked: None,
+            }),
+            gives_way: Notify::new(),
+        }
+    }
+
+    /// Records that bytes arrived.
+    pub(super) fn received(&self) {
+        let mut state = self.state.lock();
+        if state.at_work {
+            state.early = true;
+        } else {
+            state.head.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Records that the peer took bytes.
+    pub(super) fn sent(&self) {
+        let mut state = self.state.lock();
+        state.blocked = None;
+        if state.served && !state.at_work {
+            state.since = Instant::now();
+        }
+    }
+
+    /// Records that the peer does not take what waits to be sent.
+    pub(super) fn blocked(&self) {
+        self.state.lock().blocked.get_or_insert_with(Instant::now);
+    }
+
+    /// Whether the peer does not take what waits to be sent.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.state.lock().blocked.is_some()
+    }
+
+    /// Begins a request, which ends when the guard goes.
+    pub(super) fn work(self: &Arc<Self>) -> Work {
+        let mut state = self.state.lock();
+        state.at_work = true;
+        state.served = true;
+        state.head = None;
+        state.early = false;
+        Work(Arc::clone(self))
+    }
+
+    /// When the connection ends if nothing happens, and why.
+    fn ends(&self, bounds: &Bounds) -> Option<(Instant, Overdue)> {
+        let state = self.state.lock();
+        if let Some(blocked) = state.blocked {
+            return Some((blocked + UNREAD, Overdue::Unread));
+        }
+        if state.at_work {
+            return None;
+        }
+        if !state.served {
+            return Some((state.since + bounds.head, Overdue::Head));
+        }
+        Some(match state.head {
+            Some(head) => (head + bounds.head, Overdue::Head),
+            None => (state.since + bounds.idle, Overdue::Idle),
+        })
+    }
+
+    /// Resolves when the connection has to end. To be polled by the task that serves it, since
+    /// each of its turns may move the time.
+    pub(super) async fn overdue(&self, bounds: Bounds) -> Overdue {
+        let mut gives_way = pin!(self.gives_way.notified());
+        let mut sleep = pin!(sleep_until(Instant::now() + bounds.head));
+        poll_fn(|context| {
+            if gives_way.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Overdue::GaveWay);
+            }
+            let Some((at, why)) = self.ends(&bounds) else {
+                return Poll::Pending;
+            };
+            if sleep.deadline() != at {
+                sleep.as_mut().reset(at);
+            }
+            sleep.as_mut().poll(context).map(|()| why)
+        })
+        .await
+    }
+}
+
+/// A request at work, up to the last byte of its answer that was handed to the transport.
+#[derive(Debug)]
+pub(super) struct Work(Arc<Place>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.at_work = false;
+        state.since = Instant::now();
+        state.head = state.early.then_some(state.since);
+    }
+}
+
+/// All places. At most one more connection exists than there are places, while another one
+/// gives way.
+#[derive(Debug)]
+pub(super) struct Places {
+    most: usize,
+    taken: Mutex<Taken>,
+    /// Told when a place comes free.
+    free: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    next: u64,
+    places: BTreeMap<u64, Arc<Place>>,
+}
+
+impl Places {
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most: most.max(1),
+            taken: Mutex::default(),
+            free: Notify::new(),
+        })
+    }
+
+    /// Takes a place for a connection that was accepted. If none is free, the connection that
+    /// has been idle for the longest time is told to give way; the answer says so.
+    pub(super) async fn take(self: &Arc<Self>) -> (Holder, bool) {
+        let mut made_room = false;
+        loop {
+            let free = self.free.notified();
+            {
+                let mut taken = self.taken.lock();
+                if taken.places.len() < self.most {
+                    let number = taken.next;
+                    taken.next += 1;
+                    let place = Arc::new(Place::new());
+                    taken.places.insert(number, Arc::clone(&place));
+                    let places = Arc::clone(self);
+                    let holder = Holder {
+                        number,
+                        place,
+                        places,
+                    };
+                    return (holder, made_room);
+                }
+                if !made_room {
+                    made_room = give_way(&taken);
+                }
+            }
+            free.await;
+        }
+    }
+
+    /// Ends the connection that has been idle for the longest time, if there is one.
+    pub(super) fn make_room(&self) -> bool {
+        give_way(&self.taken.lock())
+    }
+}
+
+/// Tells the connection to end that has been without a request at work for the longest time.
+fn give_way(taken: &Taken) -> bool {
+    let idle = taken.places.values().filter_map(|place| {
+        let state = place.state.lock();
+        (!state.at_work || state.blocked.is_some()).then_some((state.since, place))
+    });
+    let longest = idle.min_by_key(|(since, _)| *since);
+    if let Some((_, place)) = longest {
+        place.gives_way.notify_one();
+    }
+    longest.is_some()
+}
+
+/// The place of one connection, free again when this goes.
+#[derive(Debug)]
+pub(super) struct Holder {
+    number: u64,
+    place: Arc<Place>,
+    places: Arc<Places>,
+}
+
+impl Holder {
+    pub(super) fn place(&self) -> &Arc<Place> {
+        &self.place
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.places.taken.lock().places.remove(&self.number);
+        self.places.free.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds {
+        head: Duration::from_secs(10),
+        idle: Duration::from_secs(60),
+    };
+
+    async fn ends_after(place: &Place) -> (u64, Overdue) {
+        let now = Instant::now();
+        let why = place.overdue(BOUNDS).await;
+        (now.elapsed().as_secs(), why)
+    }
+
+    async fn after(seconds: u64) {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_state_of_a_connection_has_its_own_bound() {
+        let (holder, _) = Places::new(1).take().await;
+        let place = holder.place();
+        assert_eq!(ends_after(place).await, (10, Overdue::Head));
+        // Trickled bytes of the first head gain nothing.
+        place.received();
+        assert_eq!(ends_after(place).await, (0, Overdue::Head));
+        drop(place.work());
+        after(7).await;
+        assert_eq!(ends_after(place).await, (53, Overdue::Idle));
+        drop(place.work());
+        place.received();
+        after(4).await;
+        place.received();
+        assert_eq!(ends_after(place).await, (6, Overdue::Head));
+        // A request at work has no bound here, unless its answer is not read.
+        let work = place.work();
+        let overdue = tokio::time::timeout(Duration::from_secs(900), place.overdue(BOUNDS)).await;
+        assert!(overdue.is_err());
+        place.blocked();
+        after(20).await;
+        place.sent();
+        place.blocked();
+        assert_eq!(ends_after(place).await, (30, Overdue::Unread));
+        // Bytes of the next head that came early count from the end of the work.
+        place.sent();
+        place.received();
+        drop(work);
+        assert_eq!(ends_after(place).await, (10, Overdue::Head));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn longest_idle_connection_gives_way_and_work_never_does() {
+        let places = Places::new(3);
+        let (working, _) = places.take().await;
+        let work = working.place().work();
+        after(1).await;
+        let (oldest, _) = places.take().await;
+        after(1).await;
+        let (newer, made_room) = places.take().await;
+        assert!(!made_room);
+        // An answer makes it the newest of all.
+        drop(newer.place().work());
+        let task = tokio::spawn({
+            let place = Arc::clone(oldest.place());
+            async move {
+                let why = place.overdue(BOUNDS).await;
+                drop(oldest);
+                why
+            }
+        });
+        let (_next, made_room) = places.take().await;
+        assert!(made_room);
+        assert_eq!(task.await.unwrap(), Overdue::GaveWay);
+        let quiet = Duration::from_secs(9);
+        let place = Arc::clone(newer.place());
+        assert!(
+            tokio::time::timeout(quiet, place.overdue(BOUNDS))
+                .await
+                .is_err()
+        );
+        // Whoever does not read its answer gives way like an idle one.
+        working.place().blocked();
+        assert!(places.make_room());
+        assert_eq!(
+            working.place().overdue(BOUNDS).await,
+            Overdue::GaveWay,
+            "the oldest of all, blocked"
+        );
+        drop(work);
+    }
+}
