@@ -18,14 +18,15 @@ use std::time::Duration;
 
 use wald_storage::{ConfigError, Retention, StorageConfig};
 
-use crate::http::LEAST_CONNECTIONS;
-
 pub(crate) use layers::{
     ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
     ConsoleMode, DamagePolicy, FlushFailurePolicy, LogFormat, ReadStrategy, Size, SyncMode, Value,
 };
+
+/// Fewest places of the port that leave room for probes beside a console.
+pub(crate) const LEAST_HTTP_CONNECTIONS: usize = 8;
 
 /// One row of the table of settings.
 #[derive(Debug)]
@@ -407,10 +408,10 @@ impl Config {
             ));
         }
         self.check_traces()?;
-        if self.http_max_connections < LEAST_CONNECTIONS {
+        if self.http_max_connections < LEAST_HTTP_CONNECTIONS {
             return Err(Wrong::new(
                 "http_max_connections",
-                format!("it must be at least {LEAST_CONNECTIONS}"),
+                format!("it must be at least {LEAST_HTTP_CONNECTIONS}"),
             ));
         }
         for (name, zero) in [

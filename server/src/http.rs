@@ -44,7 +44,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tower::Service as _;
 
-use crate::config::Config;
+use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::console;
 use crate::drain::{Phase, draining};
 use crate::rpc::Node;
@@ -53,8 +53,6 @@ pub(crate) use hosts::{Hosts, UNKNOWN, asked};
 use places::{Bounds, Holder, Overdue, Place, Places, UNREAD, Work};
 use render::Renderer;
 
-/// Fewest places of the port that leave room for probes beside a console.
-pub(crate) const LEAST_CONNECTIONS: usize = 8;
 /// Most bytes of a request head. Longer ones are answered 431.
 const HEAD_BYTES: usize = 16 << 10;
 /// Most bytes of a request body. No route reads one.
@@ -134,7 +132,7 @@ async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: So
     let http = listener.local_addr().ok();
     let hosts = Arc::new(Hosts::new(&config.console_hosts));
     let mut router = router(Arc::clone(&node), &hosts, config.has_console(), grpc);
-    let most = config.http_max_connections.max(LEAST_CONNECTIONS);
+    let most = config.http_max_connections.max(LEAST_HTTP_CONNECTIONS);
     if config.has_console() {
         let console = console::router(Arc::clone(&node), config, hosts, most / 4, (grpc, http));
         router = router.merge(console);
