@@ -167,7 +167,9 @@ def damaged(fleet):
     """One byte flipped in a finished segment, found by a reader."""
     settings = ["--segment-bytes", "64KiB", "--max-batch-bytes", "16KiB", "--max-record-bytes", "8KiB", "--max-open-segments", "1",
                 # Scrubbing would find it before the first sample.
-                "--scrub-bytes-per-second", "0"]
+                "--scrub-bytes-per-second", "0",
+                # Its one log is all that it may have (WaldStoreNearBound).
+                "--max-logs", "1"]
     daemon = fleet.start("damaged", *settings)
     for number in range(20):
         append(daemon, "a", f"record number {number} " + "x" * 7000)
