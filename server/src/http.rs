@@ -24,6 +24,7 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
@@ -40,7 +41,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{Domain, Protocol as Transport, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::Instant;
 use tower::Service as _;
 
@@ -70,6 +71,9 @@ const LINES_EVERY: Duration = Duration::from_secs(1);
 /// Threads for work that may block, such as to render /metrics.
 const BLOCKING_THREADS: usize = 2;
 
+/// Longest time that the end of the port waits for work that may block.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
 /// Takes the port.
 ///
 /// # Errors
@@ -90,9 +94,27 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-/// Starts the thread that serves the port for as long as the process lives. Nothing waits for
-/// it: when draining begins, idle connections close, event streams end, and probes are answered
-/// up to the end of the process.
+/// The port at work. Dropping it ends the port and lets go of the engine, which must be dropped
+/// before the process ends: the sorter removes its unfinished files then.
+pub(crate) struct Http {
+    /// Dropped to end the thread.
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Http {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the HTTP port had panicked");
+        }
+    }
+}
+
+/// Starts the thread that serves the port. When draining begins, idle connections close and event
+/// streams end; probes are answered until the value is dropped.
 ///
 /// # Errors
 /// If the thread or its event loop cannot be made.
@@ -101,7 +123,7 @@ pub(crate) fn start(
     node: &Arc<Node>,
     config: &Config,
     grpc: SocketAddr,
-) -> io::Result<()> {
+) -> io::Result<Http> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
@@ -111,10 +133,23 @@ pub(crate) fn start(
         TcpListener::from_std(listener)?
     };
     let (node, config) = (Arc::clone(node), config.clone());
-    std::thread::Builder::new()
+    let (stop, stopped) = oneshot::channel::<()>();
+    let thread = std::thread::Builder::new()
         .name("wald-http".to_owned())
-        .spawn(move || runtime.block_on(serve(listener, node, &config, grpc)))?;
-    Ok(())
+        .spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve(listener, node, &config, grpc) => {}
+                    // The other end was dropped.
+                    _ = stopped => {}
+                }
+            });
+            runtime.shutdown_timeout(LAST_ANSWERS);
+        })?;
+    Ok(Http {
+        stop: Some(stop),
+        thread: Some(thread),
+    })
 }
 
 /// What all connections share.

@@ -206,7 +206,7 @@ impl Server {
             let (answers, queued) = (connections.answer_bytes(), connections.queued_bytes());
             [appends, requests, answers, queued]
         });
-        http::start(http, &node, config, addresses.0).map_err(|error| {
+        let _http = http::start(http, &node, config, addresses.0).map_err(|error| {
             Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
         })?;
 
