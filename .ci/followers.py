@@ -19,6 +19,8 @@ ROUNDS = sized(1_000, 240)
 CROWD, CROWD_CONNECTIONS = sized(100_000, 20_000), 50
 CROWD_LOGS = CROWD // 100
 BUSY, BUSY_CONNECTIONS, BUSY_APPENDS = 1_000, 10, sized(10_000, 3_000)
+# Followers share few connections here.
+MANY_CALLS = ["--max-concurrent-streams", "4096"]
 # Between two messages to one of so many: 50 us for each.
 BUSY_PAUSE = 0.05
 # Flushes take so long, and nearly all of an append's time: what is compared is not the machine's noise.
@@ -170,7 +172,7 @@ def at_rest(daemon, idle):
 
 
 def others_unchanged(data):
-    with Daemon(data, strace=SLOW) as daemon:
+    with Daemon(data, *MANY_CALLS, strace=SLOW) as daemon:
         daemon.ready().load(seconds=1, **LOAD_OF_OTHERS).result()
         alone = [daemon.load(seconds=6, **LOAD_OF_OTHERS).result()]
         before = daemon.anonymous()
@@ -210,7 +212,7 @@ def others_unchanged(data):
 
 def busy(data):
     """Many followers of one log, of which each message is made once."""
-    with Daemon(data) as daemon:
+    with Daemon(data, *MANY_CALLS) as daemon:
         daemon.ready().load(appends=1, writers=1, logs=1, bytes=100, prefix="busy").result()
         selector = selectors.DefaultSelector()
         crowds = [Crowd(daemon, selector) for _ in range(BUSY_CONNECTIONS)]
@@ -234,7 +236,7 @@ def busy(data):
 
 
 def nothing_leaks(data):
-    with Daemon(data, "--max-inflight-bytes", "1MiB") as daemon:
+    with Daemon(data, "--max-inflight-bytes", "1MiB", *MANY_CALLS) as daemon:
         daemon.ready().load(appends=2_000, writers=16, logs=16, bytes=1000, prefix="small").result()
         idle = state(daemon)
         # Caches of allocator and engine fill first.
@@ -267,7 +269,7 @@ def cpu_seconds(daemon):
 
 def a_crowd(data):
     """Idle followers of many logs."""
-    with Daemon(data) as daemon:
+    with Daemon(data, *MANY_CALLS) as daemon:
         daemon.ready().load(appends=CROWD_LOGS * 4, writers=16, logs=CROWD_LOGS, bytes=100, prefix="crowd").result()
         listed = daemon.walctl("logs", "--prefix", "crowd/", "--limit", CROWD_LOGS, "--output", "json").stdout.decode()
         names = re.findall(r'"name": ?"([^"]+)"', listed)
