@@ -73,7 +73,7 @@ const LARGEST_BY_PATH: [(&str, u64); 2] = [
     ("/grpc.health.", 4 << 10),
 ];
 
-/// Bytes of a refused request that are received and dropped before the refusal is told anyway.
+/// Bytes of a refused request that are received and dropped. Beyond them the refusal is sent at once.
 const MOST_DROPPED: u64 = 16 << 20;
 
 /// A gRPC message begins with whether it is compressed, and its length in four bytes.
@@ -267,7 +267,7 @@ impl Held {
         }
     }
 
-    /// Whether a message of so many bytes could be admitted now.
+    /// Refuses a message of `length` bytes that could not be admitted now. Takes nothing.
     fn look(&self, length: u64) -> Result<(), Status> {
         let (budget, own) = self.budget();
         let looked = budget.look(own, length + REQUEST_OVERHEAD);
@@ -358,7 +358,7 @@ impl Body for RequestBody {
     }
 }
 
-/// A call. It gives back with its answer what was charged to it.
+/// A call. Its charge comes back with its answer.
 ///
 /// Where the client gives up an append that the engine has, the call goes on without it: the append
 /// stays charged and is counted like all others.
@@ -410,7 +410,7 @@ impl Drop for AdmittedCall {
 /// The body of a request that is charged as it arrives.
 pub(crate) struct AdmittedBody {
     inner: Incoming,
-    /// The prefix of the current message, of which `received` bytes are here.
+    /// The prefix of the current message. `received` counts its bytes that are here.
     prefix: [u8; PREFIX_BYTES],
     received: usize,
     /// Bytes of the current message that are still to come, and all of them.

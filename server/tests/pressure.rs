@@ -165,3 +165,89 @@ async fn ceiling_of_the_server_holds_where_the_client_has_no_deadline() {
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert_eq!(Told::of(&status).fact("outcome"), "NOT_APPLIED");
 }
+
+/// A gRPC message with its prefix.
+fn framed(message: &impl prost::Message) -> Bytes {
+    let mut bytes = vec![0];
+    bytes.extend(u32::try_from(message.encoded_len()).unwrap().to_be_bytes());
+    message.encode(&mut bytes).unwrap();
+    bytes.into()
+}
+
+/// An answer that becomes BUSY says that nothing was applied: that of a write must not.
+#[tokio::test]
+async fn unread_answers_make_reads_busy_and_never_writes() {
+    const LOGS: usize = 100;
+    let daemon = Daemon::start(&["--segment-bytes", "64MiB"]);
+    daemon
+        .wal()
+        .await
+        .append(append("big", &"x".repeat(900_000)))
+        .await
+        .unwrap();
+    let small = append("small", &"x".repeat(6_000));
+    daemon.wal().await.append(small).await.unwrap();
+    let socket = tokio::net::TcpStream::connect(("127.0.0.1", daemon.port()))
+        .await
+        .unwrap();
+    let (client, connection) = h2::client::Builder::new()
+        .initial_window_size(0)
+        .handshake(socket)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let read = |log: &str| v1::ReadRequest {
+        log: log.to_owned(),
+        max_bytes: 1 << 20,
+        ..v1::ReadRequest::default()
+    };
+    let mut held = Vec::new();
+    // The small ones leave no room for anything that is counted.
+    for log in ["big", "small"] {
+        let mut busy = None;
+        while busy.is_none() {
+            let (answer, mut body) = open(&client, "/wald.v1.WalService/Read", None).await;
+            body.send_data(framed(&read(log)), true).unwrap();
+            let answer = answer.await.unwrap();
+            busy = Status::from_header_map(answer.headers());
+            held.push(answer);
+            assert!(held.len() < 240, "unread answers have no bound");
+        }
+        let busy = Told::of(&busy.unwrap());
+        assert_eq!(
+            (busy.code, busy.reason.as_str()),
+            (Code::ResourceExhausted, "BUSY")
+        );
+    }
+    // Its answer names all logs, and is as large as those of reads that are counted.
+    let names: Vec<_> = (0..LOGS)
+        .map(|log| format!("{log}-{}", "n".repeat(200)))
+        .collect();
+    let batch = v1::AppendBatchRequest {
+        batches: names
+            .iter()
+            .map(|name| support::part(name, &["x"]))
+            .collect(),
+        ..v1::AppendBatchRequest::default()
+    };
+    let (answer, mut body) = open(&client, "/wald.v1.WalService/AppendBatch", None).await;
+    body.send_data(framed(&batch), true).unwrap();
+    let answer = answer.await.unwrap();
+    assert!(
+        !answer.headers().contains_key("grpc-status"),
+        "{:?}",
+        answer.headers()
+    );
+    assert_eq!(tail(&daemon, &names[0]).await.unwrap(), 1);
+    // A client that reads has its answers again.
+    drop(held);
+    drop(client);
+    let page = daemon
+        .wal()
+        .await
+        .read(read("big"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(page.batch.unwrap().records.len(), 1);
+}

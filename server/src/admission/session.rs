@@ -2,8 +2,8 @@
 //!
 //! A session is never answered BUSY while it works: it waits. Its bytes are taken from the connection as
 //! they come, put together, and admitted message by message; only bytes that are admitted give the
-//! client room for more, so that HTTP/2 flow control holds the client back. What waits is bounded by the
-//! windows of the stream and the connection, and small frames cost no more than large ones.
+//! client room for more, so that HTTP/2 flow control holds the client back. The windows of the stream and the
+//! connection bound the bytes that wait, and small frames cost no more than large ones.
 //!
 //! ```text
 //! connection ── frames ──▶ Intake ── messages ──▶ the session ── acks ──▶ client

@@ -16,7 +16,6 @@ use tokio::sync::watch;
 use super::patience::Patience;
 use super::peer::{OpenCall, Peer, Piece};
 use crate::drain::Phase;
-use crate::status;
 
 /// Most bytes that a call claims of its client's window at a time, so that many calls share it.
 const CLAIM: usize = 64 << 10;
@@ -65,16 +64,6 @@ pub(super) async fn serve<F, B>(
         return terms.peer.call_was_cancelled();
     };
     let (head, body) = answer.into_parts();
-    let held = match terms.peer.hold_answer(body.size_hint().lower()) {
-        Ok(held) => held,
-        Err(waiting) => {
-            drop(body);
-            let refusal = status::answers_busy(waiting).into_http::<()>();
-            // Fails only on a stream that the client has reset.
-            let _ = respond.send_response(refusal, true);
-            return;
-        }
-    };
     let head = Response::from_parts(head, ());
     if body.is_end_stream() {
         // Fails only on a stream that the client has reset.
@@ -95,7 +84,6 @@ pub(super) async fn serve<F, B>(
         Err(Broken::Stalled) => sending.sender.send_reset(Reason::CANCEL),
         Err(Broken::ByServer) => sending.sender.send_reset(Reason::INTERNAL_ERROR),
     }
-    drop(held);
 }
 
 /// An answer under way.

@@ -248,7 +248,7 @@ impl Peer {
 
     /// Counts an answer of so many bytes until the value is dropped; `Err` with the bytes that wait if
     /// they are too many.
-    pub(super) fn hold_answer(&self, bytes: u64) -> Result<Option<HeldAnswer>, u64> {
+    pub(crate) fn hold_answer(&self, bytes: u64) -> Result<Option<HeldAnswer>, u64> {
         if bytes < SMALL_ANSWER_BYTES {
             return Ok(None);
         }
@@ -318,7 +318,8 @@ impl State {
 }
 
 /// An answer that waits for its client.
-pub(super) struct HeldAnswer {
+#[derive(Debug)]
+pub(crate) struct HeldAnswer {
     bytes: u64,
     state: Arc<State>,
 }

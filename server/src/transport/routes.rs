@@ -33,6 +33,9 @@ use crate::status;
 /// What comes of a call: refusals are answers, too.
 pub(crate) type HttpResult = Result<Response<Body>, Infallible>;
 
+/// The RPC whose answers are large.
+const READ: &str = "/wald.v1.WalService/Read";
+
 /// A call on its way to its answer.
 pub(crate) type HttpAnswer = BoxFuture<'static, HttpResult>;
 
@@ -138,7 +141,11 @@ pub(super) struct ConnectionCalls {
 
 impl ConnectionCalls {
     /// The call that a request begins.
-    pub(super) fn call(&self, request: Request<Incoming>) -> CallFuture<CheckedCall> {
+    pub(super) fn call(&self, mut request: Request<Incoming>) -> CallFuture<CheckedCall> {
+        // Its answer counts among those that wait for this client.
+        if request.uri().path() == READ {
+            request.extensions_mut().insert(self.peer.clone());
+        }
         let Calls {
             counter,
             admission,

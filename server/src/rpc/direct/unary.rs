@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
-use http_body::{Body, Frame, SizeHint};
+use http_body::{Body, Frame};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tower::BoxError;
@@ -18,7 +18,7 @@ use super::super::Answer;
 use super::framed::framed;
 use crate::admission::PREFIX_BYTES;
 use crate::status::{self, Access};
-use crate::transport::HttpResult;
+use crate::transport::{HeldAnswer, HttpResult, Peer};
 
 /// What is shorter is copied: it may be a small part of what it lies in, a buffer of the
 /// connection, and holds that as long as it waits for a flush.
@@ -27,8 +27,10 @@ const KEPT: usize = 4 << 10;
 /// Bytes of an announced message that memory is taken for at once; for more of it when that has come.
 const BELIEVED: usize = 64 << 10;
 
-/// Takes the request's message, of at most `largest` bytes, and answers with what `serve` makes
-/// of it.
+/// Takes the request's message, of at most `largest` bytes, and sends the answer that `serve` gives.
+///
+/// The answer to a read counts among those that wait for their clients, and becomes BUSY where they
+/// are too many. The answer to a write is sent whatever waits: it says that the write was applied.
 ///
 /// What the future holds is moved into it once: what a call takes here is allocated for each.
 pub(super) fn unary<B, M, R>(
@@ -45,6 +47,10 @@ where
     let (head, mut body) = request.into_parts();
     let metadata = MetadataMap::from_headers(head.headers);
     let extensions = head.extensions;
+    let peer = match access {
+        Access::Read => extensions.get::<Peer>().cloned(),
+        Access::Write => None,
+    };
     async move {
         let message = match receive(&mut body, access, largest).await {
             Ok(message) => message,
@@ -55,7 +61,8 @@ where
             Err(status) => return Ok(status::received(status, access).into_http()),
         };
         let answer = serve(Request::from_parts(metadata, extensions, message)).await;
-        Ok(answer.and_then(respond).unwrap_or_else(Status::into_http))
+        let answer = answer.and_then(|answer| respond(answer, peer.as_ref()));
+        Ok(answer.unwrap_or_else(Status::into_http))
     }
 }
 
@@ -79,7 +86,10 @@ where
             Err(status) => return Ok(status.into_http()),
         };
         let message = match framed(&AsItCame(message)) {
-            Ok(message) => tonic::body::Body::new(One(Left::Message(message))),
+            Ok(message) => tonic::body::Body::new(One {
+                left: Left::Message(message),
+                _held: None,
+            }),
             Err(status) => return Ok(status.into_http()),
         };
         let answer = serve(http::Request::from_parts(head, message)).await?;
@@ -94,9 +104,21 @@ where
     }
 }
 
-fn respond<R: Encode>(answer: Response<R>) -> Result<http::Response<tonic::body::Body>, Status> {
+fn respond<R: Encode>(
+    answer: Response<R>,
+    counted_by: Option<&Peer>,
+) -> Result<http::Response<tonic::body::Body>, Status> {
     let (metadata, message, extensions) = answer.into_parts();
-    let body = tonic::body::Body::new(One(Left::All(framed(&message)?)));
+    let message = framed(&message)?;
+    let held = match counted_by.map(|peer| peer.hold_answer(message.len() as u64)) {
+        None => None,
+        Some(Ok(held)) => held,
+        Some(Err(waiting)) => return Err(status::answers_busy(waiting)),
+    };
+    let body = tonic::body::Body::new(One {
+        left: Left::All(message),
+        _held: held,
+    });
     let mut response = http::Response::new(body);
     *response.extensions_mut() = extensions;
     *response.headers_mut() = metadata.into_headers();
@@ -235,12 +257,16 @@ impl Encode for AsItCame {
 }
 
 /// A body of one message.
-struct One(Left);
+struct One {
+    left: Left,
+    /// Its place among the answers that wait for their clients.
+    _held: Option<HeldAnswer>,
+}
 
-/// What of it was not sent.
+/// The rest of a body.
 enum Left {
     All(Bytes),
-    /// Of a request, which ends without a status.
+    /// The message of a request, which ends without a status.
     Message(Bytes),
     Status,
     Nothing,
@@ -254,7 +280,7 @@ impl Body for One {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let (frame, left) = match std::mem::replace(&mut self.0, Left::Nothing) {
+        let (frame, left) = match std::mem::replace(&mut self.left, Left::Nothing) {
             Left::All(message) => (Frame::data(message), Left::Status),
             Left::Message(message) => (Frame::data(message), Left::Nothing),
             Left::Status => {
@@ -264,21 +290,12 @@ impl Body for One {
             }
             Left::Nothing => return Poll::Ready(None),
         };
-        self.0 = left;
+        self.left = left;
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// At least the message that is left.
-    fn size_hint(&self) -> SizeHint {
-        let mut hint = SizeHint::new();
-        if let Left::All(message) = &self.0 {
-            hint.set_lower(message.len() as u64);
-        }
-        hint
-    }
-
     fn is_end_stream(&self) -> bool {
-        matches!(self.0, Left::Nothing)
+        matches!(self.left, Left::Nothing)
     }
 }
 
