@@ -214,6 +214,8 @@ impl Serving {
         }
         if self.life.is_time_to_leave(now) {
             self.leave();
+            // Once more, so that its client is told now.
+            return Poll::Ready(Ok(None));
         }
         let next = [held_until, silent_until, self.life.next(&self.connection)];
         let Some(next) = next.into_iter().flatten().min() else {
