@@ -231,14 +231,14 @@ settings! {
     /// Maximum number of gRPC connections (0 = no bound). One more takes the place of a connection
     /// without calls, and waits while all have calls.
     max_connections: usize = "10000";
-    /// Maximum number of gRPC connections that have sent no request yet. The oldest of them is closed
+    /// Maximum number of gRPC connections that have sent no request yet (> 0). The oldest of them is closed
     /// when one more comes.
     max_silent_connections: usize = "512";
-    /// Time that a gRPC client has from its connection to its first whole request head. Then the
+    /// Time that a gRPC client has from its connection to its first whole request head (> 0). Then the
     /// connection is closed.
     handshake_timeout: Duration = "10s";
-    /// Time in which a client must take at least one byte of an answer that waits for it. Then the call
-    /// is reset. Followers that have seen everything and idle sessions wait for the server, not for the
+    /// Time in which a client must take at least one byte of an answer that waits for it (> 0). Then
+    /// the call is reset. Followers that have seen everything and idle sessions wait for the server, not for the
     /// client: they may stay for ever.
     stream_progress_timeout: Duration = "30s";
     /// Maximum number of concurrent calls on one connection. Further calls wait at the client.
@@ -420,6 +420,12 @@ impl Config {
             ("keepalive_timeout", self.keepalive_timeout.is_zero()),
             ("sync_interval", self.sync_interval.is_zero()),
             ("sync_bytes", self.sync_bytes.0 == 0),
+            ("handshake_timeout", self.handshake_timeout.is_zero()),
+            (
+                "stream_progress_timeout",
+                self.stream_progress_timeout.is_zero(),
+            ),
+            ("max_silent_connections", self.max_silent_connections == 0),
             ("http_head_timeout", self.http_head_timeout.is_zero()),
             ("http_idle_timeout", self.http_idle_timeout.is_zero()),
         ] {
