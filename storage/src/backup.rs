@@ -126,15 +126,6 @@ impl Backups {
         })
     }
 
-    /// Whether a file waits to be removed that this backup holds.
-    fn holds_back(&self, number: u64) -> bool {
-        let state = self.state.lock();
-        let Some(held) = state.running.get(&number) else {
-            return false;
-        };
-        state.doomed.iter().any(|path| held.holds(path))
-    }
-
     /// Removes a file of the store: at once, or when the last backup that holds it has ended.
     /// Returns whether a backup holds it.
     pub(crate) fn remove(&self, path: &str) -> io::Result<bool> {

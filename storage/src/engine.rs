@@ -370,10 +370,6 @@ pub trait Backup: Send {
     /// The next step; `None` at the end. Each reads half a megabyte at most, so that whoever asks
     /// decides how fast it goes. A future that is dropped before it is done ends the backup.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<BackupPart>, BackupError>>;
-
-    /// Whether the store wants to remove a file that this backup still holds: the backup costs
-    /// disk space then, and its caller must go on or lose it.
-    fn holds_back(&self) -> bool;
 }
 
 /// Numbers for metrics, taken at one moment.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::frames::FrameCheck;
-use super::{AT_A_TIME, Backups, Known, Pin, STEP};
+use super::{AT_A_TIME, Known, Pin, STEP};
 use crate::checkpoint;
 use crate::directory;
 use crate::disk::DiskFile;
@@ -111,24 +111,18 @@ pub(crate) async fn begin(
         }
     }
     let core = Arc::clone(core);
-    let (backups, number) = (Arc::clone(&pin.backups), pin.number);
     let take = workers
         .run(move || Take::new(core, pin, known, unfinished))
         .await?;
     Ok(Box::new(Taking {
         workers: Arc::clone(workers),
         take: Some(Box::new(take)),
-        backups,
-        number,
     }))
 }
 
 struct Taking {
     workers: Arc<Workers>,
     take: Option<Box<Take>>,
-    backups: Arc<Backups>,
-    /// Its number there.
-    number: u64,
 }
 
 impl Backup for Taking {
@@ -147,10 +141,6 @@ impl Backup for Taking {
             }
             part
         })
-    }
-
-    fn holds_back(&self) -> bool {
-        self.backups.holds_back(self.number)
     }
 }
 

@@ -1,7 +1,7 @@
-//! What other users of the machine may do with a store: nothing.
+//! Files and directories that only the owner of a store can read.
 //!
 //! Directories are made with mode 0700 and files with 0600, whatever the umask is. A umask can
-//! only take bits away, so the mode is set once more where it took one. What is there already
+//! only take bits away, so the mode is set once more where it took one. An existing file or directory
 //! keeps its mode: an operator may have opened it on purpose.
 
 use std::fs::{File, Metadata};
