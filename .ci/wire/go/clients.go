@@ -36,7 +36,7 @@ func request(id uint64, log string, size int) *wald.AppendSessionRequest {
 	return &wald.AppendSessionRequest{RequestId: id, Batch: &wald.AppendBatchRequest{Batches: []*wald.LogBatch{batch}}}
 }
 
-// failures counts errors by what they say.
+// failures counts errors by their text.
 type failures struct {
 	mutex  sync.Mutex
 	counts map[string]int

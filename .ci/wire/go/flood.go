@@ -129,7 +129,7 @@ type floodResult struct {
 	Ended string `json:"ended"`
 }
 
-// flood sends frames on connections, each of which is opened again when the daemon ends it.
+// flood sends frames on connections. It opens a connection again when the daemon ends it.
 func flood(flags *flag.FlagSet) func([]string) error {
 	seconds := flags.Duration("seconds", 2*time.Second, "time of the flood")
 	connections := flags.Int("connections", 2, "connections at a time")

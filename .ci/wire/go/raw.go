@@ -18,7 +18,7 @@ const (
 	reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 )
 
-// raw is a connection that sends whatever it is told to. Frames are written to `out` first.
+// raw is a connection without rules of its own. Frames are written to `out` first.
 type raw struct {
 	net.Conn
 	in      *http2.Framer
@@ -57,7 +57,7 @@ func open(address string, receive int, settings ...http2.Setting) (*raw, error) 
 	return found, found.flush()
 }
 
-// flush sends what is pending.
+// flush sends all pending frames.
 func (r *raw) flush() error {
 	_, err := r.Write(r.pending.Bytes())
 	r.pending.Reset()

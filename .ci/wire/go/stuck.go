@@ -40,7 +40,7 @@ func fill(address string, count int) error {
 	return nil
 }
 
-// peer is one that does not go on: what it sends, and whether it answers pings.
+// peer describes a client that does not go on: its bytes, and whether it answers pings.
 type peer struct {
 	bytes    []byte
 	call     string
@@ -86,7 +86,7 @@ func peers() map[string]peer {
 	}
 }
 
-// begin opens the peer's connection and sends what it sends.
+// begin opens the peer's connection and sends the peer's bytes.
 func (p peer) begin(address string) (io.Closer, error) {
 	if p.bytes != nil {
 		connection, err := connect(address, 0)

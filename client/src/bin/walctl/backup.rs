@@ -64,7 +64,7 @@ async fn backup(
     let Some(Part::Manifest(manifest)) = parts.next().await? else {
         bail!("the server sends no manifest");
     };
-    // What cannot be restored is no backup.
+    // A backup that cannot be restored is refused.
     if let Err(what) = wald_proto::backup::check(&manifest) {
         bail!("the server sends a manifest that is none of a store: {what}");
     }
