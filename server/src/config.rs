@@ -190,7 +190,8 @@ settings! {
     /// saves system calls; but if the device fails under a page that the kernel had
     /// dropped, the process gets SIGBUS.
     read_strategy: ReadStrategy = "pread";
-    /// Finished segments open at a time, scans included; at least 1.
+    /// Maximum number of finished segments that are open, scans included; at least 1. Lowered at
+    /// start, to 16 at least, where the limit of open files has no room for them.
     max_open_segments: usize = "256";
     /// Threads for reads that may wait for the disk; at least 1.
     reader_threads: usize = "4";
@@ -229,8 +230,12 @@ settings! {
     /// 0: one for every core.
     worker_threads: usize = "0";
     /// Maximum number of gRPC connections (0 = no bound). One more takes the place of a connection
-    /// without calls, and waits while all have calls.
+    /// without calls, and waits while all have calls. Lowered at start where open files or
+    /// memory_limit have no room for them.
     max_connections: usize = "10000";
+    /// Maximum memory that the bounds of this file may add up to (0 = the cgroup's limit, or half
+    /// of RAM if there is none). A start lowers max_connections until they do, or is refused.
+    memory_limit: Size = "0B";
     /// Maximum number of gRPC connections that have sent no request yet (> 0). The oldest of them is closed
     /// when one more comes.
     max_silent_connections: usize = "512";

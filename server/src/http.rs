@@ -42,13 +42,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{Domain, Protocol as Transport, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
-use tokio::time::Instant;
 use tower::Service as _;
 
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::console;
 use crate::drain::{Phase, draining};
 use crate::rpc::Node;
+use crate::transport::pause_after_failed_accept;
 use conn::{Conn, Protocol};
 pub(crate) use hosts::{Hosts, UNKNOWN, asked};
 use places::{Bounds, Holder, Overdue, Place, Places, UNREAD, Work};
@@ -64,10 +64,6 @@ const BACKLOG: i32 = 1024;
 /// Bytes that the system keeps for a connection in each direction; it doubles them.
 const RECEIVE_BYTES: usize = 32 << 10;
 const SEND_BYTES: usize = 64 << 10;
-/// Pause after a failed accept (usually: out of file descriptors), which would fail again.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Least time between two log lines of one kind.
-const LINES_EVERY: Duration = Duration::from_secs(1);
 /// Threads for work that may block, such as to render /metrics.
 const BLOCKING_THREADS: usize = 2;
 
@@ -183,29 +179,20 @@ async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: So
         at_work: Arc::new(Semaphore::new(most / 2)),
     });
     let places = Places::new(most);
-    let (mut failures, mut crowd) = (Seldom::default(), Seldom::default());
     loop {
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(error) => {
-                if let Some(count) = failures.say() {
-                    tracing::warn!(
-                        %error,
-                        count,
-                        "accepting a connection on the HTTP port failed"
-                    );
-                }
                 // A descriptor of an idle connection may be all that is missing.
                 places.make_room();
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                pause_after_failed_accept(&error, "http").await;
                 continue;
             }
         };
         let (holder, made_room) = places.take().await;
-        if made_room && let Some(count) = crowd.say() {
+        if made_room {
             tracing::warn!(
                 http_max_connections = most,
-                count,
                 "all connections of the HTTP port are taken; the one idle longest ends"
             );
         }
@@ -213,26 +200,6 @@ async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: So
         let _ = socket.set_nodelay(true);
         let _ = SockRef::from(&socket).set_tcp_user_timeout(Some(UNREAD));
         tokio::spawn(connection(socket, holder, Arc::clone(&port)));
-    }
-}
-
-/// Log lines of one kind, of which peers can cause any number.
-#[derive(Default)]
-struct Seldom {
-    last: Option<Instant>,
-    count: u64,
-}
-
-impl Seldom {
-    /// Counts an event. Gives back the number of events since the last line if a line is due.
-    fn say(&mut self) -> Option<u64> {
-        self.count += 1;
-        let now = Instant::now();
-        if self.last.is_some_and(|last| now - last < LINES_EVERY) {
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.count))
     }
 }
 

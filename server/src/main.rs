@@ -13,6 +13,7 @@ mod http;
 mod logging;
 mod metrics;
 mod offline;
+mod plan;
 mod rpc;
 mod serve;
 mod status;
@@ -301,7 +302,9 @@ fn print(text: &[u8]) -> Result<(), Exit> {
 }
 
 fn serve(source: &Source) -> Result<(), Exit> {
-    let config = source.effective()?.config;
+    let mut config = source.effective()?.config;
+    // Before anything is opened: descriptors that are open already count as inherited.
+    let host = plan::Host::prepare();
     let json = json(config.log_format);
     #[cfg(feature = "otlp")]
     let exporter = trace::Exporter::start(&config).map_err(|why| Exit::new(Exit::CONFIG, why))?;
@@ -314,6 +317,7 @@ fn serve(source: &Source) -> Result<(), Exit> {
     for warning in warnings() {
         tracing::warn!("{warning}");
     }
+    plan::make(&mut config, &host)?;
     let reload = || match source.resolve() {
         Ok(effective) => log.set_filter(&effective.config.log_filter),
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),

@@ -609,7 +609,7 @@ impl Metrics {
             AppendError::ProducerConflict { .. } => condition("PRODUCER_CONFLICT"),
             AppendError::Quota { .. } => rejected("QUOTA"),
             AppendError::TailUnproven { .. } => rejected("QUARANTINED"),
-            AppendError::Busy { .. } => rejected("BUSY"),
+            AppendError::Busy { .. } | AppendError::NoDescriptors => rejected("BUSY"),
             AppendError::DiskFull => rejected("DISK_FULL"),
             AppendError::Draining => rejected("DRAINING"),
             AppendError::JournalFailed(_) => rejected("JOURNAL_FAILED"),

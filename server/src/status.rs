@@ -362,6 +362,10 @@ pub(crate) fn sync(error: &SyncError) -> Status {
         SyncError::DiskFull => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
             .refused(Retry::Safe)
             .retry_after(RETRY_LATER),
+        SyncError::NoDescriptors => Failure::new(Code::ResourceExhausted, "BUSY", message)
+            .fact("resource", "file descriptors")
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
         SyncError::JournalFailed(_) => {
             Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
         }

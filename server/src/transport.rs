@@ -217,6 +217,20 @@ pub(crate) fn serve_here(
     tokio::spawn(acceptor.accept(listener.incoming, phase.clone()));
 }
 
+/// Logs a failed accept and waits before the next one. `port`: its name in the log line.
+pub(crate) async fn pause_after_failed_accept(error: &std::io::Error, port: &str) {
+    tracing::warn!(
+        error = error as &dyn std::error::Error,
+        port,
+        "accepting connections failed; clients wait, open connections go on"
+    );
+    // Without a descriptor (EMFILE, ENFILE) or memory another accept would fail again. A client
+    // that has gone takes nothing.
+    if error.kind() != std::io::ErrorKind::ConnectionAborted {
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
 /// Hands sockets to the event loop with the fewest, until draining begins: then the port
 /// is given back and the event loops get no more.
 struct Acceptor {
@@ -235,13 +249,7 @@ impl Acceptor {
                         let permit = self.permit().await;
                         self.hand_over(socket, permit);
                     }
-                    Some(Err(error)) => {
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            "accepting a connection failed"
-                        );
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
-                    }
+                    Some(Err(error)) => pause_after_failed_accept(&error, "grpc").await,
                     None => return,
                 }
             }

@@ -228,6 +228,38 @@ impl StorageConfig {
         }
     }
 
+    /// File descriptors that the store has open at most, without the finished segments that
+    /// `max_open_segments` bounds.
+    pub fn descriptors(&self, archives: bool) -> u64 {
+        // One each: LOCK, the segment that is written, one that is made ready, its directory, one
+        // whose name waits for its flush, one made of the reserve. Two segments that were just left.
+        const JOURNAL: u64 = 8;
+        // The directories of the store, which stay open.
+        const DIRECTORIES: u64 = 8;
+        // An index or a checkpoint, and its directory.
+        const INDEXER: u64 = 2;
+        // A run, its index, its directory, a source that is read, the index of one; retention: 2.
+        const SORTER: u64 = 5 + 2;
+        // Scrubbing and four verifications: through the cache, past it, an index.
+        const CHECKS: u64 = 3 * 5;
+        // Four backups: the file that is saved, through the cache and past it.
+        const BACKUP: u64 = 4 * 2;
+        // Its LOCK, a file, its directory.
+        const ARCHIVE: u64 = 3;
+        // A segment that was closed for others meanwhile, one that is opened, an index.
+        const READER: u64 = 3;
+        JOURNAL
+            + DIRECTORIES
+            + INDEXER
+            + SORTER
+            + CHECKS
+            + BACKUP
+            + if archives { ARCHIVE } else { 0 }
+            + self.pool_segments as u64
+            + self.reserve_segments as u64
+            + READER * self.reader_threads as u64
+    }
+
     fn sorter_step(&self) -> u64 {
         self.sorter_step_bytes.max(LEAST_STEP * self.segment_bytes)
     }

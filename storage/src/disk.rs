@@ -250,3 +250,36 @@ pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
     )
 }
+
+/// Whether the process or the system has no file descriptor left (EMFILE, ENFILE). Only calls that
+/// open a file or a directory fail with it, and such a call has changed nothing.
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::MFILE, Errno::NFILE]
+        .map(|errno| Some(errno.raw_os_error()))
+        .contains(&error.raw_os_error())
+}
+
+/// Whether the call may succeed later without a restart: space or file descriptors ran out. Nothing
+/// that was written before is in doubt.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    shortage(error).is_some()
+}
+
+/// The shortage that an error reports, if it reports one.
+pub(crate) fn shortage(error: &io::Error) -> Option<Shortage> {
+    match error {
+        error if is_out_of_space(error) => Some(Shortage::Space),
+        error if is_out_of_descriptors(error) => Some(Shortage::Descriptors),
+        _ => None,
+    }
+}
+
+/// A resource of the host that ran out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// Space in the file system.
+    Space,
+    /// File descriptors of the process or of the system.
+    Descriptors,
+}

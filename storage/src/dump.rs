@@ -308,7 +308,8 @@ impl Offline {
         let mut names = self.names()?;
         for (segment, sorted) in chosen(survey, filter)? {
             let segment = &segment;
-            if let Some(index) = read_index(&*self.disk, segment.life.id) {
+            let index = read_index(&*self.disk, segment.life.id);
+            if let Some(index) = index.map_err(OpenError::io("reading an index"))? {
                 for image in index.rows().filter_map(|row| index.image(&row)) {
                     if let Some(name) = image.name {
                         names.0.insert(image.id, name);
@@ -399,7 +400,7 @@ impl Offline {
     pub fn dump_indexes(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), DumpError> {
         for (segment, _) in chosen(self.survey()?, filter)? {
             let id = segment.life.id;
-            let index = read_index(&*self.disk, id);
+            let index = read_index(&*self.disk, id).map_err(OpenError::io("reading an index"))?;
             let Some(index) = index.filter(|index| index.is_of(&segment.life, segment.base)) else {
                 continue;
             };

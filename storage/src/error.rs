@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::ConfigError;
+use crate::disk::Shortage;
 use crate::ids::{LogId, LogName, Lsn, Name, Position, Timestamp};
 
 /// Why an append was not acknowledged.
@@ -142,6 +143,12 @@ pub enum AppendError {
     /// themselves when space is back.
     #[error("no space for another segment in the data directory")]
     DiskFull,
+    /// No file descriptor was left to make a segment ready; nothing was written. Appends resume
+    /// without a restart when descriptors are free again.
+    #[error(
+        "no file descriptor is left for the next segment; nothing was written; retry later, and raise the limit of open files (`ulimit -n`, LimitNOFILE) if this lasts"
+    )]
+    NoDescriptors,
     /// The engine is shutting down; nothing was written.
     #[error("the engine is draining; nothing was written")]
     Draining,
@@ -234,6 +241,26 @@ fn quota(log: &LogName, what: Bounded, used: u64, limit: u64) -> String {
     format!(
         "{whose} has {used} {name} and may have at most {limit}; nothing was written; {remedy}, or raise {setting}"
     )
+}
+
+impl AppendError {
+    /// The shortage of the host that refused the append, if one did: it ends without a restart.
+    pub(crate) fn shortage(&self) -> Option<Shortage> {
+        match self {
+            Self::DiskFull => Some(Shortage::Space),
+            Self::NoDescriptors => Some(Shortage::Descriptors),
+            _ => None,
+        }
+    }
+}
+
+impl From<Shortage> for AppendError {
+    fn from(shortage: Shortage) -> Self {
+        match shortage {
+            Shortage::Space => Self::DiskFull,
+            Shortage::Descriptors => Self::NoDescriptors,
+        }
+    }
 }
 
 struct ConditionList<'a>(&'a [FailedCondition]);
@@ -651,6 +678,12 @@ pub enum SyncError {
     /// stay buffered.
     #[error("no space to write what is buffered")]
     DiskFull,
+    /// Buffered records of `manual` logs could not be written: no file descriptor was left to make a
+    /// segment ready. The records stay buffered.
+    #[error(
+        "no file descriptor is left to write buffered records; they stay buffered; retry later, and raise the limit of open files (`ulimit -n`, LimitNOFILE) if this lasts"
+    )]
+    NoDescriptors,
     /// The journal failed; what was not durable before may or may not be.
     #[error("the journal failed; it refuses to flush until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),

@@ -2,7 +2,9 @@
 //! of its frames leave memory, and every so often a checkpoint of all logs is written.
 //!
 //! None of it is needed for what was promised: a start that finds an index or a checkpoint
-//! missing reads the segments instead. So a lack of space delays it and stops nothing.
+//! missing reads the segments instead. So an error delays it and stops nothing: each try writes a
+//! new file. Only the failed flush of a directory is final, since a later one may succeed and the
+//! names be gone.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
-use crate::disk::{is_out_of_space, memory};
+use crate::disk::{is_out_of_descriptors, memory};
 use crate::ids::{Position, SegmentId, Timestamp};
 use crate::index::{Image, NewRow, SealedIndex, index_path};
 use crate::journal::segment::Segment;
@@ -42,7 +44,7 @@ pub(crate) enum Wanted {
     AtEnd,
 }
 
-/// How long a lack of space is left alone.
+/// Pause before an index or a checkpoint that could not be written is written again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A segment that was just left, and how it and its logs stood then.
@@ -64,6 +66,8 @@ pub(crate) struct Sealed {
 pub(crate) struct Progress {
     /// Built and not written yet.
     pub(crate) unwritten: VecDeque<Arc<SealedIndex>>,
+    /// Written, and their names are not flushed yet.
+    unflushed: Vec<SegmentId>,
     /// Whether the store is whole: of a damaged one no checkpoint is written, so that
     /// every start finds the damage again.
     pub(crate) sound: bool,
@@ -80,7 +84,7 @@ struct Queue {
     waiting: VecDeque<Sealed>,
     /// Whether a thread works it off.
     running: bool,
-    /// Whether there is no space to write to.
+    /// Whether the last index or checkpoint could not be written.
     stuck: bool,
     stopped: bool,
 }
@@ -138,7 +142,7 @@ impl Indexer {
     /// Body of the indexing thread, until stopped.
     ///
     /// # Errors
-    /// Anything but a lack of space: the journal must fail.
+    /// If names could not be flushed: the journal must fail.
     pub(crate) fn run(&self, core: &Core) -> io::Result<()> {
         let _running = Running::new(self);
         // What the start took in passing.
@@ -171,7 +175,10 @@ impl Indexer {
     }
 
     /// Indexes all that waits, writes what is not written, and a checkpoint if one is
-    /// `wanted`.
+    /// `wanted`. An error that a later try may not meet is logged, and the thread tries again.
+    ///
+    /// # Errors
+    /// If names could not be flushed: the journal must fail.
     pub(crate) fn work(&self, core: &Core, wanted: Wanted) -> io::Result<()> {
         let mut progress = self.progress.lock();
         // Images and places of all logs of a segment, and its index when it was written.
@@ -204,17 +211,45 @@ impl Indexer {
         });
         let stuck = match result {
             Ok(()) => false,
-            Err(error) if is_out_of_space(&error) => {
-                tracing::warn!(%error, "no space for an index or a checkpoint; the next start takes longer");
+            Err(Trouble::Passing(error)) => {
+                let again = self.queue.lock().stuck;
+                if !again {
+                    tracing::warn!(%error, "an index or a checkpoint cannot be written; it is tried every second, and until then a start takes longer");
+                }
                 true
             }
-            Err(error) => return Err(error),
+            Err(Trouble::Final(error)) => return Err(error),
         };
         self.queue.lock().stuck = stuck;
         self.changed.notify_all();
         drop(progress);
         memory::give_back(used);
         Ok(())
+    }
+}
+
+/// Why an index or a checkpoint was not written.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// A later try writes a new file, and may succeed.
+    Passing(io::Error),
+    /// The flush of a directory failed: a later one may succeed without the names.
+    Final(io::Error),
+}
+
+impl Trouble {
+    /// Without a file descriptor nothing was flushed, so that a later flush tells the truth.
+    pub(crate) fn flushing_names(error: io::Error) -> Self {
+        match is_out_of_descriptors(&error) {
+            true => Self::Passing(error),
+            false => Self::Final(error),
+        }
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Passing(error)
     }
 }
 
@@ -294,10 +329,10 @@ impl Core {
         }
         // What is being written now goes too, and what comes after knows of the damage.
         let _progress = self.indexer.progress.lock();
-        if let Some(index) = self.indexes.get(segment) {
-            self.indexes.pin(index);
-        }
         let forget = || {
+            if let Some(index) = self.indexes.get(segment)? {
+                self.indexes.pin(index);
+            }
             match self.backups.remove(&index_path(segment.life.id)) {
                 // As for all but the first damage in a segment.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -313,8 +348,7 @@ impl Core {
         }
     }
 
-    fn write_indexes(&self, progress: &mut Progress) -> io::Result<()> {
-        let mut written = Vec::new();
+    fn write_indexes(&self, progress: &mut Progress) -> Result<(), Trouble> {
         let mut result = Ok(());
         while let Some(index) = progress.unwritten.front() {
             let segment = self.journal.segment_at(index.base);
@@ -329,21 +363,22 @@ impl Core {
             if result.is_err() {
                 break;
             }
-            written.push(index.segment);
+            progress.unflushed.push(index.segment);
             progress.unwritten.pop_front();
         }
-        if written.is_empty() {
-            return result;
+        if !progress.unflushed.is_empty() {
+            self.disk
+                .sync_directory("index")
+                .map_err(Trouble::flushing_names)?;
+            for segment in progress.unflushed.drain(..) {
+                self.indexes.unpin(segment);
+            }
         }
-        self.disk.sync_directory("index")?;
-        for segment in written {
-            self.indexes.unpin(segment);
-        }
-        result
+        result.map_err(Trouble::Passing)
     }
 
     /// Writes how all logs stood at the end of the newest indexed segment.
-    fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<()> {
+    fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> Result<(), Trouble> {
         let Some(newest) = &progress.newest else {
             return Ok(());
         };
@@ -373,17 +408,23 @@ impl Core {
         // Index by index: there may be hundreds of thousands of logs, and of large indexes hardly
         // more than one is kept in memory.
         moved.sort_unstable_by_key(|(base, id, _)| (*base, *id));
-        let (sorted_end, mut runs) = (self.journal.sorted_end(), None);
+        let (sorted_end, mut runs) = (self.journal.sorted_end(), None::<Vec<_>>);
         let mut moved = moved.into_iter().peekable();
         while let Some((base, ..)) = moved.peek() {
             let base = *base;
             let of_base;
             let told: &[Arc<SealedIndex>] = match base {
                 // At the end of the newest run that tells of it.
-                Some(base) if base < sorted_end => runs.get_or_insert_with(|| self.runs_told()),
+                Some(base) if base < sorted_end => match &mut runs {
+                    Some(runs) => runs,
+                    none => none.insert(self.runs_told()?),
+                },
                 _ => {
                     let segment = base.and_then(|base| self.journal.segment_at(base));
-                    of_base = segment.and_then(|segment| self.whole_index(&segment));
+                    of_base = match segment {
+                        Some(segment) => self.whole_index(&segment)?,
+                        None => None,
+                    };
                     of_base.as_slice()
                 }
             };
@@ -406,16 +447,25 @@ impl Core {
 
     /// The index of a segment or run, if there is one that is good. One made anew from its
     /// frames does not know all of a log.
-    fn whole_index(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
+    ///
+    /// # Errors
+    /// If no file descriptor is left to read it.
+    fn whole_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         let index = self.indexes.get(segment)?;
-        Some(index).filter(|index| !index.is_partial())
+        Ok(index.filter(|index| !index.is_partial()))
     }
 
     /// What the runs tell of their logs, the oldest first; nothing if one of them does not.
-    fn runs_told(&self) -> Vec<Arc<SealedIndex>> {
+    fn runs_told(&self) -> io::Result<Vec<Arc<SealedIndex>>> {
         let runs = self.journal.runs();
-        let told = runs.iter().map(|run| self.whole_index(&run.segment));
-        told.collect::<Option<_>>().unwrap_or_default()
+        let mut told = Vec::with_capacity(runs.len());
+        for run in &runs {
+            match self.whole_index(&run.segment)? {
+                Some(index) => told.push(index),
+                None => return Ok(Vec::new()),
+            }
+        }
+        Ok(told)
     }
 
     fn summary(&self, newest: &Newest, clean: bool) -> Summary {

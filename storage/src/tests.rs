@@ -10,6 +10,7 @@ mod cursors;
 mod damage;
 mod damaged_files;
 mod deletions;
+mod descriptors;
 mod exactly_once;
 mod faults;
 mod full_disk;

@@ -137,6 +137,10 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
         AppendError::DiskFull => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
             .refused(Retry::Safe)
             .retry_after(RETRY_LATER),
+        AppendError::NoDescriptors => Failure::new(Code::ResourceExhausted, "BUSY", message)
+            .fact("resource", "file descriptors")
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
         AppendError::Draining => Failure::new(Code::Unavailable, "DRAINING", message)
             .refused(Retry::Safe)
             .retry_after(RETRY_LATER),

@@ -112,6 +112,10 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
             (Code::ResourceExhausted, "BUSY", safe()),
         ),
         (
+            AppendError::NoDescriptors,
+            (Code::ResourceExhausted, "BUSY", safe()),
+        ),
+        (
             AppendError::DiskFull,
             (Code::ResourceExhausted, "DISK_FULL", safe()),
         ),
@@ -639,13 +643,18 @@ fn a_failed_barrier_is_internal_and_unknown() {
     assert_eq!(got.effect, effect("UNKNOWN", "SAFE_WITH_CONDITION"));
     let got = seen(&sync(&SyncError::LogNotFound { log: log() }));
     assert_eq!(got.code, Code::NotFound);
-    let got = seen(&sync(&SyncError::DiskFull));
-    assert_eq!(
-        (got.code, got.reason.as_str()),
-        (Code::ResourceExhausted, "DISK_FULL")
-    );
-    assert_eq!(got.effect, effect("NOT_APPLIED", "SAFE"));
-    assert!(got.details.retry_info().is_some());
+    for (error, reason) in [
+        (SyncError::DiskFull, "DISK_FULL"),
+        (SyncError::NoDescriptors, "BUSY"),
+    ] {
+        let got = seen(&sync(&error));
+        assert_eq!(
+            (got.code, got.reason.as_str()),
+            (Code::ResourceExhausted, reason)
+        );
+        assert_eq!(got.effect, effect("NOT_APPLIED", "SAFE"));
+        assert!(got.details.retry_info().is_some());
+    }
 }
 
 #[test]

@@ -181,6 +181,11 @@ impl SimDisk {
         self.0.lock().full = full;
     }
 
+    /// Whether the process has no file descriptor left: calls that need one fail with EMFILE.
+    pub fn set_out_of_descriptors(&self, out: bool) {
+        self.0.lock().out_of_descriptors = out;
+    }
+
     /// Notes all calls from now on; in words too if they are to be `listed`.
     pub fn trace_calls(&self, listed: bool) {
         self.0.lock().trace = Some(match listed {

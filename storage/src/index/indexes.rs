@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::large::LargeIndex;
 use super::sealed::{Row, SealedIndex, index_path};
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, is_out_of_descriptors, read_whole};
 use crate::ids::{LogId, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
@@ -79,42 +79,53 @@ impl Indexes {
     }
 
     /// The index of a sealed segment; `None` if there is none that is good.
-    pub(crate) fn get(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
+    ///
+    /// # Errors
+    /// If no file descriptor is left to read it: nothing is known of the index then.
+    pub(crate) fn get(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         let id = segment.life.id;
         if let Some(index) = self.state.lock().in_memory(id) {
-            return Some(index);
+            return Ok(Some(index));
         }
-        let index = read(&*self.disk, id)
-            .filter(|index| index.is_of(&segment.life, segment.base))
-            .map(Arc::new)?;
+        let index = read(&*self.disk, id)?.filter(|index| index.is_of(&segment.life, segment.base));
+        let Some(index) = index.map(Arc::new) else {
+            return Ok(None);
+        };
         if index.bytes().len() <= CACHE_BYTES / 2 {
             self.state.lock().keep(id, Arc::clone(&index));
         }
-        Some(index)
+        Ok(Some(index))
     }
 
     /// What a log has in a sealed segment, if anything; `None` if the segment has no index
     /// that is good.
-    pub(crate) fn find(&self, segment: &Segment, log: LogId) -> Option<Option<Found>> {
-        let index = match self.in_memory_or_large(segment) {
+    ///
+    /// # Errors
+    /// As of [`Indexes::get`].
+    pub(crate) fn find(&self, segment: &Segment, log: LogId) -> io::Result<Option<Option<Found>>> {
+        let index = match self.in_memory_or_large(segment)? {
             Some(Kept::Whole(index)) => index,
             Some(Kept::Large(large)) => {
                 let id = segment.life.id;
                 return match large.find(&*self.disk, id, log) {
-                    Ok(found) => Some(found.map(|(index, row)| (Arc::new(index), row))),
+                    Ok(found) => Ok(Some(found.map(|(index, row)| (Arc::new(index), row)))),
+                    Err(error) if is_out_of_descriptors(&error) => Err(error),
                     Err(error) => {
                         // It is read anew, and made anew if it is damaged.
                         self.state.lock().large.remove(&id);
                         if error.kind() != io::ErrorKind::NotFound {
                             tracing::warn!(segment = %id, %error, "the index of a segment cannot be read");
                         }
-                        None
+                        Ok(None)
                     }
                 };
             }
-            None => self.get(segment)?,
+            None => match self.get(segment)? {
+                Some(index) => index,
+                None => return Ok(None),
+            },
         };
-        Some(index.row(log).map(|row| (index, row)))
+        Ok(Some(index.row(log).map(|row| (index, row))))
     }
 
     /// The same of a segment whose index is in memory; `None` if it is not.
@@ -125,30 +136,35 @@ impl Indexes {
 
     /// What there is of an index without reading all of a large file into memory; `None` if
     /// it is to be read whole.
-    fn in_memory_or_large(&self, segment: &Segment) -> Option<Kept> {
+    fn in_memory_or_large(&self, segment: &Segment) -> io::Result<Option<Kept>> {
         let id = segment.life.id;
         {
             let mut state = self.state.lock();
             if let Some(index) = state.in_memory(id) {
-                return Some(Kept::Whole(index));
+                return Ok(Some(Kept::Whole(index)));
             }
             let uses = state.uses;
             if let Some((large, used)) = state.large.get_mut(&id) {
                 *used = uses;
-                return Some(Kept::Large(Arc::clone(large)));
+                return Ok(Some(Kept::Large(Arc::clone(large))));
             }
         }
-        let file = self.disk.open(&index_path(id)).ok()?;
-        if file.size().ok()? <= LARGE {
-            return None;
-        }
-        let large = LargeIndex::read(&*file).ok()??;
-        if !large.head().is_of(&segment.life, segment.base) {
-            return None;
-        }
+        let file = match self.disk.open(&index_path(id)) {
+            Err(error) if is_out_of_descriptors(&error) => return Err(error),
+            Err(_) => return Ok(None),
+            Ok(file) => file,
+        };
+        let large = match file.size() {
+            Ok(bytes) if bytes > LARGE => LargeIndex::read(&*file).ok().flatten(),
+            _ => None,
+        };
+        let Some(large) = large.filter(|large| large.head().is_of(&segment.life, segment.base))
+        else {
+            return Ok(None);
+        };
         let large = Arc::new(large);
         self.state.lock().keep_large(id, Arc::clone(&large));
-        Some(Kept::Large(large))
+        Ok(Some(Kept::Large(large)))
     }
 }
 
@@ -215,13 +231,17 @@ impl State {
 
 /// Reads an index file; `None` if there is none that is good. One that cannot be read is
 /// as good as damaged: what it tells is in the segment too.
-pub(crate) fn read(disk: &dyn Disk, id: SegmentId) -> Option<SealedIndex> {
+///
+/// # Errors
+/// If no file descriptor is left: the index may be good, and reading the segment needs one too.
+pub(crate) fn read(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<SealedIndex>> {
     match read_file(disk, id) {
-        Ok(index) => index,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Ok(index) => Ok(index),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if is_out_of_descriptors(&error) => Err(error),
         Err(error) => {
             tracing::warn!(segment = %id, %error, "the index of a segment cannot be read");
-            None
+            Ok(None)
         }
     }
 }

@@ -492,8 +492,10 @@ impl Committer {
     fn barrier(&mut self) -> Placed {
         let outcome = match self.write_all_buffered() {
             Ok(()) => Outcome::Done,
-            Err(AppendError::DiskFull) => Outcome::SyncRefused,
-            Err(error) => Outcome::Refused(error),
+            Err(error) => match error.shortage() {
+                Some(shortage) => Outcome::SyncRefused(shortage),
+                None => Outcome::Refused(error),
+            },
         };
         self.finish_open();
         (Some(self.end()), outcome)
@@ -512,8 +514,10 @@ impl Committer {
         });
         let outcome = match left {
             Ok(()) => Outcome::Done,
-            Err(AppendError::DiskFull) => Outcome::SyncRefused,
-            Err(error) => Outcome::Refused(error),
+            Err(error) => match error.shortage() {
+                Some(shortage) => Outcome::SyncRefused(shortage),
+                None => Outcome::Refused(error),
+            },
         };
         // The roll has flushed all there was.
         (Some(Position::ZERO), outcome)

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::MIN_SEGMENT_BYTES;
 use super::segment::{HAS_RUNS, Life, journal_path, pool_path};
 use crate::clock::Clock;
-use crate::disk::{Disk, DiskFile, is_out_of_space};
+use crate::disk::{Disk, DiskFile, is_out_of_descriptors, is_out_of_space, is_shortage};
 use crate::ids::SegmentId;
 use crate::known_bad::{self, Mistake};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -82,10 +82,46 @@ struct State {
     free: Vec<SegmentId>,
     next_id: SegmentId,
     preparing: bool,
-    failed: Option<(Instant, io::ErrorKind, String)>,
+    /// A segment that is ready but for the flush of its name: no descriptor was left for that.
+    unflushed: Option<ReadySegment>,
+    failed: Option<LastFailure>,
     /// Space ran out, and the reserve has not been whole since.
     starved: bool,
     stopped: bool,
+}
+
+/// The last preparation that failed.
+struct LastFailure {
+    at: Instant,
+    kind: io::ErrorKind,
+    /// Number of the system's error; `None` if the engine noticed the shortage.
+    number: Option<i32>,
+    text: String,
+}
+
+impl LastFailure {
+    fn error(&self) -> io::Error {
+        match self.number {
+            Some(number) => io::Error::from_raw_os_error(number),
+            None => io::Error::new(self.kind, self.text.clone()),
+        }
+    }
+}
+
+/// A segment could not be made ready.
+struct Unready {
+    error: io::Error,
+    /// The segment, if only the flush of its name is missing, for want of a descriptor.
+    unflushed: Option<ReadySegment>,
+}
+
+impl From<io::Error> for Unready {
+    fn from(error: io::Error) -> Self {
+        Self {
+            error,
+            unflushed: None,
+        }
+    }
 }
 
 impl Pool {
@@ -112,6 +148,7 @@ impl Pool {
                 free,
                 next_id,
                 preparing: false,
+                unflushed: None,
                 failed: None,
                 starved: false,
                 stopped: false,
@@ -124,8 +161,8 @@ impl Pool {
     /// none. Where a whole one finds no space, [`Use::Reserve`] gets a smaller one.
     ///
     /// # Errors
-    /// Out of space: nothing is lost, try again later. Anything else: the journal
-    /// must fail, since a flush may be among what failed.
+    /// Out of space or of file descriptors: nothing is lost, try again later. Anything else: the
+    /// journal must fail, since a flush may be among the failed calls.
     pub(crate) fn take(&self, purpose: Use) -> io::Result<ReadySegment> {
         let keep = match purpose {
             Use::Growth => self.reserve,
@@ -149,7 +186,12 @@ impl Pool {
                 Err(error) if purpose == Use::Reserve && is_out_of_space(&error) => {
                     let id = state.next_id;
                     state.next_id = id.next();
-                    return self.make(id, None, MIN_SEGMENT_BYTES, purpose);
+                    return self
+                        .make(id, None, MIN_SEGMENT_BYTES, purpose)
+                        .map_err(|unready| {
+                            state.unflushed = unready.unflushed;
+                            unready.error
+                        });
                 }
                 result => result?,
             }
@@ -209,8 +251,8 @@ impl Pool {
     /// Whether space ran out, and is not known to be there again.
     pub(crate) fn is_short(&self) -> bool {
         let state = self.state.lock();
-        let out = |kind: io::ErrorKind| is_out_of_space(&kind.into());
-        state.starved || state.failed.as_ref().is_some_and(|(_, kind, _)| out(*kind))
+        let failed = state.failed.as_ref();
+        state.starved || failed.is_some_and(|failed| is_out_of_space(&failed.error()))
     }
 
     /// Gives up the last segment of the reserve, if it is not the only one and none is lent:
@@ -229,7 +271,11 @@ impl Pool {
             return Ok(None);
         };
         self.disk.remove(&journal_path(ready.life.id))?;
-        self.disk.sync_directory("journal")?;
+        match self.disk.sync_directory("journal") {
+            // The file system writes the change unasked. Until then a crash brings the segment back.
+            Err(error) if is_out_of_descriptors(&error) => {}
+            flushed => flushed?,
+        }
         self.lent_bytes.store(self.segment_bytes, Ordering::SeqCst);
         state.starved = true;
         Ok(Some(Lent { pool: self }))
@@ -237,10 +283,10 @@ impl Pool {
 
     /// Makes one segment ready, unless that failed just now.
     fn try_to_prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
-        if let Some((at, kind, text)) = &state.failed
-            && self.clock.monotonic().duration_since(*at) < RETRY_AFTER
+        if let Some(failed) = &state.failed
+            && self.clock.monotonic().duration_since(failed.at) < RETRY_AFTER
         {
-            return Err(io::Error::new(*kind, text.clone()));
+            return Err(failed.error());
         }
         self.prepare(state, purpose)
     }
@@ -248,36 +294,54 @@ impl Pool {
     /// Makes one segment ready. Gives up the lock while it works.
     fn prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
         state.preparing = true;
-        let id = state.next_id;
-        state.next_id = id.next();
-        let free = state.free.pop();
         let failed_before = state.failed.take().is_some();
-        let result =
-            MutexGuard::unlocked(state, || self.make(id, free, self.segment_bytes, purpose));
+        let (free, result) = match state.unflushed.take() {
+            // Its id comes before those of all segments that are made after it.
+            Some(ready) => (None, MutexGuard::unlocked(state, || self.flush_name(ready))),
+            None => {
+                let id = state.next_id;
+                state.next_id = id.next();
+                let free = state.free.pop();
+                let size = self.segment_bytes;
+                let made = MutexGuard::unlocked(state, || self.make(id, free, size, purpose));
+                (free, made)
+            }
+        };
         state.preparing = false;
         self.changed.notify_all();
         match result {
             Ok(ready) => {
                 if failed_before {
-                    tracing::info!("there is space for another segment again");
+                    tracing::info!("another segment is ready again");
                 }
                 state.ready.push_back(ready);
                 state.starved &= state.ready.len() < self.reserve;
                 Ok(())
             }
-            Err(error) => {
+            Err(Unready { error, unflushed }) => {
                 // The file, if there is one, can still have a life.
-                state.free.extend(free);
-                let at = self.clock.monotonic();
-                state.failed = Some((at, error.kind(), error.to_string()));
+                state.free.extend(free.filter(|_| unflushed.is_none()));
+                state.unflushed = unflushed;
+                state.failed = Some(LastFailure {
+                    at: self.clock.monotonic(),
+                    kind: error.kind(),
+                    number: error.raw_os_error(),
+                    text: error.to_string(),
+                });
+                let first = !failed_before;
                 if is_out_of_space(&error) {
                     state.starved |= state.ready.len() < self.reserve;
-                    if !failed_before {
+                    if first {
                         tracing::warn!(
                             %error,
                             "no space for another segment; without it appends will be refused, trims and deletions go on"
                         );
                     }
+                } else if is_out_of_descriptors(&error) && first {
+                    tracing::warn!(
+                        %error,
+                        "no file descriptor for another segment; without it appends will be refused; raise the limit of open files (ulimit -n, LimitNOFILE)"
+                    );
                 }
                 Err(error)
             }
@@ -290,7 +354,7 @@ impl Pool {
         free: Option<SegmentId>,
         size: u64,
         purpose: Use,
-    ) -> io::Result<ReadySegment> {
+    ) -> Result<ReadySegment, Unready> {
         let mut salt = [0; 8];
         self.disk.draw(&mut salt)?;
         let mut salt = u64::from_le_bytes(salt);
@@ -320,12 +384,26 @@ impl Pool {
             if is_out_of_space(&error) {
                 self.disk.remove(&path)?;
             }
-            return Err(error);
+            return Err(error.into());
         }
         self.disk.rename(&path, &journal_path(id))?;
-        self.disk.sync_directory("journal")?;
-        self.disk.sync_directory("pool")?;
-        Ok(ReadySegment { life, file })
+        self.flush_name(ReadySegment { life, file })
+    }
+
+    /// Makes the name of a segment durable. The last step: without a descriptor for it the segment
+    /// is kept, since another one made in its place would leave its file in the journal.
+    fn flush_name(&self, ready: ReadySegment) -> Result<ReadySegment, Unready> {
+        let flushed = self
+            .disk
+            .sync_directory("journal")
+            .and_then(|()| self.disk.sync_directory("pool"));
+        match flushed {
+            Ok(()) => Ok(ready),
+            Err(error) => Err(Unready {
+                unflushed: is_out_of_descriptors(&error).then_some(ready),
+                error,
+            }),
+        }
     }
 
     /// A recycled file of the right size. Its stale bytes stay: no frame of an earlier
@@ -374,20 +452,31 @@ impl Pool {
         Ok((path, file))
     }
 
-    /// Takes segment files of the journal that hold nothing, for a new life. Their old
-    /// names are gone durably before the first of them gets it: a file must not come
-    /// back under its old name with a new life inside.
+    /// Moves segment files of the journal that hold nothing to the pool. They may have a new life
+    /// after [`Pool::reuse`].
+    pub(crate) fn retire(&self, ids: &[SegmentId]) -> io::Result<()> {
+        for id in ids {
+            self.disk.rename(&journal_path(*id), &pool_path(*id))?;
+        }
+        Ok(())
+    }
+
+    /// Moves segment files of the journal that hold nothing to the pool, for a new life.
     pub(crate) fn recycle(&self, ids: &[SegmentId]) -> io::Result<()> {
         if ids.is_empty() {
             return Ok(());
         }
-        for id in ids {
-            self.disk.rename(&journal_path(*id), &pool_path(*id))?;
-        }
+        self.retire(ids)?;
         self.disk.sync_directory("pool")?;
         self.disk.sync_directory("journal")?;
-        self.state.lock().free.extend(ids);
+        self.reuse(ids);
         Ok(())
+    }
+
+    /// Offers retired files for a new life. The caller has made their new names durable: a file must
+    /// not come back under its old name with a new life inside.
+    pub(crate) fn reuse(&self, ids: &[SegmentId]) {
+        self.state.lock().free.extend(ids);
     }
 
     /// From now on segments that are made ready tell that there may be sorted runs. Returns
@@ -414,11 +503,11 @@ impl Pool {
         (self.target + self.reserve).saturating_sub(state.free.len())
     }
 
-    /// Body of the pool's thread: keeps the pool filled until stopped. Waits for space
-    /// if there is none.
+    /// Body of the pool's thread: keeps the pool filled until stopped. Waits for space and for file
+    /// descriptors.
     ///
     /// # Errors
-    /// Anything but a lack of space: the journal must fail.
+    /// Anything but a lack of these: the journal must fail.
     pub(crate) fn keep_filled(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         while !state.stopped {
@@ -427,7 +516,7 @@ impl Pool {
                 continue;
             }
             match self.prepare(&mut state, Use::Growth) {
-                Err(error) if is_out_of_space(&error) => {
+                Err(error) if is_shortage(&error) => {
                     self.changed.wait_for(&mut state, RETRY_AFTER * 4);
                 }
                 result => result?,

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Journal;
+use crate::disk::Shortage;
 use crate::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore};
 use crate::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
 use crate::ids::{Lsn, Position};
@@ -44,8 +45,8 @@ pub(crate) enum Outcome {
     FenceRefused(FenceError),
     Cursor(Option<Cursor>),
     CursorRefused(CursorError),
-    /// Buffered records could not be written for want of space.
-    SyncRefused,
+    /// Buffered records could not be written because the host ran out of something.
+    SyncRefused(Shortage),
     Done,
 }
 
@@ -230,7 +231,12 @@ impl Journal {
                 debug_assert!(false, "an expiry has an expiry's outcome");
                 promise.keep(Err(AppendError::Draining));
             }
-            (Answer::Sync(promise), Outcome::SyncRefused) => promise.keep(Err(SyncError::DiskFull)),
+            (Answer::Sync(promise), Outcome::SyncRefused(shortage)) => {
+                promise.keep(Err(match shortage {
+                    Shortage::Space => SyncError::DiskFull,
+                    Shortage::Descriptors => SyncError::NoDescriptors,
+                }));
+            }
             (Answer::Sync(promise), _) => promise.keep(Ok(self.durable())),
         }
     }

@@ -212,7 +212,7 @@ impl Core {
     }
 
     fn contents_of_run(&self, segment: &Segment) -> Option<SegmentContents> {
-        let index = self.indexes.get(segment)?;
+        let index = self.indexes.get(segment).ok()??;
         Some(SegmentContents {
             live_bytes: Some(self.live_bytes(&index)),
             ..told_by(&index)
@@ -221,7 +221,7 @@ impl Core {
 
     fn contents(&self, segment: &Segment) -> Option<SegmentContents> {
         let index = Some(segment).filter(|segment| segment.is_indexed());
-        let index = index.and_then(|segment| self.indexes.get(segment))?;
+        let index = index.and_then(|segment| self.indexes.get(segment).ok()?)?;
         let mut contents = told_by(&index);
         let next = {
             let segments = self.journal.segments.read();

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::buffers::Buffers;
 use super::reach::far;
 use crate::config::ReadStrategy;
-use crate::disk::{Disk, DiskFile, no_more_than_there_is};
+use crate::disk::{Disk, DiskFile, is_out_of_descriptors, no_more_than_there_is};
 use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
@@ -45,6 +45,17 @@ impl Cache {
         let (open, used) = self.open.get_mut(&segment.life.id)?;
         *used = self.uses;
         Some(Arc::clone(open))
+    }
+
+    /// Closes the least recently used segment. Returns whether there was one.
+    fn evict(&mut self) -> bool {
+        let oldest = self.open.iter().min_by_key(|(_, (_, used))| *used);
+        let Some(oldest) = oldest.map(|(id, _)| *id) else {
+            return false;
+        };
+        self.open.remove(&oldest);
+        self.evictions += 1;
+        true
     }
 }
 
@@ -131,7 +142,7 @@ impl OpenSegments {
         if let Some(open) = self.cache.lock().get(segment) {
             return Ok(open);
         }
-        let file = self.disk.open(&segment.path())?;
+        let file = self.open(segment)?;
         let map = match self.strategy {
             ReadStrategy::Mmap => file.map()?,
             ReadStrategy::Pread => None,
@@ -143,17 +154,19 @@ impl OpenSegments {
         cache
             .open
             .insert(segment.life.id, (Arc::clone(&open), use_number));
-        while cache.open.len() > self.most {
-            let oldest = cache
-                .open
-                .iter()
-                .min_by_key(|(_, (_, used))| *used)
-                .map(|(id, _)| *id);
-            let Some(oldest) = oldest else { break };
-            cache.open.remove(&oldest);
-            cache.evictions += 1;
-        }
+        while cache.open.len() > self.most && cache.evict() {}
         Ok(open)
+    }
+
+    /// Opens a segment. If no file descriptor is left, the least recently used segment gives up its
+    /// own.
+    fn open(&self, segment: &Segment) -> io::Result<Arc<dyn DiskFile>> {
+        match self.disk.open(&segment.path()) {
+            Err(error) if is_out_of_descriptors(&error) && self.cache.lock().evict() => {
+                self.disk.open(&segment.path())
+            }
+            opened => opened,
+        }
     }
 
     /// Closes files that are no longer read.

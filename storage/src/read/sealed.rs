@@ -18,6 +18,8 @@ const READ_AHEAD: u64 = 1 << 20;
 
 /// Why a row could not be had.
 enum Missing {
+    /// No file descriptor is left to read an index.
+    Io(io::Error),
     /// An index that the chain leads through is not good.
     Damaged,
     /// It is not in memory.
@@ -55,6 +57,7 @@ impl Core {
         let found = match found {
             Ok(found) => found,
             Err(Missing::Far) => return Err(far()),
+            Err(Missing::Io(error)) => return Err(error),
             Err(Missing::Damaged) => return self.sealed_row_without_chain(log, holds),
         };
         if !in_segments.get()
@@ -99,7 +102,7 @@ impl Core {
         later.next();
         let mut bytes = 0;
         for run in later {
-            let Some(Some((index, row))) = self.indexes.find(&run.segment, log) else {
+            let Ok(Some(Some((index, row)))) = self.indexes.find(&run.segment, log) else {
                 continue;
             };
             let entries = index.entries(&row);
@@ -124,7 +127,7 @@ impl Core {
         if !segment.is_indexed() {
             return Ok(None);
         }
-        let found = match self.indexes.find(segment, log) {
+        let found = match self.indexes.find(segment, log)? {
             Some(found) => found,
             None => self.sealed_index(segment)?.and_then(|index| {
                 let row = index.row(log)?;
@@ -149,7 +152,9 @@ impl Core {
         let segment = self.journal.segment_at(base);
         let found = match (segment, reach) {
             (None, _) => None,
-            (Some(segment), Reach::Disk) => self.indexes.find(&segment, log),
+            (Some(segment), Reach::Disk) => {
+                self.indexes.find(&segment, log).map_err(Missing::Io)?
+            }
             (Some(segment), _) => match self.indexes.find_in_memory(&segment, log) {
                 None => return Err(Missing::Far),
                 found => found,
@@ -197,7 +202,7 @@ impl Core {
         if !segment.is_indexed() {
             return Ok(None);
         }
-        if let Some(index) = self.indexes.get(segment) {
+        if let Some(index) = self.indexes.get(segment)? {
             return Ok(Some(index));
         }
         if segment.is_retired() {

@@ -130,7 +130,7 @@ impl Recovered {
         link: &Link,
     ) -> Result<bool, OpenError> {
         let fail = || OpenError::io(format!("reading {}", index_path(used.life.id)));
-        let index = read_index(disk, used.life.id);
+        let index = read_index(disk, used.life.id).map_err(fail())?;
         let agrees = |index: &SealedIndex| {
             index.is_of(&used.life, used.base)
                 && index.end == link.predecessor_end

@@ -161,7 +161,7 @@ impl Recovered {
             ));
             self.drafts.mark_uncertain(head.first_base);
         }
-        let index = read_index(disk, run.id()).filter(|index| {
+        let index = read_index(disk, run.id())?.filter(|index| {
             let same =
                 index.end == run.segment.base.advance(opened.end) && index.chain == opened.chain;
             same && index.is_of(&run.segment.life, run.segment.base)

@@ -156,7 +156,7 @@ impl Core {
                 successor = Some(segment);
                 break;
             }
-            let Some(index) = self.sound_index(&segment) else {
+            let Some(index) = self.sound_index(&segment)? else {
                 return Ok(None);
             };
             if short {
@@ -193,10 +193,13 @@ impl Core {
     }
 
     /// The index of a segment or run that nothing is wrong with.
-    pub(super) fn sound_index(&self, segment: &Segment) -> Option<Arc<SealedIndex>> {
+    ///
+    /// # Errors
+    /// If there is no file descriptor to read the index.
+    pub(super) fn sound_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         let sound = segment.is_indexed() && segment.holes.read().is_empty();
-        let index = self.indexes.get(segment).filter(|_| sound)?;
-        (!index.is_partial() && !segment.is_misnamed()).then_some(index)
+        let index = self.indexes.get(segment)?.filter(|_| sound);
+        Ok(index.filter(|index| !index.is_partial() && !segment.is_misnamed()))
     }
 
     /// What the run of these segments will say of itself; `None` if they do not tell.
@@ -278,7 +281,7 @@ impl Core {
         // The first so many runs: what they tell of deleted logs nobody has to know any more.
         let mut forgets = 0;
         for (at, run) in (1..).zip(runs) {
-            let Some(index) = self.sound_index(&run.segment) else {
+            let Some(index) = self.sound_index(&run.segment)? else {
                 return Ok(None);
             };
             let mut share = self.share(run, &index);
@@ -382,7 +385,7 @@ impl Core {
         };
         let mut sources = Vec::with_capacity(count);
         for run in chosen {
-            let Some(index) = self.sound_index(&run.segment) else {
+            let Some(index) = self.sound_index(&run.segment)? else {
                 return Ok(None);
             };
             let segment = Arc::clone(&run.segment);

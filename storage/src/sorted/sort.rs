@@ -20,7 +20,7 @@ use super::build::{Build, Built, Failed};
 use super::choose::{Load, Of, Task};
 use super::{Run, base_of, new_path, path};
 use crate::checkpoint;
-use crate::disk::memory;
+use crate::disk::{is_out_of_descriptors, memory};
 use crate::ids::{Position, SegmentId};
 use crate::index::index_path;
 use crate::journal::segment::{Segment, journal_path};
@@ -47,6 +47,9 @@ const AT_REST: Duration = Duration::from_secs(20);
 /// How long the sorter rests when there is nothing to do, or something is in its way.
 const REST: Duration = Duration::from_secs(1);
 const REST_AFTER_ERROR: Duration = Duration::from_secs(10);
+
+/// First pause of a step that finds no file descriptor. It doubles, up to [`REST`].
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 /// How far sorting is.
 pub(crate) struct Sorter {
@@ -282,7 +285,7 @@ impl Core {
         let index = index_path(id);
         let paths = [format!("{index}.new"), index];
         let gone = self.backups.remove_all(&paths).and_then(|_| {
-            self.disk.sync_directory("index")?;
+            self.flush_names("index")?;
             self.backups.remove_all(&[new_path(id)])
         });
         if let Err(error) = gone {
@@ -298,7 +301,7 @@ impl Core {
     ) -> Result<Built, Failed> {
         let mut earlier = Vec::with_capacity(task.earlier);
         for run in &self.journal.runs()[..task.earlier] {
-            let index = self.sound_index(&run.segment).ok_or(Failed::Damaged)?;
+            let index = self.sound_index(&run.segment)?.ok_or(Failed::Damaged)?;
             earlier.push((Arc::clone(run), index));
         }
         let known_deleted = checkpoint::list(&*self.disk)?.first().copied();
@@ -328,10 +331,9 @@ impl Core {
         let path_of_index = index_path(id);
         let new = format!("{path_of_index}.new");
         let written = self
-            .disk
-            .sync_directory("sorted")
+            .flush_names("sorted")
             .and_then(|()| checkpoint::replace(&*self.disk, &new, &path_of_index, index.bytes()))
-            .and_then(|()| self.disk.sync_directory("index"));
+            .and_then(|()| self.flush_names("index"));
         if let Err(error) = written {
             self.forget_unpublished(id);
             if let (Some(archive), Some(pending)) = (&self.archive, archived) {
@@ -342,11 +344,16 @@ impl Core {
         let published = self
             .disk
             .rename(&new_path(id), &path(id))
-            .and_then(|()| self.disk.sync_directory("sorted"));
-        if let Err(error) = published {
-            // Whether it is there, the next start sees.
-            self.journal.fail("publishing a sorted run", &error);
-            return Ok(());
+            .and_then(|()| self.flush_names("sorted"));
+        match published {
+            // The engine ends. The next start sees whether the run is there.
+            Err(error) if is_out_of_descriptors(&error) => return Ok(()),
+            Err(error) => {
+                // Whether it is there, the next start sees.
+                self.journal.fail("publishing a sorted run", &error);
+                return Ok(());
+            }
+            Ok(()) => {}
         }
         if let (Some(archive), Some(pending)) = (&self.archive, archived) {
             archive.keep(pending);
@@ -375,16 +382,47 @@ impl Core {
         let gone: u64 = retired.iter().map(|file| file.file_bytes()).sum();
         let freed = gone.saturating_sub(life.size);
         self.sorter.freed.fetch_add(freed, Ordering::Relaxed);
-        if let Err(error) = self.give_back(&retired) {
-            self.journal.fail("giving back sorted segments", &error);
+        match self.give_back(&retired) {
+            // The engine ends. The next start gives back the rest.
+            Err(error) if is_out_of_descriptors(&error) => {}
+            Err(error) => self.journal.fail("giving back sorted segments", &error),
+            Ok(()) => {}
         }
         Ok(())
+    }
+
+    /// Makes the names in a directory durable; waits for a file descriptor if none is left.
+    ///
+    /// # Errors
+    /// Of the flush, which is final. For want of a descriptor only if the sorter must stop.
+    fn flush_names(&self, directory: &str) -> io::Result<()> {
+        self.with_descriptor(|| self.disk.sync_directory(directory))
+    }
+
+    /// Repeats a call until there is a file descriptor for it, or the sorter must stop. A call that
+    /// finds none has changed nothing.
+    fn with_descriptor<T>(&self, call: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        let control = &self.sorter.control;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match call() {
+                Err(error) if is_out_of_descriptors(&error) && !control.is_stopped() => {
+                    if pause == FIRST_PAUSE {
+                        tracing::warn!(%error, "no file descriptor for the sorter; it waits for one");
+                    }
+                    control.wait(pause);
+                    pause = (pause * 2).min(REST);
+                }
+                result => return result,
+            }
+        }
     }
 
     /// The space of what a run took the place of: indexes first, since a start knows by the
     /// segments that there may be some.
     fn give_back(&self, retired: &[Arc<Segment>]) -> io::Result<()> {
-        let indexes: BTreeSet<String> = self.disk.list("index")?.into_iter().collect();
+        let indexes = self.with_descriptor(|| self.disk.list("index"))?;
+        let indexes: BTreeSet<String> = indexes.into_iter().collect();
         let mut doomed = Vec::new();
         for segment in retired {
             let path = index_path(segment.life.id);
@@ -396,7 +434,7 @@ impl Core {
             }
         }
         let kept_for_backup = self.backups.remove_all(&doomed)?;
-        self.disk.sync_directory("index")?;
+        self.flush_names("index")?;
         let (runs, segments): (Vec<_>, Vec<_>) = retired
             .iter()
             .partition(|segment| super::is_address(segment.base));
@@ -414,14 +452,18 @@ impl Core {
         let paths = |ids: &[SegmentId]| ids.iter().map(|id| journal_path(*id)).collect::<Vec<_>>();
         doomed.extend(paths(over));
         let again_paths = paths(again_ids);
-        if !self
+        let recycled = self
             .backups
-            .unless_held(&again_paths, || self.pool().recycle(again_ids))?
-        {
+            .unless_held(&again_paths, || self.pool().retire(again_ids))?;
+        if recycled && !again_ids.is_empty() {
+            self.flush_names("pool")?;
+            self.flush_names("journal")?;
+            self.pool().reuse(again_ids);
+        } else {
             doomed.extend(again_paths);
         }
         self.backups.remove_all(&doomed)?;
-        self.disk.sync_directory("sorted")?;
-        self.disk.sync_directory("journal")
+        self.flush_names("sorted")?;
+        self.flush_names("journal")
     }
 }

@@ -33,7 +33,8 @@ fn minutes() -> Fixture {
 fn in_runs(fixture: &Fixture) -> u64 {
     let id = fixture.core.logs.by_name("a").unwrap().id;
     let runs = fixture.core.journal.runs();
-    let row = |run: &Arc<crate::sorted::Run>| fixture.core.indexes.get(&run.segment)?.row(id);
+    let row =
+        |run: &Arc<crate::sorted::Run>| fixture.core.indexes.get(&run.segment).unwrap()?.row(id);
     let next = runs.iter().filter_map(row).map(|row| row.next_lsn.get());
     next.max().unwrap()
 }
@@ -46,7 +47,7 @@ fn kept_bytes(fixture: &Fixture) -> Vec<u64> {
     let runs = runs.iter().map(|run| &run.segment);
     let mut found = Vec::new();
     for segment in runs.chain(&segments) {
-        let Some(index) = fixture.core.indexes.get(segment) else {
+        let Some(index) = fixture.core.indexes.get(segment).unwrap() else {
             continue;
         };
         for row in index.rows().filter(|row| row.log_id == log.id) {

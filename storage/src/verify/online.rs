@@ -491,7 +491,7 @@ impl Core {
         let finding = finding.in_segment(run.id()).at(first, run.head.end);
         let mut findings = self.note(vec![finding], site);
         // Without an index in memory or in its file nobody knows whose records they were.
-        if let Some(index) = self.indexes.get(segment) {
+        if let Some(index) = self.indexes.get(segment)? {
             for row in index.rows() {
                 let entries = index.entries(&row);
                 let (Some(log), Some(place)) = (self.logs.by_id(row.log_id), entries.get(0)) else {

@@ -39,6 +39,13 @@ impl CallKind {
         )
     }
 
+    /// Whether it needs a file descriptor of its own, so that it may find none (EMFILE).
+    pub fn takes_descriptor(self) -> bool {
+        let opens = matches!(self, Self::Lock | Self::Create | Self::Open);
+        let walks = matches!(self, Self::List | Self::SyncDirectory | Self::FreeBytes);
+        opens || walks || self == Self::ReadFromDevice
+    }
+
     /// Whether it may find no space.
     pub fn takes_space(self) -> bool {
         let takes = matches!(self, Self::Lock | Self::CreateDirectory | Self::Sync);

@@ -35,6 +35,7 @@ pub(super) struct State {
     pub(super) syncs: u64,
     pub(super) writes: u64,
     pub(super) full: bool,
+    pub(super) out_of_descriptors: bool,
     pub(super) trace: Option<Trace>,
     pub(super) lies: Vec<Lie>,
 }
@@ -106,6 +107,9 @@ impl State {
 
     /// Fails a call if it is its turn.
     fn fail(&mut self, call: &Call<'_>) -> io::Result<()> {
+        if self.out_of_descriptors && call.kind.takes_descriptor() {
+            return Err(rustix::io::Errno::MFILE.into());
+        }
         if self.faults.held {
             return Ok(());
         }

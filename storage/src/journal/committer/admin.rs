@@ -139,7 +139,7 @@ impl Committer {
         let refused = self
             .write_out()
             .err()
-            .filter(|error| matches!(error, AppendError::DiskFull));
+            .filter(|error| error.shortage().is_some());
         if refused.is_none() {
             self.journal.flush();
         }
@@ -186,7 +186,11 @@ impl Committer {
         }
         // What is in memory goes first; without space for it a trim below it goes on.
         let room = match self.write_buffered(&log) {
-            Err(AppendError::DiskFull) if before <= log.state.read().journaled_next() => Ok(()),
+            Err(error)
+                if error.shortage().is_some() && before <= log.state.read().journaled_next() =>
+            {
+                Ok(())
+            }
             other => other,
         };
         let directory = DirectoryBuilder::entry_len(None);

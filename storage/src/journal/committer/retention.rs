@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use super::{About, Committer, NO_LOG, Placed};
-use crate::error::AppendError;
 use crate::ids::{Lsn, Position};
 use crate::journal::Outcome;
 use crate::journal::body::Marker;
@@ -74,9 +73,9 @@ impl Committer {
         let frame = HEADER_BYTES + Marker::MAX_LEN.next_multiple_of(8);
         let directory = DirectoryBuilder::entry_len(None);
         if let Err(error) = self.secure(frame, directory, Use::Growth) {
-            let outcome = match error {
-                AppendError::DiskFull => Outcome::SyncRefused,
-                error => Outcome::Refused(error),
+            let outcome = match error.shortage() {
+                Some(shortage) => Outcome::SyncRefused(shortage),
+                None => Outcome::Refused(error),
             };
             return (Some(Position::ZERO), outcome);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{About, Committer, DIRECTORY_BYTES, GROUP_BYTES, NO_LOG};
-use crate::disk::is_out_of_space;
+use crate::disk::shortage;
 use crate::error::AppendError;
 use crate::ids::{LogId, Lsn, SegmentId};
 use crate::indexer::Sealed;
@@ -82,11 +82,11 @@ impl Committer {
         self.roll(ready, Use::Growth)
     }
 
-    /// What the pool could give. Any error but a lack of space fails the journal.
+    /// The pool's answer. Any error but a lack of space or of file descriptors fails the journal.
     fn spared<T>(&self, result: io::Result<T>) -> Result<T, AppendError> {
         result.map_err(|error| {
-            if is_out_of_space(&error) {
-                return AppendError::DiskFull;
+            if let Some(shortage) = shortage(&error) {
+                return shortage.into();
             }
             let told = Arc::new(io::Error::new(error.kind(), error.to_string()));
             self.journal.fail("making a segment ready", &error);

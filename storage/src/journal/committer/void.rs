@@ -12,6 +12,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::{Committer, Pending};
+use crate::disk::Shortage;
 use crate::error::AppendError;
 use crate::ids::Position;
 use crate::journal::{Answer, Outcome};
@@ -166,7 +167,7 @@ impl Pending {
                 self.need = Some(start);
                 Outcome::Done
             }
-            Answer::Sync(_) => Outcome::SyncRefused,
+            Answer::Sync(_) => Outcome::SyncRefused(Shortage::Space),
             _ => Outcome::Refused(AppendError::DiskFull),
         };
     }

@@ -1,0 +1,299 @@
+//! The plan of a start: what the host gives (file descriptors, memory), what each part of the daemon
+//! takes of it at most, and which bounds are lowered until all of it fits.
+//!
+//! ```text
+//! host's limit = fixed parts + reserve + bound 1 × cost + bound 2 × cost + ...
+//!                                        └─ lowered first, down to its least value
+//! ```
+//!
+//! Sockets, segments and everything else share one table of descriptors. Bounds that do not fit would
+//! let idle sockets take the descriptor that the next segment needs.
+
+mod host;
+
+use wald_storage::StorageConfig;
+
+use crate::config::{Config, LEAST_HTTP_CONNECTIONS, Size};
+use crate::serve::Exit;
+pub(crate) use host::Host;
+
+/// Descriptors that stay free: for /proc on scrapes, name resolution, libraries.
+const RESERVE_DESCRIPTORS: u64 = 64;
+
+/// Descriptors of one runtime of tokio: epoll, its duplicate, a wake-up, a signal pipe.
+const PER_RUNTIME: u64 = 4;
+
+/// Runtimes beside the event loops: that of the life cycle, and that of the HTTP port.
+const RUNTIMES: u64 = 2;
+
+/// Both ports, the two ends of the signal pipe, a socket that is accepted and waits for a permit, a
+/// trace collector.
+const PORTS: u64 = 6;
+
+/// Least values of bounds. Below them the start is refused.
+const LEAST_CONNECTIONS: u64 = 32;
+const LEAST_OPEN_SEGMENTS: u64 = 16;
+const LEAST_WORKERS: u64 = 1;
+
+/// Memory of code, stacks, metrics and the allocator, without the parts below.
+const PROCESS_BYTES: u64 = 48 << 20;
+
+/// Memory of the engine that no setting bounds: newest groups 8 MiB, indexes 38 MiB, buffers of reads
+/// 8 MiB, the group that is written 5 MiB, a step of the sorter 8 MiB.
+const ENGINE_BYTES: u64 = 67 << 20;
+
+/// Memory of requests that are no appends.
+const OTHER_REQUESTS_BYTES: u64 = 8 << 20;
+
+/// Memory of answers and scans on their way.
+const ANSWERS_BYTES: u64 = 64 << 20;
+
+/// Memory of one idle connection: buffers, HTTP/2 state.
+const CONNECTION_BYTES: u64 = 24 << 10;
+const HTTP_CONNECTION_BYTES: u64 = 40 << 10;
+
+/// One bound that may be lowered.
+struct Bound<'a> {
+    setting: &'static str,
+    value: &'a mut u64,
+    /// Least value that a start accepts. A smaller configured value stays.
+    least: u64,
+    /// Cost of 1, in descriptors or in bytes.
+    cost: u64,
+}
+
+impl Bound<'_> {
+    fn takes(&self) -> u64 {
+        self.value.saturating_mul(self.cost)
+    }
+}
+
+/// Why the bounds do not fit.
+#[derive(Debug, PartialEq, Eq)]
+struct Lacking {
+    /// The need of the fixed parts and of the least values.
+    least: u64,
+}
+
+/// What was done so that everything fits.
+#[derive(Debug, PartialEq, Eq)]
+struct Fitted {
+    /// The need of all configured values.
+    wanted: u64,
+    /// Lowered settings: name, configured value, value in force.
+    lowered: Vec<(&'static str, u64, u64)>,
+}
+
+/// Lowers bounds, the first one first, until they fit beside the fixed parts.
+fn fit(available: u64, fixed: u64, bounds: &mut [Bound<'_>]) -> Result<Fitted, Lacking> {
+    let least = bounds.iter().fold(fixed, |sum, bound| {
+        let least = bound.least.min(*bound.value);
+        sum.saturating_add(least.saturating_mul(bound.cost))
+    });
+    if least > available {
+        return Err(Lacking { least });
+    }
+    let wanted = bounds
+        .iter()
+        .fold(fixed, |sum, bound| sum.saturating_add(bound.takes()));
+    let mut excess = wanted.saturating_sub(available);
+    let mut lowered = Vec::new();
+    for bound in bounds {
+        let spare = bound.value.saturating_sub(bound.least);
+        let less = excess.div_ceil(bound.cost).min(spare);
+        if less > 0 {
+            lowered.push((bound.setting, *bound.value, *bound.value - less));
+            *bound.value -= less;
+            excess = excess.saturating_sub(less.saturating_mul(bound.cost));
+        }
+    }
+    Ok(Fitted { wanted, lowered })
+}
+
+/// Lowers bounds of the configuration until everything fits the host, and logs the result.
+///
+/// # Errors
+/// If not even the least values fit.
+pub(crate) fn make(config: &mut Config, host: &Host) -> Result<(), Exit> {
+    let storage = config
+        .storage()
+        .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+    let files = fit_descriptors(config, &storage, host)?;
+    let memory = fit_memory(config, host)?;
+    for warning in files.into_iter().chain(memory) {
+        tracing::warn!("{warning}");
+    }
+    tracing::info!(
+        open_files = host.descriptors,
+        memory_limit = Size(memory_limit(config, host)).to_string(),
+        memory_limit_from = host.memory_origin(config.memory_limit.0),
+        max_connections = config.max_connections,
+        max_open_segments = config.max_open_segments,
+        max_inflight_bytes = config.max_inflight_bytes.to_string(),
+        "limits of this process"
+    );
+    Ok(())
+}
+
+/// Memory that the plan may give out, in bytes.
+fn memory_limit(config: &Config, host: &Host) -> u64 {
+    match config.memory_limit.0 {
+        0 => host.memory,
+        given => given,
+    }
+}
+
+fn fit_descriptors(
+    config: &mut Config,
+    storage: &StorageConfig,
+    host: &Host,
+) -> Result<Option<String>, Exit> {
+    let traces = u64::from(!config.otlp_endpoint.is_empty());
+    let store = storage.descriptors(!config.archive_dir.is_empty());
+    let fixed =
+        host.inherited + PORTS + PER_RUNTIME * (RUNTIMES + traces) + store + RESERVE_DESCRIPTORS;
+    let mut connections = match config.max_connections {
+        0 => UNBOUNDED,
+        most => most as u64,
+    };
+    let mut http = config.http_max_connections as u64;
+    let mut segments = config.max_open_segments as u64;
+    let mut workers = config.workers() as u64;
+    // Event loops that somebody asked for stay.
+    let least_workers = match config.worker_threads {
+        0 => LEAST_WORKERS,
+        _ => workers,
+    };
+    let mut bounds = [
+        Bound {
+            setting: "max_connections",
+            value: &mut connections,
+            least: LEAST_CONNECTIONS,
+            cost: 1,
+        },
+        Bound {
+            setting: "http_max_connections",
+            value: &mut http,
+            least: LEAST_HTTP_CONNECTIONS as u64,
+            cost: 1,
+        },
+        Bound {
+            setting: "max_open_segments",
+            value: &mut segments,
+            least: LEAST_OPEN_SEGMENTS,
+            cost: 1,
+        },
+        Bound {
+            setting: "worker_threads",
+            value: &mut workers,
+            least: least_workers,
+            cost: PER_RUNTIME,
+        },
+    ];
+    let available = host.descriptors;
+    let fitted = fit(available, fixed, &mut bounds).map_err(|lacking| {
+        let least = lacking.least;
+        Exit::new(
+            Exit::CONFIG,
+            format!(
+                "at most {available} files may be open, and Wald needs {least}; raise the hard limit \
+                 (ulimit -Hn, LimitNOFILE) to at least {least}, or lower reader_threads, \
+                 pool_segments or worker_threads"
+            ),
+        )
+    })?;
+    config.max_connections = narrow(connections);
+    config.http_max_connections = narrow(http);
+    config.max_open_segments = narrow(segments);
+    if workers < config.workers() as u64 {
+        config.worker_threads = narrow(workers);
+    }
+    let raise = match fitted.wanted < UNBOUNDED {
+        true => format!(
+            "raise it to at least {} for the configured values",
+            fitted.wanted
+        ),
+        false => "raise it for more".to_owned(),
+    };
+    Ok(lowered(&fitted).map(|lowered| {
+        format!(
+            "the hard limit of open files is {available} (ulimit -Hn, LimitNOFILE): {lowered}; {raise}"
+        )
+    }))
+}
+
+fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> {
+    let available = memory_limit(config, host);
+    let fixed = PROCESS_BYTES
+        + ENGINE_BYTES
+        + OTHER_REQUESTS_BYTES
+        + ANSWERS_BYTES
+        + config.max_inflight_bytes.0
+        + config.buffer_bytes.0;
+    let mut connections = config.max_connections as u64;
+    let mut http = config.http_max_connections as u64;
+    let mut bounds = [
+        Bound {
+            setting: "max_connections",
+            value: &mut connections,
+            least: LEAST_CONNECTIONS,
+            cost: CONNECTION_BYTES,
+        },
+        Bound {
+            setting: "http_max_connections",
+            value: &mut http,
+            least: LEAST_HTTP_CONNECTIONS as u64,
+            cost: HTTP_CONNECTION_BYTES,
+        },
+    ];
+    let origin = host.memory_origin(config.memory_limit.0);
+    let fitted = fit(available, fixed, &mut bounds).map_err(|lacking| {
+        Exit::new(
+            Exit::CONFIG,
+            format!(
+                "memory_limit is {} ({origin}), and Wald needs {}; give it more memory, raise \
+                 memory_limit, or lower max_inflight_bytes or buffer_bytes",
+                mebibytes(available),
+                mebibytes(lacking.least)
+            ),
+        )
+    })?;
+    config.max_connections = narrow(connections);
+    config.http_max_connections = narrow(http);
+    Ok(lowered(&fitted).map(|lowered| {
+        format!(
+            "memory_limit is {} ({origin}): {lowered}; raise it to at least {} for the configured \
+             values",
+            mebibytes(available),
+            mebibytes(fitted.wanted)
+        )
+    }))
+}
+
+/// The lowered settings in words, `None` if there are none.
+fn lowered(fitted: &Fitted) -> Option<String> {
+    let each = fitted
+        .lowered
+        .iter()
+        .map(|(setting, from, to)| match *from {
+            UNBOUNDED => format!("{setting} is {to}, not unbounded"),
+            from => format!("{setting} is {to}, not {from}"),
+        });
+    let words = each.collect::<Vec<_>>().join(", ");
+    (!words.is_empty()).then_some(words)
+}
+
+/// A number of bytes, rounded up.
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+/// The value of a bound that is not configured.
+const UNBOUNDED: u64 = 1 << 32;
+
+fn narrow(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests;
