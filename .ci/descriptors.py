@@ -104,7 +104,7 @@ def crowd(directory):
         lowered = said(daemon, "hard limit of open files is 1024")
         check(f"{what}: the start raises the soft limit and prints the lowered bounds",
               soft_limit(daemon.pid) == 1024 and lowered and "max_connections is" in lowered[0]["message"]
-              and said(daemon, "limits of this process"), lowered and lowered[0]["message"])
+              and wait_until(lambda: said(daemon, "limits of this process")), lowered and lowered[0]["message"])
         daemon.ready()
         with daemon.load(appends=150, writers=4, logs=4, bytes=900_000, rate=25, durability="durable",
                          ledger=f"{data}.ledger") as load:

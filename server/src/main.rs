@@ -2,6 +2,7 @@
 //! looks at a data directory that nobody serves.
 
 mod admission;
+mod answers;
 mod archive;
 mod backups;
 mod config;
@@ -317,13 +318,13 @@ fn serve(source: &Source) -> Result<(), Exit> {
     for warning in warnings() {
         tracing::warn!("{warning}");
     }
-    plan::make(&mut config, &host)?;
+    let limits = plan::make(&mut config, &host)?;
     let reload = || match source.resolve() {
         Ok(effective) => log.set_filter(&effective.config.log_filter),
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
     };
     host::write_no_core();
-    let result = serve::run(&config, &reload, !json);
+    let result = serve::run(&config, &limits, &reload, !json);
     #[cfg(feature = "otlp")]
     if let Some(exporter) = exporter {
         exporter.finish();

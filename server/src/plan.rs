@@ -13,7 +13,8 @@ mod host;
 
 use wald_storage::StorageConfig;
 
-use crate::config::{Config, LEAST_HTTP_CONNECTIONS, Size};
+use crate::answers::ANSWERS_BYTES;
+use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::serve::Exit;
 pub(crate) use host::Host;
 
@@ -44,9 +45,6 @@ const ENGINE_BYTES: u64 = 67 << 20;
 
 /// Memory of requests that are no appends.
 const OTHER_REQUESTS_BYTES: u64 = 8 << 20;
-
-/// Memory of answers and scans on their way.
-const ANSWERS_BYTES: u64 = 64 << 20;
 
 /// Memory of one idle connection: buffers, HTTP/2 state.
 const CONNECTION_BYTES: u64 = 24 << 10;
@@ -110,11 +108,36 @@ fn fit(available: u64, fixed: u64, bounds: &mut [Bound<'_>]) -> Result<Fitted, L
     Ok(Fitted { wanted, lowered })
 }
 
-/// Lowers bounds of the configuration until everything fits the host, and logs the result.
+/// What the host gives, and where that comes from.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    open_files: u64,
+    /// In bytes.
+    memory: u64,
+    memory_from: &'static str,
+}
+
+impl Limits {
+    /// Logs the limits and the bounds in force.
+    pub(crate) fn tell(&self, config: &Config) {
+        tracing::info!(
+            open_files = self.open_files,
+            memory_limit = mebibytes(self.memory),
+            memory_limit_from = self.memory_from,
+            max_connections = config.max_connections,
+            http_max_connections = config.http_max_connections,
+            max_open_segments = config.max_open_segments,
+            max_inflight_bytes = config.max_inflight_bytes.to_string(),
+            "limits of this process"
+        );
+    }
+}
+
+/// Lowers bounds of the configuration until everything fits the host, and warns of each.
 ///
 /// # Errors
 /// If not even the least values fit.
-pub(crate) fn make(config: &mut Config, host: &Host) -> Result<(), Exit> {
+pub(crate) fn make(config: &mut Config, host: &Host) -> Result<Limits, Exit> {
     let storage = config
         .storage()
         .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
@@ -123,16 +146,11 @@ pub(crate) fn make(config: &mut Config, host: &Host) -> Result<(), Exit> {
     for warning in files.into_iter().chain(memory) {
         tracing::warn!("{warning}");
     }
-    tracing::info!(
-        open_files = host.descriptors,
-        memory_limit = Size(memory_limit(config, host)).to_string(),
-        memory_limit_from = host.memory_origin(config.memory_limit.0),
-        max_connections = config.max_connections,
-        max_open_segments = config.max_open_segments,
-        max_inflight_bytes = config.max_inflight_bytes.to_string(),
-        "limits of this process"
-    );
-    Ok(())
+    Ok(Limits {
+        open_files: host.descriptors,
+        memory: memory_limit(config, host),
+        memory_from: host.memory_origin(config.memory_limit.0),
+    })
 }
 
 /// Memory that the plan may give out, in bytes.

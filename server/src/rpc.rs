@@ -28,6 +28,7 @@ use wald_storage::{
     AdminError, LogEngine, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp,
 };
 
+use crate::answers::AnswerShare;
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
 use crate::metrics::{Deadline, Metrics};
@@ -132,11 +133,12 @@ impl WalService for Services {
     }
 
     async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<v1::ReadResponse> {
-        read::read(&self.0, request).await
+        read::read(&self.0, request).await.map(|(answer, _)| answer)
     }
 
     async fn scan(&self, request: Request<v1::ScanRequest>) -> Answer<Self::ScanStream> {
-        scan::scan(&self.0, request.into_inner()).and_then(direct::answer)
+        let share = request.extensions().get::<AnswerShare>().cloned();
+        scan::scan(&self.0, request.into_inner(), share).and_then(direct::answer)
     }
 
     async fn sync(&self, request: Request<v1::SyncRequest>) -> Answer<v1::SyncResponse> {

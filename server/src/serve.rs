@@ -24,6 +24,7 @@ use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::logging;
 use crate::metrics::Metrics;
+use crate::plan::Limits;
 use crate::rpc::{Direct, Echo, Node, Services, Store};
 use crate::transport::{Calls, Listener, Routes, Transport};
 use crate::{host, http};
@@ -75,7 +76,12 @@ const LIVENESS: &str = "liveness";
 ///
 /// # Errors
 /// With the exit code and why.
-pub(crate) fn run(config: &Config, reload: &dyn Fn(), try_line: bool) -> Result<(), Exit> {
+pub(crate) fn run(
+    config: &Config,
+    limits: &Limits,
+    reload: &dyn Fn(),
+    try_line: bool,
+) -> Result<(), Exit> {
     let system = |error: std::io::Error| Exit::new(Exit::SYSTEM, format!("cannot start: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -84,7 +90,7 @@ pub(crate) fn run(config: &Config, reload: &dyn Fn(), try_line: bool) -> Result<
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(system)?;
         let server = Server::start(config)?;
-        Box::pin(server.live(config, &mut signals, reload, try_line)).await
+        Box::pin(server.live(config, limits, &mut signals, reload, try_line)).await
     });
     // Not waiting for tasks: all that matters has ended, or was given up on.
     runtime.shutdown_background();
@@ -163,6 +169,7 @@ impl Server {
     async fn live(
         self,
         config: &Config,
+        limits: &Limits,
         signals: &mut Signals,
         reload: &dyn Fn(),
         try_line: bool,
@@ -224,6 +231,7 @@ impl Server {
         });
         life.enter(Phase::Serving).await;
         announce(config, &opened, addresses, try_line);
+        limits.tell(config);
 
         let end = life.serve(config, &*engine, signals, reload).await;
         life.leave(config, end, &*engine, &mut transport, signals)

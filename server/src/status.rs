@@ -284,13 +284,17 @@ pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
 }
 
 /// Answers that their clients do not take use up the memory that they have together.
-pub(crate) fn answers_busy(waiting: u64) -> Status {
+pub(crate) fn answers_busy(waiting: u64, limit: u64) -> Status {
     Failure::new(
         Code::ResourceExhausted,
         "BUSY",
-        format!("{waiting} bytes of answers wait for their clients; read those first, then retry"),
+        format!(
+            "{waiting} bytes of answers wait for their clients, the limit is {limit}; take those of this \
+             connection, then retry with backoff"
+        ),
     )
     .fact("waiting_bytes", waiting)
+    .fact("limit_bytes", limit)
     .refused(Retry::Safe)
     .retry_after(RETRY_LATER)
     .status()

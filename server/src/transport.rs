@@ -53,7 +53,7 @@ use conn::Conn;
 pub(crate) use incoming::Incoming;
 pub(crate) use patience::Patience;
 use peer::OpenConnection;
-pub(crate) use peer::{Connections, HeldAnswer, Peer};
+pub(crate) use peer::{Connections, Peer};
 use routes::ConnectionCalls;
 pub(crate) use routes::{Calls, HttpAnswer, HttpResult, Routes, Serve};
 use window::{AllWindows, LEAST_WINDOW};

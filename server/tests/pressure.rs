@@ -251,3 +251,74 @@ async fn unread_answers_make_reads_busy_and_never_writes() {
         .into_inner();
     assert_eq!(page.batch.unwrap().records.len(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scans_that_nobody_reads_leave_room_for_those_who_read() {
+    const CONNECTIONS: usize = 16;
+    const SCANS: usize = 16;
+    const LIMIT: f64 = (64 << 20) as f64;
+    let daemon = Daemon::start(&["--segment-bytes", "64MiB"]);
+    let large = "x".repeat(900_000);
+    for _ in 0..8 {
+        daemon
+            .wal()
+            .await
+            .append(append("big", &large))
+            .await
+            .unwrap();
+    }
+    let scan = v1::ScanRequest {
+        selector: Some(v1::scan_request::Selector::Log("big".to_owned())),
+        ..v1::ScanRequest::default()
+    };
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let socket = tokio::net::TcpStream::connect(("127.0.0.1", daemon.port()))
+            .await
+            .unwrap();
+        let (client, connection) = h2::client::Builder::new()
+            .initial_window_size(1)
+            .handshake(socket)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let mut answers = Vec::new();
+        for _ in 0..SCANS {
+            let (answer, mut body) = open(&client, "/wald.v1.WalService/Scan", None).await;
+            body.send_data(framed(&scan), true).unwrap();
+            answers.push(answer);
+        }
+        connections.push((client, answers));
+    }
+    const HELD: &str = "wald_admitted_bytes{part=\"answers\"}";
+    support::until(&daemon, HELD, |held| held > LIMIT * 0.9).await;
+    // All of them, at once, would have 230 MB.
+    let read = v1::ReadRequest {
+        log: "big".to_owned(),
+        ..v1::ReadRequest::default()
+    };
+    let mut busy = 0;
+    let mut wal = daemon.wal().await;
+    let mut most = 0.0_f64;
+    for _ in 0..20 {
+        most = most.max(daemon.metric(HELD));
+        match wal.read(read.clone()).await {
+            Ok(page) => assert_eq!(page.into_inner().batch.unwrap().records.len(), 1),
+            Err(status) => {
+                assert_eq!(Told::of(&status).reason, "BUSY");
+                busy += 1;
+            }
+        }
+    }
+    assert!(most <= LIMIT, "{most}");
+    assert!(busy <= 5, "{busy} of 20 reads were busy");
+    // Only those end that hold what others need.
+    assert_eq!(
+        wal.append(append("big", "x"))
+            .await
+            .unwrap()
+            .into_inner()
+            .lsn,
+        Some(8)
+    );
+}

@@ -270,8 +270,21 @@ pub struct ScanEnd {
     pub durable_lsn: Lsn,
 }
 
+/// Memory that a scan reads into. Whoever asks for the scan gives it out.
+pub trait Room: Send + Sync {
+    /// Resolves when the scan may read so many bytes. Bytes that it has not used count.
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()>;
+
+    /// The scan has found nothing to read, and waits.
+    fn give_back(&self);
+}
+
 /// A scan in progress. Holds no file and no memory of records between steps.
 pub trait Scan: Send {
+    /// From now on the scan reserves room for each chunk before it reads it. Without that it reads
+    /// whenever it is asked.
+    fn read_in(&mut self, room: Arc<dyn Room>);
+
     /// The next chunk; waits for data when following; `None` at the end. Dropping the
     /// future before it is done loses nothing: the next call gives the same chunk.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>>;

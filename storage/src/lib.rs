@@ -62,8 +62,8 @@ pub use dump::{
 pub use engine::{
     AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture,
     DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat, LogTarget, OneOrMore, Ordered, Page,
-    Profile, ReadRequest, ReadStart, Scan, ScanChunk, ScanEnd, ScanPlace, ScanRequest, ScanStart,
-    SegmentContents, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
+    Profile, ReadRequest, ReadStart, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanRequest,
+    ScanStart, SegmentContents, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
 };
 pub use error::{
     AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck,

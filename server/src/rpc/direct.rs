@@ -86,13 +86,13 @@ impl Serve for Direct {
                 request,
                 Access::Write,
                 largest,
-                async move |request| append::append(&node, request).await,
+                async move |request| Ok((append::append(&node, request).await?, None)),
             )),
             "/wald.v1.WalService/AppendBatch" => Box::pin(unary(
                 request,
                 Access::Write,
                 largest,
-                async move |request| append::append_batch(&node, request).await,
+                async move |request| Ok((append::append_batch(&node, request).await?, None)),
             )),
             "/wald.v1.WalService/Read" => Box::pin(unary(
                 request,

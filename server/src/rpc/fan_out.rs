@@ -27,8 +27,8 @@ pub(super) const MANY: usize = 20;
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
 
-/// Of all logs together.
-const KEPT_IN_ALL: usize = 64 << 20;
+/// Of all logs together: a quarter of the memory of answers, of which it is a part.
+const KEPT_IN_ALL: usize = 16 << 20;
 
 /// Nobody waits longer than a part of that: what is older goes when there is too much.
 const OLD: Duration = Duration::from_secs(1);
@@ -214,7 +214,7 @@ impl Drop for Shared {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use wald_storage::{BoxFuture, LogName, Position, ReadError, StoredBatch};
+    use wald_storage::{BoxFuture, LogName, Position, ReadError, Room, StoredBatch};
 
     use super::*;
 
@@ -248,6 +248,8 @@ mod tests {
         fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>> {
             unreachable!("nobody asks it")
         }
+
+        fn read_in(&mut self, _: Arc<dyn Room>) {}
 
         fn cursor(&self) -> Bytes {
             self.place.next.get().to_le_bytes().to_vec().into()

@@ -6,30 +6,41 @@ use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch};
 
-use super::{Answer, Node, Store};
+use super::{Node, Store};
+use crate::answers::{AnswerShare, Held};
 use crate::convert;
 use crate::drain::draining;
 use crate::metrics::{Deadline, ReadOp};
 use crate::status::{self, Access};
 use crate::wakes::together;
 
+/// The answer, and the room that is reserved for it.
 pub(super) async fn read(
     node: &Node,
     request: Request<v1::ReadRequest>,
-) -> Answer<v1::ReadResponse> {
+) -> Result<(Response<v1::ReadResponse>, Option<Held>), Status> {
     let store = node.store(Access::Read)?;
     let (mut domain, view, wait) = convert::read(request.get_ref())?;
     let until = wait_until(&request, wait);
-    let page = loop {
+    let share = request.extensions().get::<AnswerShare>();
+    let (page, held) = loop {
+        let held = match share {
+            Some(share) => Some(share.hold_soon(domain.max_bytes.into()).await?),
+            None => None,
+        };
         let page = page(node, store, &domain).await?;
-        if !page.batches.is_empty()
-            // Boxed: most calls do not wait, and are smaller without it.
-            || !Box::pin(wait_for_more(node, store, &mut domain, &page, until)).await?
-        {
-            break page;
+        if !page.batches.is_empty() {
+            break (page, held);
+        }
+        // Who waits holds nothing.
+        drop(held);
+        // Boxed: most calls do not wait, and are smaller without it.
+        if !Box::pin(wait_for_more(node, store, &mut domain, &page, until)).await? {
+            break (page, None);
         }
     };
-    convert::read_response(&page, view, store.epoch).map(Response::new)
+    let answer = convert::read_response(&page, view, store.epoch)?;
+    Ok((Response::new(answer), held))
 }
 
 /// How long to wait for a first record: as asked, but so that the empty page still

@@ -21,13 +21,24 @@ use wald_storage::{Clock, Lsn, ReadError, Scan, ScanChunk, ScanEnd, SystemClock,
 use super::direct::Framed;
 use super::fan_out::{self, Kept, Shared};
 use super::{Answers, Node, Store};
+use crate::answers::{AnswerShare, Held, ScanRoom};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::metrics::ReadOp;
 use crate::status::{self, Access};
 
-pub(super) fn scan(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Answers<Framed>, Status> {
-    let delivery = Delivery::begin(node, request)?;
+/// `share`: what the client's connection has of the memory of answers.
+pub(super) fn scan(
+    node: &Arc<Node>,
+    request: v1::ScanRequest,
+    share: Option<AnswerShare>,
+) -> Result<Answers<Framed>, Status> {
+    let mut delivery = Delivery::begin(node, request)?;
+    if let Some(share) = share {
+        let room = ScanRoom::new(share);
+        delivery.scan.read_in(Arc::clone(&room) as _);
+        delivery.room = Some(room);
+    }
     Ok(Box::pin(stream::unfold(delivery, Delivery::step)))
 }
 
@@ -42,6 +53,8 @@ const MOST_PAUSE: Duration = Duration::from_millis(100);
 struct Delivery {
     node: Arc<Node>,
     scan: Box<dyn Scan>,
+    /// The memory of its messages.
+    room: Option<Arc<ScanRoom>>,
     phase: watch::Receiver<Phase>,
     view: v1::RecordView,
     follow: bool,
@@ -76,6 +89,7 @@ impl Delivery {
             phase: node.phase.clone(),
             node: Arc::clone(node),
             scan,
+            room: None,
             view,
             follow,
             caught_up: false,
@@ -108,7 +122,8 @@ impl Delivery {
                 // One moment for it and for those it is shared with.
                 let made = Instant::now();
                 self.at_end = chunk.caught_up.then_some(made);
-                self.message(chunk, from, made)
+                let held = self.room.as_ref().and_then(|room| room.take());
+                self.message(chunk, from, made, held)
             }
             Next::Kept(kept, end) => {
                 self.tell(asked, Some(kept.arrival), end.caught_up);
@@ -157,6 +172,7 @@ impl Delivery {
         mut chunk: ScanChunk,
         from: Option<Lsn>,
         made: Instant,
+        held: Option<Held>,
     ) -> Result<Framed, Status> {
         let epoch = self.node.store(Access::Read)?.epoch;
         let (Some(shared), Some(from), Some(arrival), Some(after), true) = (
@@ -166,10 +182,18 @@ impl Delivery {
             self.scan.place(),
             chunk.gaps.is_empty(),
         ) else {
-            return convert::scan_response(chunk, self.view, epoch).and_then(Framed::new);
+            let message = Framed::new(convert::scan_response(chunk, self.view, epoch)?)?;
+            return Ok(match held {
+                Some(held) => message.in_room(held),
+                None => message,
+            });
         };
         let stored = std::mem::take(&mut chunk.batches);
         let batches = convert::scan_batches(&stored, self.view)?.joined();
+        let batches = match held {
+            Some(held) => held.carry(batches),
+            None => batches,
+        };
         shared.keep(Kept {
             from,
             after,

@@ -12,9 +12,11 @@ use h2::{Reason, SendStream};
 use http::Response;
 use http_body::Body;
 use tokio::sync::watch;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::patience::Patience;
 use super::peer::{OpenCall, Peer, Piece};
+use crate::answers::{HURRY, HURRY_BYTES};
 use crate::drain::Phase;
 
 /// Most bytes that a call claims of its client's window at a time, so that many calls share it.
@@ -76,6 +78,7 @@ pub(super) async fn serve<F, B>(
     let mut sending = Sending {
         sender,
         patience: None,
+        hurry: Hurry::default(),
         terms,
     };
     match sending.send(body).await {
@@ -91,7 +94,38 @@ struct Sending {
     sender: SendStream<Piece>,
     /// Made by the first wait for the client.
     patience: Option<Patience>,
+    hurry: Hurry,
     terms: Terms,
+}
+
+/// How fast a client takes a message, for the time in which there is no room for answers.
+#[derive(Default)]
+struct Hurry {
+    /// Bytes taken since `tick` was set.
+    taken: u64,
+    /// Made by the first wait for the client.
+    tick: Option<Pin<Box<Sleep>>>,
+    /// Whether `tick` was set for an earlier message.
+    is_old: bool,
+}
+
+impl Hurry {
+    /// Resolves when a client must hurry and does not.
+    fn poll_late(&mut self, context: &mut Context<'_>, must: impl Fn() -> bool) -> Poll<()> {
+        let next = || Instant::now() + HURRY;
+        let tick = (self.tick).get_or_insert_with(|| Box::pin(sleep_until(next())));
+        if std::mem::take(&mut self.is_old) {
+            self.taken = 0;
+            tick.as_mut().reset(next());
+        }
+        loop {
+            ready!(tick.as_mut().poll(context));
+            if std::mem::take(&mut self.taken) < HURRY_BYTES && must() {
+                return Poll::Ready(());
+            }
+            tick.as_mut().reset(next());
+        }
+    }
 }
 
 impl Sending {
@@ -126,9 +160,11 @@ impl Sending {
     /// Hands over the data as the client's windows and the queue of the connection take it, so that
     /// no more of it than fits there waits in the HTTP/2 layer.
     async fn send_data(&mut self, mut data: Bytes) -> Result<(), Broken> {
+        self.hurry.is_old = true;
         while !data.is_empty() {
             let room = poll_fn(|context| self.poll_room(data.len(), context)).await?;
             let part = data.split_to(room.min(data.len()));
+            self.hurry.taken += part.len() as u64;
             let part = self.terms.peer.piece(part);
             self.hand_over(part, false)?;
         }
@@ -158,8 +194,13 @@ impl Sending {
             ..
         } = &self.terms;
         let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
-        ready!(patience.poll_over(context, *progress_timeout));
-        Poll::Ready(Err(Broken::Stalled))
+        let is_over = patience.poll_over(context, *progress_timeout).is_ready();
+        let answers = &self.terms.peer.answers;
+        let is_late = (self.hurry.poll_late(context, || answers.must_hurry())).is_ready();
+        match is_over || is_late {
+            true => Poll::Ready(Err(Broken::Stalled)),
+            false => Poll::Pending,
+        }
     }
 
     fn poll_windows(

@@ -11,6 +11,7 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
 use crate::admission::Share;
+use crate::answers::{ANSWERS_BYTES, AnswerShare, Answers};
 
 /// Most bytes of answers that wait in the HTTP/2 layer for the socket of one connection.
 const QUEUE_BYTES: usize = 256 << 10;
@@ -21,18 +22,13 @@ const SHORT_QUEUE_BYTES: usize = 16 << 10;
 /// Bytes in the queues of all connections above which each gets a short one.
 const ALL_QUEUES_BYTES: u64 = 32 << 20;
 
-/// Most bytes of answers in one message each that wait for their clients, of all connections. One
-/// connection may have as much as is still free for others, so half of it if it is alone.
-const ALL_ANSWERS_BYTES: u64 = 64 << 20;
-
-/// Answers of fewer bytes are not counted: `max_concurrent_streams` of them are little.
-const SMALL_ANSWER_BYTES: u64 = 4 << 10;
-
 /// State of one connection that its calls, its socket and the acceptor share.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Peer {
     /// Bytes that its requests have under way.
     pub(crate) share: Share,
+    /// Bytes of its answers that it has not taken.
+    pub(crate) answers: AnswerShare,
     state: Arc<State>,
 }
 
@@ -54,8 +50,6 @@ struct State {
     /// When the last call ended, in milliseconds since [`Connections::begin`].
     idle_since: AtomicU64,
     queued: AtomicUsize,
-    /// Bytes of answers that wait for the client.
-    answers: AtomicU64,
     waiting: Mutex<Vec<Waker>>,
     connections: Arc<Connections>,
 }
@@ -72,7 +66,7 @@ pub(crate) struct Connections {
     /// Most of those; the oldest gives way to one more.
     max_silent: usize,
     queued: AtomicU64,
-    answers: AtomicU64,
+    answers: Arc<Answers>,
     calls: AtomicUsize,
 }
 
@@ -92,7 +86,7 @@ impl Connections {
             silent: AtomicUsize::default(),
             max_silent,
             queued: AtomicU64::default(),
-            answers: AtomicU64::default(),
+            answers: Answers::new(ANSWERS_BYTES),
             calls: AtomicUsize::default(),
         }
     }
@@ -138,9 +132,9 @@ impl Connections {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// Bytes of answers in one message each that wait for their clients.
+    /// Bytes that were read for clients and that these have not taken.
     pub(crate) fn answer_bytes(&self) -> u64 {
-        self.answers.load(Ordering::Relaxed)
+        self.answers.bytes()
     }
 
     /// Open gRPC connections.
@@ -163,6 +157,7 @@ impl Peer {
         state.rest();
         Self {
             share: Share::default(),
+            answers: AnswerShare::new(&connections.answers),
             state: Arc::new(state),
         }
     }
@@ -246,26 +241,6 @@ impl Peer {
         self.state.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Counts an answer of so many bytes until the value is dropped; `Err` with the bytes that wait if
-    /// they are too many.
-    pub(crate) fn hold_answer(&self, bytes: u64) -> Result<Option<HeldAnswer>, u64> {
-        if bytes < SMALL_ANSWER_BYTES {
-            return Ok(None);
-        }
-        let (own, all) = (&self.state.answers, &self.state.connections.answers);
-        let held = HeldAnswer {
-            bytes,
-            state: Arc::clone(&self.state),
-        };
-        let own = own.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let all = all.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        // One answer has room, however large it is.
-        if own == bytes || own <= ALL_ANSWERS_BYTES.saturating_sub(all) {
-            return Ok(Some(held));
-        }
-        Err(all - bytes)
-    }
-
     /// Resolves when the queue of the connection has room: then so many bytes may be sent.
     pub(super) fn poll_room(&self, context: &Context<'_>) -> Poll<usize> {
         if let Some(room) = self.state.room() {
@@ -314,21 +289,6 @@ impl State {
     fn room(&self) -> Option<usize> {
         let room = (self.most()).saturating_sub(self.queued.load(Ordering::Relaxed));
         (room > 0).then_some(room)
-    }
-}
-
-/// An answer that waits for its client.
-#[derive(Debug)]
-pub(crate) struct HeldAnswer {
-    bytes: u64,
-    state: Arc<State>,
-}
-
-impl Drop for HeldAnswer {
-    fn drop(&mut self) {
-        let (own, all) = (&self.state.answers, &self.state.connections.answers);
-        own.fetch_sub(self.bytes, Ordering::Relaxed);
-        all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -404,7 +364,7 @@ mod tests {
 
     #[test]
     fn queue_is_full_until_a_piece_has_left_it() {
-        let peer = Peer::default();
+        let peer = Peer::new(&Arc::default());
         let context = Context::from_waker(Waker::noop());
         assert_eq!(peer.poll_room(&context), Poll::Ready(QUEUE_BYTES));
         let first = peer.piece(Bytes::from(vec![0; 100]));
@@ -432,22 +392,8 @@ mod tests {
     }
 
     #[test]
-    fn unread_answers_leave_room_to_other_connections() {
-        const MIB: u64 = 1 << 20;
-        let all = Arc::new(Connections::default());
-        let (greedy, _greedy) = all.enter();
-        let (other, _other) = all.enter();
-        let held: Vec<_> = std::iter::from_fn(|| greedy.hold_answer(MIB).ok()).collect();
-        assert_eq!(held.len(), 32);
-        assert!(other.hold_answer(MIB).is_ok());
-        assert!(greedy.hold_answer(100).is_ok());
-        drop(held);
-        assert_eq!(all.answer_bytes(), 0);
-    }
-
-    #[test]
     fn connection_is_idle_when_its_last_call_has_ended() {
-        let peer = Peer::default();
+        let peer = Peer::new(&Arc::default());
         assert!(peer.idle_since().is_some());
         let (first, second) = (peer.begin_call(), peer.begin_call());
         assert!(peer.idle_since().is_none());

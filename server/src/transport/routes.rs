@@ -26,6 +26,7 @@ use tower::Service;
 
 use super::{Incoming, Peer};
 use crate::admission::{Admission, AdmittedCall, RequestBody};
+use crate::answers::{AnswerShare, Counted};
 use crate::metrics::{CallCounter, CallFuture, Rpc};
 use crate::rpc::checked;
 use crate::status;
@@ -33,8 +34,11 @@ use crate::status;
 /// What comes of a call: refusals are answers, too.
 pub(crate) type HttpResult = Result<Response<Body>, Infallible>;
 
-/// The RPC whose answers are large.
-const READ: &str = "/wald.v1.WalService/Read";
+/// RPCs whose answers are small, or bounded by their own windows.
+const SMALL_ANSWERS: [&str; 2] = [
+    "/wald.v1.WalService/Append",
+    "/wald.v1.WalService/AppendSession",
+];
 
 /// A call on its way to its answer.
 pub(crate) type HttpAnswer = BoxFuture<'static, HttpResult>;
@@ -68,7 +72,9 @@ where
                 service.call(request)
             }));
         }
-        service.call(request.map(Body::new))
+        let share = request.extensions().get::<AnswerShare>().cloned();
+        let answer = service.call(request.map(Body::new));
+        Box::pin(async move { Ok(Counted::answer(answer.await?, share)) })
     }
 }
 
@@ -142,9 +148,8 @@ pub(super) struct ConnectionCalls {
 impl ConnectionCalls {
     /// The call that a request begins.
     pub(super) fn call(&self, mut request: Request<Incoming>) -> CallFuture<CheckedCall> {
-        // Its answer counts among those that wait for this client.
-        if request.uri().path() == READ {
-            request.extensions_mut().insert(self.peer.clone());
+        if !SMALL_ANSWERS.contains(&request.uri().path()) {
+            request.extensions_mut().insert(self.peer.answers.clone());
         }
         let Calls {
             counter,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::cursor::Cursor;
 use super::scan::{Common, Following};
 use super::{Reach, near_or_far};
-use crate::engine::{BoxFuture, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart};
+use crate::engine::{BoxFuture, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart};
 use crate::error::ReadError;
 use crate::ids::{Position, Timestamp};
 use crate::journal::LIFE_BYTES;
@@ -95,6 +95,7 @@ impl JournalScan {
             if self.common.done {
                 return Ok(None);
             }
+            self.common.reserve().await;
             let core = Arc::clone(&self.common.core);
             let published = core.journal.published(self.common.visibility);
             (self.at, self.skip) = self.jump(published);
@@ -125,6 +126,7 @@ impl JournalScan {
             {
                 return Err(ReadError::JournalFailed(error));
             }
+            self.common.give_back();
             // Not at the end: there was nothing to give in what was looked at.
             if caught_up && !self.common.done && !self.wait().await? {
                 return Ok(None);
@@ -220,6 +222,10 @@ impl JournalScan {
 impl Scan for JournalScan {
     fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>> {
         Box::pin(self.advance())
+    }
+
+    fn read_in(&mut self, room: Arc<dyn Room>) {
+        self.common.room = Some(room);
     }
 
     fn cursor(&self) -> Bytes {

@@ -10,7 +10,7 @@ use super::reach::{far, is_retired, retired};
 use super::scan::{Common, Following};
 use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
 use crate::engine::{
-    BoxFuture, LogTarget, ReadStart, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart,
+    BoxFuture, LogTarget, ReadStart, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart,
 };
 use crate::error::ReadError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
@@ -310,6 +310,7 @@ impl LogScan {
                 }
                 return Ok(None);
             };
+            self.common.reserve().await;
             let work = Work {
                 core: Arc::clone(&self.common.core),
                 log: Arc::clone(&log),
@@ -325,6 +326,7 @@ impl LogScan {
             if let Some(chunk) = self.accept(&log, found)? {
                 return Ok(Some(chunk));
             }
+            self.common.give_back();
             if !self.common.done && !self.wait_for_records(&log).await? {
                 return Ok(None);
             }
@@ -496,6 +498,10 @@ impl LogScan {
 impl Scan for LogScan {
     fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>> {
         Box::pin(self.advance())
+    }
+
+    fn read_in(&mut self, room: Arc<dyn Room>) {
+        self.common.room = Some(room);
     }
 
     fn cursor(&self) -> Bytes {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::cursor::{self, Cursor};
 use super::journal_scan::JournalScan;
 use super::log_scan::LogScan;
-use crate::engine::{Scan, ScanRequest, ScanStart, Selector};
+use crate::engine::{Room, Scan, ScanRequest, ScanStart, Selector};
 use crate::error::ReadError;
 use crate::local::Core;
 use crate::record::Visibility;
@@ -28,6 +28,8 @@ pub(super) struct Common {
     /// Whether the end, as it is now, has been reported.
     pub(super) caught_up: bool,
     pub(super) done: bool,
+    /// Where its chunks have their memory from.
+    pub(super) room: Option<Arc<dyn Room>>,
 }
 
 impl Common {
@@ -35,6 +37,20 @@ impl Common {
     /// beyond the durable lsn cannot be told, so the end that is seen is not the end.
     pub(super) fn in_doubt(&self) -> bool {
         self.visibility != Visibility::Durable && self.core.journal.failure().is_some()
+    }
+
+    /// Waits for the memory of a chunk.
+    pub(super) async fn reserve(&self) {
+        if let Some(room) = &self.room {
+            room.reserve(self.chunk_bytes as u64).await;
+        }
+    }
+
+    /// Gives back the memory of a chunk: there is nothing to read.
+    pub(super) fn give_back(&self) {
+        if let Some(room) = &self.room {
+            room.give_back();
+        }
     }
 
     pub(super) fn followers(&self) -> usize {
@@ -88,6 +104,7 @@ pub(crate) fn begin(
         follower: None,
         caught_up: false,
         done: false,
+        room: None,
     };
     match request.selector {
         Selector::Log(target) => {

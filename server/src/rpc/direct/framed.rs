@@ -12,6 +12,7 @@ use wald_proto::codec::{Encode, Encoded};
 
 use super::super::Answers;
 use crate::admission::PREFIX_BYTES;
+use crate::answers::Held;
 
 /// Pieces below this are gathered. They may be a small part of what they lie in, a group of
 /// appends or a buffer, and as long as a message is on its way it holds that.
@@ -23,6 +24,8 @@ pub(super) struct Messages {
     stream: Option<Answers<Framed>>,
     /// Of the message that is being sent.
     pieces: smallvec::IntoIter<Pieces>,
+    /// Its room, until all of it has left.
+    held: Option<Held>,
 }
 
 impl Messages {
@@ -30,6 +33,7 @@ impl Messages {
         Self {
             stream: Some(stream),
             pieces: SmallVec::new().into_iter(),
+            held: None,
         }
     }
 }
@@ -47,12 +51,14 @@ impl Body for Messages {
             if let Some(piece) = self.pieces.next() {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
+            self.held = None;
             let Some(stream) = &mut self.stream else {
                 return Poll::Ready(None);
             };
             let status = match ready!(stream.as_mut().poll_next(context)) {
-                Some(Ok(Framed(pieces))) => {
+                Some(Ok(Framed { pieces, held })) => {
                     self.pieces = pieces.into_iter();
+                    self.held = held;
                     continue;
                 }
                 Some(Err(status)) => status,
@@ -71,9 +77,23 @@ type Pieces = [Bytes; 2];
 
 /// A message as gRPC sends it, small pieces gathered; or several small ones.
 #[derive(Debug)]
-pub(in crate::rpc) struct Framed(SmallVec<Pieces>);
+pub(in crate::rpc) struct Framed {
+    pieces: SmallVec<Pieces>,
+    held: Option<Held>,
+}
 
 impl Framed {
+    fn of(pieces: SmallVec<Pieces>) -> Self {
+        Self { pieces, held: None }
+    }
+
+    /// Holds that room, or what of it the message needs, until it has left.
+    pub(in crate::rpc) fn in_room(mut self, mut held: Held) -> Self {
+        held.set(self.pieces.iter().map(|piece| piece.len() as u64).sum());
+        self.held = Some(held);
+        self
+    }
+
     /// # Errors
     /// If it is larger than gRPC can say.
     pub(in crate::rpc) fn new(message: Encoded) -> Result<Self, Status> {
@@ -92,7 +112,7 @@ impl Framed {
         if !small.is_empty() {
             pieces.push(small.freeze());
         }
-        Ok(Self(pieces))
+        Ok(Self::of(pieces))
     }
 
     /// Small messages, one after another.
@@ -119,13 +139,13 @@ impl Framed {
             debug_assert!(out.is_empty(), "a message is as long as it says");
         }
         let pieces = [together.freeze()].into_iter();
-        Ok(Self(pieces.filter(|piece| !piece.is_empty()).collect()))
+        Ok(Self::of(pieces.filter(|piece| !piece.is_empty()).collect()))
     }
 
     /// Goes on with these in the same piece, if that is the only one and takes no more than `most`
     /// bytes then.
     pub(in crate::rpc) fn join(&mut self, next: &Self, most: usize) -> bool {
-        let ([piece], [more]) = (self.0.as_mut_slice(), next.0.as_slice()) else {
+        let ([piece], [more]) = (self.pieces.as_mut_slice(), next.pieces.as_slice()) else {
             return false;
         };
         if piece.len() + more.len() > most {
@@ -144,7 +164,7 @@ impl Framed {
     pub(in crate::rpc) fn sharing(own: Encoded, shared: Bytes) -> Result<Self, Status> {
         let mut first = prefix(own.length() + shared.len(), own.length())?;
         own.put(&mut first);
-        Ok(Self(SmallVec::from_buf([first.freeze(), shared])))
+        Ok(Self::of(SmallVec::from_buf([first.freeze(), shared])))
     }
 }
 
@@ -197,19 +217,19 @@ mod tests {
         let mut message = encoded(&[1, 2]);
         message.push(large.clone());
         message.push(vec![3; 4]);
-        let Framed(pieces) = Framed::new(message).unwrap();
+        let Framed { pieces, .. } = Framed::new(message).unwrap();
         let length = u8::try_from(LARGE >> 16).unwrap();
         assert_eq!(pieces[0][..], [0, 0, length, 0, 7, 0, 1, 1]);
         assert_eq!(pieces[1].as_ptr(), large.as_ptr());
         assert_eq!(pieces[2][..], [3; 4]);
-        let Framed(empty) = Framed::new(Encoded::default()).unwrap();
+        let Framed { pieces: empty, .. } = Framed::new(Encoded::default()).unwrap();
         assert_eq!(empty.concat(), [0; 5]);
     }
 
     #[test]
     fn what_is_shared_is_not_copied_whatever_its_size() {
         let shared = Bytes::from(vec![9; 3]);
-        let Framed(pieces) = Framed::sharing(encoded(&[0, 2]), shared.clone()).unwrap();
+        let Framed { pieces, .. } = Framed::sharing(encoded(&[0, 2]), shared.clone()).unwrap();
         assert_eq!(pieces[0][..], [0, 0, 0, 0, 5, 1, 1]);
         assert_eq!(pieces[1].as_ptr(), shared.as_ptr());
     }
@@ -219,18 +239,21 @@ mod tests {
         let messages = [encoded(&[2]), encoded(&[]), encoded(&[0, 300])];
         let mut alone = Vec::new();
         for message in messages.clone() {
-            alone.extend(Framed::new(message).unwrap().0.concat());
+            alone.extend(Framed::new(message).unwrap().pieces.concat());
         }
-        let Framed(together) = Framed::together(messages.into_iter()).unwrap();
+        let Framed {
+            pieces: together, ..
+        } = Framed::together(messages.into_iter()).unwrap();
         assert_eq!(together.len(), 1);
         assert_eq!(together[0], alone);
         let message = || Framed::new(encoded(&[3, 4])).unwrap();
         let mut joined = message();
         assert!(joined.join(&message(), 24));
-        assert_eq!(joined.0.concat(), message().0.concat().repeat(2));
-        assert_eq!(joined.0.len(), 1);
+        assert_eq!(joined.pieces.concat(), message().pieces.concat().repeat(2));
+        assert_eq!(joined.pieces.len(), 1);
         assert!(!joined.join(&message(), 35));
-        let Framed(none) = Framed::together(Vec::<Encoded>::new().into_iter()).unwrap();
+        let Framed { pieces: none, .. } =
+            Framed::together(Vec::<Encoded>::new().into_iter()).unwrap();
         assert!(none.is_empty());
     }
 

@@ -14,11 +14,11 @@ use tonic::{Request, Response, Status};
 use tower::BoxError;
 use wald_proto::codec::{Decode, Encode};
 
-use super::super::Answer;
 use super::framed::framed;
 use crate::admission::PREFIX_BYTES;
+use crate::answers::{AnswerShare, Counted, Held, SMALL_BYTES};
 use crate::status::{self, Access};
-use crate::transport::{HeldAnswer, HttpResult, Peer};
+use crate::transport::HttpResult;
 
 /// What is shorter is copied: it may be a small part of what it lies in, a buffer of the
 /// connection, and holds that as long as it waits for a flush.
@@ -29,15 +29,15 @@ const BELIEVED: usize = 64 << 10;
 
 /// Takes the request's message, of at most `largest` bytes, and sends the answer that `serve` gives.
 ///
-/// The answer to a read counts among those that wait for their clients, and becomes BUSY where they
-/// are too many. The answer to a write is sent whatever waits: it says that the write was applied.
+/// The answer counts among those that wait for their clients, in the room that `serve` has reserved for
+/// it. One without a room is sent whatever waits: it says that a write was applied.
 ///
 /// What the future holds is moved into it once: what a call takes here is allocated for each.
 pub(super) fn unary<B, M, R>(
     request: http::Request<B>,
     access: Access,
     largest: usize,
-    serve: impl AsyncFnOnce(Request<M>) -> Answer<R>,
+    serve: impl AsyncFnOnce(Request<M>) -> Result<(Response<R>, Option<Held>), Status>,
 ) -> impl Future<Output = HttpResult>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
@@ -47,10 +47,7 @@ where
     let (head, mut body) = request.into_parts();
     let metadata = MetadataMap::from_headers(head.headers);
     let extensions = head.extensions;
-    let peer = match access {
-        Access::Read => extensions.get::<Peer>().cloned(),
-        Access::Write => None,
-    };
+    let share = extensions.get::<AnswerShare>().cloned();
     async move {
         let message = match receive(&mut body, access, largest).await {
             Ok(message) => message,
@@ -61,14 +58,14 @@ where
             Err(status) => return Ok(status::received(status, access).into_http()),
         };
         let answer = serve(Request::from_parts(metadata, extensions, message)).await;
-        let answer = answer.and_then(|answer| respond(answer, peer.as_ref()));
+        let answer = answer.and_then(|(answer, held)| respond(answer, held, share.as_ref()));
         Ok(answer.unwrap_or_else(Status::into_http))
     }
 }
 
 /// Takes the request's message, of at most `largest` bytes, and passes the call on to a service of
 /// tonic's. By itself that takes two messages for one, and blames the server for bytes that are no
-/// message.
+/// message. A call that reads is BUSY while there is no room for answers.
 pub(crate) fn checked<B, F>(
     request: http::Request<B>,
     access: Access,
@@ -80,11 +77,17 @@ where
     F: Future<Output = HttpResult>,
 {
     let (head, mut body) = request.into_parts();
+    let share = head.extensions.get::<AnswerShare>().cloned();
     async move {
         let message = match receive(&mut body, access, largest).await {
             Ok(message) => message,
             Err(status) => return Ok(status.into_http()),
         };
+        if let (Access::Read, Some(share)) = (access, &share)
+            && let Err(busy) = share.room().await
+        {
+            return Ok(busy.into_http());
+        }
         let message = match framed(&AsItCame(message)) {
             Ok(message) => tonic::body::Body::new(One {
                 left: Left::Message(message),
@@ -99,21 +102,27 @@ where
             && !headers.contains_key("grpc-status-details-bin");
         match Status::from_header_map(headers).filter(|_| is_tonics) {
             Some(status) => Ok(status::received(status, access).into_http()),
-            None => Ok(answer),
+            None => Ok(Counted::answer(answer, share)),
         }
     }
 }
 
 fn respond<R: Encode>(
     answer: Response<R>,
-    counted_by: Option<&Peer>,
+    held: Option<Held>,
+    share: Option<&AnswerShare>,
 ) -> Result<http::Response<tonic::body::Body>, Status> {
     let (metadata, message, extensions) = answer.into_parts();
     let message = framed(&message)?;
-    let held = match counted_by.map(|peer| peer.hold_answer(message.len() as u64)) {
-        None => None,
-        Some(Ok(held)) => held,
-        Some(Err(waiting)) => return Err(status::answers_busy(waiting)),
+    let bytes = message.len() as u64;
+    let held = match held {
+        Some(mut held) => {
+            held.set(bytes);
+            Some(held)
+        }
+        None => share
+            .filter(|_| bytes >= SMALL_BYTES)
+            .map(|share| share.count(bytes)),
     };
     let body = tonic::body::Body::new(One {
         left: Left::All(message),
@@ -260,7 +269,7 @@ impl Encode for AsItCame {
 struct One {
     left: Left,
     /// Its place among the answers that wait for their clients.
-    _held: Option<HeldAnswer>,
+    _held: Option<Held>,
 }
 
 /// The rest of a body.
@@ -427,13 +436,16 @@ mod tests {
     }
 
     async fn call(
-        serve: impl AsyncFnOnce(Request<Sent<AppendRequest>>) -> Answer<AppendResponse>,
+        serve: impl AsyncFnOnce(
+            Request<Sent<AppendRequest>>,
+        ) -> super::super::super::Answer<AppendResponse>,
     ) -> http::Response<tonic::body::Body> {
         let mut request = http::Request::new(Frames::of(&[&sent(b"xyz")]));
         request
             .headers_mut()
             .insert("x-asked", HeaderValue::from_static("yes"));
         request.extensions_mut().insert(7_u8);
+        let serve = async |request| Ok((serve(request).await?, None));
         unary(request, Access::Write, 3, serve).await.unwrap()
     }
 

@@ -1,0 +1,430 @@
+//! The memory of answers: one budget for the bytes that are read for clients and that clients have not
+//! taken yet.
+//!
+//! ```text
+//! Read, Scan ─▶ reserve the most ─▶ the engine reads ─▶ shrink to the message ─▶ sent
+//!               (waits for room)                                                  │
+//!          room ◀───────── its last byte has left, or the call has ended ◀────────┘
+//! ```
+//!
+//! **The share**: a connection may hold as much as is still free for others. Alone it gets half of the
+//! budget: 32 reads of 1 MiB at work; two greedy ones get a third each; a connection with nothing under
+//! way finds room.
+//!
+//! **Without room** a scan waits, and a read waits for [`PATIENCE`] and then is BUSY. Calls whose
+//! clients take less than [`HURRY_BYTES`] in each [`HURRY`] of a waiting message end then: they hold what
+//! others need.
+//!
+//! **Answers to writes** are counted and never refused: they say what was applied.
+
+mod body;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tonic::Status;
+use wald_storage::{BoxFuture, Room};
+
+use crate::status;
+pub(crate) use body::Counted;
+
+/// Bytes of all answers together.
+pub(crate) const ANSWERS_BYTES: u64 = 64 << 20;
+
+/// Messages of fewer bytes are not counted: `max_concurrent_streams` of them are little.
+pub(crate) const SMALL_BYTES: u64 = 4 << 10;
+
+/// A scan gives one record at least, of this size by default. What a larger one has more is counted
+/// once it is read.
+const RECORD_BYTES: u64 = 1 << 20;
+
+/// Longest time that a call of one answer waits for room.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Who waits for room looks for it again after this time, whatever was given back meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// While there is no room, a client must take so many bytes of a waiting message in each such time.
+pub(crate) const HURRY: Duration = Duration::from_secs(1);
+pub(crate) const HURRY_BYTES: u64 = 64 << 10;
+
+/// How long after the last refusal calls must hurry.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// The budget of a server.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    limit: u64,
+    total: AtomicU64,
+    /// Connections that wait for room.
+    waiting: AtomicUsize,
+    room: Notify,
+    begin: Instant,
+    /// When somebody found no room although hardly any was free, in milliseconds since `begin`; 0 =
+    /// never.
+    short_at: AtomicU64,
+}
+
+impl Answers {
+    /// A budget of so many bytes.
+    pub(crate) fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            total: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            room: Notify::new(),
+            begin: Instant::now(),
+            short_at: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes that are read and not taken.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    fn now(&self) -> u64 {
+        millis(self.begin.elapsed())
+    }
+
+    /// Notes that somebody found no room. While much is free that is the share of a greedy connection,
+    /// which waits for itself.
+    fn refused(&self) {
+        if self.limit.saturating_sub(self.bytes()) < self.limit / 8 {
+            self.short_at.store(self.now().max(1), Ordering::Relaxed);
+        }
+    }
+
+    fn is_short(&self) -> bool {
+        let at = self.short_at.load(Ordering::Relaxed);
+        at > 0 && self.now().saturating_sub(at) < millis(SHORT)
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What one connection has of the budget.
+#[derive(Debug, Clone)]
+pub(crate) struct AnswerShare(Arc<Own>);
+
+#[derive(Debug)]
+struct Own {
+    answers: Arc<Answers>,
+    bytes: AtomicU64,
+    /// Held by the call of the connection that waits for room; the others wait for it.
+    first: tokio::sync::Mutex<()>,
+}
+
+impl AnswerShare {
+    /// A connection that holds nothing yet.
+    pub(crate) fn new(answers: &Arc<Answers>) -> Self {
+        Self(Arc::new(Own {
+            answers: Arc::clone(answers),
+            bytes: AtomicU64::new(0),
+            first: tokio::sync::Mutex::default(),
+        }))
+    }
+
+    /// Reserves so many bytes, if there is room for them now.
+    fn try_hold(&self, bytes: u64) -> Option<Held> {
+        let answers = &self.0.answers;
+        // A message may be larger than the budget. Then it waits for all of it.
+        let bytes = bytes.min(answers.limit);
+        let mut held = self.count(bytes);
+        let own = self.0.bytes.load(Ordering::Relaxed);
+        let free = answers.limit.checked_sub(answers.bytes());
+        // The first of a connection need not leave as much as it takes.
+        let has_room = free.is_some_and(|free| own <= bytes.max(free));
+        if has_room {
+            return Some(held);
+        }
+        answers.refused();
+        // Nobody is woken: nothing is free that was not before.
+        held.change(0);
+        None
+    }
+
+    /// Reserves so many bytes when there is room for them.
+    async fn hold(&self, bytes: u64) -> Held {
+        if let Some(held) = self.try_hold(bytes) {
+            return held;
+        }
+        let answers = &self.0.answers;
+        let _first = self.0.first.lock().await;
+        let _waiting = Waiting::new(answers);
+        loop {
+            // Made before the look, so that what is given back in between wakes it.
+            let room = answers.room.notified();
+            if let Some(held) = self.try_hold(bytes) {
+                return held;
+            }
+            let _ = tokio::time::timeout(LOOK_AGAIN, room).await;
+        }
+    }
+
+    /// Reserves so many bytes for an answer of one message.
+    ///
+    /// # Errors
+    /// BUSY if there is no room for a second.
+    pub(crate) async fn hold_soon(&self, bytes: u64) -> Result<Held, Status> {
+        if let Some(held) = self.try_hold(bytes) {
+            return Ok(held);
+        }
+        // Boxed: most calls do not wait, and are smaller without it.
+        let room = Box::pin(self.hold(bytes));
+        let answers = &self.0.answers;
+        (tokio::time::timeout(PATIENCE, room).await)
+            .map_err(|_| status::answers_busy(answers.bytes(), answers.limit))
+    }
+
+    /// Waits until there is room for a small answer, and takes none.
+    ///
+    /// # Errors
+    /// BUSY if there is no room for a second.
+    pub(crate) async fn room(&self) -> Result<(), Status> {
+        self.hold_soon(SMALL_BYTES).await.map(drop)
+    }
+
+    /// Counts so many bytes, whatever is free.
+    pub(crate) fn count(&self, bytes: u64) -> Held {
+        self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.0.answers.total.fetch_add(bytes, Ordering::Relaxed);
+        Held {
+            answers: Arc::clone(&self.0.answers),
+            own: Some(Arc::clone(&self.0)),
+            bytes,
+        }
+    }
+
+    /// Whether calls of the connection must take their answers fast: others need the room that it holds.
+    pub(crate) fn must_hurry(&self) -> bool {
+        self.0.bytes.load(Ordering::Relaxed) > 0 && self.0.answers.is_short()
+    }
+}
+
+/// Counts a connection that waits for room.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(answers: &'a Answers) -> Self {
+        answers.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(&answers.waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of the budget; they come back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    answers: Arc<Answers>,
+    /// `None`: many connections send it.
+    own: Option<Arc<Own>>,
+    bytes: u64,
+}
+
+impl Held {
+    /// Takes the bytes of the message instead of the most it could have had.
+    pub(crate) fn set(&mut self, bytes: u64) {
+        let less = bytes < self.bytes;
+        self.change(bytes);
+        if less {
+            self.tell();
+        }
+    }
+
+    fn change(&mut self, bytes: u64) {
+        let own = self.own.as_ref().map(|own| &own.bytes);
+        for sum in own.into_iter().chain([&self.answers.total]) {
+            // The sums wrap around, so that this adds or takes away.
+            sum.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
+        }
+        self.bytes = bytes;
+    }
+
+    /// Ties the bytes, which many connections send, to the message: they come back with its last copy.
+    pub(crate) fn carry(mut self, bytes: Bytes) -> Bytes {
+        self.set(bytes.len() as u64);
+        if let Some(own) = self.own.take() {
+            own.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+        Bytes::from_owner(Carried { bytes, _held: self })
+    }
+
+    /// Wakes one connection that waits for room.
+    fn tell(&self) {
+        if self.answers.waiting.load(Ordering::Relaxed) > 0 {
+            self.answers.room.notify_one();
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.set(0);
+        }
+    }
+}
+
+/// Bytes and the room that they take.
+struct Carried {
+    bytes: Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Carried {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The room of one scan.
+pub(crate) struct ScanRoom {
+    share: AnswerShare,
+    held: Mutex<Option<Held>>,
+}
+
+impl ScanRoom {
+    /// A scan of a client on that connection.
+    pub(crate) fn new(share: AnswerShare) -> Arc<Self> {
+        Arc::new(Self {
+            share,
+            held: Mutex::new(None),
+        })
+    }
+
+    /// What is reserved, for the message that was read.
+    pub(crate) fn take(&self) -> Option<Held> {
+        self.held.lock().take()
+    }
+}
+
+impl Room for ScanRoom {
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            if self.held.lock().is_none() {
+                let held = self.share.hold(bytes.max(RECORD_BYTES)).await;
+                *self.held.lock() = Some(held);
+            }
+        })
+    }
+
+    fn give_back(&self) {
+        drop(self.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+
+    fn fill(share: &AnswerShare) -> Vec<Held> {
+        std::iter::from_fn(|| share.try_hold(KIB)).collect()
+    }
+
+    #[test]
+    fn one_connection_gets_half_and_leaves_room_for_others() {
+        let answers = Answers::new(64 * KIB);
+        let [greedy, second, small] = [(); 3].map(|()| AnswerShare::new(&answers));
+        let held = fill(&greedy);
+        assert_eq!(held.len(), 32);
+        assert!(!answers.is_short(), "its own share");
+        let more = fill(&second);
+        assert_eq!(more.len(), 16);
+        assert!(small.try_hold(KIB).is_some());
+        drop((held, more));
+        assert_eq!(answers.bytes(), 0);
+        assert_eq!(fill(&greedy).len(), 32);
+    }
+
+    #[test]
+    fn connections_with_one_answer_each_do_not_exceed_the_budget() {
+        let answers = Answers::new(64 * KIB);
+        let shares: Vec<_> = (0..1000).map(|_| AnswerShare::new(&answers)).collect();
+        let held: Vec<_> = shares
+            .iter()
+            .filter_map(|share| share.try_hold(KIB))
+            .collect();
+        assert_eq!((held.len(), answers.bytes()), (64, 64 * KIB));
+        assert!(answers.is_short());
+        assert!(shares[0].must_hurry() && !shares[999].must_hurry());
+    }
+
+    #[test]
+    fn reservation_shrinks_to_its_message_and_may_go_with_its_bytes() {
+        let answers = Answers::new(64 * KIB);
+        let share = AnswerShare::new(&answers);
+        let mut held = share.try_hold(8 * KIB).unwrap();
+        held.set(10);
+        assert_eq!(answers.bytes(), 10);
+        held.set(3 * KIB);
+        assert_eq!(answers.bytes(), 3 * KIB);
+        let bytes = held.carry(Bytes::from_static(b"abc"));
+        assert!(!share.must_hurry() && share.0.bytes.load(Ordering::Relaxed) == 0);
+        let part = bytes.slice(1..2);
+        drop(bytes);
+        assert_eq!(answers.bytes(), 3, "a part is still held");
+        assert_eq!(part, b"b"[..]);
+        drop(part);
+        assert_eq!(answers.bytes(), 0);
+    }
+
+    #[test]
+    fn message_larger_than_the_budget_passes_alone() {
+        let answers = Answers::new(KIB);
+        let [one, other] = [(); 2].map(|()| AnswerShare::new(&answers));
+        let mut large = one.try_hold(8 * KIB).unwrap();
+        large.set(8 * KIB);
+        assert!(other.try_hold(1).is_none());
+        drop(large);
+        assert!(other.try_hold(1).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_of_one_answer_wait_a_second_and_are_busy() {
+        let answers = Answers::new(64 * KIB);
+        let share = AnswerShare::new(&answers);
+        let mut held = fill(&share);
+        let began = tokio::time::Instant::now();
+        let busy = share.hold_soon(KIB).await.err().unwrap();
+        assert_eq!(busy.code(), tonic::Code::ResourceExhausted);
+        assert_eq!(began.elapsed(), PATIENCE);
+        // Room that comes back is taken at once.
+        let (reserved, ()) = tokio::join!(share.hold_soon(KIB), async {
+            tokio::time::sleep(LOOK_AGAIN / 2).await;
+            held.truncate(30);
+        });
+        assert!(reserved.is_ok());
+        assert_eq!(began.elapsed(), PATIENCE + LOOK_AGAIN / 2);
+    }
+
+    #[tokio::test]
+    async fn scan_reserves_once_until_its_message_is_taken() {
+        let answers = Answers::new(64 << 20);
+        let room = ScanRoom::new(AnswerShare::new(&answers));
+        room.reserve(KIB).await;
+        room.reserve(KIB).await;
+        assert_eq!(answers.bytes(), RECORD_BYTES);
+        room.give_back();
+        assert_eq!(answers.bytes(), 0);
+        room.reserve(KIB).await;
+        let held = room.take().unwrap();
+        room.reserve(KIB).await;
+        assert_eq!(answers.bytes(), 2 * RECORD_BYTES);
+        drop((held, room));
+        assert_eq!(answers.bytes(), 0);
+    }
+}
