@@ -397,7 +397,9 @@ impl LogEngine for LocalEngine {
         let told = Arc::clone(&mailbox);
         let run = move || {
             let check = std::panic::AssertUnwindSafe(|| {
-                core.verify(only, &steered, &mut |progress| mailbox.say(progress))
+                core.verify(only, &steered, &mut |progress| {
+                    mailbox.say(progress, &steered);
+                })
             });
             mailbox.end(match std::panic::catch_unwind(check) {
                 Ok(Ok(()) | Err(Stop::Stopped)) => Ok(()),

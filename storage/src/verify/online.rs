@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use super::files::{self, Known};
 use super::offline::{Reader, advice_for};
@@ -52,6 +53,12 @@ pub struct Verification {
     pub(crate) mailbox: Arc<Mailbox>,
 }
 
+/// Findings that nobody has heard, beyond which a verification waits: they are in memory.
+const MOST_UNHEARD: usize = 10_000;
+
+/// When to look again whether somebody has heard them.
+const UNHEARD: Duration = Duration::from_millis(50);
+
 /// Where the thread leaves what there is to say.
 #[derive(Default)]
 pub(crate) struct Mailbox(Mutex<Said>);
@@ -65,8 +72,14 @@ struct Said {
 }
 
 impl Mailbox {
-    pub(crate) fn say(&self, progress: &mut Progress) {
+    /// Says what is new. Waits while there are too many findings that nobody has heard.
+    pub(crate) fn say(&self, progress: &mut Progress, control: &Control) {
         let mut said = self.0.lock();
+        while said.progress.findings.len() >= MOST_UNHEARD && !control.is_stopped() {
+            drop(said);
+            control.wait(UNHEARD);
+            said = self.0.lock();
+        }
         said.progress.checked_bytes = progress.checked_bytes;
         said.progress.total_bytes = progress.total_bytes;
         said.progress.findings.append(&mut progress.findings);
@@ -680,5 +693,57 @@ impl Core {
             }
         }
         Ok(findings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ticket::block_on;
+
+    fn findings(count: usize) -> Progress {
+        let finding = Finding {
+            kind: FindingKind::Checksum,
+            severity: Severity::Damage,
+            file: None,
+            segment: None,
+            positions: None,
+            log: None,
+            log_id: None,
+            lsns: None,
+            detail: String::new(),
+            advice: "",
+        };
+        Progress {
+            findings: vec![finding; count],
+            ..Progress::default()
+        }
+    }
+
+    #[test]
+    fn verification_waits_while_nobody_hears_its_findings() {
+        let control = Arc::new(Control::new(0));
+        let mailbox = Arc::new(Mailbox::default());
+        let mut verification = Verification {
+            control: Arc::clone(&control),
+            mailbox: Arc::clone(&mailbox),
+        };
+        let (says, steered) = (Arc::clone(&mailbox), Arc::clone(&control));
+        let thread = std::thread::spawn(move || {
+            for _ in 0..3 {
+                says.say(&mut findings(MOST_UNHEARD), &steered);
+            }
+            says.end(Ok(()));
+        });
+        for _ in 0..3 {
+            let progress = block_on(verification.next()).unwrap().unwrap();
+            assert_eq!(progress.findings.len(), MOST_UNHEARD);
+        }
+        assert!(block_on(verification.next()).is_none());
+        thread.join().unwrap();
+        // One that is to end does not wait.
+        mailbox.say(&mut findings(MOST_UNHEARD), &control);
+        drop(verification);
+        mailbox.say(&mut findings(1), &control);
     }
 }
