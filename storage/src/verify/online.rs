@@ -729,12 +729,13 @@ mod tests {
             mailbox: Arc::clone(&mailbox),
         };
         let (says, steered) = (Arc::clone(&mailbox), Arc::clone(&control));
-        let thread = std::thread::spawn(move || {
+        let thread = crate::threads::start("says", move || {
             for _ in 0..3 {
                 says.say(&mut findings(MOST_UNHEARD), &steered);
             }
             says.end(Ok(()));
-        });
+        })
+        .unwrap();
         for _ in 0..3 {
             let progress = block_on(verification.next()).unwrap().unwrap();
             assert_eq!(progress.findings.len(), MOST_UNHEARD);
