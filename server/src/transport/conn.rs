@@ -10,7 +10,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::peer::{OpenConnection, Peer};
 use super::{Accepted, Load};
@@ -18,9 +18,17 @@ use super::{Accepted, Load};
 /// Bytes written that count as one step of a task. A task has 128 steps in a turn.
 const UNIT_BYTES: usize = 1 << 10;
 
-/// Bytes read count as this much less. A turn that reads 256 KiB can bring 8,000 requests that their
-/// client has cancelled already, which is as many as are kept for a moment.
-const READ_UNITS: usize = 2;
+/// Bytes read count as this much more than bytes written: 16 KiB of the smallest frames are 1,200.
+const READ_UNITS: usize = 8;
+
+/// Bytes for no call that a connection may send in a second ([`Overhead`]): 120,000 pings.
+const OVERHEAD_RATE: u64 = 2 << 20;
+
+/// Bytes of those that it may send at once, beside twice its window.
+const OVERHEAD_BURST: u64 = 256 << 10;
+
+/// Least pause of a connection that has sent more.
+const OVERHEAD_PAUSE: Duration = Duration::from_millis(5);
 
 /// Bytes that the kernel takes before it has sent those before them. More would hide from the server
 /// for how long a client takes nothing: at 50 KB/s the usual 2.5 MiB are 50 s.
@@ -33,6 +41,9 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) struct Conn {
     socket: TcpStream,
     linger: Option<Pin<Box<Sleep>>>,
+    /// Bytes dropped since the server has closed.
+    dropped: u64,
+    overhead: Overhead,
     peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
     _load: Load,
@@ -47,6 +58,8 @@ impl Conn {
         Ok(Self {
             socket: TcpStream::from_std(accepted.socket)?,
             linger: None,
+            dropped: 0,
+            overhead: Overhead::new(),
             peer: accepted.peer,
             _open: accepted.open,
             _permit: accepted.permit,
@@ -62,6 +75,53 @@ impl Conn {
     /// The state that its calls share.
     pub(super) fn peer(&self) -> Peer {
         self.peer.clone()
+    }
+}
+
+/// How much a connection has sent that is for no call: pings, settings, updates of windows, frames
+/// without data. Who sends more than any client needs is read no faster than [`OVERHEAD_RATE`], so
+/// that the event loop has time for others.
+struct Overhead {
+    /// Bytes that time has made up for.
+    forgiven: u64,
+    forgiven_at: Instant,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Overhead {
+    fn new() -> Self {
+        Self {
+            forgiven: 0,
+            forgiven_at: Instant::now(),
+            pause: None,
+        }
+    }
+
+    /// Resolves when more may be read.
+    fn poll_room(&mut self, peer: &Peer, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let useless = peer.useless_so_far();
+            // What lies in the window may be data that nobody has taken in yet.
+            let most = OVERHEAD_BURST + 2 * peer.window();
+            if useless.saturating_sub(self.forgiven) <= most {
+                return Poll::Ready(());
+            }
+            let now = Instant::now();
+            let made_up =
+                (now - self.forgiven_at).as_micros() * u128::from(OVERHEAD_RATE) / 1_000_000;
+            let made_up = u64::try_from(made_up).unwrap_or(u64::MAX);
+            self.forgiven = useless.min(self.forgiven.saturating_add(made_up));
+            self.forgiven_at = now;
+            let excess = useless.saturating_sub(self.forgiven + most);
+            if excess == 0 {
+                return Poll::Ready(());
+            }
+            let pause = Duration::from_micros(excess.saturating_mul(1_000_000) / OVERHEAD_RATE);
+            let end = now + pause.max(OVERHEAD_PAUSE);
+            let sleep = (self.pause).get_or_insert_with(|| Box::pin(sleep_until(end)));
+            sleep.as_mut().reset(end);
+            ready!(sleep.as_mut().poll(context));
+        }
     }
 }
 
@@ -85,11 +145,13 @@ impl AsyncRead for Conn {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let conn = &mut *self;
+        ready!(conn.overhead.poll_room(&conn.peer, context));
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
         let read = buffer.filled().len() - before;
         self.peer.received(read);
-        spend(read / READ_UNITS, context);
+        spend(read * READ_UNITS, context);
         Poll::Ready(Ok(()))
     }
 }
@@ -126,7 +188,8 @@ impl AsyncWrite for Conn {
     }
 
     /// Waits for the client to close, too, and drops what it still sends: a socket that is
-    /// closed with something unread in it is reset, and takes the last answers with it.
+    /// closed with something unread in it is reset, and takes the last answers with it. Of a client
+    /// that sends on nothing more is read than what can have been under way.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let conn = &mut *self;
         let linger = match &mut conn.linger {
@@ -136,8 +199,12 @@ impl AsyncWrite for Conn {
                 none.insert(Box::pin(tokio::time::sleep(LINGER)))
             }
         };
+        let most = OVERHEAD_BURST + 2 * conn.peer.window();
         let mut dropped = [0; 4 << 10];
         loop {
+            if conn.dropped > most {
+                return linger.as_mut().poll(context).map(Ok);
+            }
             let mut buffer = ReadBuf::new(&mut dropped);
             let read = Pin::new(&mut conn.socket).poll_read(context, &mut buffer);
             let gone = match &read {
@@ -148,6 +215,7 @@ impl AsyncWrite for Conn {
                 return Poll::Ready(Ok(()));
             }
             ready!(read)?;
+            conn.dropped += buffer.filled().len() as u64;
         }
     }
 }
@@ -161,6 +229,34 @@ mod tests {
 
     use super::super::peer::Connections;
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_sends_frames_for_no_call_is_read_at_a_bounded_rate() {
+        const PIECE: u64 = 16 << 10;
+        let (peer, _open) = Arc::new(Connections::default()).enter();
+        let mut overhead = Overhead::new();
+        let begin = Instant::now();
+        let mut read = 0;
+        while begin.elapsed() < Duration::from_secs(10) {
+            poll_fn(|context| overhead.poll_room(&peer, context)).await;
+            peer.received(usize::try_from(PIECE).unwrap());
+            read += PIECE;
+        }
+        let most = OVERHEAD_BURST + 2 * peer.window() + 10 * OVERHEAD_RATE;
+        assert!((most / 2..most + 4 * PIECE).contains(&read), "{read} bytes");
+        // Data for calls is read as fast as it is taken in.
+        let begin = Instant::now();
+        for _ in 0..10_000 {
+            poll_fn(|context| overhead.poll_room(&peer, context)).await;
+            peer.received(usize::try_from(PIECE).unwrap());
+            peer.took(usize::try_from(PIECE).unwrap() - 9);
+        }
+        assert!(
+            begin.elapsed() < Duration::from_millis(50),
+            "{:?}",
+            begin.elapsed()
+        );
+    }
 
     #[tokio::test]
     async fn a_connection_that_sends_much_leaves_turns_to_others() {

@@ -10,6 +10,7 @@ use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
+use super::window::LEAST_WINDOW;
 use crate::admission::Share;
 use crate::answers::{ANSWERS_BYTES, AnswerShare, Answers};
 
@@ -21,6 +22,12 @@ const SHORT_QUEUE_BYTES: usize = 16 << 10;
 
 /// Bytes in the queues of all connections above which each gets a short one.
 const ALL_QUEUES_BYTES: u64 = 32 << 20;
+
+/// Bytes beside the data that a call may need: heads, resets, updates of windows.
+const CALL_BYTES: u64 = 2 << 10;
+
+/// Bytes beside the data that a frame of data may need: its head, padding, updates of windows.
+const DATA_FRAME_BYTES: u64 = 32;
 
 /// State of one connection that its calls, its socket and the acceptor share.
 #[derive(Debug, Clone)]
@@ -41,6 +48,10 @@ struct State {
     /// Bytes that the socket gave and took since it was accepted.
     received: AtomicU64,
     sent: AtomicU64,
+    /// Bytes of `received` that a client needs for its calls.
+    useful: AtomicU64,
+    /// Bytes that the client may send before they are taken in.
+    window: AtomicU64,
     /// Calls that have not ended.
     calls: AtomicUsize,
     /// Calls that the client gave up, since the connection was accepted.
@@ -152,6 +163,7 @@ impl Peer {
     pub(super) fn new(connections: &Arc<Connections>) -> Self {
         let state = State {
             connections: Arc::clone(connections),
+            window: AtomicU64::new(LEAST_WINDOW.into()),
             ..State::default()
         };
         state.rest();
@@ -202,6 +214,37 @@ impl Peer {
         self.state.received.load(Ordering::Relaxed)
     }
 
+    /// Counts data that was taken in.
+    pub(super) fn took(&self, bytes: usize) {
+        if bytes > 0 {
+            self.useful(bytes as u64 + DATA_FRAME_BYTES);
+        }
+    }
+
+    fn useful(&self, bytes: u64) {
+        self.state.useful.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes for calls that have arrived and were taken in so far.
+    pub(super) fn useful_so_far(&self) -> u64 {
+        self.state.useful.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are for no call, or that were not taken in yet.
+    pub(super) fn useless_so_far(&self) -> u64 {
+        self.received_so_far().saturating_sub(self.useful_so_far())
+    }
+
+    /// Notes how many bytes the client may send before they are taken in.
+    pub(super) fn set_window(&self, bytes: u32) {
+        self.state.window.store(bytes.into(), Ordering::Relaxed);
+    }
+
+    /// Bytes that the client may send before they are taken in.
+    pub(super) fn window(&self) -> u64 {
+        self.state.window.load(Ordering::Relaxed)
+    }
+
     /// Bytes that the socket gave and took so far.
     pub(super) fn moved_so_far(&self) -> u64 {
         self.received_so_far() + self.state.sent.load(Ordering::Relaxed)
@@ -215,6 +258,7 @@ impl Peer {
                 .silent
                 .fetch_sub(1, Ordering::Relaxed);
         }
+        self.useful(CALL_BYTES);
         self.state.calls.fetch_add(1, Ordering::Relaxed);
         self.state.connections.calls.fetch_add(1, Ordering::Relaxed);
         OpenCall(self.clone())
