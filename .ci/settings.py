@@ -39,7 +39,7 @@ def refused(text, *words, arguments=(), **env):
 def precedence(directory):
     file = directory / "wald.toml"
     file.write_text('segment_bytes = "1MiB"\nsync_mode = "batch"\nmax_inflight_bytes = "8MiB"\n')
-    layers = [((), {}, ("64MiB", "default")), (("--config", file), {}, ("1MiB", "file")),
+    layers = [((), {}, ("16MiB", "default")), (("--config", file), {}, ("1MiB", "file")),
               (("--config", file), {"WALD_SEGMENT_BYTES": "2MiB"}, ("2MiB", "environment")),
               (("--config", file, "--segment-bytes", "4MiB"), {"WALD_SEGMENT_BYTES": "2MiB"}, ("4MiB", "flag"))]
     for arguments, env, (value, origin) in layers:
@@ -70,6 +70,11 @@ def mistakes():
                         ('listen = "0.0.0.0:6925"', ["listen", "insecure"])):
         holds, said = refused(text, *words)
         check(f"{text} is refused by name, with code 78", holds, said)
+    for contradiction, *words in [('max_batch_bytes = "8MiB"', "max_batch_bytes", "raise segment_bytes"),
+                                  ('max_record_bytes = "5MiB"', "max_record_bytes", "max_batch_bytes"),
+                                  ('segment_bytes = "256MiB"\nmax_batch_bytes = "65MiB"', "max_batch_bytes", "63MiB")]:
+        holds, said = refused(contradiction, *words)
+        check(f"{contradiction!r} is refused", holds, said)
     holds, said = refused('segment_bytes = "63KiB"\nsync_mode = "sometimes"\nreader_threds = 3\n', "sync_mode", "reader_threads")
     check("mistakes are told together", holds, said)
     done = run(WALD, "config", "check")

@@ -25,6 +25,9 @@ pub(crate) use value::{
     ConsoleMode, DamagePolicy, FlushFailurePolicy, LogFormat, ReadStrategy, Size, SyncMode, Value,
 };
 
+/// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
+const LARGEST_BATCH_BYTES: u64 = 63 << 20;
+
 /// Fewest places of the port that leave room for probes beside a console.
 pub(crate) const LEAST_HTTP_CONNECTIONS: usize = 8;
 
@@ -65,7 +68,7 @@ macro_rules! settings {
             fn parse(
                 mut text_of: impl FnMut(&'static str) -> String,
                 mut problem: impl FnMut(&'static str, String),
-            ) -> Option<(Self, Vec<String>)> {
+            ) -> Option<Self> {
                 $( let $name = match <$type as Value>::parse(&text_of(stringify!($name))) {
                     Ok(value) => Some(value),
                     Err(why) => {
@@ -73,9 +76,12 @@ macro_rules! settings {
                         None
                     }
                 }; )+
-                let config = Self { $( $name: $name?, )+ };
-                let shown = vec![ $( config.$name.show(), )+ ];
-                Some((config, shown))
+                Some(Self { $( $name: $name?, )+ })
+            }
+
+            /// Each value as Wald writes it, in the order of the table.
+            fn shown(&self) -> Vec<String> {
+                vec![ $( self.$name.show(), )+ ]
             }
         }
     };
@@ -130,18 +136,19 @@ settings! {
     buffer_bytes: Size = "8MiB";
     /// Idle time after which the journal proves its newest records durable by a marker.
     marker_delay: Duration = "50ms";
-    /// Size of every new segment file: a multiple of 4KiB, at least 64KiB. A request
-    /// must fit into half of one, so that small segments lower max_batch_bytes.
-    segment_bytes: Size = "64MiB";
+    /// Size of every new segment file: a multiple of 4KiB, at least 64KiB. An empty store takes
+    /// 1 + pool_segments + reserve_segments of them.
+    segment_bytes: Size = "16MiB";
     /// Segments kept ready for the next roll; at least 1. Each takes segment_bytes.
     pool_segments: usize = "2";
     /// Segments kept ready beside those, that no record gets into: on a full disk trims
     /// and deletions go on in them, and a restart begins in one; at least 1.
     reserve_segments: usize = "2";
-    /// Largest record, data and headers together.
+    /// Largest record, data and headers together; not above max_batch_bytes, which lowers the default.
     max_record_bytes: Size = "1MiB";
     /// Largest request over all its logs, in encoded bytes. The transport accepts twice
-    /// as much, so that the answer to more is REQUEST_TOO_LARGE with the facts.
+    /// as much, so that the answer to more is REQUEST_TOO_LARGE with the facts. At most 63MiB, and what
+    /// half of a segment has room for, which lowers the default.
     max_batch_bytes: Size = "4MiB";
     /// Most records in one request, over all its logs.
     max_batch_records: u32 = "1000";
@@ -376,6 +383,25 @@ impl Config {
         })
     }
 
+    /// Lowers defaults to what they depend on. `is_given`: whether somebody has set a setting.
+    fn follow(&mut self, is_given: impl Fn(&str) -> bool) {
+        let Some(fits) = self.largest_batch() else {
+            return;
+        };
+        if !is_given("max_batch_bytes") {
+            self.max_batch_bytes.0 = self.max_batch_bytes.0.min(fits);
+        }
+        if !is_given("max_record_bytes") {
+            self.max_record_bytes.0 = self.max_record_bytes.0.min(self.max_batch_bytes.0);
+        }
+    }
+
+    /// The largest batch that a segment has room for, bytes; `None` if there can be no such segments.
+    fn largest_batch(&self) -> Option<u64> {
+        let storage = self.storage().ok()?;
+        storage.check().ok().map(|()| storage.largest_batch())
+    }
+
     /// Rules that take more than one setting, or more than a type.
     fn check(&self) -> Result<(), Wrong> {
         self.storage()?.check().map_err(|error| match error {
@@ -388,6 +414,7 @@ impl Config {
                 Wrong::new("segment_bytes", "it must be a multiple of 4096")
             }
         })?;
+        self.check_sizes()?;
         if !self.listen.ip().is_loopback() && !self.insecure_listen {
             return Err(Wrong::new(
                 "listen",
@@ -467,6 +494,37 @@ impl Config {
                 self.buffer_bytes
             )),
         }
+    }
+
+    /// Sizes that contradict each other are not lowered in silence.
+    fn check_sizes(&self) -> Result<(), Wrong> {
+        let (batch, record) = (self.max_batch_bytes, self.max_record_bytes);
+        if batch.0 > LARGEST_BATCH_BYTES {
+            let most = Size(LARGEST_BATCH_BYTES);
+            return Err(Wrong::new(
+                "max_batch_bytes",
+                format!(
+                    "the most is {most}: clients take messages of 64MiB, and could not read it back"
+                ),
+            ));
+        }
+        if let Some(fits) = self.largest_batch().filter(|fits| batch.0 > *fits) {
+            return Err(Wrong::new(
+                "max_batch_bytes",
+                format!(
+                    "half of a segment must have room for it, and with segment_bytes {} that is {fits} bytes; \
+                     lower it, or raise segment_bytes",
+                    self.segment_bytes
+                ),
+            ));
+        }
+        if record.0 > batch.0 {
+            return Err(Wrong::new(
+                "max_record_bytes",
+                format!("it must not be above max_batch_bytes, which is {batch}"),
+            ));
+        }
+        Ok(())
     }
 
     fn check_traces(&self) -> Result<(), Wrong> {

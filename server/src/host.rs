@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use wald_storage::Owner;
 
-use crate::config::Config;
+use crate::config::{Config, Size};
 use crate::serve::Exit;
 
 /// Refuses to make files as root in a directory of another user, who could not read them.
@@ -27,6 +27,40 @@ pub(crate) fn check_owner(config: &Config, directory: &Path) -> Result<(), Exit>
         // Whatever else is wrong with the directory, opening it reports it.
         Ok(_) | Err(_) => Ok(()),
     }
+}
+
+/// Bytes of a store beside its segments, at least.
+const BESIDE_SEGMENTS: u64 = 1 << 20;
+
+/// Refuses a volume on which the first segments would not fit: the one that is written, the next one,
+/// and the reserve.
+///
+/// # Errors
+/// With the least size and the settings to change.
+pub(crate) fn check_volume(config: &Config, directory: &Path) -> Result<(), Exit> {
+    // The directory may still be made. Where nothing can be looked at, opening it reports why.
+    let there = directory.ancestors().find(|path| path.exists());
+    let Some(Ok(volume)) = there.map(rustix::fs::statvfs) else {
+        return Ok(());
+    };
+    let size = volume.f_blocks.saturating_mul(volume.f_frsize);
+    let segments = config.reserve_segments as u64 + 2;
+    let least = segments.saturating_mul(config.segment_bytes.0) + BESIDE_SEGMENTS;
+    // Some file systems do not tell their size.
+    if size == 0 || size >= least {
+        return Ok(());
+    }
+    Err(Exit::new(
+        Exit::CONFIG,
+        format!(
+            "the volume of {} has {}, and Wald needs {} at least: {segments} segments of {}; use a \
+             larger volume, or lower segment_bytes or reserve_segments",
+            directory.display(),
+            Size(size),
+            Size(least),
+            config.segment_bytes
+        ),
+    ))
 }
 
 /// Warns if users other than the owner can open the data directory. Its mode stays: an operator

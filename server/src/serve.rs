@@ -123,6 +123,7 @@ impl Server {
         })?;
         let metrics = Arc::new(metrics);
         host::check_owner(config, &config.data_dir)?;
+        host::check_volume(config, &config.data_dir)?;
         let existing = open::look(&config.data_dir)?;
         let ports = bind(config);
         if !existing && let Err(exit) = ports {

@@ -125,7 +125,7 @@ pub struct StorageConfig {
 impl Default for StorageConfig {
     fn default() -> Self {
         Self {
-            segment_bytes: 64 << 20,
+            segment_bytes: 16 << 20,
             pool_segments: 2,
             reserve_segments: 2,
             sync_mode: SyncMode::Strict,
@@ -287,11 +287,15 @@ impl StorageConfig {
         u32::try_from(body).unwrap_or(u32::MAX)
     }
 
+    /// The largest batch that segments of this size have room for, bytes.
+    pub fn largest_batch(&self) -> u64 {
+        // Frames take something too.
+        crate::journal::largest_unit(self.segment_bytes).saturating_sub(4096)
+    }
+
     /// The limits requests are held to, with what the segment size leaves of them.
     pub fn limits(&self) -> Limits {
-        // Frames take something too.
-        let fits = crate::journal::largest_unit(self.segment_bytes) - 4096;
-        let fits = u32::try_from(fits).unwrap_or(u32::MAX);
+        let fits = u32::try_from(self.largest_batch()).unwrap_or(u32::MAX);
         let max_batch_bytes = self.max_batch_bytes.min(fits);
         Limits {
             max_record_bytes: self.max_record_bytes.min(max_batch_bytes),

@@ -385,8 +385,8 @@ fn overwrite(disk: &dyn Disk, path: &str, text: &str) -> std::io::Result<()> {
 
 const PROBE: &str = "flush-probe";
 const PROBE_BYTES: usize = 4096;
-const PROBE_FLUSHES: usize = 50;
-const PROBE_TIME: Duration = Duration::from_millis(30);
+const PROBE_FLUSHES: usize = 16;
+const PROBE_TIME: Duration = Duration::from_millis(5);
 
 /// Measures what a flush of one written block costs here. Memory is not measured.
 pub(crate) fn measure(disk: &dyn Disk, clock: &dyn Clock) -> Result<DurabilityTruth, OpenError> {

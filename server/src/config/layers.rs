@@ -103,27 +103,32 @@ impl Layers {
             let (value, origin) = pick(name);
             format!("{name} is {value:?} ({}): {why}", describe(name, &origin))
         };
-        let parsed = Config::parse(
+        let mut parsed = Config::parse(
             |name| pick(name).0,
             |name, why| problems.push(problem(name, &why)),
         );
-        if let Some((config, _)) = &parsed
-            && let Err(wrong) = config.check()
-        {
-            problems.push(problem(wrong.setting, &wrong.why));
+        if let Some(config) = &mut parsed {
+            let is_given = |name: &str| {
+                let known = SETTINGS.iter().find(|setting| setting.name == name);
+                known.is_some_and(|setting| pick(setting.name).1 != Origin::Default)
+            };
+            config.follow(is_given);
+            if let Err(wrong) = config.check() {
+                problems.push(problem(wrong.setting, &wrong.why));
+            }
         }
         match parsed {
-            Some((config, shown)) if problems.is_empty() => Ok(Effective {
-                config,
+            Some(config) if problems.is_empty() => Ok(Effective {
                 entries: SETTINGS
                     .iter()
-                    .zip(shown)
+                    .zip(config.shown())
                     .map(|(setting, value)| Entry {
                         name: setting.name,
                         value,
                         origin: pick(setting.name).1,
                     })
                     .collect(),
+                config,
             }),
             _ => Err(ConfigProblem(problems)),
         }

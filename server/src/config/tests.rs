@@ -23,7 +23,7 @@ fn problems(layers: &Layers) -> Vec<String> {
 #[test]
 fn defaults_are_a_usable_configuration() {
     let effective = Layers::default().resolve().unwrap();
-    assert_eq!(effective.config.segment_bytes, Size(64 << 20));
+    assert_eq!(effective.config.segment_bytes, Size(16 << 20));
     assert_eq!(
         effective.config.storage().unwrap(),
         wald_storage::StorageConfig::default()
@@ -255,4 +255,55 @@ fn sizes_and_times_are_read_as_they_are_shown() {
         assert_eq!(Duration::from_nanos(nanos).show(), text);
     }
     assert!(Duration::parse("5").is_err());
+}
+
+#[test]
+fn defaults_of_sizes_follow_small_segments() {
+    let config = resolved(&file("segment_bytes = \"128KiB\""));
+    assert_eq!(config.max_batch_bytes, Size(56 << 10));
+    assert_eq!(config.max_record_bytes, Size(56 << 10));
+    let config = resolved(&file("max_batch_bytes = \"512KiB\""));
+    assert_eq!(config.max_record_bytes, Size(512 << 10));
+}
+
+#[test]
+fn sizes_that_contradict_each_other_are_refused() {
+    for (text, setting, words) in [
+        (
+            "max_record_bytes = \"5MiB\"",
+            "max_record_bytes is",
+            "max_batch_bytes, which is 4MiB",
+        ),
+        (
+            "max_batch_bytes = \"1MiB\"\nmax_record_bytes = \"2MiB\"",
+            "max_record_bytes is",
+            "which is 1MiB",
+        ),
+        (
+            "max_batch_bytes = \"8MiB\"",
+            "max_batch_bytes is",
+            "segment_bytes 16MiB",
+        ),
+        (
+            "segment_bytes = \"64KiB\"\nmax_batch_bytes = \"64KiB\"",
+            "max_batch_bytes is",
+            "raise segment_bytes",
+        ),
+        (
+            "segment_bytes = \"256MiB\"\nmax_batch_bytes = \"64MiB\"",
+            "max_batch_bytes is",
+            "the most is 63MiB",
+        ),
+        (
+            "segment_bytes = \"63KiB\"",
+            "segment_bytes is",
+            "the least is 64KiB",
+        ),
+    ] {
+        let found = problems(&file(text));
+        assert!(
+            found.len() == 1 && found[0].starts_with(setting) && found[0].contains(words),
+            "{text}: {found:?}"
+        );
+    }
 }
