@@ -209,6 +209,9 @@ struct StateGauges {
     scrubbed_bytes: IntCounter,
     last_scrub: Gauge,
     expiry_lag: Gauge,
+    clock_jumps_ahead: IntCounter,
+    clock_jumps_back: IntCounter,
+    clock_jump: Gauge,
     sorted_runs: IntGauge,
     sorter_read_bytes: IntCounter,
     sorter_written_bytes: IntCounter,
@@ -225,6 +228,12 @@ struct StateGauges {
 
 impl StateGauges {
     fn new(make: &Maker<'_>) -> Result<Self, Error> {
+        let clock_jumps = make.counters(
+            "wald_clock_jumps_total",
+            "Jumps of the system's clock by more than 1 second, by direction. Above 0: check its synchronisation.",
+            "direction",
+            &["ahead", "back"],
+        )?;
         Ok(Self {
             logs: make.gauge(
                 "wald_logs",
@@ -296,6 +305,12 @@ impl StateGauges {
             expiry_lag: make.float_gauge(
                 "wald_retention_clock_lag_seconds",
                 "How far is the clock that retention by age goes by behind the system's? Below 0: the system's was put back.",
+            )?,
+            clock_jumps_ahead: clock_jumps.with_label_values(&["ahead"]),
+            clock_jumps_back: clock_jumps.with_label_values(&["back"]),
+            clock_jump: make.float_gauge(
+                "wald_clock_last_jump_seconds",
+                "Size of the last jump of the system's clock, in seconds; below 0: back. 0: none since the start.",
             )?,
             sorted_runs: make.gauge(
                 "wald_sorted_runs",
@@ -407,6 +422,13 @@ impl StateGauges {
         );
         #[allow(clippy::cast_precision_loss, reason = "see above")]
         self.expiry_lag.set(now.expiry_lag_micros as f64 / 1e6);
+        let (ahead, back) = (self.clock_jumps_ahead.get(), self.clock_jumps_back.get());
+        self.clock_jumps_ahead
+            .inc_by(now.clock_jumps_ahead.saturating_sub(ahead));
+        self.clock_jumps_back
+            .inc_by(now.clock_jumps_back.saturating_sub(back));
+        #[allow(clippy::cast_precision_loss, reason = "see above")]
+        self.clock_jump.set(now.last_clock_jump_micros as f64 / 1e6);
         self.sorted_runs.set(signed(now.sorted_runs));
         let read = self.sorter_read_bytes.get();
         self.sorter_read_bytes

@@ -206,7 +206,7 @@ class Store:
         if segment.link is None:
             return
         link = segment.link
-        self.shows(link["expiry"], segment)
+        self.shows(link["expiry"])
         self.epoch = max(self.epoch, link["epoch"])
         before_id = 0 if before is None else getattr(before, "number", before.id)
         if link["before"] != before_id:
@@ -277,13 +277,10 @@ class Store:
         meant = claims or next(self.headers(segment, at, segment.base), None) is not None
         return any(data[at:]) and (meant or not any(data[max(at, len(data) - 4096):]))
 
-    def shows(self, expiry, segment):
-        """What the expiry clock showed, if something tells: it never goes back."""
-        if expiry is None:
-            return
-        if self.expiry is not None and signed(expiry) < self.expiry:
-            self.problem(f"{segment.path.name}: the expiry clock went back from {self.expiry} to {signed(expiry)}")
-        self.expiry = signed(expiry)
+    def shows(self, expiry):
+        """Keeps the newest value of the expiry clock. It may go back."""
+        if expiry is not None:
+            self.expiry = signed(expiry)
 
     def check_seal(self, segment, frame):
         segment.sealed = True
@@ -329,7 +326,7 @@ class Store:
                 continue
             unit = item.position if unit is None else unit
             if item.kind in (MARKER, SEAL) and item.body is not None:
-                self.shows(message(item.body).get(1 if item.kind == MARKER else 7), segment)
+                self.shows(message(item.body).get(1 if item.kind == MARKER else 7))
             if item.body is None:
                 self.damaged(segment, item, told[item.position].name if item.position in told else None)
                 if item.kind == BATCH:

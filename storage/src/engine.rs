@@ -442,6 +442,12 @@ pub struct Statistics {
     pub last_scrub: Option<Timestamp>,
     /// How far the expiry clock is behind the system's, in microseconds; below 0: ahead.
     pub expiry_lag_micros: i64,
+    /// Jumps of the system's clock ahead since the start.
+    pub clock_jumps_ahead: u64,
+    /// Jumps of the system's clock back since the start.
+    pub clock_jumps_back: u64,
+    /// Size of the last jump in microseconds; below 0: back. 0: none since the start.
+    pub last_clock_jump_micros: i64,
     /// Sorted runs. What they stand for is in no segment of the journal.
     pub sorted_runs: u64,
     /// Bytes of their files.

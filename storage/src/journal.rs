@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use self::expiry::ExpiryClock;
+use self::expiry::{Clocks, Jumps, Shown};
 use self::prefixes::Prefixes;
 use self::recent::Recent;
 use self::waiting::Waiting;
@@ -62,7 +62,9 @@ pub(crate) struct Journal {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) recovery_epoch: RecoveryEpoch,
-    expiry: Mutex<ExpiryClock>,
+    clocks: Mutex<Clocks>,
+    /// When a jump of the system's clock was last logged.
+    jump_logged: Mutex<Option<Instant>>,
     /// How often a log got a retention of its own.
     retention_settings: AtomicU64,
     /// Everything below was handed to the operating system.
@@ -126,8 +128,8 @@ impl Watched for Journal {
 }
 
 impl Journal {
-    /// A journal that goes on in `current`; everything below `end` is durable. `expiry` goes
-    /// on from what it showed when the run before told of it.
+    /// A journal that continues in `current`; everything below `end` is durable. The expiry clock
+    /// continues from the last stored value.
     pub(crate) fn new(
         clock: Arc<dyn Clock>,
         observer: Arc<dyn Observer>,
@@ -135,10 +137,11 @@ impl Journal {
         segments: BTreeMap<Position, Arc<Segment>>,
         current: Arc<Segment>,
         end: Position,
-        expiry: ExpiryClock,
+        clocks: Clocks,
     ) -> Self {
         Self {
-            expiry: Mutex::new(expiry),
+            clocks: Mutex::new(clocks),
+            jump_logged: Mutex::default(),
             retention_settings: AtomicU64::new(0),
             clock,
             observer,
@@ -173,8 +176,45 @@ impl Journal {
 
     /// What the expiry clock shows now.
     pub(crate) fn expiry_now(&self) -> Timestamp {
+        self.read_clocks().expiry
+    }
+
+    /// Reads both clocks. Logs a jump of the system's clock.
+    pub(crate) fn read_clocks(&self) -> Shown {
         let (now, progress) = (self.clock.now(), self.clock.monotonic());
-        self.expiry.lock().advance(now, progress)
+        let shown = self.clocks.lock().advance(now, progress);
+        if let Some(by) = shown.jumped {
+            self.log_jump(by, progress);
+        }
+        shown
+    }
+
+    /// Logs a jump of `by` microseconds, at most once in 10 seconds. The metrics count every jump.
+    pub(crate) fn log_jump(&self, by: i64, now: Instant) {
+        let mut logged = self.jump_logged.lock();
+        if logged.is_some_and(|at| now.saturating_duration_since(at) < Duration::from_secs(10)) {
+            return;
+        }
+        *logged = Some(now);
+        let seconds = by.unsigned_abs() / 1_000_000;
+        let (direction, rule) = match by > 0 {
+            true => (
+                "ahead",
+                "stored times do not follow it for an hour, retention by age at most twice as fast as time passes",
+            ),
+            false => ("back", "stored times do not follow it for 10 minutes"),
+        };
+        tracing::warn!(
+            direction,
+            seconds,
+            rule,
+            "the system's clock jumped; check its synchronisation"
+        );
+    }
+
+    /// Jumps of the system's clock since the start.
+    pub(crate) fn clock_jumps(&self) -> Jumps {
+        self.clocks.lock().jumps()
     }
 
     /// How far it is behind the system's clock, in microseconds; below 0: ahead.

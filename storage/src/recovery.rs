@@ -631,7 +631,8 @@ impl Recovered {
             self.lost_starts += 1;
             return;
         };
-        self.expiry = self.expiry.max(link.expiry);
+        // The newest counts: the clock may have gone back.
+        self.expiry = link.expiry.or(self.expiry);
         if let Some(position) = link.lost_before {
             self.drafts.mark_uncertain(position);
             self.findings.push(format!(
@@ -710,7 +711,7 @@ impl Recovered {
             }
             if header.kind == Kind::Marker {
                 let marker = body.and_then(Marker::decode).unwrap_or_default();
-                self.expiry = self.expiry.max(marker.expiry);
+                self.expiry = marker.expiry.or(self.expiry);
             }
             self.count_log_id(header.log_id, header.kind);
             if header.kind != Kind::Link {
@@ -798,7 +799,7 @@ impl Recovered {
         if let Some(seal) = seal {
             self.next_log_counter = self.next_log_counter.max(seal.next_log_counter);
             self.expected = seal.successor;
-            self.expiry = self.expiry.max(seal.expiry);
+            self.expiry = seal.expiry.or(self.expiry);
         }
         if (bytes.len() as u64) < used.life.size {
             self.findings.push(format!(

@@ -356,11 +356,11 @@ impl Committer {
         let _told = self.write_out();
     }
 
-    /// Nothing arrives before the time that the expiry clock shows: else it would be older
-    /// than it is if the system's clock went back.
+    /// Sets the arrival time of everything that this turn accepts.
     fn look_at_clock(&mut self) {
-        self.expiry = self.journal.expiry_now();
-        self.arrival = self.journal.clock.now().max(self.expiry);
+        let shown = self.journal.read_clocks();
+        self.expiry = shown.expiry;
+        self.arrival = shown.arrival;
     }
 
     /// Whether an idle journal should be marked.

@@ -109,6 +109,7 @@ impl Core {
         let (damaged_logs, unattributed_damages) = self.damages.logs();
         let archive = self.archive.as_ref();
         let holdings = self.logs.holdings();
+        let jumps = self.journal.clock_jumps();
         Statistics {
             logs: holdings.logs,
             deleted_logs: holdings.deleted,
@@ -137,6 +138,9 @@ impl Core {
             scrubbed_bytes: self.scrub.bytes.load(Ordering::Relaxed),
             last_scrub: self.scrub.last_pass(),
             expiry_lag_micros: self.journal.expiry_lag_micros(),
+            clock_jumps_ahead: jumps.ahead,
+            clock_jumps_back: jumps.back,
+            last_clock_jump_micros: jumps.last,
             sorted_runs: runs.len() as u64,
             sorted_bytes: runs.iter().map(|run| run.segment.file_bytes()).sum(),
             sorter_read_bytes: self.sorter.read.load(Ordering::Relaxed),

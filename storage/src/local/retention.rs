@@ -409,7 +409,8 @@ impl Core {
         let now = self.journal.expiry_now();
         let mut state = self.retainer.state.lock();
         let told = state.told.saturating_add_micros(micros(TELL_AFTER));
-        if !state.by_age || now < told || self.refusal().is_some() {
+        let due = now >= told || now < state.told;
+        if !state.by_age || !due || self.refusal().is_some() {
             return None;
         }
         state.told = now;

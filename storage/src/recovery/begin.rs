@@ -16,7 +16,7 @@ use crate::index::{index_id, index_path};
 use crate::indexer::Indexer;
 use crate::journal::body::Link;
 use crate::journal::committer::{Committer, Resume, Settings};
-use crate::journal::expiry::ExpiryClock;
+use crate::journal::expiry::Clocks;
 use crate::journal::pool::{Pool, Use};
 use crate::journal::segment::Segment;
 use crate::journal::{Journal, largest_unit, segment};
@@ -79,7 +79,8 @@ impl Recovered {
         let link = self.link(ready.life.size);
         let mut report = self.report(end, torn_bytes);
         let arrival = self.drafts.arrival;
-        let shows = self.expiry_at_start(clock.now());
+        let now = clock.now();
+        let shows = self.expiry_at_start(now);
         let finished = self.drafts.finish(&mut report.findings);
         let (accepted, damage): (Vec<_>, Vec<_>) =
             finished.damages.iter().partition(|damage| damage.accepted);
@@ -91,7 +92,8 @@ impl Recovered {
         let mut segments = self.segments;
         segments.insert(segment.base, Arc::clone(&segment));
         let (base, segment_id) = (segment.base, segment.life.id);
-        let expiry = ExpiryClock::new(shows, started);
+        let clocks = Clocks::new(shows, now, clock.monotonic());
+        let jumps = clocks.jumps();
         let journal = Arc::new(Journal::new(
             clock,
             observer,
@@ -99,8 +101,11 @@ impl Recovered {
             segments,
             Arc::clone(&segment),
             base,
-            expiry,
+            clocks,
         ));
+        if jumps.last != 0 {
+            journal.log_jump(jumps.last, started);
+        }
         let runs = self.runs.found.into_iter().map(|found| found.run);
         journal.enter_runs(runs.collect());
         let resume = Resume {
