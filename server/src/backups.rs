@@ -181,6 +181,7 @@ pub(crate) fn open_failed(error: &OpenError) -> Exit {
         OpenError::Damaged(_) => DATA_LOSS,
         OpenError::Config(_)
         | OpenError::NotAStore { .. }
+        | OpenError::NoStore { .. }
         | OpenError::Version { .. }
         | OpenError::TooNew { .. }
         | OpenError::Io { .. } => FAILED,

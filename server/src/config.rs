@@ -120,6 +120,9 @@ settings! {
     /// Allows root to serve, repair or restore to a directory of another user. The files made
     /// there are root's, so that a daemon of that user cannot open the store afterwards.
     allow_foreign_owner: bool = "false";
+    /// Whether a data directory without a store gets a new store. false: the start is refused
+    /// (exit code 65), because the volume may not be mounted. Set false after the first start.
+    create_store: bool = "true";
     /// What an append that names no durability is acknowledged with, in logs that have no
     /// mode of their own. strict: a flush, a power cut takes nothing. batch: a flush for
     /// AppendBatch, a write for Append. interval: a write, flushed within sync_interval.
@@ -369,6 +372,7 @@ impl Config {
             max_cursors: self.max_cursors,
             max_name_bytes: self.max_name_bytes.0,
             auto_create: self.auto_create,
+            create_store: self.create_store,
             on_damage: self.on_damage.into(),
             read_strategy: self.read_strategy.into(),
             max_open_segments: self.max_open_segments,

@@ -92,6 +92,8 @@ pub struct StorageConfig {
     pub max_name_bytes: u64,
     /// Whether the first append to an unknown name creates the log. Default: yes.
     pub auto_create: bool,
+    /// Whether a directory without a store gets a new store. Default: yes.
+    pub create_store: bool,
     /// What a start does about damage. Default: quarantine.
     pub on_damage: OnDamage,
     /// How finished segments are read. Default: pread.
@@ -146,6 +148,7 @@ impl Default for StorageConfig {
             max_cursors: 100_000,
             max_name_bytes: 64 << 20,
             auto_create: true,
+            create_store: true,
             on_damage: OnDamage::Quarantine,
             read_strategy: ReadStrategy::Pread,
             max_open_segments: 256,

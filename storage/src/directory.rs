@@ -24,7 +24,7 @@ pub(crate) const FORMAT: &str = "FORMAT";
 const FORMAT_NEW: &str = "FORMAT.new";
 /// There as long as a restore is not finished.
 pub(crate) const RESTORING: &str = "RESTORING";
-const LOCK: &str = "LOCK";
+pub(crate) const LOCK: &str = "LOCK";
 /// Version 2 tells the largest body, where that is more than versions before it allowed.
 const VERSION: u32 = 2;
 
@@ -75,8 +75,11 @@ pub(crate) fn check_restored(disk: &dyn Disk) -> Result<Vec<String>, OpenError> 
     Ok(names)
 }
 
-/// Locks the directory, then reads FORMAT, or makes a new store.
-pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
+/// Locks the directory, then reads FORMAT, or makes a new store if that is allowed.
+pub(crate) fn open(
+    disk: &dyn Disk,
+    may_create: bool,
+) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
     let lock = lock(disk)?;
     let names = check_restored(disk)?;
     let store = if names.iter().any(|name| name == FORMAT) {
@@ -84,6 +87,10 @@ pub(crate) fn open(disk: &dyn Disk) -> Result<(Box<dyn DiskLock>, Store), OpenEr
             id: read_format(disk)?,
             created: false,
         }
+    } else if !may_create {
+        return Err(OpenError::NoStore {
+            directory: disk.location().into(),
+        });
     } else {
         Store {
             id: create(disk)?,

@@ -34,9 +34,26 @@ pub struct FileSystem {
     pub warning: Option<String>,
 }
 
+/// Distinguishes a file from another one that has its name later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// Number of the device.
+    pub device: u64,
+    /// Number of the file on the device.
+    pub inode: u64,
+}
+
 /// An exclusive hold on a data directory, released when dropped or when the process
 /// ends, however it ends.
-pub trait DiskLock: Send + Sync {}
+pub trait DiskLock: Send + Sync {
+    /// Identity of the locked file. Stable until the lock is dropped.
+    ///
+    /// # Errors
+    /// `Unsupported` where files have none.
+    fn identity(&self) -> io::Result<FileIdentity> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
 
 /// A directory tree on some device.
 pub trait Disk: Send + Sync + 'static {
@@ -112,6 +129,14 @@ pub trait Disk: Send + Sync + 'static {
     /// Free bytes for us; `None` if unknown.
     fn free_bytes(&self) -> io::Result<Option<u64>>;
 
+    /// Identity of the file that has this name now.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such file, `Unsupported` where files have no identity.
+    fn identity(&self, _path: &str) -> io::Result<FileIdentity> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// What is under the data directory.
     fn file_system(&self) -> FileSystem;
 
@@ -127,6 +152,14 @@ pub trait Disk: Send + Sync + 'static {
 pub trait DiskFile: Send + Sync {
     /// Its size in bytes.
     fn size(&self) -> io::Result<u64>;
+
+    /// Identity of the open file, even if it was renamed or deleted.
+    ///
+    /// # Errors
+    /// `Unsupported` where files have none.
+    fn identity(&self) -> io::Result<FileIdentity> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Reads some bytes at `offset`; 0 at or beyond the end.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;

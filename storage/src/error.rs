@@ -810,6 +810,12 @@ pub enum OpenError {
         /// What was found, and what to do.
         what: String,
     },
+    /// The directory has no store, and none may be made there.
+    #[error("the data directory {directory} has no store, and create_store is false: mount the volume that holds the store, or set create_store = true to start with an empty one", directory = directory.display())]
+    NoStore {
+        /// The directory.
+        directory: PathBuf,
+    },
     /// Written by a version this one cannot read.
     #[error("the store has format version {found}; this version reads {supported}")]
     Version {

@@ -45,7 +45,7 @@ mod chosen {
     use bytes::Bytes;
 
     use super::Mistake;
-    use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
+    use crate::disk::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem};
 
     /// Each by the name that `WALD_KNOWN_BAD` has for it.
     const NAMES: [(&str, Mistake); 9] = [
@@ -151,12 +151,20 @@ mod chosen {
             self.0.free_bytes()
         }
 
+        fn identity(&self, path: &str) -> io::Result<FileIdentity> {
+            self.0.identity(path)
+        }
+
         fn file_system(&self) -> FileSystem {
             self.0.file_system()
         }
     }
 
     impl DiskFile for UnflushedFile {
+        fn identity(&self) -> io::Result<FileIdentity> {
+            self.0.identity()
+        }
+
         fn size(&self) -> io::Result<u64> {
             self.0.size()
         }

@@ -10,6 +10,7 @@ mod cursors;
 mod drive;
 mod engine;
 mod extras;
+mod guard;
 #[cfg(any(test, feature = "fuzzing"))]
 mod in_turn;
 mod logs;
@@ -96,7 +97,7 @@ pub(crate) struct Core {
     pub(crate) sorter: Sorter,
     /// Where what retention took is kept, if it is.
     pub(crate) archive: Option<Archive>,
-    _lock: Box<dyn DiskLock>,
+    lock: Box<dyn DiskLock>,
 }
 
 /// What a store is opened for.
@@ -133,7 +134,7 @@ impl Core {
         config.sync_interval = config.sync_interval.min(drive::MAX_DELAY);
         config.marker_delay = config.marker_delay.min(drive::MAX_DELAY);
         let started = clock.monotonic();
-        let (lock, store) = directory::open(&*disk)?;
+        let (lock, store) = directory::open(&*disk, config.create_store)?;
         let archive = match archive {
             Some(archive) => Some(Archive::open(archive, store.id)?),
             None => None,
@@ -194,7 +195,7 @@ impl Core {
             retainer,
             sorter,
             archive,
-            _lock: lock,
+            lock,
         });
         Ok((core, report))
     }

@@ -258,7 +258,7 @@ mod tests {
                 let headers = record.headers.iter().map(|h| h.key.len() + h.value.len());
                 (record.data.len() + headers.sum::<usize>()) as u64
             };
-            prop_assert_eq!(of_bytes.bytes(), records.iter().map(size).sum());
+            prop_assert_eq!(of_bytes.bytes(), records.iter().map(size).sum::<u64>());
             prop_assert_eq!(of_bytes.largest(), records.iter().map(size).max().unwrap_or(0));
             // Copied at once as one by one.
             let (mut at_once, mut singly) = (Vec::new(), Vec::new());

@@ -12,10 +12,12 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use wald_storage::{
-    Batch, Disk, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, NoObserver,
-    Offline, OpenError, RealDisk, Record, StorageConfig, SystemClock, accept_loss, block_on,
+    AppendError, Batch, Disk, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords,
+    NoObserver, Offline, OpenError, RealDisk, Record, StorageConfig, SystemClock, accept_loss,
+    block_on,
 };
 
 fn config() -> StorageConfig {
@@ -32,21 +34,25 @@ fn open(directory: &Path) -> Result<Arc<LocalEngine>, OpenError> {
     Ok(engine)
 }
 
+/// One record of 8,000 bytes for a log.
+fn small(log: &str) -> Batch {
+    let record = Record {
+        data: vec![7; 8000].into(),
+        ..Record::default()
+    };
+    Batch::from(vec![LogRecords {
+        log: LogName::new(log).unwrap(),
+        records: vec![record].into(),
+        guard: Guard::default(),
+        producer: None,
+    }])
+}
+
 /// A store with a few segments, closed.
 fn store(directory: &Path) {
     let engine = open(directory).unwrap();
     for _ in 0..20 {
-        let record = Record {
-            data: vec![7; 8000].into(),
-            ..Record::default()
-        };
-        let records = LogRecords {
-            log: LogName::new("a").unwrap(),
-            records: vec![record].into(),
-            guard: Guard::default(),
-            producer: None,
-        };
-        let batch = Batch::from(vec![records]);
+        let batch = small("a");
         block_on(engine.submit(None, batch, Some(Durability::Durable))).unwrap();
     }
     block_on(engine.drain()).unwrap();
@@ -258,4 +264,102 @@ fn data_directory_itself_may_be_a_link() {
     store(&real);
     symlink(&real, &link).unwrap();
     block_on(open(&link).unwrap().drain()).unwrap();
+}
+
+/// Waits until the idle journal has failed: the reason that appends get then. Panics after 20
+/// seconds.
+fn failure(engine: &LocalEngine) -> String {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !engine.statistics().journal_failed {
+        assert!(Instant::now() < deadline, "nothing was noticed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let answer = engine.submit(None, small("a"), Some(Durability::Durable));
+    match block_on(answer) {
+        Err(AppendError::JournalFailed(error)) => error.to_string(),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("an append is still acknowledged"),
+    }
+}
+
+#[test]
+fn deleted_data_directory_fails_the_journal() {
+    let scratch = tempfile::tempdir().unwrap();
+    let data = scratch.path().join("data");
+    let engine = open(&data).unwrap();
+    block_on(engine.submit(None, small("a"), Some(Durability::Durable))).unwrap();
+    fs::remove_dir_all(&data).unwrap();
+    let reason = failure(&engine);
+    // The thread that makes segments may notice it first.
+    let first = reason.starts_with("making a segment ready: No such file");
+    let found = format!("LOCK is missing in {}", data.display());
+    assert!(first || reason.contains(&found), "{reason}");
+    assert!(engine.statistics().journal_failed);
+    assert!(!data.exists(), "a deleted directory is not made again");
+    drop(engine);
+    assert!(!data.exists(), "a deleted directory is not made again");
+}
+
+#[test]
+fn data_directory_replaced_by_another_store_fails_the_journal() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (data, fresh) = (scratch.path().join("data"), scratch.path().join("fresh"));
+    store(&fresh);
+    let other = listed(&fresh);
+    let engine = open(&data).unwrap();
+    block_on(engine.submit(None, small("a"), Some(Durability::Durable))).unwrap();
+    let moved = scratch.path().join("moved");
+    fs::rename(&data, &moved).unwrap();
+    fs::rename(&fresh, &data).unwrap();
+    let reason = failure(&engine);
+    assert!(
+        reason.contains("LOCK is another file than the one in use"),
+        "{reason}"
+    );
+    drop(engine);
+    let bytes = |files: Vec<(PathBuf, Vec<u8>)>| -> Vec<_> {
+        let contents = files.into_iter().map(|(path, bytes)| {
+            let name = path.file_name().unwrap().to_owned();
+            (name, bytes)
+        });
+        contents.collect()
+    };
+    assert_eq!(bytes(listed(&data)), bytes(other), "the other store stays");
+    // Both stores can still be served.
+    for directory in [&data, &moved] {
+        block_on(open(directory).unwrap().drain()).unwrap();
+    }
+}
+
+#[test]
+fn data_directory_replaced_by_an_empty_one_fails_the_journal() {
+    let scratch = tempfile::tempdir().unwrap();
+    let data = scratch.path().join("data");
+    let engine = open(&data).unwrap();
+    fs::rename(&data, scratch.path().join("moved")).unwrap();
+    fs::create_dir(&data).unwrap();
+    let reason = failure(&engine);
+    assert!(reason.contains("LOCK is missing"), "{reason}");
+    drop(engine);
+    assert_eq!(listed(&data), Vec::new());
+}
+
+#[test]
+fn directory_without_a_store_is_refused_when_none_may_be_made() {
+    let scratch = tempfile::tempdir().unwrap();
+    let data = scratch.path().join("data");
+    let existing_only = StorageConfig {
+        create_store: false,
+        ..config()
+    };
+    let reopen = || {
+        let disk = RealDisk::open(&data)?;
+        let clock = Arc::new(SystemClock);
+        LocalEngine::open(disk, existing_only.clone(), clock, Arc::new(NoObserver))
+    };
+    let refused = reopen().map(drop).unwrap_err();
+    assert!(matches!(refused, OpenError::NoStore { .. }), "{refused}");
+    assert!(refused.to_string().contains("create_store"), "{refused}");
+    store(&data);
+    block_on(reopen().unwrap().0.drain()).unwrap();
 }

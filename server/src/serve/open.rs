@@ -37,8 +37,17 @@ const STORE_MARK: &str = "FORMAT";
 ///
 /// # Errors
 /// If a store cannot or should not be made here: a mistyped `--data-dir` must not put one
-/// among other files.
-pub(super) fn look(directory: &Path) -> Result<bool, Exit> {
+/// among other files, and without `may_create` there must be one.
+pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, Exit> {
+    let existing = look_around(directory)?;
+    if !existing && !may_create {
+        let directory = directory.to_owned();
+        return Err(exit(&OpenError::NoStore { directory }));
+    }
+    Ok(existing)
+}
+
+fn look_around(directory: &Path) -> Result<bool, Exit> {
     // What cannot be looked at is not said to be a file.
     if std::fs::metadata(directory).is_ok_and(|found| !found.is_dir()) {
         return Err(Exit::new(
@@ -173,6 +182,7 @@ fn exit(error: &OpenError) -> Exit {
         OpenError::Config(_) => Exit::CONFIG,
         OpenError::Locked { .. } => Exit::LOCKED,
         OpenError::NotAStore { .. }
+        | OpenError::NoStore { .. }
         | OpenError::Version { .. }
         | OpenError::TooNew { .. }
         | OpenError::Damaged(_) => Exit::BAD_DATA,
@@ -192,21 +202,26 @@ mod tests {
     fn store_is_made_only_where_nothing_else_is() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        assert_eq!(look(&path.join("new")).ok(), Some(false));
+        assert_eq!(look(&path.join("new"), true).ok(), Some(false));
+        let missing = look(&path.join("new"), false).unwrap_err();
+        assert_eq!(missing.code, Exit::BAD_DATA);
+        assert!(missing.message.contains("create_store is false"));
+        assert!(!path.join("new").exists());
         for own in ["lost+found", "journal"] {
             std::fs::create_dir(path.join(own)).unwrap();
         }
         std::fs::write(path.join("LOCK"), "").unwrap();
-        assert_eq!(look(path).ok(), Some(false));
+        assert_eq!(look(path, true).ok(), Some(false));
         std::fs::write(path.join("thesis.tex"), "").unwrap();
-        let refused = look(path).unwrap_err();
+        let refused = look(path, true).unwrap_err();
         assert_eq!(refused.code, Exit::BAD_DATA);
         assert!(refused.message.contains("thesis.tex"));
-        let file = look(&path.join("thesis.tex")).unwrap_err();
+        let file = look(&path.join("thesis.tex"), true).unwrap_err();
         assert!(file.message.ends_with("is a file, not a directory"));
         // A store stays one, whatever else lies there.
         std::fs::write(path.join("FORMAT"), "").unwrap();
-        assert_eq!(look(path).ok(), Some(true));
+        assert_eq!(look(path, true).ok(), Some(true));
+        assert_eq!(look(path, false).ok(), Some(true));
     }
 
     #[test]
@@ -239,6 +254,12 @@ mod tests {
             (
                 OpenError::NotAStore {
                     what: "a cat".to_owned(),
+                },
+                65,
+            ),
+            (
+                OpenError::NoStore {
+                    directory: PathBuf::from("d"),
                 },
                 65,
             ),

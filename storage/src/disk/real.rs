@@ -10,11 +10,11 @@
 )]
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use rustix::io::ReadWriteFlags;
 use rustix::io::{Errno, retry_on_intr};
 
 use super::private::{DIRECTORY, FILE, Odd, close_directory, close_file, make_directories};
-use super::{Disk, DiskFile, DiskLock, FileSystem};
+use super::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem};
 use crate::error::OpenError;
 
 /// Names of a directory are read so many bytes at a time: some thousand.
@@ -204,10 +204,21 @@ impl RealDisk {
 }
 
 struct HeldLock {
-    _file: File,
+    file: File,
 }
 
-impl DiskLock for HeldLock {}
+impl DiskLock for HeldLock {
+    fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(identity_of(&self.file.metadata()?))
+    }
+}
+
+fn identity_of(file: &fs::Metadata) -> FileIdentity {
+    FileIdentity {
+        device: file.dev(),
+        inode: file.ino(),
+    }
+}
 
 impl Disk for RealDisk {
     fn location(&self) -> String {
@@ -241,7 +252,7 @@ impl Disk for RealDisk {
         // In place: a full disk has no other block for it.
         file.write_all_at(holder.as_bytes(), 0)?;
         file.set_len(holder.len() as u64)?;
-        Ok(Ok(Box::new(HeldLock { _file: file })))
+        Ok(Ok(Box::new(HeldLock { file })))
     }
 
     fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
@@ -251,7 +262,7 @@ impl Disk for RealDisk {
             Err(error) => return Err(error),
         };
         match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(Ok(Some(Box::new(HeldLock { _file: file })))),
+            Ok(()) => Ok(Ok(Some(Box::new(HeldLock { file })))),
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut text = String::new();
                 file.read_to_string(&mut text)?;
@@ -383,6 +394,10 @@ impl Disk for RealDisk {
         Ok(Some(stat.f_bavail.saturating_mul(stat.f_frsize)))
     }
 
+    fn identity(&self, path: &str) -> io::Result<FileIdentity> {
+        fs::symlink_metadata(self.path(path)).map(|found| identity_of(&found))
+    }
+
     fn file_system(&self) -> FileSystem {
         let magic = statfs(&self.root).map_or(0, |s| s.f_type as u64);
         let (name, volatile, warning) = match magic {
@@ -429,6 +444,10 @@ impl Disk for RealDisk {
 struct RealFile(File);
 
 impl DiskFile for RealFile {
+    fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(identity_of(&self.0.metadata()?))
+    }
+
     fn size(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }

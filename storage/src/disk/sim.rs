@@ -36,7 +36,7 @@ pub use self::calls::{Call, CallKind, CutPoint, Filter, Lie};
 use self::inode::Inode;
 use self::names::{NameChange, parent};
 use self::state::{State, WriteFailure, coin, next_random, power_is_off};
-use super::{Disk, DiskFile, DiskLock, FileSystem};
+use super::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem};
 
 /// What a file is allocated in.
 const BLOCK: usize = 4096;
@@ -277,7 +277,19 @@ struct SimLock {
     number: u64,
 }
 
-impl DiskLock for SimLock {}
+impl DiskLock for SimLock {
+    fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(lock_identity(self.number))
+    }
+}
+
+/// Identity of the file that is locked: it has no inode, because nothing is written to it.
+fn lock_identity(number: u64) -> FileIdentity {
+    FileIdentity {
+        device: 1,
+        inode: number,
+    }
+}
 
 impl Drop for SimLock {
     fn drop(&mut self) {
@@ -285,7 +297,7 @@ impl Drop for SimLock {
         if state
             .locked
             .as_ref()
-            .is_some_and(|(number, _)| *number == self.number)
+            .is_some_and(|(number, ..)| *number == self.number)
         {
             state.locked = None;
         }
@@ -300,12 +312,12 @@ impl Disk for SimDisk {
     fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::Lock, path))?;
-        if let Some((_, holder)) = &state.locked {
+        if let Some((_, _, holder)) = &state.locked {
             return Ok(Err(holder.clone()));
         }
         state.next_lock += 1;
         let number = state.next_lock;
-        state.locked = Some((number, holder.to_owned()));
+        state.locked = Some((number, path.to_owned(), holder.to_owned()));
         Ok(Ok(Box::new(SimLock {
             disk: self.clone(),
             number,
@@ -316,7 +328,7 @@ impl Disk for SimDisk {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::Lock, path))?;
         Ok(match &state.locked {
-            Some((_, holder)) => Err(holder.clone()),
+            Some((_, _, holder)) => Err(holder.clone()),
             None => Ok(None),
         })
     }
@@ -426,6 +438,19 @@ impl Disk for SimDisk {
         Ok(())
     }
 
+    fn identity(&self, path: &str) -> io::Result<FileIdentity> {
+        let mut state = self.0.lock();
+        state.enter(&Call::of(CallKind::Identity, path))?;
+        if let Some((number, locked, _)) = &state.locked
+            && locked == path
+        {
+            return Ok(lock_identity(*number));
+        }
+        let inode = state.names.get(path).copied();
+        let inode = inode.ok_or(io::ErrorKind::NotFound)?;
+        Ok(FileIdentity { device: 0, inode })
+    }
+
     fn free_bytes(&self) -> io::Result<Option<u64>> {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::FreeBytes, ""))?;
@@ -470,6 +495,11 @@ impl SimFile {
 }
 
 impl DiskFile for SimFile {
+    fn identity(&self) -> io::Result<FileIdentity> {
+        let inode = self.inode;
+        Ok(FileIdentity { device: 0, inode })
+    }
+
     fn size(&self) -> io::Result<u64> {
         let mut state = self.disk.0.lock();
         self.enter(&mut state, &Call::of(CallKind::Size, ""))?;

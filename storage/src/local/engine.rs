@@ -43,6 +43,8 @@ pub struct LocalEngine {
     /// Ended before those that it waits for.
     retention: Mutex<Option<JoinHandle<()>>>,
     verifying: Mutex<Vec<Verifying>>,
+    /// Stops the checks of the data directory.
+    guarding: Arc<Control>,
 }
 
 /// A verification that runs: what stops it, what it told, its thread.
@@ -85,6 +87,7 @@ impl LocalEngine {
             threads: Mutex::default(),
             retention: Mutex::default(),
             verifying: Mutex::default(),
+            guarding: Arc::default(),
             core,
         };
         engine
@@ -123,6 +126,8 @@ impl LocalEngine {
             let core = Arc::clone(&self.core);
             handles.push(threads::start_behind("scrub", move || core.scrub())?);
         }
+        let (core, control) = (Arc::clone(&self.core), Arc::clone(&self.guarding));
+        handles.push(threads::start("guard", move || core.guard(&control))?);
         let core = Arc::clone(&self.core);
         *self.retention.lock() = Some(threads::start("retention", move || core.retain())?);
         if self.core.config.sorter_enabled {
@@ -149,6 +154,7 @@ impl Drop for LocalEngine {
         if retention.is_some_and(|handle| handle.join().is_err()) {
             tracing::error!("retention had panicked");
         }
+        self.guarding.stop();
         self.core.pool.stop();
         self.core.intake.stop();
         self.core.indexer.stop();

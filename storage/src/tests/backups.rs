@@ -829,7 +829,8 @@ fn a_backup_of_a_sorted_store_is_whole_whatever_is_sorted_meanwhile() {
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("what was there is not known any more"),
     }
-    let at = Position::new(manifest.position.get() - 20_000);
+    let sorted_end = fixture.core.journal.sorted_end().get();
+    let at = Position::new(sorted_end + (manifest.position.get() - sorted_end) / 2);
     let early = reopened(shelf.restore(&manifest, Some(at)));
     let kept = standing(&early.core);
     for (log, (first, records)) in &expected {

@@ -16,6 +16,7 @@ pub enum CallKind {
     Remove,
     SyncDirectory,
     FreeBytes,
+    Identity,
     Draw,
     Size,
     Read,

@@ -16,7 +16,8 @@ pub(super) struct State {
     pub(super) names: BTreeMap<String, u64>,
     pub(super) durable_names: BTreeMap<String, u64>,
     pub(super) unsynced_names: Vec<NameChange>,
-    pub(super) locked: Option<(u64, String)>,
+    /// Number, path and holder of the lock.
+    pub(super) locked: Option<(u64, String, String)>,
     pub(super) next_lock: u64,
     /// Changing calls.
     pub(super) calls: u64,
