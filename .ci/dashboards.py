@@ -193,12 +193,14 @@ def damaged(fleet):
 
 def restarted(fleet):
     """Killed three times."""
-    for epoch in range(1, 5):
-        if epoch > 1:
+    first = None
+    for starts in range(4):
+        if starts > 0:
             fleet.daemons["restarted"].kill()
         daemon = fleet.start("restarted", *SMALL)
+        first = first or daemon.start["recovery_epoch"]
         append(daemon, "a")
-        fleet.seen("restarted", f"wald_recovery_epoch == {epoch}")
+        fleet.seen("restarted", f"wald_recovery_epoch == {first + starts}")
 
 
 def gone(fleet):

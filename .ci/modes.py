@@ -110,6 +110,7 @@ def killed(directory):
     for mode in MODES:
         data = directory / f"killed-{mode}"
         with Daemon(data, "--sync-mode", mode) as daemon:
+            epoch = daemon.start["recovery_epoch"]
             with daemon.load(seconds=60, appends=10**9, writers=16, logs=20, attempts=1, tolerate=True,
                              ledger=directory / f"{mode}.ledger") as load:
                 wait_until(lambda: daemon.metric("wald_appended_records_total") > 2000)
@@ -118,7 +119,7 @@ def killed(directory):
                 entries = load.entries()
         with Daemon(data, "--sync-mode", mode) as daemon:
             found = stored(daemon)
-            _, tail, _ = daemon.call(WAL + "GetTail", {"log": "load/0", "recovery_epoch": 1})
+            _, tail, _ = daemon.call(WAL + "GetTail", {"log": "load/0", "recovery_epoch": epoch})
             survived = int(tail["survivedPosition"])
         acked = {(entry.log, entry.lsn): entry for entry in entries if entry.acked}
         kept = {place: e for place, e in acked.items() if e.level != "ACCEPTED"}

@@ -229,7 +229,8 @@ async fn metrics_count_what_was_done() {
     assert_eq!(daemon.metric("wald_logs"), 1.0);
     assert_eq!(daemon.metric("wald_appended_bytes_total"), 5.0);
     assert_eq!(daemon.metric("wald_read_records_total"), 1.0);
-    assert_eq!(daemon.metric("wald_recovery_epoch"), 1.0);
+    let epoch = daemon.start["recovery_epoch"].as_f64().unwrap();
+    assert_eq!(daemon.metric("wald_recovery_epoch"), epoch);
     for phase in ["queue", "encode", "write", "flush", "reply"] {
         let name = format!("wald_append_phase_seconds_count{{phase=\"{phase}\"}}");
         assert!(daemon.metric(&name) >= 1.0, "{phase}");

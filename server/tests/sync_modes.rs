@@ -29,11 +29,12 @@ async fn tail(
     wal: &mut WalServiceClient<Channel>,
     log: &str,
     visibility: v1::Visibility,
+    epoch: u64,
 ) -> v1::GetTailResponse {
     let request = v1::GetTailRequest {
         log: log.to_owned(),
         visibility: visibility.into(),
-        recovery_epoch: Some(1),
+        recovery_epoch: Some(epoch),
         ..v1::GetTailRequest::default()
     };
     wal.get_tail(request).await.unwrap().into_inner()
@@ -82,7 +83,8 @@ async fn every_mode_acks_at_the_level_of_the_table_and_is_seen_by_plain_readers(
         assert_eq!(answer.position.is_none(), single == Accepted, "{name}");
         let answer = wal.append_batch(batch("a")).await.unwrap().into_inner();
         assert_eq!(answer.durability(), batched, "{name}");
-        let seen = tail(&mut wal, "a", v1::Visibility::Unspecified).await;
+        let epoch = answer.recovery_epoch;
+        let seen = tail(&mut wal, "a", v1::Visibility::Unspecified, epoch).await;
         assert_eq!(seen.tail_lsn, Some(3), "{name}");
         let label = match batched {
             Accepted => "accepted",
@@ -229,11 +231,15 @@ async fn kill_in_async_mode_loses_nothing_that_was_written_and_says_so() {
         assert!(answer.durability() >= Written);
         positions.push(answer.position.unwrap());
     }
+    let epoch = daemon.start["recovery_epoch"].as_u64().unwrap();
     drop(daemon);
     let daemon = Daemon::start_in(directory.path(), &arguments);
     let mut wal = daemon.wal().await;
-    let found = tail(&mut wal, "a", v1::Visibility::Unspecified).await;
-    assert_eq!((found.recovery_epoch, found.tail_lsn), (2, Some(50)));
+    let found = tail(&mut wal, "a", v1::Visibility::Unspecified, epoch).await;
+    assert_eq!(
+        (found.recovery_epoch, found.tail_lsn),
+        (epoch + 1, Some(50))
+    );
     let survived = found.survived_position.unwrap();
     assert!(positions.iter().all(|position| *position < survived));
     let (payloads, gaps) = scan(&mut wal, None).await;
@@ -265,7 +271,8 @@ async fn kill_in_manual_mode_loses_exactly_what_was_not_synced_and_says_so() {
             "it is in memory, and has no place yet"
         );
     }
-    let seen = tail(&mut wal, "a", v1::Visibility::Unspecified).await;
+    let epoch = daemon.start["recovery_epoch"].as_u64().unwrap();
+    let seen = tail(&mut wal, "a", v1::Visibility::Unspecified, epoch).await;
     assert_eq!((seen.tail_lsn, seen.durable_lsn), (Some(15), Some(10)));
     assert_eq!(
         seen.survived_position, None,
@@ -284,8 +291,11 @@ async fn kill_in_manual_mode_loses_exactly_what_was_not_synced_and_says_so() {
     drop(daemon);
     let daemon = Daemon::start_in(directory.path(), &arguments);
     let mut wal = daemon.wal().await;
-    let found = tail(&mut wal, "a", v1::Visibility::Unspecified).await;
-    assert_eq!((found.recovery_epoch, found.tail_lsn), (2, Some(10)));
+    let found = tail(&mut wal, "a", v1::Visibility::Unspecified, epoch).await;
+    assert_eq!(
+        (found.recovery_epoch, found.tail_lsn),
+        (epoch + 1, Some(10))
+    );
     assert!(found.survived_position.unwrap() >= synced);
     let (payloads, gaps) = scan(&mut wal, None).await;
     assert_eq!(payloads.last().unwrap(), "9");

@@ -5,6 +5,8 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
 /// Number of one record in one log: 0 for the first record ever appended, then
 /// up by one with no gaps, also across trims and restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -120,6 +122,14 @@ impl LogId {
         Self((epoch << Self::COUNTER_BITS) | counter)
     }
 
+    /// The counter of the first id that a store assigns in an epoch: from 1 to 2^39, derived from
+    /// the store's random id. Two stores in the same epoch share an id with a chance of about
+    /// 2^-38 per log. At least 2^39 ids remain in each epoch.
+    pub(crate) fn first_counter(store_id: u128, epoch: RecoveryEpoch) -> u64 {
+        let drawn = xxh3_64_with_seed(&store_id.to_le_bytes(), epoch.get());
+        1 + (drawn >> (64 - Self::COUNTER_BITS + 1))
+    }
+
     /// The counter part of an id of `epoch`, or `None` if it is of another epoch.
     pub fn counter_in(self, epoch: RecoveryEpoch) -> Option<u64> {
         let own = self.0 >> Self::COUNTER_BITS;
@@ -175,13 +185,27 @@ impl fmt::Display for LogId {
     }
 }
 
-/// Counts the unclean starts of a store, from 1. Raised durably before serving.
+/// Rises by one with each unclean start of a store, from the store's own first number. Raised
+/// durably before serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecoveryEpoch(u64);
 
 impl RecoveryEpoch {
-    /// The epoch of a new store.
+    /// The lowest epoch. Stores made by earlier versions begin here.
     pub const FIRST: Self = Self(1);
+
+    /// Number of epochs that a new store may begin in. Log ids carry the epoch above 40 bits of
+    /// counter: they stay below 2^53, which JSON numbers keep exactly, for 4,096 unclean starts
+    /// and more.
+    const BEGINNINGS: u64 = 1 << 12;
+
+    /// The epoch that a new store begins in: from 2 to 4,097, derived from the store's random id.
+    /// Another store began in the same epoch with a chance of 1 in 4,096. Their log ids differ
+    /// even then.
+    pub(crate) fn first_of(store_id: u128) -> Self {
+        let drawn = xxh3_64_with_seed(&store_id.to_le_bytes(), 0);
+        Self(2 + drawn % Self::BEGINNINGS)
+    }
 
     /// An epoch that came from a client or from disk; 0 counts as 1.
     pub const fn new(value: u64) -> Self {
@@ -196,6 +220,11 @@ impl RecoveryEpoch {
     /// The epoch after `starts` more unclean starts.
     pub(crate) fn plus(self, starts: u64) -> Self {
         Self(self.0 + starts)
+    }
+
+    /// The epoch before.
+    pub(crate) fn before(self) -> Self {
+        Self::new(self.0 - 1)
     }
 
     /// The epoch of the next unclean start.
@@ -480,6 +509,27 @@ mod tests {
         }
         let most = places.iter().max().unwrap();
         assert!(*most <= 16, "{most} of 100,000 ids want one place");
+    }
+
+    #[test]
+    fn stores_begin_in_epochs_and_with_ids_of_their_own() {
+        let mut ids = std::collections::HashSet::new();
+        let mut epochs = std::collections::HashSet::new();
+        for store in 0..1000_u128 {
+            let epoch = RecoveryEpoch::first_of(store);
+            assert!((2..2 + (1 << 12)).contains(&epoch.get()));
+            epochs.insert(epoch);
+            for epoch in [epoch, epoch.next(), RecoveryEpoch::FIRST] {
+                let counter = LogId::first_counter(store, epoch);
+                assert!((1..=1 << 39).contains(&counter));
+                let id = LogId::compose(epoch, counter);
+                assert!(id.get() < 1 << 53, "a JSON number keeps {id} exactly");
+                assert!(ids.insert(id));
+            }
+        }
+        // 1,000 draws from 4,096 numbers give about 887 different ones.
+        let different = epochs.len();
+        assert!((800..950).contains(&different), "{different} of 1000");
     }
 
     #[test]

@@ -430,8 +430,12 @@ impl Core {
         }
     }
 
-    /// Where what was written in an epoch stopped surviving; `None` for the current.
+    /// Where what was written in an epoch stopped surviving; `None` for the current. A later
+    /// epoch belongs to another store, whose records are not here.
     pub(crate) fn survived(&self, epoch: RecoveryEpoch) -> Option<Position> {
+        if epoch > self.journal.recovery_epoch {
+            return Some(Position::ZERO);
+        }
         self.history
             .iter()
             .find(|(ended, _)| *ended >= epoch)

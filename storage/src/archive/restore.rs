@@ -447,7 +447,7 @@ impl Work<'_> {
             chain: 0,
             next_log_counter: 1,
             arrival: self.plan.arrival,
-            epoch: RecoveryEpoch::FIRST,
+            epoch: self.epoch(),
             history: Vec::new(),
             order: Vec::new(),
             order_end: 0,
@@ -461,6 +461,18 @@ impl Work<'_> {
         let (life, _, end, chain) = writer.finish(head).map_err(writing())?;
         let index = builder.finish(&life, base.advance(end), chain);
         write(self.target, &index_path(id), index.bytes()).map_err(writing())
+    }
+
+    /// An epoch above those of the restored logs' ids, and probably above all epochs of the store
+    /// that they come from.
+    fn epoch(&self) -> RecoveryEpoch {
+        let first = RecoveryEpoch::first_of(self.store_id);
+        let highest = self.plan.logs.keys().map(|id| id.epoch()).max();
+        let apart = u64::try_from(self.store_id % 1024).unwrap_or(0);
+        match highest.filter(|highest| *highest >= first) {
+            Some(highest) => highest.plus(64 + apart),
+            None => first,
+        }
     }
 
     /// Writes what there is of a log in a stretch of the journal.

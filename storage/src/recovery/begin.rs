@@ -11,7 +11,7 @@ use crate::config::StorageConfig;
 use crate::directory::LastBegun;
 use crate::disk::{Disk, is_out_of_space};
 use crate::error::OpenError;
-use crate::ids::{Position, SegmentId, Timestamp};
+use crate::ids::{LogId, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::{index_id, index_path};
 use crate::indexer::Indexer;
 use crate::journal::body::Link;
@@ -199,12 +199,23 @@ impl Recovered {
     /// After an unclean end the epoch goes up, beyond any that anything tells of.
     pub(super) fn enter_epoch(&mut self, end: Position) {
         self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
-        if !self.clean && !self.store.created {
-            let ended = self.epoch.max(self.highest_epoch).plus(self.lost_starts);
+        let first = RecoveryEpoch::first_of(self.store.id);
+        if self.store.created {
+            // No record of any lower epoch is here: those belong to other stores.
+            self.history.push((first.before(), Position::ZERO));
+            self.epoch = first;
+        } else if !self.clean {
+            let mut ended = self.epoch.max(self.highest_epoch).plus(self.lost_starts);
+            if self.last.is_none() && self.last_begun.is_none() && self.checkpointed.is_none() {
+                // The start that made the store was cut off, or all of its files are lost.
+                ended = ended.max(first);
+            }
             self.history.push((ended, end));
             self.epoch = ended.next();
-            self.next_log_counter = 1;
+        } else {
+            return;
         }
+        self.next_log_counter = LogId::first_counter(self.store.id, self.epoch);
     }
 
     /// Makes durable what was found in the old tail, and keeps what was cut off it. A

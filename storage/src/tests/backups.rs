@@ -824,13 +824,13 @@ fn a_backup_of_a_sorted_store_is_whole_whatever_is_sorted_meanwhile() {
     let first = fixture.core.journal.sorted_end();
     let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
     let before = Position::new(first.get() - 4096);
-    match shelf.view(&manifest, Some(before)) {
-        Err(RestoreError::Before { first: at, .. }) => assert!(at > first),
+    let reachable = match shelf.view(&manifest, Some(before)) {
+        Err(RestoreError::Before { first: at, .. }) => at,
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("what was there is not known any more"),
-    }
-    let sorted_end = fixture.core.journal.sorted_end().get();
-    let at = Position::new(sorted_end + (manifest.position.get() - sorted_end) / 2);
+    };
+    assert!(reachable > first);
+    let at = reachable.advance(manifest.position.since(reachable) / 2);
     let early = reopened(shelf.restore(&manifest, Some(at)));
     let kept = standing(&early.core);
     for (log, (first, records)) in &expected {

@@ -710,7 +710,9 @@ fn a_log_whose_creation_is_void_is_known_to_nobody_and_its_id_is_not_given_again
         settled(&mut first),
         Some(Err(AppendError::DiskFull))
     ));
-    let id = LogId::compose(f.core.journal.recovery_epoch, 1);
+    let epoch = f.core.journal.recovery_epoch;
+    let store = crate::directory::read_format(&f.disk).unwrap();
+    let id = LogId::compose(epoch, LogId::first_counter(store, epoch));
     assert!(f.core.logs.by_name("a").is_none() && f.core.logs.by_id(id).is_none());
     let answer = f.append("a", b"y").unwrap();
     assert_ne!(answer.appends[0].log_id, id);
