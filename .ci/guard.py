@@ -35,7 +35,7 @@ class Counted(Daemon):
 
     def __init__(self, data_dir):
         self.out = Path(f"{data_dir}.callgrind")
-        super().__init__(data_dir, "--sorter-enabled=false", under=(
+        super().__init__(data_dir, "--sorter-enabled=false", "--segment-bytes", SEGMENT, under=(
             "valgrind", "--tool=callgrind", f"--callgrind-out-file={self.out}", f"--log-file={self.out}.log"))
 
     def ready(self):

@@ -2,7 +2,7 @@
 //! line of JSON.
 //!
 //! ```text
-//! forest make ENDPOINT --logs 1000000 [--prefix forest-tests] [--batch 500] [--writers 4]
+//! forest make ENDPOINT --logs 1000000 [--prefix forest-tests] [--batch 500] [--writers 4] [--tolerate]
 //! forest list ENDPOINT [--prefix forest-tests/] [--page-size 1000] [--rounds 1]
 //! forest delete ENDPOINT --logs 1000000 [--prefix forest-tests] [--writers 64]
 //! ```
@@ -60,6 +60,9 @@ struct Make {
     /// How many batches are under way.
     #[arg(long, default_value_t = 4)]
     writers: u64,
+    /// Count batches that a bound of the store refuses, and go on.
+    #[arg(long)]
+    tolerate: bool,
 }
 
 #[derive(Debug, Parser)]
@@ -112,26 +115,40 @@ async fn make(args: Make) -> Result<serde_json::Value> {
         let writer = make_some(client, args.clone(), Arc::clone(&next));
         writers.push(tokio::spawn(writer));
     }
-    let mut made = 0;
+    let (mut made, mut refused) = (0, 0);
     for writer in writers {
-        made += writer.await??;
+        let some = writer.await??;
+        made += some.0;
+        refused += some.1;
     }
-    Ok(json!({ "logs": made, "seconds": began.elapsed().as_secs_f64() }))
+    Ok(json!({ "logs": made, "refused": refused, "seconds": began.elapsed().as_secs_f64() }))
 }
 
-async fn make_some(client: Client, args: Make, next: Arc<AtomicU64>) -> Result<u64> {
-    let mut made = 0;
+/// Logs that were made, and those that were refused.
+async fn make_some(client: Client, args: Make, next: Arc<AtomicU64>) -> Result<(u64, u64)> {
+    let (mut made, mut refused) = (0, 0);
     loop {
         let from = next.fetch_add(args.batch, Ordering::Relaxed);
         if from >= args.logs {
-            return Ok(made);
+            return Ok((made, refused));
         }
         let numbers = from..args.logs.min(from + args.batch);
-        made += numbers.end - numbers.start;
+        let count = numbers.end - numbers.start;
         let batch = numbers.fold(client.append_batch(), |batch, number| {
             batch.log(name(&args.prefix, number), [format!("{number:08}")])
         });
-        batch.durability(Durability::Written).await?;
+        match batch.durability(Durability::Written).await {
+            Ok(_) => made += count,
+            Err(error)
+                if args.tolerate
+                    && error
+                        .reason()
+                        .is_some_and(|reason| reason.as_str() == "QUOTA") =>
+            {
+                refused += count
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

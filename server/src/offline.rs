@@ -1,8 +1,9 @@
 //! Commands that work on a data directory while nobody serves it.
 //!
-//! All but `wald repair --accept-loss` change nothing and write nothing, so that they also
+//! All but `wald repair --accept-loss` and `wald delete-logs --yes` change nothing and write nothing, so that they also
 //! run as another user and on a read-only mount. Data goes to stdout, all else to stderr; exit codes are walctl's.
 
+mod delete;
 mod dump;
 mod repair;
 mod verify;
@@ -37,7 +38,12 @@ enum Output {
 
 /// The commands of this module.
 pub(crate) fn commands() -> Vec<Command> {
-    vec![verify::command(), dump::command(), repair::command()]
+    vec![
+        verify::command(),
+        dump::command(),
+        repair::command(),
+        delete::command(),
+    ]
 }
 
 /// Runs the command, if it is one of these.
@@ -62,6 +68,15 @@ pub(crate) fn run(
                     .storage()
                     .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
                 repair::run(directory, matches, &storage)
+            }
+            "delete-logs" => {
+                if delete::changes(matches) {
+                    host::check_owner(&config, directory)?;
+                }
+                let storage = config
+                    .storage()
+                    .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+                delete::run(directory, matches, &storage)
             }
             "dump" => dump::run(directory, matches),
             _ => verify::run(directory, matches),

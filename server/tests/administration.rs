@@ -277,3 +277,47 @@ async fn compressed_log_takes_less_and_gives_back_the_same_after_a_kill() {
     let page = daemon.wal().await.read(read).await.unwrap().into_inner();
     assert_eq!(support::payload(&page.batch.unwrap().records[0]), payload);
 }
+
+/// `wald delete-logs` on the directory.
+fn delete_logs(directory: &std::path::Path, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut wald = support::wald();
+    wald.arg("delete-logs").arg(directory).args(arguments);
+    let done = support::output(&mut wald);
+    let said = [done.stdout, done.stderr].concat();
+    (done.status.code(), String::from_utf8(said).unwrap())
+}
+
+#[tokio::test]
+async fn store_full_of_logs_is_emptied_while_no_daemon_serves_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let arguments = ["--max-logs", "50"];
+    let daemon = Daemon::start_in(directory.path(), &arguments);
+    let mut wal = daemon.wal().await;
+    for number in 0..49 {
+        let log = format!("stranger/{number}");
+        wal.append(append(&log, "x")).await.unwrap();
+    }
+    wal.append(append("ours", "kept")).await.unwrap();
+    let full = wal.append(append("new", "x")).await.unwrap_err();
+    assert_eq!(support::Told::of(&full).reason, "QUOTA");
+    let (code, said) = delete_logs(directory.path(), &["--prefix", "stranger/", "--yes"]);
+    assert_eq!(code, Some(4), "{said}");
+    daemon.signal(rustix::process::Signal::TERM);
+    assert!(daemon.ended().await.success());
+
+    let (code, said) = delete_logs(directory.path(), &["--prefix", "stranger/"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("49 logs with 49 records would go"), "{said}");
+    let (_, said) = delete_logs(directory.path(), &["--prefix", "nobody", "--yes"]);
+    assert!(said.contains("nothing was changed"), "{said}");
+    let (code, said) = delete_logs(directory.path(), &["--prefix", "stranger/", "--yes"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("deleted 49 logs with 49 records"), "{said}");
+
+    let daemon = Daemon::start_in(directory.path(), &arguments);
+    assert!((daemon.metric("wald_logs") - 1.0).abs() < 0.1);
+    let mut wal = daemon.wal().await;
+    wal.append(append("new", "x")).await.unwrap();
+    let kept = wal.append(append("ours", "x")).await.unwrap().into_inner();
+    assert_eq!(kept.lsn, Some(1));
+}

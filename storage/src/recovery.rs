@@ -47,6 +47,7 @@ use crate::local::Logs;
 use crate::metrics::{ChecksumSite, NoObserver, Observer};
 use crate::quarantine::{Damage, Damages};
 use crate::record::Gap;
+use crate::record::LogInfo;
 use crate::repair::Loss;
 
 pub(crate) use crate::bounds::LARGEST_SEGMENT;
@@ -601,6 +602,21 @@ impl Recovered {
             findings,
             format: false,
         }
+    }
+
+    /// The logs whose names begin with `prefix`, by name.
+    pub(crate) fn logs(mut self, prefix: &str) -> Vec<LogInfo> {
+        const END: Position = Position::new(u64::MAX);
+        let finished = self.drafts.finish(&mut self.findings);
+        let mut logs: Vec<_> = (finished.logs.all().iter())
+            .filter(|log| log.name.as_str().starts_with(prefix) && !log.state.read().deleted)
+            .map(|log| {
+                let tail = log.state.read().tail(END);
+                log.info(tail, END, END)
+            })
+            .collect();
+        logs.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        logs
     }
 
     fn accept(&mut self, accepted: &Accepted) {

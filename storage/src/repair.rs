@@ -18,6 +18,7 @@ use crate::ids::LogName;
 use crate::local::{Core, Start};
 use crate::metrics::NoObserver;
 use crate::record::Gap;
+use crate::record::LogInfo;
 use crate::recovery::{self, RecoveryReport};
 use crate::verify::Offline;
 
@@ -68,6 +69,21 @@ pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, Ope
         format: !matches!(offline.format, Format::Good(_)),
         ..found.loss()
     })
+}
+
+/// The logs of a store that no process has, those whose names begin with `prefix`, by name. Changes
+/// nothing.
+///
+/// # Errors
+/// If a process has the store, or it cannot be read.
+pub fn logs(
+    disk: &Arc<dyn Disk>,
+    config: &StorageConfig,
+    prefix: &str,
+) -> Result<Vec<LogInfo>, OpenError> {
+    let offline = Offline::open(Arc::clone(disk))?;
+    let found = recovery::recover(disk, offline.store, config, (&SystemClock, &NoObserver))?;
+    Ok(found.logs(prefix))
 }
 
 /// Accepts what a store has lost, and writes it down in `REPAIRS`, with `by`: when and by
