@@ -53,7 +53,7 @@ def an_active_segment_of_64_mib(directory):
     active = data / "journal" / "0000000000000001.seg"
     used = lambda: len(active.read_bytes().rstrip(b"\0"))
     acks = 0
-    with Daemon(data) as daemon:
+    with Daemon(data, "--segment-bytes", "64MiB") as daemon:
         daemon.ready()
         # How many bytes an append takes depends on how many share a frame.
         while used() < 63 << 20:
