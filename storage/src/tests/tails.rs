@@ -333,8 +333,9 @@ fn few_records_are_read_at_once_and_many_or_long_ones_by_a_reader_thread() {
     };
     at_once(0, 1);
     assert!(at_once(0, 1));
-    assert!(!at_once(0, 1000));
-    assert!(!at_once(1, 1));
+    // A reader thread may have answered before the first poll, now and then.
+    assert!((0..100).any(|_| !at_once(0, 1000)));
+    assert!((0..100).any(|_| !at_once(1, 1)));
 }
 
 #[derive(Default)]
