@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use serde_json::json;
-use wald_client::{Client, Durability};
+use wald_client::{Client, Durability, RetryPolicy};
 
 /// Numbers of logs, and what scatters them: a number without a factor in common.
 const NUMBERS: u64 = 10_000_000;
@@ -111,7 +111,11 @@ async fn make(args: Make) -> Result<serde_json::Value> {
     let next = Arc::new(AtomicU64::new(0));
     let mut writers = Vec::new();
     for _ in 0..args.writers {
-        let client = connect(&args.endpoint).await?;
+        let mut policy = RetryPolicy::default();
+        if args.tolerate {
+            policy.max_attempts = 1;
+        }
+        let client = connect_with(&args.endpoint, policy).await?;
         let writer = make_some(client, args.clone(), Arc::clone(&next));
         writers.push(tokio::spawn(writer));
     }
@@ -228,7 +232,11 @@ async fn list(args: List) -> Result<serde_json::Value> {
 }
 
 async fn connect(endpoint: &str) -> Result<Client> {
-    let builder = Client::builder(endpoint.to_owned());
+    connect_with(endpoint, RetryPolicy::default()).await
+}
+
+async fn connect_with(endpoint: &str, policy: RetryPolicy) -> Result<Client> {
+    let builder = Client::builder(endpoint.to_owned()).retry(policy);
     Ok(builder.timeout(Duration::from_secs(120)).connect().await?)
 }
 
