@@ -15,7 +15,7 @@
 //!
 //! | file | purpose |
 //! |---|---|
-//! | `conn.rs` | the socket of a connection |
+//! | `conn.rs`, `frames.rs` | the socket of a connection; what of its bytes is data of calls |
 //! | `http2.rs` | the connection: its calls, its life, its end |
 //! | `call.rs`, `incoming.rs` | one call: its answer, its request |
 //! | `peer.rs` | state that the calls of a connection share; all connections |
@@ -25,6 +25,7 @@
 
 mod call;
 mod conn;
+mod frames;
 mod http2;
 mod incoming;
 mod patience;

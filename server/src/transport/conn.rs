@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::frames::Frames;
 use super::peer::{OpenConnection, Peer};
 use super::{Accepted, Load};
 
@@ -24,7 +25,7 @@ const READ_UNITS: usize = 8;
 /// Bytes for no call that a connection may send in a second ([`Overhead`]): 120,000 pings.
 const OVERHEAD_RATE: u64 = 2 << 20;
 
-/// Bytes of those that it may send at once, beside twice its window.
+/// Bytes of those that it may send at once.
 const OVERHEAD_BURST: u64 = 256 << 10;
 
 /// Least pause of a connection that has sent more.
@@ -43,6 +44,7 @@ pub(super) struct Conn {
     linger: Option<Pin<Box<Sleep>>>,
     /// Bytes dropped since the server has closed.
     dropped: u64,
+    frames: Frames,
     overhead: Overhead,
     peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
@@ -59,6 +61,7 @@ impl Conn {
             socket: TcpStream::from_std(accepted.socket)?,
             linger: None,
             dropped: 0,
+            frames: Frames::new(),
             overhead: Overhead::new(),
             peer: accepted.peer,
             _open: accepted.open,
@@ -101,9 +104,7 @@ impl Overhead {
     fn poll_room(&mut self, peer: &Peer, context: &mut Context<'_>) -> Poll<()> {
         loop {
             let useless = peer.useless_so_far();
-            // What lies in the window may be data that nobody has taken in yet.
-            let most = OVERHEAD_BURST + 2 * peer.window();
-            if useless.saturating_sub(self.forgiven) <= most {
+            if useless.saturating_sub(self.forgiven) <= OVERHEAD_BURST {
                 return Poll::Ready(());
             }
             let now = Instant::now();
@@ -112,7 +113,7 @@ impl Overhead {
             let made_up = u64::try_from(made_up).unwrap_or(u64::MAX);
             self.forgiven = useless.min(self.forgiven.saturating_add(made_up));
             self.forgiven_at = now;
-            let excess = useless.saturating_sub(self.forgiven + most);
+            let excess = useless.saturating_sub(self.forgiven + OVERHEAD_BURST);
             if excess == 0 {
                 return Poll::Ready(());
             }
@@ -150,7 +151,9 @@ impl AsyncRead for Conn {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
         let read = buffer.filled().len() - before;
+        let useful = self.frames.take(&buffer.filled()[before..]);
         self.peer.received(read);
+        self.peer.useful(useful);
         spend(read * READ_UNITS, context);
         Poll::Ready(Ok(()))
     }
@@ -242,14 +245,14 @@ mod tests {
             peer.received(usize::try_from(PIECE).unwrap());
             read += PIECE;
         }
-        let most = OVERHEAD_BURST + 2 * peer.window() + 10 * OVERHEAD_RATE;
+        let most = OVERHEAD_BURST + 10 * OVERHEAD_RATE;
         assert!((most / 2..most + 4 * PIECE).contains(&read), "{read} bytes");
         // Data for calls is read as fast as it is taken in.
         let begin = Instant::now();
         for _ in 0..10_000 {
             poll_fn(|context| overhead.poll_room(&peer, context)).await;
             peer.received(usize::try_from(PIECE).unwrap());
-            peer.took(usize::try_from(PIECE).unwrap() - 9);
+            peer.useful(PIECE);
         }
         assert!(
             begin.elapsed() < Duration::from_millis(50),

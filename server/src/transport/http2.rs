@@ -242,7 +242,7 @@ impl Serving {
             return self.terms.peer.call_was_cancelled();
         }
         let open = self.terms.peer.begin_call();
-        let request = request.map(|stream| Incoming::new(stream, &self.terms.peer));
+        let request = request.map(Incoming::new);
         let call = self.service.call(request);
         let terms = self.terms.clone();
         tokio::spawn(call::serve(call, respond, terms, open));

@@ -11,8 +11,6 @@ use http_body::{Body, Frame};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
-use super::peer::Peer;
-
 /// Longest time that the rest of a body is received and dropped after its call has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -27,14 +25,12 @@ const SILENCE: Duration = Duration::from_millis(300);
 pub(crate) struct Incoming {
     /// `None` once the client has ended its half, or the stream has failed.
     stream: Option<RecvStream>,
-    peer: Peer,
 }
 
 impl Incoming {
-    pub(super) fn new(stream: RecvStream, peer: &Peer) -> Self {
+    pub(super) fn new(stream: RecvStream) -> Self {
         let stream = (!stream.is_end_stream()).then_some(stream);
-        let peer = peer.clone();
-        Self { stream, peer }
+        Self { stream }
     }
 
     /// Returns the next bytes, and leaves the client's flow-control window as it is. `None` marks the
@@ -47,9 +43,7 @@ impl Incoming {
             return Poll::Ready(None);
         };
         let data = ready!(stream.poll_data(context));
-        if let Some(Ok(data)) = &data {
-            self.peer.took(data.len());
-        } else if data.is_none() {
+        if data.is_none() {
             // Trailers of a request carry nothing for a gRPC server.
             self.stream = None;
         } else if let Some(Err(error)) = &data {

@@ -24,10 +24,7 @@ const SHORT_QUEUE_BYTES: usize = 16 << 10;
 const ALL_QUEUES_BYTES: u64 = 32 << 20;
 
 /// Bytes beside the data that a call may need: heads, resets, updates of windows.
-const CALL_BYTES: u64 = 2 << 10;
-
-/// Bytes beside the data that a frame of data may need: its head, padding, updates of windows.
-const DATA_FRAME_BYTES: u64 = 32;
+const CALL_BYTES: u64 = 16 << 10;
 
 /// State of one connection that its calls, its socket and the acceptor share.
 #[derive(Debug, Clone)]
@@ -214,23 +211,17 @@ impl Peer {
         self.state.received.load(Ordering::Relaxed)
     }
 
-    /// Counts data that was taken in.
-    pub(super) fn took(&self, bytes: usize) {
-        if bytes > 0 {
-            self.useful(bytes as u64 + DATA_FRAME_BYTES);
-        }
-    }
-
-    fn useful(&self, bytes: u64) {
+    /// Counts bytes of `received` that a client needs for its calls.
+    pub(super) fn useful(&self, bytes: u64) {
         self.state.useful.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes for calls that have arrived and were taken in so far.
+    /// Bytes for calls that have arrived so far.
     pub(super) fn useful_so_far(&self) -> u64 {
         self.state.useful.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are for no call, or that were not taken in yet.
+    /// Bytes for no call that have arrived so far.
     pub(super) fn useless_so_far(&self) -> u64 {
         self.received_so_far().saturating_sub(self.useful_so_far())
     }

@@ -54,11 +54,11 @@ pub(super) struct Windows {
 impl Windows {
     /// Enlarges the window of a connection that has used it up.
     pub(super) fn grow(&mut self, connection: &mut Connection<Conn, Piece>, peer: &Peer) {
-        let taken = peer.useful_so_far();
-        if self.window >= self.all.largest || taken < self.grown_at + u64::from(self.window) {
+        let arrived = peer.useful_so_far();
+        if self.window >= self.all.largest || arrived < self.grown_at + u64::from(self.window) {
             return;
         }
-        self.grown_at = taken;
+        self.grown_at = arrived;
         let window = self.window.saturating_mul(2).min(self.all.largest);
         if self.take(window) {
             connection.set_target_window_size(window);
