@@ -20,6 +20,9 @@ VOLATILE = [
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
     # A marker lies between two appends, or not: it depends on how fast they were typed.
     (r'"position": "\d+"', '"position": "P"'),
+    # Each store begins with numbers of its own.
+    (r'"recoveryEpoch": "\d+"', '"recoveryEpoch": "E"'),
+    (r'"logId": "\d+"', '"logId": "I"'),
     (r'"cursor": "[^"]+"', '"cursor": "C"'),
     (r"in [\d.]+ \w+, \d+ records/s", "in T, N records/s"),
 ]
