@@ -66,7 +66,7 @@ def bench(daemon, workload, *flags):
 
 def killed(data, batches):
     """Instructions of a start behind so many batches."""
-    with Daemon(data, "--sorter-enabled=false") as daemon:
+    with Daemon(data, "--sorter-enabled=false", "--segment-bytes", SEGMENT) as daemon:
         daemon.ready()
         bench(daemon, "batch", "--in-flight", 1, "--batch", BATCH, "--count", batches)
         daemon.kill()

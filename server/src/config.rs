@@ -244,7 +244,8 @@ settings! {
     /// memory_limit have no room for them.
     max_connections: usize = "10000";
     /// Maximum memory that the bounds of this file may add up to (0 = the cgroup's limit, or half
-    /// of RAM if there is none). A start lowers max_connections until they do, or is refused.
+    /// of RAM if there is none). A start lowers max_connections until they do. If that is not enough, it is
+    /// refused where this is set, and warns where it is not.
     memory_limit: Size = "0B";
     /// Maximum number of gRPC connections that have sent no request yet (> 0). The oldest of them is closed
     /// when one more comes.

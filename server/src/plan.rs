@@ -265,17 +265,28 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
         },
     ];
     let origin = host.memory_origin(config.memory_limit.0);
-    let fitted = fit(available, fixed, &mut bounds).map_err(|lacking| {
-        Exit::new(
-            Exit::CONFIG,
-            format!(
-                "memory_limit is {} ({origin}), and Wald needs {}; give it more memory, raise \
+    let fitted = match fit(available, fixed, &mut bounds) {
+        Ok(fitted) => fitted,
+        Err(lacking) => {
+            let text = format!(
+                "memory_limit is {} ({origin}), and at its bounds Wald takes {}; give it more memory, raise \
                  memory_limit, or lower max_inflight_bytes or buffer_bytes",
                 mebibytes(available),
                 mebibytes(lacking.least)
-            ),
-        )
-    })?;
+            );
+            if config.memory_limit.0 > 0 {
+                return Err(Exit::new(Exit::CONFIG, text));
+            }
+            // Little traffic takes less than the bounds, and nobody has asked for this limit.
+            connections = connections.min(LEAST_CONNECTIONS);
+            http = http.min(LEAST_HTTP_CONNECTIONS as u64);
+            config.max_connections = narrow(connections);
+            config.http_max_connections = narrow(http);
+            return Ok(Some(format!(
+                "{text}; max_connections is {connections}, http_max_connections is {http}"
+            )));
+        }
+    };
     config.max_connections = narrow(connections);
     config.http_max_connections = narrow(http);
     Ok(lowered(&fitted).map(|lowered| {
