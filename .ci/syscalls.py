@@ -228,7 +228,7 @@ def judged(run):
     reads = run.phase == "serving" and fault.call in ("pread64", "openat", "statx") and fault.file == "journal/*.seg"
     helps = fault.file.startswith(("index/", "checkpoint/")) or fault.call in ASKS
     # Whose the store is, and whether it is still there, is asked more than once.
-    asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK")
+    asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK", "journal/*.seg")
     # What one call in the wrong moment does: codes of the exit that may be, answers that may be.
     if fault.kind == "kill":
         codes, answers = {KILLED}, set()

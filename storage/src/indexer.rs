@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
-use crate::disk::{is_out_of_descriptors, memory};
+use crate::disk::{is_out_of_space, is_shortage, memory};
 use crate::ids::{Position, SegmentId, Timestamp};
 use crate::index::{Image, NewRow, SealedIndex, index_path};
 use crate::journal::segment::Segment;
@@ -238,9 +238,10 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// Without a file descriptor nothing was flushed, so that a later flush tells the truth.
+    /// Without a file descriptor nothing was flushed, so that a later flush tells the truth. Without
+    /// space files are written again.
     pub(crate) fn flushing_names(error: io::Error) -> Self {
-        match is_out_of_descriptors(&error) {
+        match is_shortage(&error) {
             true => Self::Passing(error),
             false => Self::Final(error),
         }
@@ -367,9 +368,13 @@ impl Core {
             progress.unwritten.pop_front();
         }
         if !progress.unflushed.is_empty() {
-            self.disk
-                .sync_directory("index")
-                .map_err(Trouble::flushing_names)?;
+            if let Err(error) = self.disk.sync_directory("index") {
+                if is_out_of_space(&error) {
+                    // A later flush may succeed without these names: their indexes stay in memory.
+                    progress.unflushed.clear();
+                }
+                return Err(Trouble::flushing_names(error));
+            }
             for segment in progress.unflushed.drain(..) {
                 self.indexes.unpin(segment);
             }
