@@ -39,7 +39,15 @@ def taken(path):
 def fresh(directory):
     """New stores at the defaults."""
     times, flushes = [], []
-    for number in range(sized(8, 3)):
+
+    def fast():
+        # Others use the disk, too: a start flushes some twenty times, five of them with a segment.
+        return any(time < max(20, 25 * flush) for time, flush in zip(times, flushes))
+
+    # Whatever else the machine does makes a start slower and never faster: the quickest of some counts.
+    for number in range(10):
+        if number >= sized(8, 1) and fast():
+            break
         data = directory / f"new-{number}"
         with Daemon(data) as daemon:
             times.append(daemon.start["recovery_ms"])
@@ -49,9 +57,7 @@ def fresh(directory):
                 # The segments that are kept ready are made behind the start.
                 check("an empty store takes less than 100 MiB", wait_until(lambda: 80 * MIB <= taken(data), 10)
                       and taken(data) < 100 * MIB, f"{taken(data) / MIB:.1f} MiB")
-    # Others use the disk, too: a start flushes some twenty times, five of them with a segment.
-    fast = any(time < max(20, 25 * flush) for time, flush in zip(times, flushes))
-    check("a new store opens within 20 ms, where a flush takes less than 0.8 ms", fast,
+    check("a new store opens within 20 ms, where a flush takes less than 0.8 ms", fast(),
           ", ".join(f"{time} ms at {flush:.1f} ms a flush" for time, flush in zip(times, flushes)))
 
 
