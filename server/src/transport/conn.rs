@@ -16,11 +16,11 @@ use super::frames::Frames;
 use super::peer::{OpenConnection, Peer};
 use super::{Accepted, Load};
 
-/// Bytes written that count as one step of a task. A task has 128 steps in a turn.
+/// Bytes moved that count as one step of a task. A task has 128 steps in a turn.
 const UNIT_BYTES: usize = 1 << 10;
 
-/// Bytes read count as this much more than bytes written: 16 KiB of the smallest frames are 1,200.
-const READ_UNITS: usize = 8;
+/// Frames read that count as one step, whatever their size: 16 KiB hold up to 1,800.
+const UNIT_FRAMES: usize = 8;
 
 /// Bytes for no call that a connection may send in a second ([`Overhead`]): 120,000 pings.
 const OVERHEAD_RATE: u64 = 2 << 20;
@@ -126,10 +126,10 @@ impl Overhead {
     }
 }
 
-/// Charges bytes that moved to the task's turn: by the number of reads and writes alone a turn could
+/// Charges steps to the task's turn: by the number of reads and writes alone a turn could
 /// move megabytes, for which all others on the event loop wait.
-fn spend(moved: usize, context: &mut Context<'_>) {
-    for _ in 0..moved / UNIT_BYTES {
+fn spend(steps: usize, context: &mut Context<'_>) {
+    for _ in 0..steps {
         // Nothing left: the next write is for the next turn.
         if pin!(tokio::task::coop::consume_budget())
             .poll(context)
@@ -151,10 +151,10 @@ impl AsyncRead for Conn {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
         let read = buffer.filled().len() - before;
-        let useful = self.frames.take(&buffer.filled()[before..]);
+        let begun = self.frames.take(&buffer.filled()[before..]);
         self.peer.received(read);
-        self.peer.useful(useful);
-        spend(read * READ_UNITS, context);
+        self.peer.useful(begun.useful);
+        spend(read / UNIT_BYTES + begun.frames / UNIT_FRAMES, context);
         Poll::Ready(Ok(()))
     }
 }
@@ -167,7 +167,7 @@ impl AsyncWrite for Conn {
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.socket).poll_write(context, bytes))?;
         self.peer.sent(written);
-        spend(written, context);
+        spend(written / UNIT_BYTES, context);
         Poll::Ready(Ok(written))
     }
 
@@ -178,7 +178,7 @@ impl AsyncWrite for Conn {
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.socket).poll_write_vectored(context, slices))?;
         self.peer.sent(written);
-        spend(written, context);
+        spend(written / UNIT_BYTES, context);
         Poll::Ready(Ok(written))
     }
 

@@ -1,4 +1,4 @@
-//! What a client sends, by frame: how much of it is data of calls.
+//! What a client sends, by frame: how many, and how much of it is data of calls.
 //!
 //! Only the heads of frames are looked at, which costs some nanoseconds a frame. The HTTP/2 layer
 //! checks them; what it refuses ends the connection.
@@ -14,6 +14,15 @@ const PADDED: u8 = 8;
 
 /// Bytes beside the data that a frame of data may need: its head, padding, updates of windows.
 const DATA_FRAME_BYTES: u64 = 32;
+
+/// What has begun in some bytes of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Begun {
+    /// Frames, of any kind.
+    pub(super) frames: usize,
+    /// Bytes that calls need for the data in them.
+    pub(super) useful: u64,
+}
 
 /// Where in its frames a connection is.
 #[derive(Debug)]
@@ -38,13 +47,12 @@ impl Frames {
         }
     }
 
-    /// Takes the next bytes of the connection. Returns how many its calls need for the data that begins
-    /// in them.
-    pub(super) fn take(&mut self, mut bytes: &[u8]) -> u64 {
-        let mut useful = 0;
+    /// Takes the next bytes of the connection. Returns what begins in them.
+    pub(super) fn take(&mut self, mut bytes: &[u8]) -> Begun {
+        let mut begun = Begun::default();
         while let Some(first) = bytes.first() {
             if let Some(length) = self.padded.take() {
-                useful += needed(length.saturating_sub(1 + usize::from(*first)));
+                begun.useful += needed(length.saturating_sub(1 + usize::from(*first)));
             }
             if self.skip > 0 {
                 let skipped = self.skip.min(bytes.len());
@@ -59,17 +67,18 @@ impl Frames {
             bytes = rest;
             if self.have == HEAD_BYTES {
                 self.have = 0;
+                begun.frames += 1;
                 let [high, middle, low, kind, flags, ..] = self.head;
                 self.skip = u32::from_be_bytes([0, high, middle, low]) as usize;
                 match (kind, flags & PADDED) {
-                    (DATA, 0) => useful += needed(self.skip),
+                    (DATA, 0) => begun.useful += needed(self.skip),
                     // An empty frame has no byte that says so.
                     (DATA, _) if self.skip > 0 => self.padded = Some(self.skip),
                     _ => {}
                 }
             }
         }
-        useful
+        begun
     }
 }
 
@@ -106,8 +115,11 @@ mod tests {
         let expected = needed(100) + needed(5) + needed(1);
         for size in [1, 2, 9, 13, 1000] {
             let mut frames = Frames::new();
-            let useful: u64 = sent.chunks(size).map(|part| frames.take(part)).sum();
+            let begun: Vec<_> = sent.chunks(size).map(|part| frames.take(part)).collect();
+            let useful: u64 = begun.iter().map(|begun| begun.useful).sum();
             assert_eq!(useful, expected, "in parts of {size} bytes");
+            let frames: usize = begun.iter().map(|begun| begun.frames).sum();
+            assert_eq!(frames, 9, "in parts of {size} bytes");
         }
     }
 }
