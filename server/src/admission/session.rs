@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::Sleep;
@@ -27,6 +27,9 @@ use wald_storage::AppendError;
 use super::{Admission, PREFIX_BYTES, REQUEST_OVERHEAD, Share, message_time};
 use crate::status::{self, Access};
 use crate::transport::{Incoming, Patience};
+
+/// So many admitted bytes give the client room at once.
+const RELEASE_BYTES: usize = 16 << 10;
 
 /// When to look again whether other connections have left room: their acks wake nobody here.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -179,6 +182,8 @@ pub(crate) struct Intake<S = Incoming> {
     passage: Passage,
     /// Bytes of that message that were admitted.
     admitted: usize,
+    /// Admitted bytes for which the client was given no room yet: many messages get it together.
+    unreleased: usize,
     pause: Option<Pin<Box<Sleep>>>,
     /// Made by the first wait for the client within a message.
     patience: Option<Patience>,
@@ -196,6 +201,7 @@ impl<S: Source> Intake<S> {
             passage: window.nothing(),
             window,
             admitted: 0,
+            unreleased: 0,
             pause: None,
             patience: None,
         }
@@ -216,13 +222,18 @@ impl<S: Source> Intake<S> {
         }
     }
 
-    /// The next message, when it is there and has room; `None` at the end.
+    /// The next message of what [`Self::take_in`] has received, when it is whole and has room; `None` at
+    /// the end. A caller that polls for several takes in once before.
     pub(crate) fn poll_message(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Admitted, Status>>> {
-        self.take_in(context);
-        self.poll_admitted(context).map(Result::transpose)
+        let message = self.poll_admitted(context).map(Result::transpose);
+        let is_one = matches!(message, Poll::Ready(Some(Ok(_))));
+        if self.unreleased >= RELEASE_BYTES || !is_one {
+            self.source.release(std::mem::take(&mut self.unreleased));
+        }
+        message
     }
 
     fn poll_admitted(
@@ -253,7 +264,8 @@ impl<S: Source> Intake<S> {
             ready!(self.poll_entry(there, length, context))?;
         }
         if there == whole {
-            let message = self.held.split_to(whole).split_off(PREFIX_BYTES).freeze();
+            self.held.advance(PREFIX_BYTES);
+            let message = self.held.split_to(whole - PREFIX_BYTES).freeze();
             let passage = std::mem::replace(&mut self.passage, self.window.nothing());
             self.admitted = 0;
             if let Some(patience) = &mut self.patience {
@@ -278,18 +290,22 @@ impl<S: Source> Intake<S> {
         let is_first = self.admitted == 0;
         let overhead = if is_first { REQUEST_OVERHEAD } else { 0 };
         let bytes = (there - self.admitted) as u64 + overhead;
+        let mut is_registered = false;
         loop {
-            // Before the look, so that no ack between the two is missed.
-            self.window.0.waiting.register(context.waker());
-            match self
+            let entry = self
                 .window
-                .enter(&mut self.passage, bytes, length + overhead)
-            {
+                .enter(&mut self.passage, bytes, length + overhead);
+            match entry {
                 Entry::Granted => {
                     self.pause = None;
-                    self.source.release(there - self.admitted);
+                    self.unreleased += there - self.admitted;
                     self.admitted = there;
                     return Poll::Ready(Ok(()));
+                }
+                // Then once more, so that no ack between the two is missed.
+                _ if !is_registered => {
+                    self.window.0.waiting.register(context.waker());
+                    is_registered = true;
                 }
                 Entry::WindowFull => return Poll::Pending,
                 Entry::StuckIn(inflight) if self.poll_over(length, context).is_ready() => {
@@ -381,12 +397,21 @@ mod tests {
         admission.appends.total.load(Ordering::Relaxed)
     }
 
+    /// The next message, of everything that is there.
+    fn polled(
+        intake: &mut Intake<Frames>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Admitted, Status>>> {
+        intake.take_in(context);
+        intake.poll_message(context)
+    }
+
     /// Messages until the session waits or ends, and whether it has ended.
     fn given(intake: &mut Intake<Frames>) -> (Vec<Admitted>, bool) {
         let mut given = Vec::new();
         let mut context = Context::from_waker(Waker::noop());
         loop {
-            match intake.poll_message(&mut context) {
+            match polled(intake, &mut context) {
                 Poll::Ready(Some(message)) => given.push(message.unwrap()),
                 Poll::Ready(None) => return (given, true),
                 Poll::Pending => return (given, false),
@@ -465,7 +490,7 @@ mod tests {
         let (first, _) = given(&mut intake);
         assert_eq!(first.len(), 1);
         let begin = tokio::time::Instant::now();
-        let ended = poll_fn(|context| intake.poll_message(context)).await;
+        let ended = poll_fn(|context| polled(&mut intake, context)).await;
         assert_eq!(
             ended.unwrap().err().unwrap().code(),
             tonic::Code::DeadlineExceeded
@@ -475,7 +500,7 @@ mod tests {
         silent.closes = false;
         let mut intake = session(silent, &admission);
         let (_first, _) = given(&mut intake);
-        let next = poll_fn(|context| intake.poll_message(context));
+        let next = poll_fn(|context| polled(&mut intake, context));
         let waited = tokio::time::timeout(Duration::from_secs(3600), next).await;
         assert!(waited.is_err());
     }
@@ -485,7 +510,7 @@ mod tests {
         let admission = admission(1 << 20, 2000);
         let mut intake = session(frames(&[b"x", b"y"], 6), &admission);
         let mut context = Context::from_waker(Waker::noop());
-        let Poll::Ready(Some(Ok((_, mut room)))) = intake.poll_message(&mut context) else {
+        let Poll::Ready(Some(Ok((_, mut room)))) = polled(&mut intake, &mut context) else {
             panic!("the first message has room");
         };
         room.enlarge(2000);
@@ -503,7 +528,7 @@ mod tests {
         let own = &others.0.appends;
         admission.appends.take(own, 0, 4096).unwrap();
         let mut intake = session(frames(&[b"x"], 100), &admission);
-        let next = poll_fn(|context| intake.poll_message(context));
+        let next = poll_fn(|context| polled(&mut intake, context));
         let mut next = std::pin::pin!(next);
         let waited = tokio::time::timeout(4 * PAUSE, next.as_mut()).await;
         assert!(waited.is_err());
@@ -527,7 +552,7 @@ mod tests {
                 released: 0,
             };
             let mut intake = session(frames, &admission);
-            let refused = poll_fn(|context| intake.poll_message(context)).await;
+            let refused = poll_fn(|context| polled(&mut intake, context)).await;
             let refused = refused.unwrap().err().unwrap();
             assert_eq!(refused.code(), tonic::Code::InvalidArgument);
             assert!(refused.message().contains(text), "{refused}");
