@@ -1,4 +1,4 @@
-//! gRPC over TCP: one acceptor, several event loops, hyper's HTTP/2 on each connection, and
+//! gRPC over TCP: one acceptor, several event loops, HTTP/2 by h2 on each connection, and
 //! tonic's services behind it.
 //!
 //! ```text
@@ -20,6 +20,7 @@
 //! | `call.rs`, `incoming.rs` | one call: its answer, its request |
 //! | `peer.rs` | state that the calls of a connection share; all connections |
 //! | `window.rs` | how much clients may send ahead |
+//! | `suspects.rs` | addresses whose connections break the rules |
 //! | `patience.rs` | how long a client is waited for |
 //! | `routes.rs` | the service that answers a call |
 
@@ -32,6 +33,7 @@ mod patience;
 mod peer;
 mod preface;
 mod routes;
+mod suspects;
 mod window;
 
 use std::future::Future;

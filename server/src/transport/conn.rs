@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -28,6 +29,10 @@ const OVERHEAD_RATE: u64 = 2 << 20;
 /// Bytes of those that it may send at once.
 const OVERHEAD_BURST: u64 = 256 << 10;
 
+/// Bytes of those that a connection may have sent too fast at its end before its address is suspect:
+/// another connection begins with a burst of its own.
+const OVERHEAD_OWED: u64 = OVERHEAD_BURST / 4;
+
 /// Least pause of a connection that has sent more.
 const OVERHEAD_PAUSE: Duration = Duration::from_millis(5);
 
@@ -41,6 +46,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// A connection that an event loop serves: its socket, its permit and its end.
 pub(super) struct Conn {
     socket: TcpStream,
+    address: Option<IpAddr>,
     linger: Option<Pin<Box<Sleep>>>,
     /// Bytes dropped since the server has closed.
     dropped: u64,
@@ -57,7 +63,9 @@ impl Conn {
     pub(super) fn new(accepted: Accepted) -> io::Result<Self> {
         // Where it cannot be set, slow clients look silent for longer.
         let _ = SockRef::from(&accepted.socket).set_tcp_notsent_lowat(UNSENT_BYTES);
+        let address = accepted.socket.peer_addr();
         Ok(Self {
+            address: address.map(|address| address.ip()).ok(),
             socket: TcpStream::from_std(accepted.socket)?,
             linger: None,
             dropped: 0,
@@ -75,9 +83,25 @@ impl Conn {
         &self.socket
     }
 
+    /// Where it comes from; `None` if it was gone before that was asked.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        self.address
+    }
+
     /// The state that its calls share.
     pub(super) fn peer(&self) -> Peer {
         self.peer.clone()
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        let owed = self.overhead.owed(&self.peer, Instant::now());
+        if let Some(address) = self.address
+            && owed > OVERHEAD_OWED
+        {
+            self.peer.suspects().add(address);
+        }
     }
 }
 
@@ -100,6 +124,14 @@ impl Overhead {
         }
     }
 
+    /// Bytes that time has not made up for.
+    fn owed(&self, peer: &Peer, now: Instant) -> u64 {
+        let made_up = (now - self.forgiven_at).as_micros() * u128::from(OVERHEAD_RATE) / 1_000_000;
+        let made_up = u64::try_from(made_up).unwrap_or(u64::MAX);
+        let forgiven = self.forgiven.saturating_add(made_up);
+        peer.useless_so_far().saturating_sub(forgiven)
+    }
+
     /// Resolves when more may be read.
     fn poll_room(&mut self, peer: &Peer, context: &mut Context<'_>) -> Poll<()> {
         loop {
@@ -108,12 +140,10 @@ impl Overhead {
                 return Poll::Ready(());
             }
             let now = Instant::now();
-            let made_up =
-                (now - self.forgiven_at).as_micros() * u128::from(OVERHEAD_RATE) / 1_000_000;
-            let made_up = u64::try_from(made_up).unwrap_or(u64::MAX);
-            self.forgiven = useless.min(self.forgiven.saturating_add(made_up));
+            let owed = self.owed(peer, now);
+            self.forgiven = useless.saturating_sub(owed);
             self.forgiven_at = now;
-            let excess = useless.saturating_sub(self.forgiven + OVERHEAD_BURST);
+            let excess = owed.saturating_sub(OVERHEAD_BURST);
             if excess == 0 {
                 return Poll::Ready(());
             }

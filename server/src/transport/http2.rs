@@ -11,6 +11,7 @@
 //! ```
 
 use std::future::{Future, poll_fn};
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -28,6 +29,7 @@ use super::patience::AT_DRAIN;
 use super::peer::{Peer, Piece};
 use super::preface::{self, Greeting};
 use super::routes::ConnectionCalls;
+use super::suspects::HOLD;
 use super::window::Windows;
 use super::{Settings, draining};
 use crate::drain::Phase;
@@ -60,7 +62,11 @@ pub(super) async fn serve(
 ) {
     let peer = conn.peer();
     let http = service.calls.http;
+    let address = conn.address();
     let handshake = async {
+        if address.is_some_and(|address| peer.suspects().has(address)) {
+            tokio::time::sleep(HOLD).await;
+        }
         match preface::greet(conn.socket(), http).await {
             Ok(Greeting::Http2) => Some(builder(settings).handshake::<_, Piece>(conn).await),
             // Its client was told which port it means, if that is known.
@@ -84,18 +90,25 @@ pub(super) async fn serve(
     });
     let connection = match connection.await {
         Some(Ok(connection)) => connection,
-        Some(Err(error)) => return ended(&error),
+        Some(Err(error)) => return ended(&error, address, &peer),
         // It has sent nothing that could be served.
         None => return,
     };
-    let served = Serving::new(connection, accepted, settings, service, peer, phase);
+    let served = Serving::new(connection, accepted, settings, service, peer.clone(), phase);
     let mut served = pin!(served);
     if let Err(error) = poll_fn(|context| served.as_mut().get_mut().poll(context)).await {
-        ended(&error);
+        ended(&error, address, &peer);
     }
 }
 
-fn ended(error: &h2::Error) {
+fn ended(error: &h2::Error, address: Option<IpAddr>, peer: &Peer) {
+    // The client was told (GOAWAY) that it has broken a rule.
+    if error.is_go_away()
+        && error.is_library()
+        && let Some(address) = address
+    {
+        peer.suspects().add(address);
+    }
     tracing::debug!(
         error = error as &dyn std::error::Error,
         "a connection ended"

@@ -10,6 +10,7 @@ use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
+use super::suspects::Suspects;
 use super::window::LEAST_WINDOW;
 use crate::admission::Share;
 use crate::answers::{ANSWERS_BYTES, AnswerShare, Answers};
@@ -76,6 +77,7 @@ pub(crate) struct Connections {
     queued: AtomicU64,
     answers: Arc<Answers>,
     calls: AtomicUsize,
+    suspects: Suspects,
 }
 
 impl Default for Connections {
@@ -96,6 +98,7 @@ impl Connections {
             queued: AtomicU64::default(),
             answers: Answers::new(ANSWERS_BYTES),
             calls: AtomicUsize::default(),
+            suspects: Suspects::default(),
         }
     }
 
@@ -169,6 +172,11 @@ impl Peer {
             answers: AnswerShare::new(&connections.answers),
             state: Arc::new(state),
         }
+    }
+
+    /// Addresses whose connections broke the rules.
+    pub(super) fn suspects(&self) -> &Suspects {
+        &self.state.connections.suspects
     }
 
     /// Ends the connection with all calls that run on it.
