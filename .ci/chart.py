@@ -139,6 +139,15 @@ def manifests(directory):
         check(f"{values.name}: the daemon takes its settings", done.returncode == 0, said(done))
 
 
+def stores():
+    """A volume without a store is taken at the installation only, unless the values say more."""
+    for arguments, expected in [([], None), (["--is-upgrade"], "false"), (["--is-upgrade", "--set", "config.create_store=true"], "true"),
+                                (["--set", "config.create_store=false"], "false")]:
+        found = re.findall(r"^create_store = (\w+)$", settings_file(rendered(*arguments)), re.M)
+        check(f"create_store with {' '.join(arguments) or 'an installation'}: {expected or 'the default'}",
+              found == ([expected] if expected else []), found)
+
+
 def refused():
     for arguments, sentence in [
         (["replicaCount=2"], 'more than one needs engine.kind "object"'),
@@ -281,6 +290,7 @@ if not write:
     with scratch() as directory:
         manifests(Path(directory))
     refused()
+    stores()
     grace_periods()
     with scratch() as directory:
         package(Path(directory))

@@ -38,6 +38,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- range $key, $value := .Values.config }}
 {{ $key }} = {{ kindIs "float64" $value | ternary (int64 $value) (toJson $value) }}
 {{- end }}
+{{- if and .Release.IsUpgrade (not (hasKey .Values.config "create_store")) }}
+# The release was installed before, so its volume has a store. One without was replaced or is not mounted.
+create_store = false
+{{- end }}
 {{- if not (hasKey .Values.config "console_hosts") }}
 {{- $name := include "wald.fullname" . }}
 {{- $inside := printf "%s.svc" .Release.Namespace }}
