@@ -231,7 +231,9 @@ fn quota(log: &LogName, what: Bounded, used: u64, limit: u64) -> String {
         Bounded::ProducersOfLog => "use fewer producers",
         Bounded::Producers => "use fewer producers, delete logs",
         Bounded::CursorsOfLog | Bounded::Cursors => "delete cursors",
-        Bounded::Logs => "delete logs",
+        Bounded::Logs => {
+            "delete logs (many at once, while the daemon is stopped: `wald delete-logs`)"
+        }
         Bounded::DeletedLogs | Bounded::DeletedNameBytes => {
             "wait until the sorter has forgotten deleted logs"
         }
