@@ -177,7 +177,7 @@ settings! {
     max_logs: u64 = "1000000";
     /// Maximum number of producers of all logs; at least 1. New ones beyond that are answered
     /// QUOTA. A producer that appends to two logs counts twice. Memory: about 450 bytes a
-    /// producer, its id, and 23 bytes for each batch that producer_window remembers.
+    /// producer, its id, and 40 bytes for each batch that producer_window remembers.
     max_producers: u64 = "100000";
     /// Maximum number of cursors of all logs; at least 1. New ones beyond that are answered
     /// QUOTA. Memory: about 350 bytes a cursor, and its name.

@@ -143,13 +143,20 @@ pub(crate) fn encoded_len(record: &RecordRef<'_>) -> usize {
     delimited_len(record.message_len(true))
 }
 
-/// Digest of records as they were sent: a repeat has the same, whenever it arrives.
+/// Plain digest of records as they were sent: a repeat has the same, whenever it arrives.
+///
+/// Only batches of versions before digests were keyed have it; [`crate::digest`] has the others.
 pub(crate) fn digest(records: &Records) -> u64 {
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
-    let mut put = |bytes: &[u8]| {
-        hash.update(&(bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-    };
+    sent_parts(records, |part| {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    });
+    hash.digest()
+}
+
+/// Calls `put` with each part of the records as they were sent, in the order of a digest.
+pub(crate) fn sent_parts(records: &Records, mut put: impl FnMut(&[u8])) {
     for record in records.iter() {
         put(record.data);
         put(&(record.headers().count() as u64).to_le_bytes());
@@ -166,7 +173,6 @@ pub(crate) fn digest(records: &Records) -> u64 {
             None => put(&[]),
         }
     }
-    hash.digest()
 }
 
 /// Writes one record. `own_time`: the time to store with it, where it differs from

@@ -83,7 +83,7 @@ pub struct StorageConfig {
     /// Memory: some 350 bytes each, and the name.
     pub max_logs: u64,
     /// Producers of all logs; one that appends to two logs counts twice. Default: 100,000.
-    /// Memory: some 450 bytes each with one batch, up to 24 bytes for each more that is
+    /// Memory: some 450 bytes each with one batch, up to 40 bytes for each more that is
     /// remembered, and the id.
     pub max_producers: u64,
     /// Cursors of all logs. Default: 100,000. Memory: some 350 bytes each, and the name.

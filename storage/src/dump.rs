@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use crate::checkpoint;
 use crate::codec;
+use crate::digest::Digest;
 use crate::error::{DumpError, OpenError};
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Image, read_index};
@@ -127,7 +128,7 @@ pub struct DumpedFrame {
     /// Its own header checksum.
     pub crc: u32,
     /// Whose batch it is, with the digest of the records as sent.
-    pub producer: Option<(Producer, u64)>,
+    pub producer: Option<(Producer, Digest)>,
     /// What it tells of the group before: where that began, and each frame of it.
     pub directory: Option<(Position, Vec<DumpedEntry>)>,
     /// Its body.

@@ -10,6 +10,7 @@ mod checkpoint;
 mod clock;
 mod codec;
 mod config;
+mod digest;
 mod directory;
 mod disk;
 mod dump;
@@ -50,6 +51,7 @@ pub use archive::{
 pub use backup::{BackupCheck, BackupView, Restored, content_path};
 pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
+pub use digest::Digest;
 pub use disk::{
     Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, FileIdentity, FileSystem, Filter, Lie,
     Owner, RealDisk, SimDisk, Strangers, give_back_memory, keep_little_free_memory,

@@ -35,6 +35,7 @@ use crate::archive::Archive;
 use crate::backup::Backups;
 use crate::clock::Clock;
 use crate::config::{Limits, StorageConfig};
+use crate::digest::Secret;
 use crate::directory;
 use crate::disk::{Disk, DiskLock};
 use crate::engine::{DurabilityTruth, LogTarget};
@@ -90,6 +91,8 @@ pub(crate) struct Core {
     pub(crate) indexer: Arc<Indexer>,
     pub(crate) backups: Arc<Backups>,
     truth: DurabilityTruth,
+    /// Keys the digests of producers' batches.
+    pub(crate) secret: Secret,
     /// Faults that were told of.
     pub(crate) told: Told,
     pub(crate) scrub: Scrub,
@@ -181,6 +184,7 @@ impl Core {
             open_segments,
             indexes: begun.indexes,
             store_id: store.id,
+            secret: begun.secret,
             history: begun.history,
             followers: AtomicU64::new(0),
             quarantine_bytes: begun.quarantine_bytes,
@@ -265,7 +269,7 @@ impl Core {
         if let Some(error) = self.refusal() {
             return Err(NotTaken::Refused(error));
         }
-        let digests = submit::digests(&batch);
+        let digests = submit::digests(&batch, &self.secret);
         let inflight = self.journal.inflight.fetch_add(cost, Ordering::SeqCst) + cost;
         let limit = self.limits.max_inflight_bytes;
         // A request larger than the whole budget passes when it is alone.

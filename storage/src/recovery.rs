@@ -8,6 +8,7 @@
 mod begin;
 mod drafts;
 mod files;
+mod key;
 mod known;
 mod runs;
 mod survey;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 use self::drafts::{Drafts, Found};
 use self::files::{LoadedTail, Used};
+use self::key::FoundKey;
 use self::runs::Runs;
 use self::walk::{Bytes, Item, Walked};
 use crate::backup::Backups;
@@ -31,6 +33,7 @@ use crate::bounds;
 use crate::checkpoint;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{OnDamage, StorageConfig};
+use crate::digest::Secret;
 use crate::directory::{self, LastBegun, ReadBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
@@ -135,6 +138,8 @@ pub(crate) struct Recovered {
     unused: Vec<SegmentId>,
     /// Files in `journal/` that hold something which cannot be used.
     unreadable: Vec<SegmentId>,
+    /// The key of digests, as far as segments were read.
+    key: FoundKey,
     /// Files in `pool/`.
     free: Vec<SegmentId>,
     next_id: SegmentId,
@@ -176,6 +181,8 @@ pub(crate) struct Begun {
     pub(crate) indexer: Arc<Indexer>,
     pub(crate) committer: Committer,
     pub(crate) quarantine_bytes: u64,
+    /// The key of digests.
+    pub(crate) secret: Secret,
     pub(crate) report: RecoveryReport,
 }
 
@@ -264,6 +271,7 @@ impl Recovered {
             history: Vec::new(),
             unused: Vec::new(),
             unreadable: Vec::new(),
+            key: FoundKey::default(),
             free: Vec::new(),
             next_id: SegmentId::FIRST,
             highest_epoch: RecoveryEpoch::FIRST,

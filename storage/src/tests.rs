@@ -11,6 +11,7 @@ mod damage;
 mod damaged_files;
 mod deletions;
 mod descriptors;
+mod digests;
 mod exactly_once;
 mod faults;
 mod full_disk;

@@ -146,6 +146,12 @@ fn crc32c(bytes: &[u8]) -> u32 {
     u32::try_from(crc).unwrap()
 }
 
+/// A field of the first life block.
+fn life(segment: &Path, offset: usize) -> u32 {
+    let bytes = fs::read(segment).unwrap();
+    u32::from_le_bytes(bytes[offset..offset + 4].try_into().unwrap())
+}
+
 /// Sets a field of both life blocks, checksums included.
 fn set_life(segment: &Path, offset: usize, value: u32) {
     let mut bytes = fs::read(segment).unwrap();
@@ -153,6 +159,8 @@ fn set_life(segment: &Path, offset: usize, value: u32) {
         block[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
         let crc = crc32c(&block[..64]);
         block[64..68].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c(&block[..100]);
+        block[100..104].copy_from_slice(&crc.to_le_bytes());
     }
     fs::write(segment, bytes).unwrap();
 }
@@ -229,10 +237,11 @@ fn unknown_features_refuse_the_start_in_whichever_segment_they_are() {
         assert!(segments.iter().filter(|segment| is_used(segment)).count() >= 3);
         assert!(segments.iter().any(|segment| !is_used(segment)));
         for segment in segments {
-            set_life(&segment, offset, 1 << 7 | 1 << 2);
+            let known = life(&segment, offset);
+            set_life(&segment, offset, known | 1 << 7 | 1 << 2);
             let words = [words, name(&segment), "newer version", "nothing"];
             assert_refused(store.path(), &words);
-            set_life(&segment, offset, 0);
+            set_life(&segment, offset, known);
         }
         // Both kinds at once: the stronger is named.
         let engine = open(store.path()).unwrap();

@@ -282,7 +282,7 @@ fn frame_text(out: &mut impl Write, frame: &DumpedFrame) -> io::Result<()> {
     if let Some((producer, digest)) = &frame.producer {
         writeln!(
             out,
-            "      producer {:?} epoch {} sequence {} digest {digest:016x}",
+            "      producer {:?} epoch {} sequence {} digest {digest}",
             producer.id.as_str(),
             producer.epoch,
             producer.sequence
@@ -431,7 +431,7 @@ fn frame_value(frame: &DumpedFrame) -> Value {
             "id": producer.id.as_str(),
             "epoch": producer.epoch,
             "sequence": producer.sequence,
-            "digest": format!("{digest:016x}"),
+            "digest": digest.to_string(),
         });
     }
     if let Some((start, entries)) = &frame.directory {

@@ -209,7 +209,7 @@ pub fn table_seeds() -> Vec<(&'static str, String, Vec<u8>)> {
             }
             seeds.push(("index", name, [&[0; 9][..], &bytes].concat()));
         } else if file.path.starts_with("journal/") && file.salt != 0 {
-            seeds.push(("body", name, [&[6][..], &bytes[..72]].concat()));
+            seeds.push(("body", name, [&[6][..], &bytes[..112]].concat()));
         }
     }
     seeds

@@ -154,6 +154,7 @@ fn chain(mut input: &[u8]) -> Option<Chain> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest::Digest;
     use crate::ids::Name;
     use crate::local::{Mark, Remembered};
     use crate::record::{Compression, Producer, SyncMode};
@@ -174,7 +175,7 @@ mod tests {
             sequence: 0,
         };
         let batch = Remembered {
-            digest: 7,
+            digest: Digest::Keyed(7),
             ..Remembered::default()
         };
         extras.producers.remember(&producer, batch, 10);

@@ -61,7 +61,7 @@ pub(crate) enum Operation {
     Append {
         batch: Batch,
         /// Of each log's records as they were sent, where it names a producer.
-        digests: Vec<u64>,
+        digests: Vec<u128>,
     },
     Fence {
         target: LogTarget,

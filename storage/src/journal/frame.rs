@@ -30,6 +30,7 @@
 
 use super::compress::ZSTD;
 use crate::bounds;
+use crate::digest::Digest;
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Name, Position, Timestamp};
 use crate::record::Producer;
@@ -436,6 +437,8 @@ pub(crate) fn verified_body<'a>(frame: &'a [u8], header: &Header) -> Option<&'a 
 
 /// Kinds of extensions. Unknown ones are skipped by readers.
 const EXTENSION_PRODUCER: u16 = 1;
+/// Producer with a keyed digest.
+const EXTENSION_KEYED_PRODUCER: u16 = 2;
 const EXTENSION_DIRECTORY: u16 = 3;
 /// What a pack holds.
 pub(crate) const EXTENSION_PIECES: u16 = 4;
@@ -470,30 +473,51 @@ pub(crate) fn directory_of(frame: &[u8], header: &Header) -> Option<Directory> {
 }
 
 /// Whose batch a frame is, and the digest of its records as they were sent.
-pub(crate) fn producer_of(frame: &[u8], header: &Header) -> Option<(Producer, u64)> {
-    let payload = extension_of(frame, header, EXTENSION_PRODUCER)?;
-    let (numbers, id) = payload.split_at_checked(24)?;
+pub(crate) fn producer_of(frame: &[u8], header: &Header) -> Option<(Producer, Digest)> {
+    let keyed = extension_of(frame, header, EXTENSION_KEYED_PRODUCER);
+    let (numbers, id, digest) = match keyed {
+        Some(payload) => {
+            let (numbers, id) = payload.split_at_checked(32)?;
+            let (low, high) = (u64_at(numbers, 16), u64_at(numbers, 24));
+            let digest = Digest::Keyed(u128::from(low) | u128::from(high) << 64);
+            (numbers, id, digest)
+        }
+        None => {
+            let payload = extension_of(frame, header, EXTENSION_PRODUCER)?;
+            let (numbers, id) = payload.split_at_checked(24)?;
+            (numbers, id, Digest::Plain(u64_at(numbers, 16)))
+        }
+    };
     let producer = Producer {
         id: Name::new(std::str::from_utf8(id).ok()?).ok()?,
         epoch: u64_at(numbers, 0),
         sequence: u64_at(numbers, 8),
     };
-    Some((producer, u64_at(numbers, 16)))
+    Some((producer, digest))
 }
 
 /// Appends the extension that [`producer_of`] reads.
-pub(crate) fn put_producer(out: &mut Vec<u8>, producer: &Producer, digest: u64) {
-    let mut payload = Vec::with_capacity(24 + producer.id.as_str().len());
-    for number in [producer.epoch, producer.sequence, digest] {
-        payload.extend_from_slice(&number.to_le_bytes());
-    }
+pub(crate) fn put_producer(out: &mut Vec<u8>, producer: &Producer, digest: Digest) {
+    let mut payload = Vec::with_capacity(32 + producer.id.as_str().len());
+    payload.extend_from_slice(&producer.epoch.to_le_bytes());
+    payload.extend_from_slice(&producer.sequence.to_le_bytes());
+    let extension = match digest {
+        Digest::Plain(digest) => {
+            payload.extend_from_slice(&digest.to_le_bytes());
+            EXTENSION_PRODUCER
+        }
+        Digest::Keyed(digest) => {
+            payload.extend_from_slice(&digest.to_le_bytes());
+            EXTENSION_KEYED_PRODUCER
+        }
+    };
     payload.extend_from_slice(producer.id.as_str().as_bytes());
-    put_extension(out, EXTENSION_PRODUCER, &payload);
+    put_extension(out, extension, &payload);
 }
 
-/// Bytes of the extension of a producer.
+/// Maximum size of the extension of a producer, in bytes.
 pub(crate) fn producer_len(producer: &Producer) -> usize {
-    (8 + 24 + producer.id.as_str().len()).next_multiple_of(8)
+    (8 + 32 + producer.id.as_str().len()).next_multiple_of(8)
 }
 
 /// What one frame of a group was, told again by the first frame of the next group, so
@@ -636,7 +660,13 @@ mod tests {
         }
     }
 
+    const KEYED: Digest = Digest::Keyed(77 << 64 | 78);
+
     fn frame(body: &[u8]) -> (Vec<u8>, Header) {
+        frame_with(KEYED, body)
+    }
+
+    fn frame_with(digest: Digest, body: &[u8]) -> (Vec<u8>, Header) {
         let mut directory = DirectoryBuilder::default();
         directory.reset(Position::new(8192));
         let mut out = Vec::new();
@@ -650,9 +680,9 @@ mod tests {
         directory.push(&header, Some("flights"));
         let mut extension = directory.extension();
         assert_eq!(extension.len(), directory.extension_len());
-        put_producer(&mut extension, &producer(), 77);
+        put_producer(&mut extension, &producer(), digest);
         let producer_bytes = extension.len() - directory.extension_len();
-        assert_eq!(producer_bytes, producer_len(&producer()));
+        assert!(producer_bytes <= producer_len(&producer()));
         out.clear();
         let start = begin(&mut out, &extension);
         out.extend_from_slice(body);
@@ -674,7 +704,10 @@ mod tests {
         assert_eq!(read.durable_mark, Position::new(8192));
         assert_eq!(read.frame_len(), bytes.len() as u64);
         assert_eq!(verified_body(&bytes, &read), Some(&b"hello"[..]));
-        assert_eq!(producer_of(&bytes, &read), Some((producer(), 77)));
+        assert_eq!(producer_of(&bytes, &read), Some((producer(), KEYED)));
+        let plain = Digest::Plain(77);
+        let (old, written) = frame_with(plain, b"hello");
+        assert_eq!(producer_of(&old, &written), Some((producer(), plain)));
         let directory = directory_of(&bytes, &read).unwrap();
         assert_eq!(directory.start, Position::new(8192));
         assert_eq!(directory.entries[0].name.as_deref(), Some("flights"));

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::MIN_SEGMENT_BYTES;
 use super::segment::{HAS_RUNS, Life, journal_path, pool_path};
 use crate::clock::Clock;
+use crate::digest::Secret;
 use crate::disk::{Disk, DiskFile, is_out_of_descriptors, is_out_of_space, is_shortage};
 use crate::ids::SegmentId;
 use crate::known_bad::{self, Mistake};
@@ -63,6 +64,8 @@ pub(crate) struct Pool {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     store_id: u128,
+    /// The key of digests that each segment carries.
+    secret: Secret,
     segment_bytes: u64,
     /// Segments kept ready for the next rolls, beside the reserve.
     target: usize,
@@ -128,7 +131,7 @@ impl Pool {
     pub(crate) fn new(
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
-        store_id: u128,
+        (store_id, secret): (u128, Secret),
         segment_bytes: u64,
         (target, reserve): (usize, usize),
         next_id: SegmentId,
@@ -138,6 +141,7 @@ impl Pool {
             disk,
             clock,
             store_id,
+            secret,
             segment_bytes,
             target,
             reserve,
@@ -376,7 +380,7 @@ impl Pool {
             false => 0,
         };
         let written = file
-            .write_all_at(&life.encode(features), 0)
+            .write_all_at(&life.encode_with(Some(&self.secret), features), 0)
             .and_then(|()| file.sync());
         if let Err(error) = written {
             // A recycled one goes too: after a power cut it may have holes, and a smaller one

@@ -18,6 +18,16 @@
 //! +--------+---------+---------+----------+----------+--------+------+------+---------+-----+
 //! ```
 //!
+//! With the read-only-compatible feature 0 the key of the store's digests lies behind that, with
+//! a checksum of its own, since versions without the feature read 68 bytes only:
+//!
+//! ```text
+//! 68        100                  104
+//! +---------+--------------------+-------+
+//! | key     | crc of bytes 0–99  | zeros |
+//! +---------+--------------------+-------+
+//! ```
+//!
 //! A position is the segment's base plus the offset in its file.
 
 use std::sync::{Arc, OnceLock};
@@ -25,6 +35,7 @@ use std::sync::{Arc, OnceLock};
 use super::LIFE_BYTES;
 use super::frame::crc32c;
 use crate::bounds;
+use crate::digest::Secret;
 use crate::disk::DiskFile;
 use crate::engine::SegmentContents;
 use crate::error::OpenError;
@@ -38,8 +49,14 @@ const MAGIC: [u8; 8] = *b"WALDSEG\0";
 const LIFE_VERSION: u32 = 1;
 const COPY_BYTES: usize = 4096;
 const LIFE_LEN: usize = 68;
+/// Where the key ends, and its checksum begins.
+const KEY_END: usize = LIFE_LEN + Secret::BYTES;
+const KEYED_LEN: usize = KEY_END + 4;
 /// Features without which a store may be read and not written.
-const KNOWN_READ_ONLY: u32 = 0;
+const KNOWN_READ_ONLY: u32 = KEYED_DIGESTS;
+/// Read-only-compatible: the life block has the key of digests, and frames may have digests that
+/// it keys. A version that does not know it would append repeats again.
+const KEYED_DIGESTS: u32 = 1;
 /// Features without which a store may not even be read. Compatible ones need no list:
 /// whoever does not know them ignores them.
 const KNOWN_INCOMPATIBLE: u32 = SORTED_RUN | HAS_RUNS;
@@ -74,6 +91,18 @@ pub(crate) struct Life {
     /// Seeds all checksums of this life.
     pub(crate) salt: u64,
     pub(crate) store_id: u128,
+}
+
+/// State of the key of the store's digests in the life blocks of one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Key {
+    Good(Secret),
+    /// The file is of a version without keyed digests.
+    None,
+    /// The file should have a key, and neither copy has a good one.
+    Damaged,
+    /// Neither life block is good and of this store.
+    Unknown,
 }
 
 /// Why a life block cannot be used.
@@ -126,12 +155,19 @@ fn named(kind: &str, bits: u32) -> String {
 }
 
 impl Life {
-    /// Both copies, as they stand at the start of the file, with incompatible features.
+    /// Both copies for a sorted run or a file of an archive, which have no key. The file has
+    /// these incompatible features.
     pub(crate) fn encode(&self, incompatible: u32) -> Vec<u8> {
+        self.encode_with(None, incompatible)
+    }
+
+    /// Both copies for a segment of the journal, with the key of the store's digests.
+    pub(crate) fn encode_with(&self, secret: Option<&Secret>, incompatible: u32) -> Vec<u8> {
+        let read_only = secret.map_or(0, |_| KEYED_DIGESTS);
         let mut copy = Vec::with_capacity(COPY_BYTES);
         copy.extend_from_slice(&MAGIC);
         copy.extend_from_slice(&LIFE_VERSION.to_le_bytes());
-        for features in [0, 0, incompatible] {
+        for features in [0, read_only, incompatible] {
             copy.extend_from_slice(&features.to_le_bytes());
         }
         for number in [self.id.get(), self.size, self.salt] {
@@ -140,6 +176,11 @@ impl Life {
         copy.extend_from_slice(&self.store_id.to_le_bytes());
         copy.extend_from_slice(&crc32c(&copy).to_le_bytes());
         debug_assert_eq!(copy.len(), LIFE_LEN);
+        if let Some(secret) = secret {
+            copy.extend_from_slice(&secret.to_bytes());
+            copy.extend_from_slice(&crc32c(&copy).to_le_bytes());
+            debug_assert_eq!(copy.len(), KEYED_LEN);
+        }
         copy.resize(COPY_BYTES, 0);
         copy.repeat(2)
     }
@@ -150,6 +191,25 @@ impl Life {
         let known = KNOWN_INCOMPATIBLE | ARCHIVED;
         let good = copies.find(|copy| Self::decode_copy(copy, known).is_ok());
         good.map_or(0, |copy| u32_at(copy, 20))
+    }
+
+    /// The key of the store's digests, from the first good copy whose key is good, too.
+    pub(crate) fn key(bytes: &[u8], store_id: u128) -> Key {
+        let mut key = Key::Unknown;
+        for copy in bytes.chunks(COPY_BYTES).take(2) {
+            match Self::decode_copy(copy, KNOWN_INCOMPATIBLE) {
+                Ok(life) if life.store_id == store_id => {}
+                _ => continue,
+            }
+            if !is_keyed(copy) {
+                return Key::None;
+            }
+            if let Some(secret) = secret_in(copy) {
+                return Key::Good(secret);
+            }
+            key = Key::Damaged;
+        }
+        key
     }
 
     /// Reads the first good copy.
@@ -198,23 +258,45 @@ impl Life {
     }
 }
 
-/// For each of the two copies at the start of a file what is wrong with it, if it is not
+/// Whether a copy that is good says that it has a key.
+fn is_keyed(copy: &[u8]) -> bool {
+    u32_at(copy, 16) & KEYED_DIGESTS != 0
+}
+
+/// The key in a copy that says it has one, if the key's checksum is right.
+fn secret_in(copy: &[u8]) -> Option<Secret> {
+    let fields = copy.get(..KEYED_LEN)?;
+    if crc32c(&fields[..KEY_END]) != u32_at(fields, KEY_END) {
+        return None;
+    }
+    let key = fields.get(LIFE_LEN..KEY_END)?.try_into().ok()?;
+    Some(Secret::from_bytes(key))
+}
+
+/// For each of the two copies at the start of a file the reason why it is not good, if it is not
 /// that of this life.
 pub(crate) fn bad_copies(bytes: &[u8], life: &Life) -> [Option<&'static str>; 2] {
-    [0, COPY_BYTES].map(|at| {
+    let copies = [0, COPY_BYTES].map(|at| {
         let copy = bytes.get(at..).unwrap_or(&[]);
-        let copy = &copy[..copy.len().min(COPY_BYTES)];
-        match Life::decode_copy(copy, KNOWN_INCOMPATIBLE) {
-            Ok(found) if found == *life => {
-                let rest = copy.get(LIFE_LEN..COPY_BYTES);
-                let zeros = rest.is_some_and(are_zeros);
-                (!zeros).then_some("has something behind it that does not belong there")
+        &copy[..copy.len().min(COPY_BYTES)]
+    });
+    let mut bad = copies.map(|copy| match Life::decode_copy(copy, KNOWN_INCOMPATIBLE) {
+        Ok(found) if found == *life => {
+            let used = if is_keyed(copy) { KEYED_LEN } else { LIFE_LEN };
+            if is_keyed(copy) && secret_in(copy).is_none() {
+                return Some("has a key of digests that does not match its checksum");
             }
-            Ok(_) => Some("is of another life of the file"),
-            Err(BadLife::Damaged) => Some("does not match its checksum"),
-            Err(_) => Some("is of a newer format"),
+            let zeros = copy.get(used..COPY_BYTES).is_some_and(are_zeros);
+            (!zeros).then_some("has something behind it that does not belong there")
         }
-    })
+        Ok(_) => Some("is of another life of the file"),
+        Err(BadLife::Damaged) => Some("does not match its checksum"),
+        Err(_) => Some("is of a newer format"),
+    });
+    if bad == [None; 2] && copies[0] != copies[1] {
+        bad[1] = Some("differs from the first one");
+    }
+    bad
 }
 
 /// A stretch of a segment that does not verify although it was durable once.
@@ -372,23 +454,67 @@ impl Segment {
 mod tests {
     use super::*;
 
+    const LIFE: Life = Life {
+        id: SegmentId::new(5),
+        size: 65536,
+        salt: 77,
+        store_id: 1 << 100,
+    };
+
     #[test]
     fn one_good_life_block_is_enough_and_every_flip_is_seen() {
-        let life = Life {
-            id: SegmentId::new(5),
-            size: 65536,
-            salt: 77,
-            store_id: 1 << 100,
-        };
-        let bytes = life.encode(HAS_RUNS);
+        let bytes = LIFE.encode(HAS_RUNS);
         assert_eq!(bytes.len() as u64, LIFE_BYTES);
         assert_eq!(Life::features(&bytes), HAS_RUNS);
+        assert_eq!(Life::key(&bytes, LIFE.store_id), Key::None);
         for bit in 0..LIFE_LEN * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Life::decode(&flipped), Ok(life), "the second copy serves");
+            assert_eq!(Life::decode(&flipped), Ok(LIFE), "the second copy serves");
             flipped[COPY_BYTES + bit / 8] ^= 1 << (bit % 8);
             assert!(Life::decode(&flipped).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn one_good_key_is_enough_and_every_flip_of_it_is_seen() {
+        let secret = Secret::from_bytes(&std::array::from_fn(|byte| {
+            u8::try_from(200 + byte).unwrap()
+        }));
+        let bytes = LIFE.encode_with(Some(&secret), HAS_RUNS);
+        assert_eq!(bytes.len() as u64, LIFE_BYTES);
+        let key = |bytes: &[u8]| Life::key(bytes, LIFE.store_id);
+        assert_eq!(key(&bytes), Key::Good(secret));
+        assert_eq!(Life::key(&bytes, 1), Key::Unknown, "of another store");
+        assert_eq!(bad_copies(&bytes, &LIFE), [None; 2]);
+        for bit in 0..COPY_BYTES * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let bad = bad_copies(&flipped, &LIFE);
+            assert!(bad[0].is_some() && bad[1].is_none(), "bit {bit}");
+            assert_eq!(Life::decode(&flipped), Ok(LIFE));
+            assert_eq!(key(&flipped), Key::Good(secret), "the second copy serves");
+            flipped[COPY_BYTES + bit / 8] ^= 1 << (bit % 8);
+            match bit / 8 {
+                0..LIFE_LEN => assert_eq!(key(&flipped), Key::Unknown, "bit {bit}"),
+                LIFE_LEN..KEYED_LEN => {
+                    assert_eq!(Life::decode(&flipped), Ok(LIFE), "bit {bit}");
+                    assert_eq!(key(&flipped), Key::Damaged, "bit {bit}");
+                }
+                _ => assert_eq!(key(&flipped), Key::Good(secret), "bit {bit}"),
+            }
+        }
+    }
+
+    #[test]
+    fn two_copies_with_different_keys_are_damage() {
+        let secret = |byte| Secret::from_bytes(&[byte; Secret::BYTES]);
+        let mut bytes = LIFE.encode_with(Some(&secret(1)), 0);
+        let other = LIFE.encode_with(Some(&secret(2)), 0);
+        bytes[COPY_BYTES..].copy_from_slice(&other[COPY_BYTES..]);
+        assert_eq!(
+            bad_copies(&bytes, &LIFE),
+            [None, Some("differs from the first one")]
+        );
     }
 }

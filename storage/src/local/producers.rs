@@ -1,13 +1,14 @@
 //! Producers of a log: what is remembered of their newest batches, so that a repeat is
 //! recognised and gets the answer that the first got.
 //!
-//! Every remembered batch costs some 15 bytes: they are kept as differences from one to
-//! the next, in chunks that images of the log share with it. The same bytes go into
-//! indexes and checkpoints.
+//! Every remembered batch takes 23 to 30 bytes, 16 of them for its digest, and some 40 in memory.
+//! Batches are kept as differences from one to the next, in chunks that images of the log share
+//! with it. The same bytes go into indexes and checkpoints.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use crate::digest::{Digest, Sent};
 use crate::engine::LogAppended;
 use crate::ids::{LogId, Lsn, Name, Position, Timestamp};
 use crate::wire::{self, Value};
@@ -16,13 +17,17 @@ use crate::wire::{self, Value};
 /// there is, and shut the owner out for ever.
 pub(crate) const MAX_EPOCH_RISE: u64 = 1 << 32;
 
+/// Fields of a producer that hold a chunk: digests of 8 bytes, or keyed ones of 16.
+const PLAIN_CHUNK: u32 = 4;
+const KEYED_CHUNK: u32 = 5;
+
 /// Batches in a chunk, at most.
 const CHUNK: u32 = 64;
 
 /// What is remembered of one batch: its content, and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Remembered {
-    pub(crate) digest: u64,
+    pub(crate) digest: Digest,
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
     pub(crate) arrival: Timestamp,
@@ -60,11 +65,14 @@ impl Remembered {
         wire::put_varint(out, waited(self.timestamp, self.arrival));
         let apart = self.position.get().wrapping_sub(before.position.get());
         wire::put_varint(out, apart);
-        out.extend_from_slice(&self.digest.to_le_bytes());
+        match self.digest {
+            Digest::Plain(digest) => out.extend_from_slice(&digest.to_le_bytes()),
+            Digest::Keyed(digest) => out.extend_from_slice(&digest.to_le_bytes()),
+        }
     }
 
     /// The reverse of [`Remembered::put`].
-    fn take(before: &Self, input: &mut &[u8]) -> Option<Self> {
+    fn take(before: &Self, keyed: bool, input: &mut &[u8]) -> Option<Self> {
         let later = |from: Timestamp, by: u64| {
             Timestamp::from_micros(from.micros().wrapping_add(unzigzag(by)))
         };
@@ -73,9 +81,15 @@ impl Remembered {
         let arrival = later(before.arrival, wire::take_varint(input)?);
         let timestamp = later(arrival, wire::take_varint(input)?);
         let apart = wire::take_varint(input)?;
-        let digest = wire::take_bytes(input, 8)?.try_into().ok()?;
+        let digest = if keyed {
+            let digest = wire::take_bytes(input, 16)?.try_into().ok()?;
+            Digest::Keyed(u128::from_le_bytes(digest))
+        } else {
+            let digest = wire::take_bytes(input, 8)?.try_into().ok()?;
+            Digest::Plain(u64::from_le_bytes(digest))
+        };
         Some(Self {
-            digest: u64::from_le_bytes(digest),
+            digest,
             first_lsn: Lsn::new(before.next_lsn().get().wrapping_add(lsns)),
             count,
             arrival,
@@ -99,16 +113,19 @@ struct Chunk {
     /// Sequence of the first.
     first: u64,
     count: u32,
+    /// Whether their digests are keyed: either all of them or none.
+    keyed: bool,
     /// The newest, which the next is told from.
     newest: Remembered,
     bytes: Vec<u8>,
 }
 
 impl Chunk {
-    fn new(first: u64) -> Self {
+    fn new(first: u64, keyed: bool) -> Self {
         Self {
             first,
             count: 0,
+            keyed,
             newest: Remembered::default(),
             bytes: Vec::new(),
         }
@@ -125,7 +142,7 @@ impl Chunk {
         let mut input = self.bytes.as_slice();
         let mut batch = Remembered::default();
         for _ in 0..=index {
-            batch = Remembered::take(&batch, &mut input)?;
+            batch = Remembered::take(&batch, self.keyed, &mut input)?;
         }
         Some(batch)
     }
@@ -172,7 +189,7 @@ impl Source {
         }
     }
 
-    fn recall(&self, epoch: u64, sequence: u64, digest: u64, window: u64) -> Recall {
+    fn recall(&self, epoch: u64, sequence: u64, sent: Sent<'_>, window: u64) -> Recall {
         if epoch < self.epoch {
             return Recall::Fenced {
                 current: self.epoch,
@@ -192,7 +209,7 @@ impl Source {
         }
         let oldest = self.next.saturating_sub(window);
         match self.find(sequence).filter(|_| sequence >= oldest) {
-            Some(batch) if batch.digest == digest => Recall::Repeat(batch),
+            Some(batch) if sent.is(batch.digest) => Recall::Repeat(batch),
             Some(_) => Recall::Conflict,
             None => {
                 let known = self.chunks.front().map_or(self.next, |chunk| chunk.first);
@@ -214,12 +231,12 @@ impl Source {
     /// Notes a batch; what is older than `window` batches is forgotten, a chunk at a time.
     /// Returns what that is.
     fn push(&mut self, sequence: u64, batch: Remembered, window: u64) -> Vec<Arc<Chunk>> {
-        let joins = self
-            .chunks
-            .back()
-            .is_some_and(|chunk| chunk.count < CHUNK && chunk.next() == sequence);
+        let keyed = matches!(batch.digest, Digest::Keyed(_));
+        let joins = self.chunks.back().is_some_and(|chunk| {
+            chunk.count < CHUNK && chunk.next() == sequence && chunk.keyed == keyed
+        });
         if !joins {
-            self.chunks.push_back(Arc::new(Chunk::new(sequence)));
+            self.chunks.push_back(Arc::new(Chunk::new(sequence, keyed)));
         }
         if let Some(chunk) = self.chunks.back_mut() {
             Arc::make_mut(chunk).push(batch);
@@ -239,7 +256,7 @@ impl Source {
         let Some(last) = self.chunks.pop_back() else {
             return;
         };
-        let mut shorter = Chunk::new(last.first);
+        let mut shorter = Chunk::new(last.first, last.keyed);
         for index in 0..u64::from(last.count).saturating_sub(1) {
             if let Some(batch) = last.get(index) {
                 shorter.push(batch);
@@ -250,7 +267,8 @@ impl Source {
         }
     }
 
-    /// Fields: 1 id, 2 epoch, 3 next sequence, 4 a chunk: first sequence, count, batches.
+    /// Fields: 1 id, 2 epoch, 3 next sequence, 4 a chunk: first sequence, count, batches; 5 the
+    /// same with keyed digests.
     fn encode(&self, id: &str, out: &mut Vec<u8>) {
         wire::put_bytes(out, 1, id.as_bytes());
         wire::put_uint(out, 2, self.epoch);
@@ -261,7 +279,12 @@ impl Source {
             wire::put_varint(&mut part, chunk.first);
             wire::put_varint(&mut part, u64::from(chunk.count));
             part.extend_from_slice(&chunk.bytes);
-            wire::put_bytes(out, 4, &part);
+            let field = if chunk.keyed {
+                KEYED_CHUNK
+            } else {
+                PLAIN_CHUNK
+            };
+            wire::put_bytes(out, field, &part);
         }
     }
 
@@ -275,10 +298,11 @@ impl Source {
                 }
                 (2, Value::Varint(epoch)) => source.epoch = epoch,
                 (3, Value::Varint(next)) => source.next = next,
-                (4, Value::Bytes(mut part)) => {
-                    let mut chunk = Chunk::new(wire::take_varint(&mut part)?);
+                (field @ (PLAIN_CHUNK | KEYED_CHUNK), Value::Bytes(mut part)) => {
+                    let keyed = field == KEYED_CHUNK;
+                    let mut chunk = Chunk::new(wire::take_varint(&mut part)?, keyed);
                     for _ in 0..wire::take_varint(&mut part)? {
-                        chunk.push(Remembered::take(&chunk.newest, &mut part)?);
+                        chunk.push(Remembered::take(&chunk.newest, keyed, &mut part)?);
                     }
                     source.chunks.push_back(Arc::new(chunk));
                 }
@@ -320,11 +344,11 @@ impl Producers {
     pub(crate) fn recall(
         &self,
         producer: &crate::record::Producer,
-        digest: u64,
+        sent: Sent<'_>,
         window: u64,
     ) -> Recall {
         match self.0.get(&producer.id) {
-            Some(source) => source.recall(producer.epoch, producer.sequence, digest, window),
+            Some(source) => source.recall(producer.epoch, producer.sequence, sent, window),
             None => Self::recall_new(producer),
         }
     }
@@ -435,6 +459,7 @@ impl Producers {
 mod tests {
     use super::*;
     use crate::record::Producer;
+    use crate::records::Records;
     use proptest::prelude::*;
 
     const WINDOW: u64 = 100;
@@ -449,7 +474,7 @@ mod tests {
 
     fn batch(number: u64) -> Remembered {
         Remembered {
-            digest: number.wrapping_mul(0x9E37_79B9_7F4A_7C15),
+            digest: Digest::Keyed(u128::from(number) * 0x9E37_79B9_7F4A_7C15_F39C_C060),
             first_lsn: Lsn::new(number * 3),
             count: 1 + u32::try_from(number % 3).unwrap(),
             arrival: Timestamp::from_micros(1_700_000_000_000_000 + number.cast_signed() * 170),
@@ -458,11 +483,23 @@ mod tests {
         }
     }
 
+    /// A batch with this digest.
+    fn sent(records: &Records, digest: Digest) -> Sent<'_> {
+        let keyed = match digest {
+            Digest::Keyed(keyed) => keyed,
+            Digest::Plain(_) => panic!("only old batches have such"),
+        };
+        Sent { records, keyed }
+    }
+
     fn filled(count: u64) -> Producers {
         let mut producers = Producers::default();
         for number in 0..count {
             let this = producer(3, number);
-            assert_eq!(producers.recall(&this, 0, WINDOW), Recall::New);
+            assert_eq!(
+                producers.recall(&this, sent(&Records::default(), Digest::Keyed(0)), WINDOW),
+                Recall::New
+            );
             producers.remember(&this, batch(number), WINDOW);
         }
         producers
@@ -472,14 +509,21 @@ mod tests {
     fn exactly_the_newest_batches_are_recalled_and_older_ones_have_expired() {
         let producers = filled(250);
         for number in 0..250 {
-            let told = producers.recall(&producer(3, number), batch(number).digest, WINDOW);
+            let told = producers.recall(
+                &producer(3, number),
+                sent(&Records::default(), batch(number).digest),
+                WINDOW,
+            );
             match number {
                 0..150 => assert_eq!(told, Recall::Expired { oldest: 150 }),
                 _ => assert_eq!(told, Recall::Repeat(batch(number))),
             }
         }
-        let recall =
-            |epoch, sequence, digest| producers.recall(&producer(epoch, sequence), digest, WINDOW);
+        let recall = |epoch, sequence, digest| {
+            let records = Records::default();
+            let sent = sent(&records, Digest::Keyed(digest));
+            producers.recall(&producer(epoch, sequence), sent, WINDOW)
+        };
         assert_eq!(recall(3, 249, 1), Recall::Conflict);
         assert_eq!(recall(3, 250, 1), Recall::New);
         assert_eq!(recall(3, 251, 1), Recall::Gap { expected: 250 });
@@ -498,7 +542,7 @@ mod tests {
             read.decode(part).unwrap();
         });
         assert_eq!(read, producers);
-        assert!(bytes.len() < 150 * 20, "{}", bytes.len());
+        assert!(bytes.len() < 150 * 28, "{}", bytes.len());
         for end in 0..bytes.len() {
             // Cut anywhere it is refused or read as less, and never panics.
             let _less = Producers::default().decode(&bytes[..end]);
@@ -523,11 +567,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_batch_reads_back(parts: Vec<(u64, u64, u32, i64, i64, u64)>) {
+        fn any_batch_reads_back(keyed: bool, parts: Vec<(u128, u64, u32, i64, i64, u64)>) {
             let batches: Vec<Remembered> = parts
                 .iter()
                 .map(|(digest, lsn, count, arrival, time, position)| Remembered {
-                    digest: *digest,
+                    digest: match keyed {
+                        true => Digest::Keyed(*digest),
+                        false => Digest::Plain(u64::try_from(*digest >> 64).unwrap()),
+                    },
                     first_lsn: Lsn::new(*lsn),
                     count: *count,
                     arrival: Timestamp::from_micros(*arrival),
@@ -535,7 +582,7 @@ mod tests {
                     position: Position::new(*position),
                 })
                 .collect();
-            let mut chunk = Chunk::new(0);
+            let mut chunk = Chunk::new(0, keyed);
             for batch in &batches {
                 chunk.push(*batch);
             }

@@ -3,8 +3,9 @@
 
 use std::collections::HashSet;
 
-use crate::codec::{self, RecordRef};
+use crate::codec::RecordRef;
 use crate::config::Limits;
+use crate::digest::Secret;
 use crate::error::InvalidBatch;
 use crate::ids::{LogName, Timestamp};
 use crate::journal::frame::{HEADER_BYTES, crc32c};
@@ -122,12 +123,12 @@ pub(crate) fn join(
 }
 
 /// Of each log's records as they were sent, if they are of producers.
-pub(crate) fn digests(batch: &Batch) -> Vec<u64> {
+pub(crate) fn digests(batch: &Batch, secret: &Secret) -> Vec<u128> {
     match batch.logs.first() {
         Some(first) if first.producer.is_some() => batch
             .logs
             .iter()
-            .map(|log| codec::digest(&log.records))
+            .map(|log| secret.digest(&log.records))
             .collect(),
         _ => Vec::new(),
     }

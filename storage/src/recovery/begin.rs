@@ -8,6 +8,7 @@ use super::{Begun, Recovered, RecoveryReport, Tail};
 use crate::checkpoint;
 use crate::clock::Clock;
 use crate::config::StorageConfig;
+use crate::digest::Secret;
 use crate::directory::LastBegun;
 use crate::disk::{Disk, is_out_of_space};
 use crate::error::OpenError;
@@ -41,10 +42,12 @@ impl Recovered {
         let mut spare = Spare::of(&**disk, self.segments.values());
         let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
         self.enter_epoch(end);
+        // The segment that this start begins has it, so it is durable before any digest.
+        let secret = self.secret(&**disk).map_err(fail())?;
         let pool = Arc::new(Pool::new(
             Arc::clone(disk),
             Arc::clone(&clock),
-            self.store.id,
+            (self.store.id, secret),
             config.segment_bytes,
             (config.pool_segments, config.reserve_segments),
             self.next_id,
@@ -179,8 +182,19 @@ impl Recovered {
             indexer,
             committer,
             quarantine_bytes,
+            secret,
             report,
         })
+    }
+
+    /// The key of the store's digests. It is drawn for a store that has none: a new one, or one
+    /// of an older version.
+    fn secret(&mut self, disk: &dyn Disk) -> std::io::Result<Secret> {
+        let segments = self.segments.values();
+        match self.key.secret(disk, segments, self.store.id)? {
+            Some(secret) => Ok(secret),
+            None => Secret::draw(disk),
+        }
     }
 
     /// What the expiry clock goes on from. Where no version with one has been, the newest

@@ -9,6 +9,7 @@ use indexmap::IndexMap;
 use indexmap::map::Entry;
 
 use crate::codec;
+use crate::digest::Digest;
 use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::index::{Image, NewRow, Place, Row, SealedIndex};
 use crate::journal::body::{self, Accepted, Closing, Created, CursorBody};
@@ -114,7 +115,7 @@ pub(super) struct Found<'a> {
     /// `None` if it is damaged.
     pub(super) body: Option<&'a [u8]>,
     /// Whose batch it is, and its digest.
-    pub(super) producer: Option<(Producer, u64)>,
+    pub(super) producer: Option<(Producer, Digest)>,
     /// Position of the first frame of its atomic unit.
     pub(super) unit: Position,
 }

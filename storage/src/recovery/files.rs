@@ -216,7 +216,10 @@ impl Recovered {
         let file = disk.open(&path).map_err(fail())?;
         let head = read_some(&*file, 0, LIFE_BYTES + FIRST_BYTES).map_err(fail())?;
         let life = match Life::decode(&head) {
-            Ok(life) if life.store_id == self.store.id => life,
+            Ok(life) if life.store_id == self.store.id => {
+                self.key.note(life.id, &head, self.store.id);
+                life
+            }
             Ok(life) => {
                 let what = format!(
                     "belongs to store {:032x}, not to this one; it is not used",
@@ -264,7 +267,7 @@ impl Recovered {
 
     /// What lies below a checkpoint is not read; but whatever a newer version began after
     /// that, it began the checkpoint's last segment with features that say so.
-    pub(super) fn check_life(&self, disk: &dyn Disk) -> Result<(), OpenError> {
+    pub(super) fn check_life(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
         let Some(id) = self.last.filter(|id| !self.runs.hold(*id)) else {
             return Ok(());
         };
@@ -273,7 +276,10 @@ impl Recovered {
         let file = disk.open(&path).map_err(fail())?;
         let head = read_some(&*file, 0, LIFE_BYTES).map_err(fail())?;
         match Life::decode(&head) {
-            Ok(_) => Ok(()),
+            Ok(life) => {
+                self.key.note(life.id, &head, self.store.id);
+                Ok(())
+            }
             Err(bad) => bad.too_new(&path).map_or(Ok(()), Err),
         }
     }

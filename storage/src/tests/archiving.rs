@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::exactly_once::of;
 use super::*;
 use crate::archive::{self, ArchiveFilter, ArchiveListing};
 use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
@@ -810,4 +811,33 @@ fn of_two_logs_of_a_name_the_newer_is_restored_and_the_other_by_its_id() {
         restored,
         Err(crate::error::RestoreError::NothingArchived { .. })
     ));
+}
+
+#[test]
+fn an_archive_has_records_of_producers_and_not_the_key_of_their_digests() {
+    let (disk, clock) = (SimDisk::new(), TestClock::new());
+    let f = archiving(&disk, &clock).unwrap();
+    for sequence in 0_u64..30 {
+        let batch = of(&["a"], &[7; 9000], 1, sequence);
+        f.append_batch(batch).unwrap();
+    }
+    f.keep_newest("a", 1);
+    let mut told = Told::new();
+    f.fill_noted(3, &mut told);
+    f.expire_all();
+    f.core.close().unwrap();
+    drop(f);
+    let f = archiving(&disk, &clock).unwrap();
+    f.sort_all();
+    let key = f.core.secret.to_bytes();
+    let archive = archive_of(&disk);
+    let mut files = 0;
+    for name in archive.list("").unwrap() {
+        let Some(bytes) = disk.contents(&under(&name)) else {
+            continue;
+        };
+        files += usize::from(bytes.len() > 9000);
+        assert!(!bytes.windows(8).any(|part| part == &key[..8]), "{name}");
+    }
+    assert!(files > 0);
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::exactly_once::of;
 use super::*;
 use crate::backup::{self, BackupView, content_path};
 use crate::disk::Disk;
@@ -236,6 +237,36 @@ fn a_restored_store_holds_what_was_there_and_goes_on_beyond_the_old_one() {
     assert!(sent_again < sent / 4, "{sent_again} of {sent}");
     let twice = reopened(shelf.restore(&again, None));
     assert_eq!(standing(&twice.core), standing(&after.core));
+}
+
+#[test]
+fn a_restored_store_recognises_repeats_from_before_the_backup() {
+    let mut fixture = Fixture::new();
+    let mut ends = Vec::new();
+    let by = |sequence: u64| of(&["a"], &sequence.to_le_bytes(), 1, sequence);
+    for sequence in 0..12 {
+        let appended = fixture.append_batch(by(sequence)).unwrap();
+        ends.push(appended.position.unwrap());
+        fixture.append("filler", &[5; 20_000]).unwrap();
+        if sequence == 5 {
+            fixture = fixture.restart();
+        }
+    }
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let mut restores = vec![(None, 12)];
+    restores.extend(
+        ends.iter()
+            .enumerate()
+            .map(|(n, end)| (Some(*end), n as u64)),
+    );
+    for (at, there) in restores {
+        let restored = reopened(shelf.restore(&manifest, at));
+        for sequence in 0..there {
+            let again = restored.append_batch(by(sequence)).unwrap();
+            assert!(again.appends[0].deduplicated, "{sequence}, at {at:?}");
+        }
+    }
 }
 
 #[test]

@@ -766,7 +766,7 @@ fn a_flipped_byte_of_a_segment_costs_exactly_its_records_with_indexes_and_withou
             let end = end_of_frames(&bytes);
             for at in 0..end {
                 // Of the life blocks little more means something than their first bytes.
-                let in_life = at < FIRST_FRAME && at % 4096 >= 68;
+                let in_life = at < FIRST_FRAME && at % 4096 >= 104;
                 let step = match (all(), in_life) {
                     (true, false) => 1,
                     (true, true) => 256,

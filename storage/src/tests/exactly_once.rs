@@ -16,7 +16,7 @@ fn producer(epoch: u64, sequence: u64) -> Producer {
 }
 
 /// A batch of one record for each log, by producer `p`.
-fn of(logs: &[&str], data: &[u8], epoch: u64, sequence: u64) -> Batch {
+pub(super) fn of(logs: &[&str], data: &[u8], epoch: u64, sequence: u64) -> Batch {
     let parts: Vec<(&str, &[&[u8]])> = Vec::new();
     let mut batch = batch(&parts);
     for log in logs {

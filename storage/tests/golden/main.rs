@@ -23,8 +23,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 use wald_storage::{
-    AppendError, Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, Name,
-    NoObserver, Producer, RealDisk, Record, RecoveryReport, StorageConfig, SystemClock, block_on,
+    AppendError, Batch, Digest, DumpFilter, Dumped, Durability, Guard, LocalEngine, LogEngine,
+    LogName, LogRecords, Name, NoObserver, Offline, Producer, RealDisk, Record, RecoveryReport,
+    StorageConfig, SystemClock, block_on,
 };
 
 fn golden() -> PathBuf {
@@ -209,6 +210,57 @@ fn golden_directories_open_read_as_they_did_and_go_on() {
     assert!(archives.len() >= 6);
     assert!(runs > 0);
     assert!(damaged > 0 && unproven > 0 && producers > 0 && torn > 0);
+}
+
+/// The digests of producers' batches in the segments of a directory: plain ones, keyed ones.
+fn digests(directory: &Path) -> (usize, usize) {
+    let disk = RealDisk::open(directory).unwrap();
+    let offline = Offline::open(disk).unwrap();
+    let (mut plain, mut keyed) = (0, 0);
+    offline
+        .dump_frames(&DumpFilter::default(), &mut |dumped| {
+            if let Dumped::Frame(frame) = dumped {
+                match frame.producer {
+                    Some((_, Digest::Plain(_))) => plain += 1,
+                    Some((_, Digest::Keyed(_))) => keyed += 1,
+                    None => {}
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    (plain, keyed)
+}
+
+#[test]
+fn a_store_of_plain_digests_goes_on_with_keyed_ones() {
+    let archive = golden().join("0.1.0/everything-killed.tar.gz");
+    let kept = kept(&archive);
+    let logs = kept["logs"].as_object().unwrap();
+    let directory = unpack(&archive);
+    let (old, none) = digests(directory.path());
+    assert!(old > 0 && none == 0);
+    let (mut engine, _) = open(directory.path());
+    let submit = |engine: &LocalEngine, sequence: u64, of: u64| {
+        let mut batch = sent("payments", "p-1", 1, of);
+        batch.logs[0].guard.writer_epoch = logs["payments"]["writer_epoch"].as_u64();
+        batch.logs[0].producer.as_mut().unwrap().sequence = sequence;
+        let answer = engine.submit(None, batch, None).wait();
+        answer.map(|appended| appended.appends[0].deduplicated)
+    };
+    assert!(!submit(&engine, 20, 20).unwrap());
+    for _ in 0..2 {
+        for sequence in 0..=20 {
+            assert!(submit(&engine, sequence, sequence).unwrap(), "{sequence}");
+            let other = submit(&engine, sequence, sequence + 1).unwrap_err();
+            let conflict = matches!(other, AppendError::ProducerConflict { .. });
+            assert!(conflict, "{sequence}: {other}");
+        }
+        drop(engine);
+        engine = open(directory.path()).0;
+    }
+    drop(engine);
+    assert_eq!(digests(directory.path()), (old, 1));
 }
 
 #[test]

@@ -363,6 +363,17 @@ pub(crate) fn all(into: &Path) {
     retained(into);
     damaged(into);
     sorted(into);
+    keyed(into);
+}
+
+/// Producers' batches by digests that the store's key is in.
+fn keyed(into: &Path) {
+    let mut store = Store::new();
+    store.fill(20, [None; 3]);
+    store.act();
+    keep(into, "keyed-killed", store.killed().path(), &store);
+    store.end();
+    keep(into, "keyed-clean", store.directory.path(), &store);
 }
 
 /// Runs of one step and of several, of all that a log can have, trimmed, expired and deleted

@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use super::producers::Recognised;
 use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES};
 use crate::codec;
+use crate::digest::Digest;
 use crate::engine::{LogAppended, OneOrMore};
 use crate::error::AppendError;
 use crate::ids::{Lsn, Position};
@@ -26,7 +27,7 @@ pub(super) fn stored_bytes(records: &LogRecords) -> usize {
 
 impl Committer {
     /// Checks and places one batch.
-    pub(super) fn append(&mut self, batch: &Batch, digests: &[u64]) -> Placed {
+    pub(super) fn append(&mut self, batch: &Batch, digests: &[u128]) -> Placed {
         let targets: OneOrMore<Option<Arc<Log>>> = batch
             .logs
             .iter()
@@ -238,7 +239,7 @@ impl Committer {
         &mut self,
         batch: &Batch,
         targets: OneOrMore<Option<Arc<Log>>>,
-        digests: &[u64],
+        digests: &[u128],
     ) -> (OneOrMore<LogAppended>, OneOrMore<Arc<Log>>, Position) {
         self.finish_open();
         let position = self.end();
@@ -253,7 +254,7 @@ impl Committer {
                 None => self.push_created(&records.log, LogConfig::default(), CONTINUES),
             };
             let producer = records.producer.as_ref();
-            let producer = producer.zip(digests.get(index).copied());
+            let producer = producer.zip(digests.get(index).copied().map(Digest::Keyed));
             let (start, header_len) = self.begin_frame_of(producer);
             let append = self.put_records(&log, &records.records, start, None);
             if let Some((producer, digest)) = producer {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{About, Committer, OpenFrame};
+use crate::digest::Digest;
 use crate::ids::{LogId, Position};
 use crate::journal::frame::{HEADER_BYTES, Head, Header, Kind};
 use crate::journal::{compress, frame};
@@ -25,7 +26,10 @@ impl Committer {
     }
 
     /// Begins a frame that says whose batch it is.
-    pub(super) fn begin_frame_of(&mut self, producer: Option<(&Producer, u64)>) -> (usize, usize) {
+    pub(super) fn begin_frame_of(
+        &mut self,
+        producer: Option<(&Producer, Digest)>,
+    ) -> (usize, usize) {
         let mut extension = if self.buffer.is_empty() {
             self.note_start();
             self.directory.reset(self.end());

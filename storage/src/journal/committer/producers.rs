@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Committer, Placed};
+use crate::digest::{Digest, Sent};
 use crate::engine::LogAppended;
 use crate::error::AppendError;
 use crate::ids::{LogName, Position};
@@ -26,7 +27,7 @@ impl Committer {
         &self,
         batch: &Batch,
         targets: &[Option<Arc<Log>>],
-        digests: &[u64],
+        digests: &[u128],
     ) -> Recognised {
         let mut repeats = Vec::new();
         let mut new = false;
@@ -36,12 +37,16 @@ impl Committer {
             let Some(producer) = &records.producer else {
                 return Recognised::New;
             };
+            let sent = Sent {
+                records: &records.records,
+                keyed: *digest,
+            };
             let id = target.as_ref().map(|log| log.id);
             if records.guard.log_id.is_some_and(|given| Some(given) != id) {
                 // It is meant for another log: the conditions say so.
                 return Recognised::New;
             }
-            let (recall, last_end) = self.recall(target.as_deref(), producer, *digest);
+            let (recall, last_end) = self.recall(target.as_deref(), producer, sent);
             reveals = reveals.max(last_end);
             match (recall, target) {
                 (Recall::New, _) => new = true,
@@ -67,12 +72,12 @@ impl Committer {
         Recognised::Repeat(self.answer_again(&repeats))
     }
 
-    fn recall(&self, log: Option<&Log>, producer: &Producer, digest: u64) -> (Recall, Position) {
+    fn recall(&self, log: Option<&Log>, producer: &Producer, sent: Sent<'_>) -> (Recall, Position) {
         let window = self.settings.producer_window;
         let recall = |log: &Log| {
             let state = log.state.read();
             let extras = state.extras.as_deref();
-            let known = extras.map(|extras| extras.producers.recall(producer, digest, window));
+            let known = extras.map(|extras| extras.producers.recall(producer, sent, window));
             (known, state.last_end)
         };
         let (known, reveals) = log.map_or((None, Position::ZERO), recall);
@@ -107,7 +112,7 @@ impl Committer {
         &mut self,
         log: &Arc<Log>,
         producer: &Producer,
-        digest: u64,
+        digest: Digest,
         append: &LogAppended,
         position: Position,
     ) {

@@ -1,0 +1,72 @@
+//! The key of a store's digests: which segment it is taken from.
+
+use std::sync::Arc;
+
+use crate::digest::Secret;
+use crate::disk::{Disk, is_shortage};
+use crate::ids::SegmentId;
+use crate::journal::LIFE_BYTES;
+use crate::journal::segment::{Key, Life, Segment};
+
+/// The key in the segments whose beginnings were read.
+#[derive(Debug, Default)]
+pub(super) struct FoundKey {
+    newest: Option<(SegmentId, Secret)>,
+    /// Whether a segment should have a key, and its key is damaged.
+    damaged: bool,
+}
+
+impl FoundKey {
+    /// Notes the beginning of a segment: its life blocks at least.
+    pub(super) fn note(&mut self, id: SegmentId, head: &[u8], store_id: u128) -> Key {
+        let key = Life::key(head, store_id);
+        match key {
+            Key::Good(secret) if self.newest.is_none_or(|(newest, _)| newest <= id) => {
+                self.newest = Some((id, secret));
+            }
+            Key::Damaged => self.damaged = true,
+            Key::Good(_) | Key::None | Key::Unknown => {}
+        }
+        key
+    }
+
+    /// The key of the newest segment that has a good one; `None` of a new store, and of a store
+    /// of an older version. A start from a checkpoint has not read the segments that it covers:
+    /// they are asked only if no segment behind it has the key.
+    ///
+    /// # Errors
+    /// If there are no file descriptors. A segment that cannot be read counts as damaged.
+    pub(super) fn secret<'a>(
+        &mut self,
+        disk: &dyn Disk,
+        segments: impl DoubleEndedIterator<Item = &'a Arc<Segment>>,
+        store_id: u128,
+    ) -> std::io::Result<Option<Secret>> {
+        if self.newest.is_none() {
+            for segment in segments.rev() {
+                let head = match read_head(disk, &segment.path()) {
+                    Err(error) if is_shortage(&error) => return Err(error),
+                    head => head.unwrap_or_default(),
+                };
+                // All segments before one without a key are of versions without keys.
+                match self.note(segment.life.id, &head, store_id) {
+                    Key::Good(_) | Key::None => break,
+                    Key::Damaged | Key::Unknown => {}
+                }
+            }
+        }
+        if self.newest.is_none() && self.damaged {
+            tracing::warn!(
+                "no segment has a good key of digests, so a new one is drawn: batches of producers from before this start that are sent again are refused as PRODUCER_CONFLICT"
+            );
+        }
+        Ok(self.newest.map(|(_, secret)| secret))
+    }
+}
+
+fn read_head(disk: &dyn Disk, path: &str) -> std::io::Result<Vec<u8>> {
+    let mut head = vec![0; usize::try_from(LIFE_BYTES).map_err(std::io::Error::other)?];
+    let length = disk.open(path)?.read_full_at(&mut head, 0)?;
+    head.truncate(length);
+    Ok(head)
+}
