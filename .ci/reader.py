@@ -365,11 +365,11 @@ def harm(directory, temporary, draw):
 
     def lives(copy):
         for at in (0, 4096):
-            flip(copy / "journal" / path.name, at + draw.randrange(68), draw.randrange(8))
+            flip(copy / "journal" / path.name, at + draw.randrange(104), draw.randrange(8))
 
     compare(f"both life blocks of {path.name} are damaged", changed(directory, temporary, lives), False, True, whole=whole)
     compare(f"one life block of {path.name} is damaged", changed(
-        directory, temporary, lambda copy: flip(copy / "journal" / path.name, draw.randrange(68), 3)), False, whole=whole)
+        directory, temporary, lambda copy: flip(copy / "journal" / path.name, draw.randrange(104), 3)), False, whole=whole)
 
 
 def golden():

@@ -18,9 +18,9 @@ def image(data):
             cursor = message(value)
             found["cursors"][cursor[1].decode()] = (cursor.get(2, 0), signed(cursor.get(3, 0)))
         elif number == 18:
-            producer = message(value)
-            first, batches = remembered(producer[4])
-            found["producers"][producer[1]] = (producer.get(2, 0), producer.get(3, 0), first, batches)
+            producer, chunks = message(value), [remembered(part, 8 * (of - 3)) for of, part in fields(value) if of in (4, 5)]
+            batches = [batch for _, part in chunks for batch in part]
+            found["producers"][producer[1]] = (producer.get(2, 0), producer.get(3, 0), chunks[0][0], batches)
         elif number == 20:
             start, at = varint(value, 0)
             found["missing"].append((start, varint(value, at)[0]))
@@ -40,8 +40,8 @@ def image(data):
             "expired": found.get(19, 0), "missing": found["missing"]}
 
 
-def remembered(data):
-    """Remembered batches: the first sequence, and (lsn, count, arrival, time, position, digest) of each."""
+def remembered(data, digest_bytes):
+    """A chunk of remembered batches: the first sequence, and (lsn, count, arrival, time, position, digest) of each."""
     sequence, at = varint(data, 0)
     number, at = varint(data, at)
     batches, next_lsn, arrival, position = [], 0, 0, 0
@@ -54,8 +54,8 @@ def remembered(data):
         arrival += zigzag(values[2])
         position += values[4]
         batches.append((lsn, values[1], arrival, arrival + zigzag(values[3]), position,
-                        int.from_bytes(data[at:at + 8], "little")))
-        at += 8
+                        data[at:at + digest_bytes]))
+        at += digest_bytes
         next_lsn = lsn + values[1]
     return sequence, batches
 

@@ -8,6 +8,8 @@ import lz4.block
 import xxhash
 import zstandard
 
+from highway import hash128
+
 LIFE_BLOCK = 4096
 FIRST_FRAME = 2 * LIFE_BLOCK
 HEADER = 64
@@ -21,7 +23,9 @@ POSITIONS = 1 << 62
 KINDS = {BATCH: "batch", CREATED: "created", CONFIGURED: "configured", DELETED: "deleted", TRIM: "trim",
          FENCE: "fence", CURSOR: "cursor", LINK: "link", MARKER: "marker", RUN: "run", SEAL: "seal", IMAGES: "images",
          PACK: "pack", ORDER: "order"}
-PRODUCER, DIRECTORY, PIECES = 1, 3, 4
+PRODUCER, KEYED_PRODUCER, DIRECTORY, PIECES = 1, 2, 3, 4
+# Read-only-compatible feature: a key lies behind the life block's checksum.
+KEYED_DIGESTS = 1
 GOES_ON = 0x80
 
 
@@ -84,6 +88,7 @@ def message(data):
 # Life block
 
 LIFE = struct.Struct("<8sIIIIQQQ16sI")
+KEY_END = LIFE.size + 32
 
 
 @dataclass
@@ -97,6 +102,7 @@ class Life:
     size: int
     salt: bytes
     store: bytes
+    key: bytes | None = None
 
 
 def life_block(data):
@@ -108,7 +114,11 @@ def life_block(data):
         raise Bad("no life block")
     if crc(data[:LIFE.size - 4]) != stated:
         raise Bad("the life block's checksum is wrong")
-    return Life(version, compatible, read_only, incompatible, segment, size, salt.to_bytes(8, "little"), store)
+    key = data[LIFE.size:KEY_END] if read_only & KEYED_DIGESTS else None
+    if crc(data[:KEY_END]).to_bytes(4, "little") != data[KEY_END:KEY_END + 4]:
+        # The life block serves without its key: another copy or segment has that.
+        key = None
+    return Life(version, compatible, read_only, incompatible, segment, size, salt.to_bytes(8, "little"), store, key)
 
 
 # Frames
@@ -274,45 +284,44 @@ def directory(data):
 
 @dataclass
 class Sent:
-    """Whose batch a frame is, by its extension 1."""
+    """Whose batch a frame is, by its extension 1 or 2. The digest has 8 bytes, or 16 if it is keyed."""
     producer: bytes
     epoch: int
     sequence: int
-    digest: int
+    digest: bytes
 
 
 def producer(frame):
-    data = frame.extensions.get(PRODUCER)
+    keyed = frame.extensions.get(KEYED_PRODUCER)
+    data, end = (frame.extensions.get(PRODUCER), 24) if keyed is None else (keyed, 32)
     if data is None:
         return None
-    epoch, sequence, digest = struct.unpack_from("<QQQ", data)
-    return Sent(data[24:], epoch, sequence, digest)
+    epoch, sequence = struct.unpack_from("<QQ", data)
+    return Sent(data[end:], epoch, sequence, data[16:end])
 
 
 def part(value):
     return len(value).to_bytes(8, "little") + value
 
 
-def sent_digest(records_message):
-    """The digest of a producer's batch, if what is stored is what was sent."""
-    hashed = xxhash.xxh3_64()
+def sent_digest(records_message, key):
+    """The digest of a producer's batch, if the stored records are those that were sent. Without a key it is a plain one."""
+    parts = []
     for _, record in fields(records_message):
         data, headers, time, checksum = b"", [], b"", b""
-        for key, content in fields(record):
-            if key == 1:
+        for number, content in fields(record):
+            if number == 1:
                 data = content
-            elif key == 2:
+            elif number == 2:
                 header = message(content)
                 headers.append((header.get(1, b""), header.get(2, b"")))
-            elif key == 3:
+            elif number == 3:
                 time = content.to_bytes(8, "little")
-            elif key == 4:
+            elif number == 4:
                 checksum = content.to_bytes(4, "little")
-        hashed.update(part(data) + part(len(headers).to_bytes(8, "little")))
-        for key, value in headers:
-            hashed.update(part(key) + part(value))
-        hashed.update(part(time) + part(checksum))
-    return hashed.intdigest()
+        parts += [data, len(headers).to_bytes(8, "little"), *(one for header in headers for one in header), time, checksum]
+    hashed = b"".join(map(part, parts))
+    return xxhash.xxh3_64_digest(hashed)[::-1] if key is None else hash128(key, hashed)
 
 
 def bytes_digest(data):

@@ -76,7 +76,7 @@ def describe(log, store):
             "cursors": [{"name": name, "lsn": lsn, "time_us": time}
                         for name, (lsn, time) in sorted(log.cursors.items())],
             "producers": [{"id": text(name), "epoch": known.epoch, "next_sequence": known.next,
-                           "remembered": [{"lsn": lsn, "count": count, "digest": f"{digest:016x}"}
+                           "remembered": [{"lsn": lsn, "count": count, "digest": digest[::-1].hex()}
                                           for lsn, count, _, _, _, digest in known.batches]}
                           for name, known in sorted(log.producers.items())],
             "tail_proven": store.unproven is None or log.proven > store.unproven,
