@@ -2,8 +2,8 @@
 """usage: .ci/wire.py
 
 Clients that behave are held back and never cut off; clients that mean harm, or stand still, stop and
-fill nothing. Real clients (grpc-go, the client for Go) and raw HTTP/2 by the program in .ci/wire/go:
-small messages, cancelled calls, deadlines, slow links, stuck peers at a stop, silent connections,
+fill nothing. Real clients (grpc-go, grpc-java, grpc-js, the client for Go) and raw HTTP/2 by the programs in
+.ci/wire: small messages, cancelled calls, deadlines, slow links, stuck peers at a stop, silent connections,
 announced lengths, endless messages, unread answers, and floods of every kind of frame.
 """
 
@@ -24,16 +24,35 @@ MIB = 1 << 20
 FLAT = 64 * MIB
 
 
+# Programs of clients that behave, by library: the same words, flags and results.
+CLIENTS = {"grpc-go": [WIRE]}
+
+
 def built():
-    """Makes the stubs of the client for Go, and builds the program over them."""
+    """Makes the stubs of the client for Go, and builds the programs."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     subprocess.run(["go", "run", "./internal/generate"], cwd=ROOT / "client" / "go", check=True)
     subprocess.run(["go", "build", "-o", WIRE, "."], cwd=PROGRAM, check=True)
+    script = ROOT / ".ci/wire/js"
+    subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=script, check=True)
+    CLIENTS["grpc-js"] = ["node", script / "clients.mjs"]
+    # The project that client/README.md gives for plain stubs.
+    project = SCRATCH / "wire-java"
+    shutil.rmtree(project / "src", ignore_errors=True)
+    (project / "src/main/java").mkdir(parents=True)
+    shutil.copytree(ROOT / "proto/wald", project / "src/main/proto/wald")
+    shutil.copy(ROOT / ".ci/wire/java/Clients.java", project / "src/main/java")
+    readme = (ROOT / "client/README.md").read_text()
+    (project / "pom.xml").write_text(re.search(r"^```xml\n(.*?)^```$", readme, re.M | re.S)[1])
+    command = ["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={project / 'classpath'}"]
+    subprocess.run(command, cwd=project, check=True)
+    classes = f"{project / 'target/classes'}:{(project / 'classpath').read_text()}"
+    CLIENTS["grpc-java"] = ["java", "-cp", classes, "Clients"]
 
 
-def wire(*arguments, seconds=60):
-    """Runs the program; what it printed, one object a line."""
-    done = run(WIRE, *arguments, timeout=seconds)
+def wire(*arguments, client="grpc-go", seconds=60):
+    """Runs a client's program; what it printed, one object a line."""
+    done = run(*CLIENTS[client], *arguments, timeout=seconds)
     if done.returncode != 0:
         return [{"error": done.stderr.decode()[-300:]}]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -76,24 +95,30 @@ def sessions(directory):
             what = "the client for Go" if own else "grpc-go"
             check(f"8 sessions of {what} with 128 B and flushes of 20 ms are acked whole",
                   told.get("acked") == 80_000 and not told.get("failures"), told)
+        messages = sized(100_000, 20_000)
+        for client in CLIENTS:
+            (told,) = wire("sessions", "-messages", messages, daemon.grpc, client=client)
+            check(f"a session of {client} with {messages} records of 1 B and flushes of 20 ms is acked whole",
+                  told.get("acked") == messages and not told.get("failures"), told)
         strace.stop()
 
 
 def neighbours(directory):
     """Calls that end early, beside a follower and a session on the same connection."""
-    with Daemon(directory / "cancels") as daemon:
-        (told,) = wire("cancels", "-calls", 4000, "-group", 200, daemon.grpc)
-        fine = not told.get("session") and not told.get("follower") and told.get("acks_after", 0) > 0
-        check("4,000 calls cancelled by 200 at once leave the follower and the session alone", fine, told)
-    with Daemon(directory / "deadlines") as daemon:
-        process = subprocess.Popen([str(WIRE), "deadlines", daemon.grpc], stdout=subprocess.PIPE, text=True)
-        wait_until(lambda: daemon.metric("wald_appended_records_total") > 1000, 10)
-        daemon.process.send_signal(signal.SIGSTOP)
-        time.sleep(1.5)  # the pause itself
-        daemon.process.send_signal(signal.SIGCONT)
-        told = json.loads(process.communicate(timeout=60)[0])
-        fine = not told.get("session") and not told.get("follower") and told.get("acks_after", 0) > 0
-        check("64 callers with deadlines of 300 ms in a pause of 1.5 s leave them alone", fine, told)
+    for client, command in CLIENTS.items():
+        with Daemon(directory / f"cancels-{client}") as daemon:
+            (told,) = wire("cancels", "-calls", 4000, "-group", 200, daemon.grpc, client=client)
+            fine = not told.get("session") and not told.get("follower") and told.get("acks_after", 0) > 0
+            check(f"{client}: 4,000 calls cancelled by 200 at once leave the follower and the session alone", fine, told)
+        with Daemon(directory / f"deadlines-{client}") as daemon:
+            process = subprocess.Popen([*map(str, command), "deadlines", daemon.grpc], stdout=subprocess.PIPE, text=True)
+            wait_until(lambda: daemon.metric("wald_appended_records_total") > 1000, 10)
+            daemon.process.send_signal(signal.SIGSTOP)
+            time.sleep(1.5)  # the pause itself
+            daemon.process.send_signal(signal.SIGCONT)
+            told = json.loads(process.communicate(timeout=60)[0])
+            fine = not told.get("session") and not told.get("follower") and told.get("acks_after", 0) > 0
+            check(f"{client}: 64 callers with deadlines of 300 ms in a pause of 1.5 s leave them alone", fine, told)
 
 
 def slow(directory):
