@@ -445,7 +445,7 @@ impl AdmittedBody {
                     break;
                 }
                 self.received = 0;
-                self.length = u64::from((&self.prefix[1..]).get_u32());
+                self.length = status::announced_length(self.prefix, self.access)?;
                 self.left = self.length;
                 if self.length > self.largest {
                     let (length, largest) = (self.length, self.largest);

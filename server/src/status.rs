@@ -314,6 +314,29 @@ pub(crate) fn malformed(field: &str, why: impl std::fmt::Display, access: Access
     .status()
 }
 
+/// The length of the message that a gRPC prefix announces.
+///
+/// # Errors
+/// `MALFORMED_REQUEST` if the message is compressed, or this is no prefix: its first byte is then what
+/// somebody sends who knows the content type and not the format.
+pub(crate) fn announced_length(prefix: [u8; 5], access: Access) -> Result<u64, Status> {
+    let [flag, length @ ..] = prefix;
+    match flag {
+        0 => Ok(u32::from_be_bytes(length).into()),
+        1 => {
+            let why = "its message is marked as compressed, and no compression is supported";
+            Err(malformed("request", why, access))
+        }
+        other => {
+            let why = format_args!(
+                "it begins with {:?} and not with a gRPC message, which has a zero byte and its length in 4 bytes before its Protobuf; grpcurl makes such messages of JSON",
+                char::from(other)
+            );
+            Err(malformed("request", why, access))
+        }
+    }
+}
+
 /// An error of tonic's about the messages it has received, which it blames on the server: INTERNAL
 /// without details. All others are the answer as they are.
 pub(crate) fn received(status: Status, access: Access) -> Status {

@@ -119,6 +119,13 @@ async fn message_that_cannot_be_read_is_invalid_in_every_rpc() {
             assert_eq!(told["grpc-status"], "3", "{path} {body:?}: {told:?}");
         }
     }
+    // JSON with the content type of gRPC: its first bytes are no length.
+    for path in paths {
+        let (_, told) = answer(&daemon, Method::POST, path, &[GRPC], br#"{"log":"x"}"#).await;
+        assert_eq!(told["grpc-status"], "3", "{path}");
+        let text = told["grpc-message"].to_str().unwrap();
+        assert!(text.contains("grpcurl"), "{path}: {text}");
+    }
     let unknown = answer(
         &daemon,
         Method::POST,

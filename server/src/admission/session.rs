@@ -240,7 +240,7 @@ impl<S: Source> Intake<S> {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<Admitted>, Status>> {
-        let Some(&[flag, ref length @ ..]) = self.held.first_chunk::<PREFIX_BYTES>() else {
+        let Some(&prefix) = self.held.first_chunk::<PREFIX_BYTES>() else {
             return match (&self.ended, self.held.is_empty()) {
                 (None, true) => Poll::Pending,
                 (None, false) => self.poll_over(0, context).map(Err),
@@ -249,11 +249,10 @@ impl<S: Source> Intake<S> {
                 (Some(Err(status)), _) => Poll::Ready(Err(status.clone())),
             };
         };
-        if flag != 0 {
-            let why = "the message is marked as compressed, and no grpc-encoding is supported";
-            return Poll::Ready(Err(status::malformed("request", why, Access::Write)));
-        }
-        let length = u64::from(u32::from_be_bytes(*length));
+        let length = match status::announced_length(prefix, Access::Write) {
+            Ok(length) => length,
+            Err(malformed) => return Poll::Ready(Err(malformed)),
+        };
         let most = self.window.0.admission.largest_append;
         if length > most {
             return Poll::Ready(Err(status::message_too_large(length, most, Access::Write)));

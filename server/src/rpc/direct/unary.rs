@@ -234,22 +234,11 @@ impl Received {
 
 /// How long the message is that begins so; `None` if that is not known yet.
 fn length(received: &[u8], access: Access) -> Result<Option<usize>, Status> {
-    let Some((&[compressed, ref length @ ..], _)) = received.split_first_chunk::<PREFIX_BYTES>()
-    else {
+    let Some(&prefix) = received.first_chunk::<PREFIX_BYTES>() else {
         return Ok(None);
     };
-    match compressed {
-        0 => Ok(Some(u32::from_be_bytes(*length) as usize)),
-        1 => {
-            let why = "its message is marked as compressed, and grpc-encoding names no compression";
-            Err(status::malformed("request", why, access))
-        }
-        flag => {
-            let why =
-                format_args!("its message begins with the compression flag {flag}; 0 is valid");
-            Err(status::malformed("request", why, access))
-        }
-    }
+    let length = status::announced_length(prefix, access)?;
+    Ok(Some(usize::try_from(length).unwrap_or(usize::MAX)))
 }
 
 /// A message that stays as it came.
@@ -424,7 +413,7 @@ mod tests {
                 Code::InvalidArgument,
                 "marked as compressed",
             ),
-            (&[&odd], Code::InvalidArgument, "compression flag 2"),
+            (&[&odd], Code::InvalidArgument, "begins with '\\u{2}'"),
         ];
         for (frames, code, text) in cases {
             let mut body = Frames::of(frames);
