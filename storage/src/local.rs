@@ -342,7 +342,16 @@ impl Core {
 
     /// Leaves the segment that is being written: what is safe is in finished ones then.
     pub(crate) fn leave_segment(&self) -> crate::ticket::Awaited<Result<Position, SyncError>> {
-        self.ask(Operation::Leave, Durability::Durable)
+        self.ask(Operation::Leave { always: false }, Durability::Durable)
+    }
+
+    /// Leaves the segment that is being written twice: the sorter, which leaves the newest finished one
+    /// alone, gets to what is safe now.
+    pub(crate) fn leave_to_sorter(&self) {
+        for always in [false, true] {
+            // Nobody waits: the sorter looks again.
+            drop(self.ask(Operation::Leave { always }, Durability::Durable));
+        }
     }
 
     pub(crate) fn barrier(

@@ -91,8 +91,10 @@ pub(crate) enum Operation {
     TellClock,
     /// Nothing but to be answered when everything before it is safe.
     Barrier,
-    /// The segment is left, if it says anything: what is finished can be copied.
-    Leave,
+    /// The segment is left, if it says anything or in any case: what is finished can be copied.
+    Leave {
+        always: bool,
+    },
 }
 
 /// One request on its way.
@@ -464,7 +466,7 @@ impl Committer {
             Operation::Expire(expiries) => self.expire(&expiries),
             Operation::TellClock => self.tell_clock(),
             Operation::Barrier => self.barrier(),
-            Operation::Leave => self.leave(),
+            Operation::Leave { always } => self.leave(always),
         };
         match (&outcome, &session) {
             (Outcome::Refused(_), Some(session)) => session.end_in_turn(),
@@ -504,9 +506,9 @@ impl Committer {
     /// Leaves the segment, so that everything before is in finished ones, flushed. One that
     /// tells of no log is not worth it, unless what it says of the run before is nowhere
     /// else.
-    fn leave(&mut self) -> Placed {
+    fn leave(&mut self, always: bool) -> Placed {
         let left = self.write_all_buffered().and_then(|()| {
-            if self.touched.is_empty() && !self.first_of_run {
+            if !always && self.touched.is_empty() && !self.first_of_run {
                 return Ok(());
             }
             self.finish_open();

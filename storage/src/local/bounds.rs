@@ -76,6 +76,28 @@ impl Wanted {
 }
 
 impl Bounds {
+    /// The most logs, and bytes of names, with deleted logs. These stay in memory for a while: those
+    /// that come and go are bounded, too.
+    fn with_deleted(&self) -> (u64, u64) {
+        let with_deleted = |limit: u64| {
+            let slack = limit / WAITING_PART;
+            limit.saturating_add(slack).saturating_add(WAITING_LEAST)
+        };
+        let name_bytes = with_deleted(self.name_bytes)
+            .saturating_add(WAITING_LEAST.saturating_mul(crate::ids::MAX_LOG_NAME_BYTES as u64));
+        (with_deleted(self.logs), name_bytes)
+    }
+
+    /// Whether deleted logs have more than half of what others leave them. The sorter forgets them
+    /// then, however little there is to be sorted: it would wait for data that is refused.
+    pub(crate) fn is_crowded(&self, there: &Holdings) -> bool {
+        let (logs, name_bytes) = self.with_deleted();
+        let crowded =
+            |deleted: u64, others: u64, limit: u64| deleted > limit.saturating_sub(others) / 2;
+        crowded(there.deleted, there.logs, logs)
+            || crowded(there.deleted_name_bytes, there.name_bytes, name_bytes)
+    }
+
     /// What a request is refused with that adds so much, for `log` as the first. `None` if it
     /// fits.
     pub(crate) fn refuse(
@@ -84,20 +106,14 @@ impl Bounds {
         wanted: &Wanted,
         log: &LogName,
     ) -> Option<AppendError> {
-        // Deleted logs stay in memory for a while: those that come and go are bounded, too.
-        let with_deleted = |limit: u64| {
-            let slack = limit / WAITING_PART;
-            limit.saturating_add(slack).saturating_add(WAITING_LEAST)
-        };
-        let name_bytes_with_deleted = with_deleted(self.name_bytes)
-            .saturating_add(WAITING_LEAST.saturating_mul(crate::ids::MAX_LOG_NAME_BYTES as u64));
+        let (logs_with_deleted, name_bytes_with_deleted) = self.with_deleted();
         let bounds = [
             (Bounded::Logs, wanted.logs, there.logs, self.logs),
             (
                 Bounded::DeletedLogs,
                 wanted.logs,
                 there.logs.saturating_add(there.deleted),
-                with_deleted(self.logs),
+                logs_with_deleted,
             ),
             (
                 Bounded::Producers,

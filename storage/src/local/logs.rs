@@ -742,6 +742,13 @@ impl Logs {
         }
     }
 
+    /// Where the last of the deleted logs that are not forgotten ended.
+    pub(crate) fn last_deletion(&self) -> Option<Position> {
+        let tables = self.tables.read();
+        let ends = tables.gone.values().map(|log| log.state.read().last_end);
+        ends.max()
+    }
+
     /// Forgets logs whose deletion lies below `end`, where everything is sorted: they left
     /// nothing that anybody could come upon.
     pub(crate) fn forget_deleted(&self, end: Position) {

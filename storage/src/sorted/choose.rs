@@ -109,14 +109,27 @@ impl Core {
         bytes / self.config.sorter_backlog()
     }
 
-    /// The oldest segments that are not sorted, if they are enough to be worth it. Where the
-    /// disk is full, those of which so little is live that sorting them makes room.
+    /// Whether deleted logs are to be forgotten, however little there is to be sorted.
+    pub(super) fn is_crowded(&self) -> bool {
+        (self.config.bounds()).is_crowded(&self.logs.holdings()) && self.damages.is_empty()
+    }
+
+    /// Whether the segment with the newest deletion is still written, or left alone as the newest
+    /// finished one.
+    pub(super) fn must_leave(&self) -> bool {
+        let (_, newest) = self.unsorted();
+        let last = self.logs.last_deletion();
+        last.is_some_and(|last| newest.is_none_or(|newest| last > newest.base))
+    }
+
+    /// The oldest segments that are not sorted, if they are enough to be worth it. Where deleted logs
+    /// are to be forgotten, any. Where the disk is full, those of which so little is live that sorting
+    /// them makes room.
     pub(super) fn next_segments(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
         let short = self.pool().is_short();
-        let step = match short {
-            true => 1,
-            false => self.config.sorter_backlog(),
-        };
+        let crowded = self.is_crowded();
+        let most = self.config.sorter_backlog();
+        let step = if short || crowded { 1 } else { most };
         let (sealed, newest) = self.unsorted();
         let bytes: u64 = sealed.iter().map(|segment| segment.file_bytes()).sum();
         if bytes < step || sealed.is_empty() || !self.damages.is_empty() {
@@ -135,8 +148,8 @@ impl Core {
         };
         if !enough(covered) {
             let wanted = match load {
-                Load::AtRest => Wanted::AtRest,
-                Load::Busy => Wanted::ForBackup,
+                Load::Busy if !crowded => Wanted::ForBackup,
+                Load::Busy | Load::AtRest => Wanted::AtRest,
             };
             if let Err(error) = self.indexer.work(self, wanted) {
                 self.journal
@@ -151,7 +164,7 @@ impl Core {
         let (mut bytes, mut live) = (0, 0);
         let mut successor = None;
         for segment in sealed {
-            let beyond = Some(segment.life.id) > covered || (bytes >= step && !short);
+            let beyond = Some(segment.life.id) > covered || (bytes >= most && !short);
             if beyond {
                 successor = Some(segment);
                 break;

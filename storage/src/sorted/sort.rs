@@ -44,6 +44,9 @@ const LOOK_SHARE: u32 = 50;
 /// No segments were there to be sorted for so long: more is done about runs.
 const AT_REST: Duration = Duration::from_secs(20);
 
+/// How often segments are left that are not full, to forget deleted logs.
+const LEAVE: Duration = Duration::from_secs(5);
+
 /// How long the sorter rests when there is nothing to do, or something is in its way.
 const REST: Duration = Duration::from_secs(1);
 const REST_AFTER_ERROR: Duration = Duration::from_secs(10);
@@ -92,6 +95,8 @@ pub(crate) struct Turns {
     news: bool,
     /// Up to where all was seen that may be done about runs at rest.
     seen: Option<Position>,
+    /// When segments were left last, to forget deleted logs.
+    left: Option<Instant>,
 }
 
 impl Turns {
@@ -159,6 +164,11 @@ impl Core {
             true => Load::AtRest,
             false => Load::Busy,
         };
+        let may_leave = |at: Instant| began.duration_since(at) >= LEAVE;
+        if self.is_crowded() && turns.left.is_none_or(may_leave) && self.must_leave() {
+            self.leave_to_sorter();
+            turns.left = Some(began);
+        }
         let sorted = self.sort_step(Of::Segments, load, spend)?;
         if sorted {
             load = Load::Busy;

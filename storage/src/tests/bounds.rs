@@ -6,6 +6,7 @@ use super::*;
 use crate::error::{AdminError, Bounded, CursorError, FenceError};
 use crate::ids::Name;
 use crate::record::{CursorCommit, Producer};
+use crate::sorted::Turns;
 use crate::ticket::block_on;
 
 const RISE: u64 = 1 << 32;
@@ -247,6 +248,38 @@ fn deleted_logs_that_are_not_sorted_are_bounded_too() {
     let f = f.restart();
     f.count();
     assert_eq!(f.full(names(&["one more"])), full);
+}
+
+#[test]
+fn deleted_logs_that_fill_their_bound_are_forgotten_though_there_is_little_to_sort() {
+    let f = with(bounded(1, 9, 9, 1 << 20));
+    for number in 0..1025 {
+        let log = format!("log-{number}");
+        f.core.pool_in_turn().unwrap();
+        f.append_batch(names(&[&log])).unwrap();
+        f.drop_log(&log);
+    }
+    assert_eq!(f.full(names(&["kept"])).0, Bounded::DeletedLogs);
+    let sort = |f: &Fixture| {
+        let mut turns = Turns::default();
+        for _ in 0..20 {
+            f.core.pool_in_turn().unwrap();
+            f.core.sort_turn(&mut turns, &mut |_| Ok(())).unwrap();
+            f.core.turn();
+        }
+    };
+    sort(&f);
+    let waiting = f.core.logs.holdings().deleted;
+    assert!(waiting <= 512, "{waiting}");
+    f.append_batch(names(&["kept"])).unwrap();
+    // Few are left to be forgotten: no segment is left before it is full.
+    let segments = f.core.journal.segments.read().len();
+    sort(&f);
+    assert_eq!(f.core.journal.segments.read().len(), segments);
+    let f = f.restart();
+    f.count();
+    assert!(f.read("kept", 0).is_ok());
+    assert_eq!(f.full(names(&["one more"])), (Bounded::Logs, 1, 1));
 }
 
 #[test]
