@@ -13,7 +13,7 @@ mod layers;
 mod value;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use wald_storage::{ConfigError, Retention, StorageConfig};
@@ -444,6 +444,21 @@ impl Config {
                 "nothing is dropped, and so nothing archived, without sorter_enabled",
             ));
         }
+        if Path::new(&self.archive_dir).starts_with(&self.data_dir) {
+            return Err(Wrong::new(
+                "archive_dir",
+                "it must be outside of data_dir: what is lost with one must be kept by the other",
+            ));
+        }
+        let (grpc, http) = (self.listen, self.http_listen);
+        let meet =
+            grpc.ip() == http.ip() || grpc.ip().is_unspecified() || http.ip().is_unspecified();
+        if meet && grpc.port() == http.port() && grpc.port() != 0 {
+            return Err(Wrong::new(
+                "http_listen",
+                format!("it must have another port than listen, which is {grpc}"),
+            ));
+        }
         self.check_traces()?;
         if self.http_max_connections < LEAST_HTTP_CONNECTIONS {
             return Err(Wrong::new(
@@ -470,9 +485,9 @@ impl Config {
                 return Err(Wrong::new(name, "it must be more than 0"));
             }
         }
-        tracing_subscriber::EnvFilter::try_new(&self.log_filter)
+        crate::logging::filter(&self.log_filter)
             .map(|_| ())
-            .map_err(|error| Wrong::new("log_filter", error.to_string()))
+            .map_err(|why| Wrong::new("log_filter", why))
     }
 
     /// What a power cut or a crash can take of what is acknowledged by default; `None` in

@@ -137,7 +137,7 @@ fn command() -> Command {
                 )
                 .subcommand(
                     Command::new("check")
-                        .about("Exit with 0 if the configuration is usable, else 78"),
+                        .about("Exit with 0 if the settings are valid and fit each other, else 78; what the host must have, a start checks"),
                 )
                 .subcommand(
                     Command::new("reference").about("Print every setting with its documentation"),
@@ -268,7 +268,10 @@ fn configure(source: &Source, matches: &ArgMatches) -> Result<(), Exit> {
     }
     let text = match matches.subcommand_name() {
         Some("reference") => config::reference(),
-        Some("check") => source.effective().map(|_| String::new())?,
+        Some("check") => {
+            plan::check(&source.effective()?.config)?;
+            String::new()
+        }
         _ => source.effective()?.show(),
     };
     print(text.as_bytes())

@@ -153,6 +153,17 @@ pub(crate) fn make(config: &mut Config, host: &Host) -> Result<Limits, Exit> {
     })
 }
 
+/// Whether the settings fit each other, whatever the host has.
+///
+/// # Errors
+/// [`Exit::CONFIG`] if `memory_limit` is given and less than the other settings take.
+pub(crate) fn check(config: &Config) -> Result<(), Exit> {
+    if config.memory_limit.0 > 0 {
+        fit_memory(&mut config.clone(), &Host::unlimited())?;
+    }
+    Ok(())
+}
+
 /// Memory that the plan may give out, in bytes.
 fn memory_limit(config: &Config, host: &Host) -> u64 {
     match config.memory_limit.0 {

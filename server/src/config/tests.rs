@@ -267,7 +267,7 @@ fn defaults_of_sizes_follow_small_segments() {
 }
 
 #[test]
-fn sizes_that_contradict_each_other_are_refused() {
+fn settings_that_contradict_each_other_are_refused() {
     for (text, setting, words) in [
         (
             "max_record_bytes = \"5MiB\"",
@@ -299,6 +299,18 @@ fn sizes_that_contradict_each_other_are_refused() {
             "segment_bytes is",
             "the least is 64KiB",
         ),
+        (
+            "listen = \"127.0.0.1:7000\"\nhttp_listen = \"0.0.0.0:7000\"",
+            "http_listen is",
+            "another port than listen",
+        ),
+        (
+            "data_dir = \"/d\"\narchive_dir = \"/d/archive\"",
+            "archive_dir is",
+            "outside of data_dir",
+        ),
+        ("log_filter = \"warning\"", "log_filter is", "no level"),
+        ("log_filter = \"info,wald=infoo\"", "log_filter is", ""),
     ] {
         let found = problems(&file(text));
         assert!(

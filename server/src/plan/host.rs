@@ -28,6 +28,16 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    /// A host that limits nothing, for rules of settings among themselves.
+    pub(super) fn unlimited() -> Self {
+        Self {
+            descriptors: UNLIMITED_DESCRIPTORS,
+            inherited: 0,
+            memory: u64::MAX,
+            by_cgroup: false,
+        }
+    }
+
     /// Raises the soft limit of descriptors to the hard one, and reads all limits.
     pub(crate) fn prepare() -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
