@@ -3,7 +3,7 @@
 
 A stranger who makes logs without end, at the default bounds and with memory_limit at 512 MiB: a million logs are
 made, more are refused with QUOTA, what was there goes on, memory stays within 512 MiB, also in a restart after a kill.
-`wald delete-logs` then makes room while no daemon serves the store.
+`wald delete-logs` then makes room while no daemon serves the store. Logs that come and go never use up their bound for good.
 """
 
 from common import *
@@ -30,7 +30,22 @@ def flat(daemon, when):
     check(f"{when}: at most {MOST_MIB} MiB were resident", peak(daemon) <= MOST_MIB, f"{peak(daemon):.0f} MiB")
 
 
+def come_and_go(directory):
+    """Logs that are deleted until no more are taken, in a store that has nothing else to sort."""
+    with Daemon(directory, "--max-logs", 1) as daemon:
+        code, made = 0, 0
+        while code == 0 and made < 2000:
+            code, _, said = daemon.ready().call("wald.v1.LogService/CreateLog", {"log": "comes"})
+            if code == 0:
+                code, _, said = daemon.call("wald.v1.LogService/DeleteLog", {"log": "comes"})
+                made += 1
+        check("deleted logs are bounded, too, or forgotten in time", code == 0 or "deleted logs" in said, f"{made} logs; {said[-200:]}")
+        fine = wait_until(lambda: append(daemon, "stays")[0] == 0, 20)
+        check("they are forgotten within seconds, though there is nothing else to sort", fine)
+
+
 with scratch() as temporary:
+    come_and_go(Path(temporary) / "come-and-go")
     data = Path(temporary) / "data"
     arguments = ["--memory-limit", f"{MOST_MIB}MiB", "--max-logs", BOUND]
     with Daemon(data, *arguments) as daemon:

@@ -415,7 +415,7 @@ impl Life {
         match end {
             End::JournalFailed => Err(Exit::new(
                 Exit::JOURNAL_FAILED,
-                "the journal failed; exiting so that a restart recovers (on_flush_failure = exit)",
+                "the journal failed; exiting (on_flush_failure = exit): a restart recovers what the data directory has then",
             )),
             End::Asked => match timeout_at(until, engine.drain()).await {
                 Ok(Ok(())) => {

@@ -376,7 +376,9 @@ pub enum InvalidBatch {
         log: LogName,
     },
     /// A record is over the limit.
-    #[error("record {index} of log {log:?} has {bytes} bytes; at most {limit} are allowed")]
+    #[error(
+        "record {index} of log {log:?} has {bytes} bytes; at most {limit} are allowed (max_record_bytes)"
+    )]
     RecordTooLarge {
         /// The log.
         log: LogName,
