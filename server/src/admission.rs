@@ -29,7 +29,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use http::Request;
+use http::{HeaderMap, Request};
 use http_body::{Body, Frame};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -39,8 +39,9 @@ use wald_storage::AppendError;
 
 use crate::drain::Phase;
 use crate::metrics::Metrics;
+use crate::shortage::Shortage;
 use crate::status::{self, Access};
-use crate::transport::{HttpAnswer, HttpResult, Incoming, Patience, Peer};
+use crate::transport::{HttpAnswer, HttpResult, Hurry, Incoming, Patience, Peer};
 use session::Window;
 pub(crate) use session::{Admitted, Intake, Passage};
 
@@ -59,8 +60,15 @@ const ECHO: &str = "/wald.echo.";
 /// Calls that may take their time between two messages of a request.
 const REFLECTION: &str = "/grpc.reflection.";
 
-/// Memory of a request besides its message: names, places, its answer.
+/// Memory of a request besides its head and message: names, places, its answer.
 const REQUEST_OVERHEAD: u64 = 512;
+
+/// Memory of a field of a head besides its name and value. A client may send the same one again and again for
+/// a byte.
+const FIELD_OVERHEAD: u64 = 96;
+
+/// Time in which a message must move when others wait for the room that it takes, in seconds.
+const HURRY_SECONDS: u64 = 1;
 
 /// Bytes of all requests without records together.
 const OTHERS_BYTES: u64 = 8 << 20;
@@ -101,6 +109,7 @@ struct Own {
 struct Budget {
     limit: u64,
     total: AtomicU64,
+    shortage: Shortage,
 }
 
 impl Budget {
@@ -108,6 +117,7 @@ impl Budget {
         Self {
             limit,
             total: AtomicU64::new(0),
+            shortage: Shortage::new(),
         }
     }
 
@@ -119,18 +129,18 @@ impl Budget {
         is_first || own <= self.limit.saturating_sub(total)
     }
 
-    /// Whether a request that has nothing yet could be admitted with `bytes`. Takes nothing.
+    /// Whether a request that has `has` already could be admitted with `bytes` more. Takes nothing.
     ///
     /// # Errors
     /// With the bytes that are under way.
-    fn look(&self, own: &AtomicU64, bytes: u64) -> Result<(), u64> {
+    fn look(&self, own: &AtomicU64, has: u64, bytes: u64) -> Result<(), u64> {
         let (own, total) = (
             own.load(Ordering::Relaxed),
             self.total.load(Ordering::Relaxed),
         );
-        match self.allows(own, total, 0, bytes) {
+        match self.allows(own, total, has, bytes) {
             true => Ok(()),
-            false => Err(total),
+            false => Err(self.refused(total)),
         }
     }
 
@@ -145,7 +155,12 @@ impl Budget {
             return Ok(());
         }
         self.give_back(own, bytes);
-        Err(total)
+        Err(self.refused(total))
+    }
+
+    fn refused(&self, total: u64) -> u64 {
+        self.shortage.refused(self.limit, total);
+        total
     }
 
     /// Takes more, whatever is free.
@@ -232,6 +247,10 @@ impl Admission {
         });
         let may_pause = path.starts_with(REFLECTION);
         let (head, inner) = request.into_parts();
+        if let Err(busy) = held.grow(head_bytes(&head.headers) + REQUEST_OVERHEAD) {
+            let answer = Box::pin(std::future::ready(Ok(busy.into_http())));
+            return AdmittedCall::new(answer, None, false);
+        }
         let inner = AdmittedBody {
             inner,
             prefix: [0; PREFIX_BYTES],
@@ -244,11 +263,19 @@ impl Admission {
             refused: None,
             dropped: 0,
             patience: None,
+            hurry: Hurry::default(),
             held: Arc::clone(&held),
         };
         let request = Request::from_parts(head, RequestBody::Admitted { inner });
         AdmittedCall::new(serve(request), Some(held), is_append)
     }
+}
+
+/// Memory of a request's head.
+fn head_bytes(headers: &HeaderMap) -> u64 {
+    (headers.iter())
+        .map(|(name, value)| (name.as_str().len() + value.len()) as u64 + FIELD_OVERHEAD)
+        .sum()
 }
 
 /// Bytes charged to a request, given back when it and its body are dropped.
@@ -270,7 +297,7 @@ impl Held {
     /// Refuses a message of `length` bytes that could not be admitted now. Takes nothing.
     fn look(&self, length: u64) -> Result<(), Status> {
         let (budget, own) = self.budget();
-        let looked = budget.look(own, length + REQUEST_OVERHEAD);
+        let looked = budget.look(own, self.bytes.load(Ordering::Relaxed), length);
         looked.map_err(|inflight| self.refuse(inflight))
     }
 
@@ -423,6 +450,7 @@ pub(crate) struct AdmittedBody {
     dropped: u64,
     /// Made by the first wait for the client.
     patience: Option<Patience>,
+    hurry: Hurry,
     held: Arc<Held>,
 }
 
@@ -433,6 +461,7 @@ impl AdmittedBody {
     /// If the request is too long, or there is no room for it.
     fn charge(&mut self, data: &[u8]) -> Result<(), Status> {
         let mut bytes = data.len() as u64;
+        self.hurry.moved(bytes);
         let mut rest = data;
         while !rest.is_empty() {
             if self.left == 0 {
@@ -454,9 +483,10 @@ impl AdmittedBody {
                 if self.may_pause {
                     // The message before was answered.
                     self.held.give_back();
+                    bytes += REQUEST_OVERHEAD;
                 }
+                self.hurry.begin();
                 self.held.look(self.length)?;
-                bytes += REQUEST_OVERHEAD;
             }
             let part = (rest.len() as u64).min(self.left);
             self.left -= part;
@@ -474,7 +504,15 @@ impl AdmittedBody {
         };
         let phase = &self.held.admission.phase;
         let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
-        ready!(patience.poll_over(context, limit));
+        let is_over = patience.poll_over(context, limit).is_ready();
+        let budget = self.held.budget().0;
+        let is_late = !between
+            && (self.hurry)
+                .poll_late(context, HURRY_SECONDS, || budget.shortage.is_now())
+                .is_ready();
+        if !is_over && !is_late {
+            return Poll::Pending;
+        }
         let refused = self.refused.take();
         Poll::Ready(refused.unwrap_or_else(|| status::message_too_slow(self.access)))
     }
@@ -566,7 +604,7 @@ mod tests {
         let [large, other] = [const { AtomicU64::new(0) }; 2];
         // In parts, as it arrives.
         for part in 0..16 {
-            assert_eq!(budget.look(&large, 64 << 10).is_ok(), part == 0);
+            assert_eq!(budget.look(&large, 0, 64 << 10).is_ok(), part == 0);
             assert!(budget.take(&large, part << 16, 1 << 16).is_ok());
         }
         assert_eq!(budget.take(&other, 0, 1), Err(1 << 20));

@@ -11,17 +11,17 @@
 //! budget: 32 reads of 1 MiB at work; two greedy ones get a third each; a connection with nothing under
 //! way finds room.
 //!
-//! **Without room** a scan waits, and a read waits for [`PATIENCE`] and then is BUSY. Calls whose
-//! clients take less than [`HURRY_BYTES`] in each [`HURRY`] of a waiting message end then: they hold what
-//! others need.
+//! **Without room** a scan waits, and a read waits for [`PATIENCE`] and then is BUSY. Calls that hold room
+//! and whose clients take less than 64 KiB/s of a waiting message end then ([`crate::transport::Hurry`]).
+//! Scans leave [`FOR_ONE_ANSWER`] to calls of one answer: those are many, and soon over.
 //!
-//! **Answers to writes** are counted and never refused: they say what was applied.
+//! **Answers to writes** are counted and never refused or cut off: they say what was applied.
 
 mod body;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -29,6 +29,7 @@ use tokio::sync::Notify;
 use tonic::Status;
 use wald_storage::{BoxFuture, Room};
 
+use crate::shortage::Shortage;
 use crate::status;
 pub(crate) use body::Counted;
 
@@ -48,12 +49,22 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Who waits for room looks for it again after this time, whatever was given back meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// While there is no room, a client must take so many bytes of a waiting message in each such time.
-pub(crate) const HURRY: Duration = Duration::from_secs(1);
-pub(crate) const HURRY_BYTES: u64 = 64 << 10;
+/// Part of the budget that streams of answers leave to calls of one answer: one in so many bytes.
+const FOR_ONE_ANSWER: u64 = 8;
 
-/// How long after the last refusal calls must hurry.
-const SHORT: Duration = Duration::from_secs(2);
+/// What a stream of answers to a stream of requests (reflection) reserves as long as it is open.
+const STREAM_BYTES: u64 = 64 << 10;
+
+/// Marks an answer that holds room for which others may wait. One without it is never cut off for being
+/// taken slowly.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MayBeHurried;
+
+/// Marks an answer so.
+pub(crate) fn may_be_hurried<B>(mut answer: http::Response<B>) -> http::Response<B> {
+    answer.extensions_mut().insert(MayBeHurried);
+    answer
+}
 
 /// The budget of a server.
 #[derive(Debug)]
@@ -63,10 +74,7 @@ pub(crate) struct Answers {
     /// Connections that wait for room.
     waiting: AtomicUsize,
     room: Notify,
-    begin: Instant,
-    /// When somebody found no room although hardly any was free, in milliseconds since `begin`; 0 =
-    /// never.
-    short_at: AtomicU64,
+    shortage: Shortage,
 }
 
 impl Answers {
@@ -77,8 +85,7 @@ impl Answers {
             total: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             room: Notify::new(),
-            begin: Instant::now(),
-            short_at: AtomicU64::new(0),
+            shortage: Shortage::new(),
         })
     }
 
@@ -87,26 +94,10 @@ impl Answers {
         self.total.load(Ordering::Relaxed)
     }
 
-    fn now(&self) -> u64 {
-        millis(self.begin.elapsed())
+    /// The part of the budget that streams of answers may take.
+    fn limit_of_streams(&self) -> u64 {
+        self.limit - self.limit / FOR_ONE_ANSWER
     }
-
-    /// Notes that somebody found no room. While much is free that is the share of a greedy connection,
-    /// which waits for itself.
-    fn refused(&self) {
-        if self.limit.saturating_sub(self.bytes()) < self.limit / 8 {
-            self.short_at.store(self.now().max(1), Ordering::Relaxed);
-        }
-    }
-
-    fn is_short(&self) -> bool {
-        let at = self.short_at.load(Ordering::Relaxed);
-        at > 0 && self.now().saturating_sub(at) < millis(SHORT)
-    }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What one connection has of the budget.
@@ -131,28 +122,30 @@ impl AnswerShare {
         }))
     }
 
-    /// Reserves so many bytes, if there is room for them now.
-    fn try_hold(&self, bytes: u64) -> Option<Held> {
+    /// Reserves so many bytes, if so much of the budget has room for them now.
+    fn try_hold(&self, bytes: u64, limit: u64) -> Option<Held> {
         let answers = &self.0.answers;
         // A message may be larger than the budget. Then it waits for all of it.
-        let bytes = bytes.min(answers.limit);
+        let bytes = bytes.min(limit);
         let mut held = self.count(bytes);
         let own = self.0.bytes.load(Ordering::Relaxed);
-        let free = answers.limit.checked_sub(answers.bytes());
+        let free = limit.checked_sub(answers.bytes());
         // The first of a connection need not leave as much as it takes.
         let has_room = free.is_some_and(|free| own <= bytes.max(free));
         if has_room {
             return Some(held);
         }
-        answers.refused();
+        answers
+            .shortage
+            .refused(limit, answers.bytes() - held.bytes);
         // Nobody is woken: nothing is free that was not before.
         held.change(0);
         None
     }
 
-    /// Reserves so many bytes when there is room for them.
-    async fn hold(&self, bytes: u64) -> Held {
-        if let Some(held) = self.try_hold(bytes) {
+    /// Reserves so many bytes when so much of the budget has room for them.
+    async fn hold(&self, bytes: u64, limit: u64) -> Held {
+        if let Some(held) = self.try_hold(bytes, limit) {
             return held;
         }
         let answers = &self.0.answers;
@@ -161,7 +154,7 @@ impl AnswerShare {
         loop {
             // Made before the look, so that what is given back in between wakes it.
             let room = answers.room.notified();
-            if let Some(held) = self.try_hold(bytes) {
+            if let Some(held) = self.try_hold(bytes, limit) {
                 return held;
             }
             let _ = tokio::time::timeout(LOOK_AGAIN, room).await;
@@ -173,11 +166,24 @@ impl AnswerShare {
     /// # Errors
     /// BUSY if there is no room for a second.
     pub(crate) async fn hold_soon(&self, bytes: u64) -> Result<Held, Status> {
-        if let Some(held) = self.try_hold(bytes) {
+        self.hold_in_time(bytes, self.0.answers.limit).await
+    }
+
+    /// Reserves what a stream of answers to a stream of requests takes.
+    ///
+    /// # Errors
+    /// BUSY if there is no room for a second.
+    pub(crate) async fn hold_for_stream(&self) -> Result<Held, Status> {
+        let limit = self.0.answers.limit_of_streams();
+        self.hold_in_time(STREAM_BYTES, limit).await
+    }
+
+    async fn hold_in_time(&self, bytes: u64, limit: u64) -> Result<Held, Status> {
+        if let Some(held) = self.try_hold(bytes, limit) {
             return Ok(held);
         }
         // Boxed: most calls do not wait, and are smaller without it.
-        let room = Box::pin(self.hold(bytes));
+        let room = Box::pin(self.hold(bytes, limit));
         let answers = &self.0.answers;
         (tokio::time::timeout(PATIENCE, room).await)
             .map_err(|_| status::answers_busy(answers.bytes(), answers.limit))
@@ -204,7 +210,7 @@ impl AnswerShare {
 
     /// Whether calls of the connection must take their answers fast: others need the room that it holds.
     pub(crate) fn must_hurry(&self) -> bool {
-        self.0.bytes.load(Ordering::Relaxed) > 0 && self.0.answers.is_short()
+        self.0.bytes.load(Ordering::Relaxed) > 0 && self.0.answers.shortage.is_now()
     }
 }
 
@@ -314,7 +320,8 @@ impl Room for ScanRoom {
     fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             if self.held.lock().is_none() {
-                let held = self.share.hold(bytes.max(RECORD_BYTES)).await;
+                let limit = self.share.0.answers.limit_of_streams();
+                let held = self.share.hold(bytes.max(RECORD_BYTES), limit).await;
                 *self.held.lock() = Some(held);
             }
         })
@@ -331,8 +338,14 @@ mod tests {
 
     const KIB: u64 = 1 << 10;
 
+    impl AnswerShare {
+        fn hold_now(&self, bytes: u64) -> Option<Held> {
+            self.try_hold(bytes, self.0.answers.limit)
+        }
+    }
+
     fn fill(share: &AnswerShare) -> Vec<Held> {
-        std::iter::from_fn(|| share.try_hold(KIB)).collect()
+        std::iter::from_fn(|| share.hold_now(KIB)).collect()
     }
 
     #[test]
@@ -341,10 +354,10 @@ mod tests {
         let [greedy, second, small] = [(); 3].map(|()| AnswerShare::new(&answers));
         let held = fill(&greedy);
         assert_eq!(held.len(), 32);
-        assert!(!answers.is_short(), "its own share");
+        assert!(!answers.shortage.is_now(), "its own share");
         let more = fill(&second);
         assert_eq!(more.len(), 16);
-        assert!(small.try_hold(KIB).is_some());
+        assert!(small.hold_now(KIB).is_some());
         drop((held, more));
         assert_eq!(answers.bytes(), 0);
         assert_eq!(fill(&greedy).len(), 32);
@@ -356,18 +369,31 @@ mod tests {
         let shares: Vec<_> = (0..1000).map(|_| AnswerShare::new(&answers)).collect();
         let held: Vec<_> = shares
             .iter()
-            .filter_map(|share| share.try_hold(KIB))
+            .filter_map(|share| share.hold_now(KIB))
             .collect();
         assert_eq!((held.len(), answers.bytes()), (64, 64 * KIB));
-        assert!(answers.is_short());
+        assert!(answers.shortage.is_now());
         assert!(shares[0].must_hurry() && !shares[999].must_hurry());
+    }
+
+    #[test]
+    fn streams_leave_room_to_calls_of_one_answer() {
+        let answers = Answers::new(64 * KIB);
+        let shares: Vec<_> = (0..100).map(|_| AnswerShare::new(&answers)).collect();
+        let limit = answers.limit_of_streams();
+        let streams: Vec<_> = (shares.iter())
+            .filter_map(|share| share.try_hold(KIB, limit))
+            .collect();
+        assert_eq!(streams.len(), 56);
+        assert!(answers.shortage.is_now(), "for streams");
+        assert!(shares[99].hold_now(8 * KIB).is_some());
     }
 
     #[test]
     fn reservation_shrinks_to_its_message_and_may_go_with_its_bytes() {
         let answers = Answers::new(64 * KIB);
         let share = AnswerShare::new(&answers);
-        let mut held = share.try_hold(8 * KIB).unwrap();
+        let mut held = share.hold_now(8 * KIB).unwrap();
         held.set(10);
         assert_eq!(answers.bytes(), 10);
         held.set(3 * KIB);
@@ -386,11 +412,11 @@ mod tests {
     fn message_larger_than_the_budget_passes_alone() {
         let answers = Answers::new(KIB);
         let [one, other] = [(); 2].map(|()| AnswerShare::new(&answers));
-        let mut large = one.try_hold(8 * KIB).unwrap();
+        let mut large = one.hold_now(8 * KIB).unwrap();
         large.set(8 * KIB);
-        assert!(other.try_hold(1).is_none());
+        assert!(other.hold_now(1).is_none());
         drop(large);
-        assert!(other.try_hold(1).is_some());
+        assert!(other.hold_now(1).is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -213,8 +213,8 @@ settings! {
     /// The first begins with the start.
     scrub_interval: Duration = "24h";
     /// What logs forget that have no retention of their own: batches that arrived longer ago
-    /// than this. Goes by a clock that does not follow jumps of the system's: it never goes
-    /// back, and at most twice as fast as time passes. 0: nothing.
+    /// than this. Goes by a clock that follows a jump of the system's late: back after 10 minutes, ahead
+    /// at most twice as fast as time passes. 0: nothing.
     retention_max_age: Duration = "0s";
     /// Likewise, the oldest batches beyond the newest that take so many bytes in segments. As
     /// many are kept as take this much or more, so up to one batch more. 0: none.

@@ -17,6 +17,7 @@ mod offline;
 mod plan;
 mod rpc;
 mod serve;
+mod shortage;
 mod status;
 mod trace;
 mod transport;

@@ -16,6 +16,7 @@ use wald_storage::StorageConfig;
 use crate::answers::ANSWERS_BYTES;
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::serve::Exit;
+use crate::transport::{ALL_QUEUES_BYTES, ALL_WINDOWS_BYTES, LEAST_WINDOW, SHORT_QUEUE_BYTES};
 pub(crate) use host::Host;
 
 /// Descriptors that stay free: for /proc on scrapes, name resolution, libraries.
@@ -46,8 +47,9 @@ const ENGINE_BYTES: u64 = 67 << 20;
 /// Memory of requests that are no appends.
 const OTHER_REQUESTS_BYTES: u64 = 8 << 20;
 
-/// Memory of one idle connection: buffers, HTTP/2 state.
-const CONNECTION_BYTES: u64 = 24 << 10;
+/// Memory of one connection: buffers and HTTP/2 state, the least window of data that it may send ahead, and
+/// answers that wait for its socket.
+const CONNECTION_BYTES: u64 = (24 << 10) + LEAST_WINDOW as u64 + SHORT_QUEUE_BYTES as u64;
 const HTTP_CONNECTION_BYTES: u64 = 40 << 10;
 
 /// One bound that may be lowered.
@@ -257,6 +259,8 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
         + ENGINE_BYTES
         + OTHER_REQUESTS_BYTES
         + ANSWERS_BYTES
+        + ALL_WINDOWS_BYTES
+        + ALL_QUEUES_BYTES
         + config.max_inflight_bytes.0
         + config.buffer_bytes.0;
     let mut connections = config.max_connections as u64;

@@ -54,12 +54,13 @@ use crate::drain::{Phase, bound, draining};
 use crate::wakes;
 use conn::Conn;
 pub(crate) use incoming::Incoming;
-pub(crate) use patience::Patience;
+pub(crate) use patience::{Hurry, Patience};
 use peer::OpenConnection;
-pub(crate) use peer::{Connections, Peer};
+pub(crate) use peer::{ALL_QUEUES_BYTES, Connections, Peer, SHORT_QUEUE_BYTES};
 use routes::ConnectionCalls;
 pub(crate) use routes::{Calls, HttpAnswer, HttpResult, Routes, Serve};
-use window::{AllWindows, LEAST_WINDOW};
+use window::AllWindows;
+pub(crate) use window::{ALL_WINDOWS_BYTES, LEAST_WINDOW};
 
 /// After a failed accept (usually: out of file descriptors) trying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -24,9 +24,9 @@ use tokio::time::Sleep;
 use tonic::Status;
 use wald_storage::AppendError;
 
-use super::{Admission, PREFIX_BYTES, REQUEST_OVERHEAD, Share, message_time};
+use super::{Admission, HURRY_SECONDS, PREFIX_BYTES, REQUEST_OVERHEAD, Share, message_time};
 use crate::status::{self, Access};
-use crate::transport::{Incoming, Patience};
+use crate::transport::{Hurry, Incoming, Patience};
 
 /// So many admitted bytes give the client room at once.
 const RELEASE_BYTES: usize = 16 << 10;
@@ -114,7 +114,7 @@ impl Window {
             return Entry::WindowFull;
         }
         let (budget, own) = (&admission.appends, &share.0.appends);
-        if passage.bytes == 0 && budget.look(own, announced).is_err() {
+        if passage.bytes == 0 && budget.look(own, 0, announced).is_err() {
             return Entry::BudgetFull;
         }
         if let Err(inflight) = budget.take(own, passage.bytes, bytes) {
@@ -187,6 +187,9 @@ pub(crate) struct Intake<S = Incoming> {
     pause: Option<Pin<Box<Sleep>>>,
     /// Made by the first wait for the client within a message.
     patience: Option<Patience>,
+    hurry: Hurry,
+    /// Whether the message there has waited for room: that time is not its client's.
+    waited: bool,
 }
 
 /// A message of a session, and its room.
@@ -204,6 +207,8 @@ impl<S: Source> Intake<S> {
             unreleased: 0,
             pause: None,
             patience: None,
+            hurry: Hurry::default(),
+            waited: false,
         }
     }
 
@@ -267,6 +272,7 @@ impl<S: Source> Intake<S> {
             let message = self.held.split_to(whole - PREFIX_BYTES).freeze();
             let passage = std::mem::replace(&mut self.passage, self.window.nothing());
             self.admitted = 0;
+            self.hurry.begin();
             if let Some(patience) = &mut self.patience {
                 patience.moved();
             }
@@ -297,14 +303,21 @@ impl<S: Source> Intake<S> {
             match entry {
                 Entry::Granted => {
                     self.pause = None;
-                    self.unreleased += there - self.admitted;
+                    let more = there - self.admitted;
+                    self.unreleased += more;
+                    self.hurry.moved(more as u64);
                     self.admitted = there;
+                    if std::mem::take(&mut self.waited)
+                        && let Some(patience) = &mut self.patience
+                    {
+                        patience.moved();
+                    }
                     return Poll::Ready(Ok(()));
                 }
                 // Then once more, so that no ack between the two is missed.
                 _ if !is_registered => {
                     self.window.0.waiting.register(context.waker());
-                    is_registered = true;
+                    (is_registered, self.waited) = (true, true);
                 }
                 Entry::WindowFull => return Poll::Pending,
                 Entry::StuckIn(inflight) if self.poll_over(length, context).is_ready() => {
@@ -324,9 +337,14 @@ impl<S: Source> Intake<S> {
 
     /// Resolves when the rest of a message of that length was waited for long enough.
     fn poll_over(&mut self, length: u64, context: &mut Context<'_>) -> Poll<Status> {
-        let phase = &self.window.0.admission.phase;
-        let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
-        ready!(patience.poll_over(context, message_time(length)));
+        let admission = &self.window.0.admission;
+        let patience = (self.patience).get_or_insert_with(|| Patience::new(&admission.phase));
+        let is_over = patience.poll_over(context, message_time(length)).is_ready();
+        let must_hurry = || admission.appends.shortage.is_now();
+        let hurry = self.hurry.poll_late(context, HURRY_SECONDS, must_hurry);
+        if !is_over && hurry.is_pending() {
+            return Poll::Pending;
+        }
         Poll::Ready(status::message_too_slow(Access::Write))
     }
 }

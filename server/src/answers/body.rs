@@ -14,18 +14,25 @@ pub(crate) struct Counted {
     inner: tonic::body::Body,
     share: AnswerShare,
     held: Option<Held>,
+    /// Room that it has as long as it is open.
+    _open: Option<Held>,
 }
 
 impl Counted {
-    /// The answer with its body counted as that connection's.
+    /// The answer with its body counted as that connection's, and `open` tied to it.
     pub(crate) fn answer(
         answer: http::Response<tonic::body::Body>,
         share: Option<AnswerShare>,
+        open: Option<Held>,
     ) -> http::Response<tonic::body::Body> {
         match share {
             Some(share) if !answer.body().is_end_stream() => answer.map(|inner| {
-                let held = None;
-                tonic::body::Body::new(Self { inner, share, held })
+                tonic::body::Body::new(Self {
+                    inner,
+                    share,
+                    held: None,
+                    _open: open,
+                })
             }),
             _ => answer,
         }

@@ -128,10 +128,10 @@ fn smaller_configured_values_than_the_least_stay() {
 #[test]
 fn memory_lowers_connections_and_then_refuses() {
     let mut config = config(&[]);
-    let text = fit_memory(&mut config, &host(65_536, 300))
+    let text = fit_memory(&mut config, &host(65_536, 512))
         .unwrap()
         .unwrap();
-    assert!(text.contains("300 MiB (the cgroup's limit)"), "{text}");
+    assert!(text.contains("512 MiB (the cgroup's limit)"), "{text}");
     assert!(
         config.max_connections < 4000 && config.max_connections > 1000,
         "{text}"
@@ -147,7 +147,7 @@ fn memory_lowers_connections_and_then_refuses() {
     let refused = fit_memory(&mut config, &host(65_536, 4096)).unwrap_err();
     assert_eq!(refused.code, Exit::CONFIG);
     // The setting goes before the host.
-    let mut config = super::tests::config(&[("memory_limit", "300MiB")]);
+    let mut config = super::tests::config(&[("memory_limit", "512MiB")]);
     let text = fit_memory(&mut config, &host(65_536, 4096))
         .unwrap()
         .unwrap();

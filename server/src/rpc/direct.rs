@@ -30,6 +30,7 @@ use wald_proto::stored::wal_service_server::WalServiceServer;
 use super::session::append_session;
 use super::{Answer, Answers, Node, Services, append, read};
 use crate::admission::RequestBody;
+use crate::answers::may_be_hurried;
 use crate::metrics::Rpc;
 use crate::status::Access;
 use crate::transport::{HttpAnswer, HttpResult, Serve};
@@ -136,7 +137,9 @@ fn with_its_stream(answer: HttpResult) -> HttpResult {
     let beside = response.extensions_mut().remove::<Beside>();
     let stream = beside.and_then(|Beside(stream)| stream.lock().take());
     Ok(match stream {
-        Some(stream) => response.map(|_| tonic::body::Body::new(Messages::new(stream))),
+        Some(stream) => {
+            may_be_hurried(response.map(|_| tonic::body::Body::new(Messages::new(stream))))
+        }
         None => response,
     })
 }

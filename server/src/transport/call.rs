@@ -12,15 +12,18 @@ use h2::{Reason, SendStream};
 use http::Response;
 use http_body::Body;
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::patience::Patience;
+use super::patience::{Hurry, Patience};
 use super::peer::{OpenCall, Peer, Piece};
-use crate::answers::{HURRY, HURRY_BYTES};
+use crate::answers::MayBeHurried;
 use crate::drain::Phase;
 
 /// Most bytes that a call claims of its client's window at a time, so that many calls share it.
 const CLAIM: usize = 64 << 10;
+
+/// Time in which an answer must move when others wait for its room. The kernel and the queue of a
+/// connection take its bytes in pieces of 128 KiB.
+const HURRY_SECONDS: u64 = 4;
 
 /// Conditions for all calls of a connection.
 #[derive(Clone)]
@@ -65,7 +68,8 @@ pub(super) async fn serve<F, B>(
     let Some(answer) = answer else {
         return terms.peer.call_was_cancelled();
     };
-    let (head, body) = answer.into_parts();
+    let (mut head, body) = answer.into_parts();
+    let may_be_hurried = head.extensions.remove::<MayBeHurried>().is_some();
     let head = Response::from_parts(head, ());
     if body.is_end_stream() {
         // Fails only on a stream that the client has reset.
@@ -78,7 +82,8 @@ pub(super) async fn serve<F, B>(
     let mut sending = Sending {
         sender,
         patience: None,
-        hurry: Hurry::default(),
+        hurry: may_be_hurried.then(Hurry::default),
+        sent: 0,
         terms,
     };
     match sending.send(body).await {
@@ -94,38 +99,11 @@ struct Sending {
     sender: SendStream<Piece>,
     /// Made by the first wait for the client.
     patience: Option<Patience>,
-    hurry: Hurry,
+    /// `None`: it holds nothing that others wait for.
+    hurry: Option<Hurry>,
+    /// Bytes that the connection had sent when this call found its queue full last.
+    sent: u64,
     terms: Terms,
-}
-
-/// How fast a client takes a message, for the time in which there is no room for answers.
-#[derive(Default)]
-struct Hurry {
-    /// Bytes taken since `tick` was set.
-    taken: u64,
-    /// Made by the first wait for the client.
-    tick: Option<Pin<Box<Sleep>>>,
-    /// Whether `tick` was set for an earlier message.
-    is_old: bool,
-}
-
-impl Hurry {
-    /// Resolves when a client must hurry and does not.
-    fn poll_late(&mut self, context: &mut Context<'_>, must: impl Fn() -> bool) -> Poll<()> {
-        let next = || Instant::now() + HURRY;
-        let tick = (self.tick).get_or_insert_with(|| Box::pin(sleep_until(next())));
-        if std::mem::take(&mut self.is_old) {
-            self.taken = 0;
-            tick.as_mut().reset(next());
-        }
-        loop {
-            ready!(tick.as_mut().poll(context));
-            if std::mem::take(&mut self.taken) < HURRY_BYTES && must() {
-                return Poll::Ready(());
-            }
-            tick.as_mut().reset(next());
-        }
-    }
 }
 
 impl Sending {
@@ -160,11 +138,15 @@ impl Sending {
     /// Hands over the data as the client's windows and the queue of the connection take it, so that
     /// no more of it than fits there waits in the HTTP/2 layer.
     async fn send_data(&mut self, mut data: Bytes) -> Result<(), Broken> {
-        self.hurry.is_old = true;
+        if let Some(hurry) = &mut self.hurry {
+            hurry.begin();
+        }
         while !data.is_empty() {
             let room = poll_fn(|context| self.poll_room(data.len(), context)).await?;
             let part = data.split_to(room.min(data.len()));
-            self.hurry.taken += part.len() as u64;
+            if let Some(hurry) = &mut self.hurry {
+                hurry.moved(part.len() as u64);
+            }
             let part = self.terms.peer.piece(part);
             self.hand_over(part, false)?;
         }
@@ -189,14 +171,20 @@ impl Sending {
             return polled;
         }
         let Terms {
+            peer,
             phase,
             progress_timeout,
-            ..
         } = &self.terms;
         let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
+        // Behind answers of other calls, which the client takes.
+        let sent = peer.sent_so_far();
+        if peer.has_full_queue() && std::mem::replace(&mut self.sent, sent) != sent {
+            patience.moved();
+        }
         let is_over = patience.poll_over(context, *progress_timeout).is_ready();
-        let answers = &self.terms.peer.answers;
-        let is_late = (self.hurry.poll_late(context, || answers.must_hurry())).is_ready();
+        let is_late = self.hurry.as_mut().is_some_and(|hurry| {
+            (hurry.poll_late(context, HURRY_SECONDS, || peer.answers.must_hurry())).is_ready()
+        });
         match is_over || is_late {
             true => Poll::Ready(Err(Broken::Stalled)),
             false => Poll::Pending,

@@ -1,4 +1,4 @@
-//! What a client sends, by frame: how many, and how much of it is data of calls.
+//! What a client sends, by frame: how many, and how much of it is for calls.
 //!
 //! Only the heads of frames are looked at, which costs some nanoseconds a frame. The HTTP/2 layer
 //! checks them; what it refuses ends the connection.
@@ -10,6 +10,8 @@ const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 
 const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
 const PADDED: u8 = 8;
 
 /// Bytes beside the data that a frame of data may need: its head, padding, updates of windows.
@@ -20,7 +22,7 @@ const DATA_FRAME_BYTES: u64 = 32;
 pub(super) struct Begun {
     /// Frames, of any kind.
     pub(super) frames: usize,
-    /// Bytes that calls need for the data in them.
+    /// Bytes that calls need for their heads, and for the data in them.
     pub(super) useful: u64,
 }
 
@@ -73,6 +75,9 @@ impl Frames {
                 match (kind, flags & PADDED) {
                     (DATA, 0) => begun.useful += needed(self.skip),
                     // An empty frame has no byte that says so.
+                    (HEADERS | CONTINUATION, _) if self.skip > 0 => {
+                        begun.useful += (HEAD_BYTES + self.skip) as u64;
+                    }
                     (DATA, _) if self.skip > 0 => self.padded = Some(self.skip),
                     _ => {}
                 }

@@ -249,12 +249,12 @@ impl Serving {
         mut respond: h2::server::SendResponse<Piece>,
     ) {
         self.life.first_request_by = None;
+        let open = self.terms.peer.begin_call();
         // A request that its client has cancelled already costs no call.
         let mut context = Context::from_waker(Waker::noop());
         if respond.poll_reset(&mut context).is_ready() {
             return self.terms.peer.call_was_cancelled();
         }
-        let open = self.terms.peer.begin_call();
         let request = request.map(Incoming::new);
         let call = self.service.call(request);
         let terms = self.terms.clone();

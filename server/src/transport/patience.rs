@@ -81,6 +81,55 @@ impl Patience {
     }
 }
 
+/// While others wait for the memory that a message holds, its client must move so much of it.
+const HURRY_BYTES_PER_SECOND: u64 = 64 << 10;
+
+/// How fast a client moves a message, for the time in which others wait for the memory that it holds.
+///
+/// A call that never waits pays nothing: the timer is made by the first wait.
+#[derive(Debug, Default)]
+pub(crate) struct Hurry {
+    /// Bytes moved since `tick` was set.
+    moved: u64,
+    tick: Option<Pin<Box<Sleep>>>,
+    /// Whether `tick` was set for an earlier message.
+    is_old: bool,
+}
+
+impl Hurry {
+    /// Another message begins.
+    pub(crate) fn begin(&mut self) {
+        self.is_old = true;
+    }
+
+    /// The client has moved so many bytes of the message.
+    pub(crate) fn moved(&mut self, bytes: u64) {
+        self.moved += bytes;
+    }
+
+    /// Resolves when a client must hurry and has moved less than 64 KiB/s for `period` seconds.
+    pub(crate) fn poll_late(
+        &mut self,
+        context: &mut Context<'_>,
+        period: u64,
+        must: impl Fn() -> bool,
+    ) -> Poll<()> {
+        let next = || Instant::now() + Duration::from_secs(period);
+        let tick = (self.tick).get_or_insert_with(|| Box::pin(sleep_until(next())));
+        if std::mem::take(&mut self.is_old) {
+            self.moved = 0;
+            tick.as_mut().reset(next());
+        }
+        loop {
+            ready!(tick.as_mut().poll(context));
+            if std::mem::take(&mut self.moved) < period * HURRY_BYTES_PER_SECOND && must() {
+                return Poll::Ready(());
+            }
+            tick.as_mut().reset(next());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;

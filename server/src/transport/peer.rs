@@ -19,13 +19,17 @@ use crate::answers::{ANSWERS_BYTES, AnswerShare, Answers};
 const QUEUE_BYTES: usize = 256 << 10;
 
 /// The same, while all connections together have more than [`ALL_QUEUES_BYTES`] in their queues.
-const SHORT_QUEUE_BYTES: usize = 16 << 10;
+pub(crate) const SHORT_QUEUE_BYTES: usize = 16 << 10;
 
 /// Bytes in the queues of all connections above which each gets a short one.
-const ALL_QUEUES_BYTES: u64 = 32 << 20;
+pub(crate) const ALL_QUEUES_BYTES: u64 = 32 << 20;
 
-/// Bytes beside the data that a call may need: heads, resets, updates of windows.
-const CALL_BYTES: u64 = 16 << 10;
+/// Bytes beside its heads and data that a call may need: a reset, updates of windows.
+const CALL_BYTES: u64 = 128;
+
+/// Bytes by which those for calls may be more than all that were received: the data of a frame counts
+/// when its head is here.
+const USEFUL_AHEAD: u64 = 64 << 10;
 
 /// State of one connection that its calls, its socket and the acceptor share.
 #[derive(Debug, Clone)]
@@ -210,6 +214,16 @@ impl Peer {
         received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// Bytes that the socket took so far.
+    pub(super) fn sent_so_far(&self) -> u64 {
+        self.state.sent.load(Ordering::Relaxed)
+    }
+
+    /// Whether answers wait for the queue of the connection.
+    pub(super) fn has_full_queue(&self) -> bool {
+        self.state.room().is_none()
+    }
+
     pub(super) fn sent(&self, bytes: usize) {
         self.state.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -220,8 +234,11 @@ impl Peer {
     }
 
     /// Counts bytes of `received` that a client needs for its calls.
+    /// More than was received are not credited for later.
     pub(super) fn useful(&self, bytes: u64) {
-        self.state.useful.fetch_add(bytes, Ordering::Relaxed);
+        let most = self.received_so_far() + USEFUL_AHEAD;
+        let useful = self.state.useful.load(Ordering::Relaxed) + bytes;
+        self.state.useful.store(useful.min(most), Ordering::Relaxed);
     }
 
     /// Bytes for calls that have arrived so far.
@@ -246,7 +263,7 @@ impl Peer {
 
     /// Bytes that the socket gave and took so far.
     pub(super) fn moved_so_far(&self) -> u64 {
-        self.received_so_far() + self.state.sent.load(Ordering::Relaxed)
+        self.received_so_far() + self.sent_so_far()
     }
 
     /// Counts a call until the value is dropped.

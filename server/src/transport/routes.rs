@@ -26,7 +26,7 @@ use tower::Service;
 
 use super::{Incoming, Peer};
 use crate::admission::{Admission, AdmittedCall, RequestBody};
-use crate::answers::{AnswerShare, Counted};
+use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::metrics::{CallCounter, CallFuture, Rpc};
 use crate::rpc::checked;
 use crate::status;
@@ -74,7 +74,17 @@ where
         }
         let share = request.extensions().get::<AnswerShare>().cloned();
         let answer = service.call(request.map(Body::new));
-        Box::pin(async move { Ok(Counted::answer(answer.await?, share)) })
+        Box::pin(async move {
+            // Before the first answer is made.
+            let open = match &share {
+                Some(share) => match share.hold_for_stream().await {
+                    Ok(open) => Some(open),
+                    Err(busy) => return Ok(busy.into_http()),
+                },
+                None => None,
+            };
+            Ok(may_be_hurried(Counted::answer(answer.await?, share, open)))
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use wald_proto::codec::{Decode, Encode};
 
 use super::framed::framed;
 use crate::admission::PREFIX_BYTES;
-use crate::answers::{AnswerShare, Counted, Held, SMALL_BYTES};
+use crate::answers::{AnswerShare, Counted, Held, SMALL_BYTES, may_be_hurried};
 use crate::status::{self, Access};
 use crate::transport::HttpResult;
 
@@ -59,7 +59,8 @@ where
         };
         let answer = serve(Request::from_parts(metadata, extensions, message)).await;
         let answer = answer.and_then(|(answer, held)| respond(answer, held, share.as_ref()));
-        Ok(answer.unwrap_or_else(Status::into_http))
+        let answer = answer.unwrap_or_else(Status::into_http);
+        Ok(hurried_if_read(answer, access))
     }
 }
 
@@ -102,8 +103,22 @@ where
             && !headers.contains_key("grpc-status-details-bin");
         match Status::from_header_map(headers).filter(|_| is_tonics) {
             Some(status) => Ok(status::received(status, access).into_http()),
-            None => Ok(Counted::answer(answer, share)),
+            None => Ok(hurried_if_read(
+                Counted::answer(answer, share, None),
+                access,
+            )),
         }
+    }
+}
+
+/// Nobody is kept from learning what a write has come to.
+fn hurried_if_read(
+    answer: http::Response<tonic::body::Body>,
+    access: Access,
+) -> http::Response<tonic::body::Body> {
+    match access {
+        Access::Read => may_be_hurried(answer),
+        Access::Write => answer,
     }
 }
 

@@ -1,0 +1,46 @@
+//! Whether somebody has found no room in a budget lately.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a shortage lasts after the last refusal.
+const LASTS: Duration = Duration::from_secs(2);
+
+/// When somebody found no room.
+#[derive(Debug)]
+pub(crate) struct Shortage {
+    begin: Instant,
+    /// In milliseconds since `begin`; 0 = never.
+    at: AtomicU64,
+}
+
+impl Shortage {
+    pub(crate) fn new() -> Self {
+        Self {
+            begin: Instant::now(),
+            at: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes that a request was refused although its client had its share: of a budget of `limit`
+    /// bytes, of which `total` are in use, hardly any is free. While much is free, a greedy connection waits for itself.
+    pub(crate) fn refused(&self, limit: u64, total: u64) {
+        if limit.saturating_sub(total) < limit / 8 {
+            self.at.store(self.now().max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether those who hold something must hurry.
+    pub(crate) fn is_now(&self) -> bool {
+        let at = self.at.load(Ordering::Relaxed);
+        at > 0 && self.now().saturating_sub(at) < millis(LASTS)
+    }
+
+    fn now(&self) -> u64 {
+        millis(self.begin.elapsed())
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
