@@ -4,7 +4,7 @@
 Clients that behave are held back and never cut off; clients that mean harm, or stand still, stop and
 fill nothing. Real clients (grpc-go, grpc-java, grpc-js, the client for Go) and raw HTTP/2 by the programs in
 .ci/wire: small messages, cancelled calls, deadlines, slow links, stuck peers at a stop, silent connections,
-announced lengths, endless messages, unread answers, and floods of every kind of frame.
+announced lengths, endless messages, crowds, unread answers, and floods of every kind of frame.
 """
 
 import json
@@ -174,6 +174,37 @@ def standing(directory):
                   f"{grown / MIB:.0f} MiB; {told[-1]}")
 
 
+def crowds(directory):
+    """Many connections that each hold little of what all need."""
+    with Daemon(directory / "halves") as daemon:
+        with Held("idle", "-count", 900, "-seconds", "12s", "halves", daemon.grpc) as peers:
+            done = [daemon.walctl("--timeout", "4s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
+        check("900 messages without their last byte keep no append out", peers.ready and done == [0] * 10, done)
+    with Daemon(directory / "others") as daemon:
+        daemon.walctl("append", "a", "-", input=b"x\n", check=True)
+        path = "/wald.v1.WalService/GetTail"
+        with Held("idle", "-count", 200, "-seconds", "12s", "-path", path, "halves", daemon.grpc) as peers:
+            done = [daemon.walctl("--timeout", "4s", "health").returncode for _ in range(10)]
+        check("nor 200 of another call a health check", peers.ready and done == [0] * 10, done)
+    # What each call costs besides its head is bounded by their number: 256 on a connection.
+    for kind, count in ("heads", 20), ("reflections", 20):
+        with Daemon(directory / kind) as daemon:
+            before = daemon.anonymous()
+            with Held("idle", "-count", count, "-seconds", "3s", kind, daemon.grpc) as peers:
+                peers.process.stdout.readline()
+                grown = daemon.anonymous() - before
+                done = daemon.walctl("--timeout", "5s", "append", "a", "-", input=b"x\n")
+            check(f"{count} connections with 256 `{kind}` each take less than 64 MiB", grown < FLAT and done.returncode == 0,
+                  f"{grown / MIB:.0f} MiB")
+    with Daemon(directory / "slow-scans") as daemon:
+        daemon.walctl("append", "big", "-", input=(b"x" * 1_000_000 + b"\n") * 12, check=True)
+        daemon.walctl("append", "small", "-", input=b"x\n", check=True)
+        with Held("idle", "-count", 100, "-seconds", "20s", "slow-scans", daemon.grpc) as peers:
+            wait_until(lambda: daemon.metric('wald_admitted_bytes{part="answers"}') > 40 * MIB, 10)
+            codes = [daemon.call("wald.v1.WalService/Read", {"log": "small"})[0] for _ in range(50)]
+        check("100 scans at 80 KB/s make no read BUSY", peers.ready and codes == [0] * 50, codes)
+
+
 class Watch:
     """What a daemon and a client that behaves, on a connection of its own, see of an attack."""
 
@@ -211,7 +242,7 @@ class Watch:
 
 
 # The floods that a shorter run takes: one for each way in which a server can be flooded.
-TELLING = ("window-update", "ping-ack", "empty-data", "reset-append", "hpack-bomb", "settings-unread", "unknown-service", "priority")
+TELLING = ("window-update", "ping-ack", "ping-ack-calls", "empty-data", "reset-append", "hpack-bomb", "settings-unread", "unknown-service", "priority")
 # A bystander shares two processors with the attack and with whatever else runs: a wake-up that comes late is no fault.
 CALM_US = 5_000
 
@@ -246,6 +277,6 @@ def floods(directory):
 
 built()
 with scratch() as temporary:
-    for scenario in (sessions, neighbours, slow, stops, standing, floods):
+    for scenario in (sessions, neighbours, slow, stops, standing, crowds, floods):
         scenario(Path(temporary))
 finish()

@@ -63,9 +63,10 @@ const REFLECTION: &str = "/grpc.reflection.";
 /// Memory of a request besides its head and message: names, places, its answer.
 const REQUEST_OVERHEAD: u64 = 512;
 
-/// Memory of a field of a head besides its name and value. A client may send the same one again and again for
-/// a byte.
+/// Memory of a field of a head besides its name and value, and of one more of the same name. A client may
+/// send the same one again and again for a byte.
 const FIELD_OVERHEAD: u64 = 96;
+const REPEATED_FIELD_OVERHEAD: u64 = 192;
 
 /// Time in which a message must move when others wait for the room that it takes, in seconds.
 const HURRY_SECONDS: u64 = 1;
@@ -273,9 +274,11 @@ impl Admission {
 
 /// Memory of a request's head.
 fn head_bytes(headers: &HeaderMap) -> u64 {
-    (headers.iter())
-        .map(|(name, value)| (name.as_str().len() + value.len()) as u64 + FIELD_OVERHEAD)
-        .sum()
+    let texts: usize = (headers.iter())
+        .map(|(name, value)| name.as_str().len() + value.len())
+        .sum();
+    let (names, fields) = (headers.keys_len() as u64, headers.len() as u64);
+    texts as u64 + names * FIELD_OVERHEAD + (fields - names) * REPEATED_FIELD_OVERHEAD
 }
 
 /// Bytes charged to a request, given back when it and its body are dropped.

@@ -53,7 +53,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const FOR_ONE_ANSWER: u64 = 8;
 
 /// What a stream of answers to a stream of requests (reflection) reserves as long as it is open.
-const STREAM_BYTES: u64 = 64 << 10;
+const STREAM_BYTES: u64 = 128 << 10;
 
 /// Marks an answer that holds room for which others may wait. One without it is never cut off for being
 /// taken slowly.

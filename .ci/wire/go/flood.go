@@ -70,10 +70,15 @@ func floods() map[string]flooding {
 	settings := many(2000, func(f *http2.Framer) { _ = f.WriteSettings() })
 	empty := many(2000, func(f *http2.Framer) { _ = f.WriteData(1, false, nil) })
 	return map[string]flooding{
-		"nothing":            {nothing, func(*raw) int { time.Sleep(50 * time.Millisecond); return 0 }, false},
-		"ping":               {nothing, ping(false), false},
-		"ping-unread":        {nothing, ping(false), true},
-		"ping-ack":           {nothing, ping(true), false},
+		"nothing":     {nothing, func(*raw) int { time.Sleep(50 * time.Millisecond); return 0 }, false},
+		"ping":        {nothing, ping(false), false},
+		"ping-unread": {nothing, ping(false), true},
+		"ping-ack":    {nothing, ping(true), false},
+		// Calls, which need frames beside their data, and many more of those.
+		"ping-ack-calls": {nothing, func(r *raw) int {
+			r.call("/a.B/C", nil, true)
+			return 1 + ping(true)(r)
+		}, false},
 		"settings":           {nothing, settings, false},
 		"settings-unread":    {nothing, settings, true},
 		"priority":           {nothing, many(2000, func(f *http2.Framer) { _ = f.WritePriority(3, http2.PriorityParam{Weight: 16}) }), false},

@@ -67,13 +67,24 @@ func (r *raw) flush() error {
 // headers encodes the head of a call.
 func (r *raw) headers(path string) []byte {
 	r.block.Reset()
+	encode(r.encoder, path, false)
+	return bytes.Clone(r.block.Bytes())
+}
+
+// unindexed encodes the head of a call and leaves the table of the connection as it is.
+func unindexed(path string) []byte {
+	var block bytes.Buffer
+	encode(hpack.NewEncoder(&block), path, true)
+	return block.Bytes()
+}
+
+func encode(encoder *hpack.Encoder, path string, unindexed bool) {
 	for _, field := range [][2]string{
 		{":method", "POST"}, {":scheme", "http"}, {":path", path}, {":authority", "wald"},
 		{"te", "trailers"}, {"content-type", "application/grpc"},
 	} {
-		_ = r.encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]})
+		_ = encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1], Sensitive: unindexed})
 	}
-	return bytes.Clone(r.block.Bytes())
 }
 
 // call writes the head of a call and its body, which ends the request or not; the stream.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -227,6 +228,54 @@ func idleConnection(kind, address, path string, announce int) (net.Conn, error) 
 		}
 		r.call(path, prefix(announce), false)
 		return r, r.flush()
+	case "halves":
+		// All of a message but its last byte.
+		r, err := open(address, 0)
+		if err != nil {
+			return nil, err
+		}
+		r.call(path, append(prefix(60_000), make([]byte, 59_999)...), false)
+		return r, r.flush()
+	case "heads":
+		// A field in the table of the connection, repeated for a byte each.
+		r, err := open(address, 0)
+		if err != nil {
+			return nil, err
+		}
+		field := []byte{0x40, 1, 'a', 0}
+		for range 256 {
+			block := append(append(unindexed(path), field...), bytes.Repeat([]byte{0xbe}, 430)...)
+			field = nil
+			_ = r.out.WriteHeaders(http2.HeadersFrameParam{StreamID: r.next, BlockFragment: block, EndHeaders: true})
+			_ = r.out.WriteData(r.next, false, prefix(1<<20))
+			r.next += 2
+		}
+		return r, r.flush()
+	case "reflections":
+		r, err := open(address, 0, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		if err != nil {
+			return nil, err
+		}
+		name := "wald.v1.WalService"
+		symbol := append([]byte{0x22, byte(len(name))}, name...)
+		for range 256 {
+			r.call(reflection, append(prefix(len(symbol)), symbol...), false)
+		}
+		return r, r.flush()
+	case "slow-scans":
+		r, err := open(address, 0, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		if err != nil {
+			return nil, err
+		}
+		_ = r.out.WriteWindowUpdate(0, 1<<30)
+		stream := r.call(wal+"Scan", message(&wald.ScanRequest{Selector: &wald.ScanRequest_Log{Log: "big"}}), true)
+		go func() {
+			// 80 KB/s.
+			for r.out.WriteWindowUpdate(stream, 40_000) == nil && r.flush() == nil {
+				time.Sleep(500 * time.Millisecond)
+			}
+		}()
+		return r, nil
 	}
 	return nil, fmt.Errorf("no such kind: %s", kind)
 }
