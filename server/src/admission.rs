@@ -225,7 +225,7 @@ impl Admission {
         if path == SESSION {
             let window = Window::new(self, &peer.share);
             let request = request.map(|inner| RequestBody::Session {
-                inner: Intake::new(inner, window),
+                inner: Box::new(Intake::new(inner, window)),
             });
             return AdmittedCall::new(serve(request), None, false);
         }
@@ -263,8 +263,7 @@ impl Admission {
             may_pause,
             refused: None,
             dropped: 0,
-            patience: None,
-            hurry: Hurry::default(),
+            wait: None,
             held: Arc::clone(&held),
         };
         let request = Request::from_parts(head, RequestBody::Admitted { inner });
@@ -348,14 +347,14 @@ pub(crate) enum RequestBody {
     },
     /// A session takes its messages from [`Intake`] itself.
     Session {
-        /// Holds messages back until there is room for them.
-        inner: Intake,
+        /// Holds messages back until there is room for them. Boxed: other requests are moved often.
+        inner: Box<Intake>,
     },
 }
 
 impl RequestBody {
     /// The requests of an append session.
-    pub(crate) fn into_session(self) -> Option<Intake> {
+    pub(crate) fn into_session(self) -> Option<Box<Intake>> {
         match self {
             Self::Session { inner } => Some(inner),
             Self::Plain { .. } | Self::Admitted { .. } => None,
@@ -452,9 +451,14 @@ pub(crate) struct AdmittedBody {
     refused: Option<Status>,
     dropped: u64,
     /// Made by the first wait for the client.
-    patience: Option<Patience>,
-    hurry: Hurry,
+    wait: Option<Box<Wait>>,
     held: Arc<Held>,
+}
+
+/// How long, and for what, the client of a request is waited for.
+struct Wait {
+    patience: Patience,
+    hurry: Hurry,
 }
 
 impl AdmittedBody {
@@ -464,7 +468,9 @@ impl AdmittedBody {
     /// If the request is too long, or there is no room for it.
     fn charge(&mut self, data: &[u8]) -> Result<(), Status> {
         let mut bytes = data.len() as u64;
-        self.hurry.moved(bytes);
+        if let Some(wait) = &mut self.wait {
+            wait.hurry.moved(bytes);
+        }
         let mut rest = data;
         while !rest.is_empty() {
             if self.left == 0 {
@@ -488,7 +494,9 @@ impl AdmittedBody {
                     self.held.give_back();
                     bytes += REQUEST_OVERHEAD;
                 }
-                self.hurry.begin();
+                if let Some(wait) = &mut self.wait {
+                    wait.hurry.begin();
+                }
                 self.held.look(self.length)?;
             }
             let part = (rest.len() as u64).min(self.left);
@@ -506,11 +514,16 @@ impl AdmittedBody {
             false => message_time(self.length),
         };
         let phase = &self.held.admission.phase;
-        let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
-        let is_over = patience.poll_over(context, limit).is_ready();
+        let wait = self.wait.get_or_insert_with(|| {
+            Box::new(Wait {
+                patience: Patience::new(phase),
+                hurry: Hurry::default(),
+            })
+        });
+        let is_over = wait.patience.poll_over(context, limit).is_ready();
         let budget = self.held.budget().0;
         let is_late = !between
-            && (self.hurry)
+            && (wait.hurry)
                 .poll_late(context, HURRY_SECONDS, || budget.shortage.is_now())
                 .is_ready();
         if !is_over && !is_late {
@@ -547,8 +560,8 @@ impl Body for AdmittedBody {
             if this.refused.is_none() {
                 match this.charge(data) {
                     Ok(()) if this.may_pause => {
-                        if let Some(patience) = &mut this.patience {
-                            patience.moved();
+                        if let Some(wait) = &mut this.wait {
+                            wait.patience.moved();
                         }
                         return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
                     }

@@ -262,6 +262,8 @@ impl Acceptor {
             () = accept_all => {}
             () = draining(&mut phase) => {}
         }
+        // No other comes after these.
+        self.connections.ask_all_to_leave();
     }
 
     /// A permit for the socket that was accepted. If there is none, a connection without calls gives

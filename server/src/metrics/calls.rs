@@ -254,9 +254,7 @@ impl CallCounter {
                 counted: false,
             }),
             inner: serve(request, head),
-            sleep: deadline
-                .as_ref()
-                .map(|deadline| tokio::time::sleep_until(deadline.at.into())),
+            sleep: None,
             deadline,
         }
     }
@@ -305,8 +303,8 @@ pin_project! {
         call: Option<Call>,
         #[pin]
         inner: F,
-        #[pin]
-        sleep: Option<Sleep>,
+        // Made by the first wait. Boxed: what a call takes is allocated for each, and moved.
+        sleep: Option<Pin<Box<Sleep>>>,
         deadline: Option<Deadline>,
     }
 }
@@ -327,10 +325,12 @@ where
         let response = match polled {
             Poll::Ready(response) => response?,
             Poll::Pending => {
-                let (Some(sleep), Some(deadline)) = (this.sleep.as_pin_mut(), this.deadline) else {
+                let Some(deadline) = this.deadline else {
                     return Poll::Pending;
                 };
-                ready!(sleep.poll(context));
+                let sleep = (this.sleep)
+                    .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.at.into())));
+                ready!(sleep.as_mut().poll(context));
                 let access = this
                     .call
                     .as_ref()

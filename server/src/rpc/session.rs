@@ -72,7 +72,7 @@ enum Told {
 pub(super) fn append_session(
     node: &Arc<Node>,
     extensions: &Extensions,
-    received: Intake,
+    received: Box<Intake>,
 ) -> Result<Answers<Framed>, Status> {
     let store = node.store_to_write()?;
     refuse_late(extensions)?;
@@ -213,7 +213,7 @@ impl Pending {
 
 impl Run {
     /// Serves the session until it has ended and the client has been told, or is gone.
-    async fn live(mut self, mut received: Intake) {
+    async fn live(mut self, mut received: Box<Intake>) {
         let acks = self.acks.clone();
         tokio::select! {
             biased;

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -45,57 +45,59 @@ enum Broken {
 }
 
 /// Serves a call until its answer has left or its client has given up.
-pub(super) async fn serve<F, B>(
-    call: F,
+///
+/// The call and the body are used where they are: moved, they would take their place twice in a future that is
+/// allocated for each call.
+pub(super) fn serve<F, B>(
+    mut call: F,
     mut respond: SendResponse<Piece>,
     terms: Terms,
     open: OpenCall,
-) where
-    F: Future<Output = Result<Response<B>, Infallible>>,
-    B: Body<Data = Bytes>,
+) -> impl Future<Output = ()>
+where
+    F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
+    B: Body<Data = Bytes> + Unpin,
 {
-    let _open = open;
-    let answer = {
-        let mut call = pin!(call);
-        poll_fn(|context| {
-            if let Poll::Ready(Ok(answer)) = call.as_mut().poll(context) {
+    async move {
+        let _open = &open;
+        let answer = poll_fn(|context| {
+            if let Poll::Ready(Ok(answer)) = Pin::new(&mut call).poll(context) {
                 return Poll::Ready(Some(answer));
             }
             respond.poll_reset(context).map(|_| None)
-        })
-        .await
-    };
-    let Some(answer) = answer else {
-        return terms.peer.call_was_cancelled();
-    };
-    let (mut head, body) = answer.into_parts();
-    let may_be_hurried = head.extensions.remove::<MayBeHurried>().is_some();
-    let head = Response::from_parts(head, ());
-    if body.is_end_stream() {
-        // Fails only on a stream that the client has reset.
-        let _ = respond.send_response(head, true);
-        return;
-    }
-    let Ok(sender) = respond.send_response(head, false) else {
-        return terms.peer.call_was_cancelled();
-    };
-    let mut sending = Sending {
-        sender,
-        patience: None,
-        hurry: may_be_hurried.then(Hurry::default),
-        sent: 0,
-        terms,
-    };
-    match sending.send(body).await {
-        Ok(()) => {}
-        Err(Broken::ByClient) => sending.terms.peer.call_was_cancelled(),
-        Err(Broken::Stalled) => sending.sender.send_reset(Reason::CANCEL),
-        Err(Broken::ByServer) => sending.sender.send_reset(Reason::INTERNAL_ERROR),
+        });
+        let Some(answer) = answer.await else {
+            return terms.peer.call_was_cancelled();
+        };
+        let (mut head, mut body) = answer.into_parts();
+        let may_be_hurried = head.extensions.remove::<MayBeHurried>().is_some();
+        let head = Response::from_parts(head, ());
+        if body.is_end_stream() {
+            // Fails only on a stream that the client has reset.
+            let _ = respond.send_response(head, true);
+            return;
+        }
+        let Ok(sender) = respond.send_response(head, false) else {
+            return terms.peer.call_was_cancelled();
+        };
+        let mut sending = Sending {
+            sender,
+            patience: None,
+            hurry: may_be_hurried.then(Hurry::default),
+            sent: 0,
+            terms: &terms,
+        };
+        match sending.send(&mut body).await {
+            Ok(()) => {}
+            Err(Broken::ByClient) => terms.peer.call_was_cancelled(),
+            Err(Broken::Stalled) => sending.sender.send_reset(Reason::CANCEL),
+            Err(Broken::ByServer) => sending.sender.send_reset(Reason::INTERNAL_ERROR),
+        }
     }
 }
 
 /// An answer under way.
-struct Sending {
+struct Sending<'a> {
     sender: SendStream<Piece>,
     /// Made by the first wait for the client.
     patience: Option<Patience>,
@@ -103,15 +105,14 @@ struct Sending {
     hurry: Option<Hurry>,
     /// Bytes that the connection had sent when this call found its queue full last.
     sent: u64,
-    terms: Terms,
+    terms: &'a Terms,
 }
 
-impl Sending {
-    async fn send(&mut self, body: impl Body<Data = Bytes>) -> Result<(), Broken> {
-        let mut body = pin!(body);
+impl Sending<'_> {
+    async fn send(&mut self, body: &mut (impl Body<Data = Bytes> + Unpin)) -> Result<(), Broken> {
         loop {
             let frame = poll_fn(|context| {
-                if let Poll::Ready(frame) = body.as_mut().poll_frame(context) {
+                if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
                     return Poll::Ready(Ok(frame));
                 }
                 self.sender
@@ -174,7 +175,7 @@ impl Sending {
             peer,
             phase,
             progress_timeout,
-        } = &self.terms;
+        } = self.terms;
         let patience = (self.patience).get_or_insert_with(|| Patience::new(phase));
         // Behind answers of other calls, which the client takes.
         let sent = peer.sent_so_far();

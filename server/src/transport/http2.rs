@@ -150,7 +150,6 @@ struct Serving {
     alive: Alive,
     cancels: Cancels,
     timer: Pin<Box<Sleep>>,
-    drain: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Serving {
@@ -163,7 +162,6 @@ impl Serving {
         phase: watch::Receiver<Phase>,
     ) -> Self {
         let alive = Alive::new(connection.ping_pong(), settings, &peer);
-        let mut leaving = phase.clone();
         Self {
             windows: settings.windows.begin(),
             life: Life {
@@ -175,7 +173,6 @@ impl Serving {
             alive,
             cancels: Cancels::new(&peer),
             timer: Box::pin(sleep_until(accepted)),
-            drain: Box::pin(async move { draining(&mut leaving).await }),
             terms: Terms {
                 peer,
                 phase,
@@ -202,9 +199,7 @@ impl Serving {
         if self.terms.peer.poll_cut(context).is_ready() {
             return Poll::Ready(Ok(Some(Over::Dropped)));
         }
-        if self.life.left.is_none()
-            && (self.terms.peer.is_asked_to_leave() || self.drain.as_mut().poll(context).is_ready())
-        {
+        if self.life.left.is_none() && self.terms.peer.is_asked_to_leave() {
             self.leave();
         }
         let held_until = self.cancels.held_until(&self.terms.peer);

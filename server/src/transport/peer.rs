@@ -142,6 +142,13 @@ impl Connections {
         }
     }
 
+    /// Asks the clients of all connections to leave.
+    pub(super) fn ask_all_to_leave(&self) {
+        for peer in self.open.lock().values() {
+            peer.ask_to_leave();
+        }
+    }
+
     /// Bytes of answers that wait for sockets.
     pub(crate) fn queued_bytes(&self) -> u64 {
         self.queued.load(Ordering::Relaxed)
