@@ -48,6 +48,10 @@ enum Broken {
 ///
 /// The call and the body are used where they are: moved, they would take their place twice in a future that is
 /// allocated for each call.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async fn moves its arguments, which would take their place twice"
+)]
 pub(super) fn serve<F, B>(
     mut call: F,
     mut respond: SendResponse<Piece>,
