@@ -137,14 +137,16 @@ with scratch() as temporary:
     data, archive = directory / "data", directory / "archive"
     done = wald("config", "check", "--archive-dir", archive, "--sorter-enabled=false")
     check("an archive without the sorter is refused", done.returncode == 78 and b"sorter_enabled" in done.stderr)
-    for wrong, word in [(archive, "no such directory"), (data / "sorted", "in the data directory")]:
-        if wrong != archive:
-            wrong.mkdir(parents=True)
+    link = directory / "link"
+    (data / "sorted").mkdir(parents=True)
+    link.symlink_to(data / "sorted")
+    for wrong, code, word in [(archive, 74, "no such directory"), (data / "sorted", 78, "outside of data_dir"),
+                              (link, 74, "in the data directory")]:
         try:
             with Daemon(data, *SETTINGS, "--archive-dir", wrong) as daemon:
                 check(f"archive_dir {word}", False, "it serves")
         except Ended as ended:
-            check(f"archive_dir {word}", ended.code == 74 and any(word in line for line in ended.lines), ended.code)
+            check(f"archive_dir {word}", ended.code == code and any(word in line for line in ended.lines), ended.code)
     archive.mkdir()
     ends = at_work(directory, data, archive)
     with Daemon(data, *SETTINGS, "--archive-dir", archive) as daemon:

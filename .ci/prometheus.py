@@ -63,12 +63,14 @@ class Prometheus:
             [str(PROMETHEUS), f"--config.file={here}/prometheus.yml", f"--storage.tsdb.path={here}/data",
              "--web.listen-address=127.0.0.1:0"], stderr=subprocess.PIPE, text=True)
         self.said = []
-        address = None
+        address, ready = None, False
         for line in self.process.stderr:
             self.said.append(line)
             if found := re.search(r'msg="Listening on" address=(\S+)', line):
                 address = found[1]
-            if "Server is ready" in line:
+            ready |= "Server is ready" in line
+            # In either order.
+            if address and ready:
                 break
         threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
         if address is None or self.process.poll() is not None:
