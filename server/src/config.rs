@@ -485,7 +485,7 @@ impl Config {
                 return Err(Wrong::new(name, "it must be more than 0"));
             }
         }
-        crate::logging::filter(&self.log_filter)
+        log_filter(&self.log_filter)
             .map(|_| ())
             .map_err(|why| Wrong::new("log_filter", why))
     }
@@ -583,6 +583,26 @@ impl Config {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             given => given,
         }
+    }
+}
+
+/// Reads the setting `log_filter`.
+///
+/// # Errors
+/// If it cannot be understood. A word that is no level is refused, too: it would be taken for a target,
+/// of which everything is logged, and nothing of all others.
+pub(crate) fn log_filter(text: &str) -> Result<tracing_subscriber::EnvFilter, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    let words = text.split(',').map(str::trim);
+    // Commas inside of a span's fields divide what has a bracket.
+    let mut bare =
+        words.filter(|word| !word.is_empty() && !word.contains(['=', '[', ']', '{', '}']));
+    match bare.find(|word| !is_level(word)) {
+        Some(word) => Err(format!(
+            "{word:?} is no level; expected off, error, warn, info, debug, trace or TARGET=LEVEL, with commas between"
+        )),
+        None => tracing_subscriber::EnvFilter::try_new(text).map_err(|error| error.to_string()),
     }
 }
 

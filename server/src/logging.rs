@@ -17,6 +17,7 @@ mod writer;
 use std::io;
 use std::time::Duration;
 
+use crate::config;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
@@ -42,7 +43,7 @@ pub(crate) fn start(
     filter: &str,
     traces: Option<Box<dyn Layer<Registry> + Send + Sync>>,
 ) -> Result<Log, String> {
-    let filter = self::filter(filter)?;
+    let filter = config::log_filter(filter)?;
     let (filter, handle) = reload::Layer::new(filter);
     let lines = if json {
         let lines = fmt::layer().json().flatten_event(true).with_writer(Queue);
@@ -120,30 +121,10 @@ fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
     );
 }
 
-/// Reads the setting `log_filter`.
-///
-/// # Errors
-/// If it cannot be understood. A word that is no level is refused, too: it would be taken for a target,
-/// of which everything is logged, and nothing of all others.
-pub(crate) fn filter(text: &str) -> Result<EnvFilter, String> {
-    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
-    let words = text.split(',').map(str::trim);
-    // Commas inside of a span's fields divide what has a bracket.
-    let mut bare =
-        words.filter(|word| !word.is_empty() && !word.contains(['=', '[', ']', '{', '}']));
-    match bare.find(|word| !is_level(word)) {
-        Some(word) => Err(format!(
-            "{word:?} is no level; expected off, error, warn, info, debug, trace or TARGET=LEVEL, with commas between"
-        )),
-        None => EnvFilter::try_new(text).map_err(|error| error.to_string()),
-    }
-}
-
 impl Log {
     /// Changes what is logged from now on.
     pub(crate) fn set_filter(&self, filter: &str) {
-        let changed = self::filter(filter)
+        let changed = config::log_filter(filter)
             .and_then(|new| self.filter.reload(new).map_err(|error| error.to_string()));
         match changed {
             Ok(()) => tracing::info!(filter, "log filter changed"),
