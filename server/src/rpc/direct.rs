@@ -78,7 +78,6 @@ impl NamedService for Direct {
 
 impl Serve for Direct {
     fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
-        let mut tonic = self.through_tonic.clone();
         // Not as the trait has them: that is a box more for each call, 2 % of an append.
         let node = Arc::clone(&self.services.0);
         let largest = self.largest;
@@ -104,11 +103,14 @@ impl Serve for Direct {
             "/wald.v1.WalService/AppendSession" => {
                 Box::pin(std::future::ready(Ok(session(&node, request))))
             }
-            _ => checked(request, rpc.access, largest, move |request| {
-                tonic.call(request)
-            })
-            .map(with_its_stream)
-            .boxed(),
+            _ => {
+                let mut tonic = self.through_tonic.clone();
+                checked(request, rpc.access, largest, move |request| {
+                    tonic.call(request)
+                })
+                .map(with_its_stream)
+                .boxed()
+            }
         }
     }
 }

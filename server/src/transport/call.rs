@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -26,7 +27,6 @@ const CLAIM: usize = 64 << 10;
 const HURRY_SECONDS: u64 = 4;
 
 /// Conditions for all calls of a connection.
-#[derive(Clone)]
 pub(super) struct Terms {
     pub(super) peer: Peer,
     pub(super) phase: watch::Receiver<Phase>,
@@ -55,7 +55,7 @@ enum Broken {
 pub(super) fn serve<F, B>(
     mut call: F,
     mut respond: SendResponse<Piece>,
-    terms: Terms,
+    terms: Arc<Terms>,
     open: OpenCall,
 ) -> impl Future<Output = ()>
 where

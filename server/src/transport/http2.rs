@@ -13,6 +13,7 @@
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -144,7 +145,7 @@ enum Over {
 struct Serving {
     connection: Connection<Conn, Piece>,
     service: ConnectionCalls,
-    terms: Terms,
+    terms: Arc<Terms>,
     windows: Windows,
     life: Life,
     alive: Alive,
@@ -173,11 +174,11 @@ impl Serving {
             alive,
             cancels: Cancels::new(&peer),
             timer: Box::pin(sleep_until(accepted)),
-            terms: Terms {
+            terms: Arc::new(Terms {
                 peer,
                 phase,
                 progress_timeout: settings.progress_timeout,
-            },
+            }),
             connection,
             service,
         }
@@ -252,7 +253,7 @@ impl Serving {
         }
         let request = request.map(Incoming::new);
         let call = self.service.call(request);
-        let terms = self.terms.clone();
+        let terms = Arc::clone(&self.terms);
         tokio::spawn(call::serve(call, respond, terms, open));
     }
 

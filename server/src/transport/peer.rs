@@ -80,7 +80,6 @@ pub(crate) struct Connections {
     max_silent: usize,
     queued: AtomicU64,
     answers: Arc<Answers>,
-    calls: AtomicUsize,
     suspects: Suspects,
 }
 
@@ -101,7 +100,6 @@ impl Connections {
             max_silent,
             queued: AtomicU64::default(),
             answers: Answers::new(ANSWERS_BYTES),
-            calls: AtomicUsize::default(),
             suspects: Suspects::default(),
         }
     }
@@ -166,7 +164,10 @@ impl Connections {
 
     /// Calls that have not ended.
     pub(crate) fn calls(&self) -> usize {
-        self.calls.load(Ordering::Relaxed)
+        let open = self.open.lock();
+        (open.values())
+            .map(|peer| peer.state.calls.load(Ordering::Relaxed))
+            .sum()
     }
 }
 
@@ -283,8 +284,7 @@ impl Peer {
         }
         self.useful(CALL_BYTES);
         self.state.calls.fetch_add(1, Ordering::Relaxed);
-        self.state.connections.calls.fetch_add(1, Ordering::Relaxed);
-        OpenCall(self.clone())
+        OpenCall(Arc::clone(&self.state))
     }
 
     /// Whether no request head has arrived whole since the connection was accepted.
@@ -360,12 +360,11 @@ impl State {
 }
 
 /// A call that has not ended.
-pub(super) struct OpenCall(Peer);
+pub(super) struct OpenCall(Arc<State>);
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        let state = &self.0.state;
-        state.connections.calls.fetch_sub(1, Ordering::Relaxed);
+        let state = &self.0;
         if state.calls.fetch_sub(1, Ordering::Relaxed) == 1 {
             state.rest();
         }
