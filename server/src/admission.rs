@@ -248,6 +248,10 @@ impl Admission {
         });
         let may_pause = path.starts_with(REFLECTION);
         let (head, inner) = request.into_parts();
+        if let Err(busy) = held.grow(head_bytes(&head.headers) + REQUEST_OVERHEAD) {
+            let answer = Box::pin(std::future::ready(Ok(busy.into_http())));
+            return AdmittedCall::new(answer, None, false);
+        }
         let inner = AdmittedBody {
             inner,
             prefix: [0; PREFIX_BYTES],
@@ -260,7 +264,6 @@ impl Admission {
             refused: None,
             dropped: 0,
             wait: None,
-            head: head_bytes(&head.headers) + REQUEST_OVERHEAD,
             held: Arc::clone(&held),
         };
         let request = Request::from_parts(head, RequestBody::Admitted { inner });
@@ -449,8 +452,6 @@ pub(crate) struct AdmittedBody {
     dropped: u64,
     /// Made by the first wait for the client.
     wait: Option<Box<Wait>>,
-    /// Memory of the head, until it is charged: with the first data, or when that is waited for.
-    head: u64,
     held: Arc<Held>,
 }
 
@@ -470,7 +471,6 @@ impl AdmittedBody {
         if let Some(wait) = &mut self.wait {
             wait.hurry.moved(bytes);
         }
-        bytes += std::mem::take(&mut self.head);
         let mut rest = data;
         while !rest.is_empty() {
             if self.left == 0 {
@@ -545,11 +545,6 @@ impl Body for AdmittedBody {
         let this = &mut *self;
         loop {
             let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(context) else {
-                if this.head > 0
-                    && let Err(status) = this.held.grow(std::mem::take(&mut this.head))
-                {
-                    return Poll::Ready(Some(Err(status.into())));
-                }
                 let status = ready!(this.poll_over(context));
                 return Poll::Ready(Some(Err(status.into())));
             };
