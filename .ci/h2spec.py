@@ -15,8 +15,8 @@ KNOWN = {
         "its text begins like HTTP/1.1, and is answered in HTTP/1.1 with what speaks here, then closed",
 }
 
-# Cases that race with the answer: h2spec asks by GET, which is refused at once. What comes when the stream has ended means
-# nothing any more, and h2spec waits for its effect.
+# A case that races with the answer. h2spec asks by GET, and the server refuses that at once. Frames that come after the end of a
+# stream have no effect, and h2spec waits for one.
 MAY_FAIL = {"Sends multiple WINDOW_UPDATE frames increasing the flow control window to above 2^31-1 on a stream"}
 
 with scratch() as temporary, Daemon(Path(temporary) / "data") as daemon:

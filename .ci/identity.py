@@ -43,7 +43,7 @@ def names(directory):
 
 def lost(what, change, scratch):
     """Changes the directory of a running daemon, once idle and once under appends."""
-    # Which file is told of depends on how far the change had come when it was noticed.
+    # The line names the first missing file. That depends on the moment of the check.
     named = ": the directory was deleted or replaced"
     for busy in (False, True):
         data = scratch / f"{what.split()[0]}-{busy}" / "data"

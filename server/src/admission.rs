@@ -12,7 +12,8 @@
 //! half of the budget; two greedy ones a third each; a connection with nothing under way finds room.
 //! The engine's own budget stands behind.
 //!
-//! **The time**: one message arrives within 10 s and a second for each 64 KiB ([`message_time`]), or its
+//! **The time**: one message arrives within 10 s and a second for each 64 KiB ([`message_time`]), and moves
+//! 64 KiB in each second while others find no room ([`Wait`]), or its
 //! call ends.
 //!
 //! **The end**: an append is charged until the engine has let go of it, also if its client has gone.
@@ -63,12 +64,12 @@ const REFLECTION: &str = "/grpc.reflection.";
 /// Memory of a request besides its head and message: names, places, its answer.
 const REQUEST_OVERHEAD: u64 = 512;
 
-/// Memory of a field of a head besides its name and value, and of one more of the same name. A client may
-/// send the same one again and again for a byte.
+/// Memory of a field of a head besides its name and value, and memory of each further field of that name. A
+/// client can repeat a field for one byte.
 const FIELD_OVERHEAD: u64 = 96;
 const REPEATED_FIELD_OVERHEAD: u64 = 192;
 
-/// Time in which a message must move when others wait for the room that it takes, in seconds.
+/// Seconds after which a message must have moved when others wait for its room.
 const HURRY_SECONDS: u64 = 1;
 
 /// Bytes of all requests without records together.
@@ -87,6 +88,29 @@ const MOST_DROPPED: u64 = 16 << 20;
 
 /// A gRPC message begins with whether it is compressed, and its length in four bytes.
 pub(crate) const PREFIX_BYTES: usize = 5;
+
+/// The length of the message that a gRPC prefix announces.
+///
+/// # Errors
+/// `MALFORMED_REQUEST` if the message is compressed, or if these bytes are no prefix. Whoever knows the content
+/// type and not the format sends such bytes.
+pub(crate) fn announced_length(prefix: [u8; PREFIX_BYTES], access: Access) -> Result<u64, Status> {
+    let [flag, length @ ..] = prefix;
+    match flag {
+        0 => Ok(u32::from_be_bytes(length).into()),
+        1 => {
+            let why = "its message is marked as compressed, and no compression is supported";
+            Err(status::malformed("request", why, access))
+        }
+        other => {
+            let why = format_args!(
+                "it begins with {:?} and not with a gRPC message, which has a zero byte and its length in 4 bytes before its Protobuf; grpcurl makes such messages of JSON",
+                char::from(other)
+            );
+            Err(status::malformed("request", why, access))
+        }
+    }
+}
 
 /// Time in which a message must arrive, by the length that it announces: at least 10 s, and 64 KiB/s.
 fn message_time(length: u64) -> Duration {
@@ -455,10 +479,39 @@ pub(crate) struct AdmittedBody {
     held: Arc<Held>,
 }
 
-/// How long, and for what, the client of a request is waited for.
+/// The wait for the client of a request.
 struct Wait {
     patience: Patience,
     hurry: Hurry,
+}
+
+impl Wait {
+    fn new(phase: &watch::Receiver<Phase>) -> Self {
+        Self {
+            patience: Patience::new(phase),
+            hurry: Hurry::default(),
+        }
+    }
+
+    /// Resolves when the client was waited for longer than `limit`, or moved less than 64 KiB/s while others
+    /// found no room in `budget`.
+    fn poll_over(
+        &mut self,
+        context: &mut Context<'_>,
+        limit: Duration,
+        budget: Option<&Budget>,
+    ) -> Poll<()> {
+        if self.patience.poll_over(context, limit).is_ready() {
+            return Poll::Ready(());
+        }
+        match budget {
+            Some(budget) => {
+                let must = || budget.shortage.is_now();
+                self.hurry.poll_late(context, HURRY_SECONDS, must)
+            }
+            None => Poll::Pending,
+        }
+    }
 }
 
 impl AdmittedBody {
@@ -483,7 +536,7 @@ impl AdmittedBody {
                     break;
                 }
                 self.received = 0;
-                self.length = status::announced_length(self.prefix, self.access)?;
+                self.length = announced_length(self.prefix, self.access)?;
                 self.left = self.length;
                 if self.length > self.largest {
                     let (length, largest) = (self.length, self.largest);
@@ -514,21 +567,10 @@ impl AdmittedBody {
             false => message_time(self.length),
         };
         let phase = &self.held.admission.phase;
-        let wait = self.wait.get_or_insert_with(|| {
-            Box::new(Wait {
-                patience: Patience::new(phase),
-                hurry: Hurry::default(),
-            })
-        });
-        let is_over = wait.patience.poll_over(context, limit).is_ready();
-        let budget = self.held.budget().0;
-        let is_late = !between
-            && (wait.hurry)
-                .poll_late(context, HURRY_SECONDS, || budget.shortage.is_now())
-                .is_ready();
-        if !is_over && !is_late {
-            return Poll::Pending;
-        }
+        let wait = (self.wait).get_or_insert_with(|| Box::new(Wait::new(phase)));
+        // Between two messages nothing is held.
+        let budget = (!between).then(|| self.held.budget().0);
+        ready!(wait.poll_over(context, limit, budget));
         let refused = self.refused.take();
         Poll::Ready(refused.unwrap_or_else(|| status::message_too_slow(self.access)))
     }

@@ -15,7 +15,7 @@
 //! and whose clients take less than 64 KiB/s of a waiting message end then ([`crate::transport::Hurry`]).
 //! Scans leave [`FOR_ONE_ANSWER`] to calls of one answer: those are many, and soon over.
 //!
-//! **Answers to writes** are counted and never refused or cut off: they say what was applied.
+//! **Answers to writes** are counted and never refused or cut off: they tell whether the write was applied.
 
 mod body;
 
@@ -49,10 +49,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Who waits for room looks for it again after this time, whatever was given back meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Part of the budget that streams of answers leave to calls of one answer: one in so many bytes.
+/// Streams of answers leave one part in this many of the budget to calls of one answer.
 const FOR_ONE_ANSWER: u64 = 8;
 
-/// What a stream of answers to a stream of requests (reflection) reserves as long as it is open.
+/// Bytes that a reflection stream reserves while it is open.
 const STREAM_BYTES: u64 = 128 << 10;
 
 /// Marks an answer that holds room for which others may wait. One without it is never cut off for being
@@ -122,7 +122,7 @@ impl AnswerShare {
         }))
     }
 
-    /// Reserves so many bytes, if so much of the budget has room for them now.
+    /// Reserves `bytes` if that many are free of the first `limit` bytes of the budget.
     fn try_hold(&self, bytes: u64, limit: u64) -> Option<Held> {
         let answers = &self.0.answers;
         // A message may be larger than the budget. Then it waits for all of it.
@@ -143,7 +143,7 @@ impl AnswerShare {
         None
     }
 
-    /// Reserves so many bytes when so much of the budget has room for them.
+    /// Reserves `bytes` as soon as that many are free of the first `limit` bytes of the budget.
     async fn hold(&self, bytes: u64, limit: u64) -> Held {
         if let Some(held) = self.try_hold(bytes, limit) {
             return held;
@@ -169,7 +169,7 @@ impl AnswerShare {
         self.hold_in_time(bytes, self.0.answers.limit).await
     }
 
-    /// Reserves what a stream of answers to a stream of requests takes.
+    /// Reserves the memory of a reflection stream.
     ///
     /// # Errors
     /// BUSY if there is no room for a second.

@@ -589,13 +589,13 @@ impl Config {
 /// Reads the setting `log_filter`.
 ///
 /// # Errors
-/// If it cannot be understood. A word that is no level is refused, too: it would be taken for a target,
-/// of which everything is logged, and nothing of all others.
+/// If it cannot be read. A word that is no level is refused, too. It would be read as a target: that target would be
+/// logged whole, and all others not at all.
 pub(crate) fn log_filter(text: &str) -> Result<tracing_subscriber::EnvFilter, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
     let words = text.split(',').map(str::trim);
-    // Commas inside of a span's fields divide what has a bracket.
+    // A directive with a bracket or `=` is left to the filter.
     let mut bare =
         words.filter(|word| !word.is_empty() && !word.contains(['=', '[', ']', '{', '}']));
     match bare.find(|word| !is_level(word)) {

@@ -1,4 +1,4 @@
-//! Whether somebody has found no room in a budget lately.
+//! Shortage of a budget: somebody found no room a moment ago.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,8 +22,8 @@ impl Shortage {
         }
     }
 
-    /// Notes that a request was refused although its client had its share: of a budget of `limit`
-    /// bytes, of which `total` are in use, hardly any is free. While much is free, a greedy connection waits for itself.
+    /// Notes a refusal by a budget of `limit` bytes with `total` in use, if less than an eighth is free. Otherwise the
+    /// connection has used up its own share, and nobody else is in want.
     pub(crate) fn refused(&self, limit: u64, total: u64) {
         if limit.saturating_sub(total) < limit / 8 {
             self.at.store(self.now().max(1), Ordering::Relaxed);

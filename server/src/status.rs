@@ -261,7 +261,7 @@ pub(crate) fn message_too_slow(access: Access) -> Status {
     Failure::new(
         Code::DeadlineExceeded,
         "REQUEST_TOO_SLOW",
-        "the request did not arrive in time: a message must arrive within 10 s and 1 s for each 64 KiB",
+        "the request did not arrive in time: a message must arrive within 10 s and 1 s for each 64 KiB, and move 64 KiB in each second while the server has no room for others",
     )
     .refused_if_write(access, Retry::Safe)
     .status()
@@ -312,29 +312,6 @@ pub(crate) fn malformed(field: &str, why: impl std::fmt::Display, access: Access
     .field(field)
     .refused_if_write(access, Retry::Never)
     .status()
-}
-
-/// The length of the message that a gRPC prefix announces.
-///
-/// # Errors
-/// `MALFORMED_REQUEST` if the message is compressed, or this is no prefix: its first byte is then what
-/// somebody sends who knows the content type and not the format.
-pub(crate) fn announced_length(prefix: [u8; 5], access: Access) -> Result<u64, Status> {
-    let [flag, length @ ..] = prefix;
-    match flag {
-        0 => Ok(u32::from_be_bytes(length).into()),
-        1 => {
-            let why = "its message is marked as compressed, and no compression is supported";
-            Err(malformed("request", why, access))
-        }
-        other => {
-            let why = format_args!(
-                "it begins with {:?} and not with a gRPC message, which has a zero byte and its length in 4 bytes before its Protobuf; grpcurl makes such messages of JSON",
-                char::from(other)
-            );
-            Err(malformed("request", why, access))
-        }
-    }
 }
 
 /// An error of tonic's about the messages it has received, which it blames on the server: INTERNAL

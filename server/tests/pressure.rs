@@ -271,6 +271,8 @@ async fn scans_that_nobody_reads_leave_room_for_those_who_read() {
         selector: Some(v1::scan_request::Selector::Log("big".to_owned())),
         ..v1::ScanRequest::default()
     };
+    // Its answer will wait for the window of its connection, as the scans beside it do.
+    let mut applied = None;
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
         let socket = tokio::net::TcpStream::connect(("127.0.0.1", daemon.port()))
@@ -287,6 +289,11 @@ async fn scans_that_nobody_reads_leave_room_for_those_who_read() {
             let (answer, mut body) = open(&client, "/wald.v1.WalService/Scan", None).await;
             body.send_data(framed(&scan), true).unwrap();
             answers.push(answer);
+        }
+        if applied.is_none() {
+            let (answer, mut body) = open(&client, APPEND, None).await;
+            body.send_data(framed(&append("small", "x")), true).unwrap();
+            applied = Some(answer);
         }
         connections.push((client, answers));
     }
@@ -312,7 +319,32 @@ async fn scans_that_nobody_reads_leave_room_for_those_who_read() {
     }
     assert!(most <= LIMIT, "{most}");
     assert!(busy <= 5, "{busy} of 20 reads were busy");
-    // Only those end that hold what others need.
+    // Who holds what others need is cut off.
+    let (_client, answers) = connections.swap_remove(0);
+    let mut scan = answers
+        .into_iter()
+        .next()
+        .unwrap()
+        .await
+        .unwrap()
+        .into_body();
+    // The scans that wait for room keep it short.
+    let end = loop {
+        match scan.data().await {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => break error.reason(),
+            None => break None,
+        }
+    };
+    assert_eq!(end, Some(h2::Reason::CANCEL));
+    // An applied write is not: its client would write again.
+    let mut body = applied.unwrap().await.unwrap().into_body();
+    while let Some(data) = body.data().await {
+        let data = data.unwrap();
+        body.flow_control().release_capacity(data.len()).unwrap();
+    }
+    assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+    // Others go on.
     assert_eq!(
         wal.append(append("big", "x"))
             .await

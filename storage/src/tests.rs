@@ -243,6 +243,13 @@ impl Fixture {
     }
 }
 
+/// Flips a bit of the byte at `at` of a file.
+fn flip(disk: &SimDisk, path: &str, at: usize) {
+    let mut bytes = disk.contents(path).unwrap();
+    bytes[at] ^= 1;
+    disk.replace(path, bytes);
+}
+
 fn read_request(log: &str, start: ReadStart) -> ReadRequest {
     ReadRequest {
         log: target(log),

@@ -211,6 +211,12 @@ func idle(flags *flag.FlagSet) func([]string) error {
 	}
 }
 
+// halves are the messages of a connection each: many large ones, and small ones for the rest of the room.
+var halves = []struct{ size, calls int }{{60_000, 1}, {60_000, 1}, {60_000, 1}, {60_000, 1}, {2_000, 20}, {60, 40}}
+
+// openedHalves counts the connections that send them.
+var openedHalves atomic.Uint64
+
 func idleConnection(kind, address, path string, announce int) (net.Conn, error) {
 	switch kind {
 	case "silent", "half-preface":
@@ -229,12 +235,15 @@ func idleConnection(kind, address, path string, announce int) (net.Conn, error) 
 		r.call(path, prefix(announce), false)
 		return r, r.flush()
 	case "halves":
-		// All of a message but its last byte.
+		// All of each message but its last byte. Small ones find room where large ones do not.
 		r, err := open(address, 0)
 		if err != nil {
 			return nil, err
 		}
-		r.call(path, append(prefix(60_000), make([]byte, 59_999)...), false)
+		one := halves[openedHalves.Add(1)%uint64(len(halves))]
+		for range one.calls {
+			r.call(path, append(prefix(one.size), make([]byte, one.size-1)...), false)
+		}
 		return r, r.flush()
 	case "heads":
 		// A field in the table of the connection, repeated for a byte each.
@@ -424,6 +433,7 @@ func slow(flags *flag.FlagSet) func([]string) error {
 	size := flags.Uint("window", 1<<20, "HTTP/2 window")
 	receive := flags.Int("receive", 65536, "receive buffer of the socket")
 	records := flags.Int("records", 20, "records of 900 kB to scan")
+	scans := flags.Int("scans", 1, "scans that share the connection")
 	seconds := flags.Duration("seconds", 15*time.Second, "time of all")
 	return func(arguments []string) error {
 		if err := fill(arguments[0], *records); err != nil {
@@ -437,7 +447,9 @@ func slow(flags *flag.FlagSet) func([]string) error {
 		paced := &pace{Conn: r.Conn, rate: *rate, began: time.Now()}
 		r.in = http2.NewFramer(nil, paced)
 		_ = r.out.WriteWindowUpdate(0, uint32(*size))
-		r.call(wal+"Scan", message(&wald.ScanRequest{Selector: &wald.ScanRequest_Log{Log: "big"}}), true)
+		for range *scans {
+			r.call(wal+"Scan", message(&wald.ScanRequest{Selector: &wald.ScanRequest_Log{Log: "big"}}), true)
+		}
 		if err := r.flush(); err != nil {
 			return err
 		}

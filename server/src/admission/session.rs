@@ -24,11 +24,13 @@ use tokio::time::Sleep;
 use tonic::Status;
 use wald_storage::AppendError;
 
-use super::{Admission, HURRY_SECONDS, PREFIX_BYTES, REQUEST_OVERHEAD, Share, message_time};
+use super::{
+    Admission, PREFIX_BYTES, REQUEST_OVERHEAD, Share, Wait, announced_length, message_time,
+};
 use crate::status::{self, Access};
-use crate::transport::{Hurry, Incoming, Patience};
+use crate::transport::Incoming;
 
-/// So many admitted bytes give the client room at once.
+/// The client gets room for more when this many bytes were admitted, or when nothing is left to admit.
 const RELEASE_BYTES: usize = 16 << 10;
 
 /// When to look again whether other connections have left room: their acks wake nobody here.
@@ -186,9 +188,8 @@ pub(crate) struct Intake<S = Incoming> {
     unreleased: usize,
     pause: Option<Pin<Box<Sleep>>>,
     /// Made by the first wait for the client within a message.
-    patience: Option<Patience>,
-    hurry: Hurry,
-    /// Whether the message there has waited for room: that time is not its client's.
+    wait: Option<Wait>,
+    /// Whether the message has waited for room. The client does not answer for that time.
     waited: bool,
 }
 
@@ -206,8 +207,7 @@ impl<S: Source> Intake<S> {
             admitted: 0,
             unreleased: 0,
             pause: None,
-            patience: None,
-            hurry: Hurry::default(),
+            wait: None,
             waited: false,
         }
     }
@@ -254,7 +254,7 @@ impl<S: Source> Intake<S> {
                 (Some(Err(status)), _) => Poll::Ready(Err(status.clone())),
             };
         };
-        let length = match status::announced_length(prefix, Access::Write) {
+        let length = match announced_length(prefix, Access::Write) {
             Ok(length) => length,
             Err(malformed) => return Poll::Ready(Err(malformed)),
         };
@@ -272,9 +272,9 @@ impl<S: Source> Intake<S> {
             let message = self.held.split_to(whole - PREFIX_BYTES).freeze();
             let passage = std::mem::replace(&mut self.passage, self.window.nothing());
             self.admitted = 0;
-            self.hurry.begin();
-            if let Some(patience) = &mut self.patience {
-                patience.moved();
+            if let Some(wait) = &mut self.wait {
+                wait.hurry.begin();
+                wait.patience.moved();
             }
             return Poll::Ready(Ok(Some((message, passage))));
         }
@@ -305,12 +305,13 @@ impl<S: Source> Intake<S> {
                     self.pause = None;
                     let more = there - self.admitted;
                     self.unreleased += more;
-                    self.hurry.moved(more as u64);
                     self.admitted = there;
-                    if std::mem::take(&mut self.waited)
-                        && let Some(patience) = &mut self.patience
-                    {
-                        patience.moved();
+                    let waited = std::mem::take(&mut self.waited);
+                    if let Some(wait) = &mut self.wait {
+                        wait.hurry.moved(more as u64);
+                        if waited {
+                            wait.patience.moved();
+                        }
                     }
                     return Poll::Ready(Ok(()));
                 }
@@ -338,13 +339,8 @@ impl<S: Source> Intake<S> {
     /// Resolves when the rest of a message of that length was waited for long enough.
     fn poll_over(&mut self, length: u64, context: &mut Context<'_>) -> Poll<Status> {
         let admission = &self.window.0.admission;
-        let patience = (self.patience).get_or_insert_with(|| Patience::new(&admission.phase));
-        let is_over = patience.poll_over(context, message_time(length)).is_ready();
-        let must_hurry = || admission.appends.shortage.is_now();
-        let hurry = self.hurry.poll_late(context, HURRY_SECONDS, must_hurry);
-        if !is_over && hurry.is_pending() {
-            return Poll::Pending;
-        }
+        let wait = (self.wait).get_or_insert_with(|| Wait::new(&admission.phase));
+        ready!(wait.poll_over(context, message_time(length), Some(&admission.appends)));
         Poll::Ready(status::message_too_slow(Access::Write))
     }
 }

@@ -303,7 +303,7 @@ pin_project! {
         call: Option<Call>,
         #[pin]
         inner: F,
-        // Made by the first wait. Boxed: what a call takes is allocated for each, and moved.
+        // Made by the first wait. Boxed: the future is allocated and moved for each call.
         sleep: Option<Pin<Box<Sleep>>>,
         deadline: Option<Deadline>,
     }

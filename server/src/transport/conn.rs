@@ -291,6 +291,28 @@ mod tests {
         );
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn calls_give_no_credit_for_pings() {
+        const HEAD: usize = 60;
+        const PINGS: usize = 900 * 17;
+        let (peer, _open) = Arc::new(Connections::default()).enter();
+        let mut overhead = Overhead::new();
+        let begin = Instant::now();
+        let mut read = 0;
+        for _ in 0..10_000 {
+            poll_fn(|context| overhead.poll_room(&peer, context)).await;
+            if begin.elapsed() >= Duration::from_secs(10) {
+                break;
+            }
+            peer.received(HEAD + PINGS);
+            peer.useful(HEAD as u64);
+            drop(peer.begin_call());
+            read += PINGS as u64;
+        }
+        let most = OVERHEAD_BURST + 10 * OVERHEAD_RATE;
+        assert!(read < most + most / 8, "{read} bytes");
+    }
+
     #[tokio::test]
     async fn a_connection_that_sends_much_leaves_turns_to_others() {
         const PIECE: usize = 16 << 10;

@@ -117,14 +117,19 @@ mod tests {
         sent.extend(frame(DATA, PADDED, &[]));
         sent.extend(frame(8, 0, &[0; 4]));
         sent.extend(frame(DATA, 1, &[9; 1]));
-        let expected = needed(100) + needed(5) + needed(1);
+        // Heads of calls count as they are, and empty continuations do not count.
+        sent.extend(frame(HEADERS, 0, &[0; 40]));
+        sent.extend(frame(CONTINUATION, 4, &[0; 7]));
+        sent.extend(frame(CONTINUATION, 0, &[]));
+        let heads = (2 * HEAD_BYTES + 47) as u64;
+        let expected = needed(100) + needed(5) + needed(1) + heads;
         for size in [1, 2, 9, 13, 1000] {
             let mut frames = Frames::new();
             let begun: Vec<_> = sent.chunks(size).map(|part| frames.take(part)).collect();
             let useful: u64 = begun.iter().map(|begun| begun.useful).sum();
             assert_eq!(useful, expected, "in parts of {size} bytes");
             let frames: usize = begun.iter().map(|begun| begun.frames).sum();
-            assert_eq!(frames, 9, "in parts of {size} bytes");
+            assert_eq!(frames, 12, "in parts of {size} bytes");
         }
     }
 }

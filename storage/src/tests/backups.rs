@@ -500,12 +500,6 @@ fn saved_store(shelf: &Shelf) -> (Fixture, SegmentId, Arc<BackupManifest>) {
     (fixture, second, manifest)
 }
 
-fn flip(disk: &SimDisk, path: &str, at: usize) {
-    let mut bytes = disk.contents(path).unwrap();
-    bytes[at] ^= 1;
-    disk.replace(path, bytes);
-}
-
 #[test]
 fn a_segment_that_rotted_since_the_last_backup_is_saved_as_it_is_where_it_is_not_held() {
     let (fixture, rotten, _) = saved_store(&Shelf::default());

@@ -45,12 +45,6 @@ fn keys(disk: &SimDisk) -> Vec<(String, Key)> {
     names.into_iter().map(key).collect()
 }
 
-fn flip(disk: &SimDisk, path: &str, at: usize) {
-    let mut bytes = disk.contents(path).unwrap();
-    bytes[at] ^= 1;
-    disk.replace(path, bytes);
-}
-
 #[test]
 fn two_stores_have_two_keys_and_two_digests_of_one_batch() {
     let (one, other) = (Fixture::new(), Fixture::new());

@@ -15,7 +15,7 @@ use tower::BoxError;
 use wald_proto::codec::{Decode, Encode};
 
 use super::framed::framed;
-use crate::admission::PREFIX_BYTES;
+use crate::admission::{PREFIX_BYTES, announced_length};
 use crate::answers::{AnswerShare, Counted, Held, SMALL_BYTES, may_be_hurried};
 use crate::status::{self, Access};
 use crate::transport::HttpResult;
@@ -111,7 +111,8 @@ where
     }
 }
 
-/// Nobody is kept from learning what a write has come to.
+/// Marks the answer to a read. The answer to a write is never cut off: it tells its client whether the write was
+/// applied.
 fn hurried_if_read(
     answer: http::Response<tonic::body::Body>,
     access: Access,
@@ -252,7 +253,7 @@ fn length(received: &[u8], access: Access) -> Result<Option<usize>, Status> {
     let Some(&prefix) = received.first_chunk::<PREFIX_BYTES>() else {
         return Ok(None);
     };
-    let length = status::announced_length(prefix, access)?;
+    let length = announced_length(prefix, access)?;
     Ok(Some(usize::try_from(length).unwrap_or(usize::MAX)))
 }
 
