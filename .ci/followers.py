@@ -20,7 +20,7 @@ CROWD, CROWD_CONNECTIONS = sized(100_000, 20_000), 50
 CROWD_LOGS = CROWD // 100
 BUSY, BUSY_CONNECTIONS, BUSY_APPENDS = 1_000, 10, sized(10_000, 3_000)
 # Followers share few connections here.
-MANY_CALLS = ["--max-concurrent-streams", "4096"]
+MANY_CALLS = ["--max-concurrent-streams", "4096", "--max-calls", "200000"]
 # Between two messages to one of so many: 50 us for each.
 BUSY_PAUSE = 0.05
 # Flushes take so long, and nearly all of an append's time: what is compared is not the machine's noise.

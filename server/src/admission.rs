@@ -1,6 +1,6 @@
 //! Memory that requests may take before they are answered, shared fairly by connections.
 //!
-//! Two budgets: one for the records of appends, one for all other requests. A request is charged for
+//! Three budgets: for appends, for health checks, and for all other requests. A request is charged for
 //! the bytes that have **arrived**, not for the length that it announces, and is refused by that length
 //! only if it could not be admitted now. So a connection that sends faster than the disk takes fills its
 //! share and not the server, and announced lengths hold nothing.
@@ -39,30 +39,18 @@ use tower::BoxError;
 use wald_storage::AppendError;
 
 use crate::drain::Phase;
-use crate::metrics::Metrics;
+use crate::metrics::{Class, Metrics, Rpc};
 use crate::shortage::Shortage;
 use crate::status::{self, Access};
 use crate::transport::{HttpAnswer, HttpResult, Hurry, Incoming, Patience, Peer};
 use session::Window;
 pub(crate) use session::{Admitted, Intake, Passage};
 
-/// The RPCs that carry records.
-const APPENDS: [&str; 2] = [
-    "/wald.v1.WalService/Append",
-    "/wald.v1.WalService/AppendBatch",
-];
-
-/// The RPC whose messages wait to be admitted.
-const SESSION: &str = "/wald.v1.WalService/AppendSession";
-
-/// The service without limits, for measurements.
-const ECHO: &str = "/wald.echo.";
-
-/// Calls that may take their time between two messages of a request.
-const REFLECTION: &str = "/grpc.reflection.";
-
 /// Memory of a request besides its head and message: names, places, its answer.
 const REQUEST_OVERHEAD: u64 = 512;
+
+/// Memory of a call whose request has not arrived whole: its task, its HTTP/2 stream and its buffers. Measured: 6 KiB.
+const WAITING_BYTES: u64 = 6 << 10;
 
 /// Memory of a field of a head besides its name and value, and memory of each further field of that name. A
 /// client can repeat a field for one byte.
@@ -72,16 +60,18 @@ const REPEATED_FIELD_OVERHEAD: u64 = 192;
 /// Seconds after which a message must have moved when others wait for its room.
 const HURRY_SECONDS: u64 = 1;
 
-/// Bytes of all requests without records together.
-const OTHERS_BYTES: u64 = 8 << 20;
+/// Bytes of all health checks together. They have a budget of their own, so that other requests cannot make a
+/// healthy server look ill.
+pub(crate) const HEALTH_BYTES: u64 = 1 << 20;
+
+/// Bytes of all requests without records together, health checks aside.
+pub(crate) const OTHERS_BYTES: u64 = 8 << 20;
 
 /// The longest message of a request without records, and the exceptions: a backup names the files that
 /// there are already, and a health check names one service.
 const LARGEST_OTHER: u64 = 64 << 10;
-const LARGEST_BY_PATH: [(&str, u64); 2] = [
-    ("/wald.v1.OpsService/Backup", 1 << 20),
-    ("/grpc.health.", 4 << 10),
-];
+const LARGEST_BACKUP: u64 = 1 << 20;
+const LARGEST_HEALTH: u64 = 4 << 10;
 
 /// Bytes of a refused request that are received and dropped. Beyond them the refusal is sent at once.
 const MOST_DROPPED: u64 = 16 << 20;
@@ -128,6 +118,15 @@ pub(crate) struct Share(Arc<Own>);
 struct Own {
     appends: AtomicU64,
     others: AtomicU64,
+    health: AtomicU64,
+}
+
+/// The budget that a request is charged to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Append,
+    Health,
+    Other,
 }
 
 /// Bytes that all connections have under way, of one kind.
@@ -204,6 +203,7 @@ impl Budget {
 pub(crate) struct Admission {
     appends: Budget,
     others: Budget,
+    health: Budget,
     session_window: u64,
     largest_append: u64,
     phase: watch::Receiver<Phase>,
@@ -223,6 +223,7 @@ impl Admission {
         Arc::new(Self {
             appends: Budget::new(limit),
             others: Budget::new(OTHERS_BYTES),
+            health: Budget::new(HEALTH_BYTES),
             session_window,
             largest_append,
             phase,
@@ -233,48 +234,59 @@ impl Admission {
     /// Bytes of appends and of other requests that are under way.
     pub(crate) fn admitted_bytes(&self) -> (u64, u64) {
         let total = |budget: &Budget| budget.total.load(Ordering::Relaxed);
-        (total(&self.appends), total(&self.others))
+        (
+            total(&self.appends),
+            total(&self.others) + total(&self.health),
+        )
     }
 
     /// The call that `serve` makes of a request of that connection, which is admitted as it arrives.
-    /// `access` is that of its RPC.
     pub(crate) fn call(
         self: &Arc<Self>,
         peer: &Peer,
         request: Request<Incoming>,
-        access: Access,
+        rpc: Rpc,
         serve: impl FnOnce(Request<RequestBody>) -> HttpAnswer,
     ) -> AdmittedCall {
-        let path = request.uri().path();
-        if path == SESSION {
-            let window = Window::new(self, &peer.share);
-            let request = request.map(|inner| RequestBody::Session {
-                inner: Box::new(Intake::new(inner, window)),
-            });
-            return AdmittedCall::new(serve(request), None, false);
+        let access = rpc.access;
+        if let Err((open, limit)) = peer.check_calls() {
+            if access == Access::Write {
+                let (inflight, limit) = (open as u64, limit as u64);
+                (self.metrics).write_failed(&AppendError::Busy { inflight, limit });
+            }
+            return AdmittedCall::refused(status::calls_busy(open, limit));
         }
-        if path.starts_with(ECHO) {
-            let request = request.map(|inner| RequestBody::Plain { inner });
-            return AdmittedCall::new(serve(request), None, false);
-        }
-        let is_append = APPENDS.contains(&path);
-        let largest = match is_append {
-            true => self.largest_append,
-            false => (LARGEST_BY_PATH.iter())
-                .find(|(known, _)| path.starts_with(known))
-                .map_or(LARGEST_OTHER, |(_, largest)| *largest),
+        let (kind, largest) = match rpc.class {
+            Class::AppendSession => {
+                let window = Window::new(self, &peer.share);
+                let request = request.map(|inner| RequestBody::Session {
+                    inner: Box::new(Intake::new(inner, window)),
+                });
+                return AdmittedCall::new(serve(request), None, false);
+            }
+            Class::Echo => {
+                let request = request.map(|inner| RequestBody::Plain { inner });
+                return AdmittedCall::new(serve(request), None, false);
+            }
+            Class::Append | Class::AppendBatch => (Kind::Append, self.largest_append),
+            Class::Health => (Kind::Health, LARGEST_HEALTH),
+            Class::Backup => (Kind::Other, LARGEST_BACKUP),
+            Class::Reflection | Class::Other => (Kind::Other, LARGEST_OTHER),
         };
         let held = Arc::new(Held {
             admission: Arc::clone(self),
             share: peer.share.clone(),
-            is_append,
+            kind,
             bytes: AtomicU64::new(0),
         });
-        let may_pause = path.starts_with(REFLECTION);
         let (head, inner) = request.into_parts();
-        if let Err(busy) = held.grow(head_bytes(&head.headers) + REQUEST_OVERHEAD) {
-            let answer = Box::pin(std::future::ready(Ok(busy.into_http())));
-            return AdmittedCall::new(answer, None, false);
+        let head_bytes = head_bytes(&head.headers) + REQUEST_OVERHEAD;
+        let mut uncharged = head_bytes;
+        // Appends read their body at once: it charges their head, too.
+        if kind != Kind::Append {
+            if let Err(busy) = held.grow(std::mem::take(&mut uncharged)) {
+                return AdmittedCall::refused(busy);
+            }
         }
         let inner = AdmittedBody {
             inner,
@@ -284,14 +296,17 @@ impl Admission {
             length: 0,
             largest,
             access,
-            may_pause,
+            may_pause: rpc.class == Class::Reflection,
+            head: head_bytes,
+            uncharged,
+            is_waiting: false,
             refused: None,
             dropped: 0,
             wait: None,
             held: Arc::clone(&held),
         };
         let request = Request::from_parts(head, RequestBody::Admitted { inner });
-        AdmittedCall::new(serve(request), Some(held), is_append)
+        AdmittedCall::new(serve(request), Some(held), kind == Kind::Append)
     }
 }
 
@@ -308,15 +323,17 @@ fn head_bytes(headers: &HeaderMap) -> u64 {
 struct Held {
     admission: Arc<Admission>,
     share: Share,
-    is_append: bool,
+    kind: Kind,
     bytes: AtomicU64,
 }
 
 impl Held {
     fn budget(&self) -> (&Budget, &AtomicU64) {
-        match self.is_append {
-            true => (&self.admission.appends, &self.share.0.appends),
-            false => (&self.admission.others, &self.share.0.others),
+        let (all, own) = (&self.admission, &self.share.0);
+        match self.kind {
+            Kind::Append => (&all.appends, &own.appends),
+            Kind::Health => (&all.health, &own.health),
+            Kind::Other => (&all.others, &own.others),
         }
     }
 
@@ -337,12 +354,19 @@ impl Held {
 
     fn refuse(&self, inflight: u64) -> Status {
         let limit = self.budget().0.limit;
-        if !self.is_append {
+        if self.kind != Kind::Append {
             return status::requests_busy(inflight, limit);
         }
         let error = AppendError::Busy { inflight, limit };
         self.admission.metrics.write_failed(&error);
         status::append(&error)
+    }
+
+    fn shrink(&self, bytes: u64) {
+        let (budget, own) = self.budget();
+        budget.give_back(own, bytes);
+        let has = self.bytes.load(Ordering::Relaxed);
+        self.bytes.store(has - bytes, Ordering::Relaxed);
     }
 
     fn give_back(&self) {
@@ -429,6 +453,11 @@ impl AdmittedCall {
             goes_on,
         }
     }
+
+    fn refused(why: Status) -> Self {
+        let answer = Box::pin(std::future::ready(Ok(why.into_http())));
+        Self::new(answer, None, false)
+    }
 }
 
 impl Future for AdmittedCall {
@@ -471,7 +500,13 @@ pub(crate) struct AdmittedBody {
     length: u64,
     largest: u64,
     access: Access,
+    /// Whether its client may take its time between two messages.
     may_pause: bool,
+    /// Memory of its head, and the part of it that is not charged yet.
+    head: u64,
+    uncharged: u64,
+    /// Whether [`WAITING_BYTES`] are charged.
+    is_waiting: bool,
     refused: Option<Status>,
     dropped: u64,
     /// Made by the first wait for the client.
@@ -556,7 +591,44 @@ impl AdmittedBody {
             self.left -= part;
             rest.advance(usize::try_from(part).unwrap_or(rest.len()));
         }
-        self.held.grow(bytes)
+        self.held.grow(bytes + self.uncharged)?;
+        self.uncharged = 0;
+        if self.is_waiting && self.left == 0 && self.received == 0 {
+            self.held.shrink(WAITING_BYTES);
+            self.is_waiting = false;
+        }
+        Ok(())
+    }
+
+    /// Charges the memory of a call that waits for its client.
+    ///
+    /// # Errors
+    /// If there is no room for it.
+    fn begin_wait(&mut self) -> Result<(), Status> {
+        if self.is_waiting || self.may_pause {
+            return Ok(());
+        }
+        if let Err(busy) = self.held.grow(WAITING_BYTES + self.uncharged) {
+            return Err(self.refused.take().unwrap_or(busy));
+        }
+        self.uncharged = 0;
+        self.is_waiting = true;
+        Ok(())
+    }
+
+    /// Notes that the request is refused. Only its head stays charged while the rest arrives.
+    ///
+    /// # Errors
+    /// With the refusal, if there is no room for the head: then the request is answered at once.
+    fn refuse(&mut self, why: Status) -> Result<(), Status> {
+        self.held.give_back();
+        self.is_waiting = false;
+        if self.held.grow(self.head).is_err() {
+            return Err(why);
+        }
+        self.uncharged = 0;
+        self.refused = Some(why);
+        Ok(())
     }
 
     /// Resolves with the reason when the client was waited for long enough.
@@ -587,6 +659,9 @@ impl Body for AdmittedBody {
         let this = &mut *self;
         loop {
             let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(context) else {
+                if let Err(busy) = this.begin_wait() {
+                    return Poll::Ready(Some(Err(busy.into())));
+                }
                 let status = ready!(this.poll_over(context));
                 return Poll::Ready(Some(Err(status.into())));
             };
@@ -608,9 +683,12 @@ impl Body for AdmittedBody {
                         return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
                     }
                     Ok(()) => return Poll::Ready(frame.map(|frame| frame.map_err(Into::into))),
-                    Err(status) => this.refused = Some(status),
+                    Err(status) => {
+                        if let Err(refused) = this.refuse(status) {
+                            return Poll::Ready(Some(Err(refused.into())));
+                        }
+                    }
                 }
-                this.held.give_back();
             }
             this.dropped += data.len() as u64;
             if this.dropped > MOST_DROPPED

@@ -244,7 +244,7 @@ settings! {
     /// memory_limit have no room for them.
     max_connections: usize = "10000";
     /// Maximum memory that the bounds of this file may add up to (0 = the cgroup's limit, or half
-    /// of RAM if there is none). A start lowers max_connections until they do. If that is not enough, it is
+    /// of RAM if there is none). A start lowers max_calls and max_connections until they do. If that is not enough, it is
     /// refused where this is set, and warns where it is not.
     memory_limit: Size = "0B";
     /// Maximum number of gRPC connections that have sent no request yet (> 0). The oldest of them is closed
@@ -257,6 +257,10 @@ settings! {
     /// the call is reset. Followers that have seen everything and idle sessions wait for the server, not for the
     /// client: they may stay for ever.
     stream_progress_timeout: Duration = "30s";
+    /// Maximum number of open calls on all connections (> 0), followers and sessions among them. Further
+    /// calls are refused with BUSY. One connection has at most as many as are free for others. A call
+    /// takes up to 8 KiB of memory. Lowered at start where memory_limit has no room for them.
+    max_calls: usize = "65536";
     /// Maximum number of concurrent calls on one connection. Further calls wait at the client.
     max_concurrent_streams: u32 = "256";
     /// Streams that the server may have reset on one connection before it ends the
@@ -467,6 +471,7 @@ impl Config {
             ));
         }
         for (name, zero) in [
+            ("max_calls", self.max_calls == 0),
             ("max_concurrent_streams", self.max_concurrent_streams == 0),
             ("heartbeat_interval", self.heartbeat_interval.is_zero()),
             ("keepalive_timeout", self.keepalive_timeout.is_zero()),

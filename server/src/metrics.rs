@@ -24,7 +24,7 @@ use wald_storage::{AppendError, Clock as _, Durability, RecoveryReport, Statisti
 use crate::logging;
 use crate::status;
 
-pub(crate) use calls::{CallCounter, CallFuture, Head, Rpc};
+pub(crate) use calls::{CallCounter, CallFuture, Class, Head, Rpc};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;

@@ -13,6 +13,7 @@ mod host;
 
 use wald_storage::StorageConfig;
 
+use crate::admission::{HEALTH_BYTES, OTHERS_BYTES};
 use crate::answers::ANSWERS_BYTES;
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::serve::Exit;
@@ -36,6 +37,7 @@ const PORTS: u64 = 6;
 const LEAST_CONNECTIONS: u64 = 32;
 const LEAST_OPEN_SEGMENTS: u64 = 16;
 const LEAST_WORKERS: u64 = 1;
+const LEAST_CALLS: u64 = 4096;
 
 /// Memory of code, stacks, metrics and the allocator, without the parts below.
 const PROCESS_BYTES: u64 = 48 << 20;
@@ -44,13 +46,13 @@ const PROCESS_BYTES: u64 = 48 << 20;
 /// 8 MiB, the group that is written 5 MiB, a step of the sorter 8 MiB.
 const ENGINE_BYTES: u64 = 67 << 20;
 
-/// Memory of requests that are no appends.
-const OTHER_REQUESTS_BYTES: u64 = 8 << 20;
-
 /// Memory of one connection: buffers and HTTP/2 state, the least window of data that it may send ahead, and
 /// answers that wait for its socket.
 const CONNECTION_BYTES: u64 = (24 << 10) + LEAST_WINDOW as u64 + SHORT_QUEUE_BYTES as u64;
 const HTTP_CONNECTION_BYTES: u64 = 40 << 10;
+
+/// Memory of one call: its task, its HTTP/2 stream, and an answer that is too small to be counted.
+const CALL_BYTES: u64 = 8 << 10;
 
 /// One bound that may be lowered.
 struct Bound<'a> {
@@ -127,6 +129,7 @@ impl Limits {
             memory_limit = mebibytes(self.memory),
             memory_limit_from = self.memory_from,
             max_connections = config.max_connections,
+            max_calls = config.max_calls,
             http_max_connections = config.http_max_connections,
             max_open_segments = config.max_open_segments,
             max_inflight_bytes = config.max_inflight_bytes.to_string(),
@@ -257,7 +260,8 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
     let available = memory_limit(config, host);
     let fixed = PROCESS_BYTES
         + ENGINE_BYTES
-        + OTHER_REQUESTS_BYTES
+        + OTHERS_BYTES
+        + HEALTH_BYTES
         + ANSWERS_BYTES
         + ALL_WINDOWS_BYTES
         + ALL_QUEUES_BYTES
@@ -265,7 +269,14 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
         + config.buffer_bytes.0;
     let mut connections = config.max_connections as u64;
     let mut http = config.http_max_connections as u64;
+    let mut calls = config.max_calls as u64;
     let mut bounds = [
+        Bound {
+            setting: "max_calls",
+            value: &mut calls,
+            least: LEAST_CALLS,
+            cost: CALL_BYTES,
+        },
         Bound {
             setting: "max_connections",
             value: &mut connections,
@@ -295,15 +306,18 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
             // Little traffic takes less than the bounds, and nobody has asked for this limit.
             connections = connections.min(LEAST_CONNECTIONS);
             http = http.min(LEAST_HTTP_CONNECTIONS as u64);
+            calls = calls.min(LEAST_CALLS);
             config.max_connections = narrow(connections);
             config.http_max_connections = narrow(http);
+            config.max_calls = narrow(calls);
             return Ok(Some(format!(
-                "{text}; max_connections is {connections}, http_max_connections is {http}"
+                "{text}; max_calls is {calls}, max_connections is {connections}, http_max_connections is {http}"
             )));
         }
     };
     config.max_connections = narrow(connections);
     config.http_max_connections = narrow(http);
+    config.max_calls = narrow(calls);
     Ok(lowered(&fitted).map(|lowered| {
         format!(
             "memory_limit is {} ({origin}): {lowered}; raise it to at least {} for the configured \

@@ -10,6 +10,7 @@ mod fan_out;
 mod log;
 mod ops;
 mod read;
+mod reflection;
 mod scan;
 mod session;
 
@@ -101,6 +102,7 @@ pub(crate) struct Services(pub(crate) Arc<Node>);
 pub(crate) use direct::{Direct, checked};
 pub(crate) use echo::Echo;
 pub(crate) use fan_out::FanOut;
+pub(crate) use reflection::Fault;
 
 type Answer<T> = Result<Response<T>, Status>;
 

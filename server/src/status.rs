@@ -283,6 +283,22 @@ pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
     .status()
 }
 
+/// Too many calls are open.
+pub(crate) fn calls_busy(open: usize, limit: usize) -> Status {
+    Failure::new(
+        Code::ResourceExhausted,
+        "BUSY",
+        format!(
+            "{open} calls are open, and max_calls is {limit}; end calls of this connection, or retry with backoff"
+        ),
+    )
+    .fact("open_calls", open)
+    .fact("limit_calls", limit)
+    .refused(Retry::Safe)
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
 /// Answers that their clients do not take use up the memory that they have together.
 pub(crate) fn answers_busy(waiting: u64, limit: u64) -> Status {
     Failure::new(

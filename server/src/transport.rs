@@ -145,7 +145,10 @@ impl Transport {
         phase: &watch::Receiver<Phase>,
     ) -> io::Result<Self> {
         let (running, ended) = mpsc::channel(1);
-        let connections = Arc::new(Connections::new(config.max_silent_connections));
+        let connections = Arc::new(Connections::new(
+            config.max_silent_connections,
+            config.max_calls,
+        ));
         let settings = Settings::new(config);
         let mut loops = Vec::new();
         for index in 0..config.workers() {

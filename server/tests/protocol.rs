@@ -103,6 +103,8 @@ async fn message_that_cannot_be_read_is_invalid_in_every_rpc() {
         "/wald.v1.OpsService/Verify",
         "/wald.v1.OpsService/Backup",
         "/grpc.health.v1.Health/Check",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ];
     let bodies: [&[u8]; 5] = [
         // A field that is longer than its message, a flag that does not exist, a flag without an

@@ -260,6 +260,16 @@ func idleConnection(kind, address, path string, announce int) (net.Conn, error) 
 			r.next += 2
 		}
 		return r, r.flush()
+	case "half-open":
+		// Calls whose requests never come.
+		r, err := open(address, 0)
+		if err != nil {
+			return nil, err
+		}
+		for range 256 {
+			r.call(path, []byte{}, false)
+		}
+		return r, r.flush()
 	case "reflections":
 		r, err := open(address, 0, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		if err != nil {

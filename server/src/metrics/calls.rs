@@ -4,7 +4,6 @@
 //! The deadline is kept here and not by tonic because tonic answers CANCELLED without a
 //! detail, and a writer has to be told that the outcome is unknown.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use foldhash::{HashMap, HashMapExt as _};
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -66,9 +66,47 @@ const WRITES: [&str; 12] = [
     "Drain",
 ];
 
+/// Classes of RPCs that are admitted by rules of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// An append of one log: its answer is small.
+    Append,
+    /// An append to several logs.
+    AppendBatch,
+    /// A stream of appends, whose messages wait to be admitted.
+    AppendSession,
+    /// A request that names the files that its caller has.
+    Backup,
+    /// The service without limits, for measurements.
+    Echo,
+    /// Health checks.
+    Health,
+    /// Streams of requests that may take their time between two messages.
+    Reflection,
+    /// All others.
+    Other,
+}
+
+impl Class {
+    fn of(path: &str) -> Self {
+        match path {
+            "/wald.v1.WalService/Append" => Self::Append,
+            "/wald.v1.WalService/AppendBatch" => Self::AppendBatch,
+            "/wald.v1.WalService/AppendSession" => Self::AppendSession,
+            "/wald.v1.OpsService/Backup" => Self::Backup,
+            _ if path.starts_with("/wald.echo.") => Self::Echo,
+            _ if path.starts_with("/grpc.health.") => Self::Health,
+            _ if path.starts_with("/grpc.reflection.") => Self::Reflection,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// The shape of an RPC, as the contract has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rpc {
+    /// How it is admitted.
+    pub(crate) class: Class,
     /// Whether it writes.
     pub(crate) access: Access,
     /// Whether its request is one message, and no stream of them.
@@ -125,7 +163,8 @@ impl Calls {
             "How long do calls take, from head to trailers?",
             &labels,
         )?;
-        let rpc = |kind: &str, name: &str| Rpc {
+        let rpc = |kind: &str, path: &str, name: &str| Rpc {
+            class: Class::of(path),
             access: match WRITES.contains(&name) {
                 true => Access::Write,
                 false => Access::Read,
@@ -134,7 +173,7 @@ impl Calls {
         };
         let method = |kind: &str, service: &str, name: &str| {
             Arc::new(Method {
-                access: rpc(kind, name).access,
+                access: rpc(kind, "", name).access,
                 unary: kind == "unary",
                 started: started.with_label_values(&[kind, service, name]),
                 handled: CODES
@@ -153,12 +192,15 @@ impl Calls {
         ] {
             for (kind, service, name) in rpcs(descriptors) {
                 let counted = method(kind, &service, &name);
-                let known = (rpc(kind, &name), Some(counted));
-                methods.insert(format!("/{service}/{name}"), known);
+                let path = format!("/{service}/{name}");
+                let known = (rpc(kind, &path, &name), Some(counted));
+                methods.insert(path, known);
             }
         }
         for (kind, service, name) in rpcs(wald_proto::ECHO_FILE_DESCRIPTOR_SET) {
-            methods.insert(format!("/{service}/{name}"), (rpc(kind, &name), None));
+            let path = format!("/{service}/{name}");
+            let known = (rpc(kind, &path, &name), None);
+            methods.insert(path, known);
         }
         Ok(Self {
             methods: Arc::new(methods),
@@ -403,6 +445,18 @@ mod tests {
         assert_eq!(kind("wald.v1.WalService", "Append"), "unary");
         assert_eq!(kind("wald.v1.WalService", "Scan"), "server_stream");
         assert_eq!(kind("wald.v1.WalService", "AppendSession"), "bidi_stream");
+        for class in [
+            "/wald.v1.WalService/Append",
+            "/wald.v1.WalService/AppendBatch",
+            "/wald.v1.WalService/AppendSession",
+            "/wald.v1.OpsService/Backup",
+        ] {
+            assert_ne!(Class::of(class), Class::Other);
+            assert!(
+                found.iter().any(|(_, s, m)| format!("/{s}/{m}") == class),
+                "{class}"
+            );
+        }
         for write in WRITES {
             assert!(found.iter().any(|(_, _, m)| m == write), "{write}");
         }

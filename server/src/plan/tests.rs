@@ -126,12 +126,13 @@ fn smaller_configured_values_than_the_least_stay() {
 }
 
 #[test]
-fn memory_lowers_connections_and_then_refuses() {
+fn memory_lowers_calls_then_connections_and_then_refuses() {
     let mut config = config(&[]);
     let text = fit_memory(&mut config, &host(65_536, 512))
         .unwrap()
         .unwrap();
     assert!(text.contains("512 MiB (the cgroup's limit)"), "{text}");
+    assert_eq!(config.max_calls, 4096, "{text}");
     assert!(
         config.max_connections < 4000 && config.max_connections > 1000,
         "{text}"
@@ -140,8 +141,12 @@ fn memory_lowers_connections_and_then_refuses() {
     let text = fit_memory(&mut config, &host(65_536, 96)).unwrap().unwrap();
     assert!(text.contains("max_inflight_bytes"), "{text}");
     assert_eq!(
-        (config.max_connections, config.http_max_connections),
-        (32, 8)
+        (
+            config.max_calls,
+            config.max_connections,
+            config.http_max_connections
+        ),
+        (4096, 32, 8)
     );
     let mut config = super::tests::config(&[("memory_limit", "96MiB")]);
     let refused = fit_memory(&mut config, &host(65_536, 4096)).unwrap_err();

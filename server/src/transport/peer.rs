@@ -78,6 +78,10 @@ pub(crate) struct Connections {
     silent: AtomicUsize,
     /// Most of those; the oldest gives way to one more.
     max_silent: usize,
+    /// Calls that have not ended.
+    calls: AtomicUsize,
+    /// Most calls; further ones are refused.
+    max_calls: usize,
     queued: AtomicU64,
     answers: Arc<Answers>,
     suspects: Suspects,
@@ -85,19 +89,21 @@ pub(crate) struct Connections {
 
 impl Default for Connections {
     fn default() -> Self {
-        Self::new(usize::MAX)
+        Self::new(usize::MAX, usize::MAX)
     }
 }
 
 impl Connections {
-    /// None yet. At most `max_silent` may be open that have sent no request.
-    pub(crate) fn new(max_silent: usize) -> Self {
+    /// Makes an empty set. At most `max_silent` connections without a request and `max_calls` calls may be open.
+    pub(crate) fn new(max_silent: usize, max_calls: usize) -> Self {
         Self {
             begin: Instant::now(),
             open: Mutex::default(),
             accepted: AtomicU64::default(),
             silent: AtomicUsize::default(),
             max_silent,
+            calls: AtomicUsize::default(),
+            max_calls,
             queued: AtomicU64::default(),
             answers: Answers::new(ANSWERS_BYTES),
             suspects: Suspects::default(),
@@ -164,10 +170,7 @@ impl Connections {
 
     /// Calls that have not ended.
     pub(crate) fn calls(&self) -> usize {
-        let open = self.open.lock();
-        (open.values())
-            .map(|peer| peer.state.calls.load(Ordering::Relaxed))
-            .sum()
+        self.calls.load(Ordering::Relaxed)
     }
 }
 
@@ -284,7 +287,24 @@ impl Peer {
         }
         self.useful(CALL_BYTES);
         self.state.calls.fetch_add(1, Ordering::Relaxed);
+        let all = &self.state.connections.calls;
+        all.fetch_add(1, Ordering::Relaxed);
         OpenCall(Arc::clone(&self.state))
+    }
+
+    /// Checks that the call that began last may stay: its connection has at most as many calls as are free
+    /// for other connections.
+    ///
+    /// # Errors
+    /// With the number of open calls and its limit.
+    pub(crate) fn check_calls(&self) -> Result<(), (usize, usize)> {
+        let limit = self.state.connections.max_calls;
+        let open = self.state.connections.calls();
+        let own = self.state.calls.load(Ordering::Relaxed);
+        match own <= limit.saturating_sub(open).max(1) && open <= limit {
+            true => Ok(()),
+            false => Err((open, limit)),
+        }
     }
 
     /// Whether no request head has arrived whole since the connection was accepted.
@@ -365,6 +385,7 @@ pub(super) struct OpenCall(Arc<State>);
 impl Drop for OpenCall {
     fn drop(&mut self) {
         let state = &self.0;
+        state.connections.calls.fetch_sub(1, Ordering::Relaxed);
         if state.calls.fetch_sub(1, Ordering::Relaxed) == 1 {
             state.rest();
         }
@@ -471,8 +492,29 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_one_connection_leave_room_for_other_connections() {
+        let all = Arc::new(Connections::new(usize::MAX, 100));
+        let [greedy, second, modest] = [(); 3].map(|()| Peer::new(&all));
+        let fill = |peer: &Peer| {
+            let mut calls = vec![peer.begin_call()];
+            while peer.check_calls().is_ok() {
+                calls.push(peer.begin_call());
+            }
+            // The last one is refused, and ends.
+            calls.pop();
+            calls
+        };
+        let (first, others) = (fill(&greedy), fill(&second));
+        assert_eq!((first.len(), others.len()), (50, 25));
+        let one = modest.begin_call();
+        assert_eq!(modest.check_calls(), Ok(()));
+        drop((first, others, one));
+        assert_eq!(all.calls(), 0);
+    }
+
+    #[test]
     fn oldest_silent_connection_gives_way() {
-        let all = Arc::new(Connections::new(2));
+        let all = Arc::new(Connections::new(2, usize::MAX));
         let (speaking, _first) = all.enter();
         drop(speaking.begin_call());
         let (second, second_open) = all.enter();

@@ -27,18 +27,12 @@ use tower::Service;
 use super::{Incoming, Peer};
 use crate::admission::{Admission, AdmittedCall, RequestBody};
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
-use crate::metrics::{CallCounter, CallFuture, Rpc};
-use crate::rpc::checked;
+use crate::metrics::{CallCounter, CallFuture, Class, Rpc};
+use crate::rpc::{Fault, checked};
 use crate::status;
 
 /// What comes of a call: refusals are answers, too.
 pub(crate) type HttpResult = Result<Response<Body>, Infallible>;
-
-/// RPCs whose answers are small, or bounded by their own windows.
-const SMALL_ANSWERS: [&str; 2] = [
-    "/wald.v1.WalService/Append",
-    "/wald.v1.WalService/AppendSession",
-];
 
 /// A call on its way to its answer.
 pub(crate) type HttpAnswer = BoxFuture<'static, HttpResult>;
@@ -73,7 +67,14 @@ where
             }));
         }
         let share = request.extensions().get::<AnswerShare>().cloned();
-        let answer = service.call(request.map(Body::new));
+        let (request, fault) = match rpc.class {
+            Class::Reflection => {
+                let (request, fault) = Fault::of(request);
+                (request, Some(fault))
+            }
+            _ => (request.map(Body::new), None),
+        };
+        let answer = service.call(request);
         Box::pin(async move {
             // Before the first answer is made.
             let open = match &share {
@@ -83,7 +84,11 @@ where
                 },
                 None => None,
             };
-            Ok(may_be_hurried(Counted::answer(answer.await?, share, open)))
+            let mut answer = answer.await?;
+            if let Some(fault) = fault {
+                answer = fault.in_answer(answer);
+            }
+            Ok(may_be_hurried(Counted::answer(answer, share, open)))
         })
     }
 }
@@ -157,25 +162,26 @@ pub(super) struct ConnectionCalls {
 
 impl ConnectionCalls {
     /// The call that a request begins.
-    pub(super) fn call(&self, mut request: Request<Incoming>) -> CallFuture<CheckedCall> {
-        if !SMALL_ANSWERS.contains(&request.uri().path()) {
-            request.extensions_mut().insert(self.peer.answers.clone());
-        }
+    pub(super) fn call(&self, request: Request<Incoming>) -> CallFuture<CheckedCall> {
         let Calls {
             counter,
             admission,
             routes,
             http,
         } = &*self.calls;
-        counter.call(request, |request, head| {
+        counter.call(request, |mut request, head| {
             let rpc = match book::check(&request, head, *http) {
                 Ok(rpc) => rpc,
                 Err(refusal) => {
                     return CheckedCall::Refused(Some(refusal));
                 }
             };
+            // The answers of the others are small, or bounded by their own windows.
+            if !matches!(rpc.class, Class::Append | Class::AppendSession) {
+                request.extensions_mut().insert(self.peer.answers.clone());
+            }
             let serve = |request| routes.serve(request, rpc);
-            CheckedCall::Served(admission.call(&self.peer, request, rpc.access, serve))
+            CheckedCall::Served(admission.call(&self.peer, request, rpc, serve))
         })
     }
 }

@@ -153,9 +153,11 @@ mod tests {
     use tonic_types::StatusExt as _;
 
     use super::*;
+    use crate::metrics::Class;
 
     const WRITE: Head = Head {
         rpc: Some(Rpc {
+            class: Class::Append,
             access: Access::Write,
             is_one_message: true,
         }),
