@@ -49,8 +49,11 @@ pub(crate) use session::{Admitted, Intake, Passage};
 /// Memory of a request besides its head and message: names, places, its answer.
 const REQUEST_OVERHEAD: u64 = 512;
 
-/// Memory of a call whose request has not arrived whole: its task, its HTTP/2 stream and its buffers. Measured: 6 KiB.
-const WAITING_BYTES: u64 = 6 << 10;
+/// Memory of a call whose request has not arrived whole: its task, its HTTP/2 stream and its buffers.
+const WAITING_BYTES: u64 = 8 << 10;
+
+/// A head that takes more is charged before its call runs.
+const SMALL_HEAD: u64 = 4 << 10;
 
 /// Memory of a field of a head besides its name and value, and memory of each further field of that name. A
 /// client can repeat a field for one byte.
@@ -241,20 +244,25 @@ impl Admission {
     }
 
     /// The call that `serve` makes of a request of that connection, which is admitted as it arrives.
+    ///
+    /// # Errors
+    /// BUSY if there is no room for the call or for its head.
     pub(crate) fn call(
         self: &Arc<Self>,
         peer: &Peer,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         rpc: Rpc,
         serve: impl FnOnce(Request<RequestBody>) -> HttpAnswer,
-    ) -> AdmittedCall {
+    ) -> Result<AdmittedCall, Status> {
         let access = rpc.access;
         if let Err((open, limit)) = peer.check_calls() {
             if access == Access::Write {
                 let (inflight, limit) = (open as u64, limit as u64);
                 (self.metrics).write_failed(&AppendError::Busy { inflight, limit });
             }
-            return AdmittedCall::refused(status::calls_busy(open, limit));
+            // What stays of it must cost less than a call.
+            request.body_mut().give_up();
+            return Err(status::calls_busy(open, limit));
         }
         let (kind, largest) = match rpc.class {
             Class::AppendSession => {
@@ -262,11 +270,11 @@ impl Admission {
                 let request = request.map(|inner| RequestBody::Session {
                     inner: Box::new(Intake::new(inner, window)),
                 });
-                return AdmittedCall::new(serve(request), None, false);
+                return Ok(AdmittedCall::new(serve(request), None, false));
             }
             Class::Echo => {
                 let request = request.map(|inner| RequestBody::Plain { inner });
-                return AdmittedCall::new(serve(request), None, false);
+                return Ok(AdmittedCall::new(serve(request), None, false));
             }
             Class::Append | Class::AppendBatch => (Kind::Append, self.largest_append),
             Class::Health => (Kind::Health, LARGEST_HEALTH),
@@ -282,11 +290,12 @@ impl Admission {
         let (head, inner) = request.into_parts();
         let head_bytes = head_bytes(&head.headers) + REQUEST_OVERHEAD;
         let mut uncharged = head_bytes;
-        // Appends read their body at once: it charges their head, too.
-        if kind != Kind::Append {
-            if let Err(busy) = held.grow(std::mem::take(&mut uncharged)) {
-                return AdmittedCall::refused(busy);
-            }
+        let mut is_waiting = false;
+        // Appends read their body at once: it charges their head, too. That is one update of the counters less.
+        if kind != Kind::Append || head_bytes > SMALL_HEAD {
+            is_waiting = rpc.class != Class::Reflection && !inner.has_ended();
+            let waiting = if is_waiting { WAITING_BYTES } else { 0 };
+            held.grow(std::mem::take(&mut uncharged) + waiting)?;
         }
         let inner = AdmittedBody {
             inner,
@@ -299,14 +308,15 @@ impl Admission {
             may_pause: rpc.class == Class::Reflection,
             head: head_bytes,
             uncharged,
-            is_waiting: false,
+            is_waiting,
             refused: None,
             dropped: 0,
             wait: None,
             held: Arc::clone(&held),
         };
         let request = Request::from_parts(head, RequestBody::Admitted { inner });
-        AdmittedCall::new(serve(request), Some(held), kind == Kind::Append)
+        let goes_on = kind == Kind::Append;
+        Ok(AdmittedCall::new(serve(request), Some(held), goes_on))
     }
 }
 
@@ -454,9 +464,9 @@ impl AdmittedCall {
         }
     }
 
-    fn refused(why: Status) -> Self {
-        let answer = Box::pin(std::future::ready(Ok(why.into_http())));
-        Self::new(answer, None, false)
+    /// Whether its body charges it when that is read.
+    pub(crate) fn is_uncharged(&self) -> bool {
+        (self.held.as_ref()).is_some_and(|held| held.bytes.load(Ordering::Relaxed) == 0)
     }
 }
 

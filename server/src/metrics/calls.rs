@@ -351,6 +351,13 @@ pin_project! {
     }
 }
 
+impl<F> CallFuture<F> {
+    /// The call as it was given.
+    pub(crate) fn inner(&self) -> &F {
+        &self.inner
+    }
+}
+
 impl<F, R, E> Future for CallFuture<F>
 where
     F: Future<Output = Result<Response<R>, E>>,

@@ -49,6 +49,10 @@ const CANCELLED_UNSEEN: usize = 10_000;
 const RESET_REMEMBERED: usize = 256;
 const RESET_REMEMBERED_FOR: Duration = Duration::from_secs(10);
 
+/// Calls that one connection begins in a turn of the event loop before they are charged. Then they run, which charges
+/// them.
+const UNCHARGED_AT_ONCE: usize = 64;
+
 /// Bytes of one call's answer that wait in h2 for the socket.
 const CALL_QUEUE_BYTES: usize = 64 << 10;
 
@@ -205,11 +209,16 @@ impl Serving {
         }
         let held_until = self.cancels.held_until(&self.terms.peer);
         if held_until.is_none() {
+            let mut uncharged = 0;
             while let Poll::Ready(accepted) = self.connection.poll_accept(context)? {
                 let Some((request, respond)) = accepted else {
                     return Poll::Ready(Ok(Some(Over::Closed)));
                 };
-                self.begin_call(request, respond);
+                uncharged += usize::from(self.begin_call(request, respond));
+                if uncharged == UNCHARGED_AT_ONCE {
+                    context.waker().wake_by_ref();
+                    break;
+                }
             }
             self.windows.grow(&mut self.connection, &self.terms.peer);
         }
@@ -239,22 +248,34 @@ impl Serving {
         }
     }
 
+    /// Begins a call. Returns whether it runs before it is charged.
     fn begin_call(
         &mut self,
         request: Request<h2::RecvStream>,
         mut respond: h2::server::SendResponse<Piece>,
-    ) {
+    ) -> bool {
         self.life.first_request_by = None;
         let open = self.terms.peer.begin_call();
         // A request that its client has cancelled already costs no call.
         let mut context = Context::from_waker(Waker::noop());
         if respond.poll_reset(&mut context).is_ready() {
-            return self.terms.peer.call_was_cancelled();
+            self.terms.peer.call_was_cancelled();
+            return false;
         }
         let request = request.map(Incoming::new);
-        let call = self.service.call(request);
+        let mut call = self.service.call(request);
+        if call.inner().is_refused() {
+            // A task would hold it until its turn comes.
+            if let Poll::Ready(Ok(answer)) = Pin::new(&mut call).poll(&mut context) {
+                // Fails only on a stream that the client has reset.
+                let _ = respond.send_response(answer.map(|_| ()), true);
+            }
+            return false;
+        }
+        let is_uncharged = call.inner().is_uncharged();
         let terms = Arc::clone(&self.terms);
         tokio::spawn(call::serve(call, respond, terms, open));
+        is_uncharged
     }
 
     fn leave(&mut self) {

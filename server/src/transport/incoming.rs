@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -16,6 +17,13 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Silence after which nothing more of such a body is expected.
 const SILENCE: Duration = Duration::from_millis(300);
+
+/// Most bodies of this process that are received after their call. Each takes up to 4 KiB. Further streams are
+/// reset at once.
+const MOST_FAREWELLS: usize = 4096;
+
+/// Bodies that are received after their call.
+static FAREWELLS: AtomicUsize = AtomicUsize::new(0);
 
 /// The body of a request.
 ///
@@ -65,6 +73,11 @@ impl Incoming {
         }
     }
 
+    /// Resets the stream unless all of the body has arrived. h2 ignores the late data of some such streams.
+    pub(crate) fn give_up(&mut self) {
+        self.stream = None;
+    }
+
     /// Whether nothing more comes.
     pub(crate) fn has_ended(&self) -> bool {
         self.stream.as_ref().is_none_or(RecvStream::is_end_stream)
@@ -100,9 +113,32 @@ impl Drop for Incoming {
         let mut context = Context::from_waker(Waker::noop());
         while let Poll::Ready(Some(_)) = Pin::new(&mut *self).poll_frame(&mut context) {}
         let rest = self.stream.take().filter(|stream| !stream.is_end_stream());
-        if let (Some(rest), Ok(event_loop)) = (rest, Handle::try_current()) {
-            event_loop.spawn(drop_rest(rest));
+        if let (Some(rest), Ok(event_loop)) = (rest, Handle::try_current())
+            && let Some(farewell) = Farewell::begin()
+        {
+            event_loop.spawn(async move {
+                drop_rest(rest).await;
+                drop(farewell);
+            });
         }
+    }
+}
+
+/// One of [`FAREWELLS`].
+struct Farewell;
+
+impl Farewell {
+    /// `None` if there are too many.
+    fn begin() -> Option<Self> {
+        let begun = FAREWELLS.fetch_add(1, Ordering::Relaxed);
+        let farewell = Self;
+        (begun < MOST_FAREWELLS).then_some(farewell)
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        FAREWELLS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

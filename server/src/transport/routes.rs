@@ -20,6 +20,7 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
+use http_body::Body as _;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
@@ -181,15 +182,30 @@ impl ConnectionCalls {
                 request.extensions_mut().insert(self.peer.answers.clone());
             }
             let serve = |request| routes.serve(request, rpc);
-            CheckedCall::Served(admission.call(&self.peer, request, rpc, serve))
+            match admission.call(&self.peer, request, rpc, serve) {
+                Ok(call) => CheckedCall::Served(call),
+                Err(busy) => CheckedCall::Refused(Some(Box::new(busy.into_http()))),
+            }
         })
     }
 }
 
-/// A call that is served, or the answer to a request that is not gRPC by the book.
+/// A call that is served, or the answer to a request that is refused by its head.
 pub(super) enum CheckedCall {
     Served(AdmittedCall),
     Refused(Option<Box<Response<Body>>>),
+}
+
+impl CheckedCall {
+    /// Whether its answer is there, and is a head alone.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused(Some(answer)) if answer.body().is_end_stream())
+    }
+
+    /// Whether it is charged when it runs.
+    pub(super) fn is_uncharged(&self) -> bool {
+        matches!(self, Self::Served(call) if call.is_uncharged())
+    }
 }
 
 impl Future for CheckedCall {
