@@ -355,9 +355,17 @@ impl Held {
     }
 
     fn grow(&self, bytes: u64) -> Result<(), Status> {
+        (self.try_grow(bytes)).map_err(|inflight| self.refuse(inflight))
+    }
+
+    /// Charges `bytes` more.
+    ///
+    /// # Errors
+    /// With the bytes that are under way. Nothing is charged or counted then.
+    fn try_grow(&self, bytes: u64) -> Result<(), u64> {
         let (budget, own) = self.budget();
         let has = self.bytes.load(Ordering::Relaxed);
-        (budget.take(own, has, bytes)).map_err(|inflight| self.refuse(inflight))?;
+        budget.take(own, has, bytes)?;
         self.bytes.store(has + bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -618,8 +626,9 @@ impl AdmittedBody {
         if self.is_waiting || self.may_pause {
             return Ok(());
         }
-        if let Err(busy) = self.held.grow(WAITING_BYTES + self.uncharged) {
-            return Err(self.refused.take().unwrap_or(busy));
+        if let Err(inflight) = self.held.try_grow(WAITING_BYTES + self.uncharged) {
+            let refused = self.refused.take();
+            return Err(refused.unwrap_or_else(|| self.held.refuse(inflight)));
         }
         self.uncharged = 0;
         self.is_waiting = true;
@@ -633,7 +642,7 @@ impl AdmittedBody {
     fn refuse(&mut self, why: Status) -> Result<(), Status> {
         self.held.give_back();
         self.is_waiting = false;
-        if self.held.grow(self.head).is_err() {
+        if self.held.try_grow(self.head).is_err() {
             return Err(why);
         }
         self.uncharged = 0;
