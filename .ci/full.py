@@ -5,7 +5,9 @@ A full disk: a 64 MiB ext4 image, filled until appends are refused. Reads, trims
 go on, also after kill -9 and a restart on the full disk; appends resume by themselves when a
 ballast file is removed; after 20 rounds everything acked is there, byte for byte. And where nobody
 removes anything: when logs are deleted or trimmed on the full disk, their space comes back and appends
-resume. Mounts a loop device, so it needs root.
+resume. At its default settings on volumes of several sizes, with runs larger than a segment, the daemon also gives back the
+space of a fifth of the logs, again and again, after a restart, and where the sorter was just enabled.
+Mounts loop devices, so it needs root.
 """
 
 from contextlib import contextmanager
@@ -21,13 +23,19 @@ RECORD = 60_000
 SECONDS = 60
 
 
+# Volumes at the defaults: MiB, settings. The larger ones take some minutes.
+DEFAULTS = sized([(320, []), (1000, []), (1500, []), (1500, ["--segment-bytes", "64MiB"]), (1000, ["--segment-bytes", "4MiB"])],
+                 [(320, [])])
+LOGS = 40
+
+
 @contextmanager
-def mounted(directory):
-    """An ext4 file system of 64 MiB, none of it kept for root."""
+def mounted(directory, size=64):
+    """An ext4 file system of so many MiB, none of it kept for root."""
     image, mount = directory / "image", directory / "mount"
     mount.mkdir()
     with open(image, "wb") as file:
-        file.truncate(64 * MIB)
+        file.truncate(size * MIB)
     run("mkfs.ext4", "-q", "-m", "0", image, check=True)
     done = run("mount", "-o", "loop", image, mount)
     if done.returncode != 0:
@@ -201,6 +209,81 @@ def makes_room(data):
     check("the store is sound", done.returncode == 0, done.stdout.decode()[-200:] if done.returncode else "")
 
 
+def fill(daemon, prefix, logs, seconds=120, enough=1 << 60):
+    """Appends until the disk stays full for some seconds. Gives back the acknowledged bytes."""
+    until, acked, idle = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < until and idle < 3 and acked < enough:
+        with daemon.load(seconds=1.5, appends=10**9, writers=8, pause_ms=2, logs=logs, prefix=prefix, bytes=RECORD,
+                         attempts=1, tolerate=True) as load:
+            result = load.result()
+        if not all("DISK_FULL" in error for error in result["errors"]):
+            raise SystemExit(f"appends failed: {result}")
+        acked += result["acks"] * RECORD
+        idle = 0 if result["acks"] else idle + 1
+    return acked
+
+
+def delete(daemon, logs):
+    """Deletes logs. Gives back the bytes that they stored."""
+    stored = 0
+    for log in logs:
+        _, answer, said = daemon.call("wald.v1.LogService/GetLog", {"log": log})
+        stored += int(answer["log"]["storedBytes"]) if answer else 0
+        code, _, said = daemon.call("wald.v1.LogService/DeleteLog", {"log": log})
+        if code != 0:
+            raise SystemExit(f"{log} is not deleted: {said}")
+    return stored
+
+
+def gives_back(data, size, settings):
+    """Fills a volume, deletes a fifth of the logs, and fills it again, in three rounds."""
+    what = f"{size} MiB {' '.join(settings)}".strip()
+    daemon = Daemon(data, *settings)
+    try:
+        segment = MIB * int(settings[1].removesuffix("MiB")) if settings else 16 * MIB
+        filled = fill(daemon, "many", LOGS)
+        runs = [path.stat().st_size for path in (data / "sorted").iterdir() if path.suffix == ".seg"]
+        check(f"{what}: appends fill the volume, and a run is larger than a segment",
+              filled > size * MIB / 4 and max(runs, default=0) > segment,
+              f"{filled >> 20} MiB appended, runs {sorted(run >> 20 for run in runs)} MiB")
+        dead = again = 0
+        for number in range(3):
+            dead += delete(daemon, [f"many/{log}" for log in range(number, LOGS, 5)])
+            if number == 1:
+                check(f"{what}: it stops on the full volume", daemon.stop() == 0)
+                daemon = Daemon(data, *settings)
+            began = time.monotonic()
+            more = fill(daemon, "kept", 1)
+            again += more
+            # Space comes in whole segments, and what is written now is not sorted yet.
+            check(f"{what}: round {number + 1}: the space of deleted logs comes back", more > 0 and again > dead - 3 * segment,
+                  f"{dead >> 20} MiB deleted, {again >> 20} MiB appended since, {time.monotonic() - began:.0f} s")
+        check(f"{what}: it stops cleanly", daemon.stop() == 0)
+    finally:
+        if daemon.process.poll() is None:
+            daemon.kill()
+    done = run(WALD, "verify", "--data-dir", data)
+    check(f"{what}: the store is sound", done.returncode == 0, done.stdout.decode()[-200:] if done.returncode else "")
+
+
+def enabled_late(data):
+    """Fills a volume without the sorter, deletes five sixths of the logs, and enables it."""
+    with Daemon(data, "--sorter-enabled=false") as daemon:
+        filled = fill(daemon, "many", LOGS)
+        dead = delete(daemon, [f"many/{log}" for log in range(LOGS) if log % 6])
+        check("without the sorter nothing comes back", fill(daemon, "kept", 1) < 16 * MIB, f"{dead >> 20} of {filled >> 20} MiB")
+        daemon.stop()
+    with Daemon(data) as daemon:
+        again = fill(daemon, "kept", 1)
+        check("the sorter is enabled on the full volume: the space comes back", again > dead - 48 * MIB, f"{again >> 20} MiB")
+        check("it stops cleanly", daemon.stop() == 0)
+
+
+for size, settings in DEFAULTS:
+    with scratch() as directory, mounted(Path(directory), size) as mount:
+        gives_back(mount / "data", size, settings)
+with scratch() as directory, mounted(Path(directory), 200) as mount:
+    enabled_late(mount / "data")
 with scratch() as directory, mounted(Path(directory)) as mount:
     makes_room(mount / "data")
 with scratch() as directory, mounted(Path(directory)) as mount:

@@ -353,7 +353,7 @@ impl Config {
     /// The engine's share of the settings.
     pub(crate) fn storage(&self) -> Result<StorageConfig, Wrong> {
         let narrow = |name: &'static str, size: Size| {
-            u32::try_from(size.0).map_err(|_| Wrong::new(name, "the most is just below 4GiB"))
+            u32::try_from(size.0).map_err(|_| Wrong::new(name, "the most is 3GiB"))
         };
         Ok(StorageConfig {
             segment_bytes: self.segment_bytes.0,

@@ -6,6 +6,8 @@
 //! and no store gets near one: at 1 GB/s positions last 146 years, and each unclean end takes 1 of
 //! 8 million epochs.
 
+use std::io;
+
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
 
 /// Recovery epochs are below this.
@@ -55,6 +57,20 @@ pub(crate) fn records(number: u64) -> Option<u64> {
 /// The id of a segment; 0 is none.
 pub(crate) fn segment(number: u64) -> Option<SegmentId> {
     (number < SEGMENTS).then(|| SegmentId::new(number))
+}
+
+/// A number for a new segment or run.
+///
+/// # Errors
+/// If all numbers were given out: a start would not believe a larger one. Segments of the least
+/// size have numbers for 128 TiB.
+pub(crate) fn unused(id: SegmentId) -> io::Result<()> {
+    match segment(id.get()) {
+        Some(_) => Ok(()),
+        None => Err(io::Error::other(format!(
+            "all {SEGMENTS} segment numbers were given out; copy the logs to a new store with larger segments"
+        ))),
+    }
 }
 
 /// The id of a log; 0 is none.
@@ -117,6 +133,14 @@ mod tests {
         assert_eq!(epoch(EPOCHS), None);
         assert_eq!(log((EPOCHS - 1) << 40), None);
         assert!(log((EPOCHS - 2) << 40 | 7).is_some());
+    }
+
+    #[test]
+    fn number_beyond_the_last_makes_no_segment() {
+        assert!(unused(SegmentId::new(SEGMENTS - 1)).is_ok());
+        assert!(unused(SegmentId::new(SEGMENTS)).is_err());
+        let last = crate::sorted::base_of(SegmentId::new(SEGMENTS - 1));
+        assert!(last.get().checked_add(LARGEST_SEGMENT).is_some());
     }
 
     #[test]

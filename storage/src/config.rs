@@ -12,7 +12,10 @@ use crate::record::{Retention, SyncMode};
 const LEAST_STEP: u64 = 4;
 
 /// With the images of its logs a run stays below 4 GiB: file offsets in it are kept in 32 bits.
-const LARGEST_RUN: u64 = 3 << 30;
+pub(crate) const LARGEST_RUN: u64 = 3 << 30;
+
+/// Maximum number of files that one run is made of. Each log is looked for in each of them.
+pub(crate) const MOST_SOURCES: u64 = 128;
 
 /// What to do when a start finds damage below the proven end of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +120,7 @@ pub struct StorageConfig {
     pub sorter_enabled: bool,
     /// Disk space for sorting, in bytes, beyond 1.3 times what is live: segments that wait, and
     /// runs that are written while those that they take the place of are still there. At least
-    /// four segments. Default: 512 MiB.
+    /// four segments. Default: 512 MiB. A run is at most 3 GiB, so values above 24 GiB change nothing.
     pub sorter_step_bytes: u64,
     /// Bytes that the sorter reads and writes in a second. Default: 0, as many as it can
     /// beside appends, which go first.
@@ -170,8 +173,8 @@ pub enum ConfigError {
     /// Segments have to hold their own bookkeeping and half a request.
     #[error("segment_bytes is {0}; the least is {MIN_SEGMENT_BYTES} (64 KiB)")]
     SegmentTooSmall(u64),
-    /// File offsets in a segment are kept in 32 bits.
-    #[error("segment_bytes is {0}; the most is 4294967288 (just below 4 GiB)")]
+    /// A sorted run of one segment stays below 4 GiB.
+    #[error("segment_bytes is {0}; the most is 3221225472 (3 GiB)")]
     SegmentTooLarge(u64),
     /// Frames are aligned to 8 bytes, and so are segments.
     #[error("segment_bytes is {0}; it must be a multiple of 4096")]
@@ -190,7 +193,7 @@ impl StorageConfig {
         if self.segment_bytes < MIN_SEGMENT_BYTES {
             return Err(ConfigError::SegmentTooSmall(self.segment_bytes));
         }
-        if self.segment_bytes > u64::from(u32::MAX) - 7 {
+        if self.segment_bytes > LARGEST_RUN {
             return Err(ConfigError::SegmentTooLarge(self.segment_bytes));
         }
         if !self.segment_bytes.is_multiple_of(4096) {
@@ -264,12 +267,16 @@ impl StorageConfig {
     }
 
     fn sorter_step(&self) -> u64 {
-        self.sorter_step_bytes.max(LEAST_STEP * self.segment_bytes)
+        self.sorter_step_bytes
+            .max(self.segment_bytes.saturating_mul(LEAST_STEP))
     }
 
-    /// So many bytes of segments are sorted in one go.
+    /// Bytes of segments that one run is made of, at most.
     pub(crate) fn sorter_backlog(&self) -> u64 {
-        (self.sorter_step() / 8).max(self.segment_bytes)
+        (self.sorter_step() / 8)
+            .min(LARGEST_RUN)
+            .min(self.segment_bytes.saturating_mul(MOST_SOURCES))
+            .max(self.segment_bytes)
     }
 
     /// Runs that lie together are made one up to so many bytes, where so many are live in all.
@@ -339,5 +346,34 @@ impl Limits {
             true => Ok(()),
             false => Err(InvalidBatch::TooMany { what, count, limit }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_stays_below_4_gib_whatever_the_settings() {
+        for segment_bytes in [MIN_SEGMENT_BYTES, 16 << 20, 512 << 20, LARGEST_RUN] {
+            for sorter_step_bytes in [0, 1 << 29, 32 << 30, 48 << 30, 1 << 50, u64::MAX] {
+                let config = StorageConfig {
+                    segment_bytes,
+                    sorter_step_bytes,
+                    ..StorageConfig::default()
+                };
+                config.check().unwrap();
+                let part = config.sorter_backlog();
+                assert!(part >= segment_bytes && part <= LARGEST_RUN, "{part}");
+                assert!(part / segment_bytes <= MOST_SOURCES, "{part}");
+                assert!(config.sorter_run(u64::MAX) <= LARGEST_RUN);
+                assert!(config.sorter_forgetting_run(u64::MAX) <= LARGEST_RUN);
+            }
+        }
+        let larger = StorageConfig {
+            segment_bytes: LARGEST_RUN + 4096,
+            ..StorageConfig::default()
+        };
+        assert!(larger.check().is_err());
     }
 }

@@ -27,6 +27,8 @@ pub(crate) enum Mistake {
     ProducersNotInCheckpoint,
     /// Only the last good frame is asked how far the journal was proven.
     LastGoodFrame,
+    /// The sorter keeps no free space and writes runs that do not fit.
+    SorterIgnoresSpace,
 }
 
 #[cfg(not(feature = "known-bad"))]
@@ -48,7 +50,7 @@ mod chosen {
     use crate::disk::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem};
 
     /// Each by the name that `WALD_KNOWN_BAD` has for it.
-    const NAMES: [(&str, Mistake); 9] = [
+    const NAMES: [(&str, Mistake); 10] = [
         ("no_flush", Mistake::NoFlush),
         ("flush_result_ignored", Mistake::FlushResultIgnored),
         ("no_directory_flush", Mistake::NoDirectoryFlush),
@@ -61,6 +63,7 @@ mod chosen {
             Mistake::ProducersNotInCheckpoint,
         ),
         ("last_good_frame", Mistake::LastGoodFrame),
+        ("sorter_ignores_space", Mistake::SorterIgnoresSpace),
     ];
 
     /// Whether this is the mistake to make.

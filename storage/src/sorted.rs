@@ -27,6 +27,7 @@ mod choose;
 mod head;
 mod open;
 mod pack;
+mod room;
 mod sort;
 mod write;
 
@@ -40,6 +41,7 @@ pub(crate) use self::open::{
     stored, walk, walk_with,
 };
 pub(crate) use self::pack::{Archived, Entry, Images, Piece, entries, pieces};
+pub(crate) use self::room::Volume;
 pub(crate) use self::sort::Sorter;
 #[cfg(test)]
 pub(crate) use self::sort::Turns;
@@ -74,7 +76,7 @@ impl Run {
 
 /// Address of the first byte of a run.
 pub(crate) fn base_of(id: SegmentId) -> Position {
-    // Ids are counted: 2^31 of them are never given out.
+    // Ids are below 2^31 (`bounds::unused`), so that no address wraps.
     Position::new(ADDRESSES + id.get() % (ADDRESSES / SPAN) * SPAN)
 }
 

@@ -29,6 +29,7 @@ mod simulation;
 mod sorted_retention;
 mod sorted_shown;
 mod sorting;
+mod space;
 mod stale;
 mod sync_modes;
 mod tails;

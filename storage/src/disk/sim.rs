@@ -181,6 +181,16 @@ impl SimDisk {
         self.0.lock().full = full;
     }
 
+    /// All files together take at most so many bytes, counted in blocks.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.0.lock().capacity = Some(bytes);
+    }
+
+    /// Whether the free space that is reported is more than a write finds, as with a quota.
+    pub fn hide_capacity(&self, hidden: bool) {
+        self.0.lock().hides_capacity = hidden;
+    }
+
     /// Whether the process has no file descriptor left: calls that need one fail with EMFILE.
     pub fn set_out_of_descriptors(&self, out: bool) {
         self.0.lock().out_of_descriptors = out;
@@ -244,6 +254,8 @@ impl SimDisk {
             next_inode: state.next_inode,
             names: state.names.clone(),
             durable_names: state.names.clone(),
+            capacity: state.capacity,
+            hides_capacity: state.hides_capacity,
             drawn,
             copied: !drawn,
             ..State::default()
@@ -265,6 +277,8 @@ impl SimDisk {
             names: state.names.clone(),
             durable_names: state.durable_names.clone(),
             unsynced_names: state.unsynced_names.clone(),
+            capacity: state.capacity,
+            hides_capacity: state.hides_capacity,
             drawn,
             copied: !drawn,
             ..State::default()
@@ -454,7 +468,12 @@ impl Disk for SimDisk {
     fn free_bytes(&self) -> io::Result<Option<u64>> {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::FreeBytes, ""))?;
-        Ok(state.full.then_some(0))
+        let free = |capacity: u64| capacity.saturating_sub(state.allocated());
+        Ok(match state.full {
+            true => Some(0),
+            false if state.hides_capacity => Some(u64::MAX >> 8),
+            false => state.capacity.map(free),
+        })
     }
 
     fn file_system(&self) -> FileSystem {
@@ -537,7 +556,10 @@ impl DiskFile for SimFile {
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
         let bytes = state.write_failure(bytes)?;
         let allocated = state.inode(self.inode).bytes.len().next_multiple_of(BLOCK);
-        if state.full && offset + bytes.len() > allocated {
+        let grows = (offset + bytes.len()).saturating_sub(allocated);
+        let grows = grows.next_multiple_of(BLOCK) as u64;
+        let fits = |capacity| state.allocated() + grows <= capacity;
+        if grows > 0 && (state.full || !state.capacity.is_none_or(fits)) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if stops {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::MIN_SEGMENT_BYTES;
 use super::segment::{HAS_RUNS, Life, journal_path, pool_path};
+use crate::bounds;
 use crate::clock::Clock;
 use crate::digest::Secret;
 use crate::disk::{Disk, DiskFile, is_out_of_descriptors, is_out_of_space, is_shortage};
@@ -37,8 +38,10 @@ pub(crate) enum Use {
     /// Trims by retention, of which there may be as many as there are logs: they go on when
     /// records do not, and leave half of the reserve to what people want.
     Expiry,
-    /// Trims, deletions, settings: they go on when nothing else does. And a start.
+    /// Trims, deletions, settings: they go on when nothing else does.
     Reserve,
+    /// The first segment of a start, which also takes the space that sorting keeps.
+    Start,
 }
 
 /// A segment without frames.
@@ -47,15 +50,36 @@ pub(crate) struct ReadySegment {
     pub(crate) file: Arc<dyn DiskFile>,
 }
 
-/// Space lent by the pool. When it is dropped the reserve is filled again, as far as there is space.
-pub(crate) struct Lent<'a> {
+/// Free space that a run takes while the sorter writes the run. Nothing else takes that space
+/// until the claim is dropped.
+pub(crate) struct Claim<'a> {
     pool: &'a Pool,
+    /// Bytes that the run will still take.
+    left: AtomicU64,
+    written: AtomicU64,
 }
 
-impl Drop for Lent<'_> {
+impl Claim<'_> {
+    /// Notes bytes that were written and have left the free space.
+    pub(crate) fn wrote(&self, bytes: u64) {
+        let taken = bytes.min(self.left.load(Ordering::SeqCst));
+        self.left.fetch_sub(taken, Ordering::SeqCst);
+        self.pool.claimed.fetch_sub(taken, Ordering::SeqCst);
+        self.written.fetch_add(bytes, Ordering::SeqCst);
+        self.pool.claims_written.fetch_add(bytes, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let _state = self.pool.state.lock();
-        self.pool.lent_bytes.store(0, Ordering::SeqCst);
+        let left = self.left.load(Ordering::SeqCst);
+        let written = self.written.load(Ordering::SeqCst);
+        self.pool.claimed.fetch_sub(left, Ordering::SeqCst);
+        self.pool
+            .claims_written
+            .fetch_sub(written, Ordering::SeqCst);
+        // A run gives back more than it takes.
         self.pool.changed.notify_all();
     }
 }
@@ -73,8 +97,12 @@ pub(crate) struct Pool {
     reserve: usize,
     /// From this segment on they tell that there may be sorted runs.
     marked_from: AtomicU64,
-    /// Free space that is the sorter's for the moment.
-    lent_bytes: AtomicU64,
+    /// Free space that only sorting and a start may take, bytes: enough to write the largest run
+    /// again, so that a full disk gives space back.
+    sorting_reserve: AtomicU64,
+    /// Bytes that runs under way will still take, and bytes that they have taken.
+    claimed: AtomicU64,
+    claims_written: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -146,7 +174,9 @@ impl Pool {
             target,
             reserve,
             marked_from: AtomicU64::new(u64::MAX),
-            lent_bytes: AtomicU64::new(0),
+            sorting_reserve: AtomicU64::new(0),
+            claimed: AtomicU64::new(0),
+            claims_written: AtomicU64::new(0),
             state: Mutex::new(State {
                 ready: VecDeque::new(),
                 free,
@@ -162,7 +192,8 @@ impl Pool {
     }
 
     /// Takes a ready segment; makes one, or waits for the one being made, if there is
-    /// none. Where a whole one finds no space, [`Use::Reserve`] gets a smaller one.
+    /// none. Where a whole one finds no space, [`Use::Reserve`] and [`Use::Start`] get a smaller
+    /// one.
     ///
     /// # Errors
     /// Out of space or of file descriptors: nothing is lost, try again later. Anything else: the
@@ -171,8 +202,9 @@ impl Pool {
         let keep = match purpose {
             Use::Growth => self.reserve,
             Use::Expiry => self.reserve.div_ceil(2),
-            Use::Reserve => 0,
+            Use::Reserve | Use::Start => 0,
         };
+        let takes_small = matches!(purpose, Use::Reserve | Use::Start);
         let mut state = self.state.lock();
         loop {
             if state.ready.len() > keep
@@ -187,7 +219,7 @@ impl Pool {
                 continue;
             }
             match self.try_to_prepare(&mut state, purpose) {
-                Err(error) if purpose == Use::Reserve && is_out_of_space(&error) => {
+                Err(error) if takes_small && is_out_of_space(&error) => {
                     let id = state.next_id;
                     state.next_id = id.next();
                     return self
@@ -244,12 +276,51 @@ impl Pool {
         state.starved |= missing > 0 && self.lacks(need);
     }
 
-    /// Whether the file system says that there is no space for so many bytes more. Not
-    /// all that is free is taken; where nothing is said, a write will tell.
+    /// Whether the file system reports less free space than these bytes, the last MiB, and the
+    /// space that sorting keeps. Where it reports nothing, a write will fail.
     fn lacks(&self, bytes: u64) -> bool {
-        let taken = KEEP_FREE_BYTES + self.lent_bytes.load(Ordering::SeqCst);
-        let free = self.disk.free_bytes().ok().flatten();
-        free.is_some_and(|free| free < bytes + taken)
+        let kept = KEEP_FREE_BYTES + self.kept_for_sorting();
+        self.free_bytes()
+            .is_some_and(|free| free < bytes.saturating_add(kept))
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.disk.free_bytes().ok().flatten()
+    }
+
+    /// Free bytes that are left to sorting now.
+    fn kept_for_sorting(&self) -> u64 {
+        if known_bad::makes(Mistake::SorterIgnoresSpace) {
+            return 0;
+        }
+        let written = self.claims_written.load(Ordering::SeqCst);
+        let unused = self.sorting_reserve.load(Ordering::SeqCst);
+        let unused = unused.saturating_sub(written);
+        unused.max(self.claimed.load(Ordering::SeqCst))
+    }
+
+    /// Keeps so many free bytes for sorting from now on.
+    pub(crate) fn keep_for_sorting(&self, bytes: u64) {
+        self.sorting_reserve.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Free bytes that another run may take. `None` if the file system does not report them.
+    pub(crate) fn room_for_sorting(&self) -> Option<u64> {
+        if known_bad::makes(Mistake::SorterIgnoresSpace) {
+            return Some(u64::MAX / 2);
+        }
+        let taken = KEEP_FREE_BYTES + self.claimed.load(Ordering::SeqCst);
+        Some(self.free_bytes()?.saturating_sub(taken))
+    }
+
+    /// Takes free space for a run of about so many bytes.
+    pub(crate) fn claim(&self, bytes: u64) -> Claim<'_> {
+        self.claimed.fetch_add(bytes, Ordering::SeqCst);
+        Claim {
+            pool: self,
+            left: AtomicU64::new(bytes),
+            written: AtomicU64::new(0),
+        }
     }
 
     /// Whether space ran out, and is not known to be there again.
@@ -259,20 +330,33 @@ impl Pool {
         state.starved || failed.is_some_and(|failed| is_out_of_space(&failed.error()))
     }
 
-    /// Gives up the last segment of the reserve, if it is not the only one and none is lent:
-    /// where nothing else is free, sorting needs its space to make more. That is the caller's,
-    /// unless trims and deletions need it first, as long as what is returned is held.
+    /// Whether the volume has no free space for a whole pool, so that it may run out soon.
+    pub(crate) fn is_nearly_short(&self) -> bool {
+        self.lacks((self.target + self.reserve) as u64 * self.segment_bytes)
+    }
+
+    /// Bytes that [`Pool::lend`] can make free.
+    pub(crate) fn lendable(&self) -> u64 {
+        match self.state.lock().ready.len() {
+            0 | 1 => 0,
+            _ => self.segment_bytes,
+        }
+    }
+
+    /// Gives up the last segment of the reserve, if that is not the only one. A store whose volume
+    /// was filled by others, or by an older version, gets space for sorting by it. The caller holds
+    /// a [`Claim`], so that the space is the sorter's.
     ///
     /// # Errors
     /// Of the file system; nothing is lent.
-    pub(crate) fn lend(&self) -> io::Result<Option<Lent<'_>>> {
+    pub(crate) fn lend(&self) -> io::Result<()> {
         let mut state = self.state.lock();
-        if state.ready.len() < 2 || self.lent_bytes.load(Ordering::SeqCst) > 0 {
-            return Ok(None);
+        if state.ready.len() < 2 {
+            return Ok(());
         }
         // The front may be named by a seal already.
         let Some(ready) = state.ready.pop_back() else {
-            return Ok(None);
+            return Ok(());
         };
         self.disk.remove(&journal_path(ready.life.id))?;
         match self.disk.sync_directory("journal") {
@@ -280,9 +364,8 @@ impl Pool {
             Err(error) if is_out_of_descriptors(&error) => {}
             flushed => flushed?,
         }
-        self.lent_bytes.store(self.segment_bytes, Ordering::SeqCst);
         state.starved = true;
-        Ok(Some(Lent { pool: self }))
+        Ok(())
     }
 
     /// Makes one segment ready, unless that failed just now.
@@ -307,7 +390,17 @@ impl Pool {
                 state.next_id = id.next();
                 let free = state.free.pop();
                 let size = self.segment_bytes;
-                let made = MutexGuard::unlocked(state, || self.make(id, free, size, purpose));
+                let grows = purpose == Use::Growth && state.ready.len() >= self.reserve;
+                let made = MutexGuard::unlocked(state, || {
+                    // A file that waits is free space, too: it may be the space for sorting.
+                    if let Some(free) = free
+                        && grows
+                        && self.lacks(0)
+                    {
+                        self.discard(free)?;
+                    }
+                    self.make(id, free, size, purpose)
+                });
                 (free, made)
             }
         };
@@ -359,6 +452,7 @@ impl Pool {
         size: u64,
         purpose: Use,
     ) -> Result<ReadySegment, Unready> {
+        bounds::unused(id)?;
         let mut salt = [0; 8];
         self.disk.draw(&mut salt)?;
         let mut salt = u64::from_le_bytes(salt);
@@ -410,6 +504,14 @@ impl Pool {
         }
     }
 
+    /// Removes a file that waits for a new life.
+    fn discard(&self, free: SegmentId) -> io::Result<()> {
+        match self.disk.remove(&pool_path(free)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => self.disk.sync_directory("pool"),
+        }
+    }
+
     /// A recycled file of the right size. Its stale bytes stay: no frame of an earlier
     /// life passes the new salt.
     fn reusable(&self, free: Option<SegmentId>) -> io::Result<Option<(String, Arc<dyn DiskFile>)>> {
@@ -433,9 +535,9 @@ impl Pool {
         size: u64,
         purpose: Use,
     ) -> io::Result<(String, Arc<dyn DiskFile>)> {
-        // Where the file system tells, nothing is tried in vain, and nothing but the
-        // reserve takes the last.
-        if purpose != Use::Reserve && self.lacks(size) {
+        // Where the file system reports free space, nothing is tried in vain. Only a start takes the
+        // space that is kept for sorting.
+        if purpose != Use::Start && self.lacks(size) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let path = pool_path(id);
@@ -503,6 +605,9 @@ impl Pool {
 
     /// So many files more may wait for a new life; what goes beyond is not worth its space.
     pub(crate) fn room(&self) -> usize {
+        if self.lacks(0) {
+            return 0;
+        }
         let state = self.state.lock();
         (self.target + self.reserve).saturating_sub(state.free.len())
     }

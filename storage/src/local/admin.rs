@@ -149,7 +149,7 @@ impl Core {
             sorted_live_bytes: self.sorter.live.load(Ordering::Relaxed),
             sorted_dead_bytes: self.sorter.dead.load(Ordering::Relaxed),
             sorter_part_bytes: match self.config.sorter_enabled {
-                true => self.config.sorter_backlog(),
+                true => self.sorter_part(),
                 false => 0,
             },
             unsorted_bytes: segments

@@ -24,6 +24,7 @@ use crate::journal::{Journal, largest_unit, segment};
 use crate::metrics::Observer;
 use crate::quarantine;
 use crate::quarantine::{Damage, Damages};
+use crate::sorted::Volume;
 
 impl Recovered {
     /// Begins the run: a new segment, its link, everything flushed.
@@ -56,23 +57,28 @@ impl Recovered {
         if config.sorter_enabled || !self.runs.found.is_empty() {
             pool.mark();
         }
+        let files = self.segments.values().map(|segment| segment.file_bytes());
+        let waiting = self.unused.len() as u64 * config.segment_bytes;
+        let runs = self.runs.found.iter().map(|found| &*found.run);
+        let volume = Volume::of(&**disk, files.sum::<u64>() + waiting, runs.clone());
+        pool.keep_for_sorting(volume.sorting_reserve(config.segment_bytes, runs));
         // Without its file, a start after one that is cut off would take it for lost.
         let mut expected: Vec<SegmentId> = self
             .unused
             .extract_if(.., |id| Some(*id) == self.expected)
             .collect();
         pool.recycle(&self.unused).map_err(fail())?;
-        let ready = match pool.take(Use::Reserve) {
+        let ready = match pool.take(Use::Start) {
             Err(error) if is_out_of_space(&error) && !expected.is_empty() => {
                 pool.recycle(&std::mem::take(&mut expected))
                     .map_err(fail())?;
-                pool.take(Use::Reserve)
+                pool.take(Use::Start)
             }
             taken => taken,
         };
         let ready = match ready {
             Err(error) if is_out_of_space(&error) => {
-                spare.make_room(|| pool.take(Use::Reserve), &error)
+                spare.make_room(|| pool.take(Use::Start), &error)
             }
             taken => taken,
         };

@@ -16,6 +16,7 @@ use crate::archive::{Archiving, Pending};
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{Image, IndexBuilder, NewRow, Place, Row, SealedIndex};
 use crate::journal::frame::{self, Header, Kind};
+use crate::journal::pool::Claim;
 use crate::journal::segment::{Life, Segment};
 use crate::local::{Core, Kept, Log};
 use crate::metrics::ChecksumSite;
@@ -85,6 +86,7 @@ pub(super) struct Build<'a> {
     /// The last segment in which a log was deleted that is left out for this.
     pub(super) forgotten: Option<SegmentId>,
     pub(super) spend: &'a mut dyn FnMut(u64) -> Result<(), Stop>,
+    pub(super) claim: &'a Claim<'a>,
 }
 
 impl Build<'_> {
@@ -116,6 +118,7 @@ impl Build<'_> {
             read += bytes;
             let mut wrote = writer.take_written();
             written += wrote;
+            self.claim.wrote(wrote);
             wrote += archiving.as_mut().map_or(0, Archiving::take_written);
             if bytes + wrote > 0 {
                 (self.spend)(bytes + wrote)?;

@@ -9,12 +9,22 @@
 //! | dead bytes in runs | an eighth of what is live, and what dies until they are looked at |
 //! | a run that is made of others | a quarter of the step, or a tenth of what is live |
 //! | one that forgets many deleted logs | half of the step, or a tenth of what is live |
+//! | any run | a tenth of the volume, and the free space of the moment |
 //!
 //! A run is made of others where none of these is much larger than the rest, so that a byte is
 //! written anew only when its run becomes nearly twice as large at least; and of one alone, when
 //! most of it is dead, or of all runs more than is bounded here and of it the largest part. The
 //! oldest ones up to where many logs were deleted become one when what they tell of deleted logs
 //! is much.
+//!
+//! **A full disk gives space back as long as more than a segment is dead.** The pool keeps free as
+//! much as any run takes that is written again (`room.rs`), so that each run fits. Of the dead bytes
+//! one half at least lies in segments, or in runs:
+//!
+//! - Segments are sorted oldest first, as many as fit, also those without dead bytes before the
+//!   dead ones. Each step turns one segment at least into a run of about its size.
+//! - Of the runs the one is written again that gives back most for its bytes. Wholly dead ones come
+//!   first: they leave only images. One with dead bytes is always found, and each step leaves fewer.
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +32,10 @@ use std::sync::Arc;
 use super::Run;
 use super::build::{Source, fate};
 use super::head::Head;
+use super::room::bytes_of_run;
+use super::sort::Standing;
 use crate::checkpoint;
+use crate::config::{LARGEST_RUN, MOST_SOURCES};
 use crate::ids::{RecoveryEpoch, SegmentId};
 use crate::index::{Row, SealedIndex};
 use crate::indexer::Wanted;
@@ -37,6 +50,9 @@ const DEAD_PART: u64 = 8;
 
 /// One of which less than a part in so many is live costs little to write anew.
 const MOSTLY_DEAD_PART: u64 = 8;
+
+/// Shortly before the disk is full a run is written again if one part in so many of it is dead.
+const SOME_DEAD_PART: u64 = 16;
 
 /// The oldest runs are written anew when what tells of deleted logs is more than one part in so
 /// many of what is live in them: all of that is read at every start.
@@ -53,6 +69,8 @@ pub(super) struct Task {
     pub(super) earlier: usize,
     /// How many runs are replaced.
     pub(super) replaced: usize,
+    /// Bytes that the run and its index take, at most.
+    pub(super) bytes: u64,
 }
 
 /// What a run is made of.
@@ -86,6 +104,37 @@ struct Share {
     told: u64,
     /// Whether most of its logs are deleted, here or later.
     mostly_gone: bool,
+    /// Bytes of packs.
+    packs: u64,
+}
+
+impl Share {
+    /// Bytes that one made of it alone takes with its index, while this one is still there.
+    fn bytes_again(&self) -> u64 {
+        bytes_of_run(self.live, self.left.saturating_sub(self.live))
+    }
+}
+
+/// Bounds of a run that is made of others.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    /// Bytes of the run.
+    most: u64,
+    /// Bytes of the run and its index that the volume has room for.
+    room: u64,
+    /// Bytes of packs of its sources: an archive may get all of them in one file.
+    archived: u64,
+}
+
+impl Bounds {
+    /// Whether one run may be made of all of these.
+    fn allow(&self, sources: &[Share]) -> bool {
+        let sum = |of: fn(&Share) -> u64| sources.iter().map(of).sum::<u64>();
+        sources.len() as u64 <= MOST_SOURCES
+            && sum(|share| share.merged) <= self.most
+            && sum(Share::bytes_again) <= self.room
+            && (sources.len() == 1 || sum(|share| share.packs) <= self.archived)
+    }
 }
 
 impl Core {
@@ -103,10 +152,19 @@ impl Core {
     }
 
     /// Bytes of segments that may be sorted, in units of as many as are sorted in one go.
+    /// Two units count for all: this is asked often, and there may be many small segments.
     pub(super) fn backlog(&self) -> u64 {
-        let (sealed, _) = self.unsorted();
-        let bytes: u64 = sealed.iter().map(|segment| segment.file_bytes()).sum();
-        bytes / self.config.sorter_backlog()
+        let part = self.sorter_part();
+        let current = self.journal.current().base;
+        let segments = self.journal.segments.read();
+        let mut bytes = 0;
+        for (_, segment) in segments.range(..current).rev().skip(1) {
+            bytes += segment.file_bytes();
+            if bytes >= 2 * part {
+                break;
+            }
+        }
+        bytes / part
     }
 
     /// Whether deleted logs are to be forgotten, however little there is to be sorted.
@@ -123,12 +181,12 @@ impl Core {
     }
 
     /// The oldest segments that are not sorted, if they are enough to be worth it. Where deleted logs
-    /// are to be forgotten, any. Where the disk is full, those of which so little is live that sorting
-    /// them makes room.
+    /// are to be forgotten, any. On a full disk as many as fit the free space, if enough is dead in
+    /// them or in later ones.
     pub(super) fn next_segments(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
         let short = self.pool().is_short();
         let crowded = self.is_crowded();
-        let most = self.config.sorter_backlog();
+        let most = self.sorter_part();
         let step = if short || crowded { 1 } else { most };
         let (sealed, newest) = self.unsorted();
         let bytes: u64 = sealed.iter().map(|segment| segment.file_bytes()).sum();
@@ -146,9 +204,10 @@ impl Core {
             let bytes = sealed.iter().take_while(below).map(|s| s.file_bytes());
             bytes.sum::<u64>() >= step
         };
-        if !enough(covered) {
+        let all = sealed.last().map(|segment| segment.life.id);
+        if !enough(covered) || (short && covered < all) {
             let wanted = match load {
-                Load::Busy if !crowded => Wanted::ForBackup,
+                Load::Busy if !crowded && !short => Wanted::ForBackup,
                 Load::Busy | Load::AtRest => Wanted::AtRest,
             };
             if let Err(error) = self.indexer.work(self, wanted) {
@@ -160,30 +219,55 @@ impl Core {
         if !enough(covered) {
             return Ok(None);
         }
+        let room = self.room_for_run(short);
+        let standing = Standing {
+            durable: self.journal.durable(),
+            covered,
+            room: room / self.config.segment_bytes,
+        };
+        if short && *self.sorter.idle_at.lock() == Some(standing) {
+            return Ok(None);
+        }
         let mut sources = Vec::new();
-        let (mut bytes, mut live) = (0, 0);
+        let (mut bytes, mut live, mut images, mut dead) = (0, 0, 0, 0);
         let mut successor = None;
         for segment in sealed {
-            let beyond = Some(segment.life.id) > covered || (bytes >= most && !short);
-            if beyond {
-                successor = Some(segment);
+            if Some(segment.life.id) > covered {
+                successor.get_or_insert(segment);
                 break;
+            }
+            let full = bytes >= most || sources.len() as u64 >= MOST_SOURCES;
+            // On a full disk it matters whether enough is dead behind those that fit.
+            if full || successor.is_some() {
+                successor.get_or_insert(Arc::clone(&segment));
+                if !short || dead >= self.worth_when_short() {
+                    break;
+                }
             }
             let Some(index) = self.sound_index(&segment)? else {
                 return Ok(None);
             };
-            if short {
-                let more = self.live_bytes(&index);
-                if live + more > self.room_when_short() {
-                    successor = Some(segment);
-                    break;
-                }
-                live += more;
+            let of_logs = index.bytes().len() as u64;
+            let kept = self.live_bytes(&index);
+            dead += segment.file_bytes().saturating_sub(kept + of_logs);
+            if successor.is_some() {
+                continue;
             }
+            // The index describes places, too: of those few are left.
+            if bytes_of_run(live + kept, (images + of_logs) / 2) > room {
+                successor = Some(segment);
+                continue;
+            }
+            live += kept;
+            images += of_logs;
             bytes += segment.file_bytes();
             sources.push(Source { segment, index });
         }
-        if sources.is_empty() || (short && bytes - live < self.config.segment_bytes) {
+        let worth = !short || dead >= self.worth_when_short();
+        if short && (sources.is_empty() || !worth) {
+            *self.sorter.idle_at.lock() = Some(standing);
+        }
+        if sources.is_empty() || !worth {
             return Ok(None);
         }
         let Some(successor) = successor.or(newest) else {
@@ -197,12 +281,13 @@ impl Core {
             head,
             earlier: runs.len(),
             replaced: 0,
+            bytes: bytes_of_run(live, images / 2),
         }))
     }
 
-    /// So much of what is live may be written on a full disk, to make room.
-    fn room_when_short(&self) -> u64 {
-        self.config.segment_bytes / 4 * 3
+    /// On a full disk so many dead bytes, in segments or in runs, are worth a step.
+    fn worth_when_short(&self) -> u64 {
+        self.config.segment_bytes / 4
     }
 
     /// The index of a segment or run that nothing is wrong with.
@@ -316,23 +401,62 @@ impl Core {
         let dead: u64 = shares.iter().map(|share| share.dead).sum();
         self.sorter.live.store(live, Ordering::Relaxed);
         self.sorter.dead.store(dead, Ordering::Relaxed);
-        if self.pool().is_short() {
-            let (room, least) = (self.room_when_short(), self.config.segment_bytes / 8);
-            let fits = |at: &usize| shares[*at].left <= room && shares[*at].dead >= least;
-            return match worst(&shares, true).filter(fits) {
-                Some(at) => self.task_of_runs(runs, at, 1),
-                None => Ok(None),
+        let short = self.pool().is_short();
+        let room = self.room_for_run(short);
+        if short {
+            if dead < self.worth_when_short() {
+                return Ok(None);
+            }
+            return match worst(&shares, room, Worth::Anything) {
+                Some(at) => self.task_of_runs(runs, at, &shares[at..=at]),
+                None => {
+                    self.warn_of_stuck(&shares, dead, room);
+                    Ok(None)
+                }
             };
         }
-        if is_worth_forgetting(&shares[..forgets], self.config.sorter_forgetting_run(live)) {
-            return self.task_of_runs(runs, 0, forgets);
+        let largest = self.sorter.largest_run.load(Ordering::Relaxed);
+        let bounds = |most: u64| Bounds {
+            most: most.min(largest),
+            room,
+            archived: match self.archive {
+                Some(_) => LARGEST_RUN,
+                None => u64::MAX,
+            },
+        };
+        let forgetting = bounds(self.config.sorter_forgetting_run(live));
+        if is_worth_forgetting(&shares[..forgets], forgetting) {
+            return self.task_of_runs(runs, 0, &shares[..forgets]);
         }
-        if let Some(at) = worst(&shares, dead > live / DEAD_PART) {
-            return self.task_of_runs(runs, at, 1);
+        // Before the disk is full, less is worth it: appends need not wait for space then.
+        let soon_full = dead > self.config.segment_bytes && self.pool().is_nearly_short();
+        let least = match (dead > live / DEAD_PART, soon_full) {
+            (true, _) => Worth::Anything,
+            (false, true) => Worth::Some,
+            (false, false) => Worth::Most,
+        };
+        if let Some(at) = worst(&shares, room, least) {
+            return self.task_of_runs(runs, at, &shares[at..=at]);
         }
-        match alike(&shares, self.config.sorter_run(live), load) {
-            Some((at, count)) => self.task_of_runs(runs, at, count),
+        match alike(&shares, bounds(self.config.sorter_run(live)), load) {
+            Some((at, count)) => self.task_of_runs(runs, at, &shares[at..at + count]),
             None => Ok(None),
+        }
+    }
+
+    /// Warns once that a full disk needs help: nothing of the dead bytes can be given back.
+    fn warn_of_stuck(&self, shares: &[Share], dead: u64, room: u64) {
+        let with_dead = shares.iter().filter(|share| share.dead > 0);
+        let Some(least) = with_dead.map(Share::bytes_again).min() else {
+            return;
+        };
+        if !self.sorter.is_stuck.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                dead_bytes = dead,
+                free_bytes = room,
+                needed_bytes = least,
+                "the disk is full, and no sorted run fits the free space; free needed_bytes on the volume, then dead_bytes come back"
+            );
         }
     }
 
@@ -349,6 +473,7 @@ impl Core {
             merged: images - images.min(told) + live,
             told: told + part_of(index.bytes().len() as u64, gone, index.len()),
             mostly_gone: gone > index.len() / 2,
+            packs,
         }
     }
 
@@ -391,7 +516,13 @@ impl Core {
         (live, of_gone)
     }
 
-    fn task_of_runs(&self, runs: &[Arc<Run>], at: usize, count: usize) -> io::Result<Option<Task>> {
+    fn task_of_runs(
+        &self,
+        runs: &[Arc<Run>],
+        at: usize,
+        shares: &[Share],
+    ) -> io::Result<Option<Task>> {
+        let count = shares.len();
         let chosen = &runs[at..at + count];
         let (Some(first), Some(last)) = (chosen.first(), chosen.last()) else {
             return Ok(None);
@@ -419,6 +550,7 @@ impl Core {
             head,
             earlier: at,
             replaced: count,
+            bytes: shares.iter().map(Share::bytes_again).sum(),
         }))
     }
 }
@@ -428,29 +560,50 @@ fn part_of(bytes: u64, count: usize, all: usize) -> u64 {
     bytes / (all as u64).max(1) * count as u64
 }
 
-/// The run of which the largest part is dead, if it is to be written anew for that.
-fn worst(shares: &[Share], dead_is_much: bool) -> Option<usize> {
-    let (at, share) = (0..)
+/// Of the runs that fit the room when they are written again, the one that gives back most for its
+/// bytes, if that is worth it.
+fn worst(shares: &[Share], room: u64, least: Worth) -> Option<usize> {
+    let (at, _) = (0..)
         .zip(shares)
-        .filter(|(_, share)| share.dead > 0)
+        .filter(|(_, share)| share.dead > 0 && share.bytes_again() <= room)
+        .filter(|(_, share)| least.allows(share))
         .max_by_key(|(_, share)| {
             u128::from(share.dead) * 1_000_000 / u128::from(share.live + share.dead)
         })?;
-    let mostly_dead = share.live <= (share.live + share.dead) / MOSTLY_DEAD_PART;
-    (mostly_dead || dead_is_much).then_some(at)
+    Some(at)
+}
+
+/// How much of a run must be dead before it is written again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Worth {
+    Anything,
+    /// One part in [`SOME_DEAD_PART`].
+    Some,
+    /// All but one part in [`MOSTLY_DEAD_PART`].
+    Most,
+}
+
+impl Worth {
+    fn allows(self, share: &Share) -> bool {
+        let all = share.live + share.dead;
+        match self {
+            Self::Anything => true,
+            Self::Some => share.dead >= all / SOME_DEAD_PART,
+            Self::Most => share.live <= all / MOSTLY_DEAD_PART,
+        }
+    }
 }
 
 /// Whether the oldest runs are to become one of at most so many bytes, because of what they tell of
 /// deleted logs.
-fn is_worth_forgetting(oldest: &[Share], most: u64) -> bool {
+fn is_worth_forgetting(oldest: &[Share], bounds: Bounds) -> bool {
     let sum = |of: fn(&Share) -> u64| oldest.iter().map(of).sum::<u64>();
-    let told = sum(|share| share.told);
-    told > sum(|share| share.live) / FORGOTTEN_PART && sum(|share| share.merged) <= most
+    sum(|share| share.told) > sum(|share| share.live) / FORGOTTEN_PART && bounds.allow(oldest)
 }
 
 /// The most neighbouring runs, of about the same size, that fit one: where they begin, and how
 /// many they are.
-fn alike(shares: &[Share], most: u64, load: Load) -> Option<(usize, usize)> {
+fn alike(shares: &[Share], bounds: Bounds, load: Load) -> Option<(usize, usize)> {
     // Of three alike, or of two.
     let largest_part = |sum: u64| match load {
         Load::AtRest => sum / 5 * 3,
@@ -462,7 +615,7 @@ fn alike(shares: &[Share], most: u64, load: Load) -> Option<(usize, usize)> {
         for (count, share) in (1..).zip(&shares[from..]) {
             sum += share.merged;
             largest = largest.max(share.merged);
-            if sum > most {
+            if !bounds.allow(&shares[from..from + count]) {
                 break;
             }
             let worth = largest <= largest_part(sum) || sum <= SMALL;
@@ -472,4 +625,70 @@ fn alike(shares: &[Share], most: u64, load: Load) -> Option<(usize, usize)> {
         }
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const UNBOUNDED: Bounds = Bounds {
+        most: u64::MAX,
+        room: u64::MAX,
+        archived: u64::MAX,
+    };
+
+    /// A run of so many MiB, of which the first are live.
+    fn share(live: u64, dead: u64) -> Share {
+        Share {
+            live: live * MIB,
+            dead: dead * MIB,
+            left: live * MIB + 1000,
+            merged: live * MIB + 1000,
+            told: 0,
+            mostly_gone: live == 0,
+            packs: (live + dead) * MIB,
+        }
+    }
+
+    #[test]
+    fn run_that_fits_is_chosen_though_a_deader_one_does_not() {
+        let shares = [share(100, 400), share(40, 2), share(0, 10), share(30, 9)];
+        let worst = |room: u64| worst(&shares, room * MIB, Worth::Anything);
+        assert_eq!(worst(1000), Some(2), "a wholly dead one comes first");
+        let shares = [share(100, 400), share(40, 2), share(30, 0), share(30, 9)];
+        let worst = |room: u64| super::worst(&shares, room * MIB, Worth::Anything);
+        assert_eq!(worst(1000), Some(0));
+        assert_eq!(worst(60), Some(3));
+        assert_eq!(worst(20), None);
+        assert_eq!(super::worst(&shares, 60 * MIB, Worth::Some), Some(3));
+        assert_eq!(super::worst(&shares, 60 * MIB, Worth::Most), None);
+    }
+
+    #[test]
+    fn merge_takes_no_more_than_volume_and_archive_have_room_for() {
+        let shares = vec![share(10, 90); 40];
+        let count = |bounds| alike(&shares, bounds, Load::AtRest).map(|(_, count)| count);
+        assert_eq!(count(UNBOUNDED), Some(40));
+        let room = Bounds {
+            room: 105 * MIB,
+            ..UNBOUNDED
+        };
+        assert_eq!(count(room), Some(10));
+        let archived = Bounds {
+            archived: 3000 * MIB,
+            ..UNBOUNDED
+        };
+        assert_eq!(count(archived), Some(30));
+        assert_eq!(
+            count(Bounds {
+                most: 15 * MIB,
+                ..UNBOUNDED
+            }),
+            None
+        );
+        let many = vec![share(1, 0); 1000];
+        let (_, count) = alike(&many, UNBOUNDED, Load::AtRest).unwrap();
+        assert_eq!(count as u64, MOST_SOURCES);
+    }
 }

@@ -20,12 +20,14 @@ use super::build::{Build, Built, Failed};
 use super::choose::{Load, Of, Task};
 use super::{Run, base_of, new_path, path};
 use crate::checkpoint;
-use crate::disk::{is_out_of_descriptors, memory};
+use crate::disk::{is_out_of_descriptors, is_out_of_space, memory};
 use crate::ids::{Position, SegmentId};
 use crate::index::index_path;
+use crate::journal::pool::Claim;
 use crate::journal::segment::{Segment, journal_path};
 use crate::local::Core;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::verify::pace::{Control, Pace, Stop};
 
 /// So many bytes are read and written between two looks whether others wait.
@@ -65,6 +67,22 @@ pub(crate) struct Sorter {
     /// Bytes of packs with and without records that are kept, when they were last looked at.
     pub(crate) live: AtomicU64,
     pub(crate) dead: AtomicU64,
+    /// Bytes of a run at most, by the size of the volume.
+    pub(super) largest_run: AtomicU64,
+    /// Runs of so many bytes find no space; `u64::MAX` if none was refused.
+    pub(super) least_refused: AtomicU64,
+    /// On a full disk: how the store stood when nothing was worth sorting.
+    pub(super) idle_at: Mutex<Option<Standing>>,
+    /// Whether an operator was warned that no run fits the free space.
+    pub(super) is_stuck: AtomicBool,
+}
+
+/// Facts that must change before another look at segments can find more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) durable: Position,
+    pub(super) covered: Option<SegmentId>,
+    pub(super) room: u64,
 }
 
 impl Sorter {
@@ -76,6 +94,10 @@ impl Sorter {
             freed: AtomicU64::new(0),
             live: AtomicU64::new(0),
             dead: AtomicU64::new(0),
+            largest_run: AtomicU64::new(u64::MAX),
+            least_refused: AtomicU64::new(u64::MAX),
+            idle_at: Mutex::new(None),
+            is_stuck: AtomicBool::new(false),
         }
     }
 
@@ -103,13 +125,14 @@ impl Turns {
     /// Whether it is time to look at runs: at once when segments have come to an end, and between
     /// segments seldom. There a look takes the longer the more is there, and the more is there the
     /// less it matters what becomes dead meanwhile.
-    fn is_due(&self, now: Instant, between: bool) -> bool {
+    fn is_due(&self, now: Instant, between: bool, short: bool) -> bool {
         let Some((at, took)) = self.looked else {
             return true;
         };
         let least = match (self.news, between) {
             (true, false) => return true,
             (true, true) => Duration::ZERO,
+            (false, _) if short => Duration::ZERO,
             (false, _) => LOOK_AT_RUNS,
         };
         now.duration_since(at) >= least.max(took * LOOK_SHARE)
@@ -176,11 +199,13 @@ impl Core {
             turns.news = true;
         }
         let durable = self.journal.durable();
-        let due = turns.is_due(now(), sorted) || self.pool().is_short();
-        let looks = due && turns.seen != Some(durable);
+        // On a full disk the room for a run changes, too.
+        let short = self.pool().is_short();
+        let due = turns.is_due(now(), sorted, short);
+        let looks = due && (short || turns.seen != Some(durable));
         let (mut made, mut spent) = (false, 0);
         // As much as was spent on the segments, not one run: of those there may be many to do.
-        while looks && spent < 2 * self.config.sorter_backlog() {
+        while looks && spent < 2 * self.sorter_part() {
             let (began, before) = (now(), self.sorter.moved());
             let more = self.sort_step(Of::Runs, load, spend)?;
             spent += self.sorter.moved() - before;
@@ -199,6 +224,10 @@ impl Core {
             let runs = self.journal.runs();
             memory::give_back(runs.iter().map(|run| run.image_bytes()).sum());
         }
+        if !sorted && !made {
+            // A quota may have been raised.
+            self.allow_larger_runs();
+        }
         Ok(sorted || made)
     }
 
@@ -214,6 +243,7 @@ impl Core {
             // Whether the run that was published last is there, only a start sees.
             return Ok(false);
         }
+        self.measure_volume();
         let runs = self.journal.runs();
         let Some(archive) = &self.archive else {
             return self.sort_next(&runs, of, load, spend);
@@ -241,12 +271,14 @@ impl Core {
             return Ok(false);
         };
         // Segments do not wait for runs, which may take long. Looking has its price: where there
-        // were none, the next look comes when as much as a segment has been read and written.
+        // were none, the next look comes when as much as a segment has been read and written. A look
+        // goes over all segments, and there may be many small ones.
+        let between_looks = self.config.segment_bytes.max(STRETCH);
         let mut since_look = 0;
         let mut spend_and_sort = |bytes| {
             spend(bytes)?;
             since_look += bytes;
-            if since_look < self.config.segment_bytes {
+            if since_look < between_looks {
                 return Ok(());
             }
             if self.backlog() == 0 || !self.sort_step(Of::Segments, load, spend)? {
@@ -264,28 +296,55 @@ impl Core {
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<bool, Stop> {
         let pool = self.pool();
-        // Of a disk that is full: what it gives back is more.
-        let _lent = match pool.is_short() {
-            true => pool.lend()?,
-            false => None,
-        };
+        let room = pool.room_for_sorting();
+        let claim = pool.claim(task.bytes);
+        let is_refused = self.sorter.least_refused.load(Ordering::Relaxed) < u64::MAX;
+        if pool.is_short() && (is_refused || room.is_none_or(|room| room < task.bytes)) {
+            pool.lend()?;
+        }
         let id = pool.draw_id();
-        match self.build_run(id, task, spend) {
+        let built = self.build_run(id, task, &claim, spend);
+        match built {
             Ok(built) => {
                 self.sorter.read.fetch_add(built.read, Ordering::Relaxed);
                 self.sorter
                     .written
                     .fetch_add(built.written, Ordering::Relaxed);
-                self.publish_run(built, task)?;
-                Ok(true)
+                let published = self.publish_run(built, task);
+                self.after_run(task, published.as_ref().err());
+                published.map(|()| true).map_err(Stop::Io)
             }
             Err(failed) => {
                 self.forget_unpublished(id);
                 match failed {
-                    Failed::Stop(stop) => Err(stop),
+                    Failed::Stop(stop) => {
+                        if let Stop::Io(error) = &stop {
+                            self.after_run(task, Some(error));
+                        }
+                        Err(stop)
+                    }
                     Failed::Damaged => Ok(false),
                 }
             }
+        }
+    }
+
+    /// Learns from a run that was written, or from the error that ended it.
+    fn after_run(&self, task: &Task, error: Option<&io::Error>) {
+        let archive_failed = || {
+            let archive = self.archive.as_ref();
+            archive.is_some_and(|archive| archive.failing().is_some())
+        };
+        match error {
+            None => {
+                self.allow_larger_runs();
+                self.measure_volume();
+                self.sorter.is_stuck.store(false, Ordering::Relaxed);
+            }
+            Some(error) if is_out_of_space(error) && !archive_failed() => {
+                self.refuse_runs_of(task.bytes);
+            }
+            Some(_) => {}
         }
     }
 
@@ -307,6 +366,7 @@ impl Core {
         &self,
         id: SegmentId,
         task: &Task,
+        claim: &Claim<'_>,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<Built, Failed> {
         let mut earlier = Vec::with_capacity(task.earlier);
@@ -322,6 +382,7 @@ impl Core {
             known_deleted,
             forgotten: None,
             spend,
+            claim,
         };
         build.run(id, task.head.clone())
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::head::Head;
 use super::pack::{Entry, Images, Piece, put_pieces};
 use super::{SPAN, base_of, new_path};
+use crate::bounds;
 use crate::disk::{Disk, DiskFile};
 use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
 use crate::index::Place;
@@ -95,6 +96,7 @@ impl Writer {
         (id, store_id, salt): (SegmentId, u128, u64),
         features: u32,
     ) -> io::Result<Self> {
+        bounds::unused(id)?;
         let file = disk.create(path)?;
         Ok(Self {
             file,

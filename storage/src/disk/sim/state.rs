@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
+use super::BLOCK;
 use super::calls::{Call, CallKind, CutPoint, Filter, Lie, Trace};
 use super::inode::Inode;
 use super::names::NameChange;
@@ -36,6 +37,9 @@ pub(super) struct State {
     pub(super) syncs: u64,
     pub(super) writes: u64,
     pub(super) full: bool,
+    /// Bytes that all files may take together.
+    pub(super) capacity: Option<u64>,
+    pub(super) hides_capacity: bool,
     pub(super) out_of_descriptors: bool,
     pub(super) trace: Option<Trace>,
     pub(super) lies: Vec<Lie>,
@@ -78,6 +82,17 @@ pub(super) fn power_is_off() -> io::Error {
 }
 
 impl State {
+    /// Bytes that all files with a name take, in blocks.
+    pub(super) fn allocated(&self) -> u64 {
+        let files = self
+            .names
+            .values()
+            .filter_map(|inode| self.files.get(inode));
+        files
+            .map(|file| file.bytes.len().next_multiple_of(BLOCK) as u64)
+            .sum()
+    }
+
     pub(super) fn random(&mut self) -> u64 {
         next_random(&mut self.random)
     }

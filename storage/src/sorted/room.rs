@@ -1,0 +1,119 @@
+//! Space for sorting: the part of the volume that is kept for it, and the size that runs may have.
+//!
+//! A run is written before the files that it replaces go. On a full disk that takes free space, so
+//! the pool keeps some ([`Volume::sorting_reserve`]): records, trims and retention leave it alone.
+//! It is enough to write any run of the store again. So runs grow only up to a part of the volume.
+
+use std::sync::Arc;
+
+use super::Run;
+use crate::disk::Disk;
+use crate::local::Core;
+use crate::sync::atomic::Ordering;
+
+/// A run takes at most one part in so many of the volume.
+const RUN_PART: u64 = 10;
+
+/// Sorting keeps at most one part in so many of the volume free.
+const RESERVE_PART: u64 = 6;
+
+/// A run takes one part in so many more than its records and images, and these bytes.
+const OVERHEAD_PART: u64 = 32;
+const OVERHEAD_BYTES: u64 = 32 << 10;
+
+/// Bytes of a new run and its index, at most: `records` take so much in the files it is made of, and
+/// `images` are the bytes there that describe logs.
+pub(super) fn bytes_of_run(records: u64, images: u64) -> u64 {
+    // The index repeats the images.
+    records + 2 * images + records / OVERHEAD_PART + OVERHEAD_BYTES
+}
+
+/// The space that the store has, or could have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Volume {
+    /// Bytes of the store's files and free bytes. `None` if the file system does not report them.
+    bytes: Option<u64>,
+}
+
+impl Volume {
+    /// `files` are the bytes of journal and pool.
+    pub(crate) fn of<'a>(disk: &dyn Disk, files: u64, runs: impl Iterator<Item = &'a Run>) -> Self {
+        let runs: u64 = runs.map(|run| run.segment.file_bytes()).sum();
+        let free = disk.free_bytes().ok().flatten();
+        Self {
+            bytes: free.map(|free| free + files + runs),
+        }
+    }
+
+    /// Free bytes that sorting needs at any time: enough to write any run again, and to make a run
+    /// of a segment.
+    pub(crate) fn sorting_reserve<'a>(
+        self,
+        segment_bytes: u64,
+        runs: impl Iterator<Item = &'a Run>,
+    ) -> u64 {
+        let again = runs.map(|run| bytes_of_run(run.head.pack_bytes, run.image_bytes()));
+        let of_segment = bytes_of_run(segment_bytes, segment_bytes / 10);
+        let most = self.bytes.map_or(u64::MAX, |bytes| bytes / RESERVE_PART);
+        again.max().unwrap_or(0).max(of_segment).min(most)
+    }
+
+    /// Bytes of a run at most, so that this much can be kept free.
+    fn largest_run(self, segment_bytes: u64) -> u64 {
+        let part = self.bytes.map_or(u64::MAX, |bytes| bytes / RUN_PART);
+        part.max(segment_bytes)
+    }
+}
+
+impl Core {
+    /// Measures the volume: the size of runs and the space for sorting follow it.
+    pub(super) fn measure_volume(&self) {
+        let (ready, free) = self.pool().counts();
+        let journal: u64 = {
+            let segments = self.journal.segments.read();
+            segments.values().map(|segment| segment.file_bytes()).sum()
+        };
+        let segment_bytes = self.config.segment_bytes;
+        let files = journal + (ready + free) * segment_bytes;
+        let runs = self.journal.runs();
+        let runs = || runs.iter().map(Arc::as_ref);
+        let volume = Volume::of(&*self.disk, files, runs());
+        let largest = volume.largest_run(segment_bytes);
+        self.sorter.largest_run.store(largest, Ordering::Relaxed);
+        let reserve = volume.sorting_reserve(segment_bytes, runs());
+        self.pool().keep_for_sorting(reserve);
+    }
+
+    /// Bytes of segments that one run is made of, at most.
+    pub(crate) fn sorter_part(&self) -> u64 {
+        let largest = self.sorter.largest_run.load(Ordering::Relaxed);
+        self.config.sorter_backlog().min(largest)
+    }
+
+    /// Bytes that a new run and its index may take now. On a full disk this counts space that the
+    /// pool can lend.
+    pub(super) fn room_for_run(&self, short: bool) -> u64 {
+        let room = match self.pool().room_for_sorting() {
+            Some(free) if short => free + self.pool().lendable(),
+            Some(free) => free,
+            // The space that is lent is all that is known.
+            None if short => self.config.segment_bytes,
+            None => u64::MAX,
+        };
+        room.min(self.sorter.least_refused.load(Ordering::Relaxed))
+    }
+
+    /// A run of about so many bytes found no space, whatever the file system reports (quotas).
+    pub(super) fn refuse_runs_of(&self, bytes: u64) {
+        let least = &self.sorter.least_refused;
+        let before = least.load(Ordering::Relaxed);
+        least.store(before.min(bytes) / 2, Ordering::Relaxed);
+    }
+
+    /// A run was written: larger ones may succeed, too.
+    pub(super) fn allow_larger_runs(&self) {
+        let least = &self.sorter.least_refused;
+        let before = least.load(Ordering::Relaxed);
+        least.store(before.saturating_mul(2), Ordering::Relaxed);
+    }
+}

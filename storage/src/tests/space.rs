@@ -1,0 +1,307 @@
+//! A volume of a given size: dead bytes give their space back when it is full, and appends resume.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::disk::Disk;
+use crate::record::SyncMode;
+
+const MIB: u64 = 1 << 20;
+const SECOND: i64 = 1_000_000;
+const LOGS: usize = 20;
+
+fn config() -> StorageConfig {
+    StorageConfig {
+        sorter_step_bytes: 2 * MIB,
+        sync_mode: SyncMode::Strict,
+        ..small_config()
+    }
+}
+
+fn name(log: usize) -> String {
+    format!("log/{log}")
+}
+
+/// A record that no other one is like.
+fn text(log: usize, number: u64, bytes: usize) -> Vec<u8> {
+    let mut data = format!("{log} {number} ").into_bytes();
+    data.resize(
+        bytes.max(data.len()),
+        b'0' + u8::try_from(number % 10).unwrap(),
+    );
+    data
+}
+
+/// A store on a small volume, and what its logs hold.
+struct Store {
+    f: Fixture,
+    kept: BTreeMap<usize, u64>,
+    record: usize,
+}
+
+impl Store {
+    fn new(volume: u64, config: StorageConfig, record: usize) -> Self {
+        let disk = SimDisk::seeded(volume ^ record as u64);
+        disk.set_capacity(volume);
+        Self {
+            f: Fixture::with(disk, config),
+            kept: BTreeMap::new(),
+            record,
+        }
+    }
+
+    fn restart(self) -> Self {
+        let f = self.f.restart();
+        assert_eq!(f.report.findings, Vec::<String>::new());
+        assert_eq!(f.report.damage, []);
+        Self { f, ..self }
+    }
+
+    /// Appends one record. False: the disk is full.
+    fn append(&mut self, log: usize) -> bool {
+        let next = self.kept.get(&log).copied().unwrap_or(0);
+        match self.f.append(&name(log), &text(log, next, self.record)) {
+            Ok(_) => {
+                self.kept.insert(log, next + 1);
+                true
+            }
+            Err(AppendError::DiskFull) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Sorts what there is, as the thread does. No step finds too little space: it is measured.
+    fn sort(&self) -> usize {
+        let mut steps = 0;
+        while self
+            .f
+            .core
+            .sort_in_turn()
+            .expect("a run fits when it is begun")
+        {
+            steps += 1;
+            assert!(steps < 500, "sorting comes to an end");
+        }
+        steps
+    }
+
+    /// Appends to these logs in turn until the disk is full, whatever is sorted. Returns bytes.
+    fn fill(&mut self, logs: &[usize], sorts: bool) -> u64 {
+        let (mut appended, mut refused) = (0, 0);
+        for turn in 0.. {
+            if self.append(logs[turn % logs.len()]) {
+                appended += self.record as u64;
+                refused = 0;
+            } else {
+                refused += 1;
+                // The pool tries again after some time.
+                self.f.clock.advance(SECOND);
+            }
+            if sorts && (refused > 0 || turn % 16 == 0) {
+                self.sort();
+            }
+            if refused > 3 {
+                return appended;
+            }
+        }
+        unreachable!()
+    }
+
+    fn delete(&mut self, log: usize) -> u64 {
+        let deleted = self.f.core.delete_in_turn(target(&name(log)));
+        self.f.core.turn();
+        drop(deleted);
+        assert!(self.f.core.logs.by_name(&name(log)).is_none(), "it is gone");
+        self.kept.remove(&log).unwrap_or(0) * self.record as u64
+    }
+
+    /// Everything that was acknowledged is there, and nothing else.
+    fn assert_whole(&self) {
+        for (log, records) in &self.kept {
+            let there = self.f.contents(&name(*log));
+            assert_eq!(there.len() as u64, *records, "log {log}");
+            for (number, data) in (0..).zip(there) {
+                assert!(
+                    data == text(*log, number, self.record),
+                    "log {log}, {number}"
+                );
+            }
+        }
+    }
+
+    fn largest_run(&self) -> u64 {
+        let runs = self.f.core.journal.runs();
+        let sizes = runs.iter().map(|run| run.segment.life.size);
+        sizes.max().unwrap_or(0)
+    }
+}
+
+fn all() -> Vec<usize> {
+    (0..LOGS).collect()
+}
+
+/// Fills the volume, deletes every log that is chosen, and appends again to one that is kept.
+fn gives_back(volume: u64, record: usize, deleted: impl Fn(usize) -> bool, restarts: bool) {
+    let what = format!("volume {volume}, records {record}, restart {restarts}");
+    let mut store = Store::new(volume, config(), record);
+    let filled = store.fill(&all(), true);
+    assert!(filled > volume / 4, "{what}: {filled} bytes were appended");
+    assert!(
+        store.largest_run() > store.f.config.segment_bytes,
+        "{what}: a run is larger than a segment"
+    );
+    let chosen: Vec<usize> = (0..LOGS).filter(|log| deleted(*log)).collect();
+    let dead: u64 = chosen.iter().map(|log| store.delete(*log)).sum();
+    if restarts {
+        store = store.restart();
+    }
+    let kept = *store.kept.keys().next().unwrap();
+    let again = store.fill(&[kept], true);
+    // A segment may be left in each of: runs, segments, the reserve.
+    let segment = store.f.config.segment_bytes;
+    assert!(
+        again + 5 * segment > dead / 10 * 9,
+        "{what}: {dead} bytes are dead, and {again} came back"
+    );
+    assert!(again > segment, "{what}: {dead} dead, {again} came back");
+    store.assert_whole();
+    let store = store.restart();
+    store.assert_whole();
+}
+
+#[test]
+fn full_volume_gives_the_space_of_deleted_logs_back() {
+    for volume in [5 * MIB, 8 * MIB, 12 * MIB] {
+        gives_back(volume, 3000, |log| log % 5 == 0, false);
+        gives_back(volume, 3000, |log| log % 10 != 3, false);
+    }
+    gives_back(8 * MIB, 300, |log| log % 5 == 0, false);
+    gives_back(8 * MIB, 3000, |log| log < LOGS / 2, true);
+}
+
+#[test]
+fn full_volume_gives_space_back_again_and_again() {
+    let mut store = Store::new(8 * MIB, config(), 3000);
+    store.fill(&all(), true);
+    for round in 0..12 {
+        // Only as much as some segments: most of each run lives.
+        let dead = store.delete(round);
+        let again = store.fill(&[LOGS + round], true);
+        let segment = store.f.config.segment_bytes;
+        assert!(
+            again + 3 * segment > dead,
+            "round {round}: {dead} bytes are dead, and {again} came back"
+        );
+        if round % 4 == 3 {
+            store = store.restart();
+        }
+    }
+    store.assert_whole();
+}
+
+#[test]
+fn sorter_enabled_on_a_full_volume_gives_space_back() {
+    for spared in [3, 10] {
+        let off = StorageConfig {
+            sorter_enabled: false,
+            ..config()
+        };
+        let mut store = Store::new(8 * MIB, off, 3000);
+        // The oldest segments have nothing dead.
+        let (kept, mixed): (Vec<usize>, Vec<usize>) = all().iter().partition(|log| **log < spared);
+        for turn in 0..200 {
+            assert!(store.append(kept[turn % kept.len()]));
+        }
+        store.fill(&[&kept[..1], &mixed[..]].concat(), false);
+        let dead: u64 = mixed.iter().map(|log| store.delete(*log)).sum();
+        assert!(dead > 2 * MIB, "{dead}");
+        store.f.config.sorter_enabled = true;
+        let mut store = store.restart();
+        let again = store.fill(&[kept[0]], true);
+        assert!(again > dead / 10 * 8, "{dead} are dead, {again} came back");
+        store.assert_whole();
+    }
+}
+
+#[test]
+fn requests_on_the_reserve_leave_the_space_that_sorting_needs() {
+    let mut store = Store::new(8 * MIB, config(), 3000);
+    store.fill(&all(), true);
+    // Settings have the reserve as trims do, and each takes a frame.
+    let set = |store: &Store, bytes: u32| {
+        let config = LogConfig {
+            max_record_bytes: Some(bytes),
+            ..LogConfig::default()
+        };
+        let name = LogName::new(&name(1)).unwrap();
+        let mut answer = store.f.core.configure_in_turn(name, config);
+        store.f.core.turn();
+        let mut context = Context::from_waker(Waker::noop());
+        match Pin::new(&mut answer).poll(&mut context) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => panic!("a turn answers a change of settings"),
+        }
+    };
+    let chosen: Vec<usize> = (4..LOGS).filter(|log| log % 4 == 0).collect();
+    let dead: u64 = chosen.iter().map(|log| store.delete(*log)).sum();
+    let refused = (10_000..60_000).find(|bytes| {
+        store.f.clock.advance(SECOND);
+        set(&store, *bytes).is_err()
+    });
+    let refused = refused.expect("the reserve has an end");
+    assert!(refused > 10_100, "settings go on for a while: {refused}");
+    let free = store.f.disk.free_bytes().unwrap().unwrap();
+    assert!(
+        free > store.largest_run(),
+        "{free} bytes are free, a run has {}",
+        store.largest_run()
+    );
+    let again = store.fill(&[LOGS], true);
+    assert!(again > dead / 2, "{dead} are dead, and {again} came back");
+}
+
+#[test]
+fn run_that_finds_less_space_than_reported_is_tried_smaller() {
+    let volume = 8 * MIB;
+    let mut store = Store::new(volume, config(), 3000);
+    store.fill(&all(), true);
+    let chosen: Vec<usize> = (1..LOGS).filter(|log| log % 5 != 0).collect();
+    let dead: u64 = chosen.iter().map(|log| store.delete(*log)).sum();
+    // As a quota does: most of the free space cannot be had.
+    let free = store.f.disk.free_bytes().unwrap().unwrap();
+    store.f.disk.set_capacity(volume - free + 160 * 1024);
+    store.f.disk.hide_capacity(true);
+    let mut refused = 0;
+    for _ in 0..100 {
+        match store.f.core.sort_in_turn() {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 0, "a run did not fit");
+    let again = store.fill(&[0], false);
+    assert!(again > dead / 2, "{dead} are dead, and {again} came back");
+    store.assert_whole();
+}
+
+#[test]
+fn run_is_made_of_a_bounded_number_of_small_segments() {
+    let config = StorageConfig {
+        sorter_step_bytes: 512 * MIB,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    while fixture.core.journal.segments.read().len() < 300 {
+        fixture.append("a", &[1; 12_000]).unwrap();
+    }
+    while fixture.core.sort_in_turn().unwrap() {}
+    let runs = fixture.core.journal.runs();
+    let segments = |run: &Arc<crate::sorted::Run>| {
+        let head = &run.head;
+        head.limit.since(head.first_base) / fixture.config.segment_bytes
+    };
+    let covered: u64 = runs.iter().map(segments).sum();
+    assert!(covered >= 256, "{covered} segments are sorted");
+    assert!(runs.iter().all(|run| run.head.pack_bytes < 128 * MIB));
+}
