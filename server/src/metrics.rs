@@ -288,7 +288,7 @@ impl StateGauges {
             )?,
             disk_free_bytes: make.float_gauge(
                 "wald_disk_free_bytes",
-                "How many bytes are free in the file system? NaN if it does not say.",
+                "Free bytes of the file system for appends, without those that the sorter keeps. NaN if unknown.",
             )?,
             quarantined_records: make.gauge(
                 "wald_quarantined_records",

@@ -428,7 +428,8 @@ pub struct Statistics {
     pub pool_bytes: u64,
     /// Bytes kept in quarantine.
     pub quarantine_bytes: u64,
-    /// Free bytes of the file system; `None` if it does not say.
+    /// Free bytes of the file system for appends, without the space that is kept for sorting.
+    /// `None` if the file system does not report them.
     pub free_bytes: Option<u64>,
     /// Records that are known to be damaged.
     pub quarantined_records: u64,

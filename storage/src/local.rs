@@ -45,7 +45,7 @@ use crate::index::Indexes;
 use crate::indexer::{Indexer, Wanted};
 use crate::journal::committer::{Committer, Operation, Submission};
 use crate::journal::compress;
-use crate::journal::pool::Pool;
+use crate::journal::pool::{Pool, Use};
 use crate::journal::{Answer, Journal};
 use crate::metrics::Observer;
 use crate::quarantine::Damages;
@@ -56,7 +56,7 @@ use crate::session::Session;
 use crate::sorted::Sorter;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::ticket::{Promise, Ticket};
+use crate::ticket::{Awaited, Promise, Ticket};
 use crate::verify::online::Told;
 use crate::verify::scrub::Scrub;
 
@@ -341,8 +341,8 @@ impl Core {
     }
 
     /// Leaves the segment that is being written: what is safe is in finished ones then.
-    pub(crate) fn leave_segment(&self) -> crate::ticket::Awaited<Result<Position, SyncError>> {
-        self.ask(Operation::Leave { always: false }, Durability::Durable)
+    pub(crate) fn leave_segment(&self) -> Awaited<Result<Position, SyncError>> {
+        self.leave(false, Use::Growth)
     }
 
     /// Leaves the segment that is being written twice: the sorter, which leaves the newest finished one
@@ -350,22 +350,25 @@ impl Core {
     pub(crate) fn leave_to_sorter(&self) {
         for always in [false, true] {
             // Nobody waits: the sorter looks again.
-            drop(self.ask(Operation::Leave { always }, Durability::Durable));
+            drop(self.leave(always, Use::Growth));
         }
     }
 
-    pub(crate) fn barrier(
-        &self,
-        level: Durability,
-    ) -> crate::ticket::Awaited<Result<Position, SyncError>> {
+    /// Leaves the segment that is being written, for one of the reserve: the sorter gets to the newest
+    /// finished one, in which enough is dead to fill the reserve again.
+    pub(crate) fn leave_on_reserve(&self) {
+        drop(self.leave(true, Use::Reserve));
+    }
+
+    fn leave(&self, always: bool, purpose: Use) -> Awaited<Result<Position, SyncError>> {
+        self.ask(Operation::Leave { always, purpose }, Durability::Durable)
+    }
+
+    pub(crate) fn barrier(&self, level: Durability) -> Awaited<Result<Position, SyncError>> {
         self.ask(Operation::Barrier, level)
     }
 
-    fn ask(
-        &self,
-        operation: Operation,
-        level: Durability,
-    ) -> crate::ticket::Awaited<Result<Position, SyncError>> {
+    fn ask(&self, operation: Operation, level: Durability) -> Awaited<Result<Position, SyncError>> {
         let (promise, awaited) = Promise::new();
         match self.journal.failure() {
             Some(error) => promise.keep(Err(SyncError::JournalFailed(error))),

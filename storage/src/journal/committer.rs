@@ -92,8 +92,10 @@ pub(crate) enum Operation {
     /// Nothing but to be answered when everything before it is safe.
     Barrier,
     /// The segment is left, if it says anything or in any case: what is finished can be copied.
+    /// The next segment is taken for this purpose.
     Leave {
         always: bool,
+        purpose: Use,
     },
 }
 
@@ -466,7 +468,7 @@ impl Committer {
             Operation::Expire(expiries) => self.expire(&expiries),
             Operation::TellClock => self.tell_clock(),
             Operation::Barrier => self.barrier(),
-            Operation::Leave { always } => self.leave(always),
+            Operation::Leave { always, purpose } => self.leave(always, purpose),
         };
         match (&outcome, &session) {
             (Outcome::Refused(_), Some(session)) => session.end_in_turn(),
@@ -506,13 +508,13 @@ impl Committer {
     /// Leaves the segment, so that everything before is in finished ones, flushed. One that
     /// tells of no log is not worth it, unless what it says of the run before is nowhere
     /// else.
-    fn leave(&mut self, always: bool) -> Placed {
+    fn leave(&mut self, always: bool, purpose: Use) -> Placed {
         let left = self.write_all_buffered().and_then(|()| {
             if !always && self.touched.is_empty() && !self.first_of_run {
                 return Ok(());
             }
             self.finish_open();
-            self.roll_now()
+            self.roll_now(purpose)
         });
         let outcome = match left {
             Ok(()) => Outcome::Done,

@@ -223,7 +223,7 @@ impl Pool {
                     let id = state.next_id;
                     state.next_id = id.next();
                     return self
-                        .make(id, None, MIN_SEGMENT_BYTES, purpose)
+                        .make(id, &mut None, MIN_SEGMENT_BYTES, purpose)
                         .map_err(|unready| {
                             state.unflushed = unready.unflushed;
                             unready.error
@@ -288,6 +288,13 @@ impl Pool {
         self.disk.free_bytes().ok().flatten()
     }
 
+    /// Free bytes without those that are kept for sorting. `None` if the file system does not
+    /// report them.
+    pub(crate) fn free_for_appends(&self) -> Option<u64> {
+        let free = self.free_bytes()?;
+        Some(free.saturating_sub(self.kept_for_sorting()))
+    }
+
     /// Free bytes that are left to sorting now.
     fn kept_for_sorting(&self) -> u64 {
         if known_bad::makes(Mistake::SorterIgnoresSpace) {
@@ -302,6 +309,11 @@ impl Pool {
     /// Keeps so many free bytes for sorting from now on.
     pub(crate) fn keep_for_sorting(&self, bytes: u64) {
         self.sorting_reserve.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Free bytes that are kept for sorting while no run is written.
+    pub(crate) fn sorting_reserve(&self) -> u64 {
+        self.sorting_reserve.load(Ordering::SeqCst)
     }
 
     /// Free bytes that another run may take. `None` if the file system does not report them.
@@ -388,18 +400,15 @@ impl Pool {
             None => {
                 let id = state.next_id;
                 state.next_id = id.next();
-                let free = state.free.pop();
+                let mut free = state.free.pop();
                 let size = self.segment_bytes;
                 let grows = purpose == Use::Growth && state.ready.len() >= self.reserve;
                 let made = MutexGuard::unlocked(state, || {
                     // A file that waits is free space, too: it may be the space for sorting.
-                    if let Some(free) = free
-                        && grows
-                        && self.lacks(0)
-                    {
-                        self.discard(free)?;
+                    if grows && self.lacks(0) {
+                        self.discard(&mut free)?;
                     }
-                    self.make(id, free, size, purpose)
+                    self.make(id, &mut free, size, purpose)
                 });
                 (free, made)
             }
@@ -416,7 +425,7 @@ impl Pool {
                 Ok(())
             }
             Err(Unready { error, unflushed }) => {
-                // The file, if there is one, can still have a life.
+                // The file, if there still is one, can have a life later.
                 state.free.extend(free.filter(|_| unflushed.is_none()));
                 state.unflushed = unflushed;
                 state.failed = Some(LastFailure {
@@ -448,7 +457,7 @@ impl Pool {
     fn make(
         &self,
         id: SegmentId,
-        free: Option<SegmentId>,
+        free: &mut Option<SegmentId>,
         size: u64,
         purpose: Use,
     ) -> Result<ReadySegment, Unready> {
@@ -481,6 +490,7 @@ impl Pool {
             // finds the space it takes.
             if is_out_of_space(&error) {
                 self.disk.remove(&path)?;
+                *free = None;
             }
             return Err(error.into());
         }
@@ -505,8 +515,9 @@ impl Pool {
     }
 
     /// Removes a file that waits for a new life.
-    fn discard(&self, free: SegmentId) -> io::Result<()> {
-        match self.disk.remove(&pool_path(free)) {
+    fn discard(&self, free: &mut Option<SegmentId>) -> io::Result<()> {
+        let Some(id) = free.take() else { return Ok(()) };
+        match self.disk.remove(&pool_path(id)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.disk.sync_directory("pool"),
         }
@@ -514,18 +525,26 @@ impl Pool {
 
     /// A recycled file of the right size. Its stale bytes stay: no frame of an earlier
     /// life passes the new salt.
-    fn reusable(&self, free: Option<SegmentId>) -> io::Result<Option<(String, Arc<dyn DiskFile>)>> {
-        let Some(free) = free else { return Ok(None) };
-        let path = pool_path(free);
+    /// `free` is none afterwards if its file is gone: kept, it would stand before files that are there.
+    fn reusable(
+        &self,
+        free: &mut Option<SegmentId>,
+    ) -> io::Result<Option<(String, Arc<dyn DiskFile>)>> {
+        let Some(id) = *free else { return Ok(None) };
+        let path = pool_path(id);
         let file = match self.disk.open(&path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                *free = None;
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         if file.size()? == self.segment_bytes {
             return Ok(Some((path, file)));
         }
         self.disk.remove(&path)?;
+        *free = None;
         Ok(None)
     }
 

@@ -131,7 +131,7 @@ impl Core {
             journal_bytes: segments.values().map(|segment| segment.file_bytes()).sum(),
             pool_bytes: (ready + free) * self.config.segment_bytes,
             quarantine_bytes: self.quarantine_bytes,
-            free_bytes: self.disk.free_bytes().ok().flatten(),
+            free_bytes: self.pool.free_for_appends(),
             quarantined_records: self.damages.records(),
             damaged_logs,
             unattributed_damages,

@@ -25,6 +25,8 @@
 //!   dead ones. Each step turns one segment at least into a run of about its size.
 //! - Of the runs the one is written again that gives back most for its bytes. Wholly dead ones come
 //!   first: they leave only images. One with dead bytes is always found, and each step leaves fewer.
+//! - The newest finished segment is left for backups. If much of it is dead, the journal leaves its
+//!   segment for one of the reserve, so that the newest finished one is another.
 
 use std::io;
 use std::sync::Arc;
@@ -219,7 +221,7 @@ impl Core {
         if !enough(covered) {
             return Ok(None);
         }
-        let room = self.room_for_run(short);
+        let room = self.room_without_growth(self.room_for_run(short));
         let standing = Standing {
             durable: self.journal.durable(),
             covered,
@@ -283,6 +285,23 @@ impl Core {
             replaced: 0,
             bytes: bytes_of_run(live, images / 2),
         }))
+    }
+
+    /// Whether so much is dead in the newest finished segment that another one of the reserve is worth
+    /// it. Only frames count: a segment that was left early must not lead to the next one.
+    pub(super) fn hides_dead(&self) -> io::Result<bool> {
+        let (_, Some(newest)) = self.unsorted() else {
+            return Ok(false);
+        };
+        if self.pool().lendable() == 0 || !self.damages.is_empty() {
+            return Ok(false);
+        }
+        let Some(index) = self.sound_index(&newest)? else {
+            return Ok(false);
+        };
+        let frames = index.end.since(newest.first());
+        let kept = self.live_bytes(&index) + index.bytes().len() as u64;
+        Ok(frames.saturating_sub(kept) >= self.worth_when_short())
     }
 
     /// On a full disk so many dead bytes, in segments or in runs, are worth a step.
@@ -416,9 +435,10 @@ impl Core {
             };
         }
         let largest = self.sorter.largest_run.load(Ordering::Relaxed);
+        let merges = self.room_without_growth(room);
         let bounds = |most: u64| Bounds {
             most: most.min(largest),
-            room,
+            room: merges,
             archived: match self.archive {
                 Some(_) => LARGEST_RUN,
                 None => u64::MAX,

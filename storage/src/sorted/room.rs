@@ -14,12 +14,23 @@ use crate::sync::atomic::Ordering;
 /// A run takes at most one part in so many of the volume.
 const RUN_PART: u64 = 10;
 
-/// Sorting keeps at most one part in so many of the volume free.
+/// Sorting keeps at most one part in so many of the volume free; for a run of one segment less, so
+/// that a small volume has room for segments.
 const RESERVE_PART: u64 = 6;
+const RESERVE_PART_OF_SEGMENT: u64 = 12;
 
 /// A run takes one part in so many more than its records and images, and these bytes.
 const OVERHEAD_PART: u64 = 32;
 const OVERHEAD_BYTES: u64 = 32 << 10;
+
+/// Small segments are sorted together up to so many bytes: a run of one would take more than it gives.
+const SMALL: u64 = 1 << 20;
+
+/// Bytes of a run of one segment, or of some small ones, and of its index.
+fn run_of_segment(segment_bytes: u64) -> u64 {
+    let bytes = segment_bytes.max(SMALL);
+    bytes_of_run(bytes, bytes / 10)
+}
 
 /// Bytes of a new run and its index, at most: `records` take so much in the files it is made of, and
 /// `images` are the bytes there that describe logs.
@@ -53,9 +64,10 @@ impl Volume {
         runs: impl Iterator<Item = &'a Run>,
     ) -> u64 {
         let again = runs.map(|run| bytes_of_run(run.head.pack_bytes, run.image_bytes()));
-        let of_segment = bytes_of_run(segment_bytes, segment_bytes / 10);
-        let most = self.bytes.map_or(u64::MAX, |bytes| bytes / RESERVE_PART);
-        again.max().unwrap_or(0).max(of_segment).min(most)
+        let part = |part| self.bytes.map_or(u64::MAX, |bytes| bytes / part);
+        let of_segment = run_of_segment(segment_bytes).min(part(RESERVE_PART_OF_SEGMENT));
+        let again = again.max().unwrap_or(0);
+        again.max(of_segment).min(part(RESERVE_PART))
     }
 
     /// Bytes of a run at most, so that this much can be kept free.
@@ -101,6 +113,17 @@ impl Core {
             None => u64::MAX,
         };
         room.min(self.sorter.least_refused.load(Ordering::Relaxed))
+    }
+
+    /// The part of the room that a run may take which is larger than those it is made of. When the
+    /// disk is nearly full such a run must not raise the space that is kept for sorting: appends would
+    /// have less, though nothing was appended.
+    pub(super) fn room_without_growth(&self, room: u64) -> u64 {
+        let of_segment = run_of_segment(self.config.segment_bytes);
+        match self.pool().is_nearly_short() {
+            true => room.min(self.pool().sorting_reserve().max(of_segment)),
+            false => room,
+        }
     }
 
     /// A run of about so many bytes found no space, whatever the file system reports (quotas).

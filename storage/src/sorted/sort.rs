@@ -46,7 +46,7 @@ const LOOK_SHARE: u32 = 50;
 /// No segments were there to be sorted for so long: more is done about runs.
 const AT_REST: Duration = Duration::from_secs(20);
 
-/// How often segments are left that are not full, to forget deleted logs.
+/// How often segments are left that are not full, to forget deleted logs or to make room.
 const LEAVE: Duration = Duration::from_secs(5);
 
 /// How long the sorter rests when there is nothing to do, or something is in its way.
@@ -117,7 +117,7 @@ pub(crate) struct Turns {
     news: bool,
     /// Up to where all was seen that may be done about runs at rest.
     seen: Option<Position>,
-    /// When segments were left last, to forget deleted logs.
+    /// When segments were left last, to forget deleted logs or to make room.
     left: Option<Instant>,
 }
 
@@ -223,6 +223,10 @@ impl Core {
             // The rows and images of all that was looked at were in memory.
             let runs = self.journal.runs();
             memory::give_back(runs.iter().map(|run| run.image_bytes()).sum());
+        }
+        if short && !sorted && !made && turns.left.is_none_or(may_leave) && self.hides_dead()? {
+            self.leave_on_reserve();
+            turns.left = Some(began);
         }
         if !sorted && !made {
             // A quota may have been raised.

@@ -72,14 +72,14 @@ impl Committer {
     ///
     /// # Errors
     /// As [`Committer::secure`].
-    pub(super) fn roll_now(&mut self) -> Result<(), AppendError> {
-        if self.on_reserve {
+    pub(super) fn roll_now(&mut self, purpose: Use) -> Result<(), AppendError> {
+        if self.on_reserve && purpose == Use::Growth {
             let whole = self.pool.restore_reserve();
             self.spared(whole)?;
         }
-        let taken = self.pool.take(Use::Growth);
+        let taken = self.pool.take(purpose);
         let ready = self.spared(taken)?;
-        self.roll(ready, Use::Growth)
+        self.roll(ready, purpose)
     }
 
     /// The pool's answer. Any error but a lack of space or of file descriptors fails the journal.
