@@ -31,7 +31,7 @@ LOGS = 40
 
 @contextmanager
 def mounted(directory, size=64):
-    """An ext4 file system of so many MiB, none of it kept for root."""
+    """An ext4 file system of `size` MiB, none of it kept for root."""
     image, mount = directory / "image", directory / "mount"
     mount.mkdir()
     with open(image, "wb") as file:
@@ -253,7 +253,7 @@ def gives_back(data, size, settings):
             began = time.monotonic()
             more = fill(daemon, "kept", 1)
             again += more
-            # Space comes in whole segments, and what is written now is not sorted yet.
+            # Space comes in whole segments, and the newest records are not sorted yet.
             check(f"{what}: round {number + 1}: the space of deleted logs comes back", more > 0 and again > dead - 3 * segment,
                   f"{dead >> 20} MiB deleted, {again >> 20} MiB appended since, {time.monotonic() - began:.0f} s")
         check(f"{what}: it stops cleanly", daemon.stop() == 0)

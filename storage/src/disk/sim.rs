@@ -181,7 +181,7 @@ impl SimDisk {
         self.0.lock().full = full;
     }
 
-    /// All files together take at most so many bytes, counted in blocks.
+    /// Bounds the bytes of all files together, counted in blocks.
     pub fn set_capacity(&self, bytes: u64) {
         self.0.lock().capacity = Some(bytes);
     }

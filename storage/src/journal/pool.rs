@@ -306,7 +306,7 @@ impl Pool {
         unused.max(self.claimed.load(Ordering::SeqCst))
     }
 
-    /// Keeps so many free bytes for sorting from now on.
+    /// Keeps this number of free bytes for sorting from now on.
     pub(crate) fn keep_for_sorting(&self, bytes: u64) {
         self.sorting_reserve.store(bytes, Ordering::SeqCst);
     }
@@ -325,7 +325,7 @@ impl Pool {
         Some(self.free_bytes()?.saturating_sub(taken))
     }
 
-    /// Takes free space for a run of about so many bytes.
+    /// Takes free space for a run of about this number of bytes.
     pub(crate) fn claim(&self, bytes: u64) -> Claim<'_> {
         self.claimed.fetch_add(bytes, Ordering::SeqCst);
         Claim {

@@ -53,7 +53,7 @@ const DEAD_PART: u64 = 8;
 /// One of which less than a part in so many is live costs little to write anew.
 const MOSTLY_DEAD_PART: u64 = 8;
 
-/// Shortly before the disk is full a run is written again if one part in so many of it is dead.
+/// Shortly before the disk is full, a run is written again if this part of it is dead (1/16).
 const SOME_DEAD_PART: u64 = 16;
 
 /// The oldest runs are written anew when what tells of deleted logs is more than one part in so
@@ -287,8 +287,8 @@ impl Core {
         }))
     }
 
-    /// Whether so much is dead in the newest finished segment that another one of the reserve is worth
-    /// it. Only frames count: a segment that was left early must not lead to the next one.
+    /// Whether the newest finished segment has enough dead bytes to be worth a segment of the reserve.
+    /// Only frames count: a segment that was left early must not lead to the next one.
     pub(super) fn hides_dead(&self) -> io::Result<bool> {
         let (_, Some(newest)) = self.unsorted() else {
             return Ok(false);
@@ -304,7 +304,7 @@ impl Core {
         Ok(frames.saturating_sub(kept) >= self.worth_when_short())
     }
 
-    /// On a full disk so many dead bytes, in segments or in runs, are worth a step.
+    /// Dead bytes in segments, or in runs, that are worth a step on a full disk.
     fn worth_when_short(&self) -> u64 {
         self.config.segment_bytes / 4
     }
@@ -658,7 +658,7 @@ mod tests {
         archived: u64::MAX,
     };
 
-    /// A run of so many MiB, of which the first are live.
+    /// A run with live and dead MiB.
     fn share(live: u64, dead: u64) -> Share {
         Share {
             live: live * MIB,

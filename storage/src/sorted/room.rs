@@ -11,19 +11,19 @@ use crate::disk::Disk;
 use crate::local::Core;
 use crate::sync::atomic::Ordering;
 
-/// A run takes at most one part in so many of the volume.
+/// A run takes at most this part of the volume (1/10).
 const RUN_PART: u64 = 10;
 
-/// Sorting keeps at most one part in so many of the volume free; for a run of one segment less, so
-/// that a small volume has room for segments.
+/// Sorting keeps at most this part of the volume free (1/6). For a run of one segment it keeps less
+/// (1/12), so that a small volume has room for segments.
 const RESERVE_PART: u64 = 6;
 const RESERVE_PART_OF_SEGMENT: u64 = 12;
 
-/// A run takes one part in so many more than its records and images, and these bytes.
+/// A run takes 1/32 more than its records and images, and these bytes.
 const OVERHEAD_PART: u64 = 32;
 const OVERHEAD_BYTES: u64 = 32 << 10;
 
-/// Small segments are sorted together up to so many bytes: a run of one would take more than it gives.
+/// Small segments are sorted together up to these bytes: a run of one would take more than it gives.
 const SMALL: u64 = 1 << 20;
 
 /// Bytes of a run of one segment, or of some small ones, and of its index.
@@ -32,8 +32,8 @@ fn run_of_segment(segment_bytes: u64) -> u64 {
     bytes_of_run(bytes, bytes / 10)
 }
 
-/// Bytes of a new run and its index, at most: `records` take so much in the files it is made of, and
-/// `images` are the bytes there that describe logs.
+/// Upper bound on the bytes of a new run and its index. `records` and `images` are the bytes of kept
+/// records, and of descriptions of logs, in the files it is made of.
 pub(super) fn bytes_of_run(records: u64, images: u64) -> u64 {
     // The index repeats the images.
     records + 2 * images + records / OVERHEAD_PART + OVERHEAD_BYTES
@@ -126,7 +126,7 @@ impl Core {
         }
     }
 
-    /// A run of about so many bytes found no space, whatever the file system reports (quotas).
+    /// A run of about this number of bytes found no space, whatever the file system reports (quotas).
     pub(super) fn refuse_runs_of(&self, bytes: u64) {
         let least = &self.sorter.least_refused;
         let before = least.load(Ordering::Relaxed);

@@ -69,7 +69,7 @@ pub(crate) struct Sorter {
     pub(crate) dead: AtomicU64,
     /// Bytes of a run at most, by the size of the volume.
     pub(super) largest_run: AtomicU64,
-    /// Runs of so many bytes find no space; `u64::MAX` if none was refused.
+    /// Upper bound on the bytes of a run since one found no space; `u64::MAX` without one.
     pub(super) least_refused: AtomicU64,
     /// On a full disk: how the store stood when nothing was worth sorting.
     pub(super) idle_at: Mutex<Option<Standing>>,

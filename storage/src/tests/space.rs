@@ -35,7 +35,7 @@ fn text(log: usize, number: u64, bytes: usize) -> Vec<u8> {
     data
 }
 
-/// A store on a small volume, and what its logs hold.
+/// A store on a small volume, and the number of records of each log.
 struct Store {
     f: Fixture,
     kept: BTreeMap<usize, u64>,
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Sorts what there is, as the thread does. No step finds too little space: it is measured.
+    /// Sorts until there is nothing to do, as the thread does. No step finds too little space.
     fn sort(&mut self) -> usize {
         let mut steps = 0;
         let mut turn = || match self.f.core.sort_turn(&mut self.turns, &mut |_| Ok(())) {
@@ -139,15 +139,15 @@ impl Store {
 
     /// Where the space is, for a test that fails.
     fn spread(&self) -> String {
-        let told = self.f.core.statistics();
+        let shown = self.f.core.statistics();
         let runs = self.f.core.journal.runs();
         let runs: Vec<u64> = runs.iter().map(|run| run.segment.life.size >> 10).collect();
         format!(
             "{} segments, {} KiB of pool, {} KiB free for appends, {} KiB dead in runs of {runs:?} KiB",
-            told.journal_segments,
-            told.pool_bytes >> 10,
-            told.free_bytes.unwrap_or(0) >> 10,
-            told.sorted_dead_bytes >> 10,
+            shown.journal_segments,
+            shown.pool_bytes >> 10,
+            shown.free_bytes.unwrap_or(0) >> 10,
+            shown.sorted_dead_bytes >> 10,
         )
     }
 
@@ -295,7 +295,7 @@ fn requests_on_the_reserve_leave_the_space_that_sorting_needs() {
 
 #[test]
 fn volume_of_few_segments_gives_their_space_back() {
-    // Beside the reserve there is room for two segments, and none of them is sorted at first.
+    // Next to the reserve there is room for two segments, and none of them is sorted at first.
     let config = StorageConfig {
         segment_bytes: MIB,
         ..config()
