@@ -348,6 +348,35 @@ fn run_that_finds_less_space_than_reported_is_not_tried_for_ever() {
 }
 
 #[test]
+fn pool_file_that_is_gone_hides_no_file_that_is_there() {
+    let volume = 64 * MIB;
+    let mut store = Store::new(volume, config(), 12_000);
+    for turn in 0..400 {
+        assert!(store.append(turn % 4));
+    }
+    store.delete(1);
+    while store.f.core.sort_in_turn().unwrap() {}
+    let disk = store.f.disk.clone();
+    let mut waiting = disk.list("pool").unwrap();
+    waiting.sort();
+    assert!(waiting.len() > 1, "{waiting:?}");
+    let newest = waiting.pop().unwrap();
+    disk.remove(&format!("pool/{newest}")).unwrap();
+    // There is no space for another file.
+    let kept = MIB + store.f.core.pool().sorting_reserve();
+    let used = volume - disk.free_bytes().unwrap().unwrap();
+    disk.set_capacity(used + kept + (40 << 10));
+    let segments = || store.f.core.journal.segments.read().len();
+    let before = segments();
+    for number in 0..40 {
+        let _may_be_refused = store.f.append("more", &text(0, number, 12_000));
+        store.f.clock.advance(SECOND);
+    }
+    let more = segments() - before;
+    assert_eq!(more, waiting.len(), "files of the pool became segments");
+}
+
+#[test]
 fn run_is_made_of_a_bounded_number_of_small_segments() {
     let config = StorageConfig {
         sorter_step_bytes: 512 * MIB,
