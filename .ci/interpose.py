@@ -78,8 +78,10 @@ def become(path, numbers, command):
 class Told:
     """One call as it begins."""
 
-    def __init__(self, name, path, number, at, creates):
+    def __init__(self, name, path, number, at, creates, span=None):
         self.name, self.path, self.number, self.at, self.creates = name, path, number, at, creates
+        # From and to, of a read or write at an offset.
+        self.span = span
 
     @property
     def key(self):
@@ -167,7 +169,8 @@ class Interposer:
         place = name, path
         self.counts[place] = self.counts.get(place, 0) + 1
         creates = name == "openat" and bool(arguments[2] & O_CREAT)
-        call = Told(name, path, self.counts[place], time.time(), creates)
+        span = (arguments[3], arguments[3] + arguments[2]) if name in ("pread64", "pwrite64") else None
+        call = Told(name, path, self.counts[place], time.time(), creates, span)
         self.calls.append(call)
         match self.decide(call):
             case None:

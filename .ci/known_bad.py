@@ -17,10 +17,11 @@ from clients import runner
 from common import *
 
 MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt", "no_chain", "truncate_on_any_error",
-            "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space"]
+            "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
+            "unreadable_ends_read"]
 # What the other layers of the engine's own tests are: their modules.
 SIMULATED, HISTORIES = ["power_cut", "simulation"], ["histories", "retries"]
-DAMAGE = ["damage", "random_damage", "stale", "repair"]
+DAMAGE = ["damage", "unreadable", "random_damage", "stale", "repair"]
 SPACE = ["space"]
 # Many times what any layer takes, and more than any of them waits for something.
 PATIENCE = 240

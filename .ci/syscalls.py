@@ -225,14 +225,17 @@ def row(run):
 def judged(run):
     """What is wrong with a run whose call was reached."""
     fault, told, wrong = run.fault, run.told(), list(run.wrong)
-    reads = run.phase == "serving" and fault.call in ("pread64", "openat", "statx") and fault.file == "journal/*.seg"
-    helps = fault.file.startswith(("index/", "checkpoint/")) or fault.call in ASKS
+    reads = run.phase == "serving" and fault.call in ("openat", "statx") and fault.file == "journal/*.seg"
+    # The flush of a directory of derived files is among these; the text in LOCK is for people.
+    helps = (fault.file.startswith(("index/", "checkpoint/")) or fault.call in ASKS or fault.path in ("index", "checkpoint")
+             or (fault.file == "LOCK" and fault.call in ("pwrite64", "ftruncate")))
     # Whose the store is, and whether it is still there, is asked more than once.
     asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK", "journal/*.seg")
     # What one call in the wrong moment does: codes of the exit that may be, answers that may be.
     if fault.kind == "kill":
         codes, answers = {KILLED}, set()
-    elif fault.kind in ("half", "EINTR"):
+    elif fault.kind in ("half", "EINTR") or fault.call == "pread64":
+        # A read that fails once is repeated in small pieces.
         codes, answers = {CLEAN}, set()
     elif fault.kind == "ENOSPC" and not (fault.call in FLUSHES and fault.file == "journal/*.seg"):
         codes, answers = {CLEAN}, {FULL, ABSENT}

@@ -196,9 +196,9 @@ settings! {
     /// flight and exit with code 70, so that the supervisor restarts and recovery finds
     /// the truth; read_only: stay, not ready, and serve reads.
     on_flush_failure: FlushFailurePolicy = "exit";
-    /// How finished segments are read. pread: by positional reads. mmap: by maps, which
-    /// saves system calls; but if the device fails under a page that the kernel had
-    /// dropped, the process gets SIGBUS.
+    /// How finished segments are read. pread: by positional reads. mmap: by maps. Each read
+    /// has its pages brought in first, so that a sector that cannot be read is an error. Only
+    /// a device that fails between these two steps ends the process (SIGBUS).
     read_strategy: ReadStrategy = "pread";
     /// Maximum number of finished segments that are open, scans included; at least 1. Lowered at
     /// start, to 16 at least, where the limit of open files has no room for them.

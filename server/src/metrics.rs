@@ -206,6 +206,8 @@ struct StateGauges {
     disk_bytes: IntGaugeVec,
     disk_free_bytes: Gauge,
     quarantined_records: IntGauge,
+    unreadable_bytes: IntGauge,
+    indexing_failed: IntGauge,
     scrubbed_bytes: IntCounter,
     last_scrub: Gauge,
     expiry_lag: Gauge,
@@ -293,6 +295,14 @@ impl StateGauges {
             quarantined_records: make.gauge(
                 "wald_quarantined_records",
                 "How many records are known to be damaged? Alert above 0.",
+            )?,
+            unreadable_bytes: make.gauge(
+                "wald_unreadable_bytes",
+                "Bytes of files that the device could not read since the start. Above 0 the device is failing: take a backup, and move the store.",
+            )?,
+            indexing_failed: make.gauge(
+                "wald_indexing_failed",
+                "1 after an index or a checkpoint could not be written, 0 after the next one that could. At 1 for long, starts take longer and appends may be refused.",
             )?,
             scrubbed_bytes: make.counter(
                 "wald_scrubbed_bytes_total",
@@ -411,6 +421,8 @@ impl StateGauges {
             .set(now.free_bytes.map_or(f64::NAN, |bytes| bytes as f64));
         self.quarantined_records
             .set(signed(now.quarantined_records));
+        self.unreadable_bytes.set(signed(now.unreadable_bytes));
+        self.indexing_failed.set(i64::from(now.indexing_failed));
         let scrubbed = self.scrubbed_bytes.get();
         self.scrubbed_bytes
             .inc_by(now.scrubbed_bytes.saturating_sub(scrubbed));

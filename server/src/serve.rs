@@ -513,8 +513,8 @@ fn announce(
             "acks are weaker than durable by default"
         );
     }
-    if let Some(warning) = opened.engine.durability_truth().warning {
-        tracing::warn!(warning, "durability is limited here");
+    for caveat in opened.engine.durability_truth().caveats {
+        tracing::warn!(caveat, "durability is limited here");
     }
     if config.echo {
         tracing::warn!(%grpc, "the echo service is on: for measurements only, it has no limits");

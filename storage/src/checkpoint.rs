@@ -26,7 +26,6 @@ use crate::directory;
 use crate::disk::{Disk, DiskFile, read_whole};
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::Image;
-use crate::indexer::Trouble;
 use crate::journal::frame::{RunningCrc, crc32c};
 use crate::journal::segment::Life;
 use crate::known_bad::{self, Mistake};
@@ -167,7 +166,7 @@ impl<'a> Writer<'a> {
 
     /// Puts the file in place, durably, and removes those that are not kept any longer.
     /// Returns how many bytes it has.
-    pub(crate) fn finish(mut self, backups: &Backups) -> Result<u64, Trouble> {
+    pub(crate) fn finish(mut self, backups: &Backups) -> io::Result<u64> {
         self.crc.feed(&self.out);
         let crc = self.crc.value();
         self.out.extend_from_slice(&crc.to_le_bytes());
@@ -175,9 +174,7 @@ impl<'a> Writer<'a> {
         self.file.sync()?;
         self.disk.rename(&new_path(self.last), &path(self.last))?;
         self.finished = true;
-        self.disk
-            .sync_directory(DIRECTORY)
-            .map_err(Trouble::flushing_names)?;
+        self.disk.sync_directory(DIRECTORY)?;
         let mut ids = list(self.disk)?;
         let kept = ids.split_off(ids.len().saturating_sub(KEPT));
         for name in self.disk.list(DIRECTORY)? {

@@ -31,8 +31,8 @@ pub enum OnDamage {
 pub enum ReadStrategy {
     /// By positional reads. Default.
     Pread,
-    /// By maps, populated when a segment is opened. Saves system calls; but if the
-    /// device fails under a page that the kernel had dropped, the process gets SIGBUS.
+    /// By maps. Each read has its pages brought in first, so that a sector that cannot be read is
+    /// an error. Only a device that fails between these two steps ends the process (SIGBUS).
     Mmap,
 }
 

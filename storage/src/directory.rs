@@ -107,8 +107,11 @@ pub(crate) fn complete(disk: &dyn Disk) -> Result<(), OpenError> {
         disk.create_directory(directory)
             .map_err(OpenError::io(format!("making the directory {directory}")))?;
     }
-    disk.sync_directory("")
-        .map_err(OpenError::io("flushing the data directory"))
+    match disk.sync_directory("") {
+        // Without space no directory was made, so no name waits for this flush.
+        Err(error) if is_out_of_space(&error) => Ok(()),
+        flushed => flushed.map_err(OpenError::io("flushing the data directory")),
+    }
 }
 
 /// The files in a directory of the store; none if it is not there.
@@ -404,7 +407,8 @@ pub(crate) fn measure(disk: &dyn Disk, clock: &dyn Clock) -> Result<DurabilityTr
             Ok(measured) => times = measured,
             // A full disk can still be read.
             Err(error) if is_out_of_space(&error) => {
-                file_system.warning = Some("no space to measure a flush".to_owned());
+                let caveat = "there was no space to measure a flush";
+                file_system.caveats.push(caveat.to_owned());
             }
             Err(error) => return Err(OpenError::io("measuring a flush")(error)),
         }
@@ -416,7 +420,7 @@ pub(crate) fn measure(disk: &dyn Disk, clock: &dyn Clock) -> Result<DurabilityTr
         flush_p50: times[times.len() / 2],
         flush_p99: times[times.len() * 99 / 100],
         volatile: file_system.volatile,
-        warning: file_system.warning,
+        caveats: file_system.caveats,
     })
 }
 

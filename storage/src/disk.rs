@@ -12,8 +12,10 @@ pub(crate) mod memory;
 mod private;
 mod real;
 mod sim;
+mod unreadable;
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -22,6 +24,7 @@ pub use memory::{give_back_memory, keep_little_free_memory};
 pub use private::{Owner, Strangers, make_directories, owner, strangers};
 pub use real::RealDisk;
 pub use sim::{Call, CallKind, CutPoint, Filter, Lie, SimDisk};
+pub use unreadable::Unreadable;
 
 /// What is under the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +33,8 @@ pub struct FileSystem {
     pub name: String,
     /// Whether a reboot empties it (tmpfs and the like).
     pub volatile: bool,
-    /// What it does not promise, in a sentence; `None` if nothing is known against it.
-    pub warning: Option<String>,
+    /// Caveats in sentences: promises that it does not keep, the effect of a full volume.
+    pub caveats: Vec<String>,
 }
 
 /// Distinguishes a file from another one that has its name later.
@@ -93,24 +96,34 @@ pub trait Disk: Send + Sync + 'static {
     /// Opens a file for reading and writing.
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
+    /// Reads up to `bytes` of a file from `from` on, from the device and not from the page cache.
+    /// Returns fewer only at the end of the file, and `None` where the cache cannot be passed.
+    ///
+    /// # Errors
+    /// If any of the bytes are unreadable. Callers use [`Disk::read_range_from_device`].
+    fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>>;
+
     /// Reads up to `bytes` of a file from its start, from the device and not from the
     /// page cache, which after a failed write-back holds what the device does not.
     /// `None` if that cannot be had here.
-    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>>;
+    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
+        self.read_range_from_device(path, 0, bytes)
+    }
 
-    /// The same for up to `bytes` of it from `from` on; fewer only where it ends.
+    /// Reads up to `bytes` of a file from `from` on, from the device and not from the page cache.
+    /// Returns fewer only at the end of the file. A stretch that the device cannot read counts as
+    /// bad bytes, and is recorded in [`Disk::unreadable`].
     fn read_range_from_device(
         &self,
         path: &str,
         from: u64,
         bytes: u64,
     ) -> io::Result<Option<Bytes>> {
-        let found = self.read_from_device(path, from.saturating_add(bytes))?;
-        Ok(found.map(|found| {
-            let from = usize::try_from(from).unwrap_or(usize::MAX);
-            found.slice(from.min(found.len())..)
-        }))
+        unreadable::read_device(self, path, from, bytes)
     }
+
+    /// The stretches of files that the device could not read.
+    fn unreadable(&self) -> &Unreadable;
 
     /// Moves a file, over an existing one if need be. Durable after
     /// [`Disk::sync_directory`] of both directories.
@@ -162,9 +175,15 @@ pub trait DiskFile: Send + Sync {
     }
 
     /// Reads some bytes at `offset`; 0 at or beyond the end.
+    ///
+    /// # Errors
+    /// If the first of the bytes are unreadable. Callers use [`DiskFile::read_full_at`].
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// The same of bytes that are in memory already: never waits for the device.
+    /// Records bytes that the device cannot read.
+    fn note_unreadable(&self, _bytes: Range<u64>) {}
+
+    /// Reads some bytes that are in memory already: never waits for the device.
     ///
     /// # Errors
     /// `WouldBlock` if the first of them are not, or if that cannot be told here.
@@ -193,8 +212,8 @@ pub trait DiskFile: Send + Sync {
     /// Cuts or extends the file; an extension reads as zeros.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
-    /// Maps all of it for reading; `None` if this disk has no maps.
-    fn map(&self) -> io::Result<Option<Bytes>> {
+    /// Maps all of it for reading; `None` if this disk has no maps, or cannot read all of the file.
+    fn map(&self) -> io::Result<Option<Box<dyn DiskMap>>> {
         Ok(None)
     }
 
@@ -228,19 +247,20 @@ pub trait DiskFile: Send + Sync {
         Ok(())
     }
 
-    /// Fills as much of `buffer` as the file has from `offset` on; returns how much.
+    /// Fills as much of `buffer` as the file has from `offset` on; returns how much. A stretch that
+    /// the device cannot read counts as bad bytes, and is recorded in [`Disk::unreadable`].
     fn read_full_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match self.read_at(&mut buffer[filled..], offset + filled as u64) {
-                Ok(0) => break,
-                Ok(read) => filled += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(filled)
+        unreadable::read_file(self, buffer, offset)
     }
+}
+
+/// A file that is mapped for reading.
+pub trait DiskMap: Send + Sync {
+    /// Copies up to `length` bytes from `offset` on; fewer only at the end of the map.
+    ///
+    /// # Errors
+    /// If the device cannot read one of the pages. The file itself gives the others.
+    fn read(&self, offset: u64, length: usize) -> io::Result<Bytes>;
 }
 
 /// Reads a whole file.

@@ -433,10 +433,14 @@ pub struct Statistics {
     pub free_bytes: Option<u64>,
     /// Records that are known to be damaged.
     pub quarantined_records: u64,
-    /// Logs that these belong to.
+    /// Logs that lost records to damage.
     pub damaged_logs: u64,
     /// Places of the journal where something is lost that nothing attributes to a log.
     pub unattributed_damages: u64,
+    /// Bytes of files that the device could not read since the start.
+    pub unreadable_bytes: u64,
+    /// Whether the last index or checkpoint could not be written.
+    pub indexing_failed: bool,
     /// Bytes read by scrubbing since the start.
     pub scrubbed_bytes: u64,
     /// When scrubbing last came through all that was sealed; `None` if it has not yet.
@@ -528,8 +532,8 @@ pub struct DurabilityTruth {
     pub flush_p99: Duration,
     /// Memory that a power cut or reboot empties, whatever is flushed.
     pub volatile: bool,
-    /// What is not promised here, in a sentence; `None` if all is.
-    pub warning: Option<String>,
+    /// Caveats of the device and its file system now, in sentences.
+    pub caveats: Vec<String>,
 }
 
 /// Keeps logs. See the module for the ticket's contract.

@@ -2,9 +2,10 @@
 //! of its frames leave memory, and every so often a checkpoint of all logs is written.
 //!
 //! None of it is needed for what was promised: a start that finds an index or a checkpoint
-//! missing reads the segments instead. So an error delays it and stops nothing: each try writes a
-//! new file. Only the failed flush of a directory is final, since a later one may succeed and the
-//! names be gone.
+//! missing reads the segments instead. So an error delays it and stops nothing, the failed flush of
+//! a directory included: each try writes a new file under a new name, and believes no earlier one.
+//! Meanwhile indexes stay in memory, up to a bound. Beyond it appends that need a new segment are
+//! refused.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,11 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
-use crate::disk::{is_out_of_space, is_shortage, memory};
+use crate::disk::{Shortage, memory, shortage};
 use crate::ids::{Position, SegmentId, Timestamp};
 use crate::index::{Image, NewRow, SealedIndex, index_path};
 use crate::journal::segment::Segment;
 use crate::local::{Core, Log};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A roll waits while more sealed segments than this have no index: a start has to read
@@ -44,8 +46,15 @@ pub(crate) enum Wanted {
     AtEnd,
 }
 
-/// Pause before an index or a checkpoint that could not be written is written again.
+/// Pause before an index or a checkpoint that could not be written is written again. It doubles with
+/// each failure, up to [`LONGEST_PAUSE`].
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Most bytes of indexes in memory that cannot be written. Beyond it no segment is begun for records.
+const MOST_UNWRITTEN_BYTES: u64 = 128 << 20;
+/// The same in segments.
+const MOST_UNWRITTEN_SEGMENTS: u64 = 2;
 
 /// A segment that was just left, and how it and its logs stood then.
 pub(crate) struct Sealed {
@@ -66,8 +75,6 @@ pub(crate) struct Sealed {
 pub(crate) struct Progress {
     /// Built and not written yet.
     pub(crate) unwritten: VecDeque<Arc<SealedIndex>>,
-    /// Written, and their names are not flushed yet.
-    unflushed: Vec<SegmentId>,
     /// Whether the store is whole: of a damaged one no checkpoint is written, so that
     /// every start finds the damage again.
     pub(crate) sound: bool,
@@ -84,9 +91,24 @@ struct Queue {
     waiting: VecDeque<Sealed>,
     /// Whether a thread works it off.
     running: bool,
-    /// Whether the last index or checkpoint could not be written.
-    stuck: bool,
+    /// The failure of the last index or checkpoint.
+    stuck: Option<Stuck>,
     stopped: bool,
+}
+
+/// An index or a checkpoint cannot be written.
+struct Stuck {
+    error: io::Error,
+    /// Failures in a row.
+    tries: u32,
+}
+
+impl Stuck {
+    /// How long to wait before the next try.
+    fn pause(&self) -> Duration {
+        let doubled = RETRY_AFTER.saturating_mul(1 << (self.tries - 1).min(6));
+        doubled.min(LONGEST_PAUSE)
+    }
 }
 
 /// Indexes what is sealed.
@@ -96,6 +118,8 @@ pub(crate) struct Indexer {
     changed: Condvar,
     /// Held by whoever works: segments are indexed one by one, in order.
     progress: Mutex<Progress>,
+    /// Bytes of indexes that no file holds yet.
+    unwritten_bytes: AtomicU64,
 }
 
 /// The newest segment with an index, as a checkpoint must tell of it.
@@ -128,30 +152,49 @@ impl Indexer {
         self.progress.lock()
     }
 
+    /// Why the last index or checkpoint could not be written, if it could not.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let queue = self.queue.lock();
+        queue.stuck.as_ref().map(|stuck| stuck.error.to_string())
+    }
+
+    /// # Errors
+    /// If indexes cannot be written, and no more of them fit into memory.
+    pub(crate) fn has_room(&self, segment_bytes: u64) -> Result<(), Shortage> {
+        let most = MOST_UNWRITTEN_BYTES.min(MOST_UNWRITTEN_SEGMENTS * segment_bytes);
+        if self.unwritten_bytes.load(Ordering::Relaxed) <= most {
+            return Ok(());
+        }
+        match &self.queue.lock().stuck {
+            Some(stuck) => Err(shortage(&stuck.error).unwrap_or(Shortage::Space)),
+            None => Ok(()),
+        }
+    }
+
     /// Takes over a sealed segment; waits while too many have no index yet.
     pub(crate) fn take_over(&self, sealed: Sealed) {
         let mut queue = self.queue.lock();
         queue.waiting.push_back(sealed);
         self.changed.notify_all();
-        while queue.running && !queue.stuck && !queue.stopped && queue.waiting.len() > MOST_WAITING
+        while queue.running
+            && queue.stuck.is_none()
+            && !queue.stopped
+            && queue.waiting.len() > MOST_WAITING
         {
             self.changed.wait(&mut queue);
         }
     }
 
     /// Body of the indexing thread, until stopped.
-    ///
-    /// # Errors
-    /// If names could not be flushed: the journal must fail.
-    pub(crate) fn run(&self, core: &Core) -> io::Result<()> {
+    pub(crate) fn run(&self, core: &Core) {
         let _running = Running::new(self);
         // What the start took in passing.
         memory::give_back(core.logs.len() as u64 * START_BYTES_PER_LOG);
         loop {
             // What the start found without an index comes first.
-            self.work(core, Wanted::WhenDue)?;
+            self.work(core, Wanted::WhenDue);
             if !self.wait() {
-                return Ok(());
+                return;
             }
         }
     }
@@ -160,10 +203,10 @@ impl Indexer {
     fn wait(&self) -> bool {
         let mut queue = self.queue.lock();
         while queue.waiting.is_empty() && !queue.stopped {
-            if !queue.stuck {
-                self.changed.wait(&mut queue);
-            } else if self.changed.wait_for(&mut queue, RETRY_AFTER).timed_out() {
-                break;
+            match queue.stuck.as_ref().map(Stuck::pause) {
+                None => self.changed.wait(&mut queue),
+                Some(pause) if self.changed.wait_for(&mut queue, pause).timed_out() => break,
+                Some(_) => {}
             }
         }
         !queue.stopped
@@ -175,11 +218,8 @@ impl Indexer {
     }
 
     /// Indexes all that waits, writes what is not written, and a checkpoint if one is
-    /// `wanted`. An error that a later try may not meet is logged, and the thread tries again.
-    ///
-    /// # Errors
-    /// If names could not be flushed: the journal must fail.
-    pub(crate) fn work(&self, core: &Core, wanted: Wanted) -> io::Result<()> {
+    /// `wanted`. An error is logged, and the thread tries again.
+    pub(crate) fn work(&self, core: &Core, wanted: Wanted) {
         let mut progress = self.progress.lock();
         // Images and places of all logs of a segment, and its index when it was written.
         let mut used = 0;
@@ -209,48 +249,29 @@ impl Indexer {
             }
             Ok(())
         });
-        let stuck = match result {
-            Ok(()) => false,
-            Err(Trouble::Passing(error)) => {
-                let again = self.queue.lock().stuck;
-                if !again {
-                    tracing::warn!(%error, "an index or a checkpoint cannot be written; it is tried every second, and until then a start takes longer");
+        let unwritten = progress
+            .unwritten
+            .iter()
+            .map(|index| index.bytes().len() as u64);
+        let unwritten = unwritten.sum();
+        self.unwritten_bytes.store(unwritten, Ordering::Relaxed);
+        let mut queue = self.queue.lock();
+        let before = queue.stuck.take();
+        match (result, before) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(_)) => tracing::info!("indexes and checkpoints are written again"),
+            (Err(error), before) => {
+                if before.is_none() {
+                    tracing::warn!(%error, "an index or a checkpoint cannot be written; it is tried again, after at most a minute, and until then a start takes longer");
                 }
-                true
+                let tries = before.map_or(0, |before| before.tries).saturating_add(1);
+                queue.stuck = Some(Stuck { error, tries });
             }
-            Err(Trouble::Final(error)) => return Err(error),
-        };
-        self.queue.lock().stuck = stuck;
+        }
+        drop(queue);
         self.changed.notify_all();
         drop(progress);
         memory::give_back(used);
-        Ok(())
-    }
-}
-
-/// Why an index or a checkpoint was not written.
-#[derive(Debug)]
-pub(crate) enum Trouble {
-    /// A later try writes a new file, and may succeed.
-    Passing(io::Error),
-    /// The flush of a directory failed: a later one may succeed without the names.
-    Final(io::Error),
-}
-
-impl Trouble {
-    /// Without a file descriptor nothing was flushed, so that a later flush tells the truth. Without
-    /// space files are written again.
-    pub(crate) fn flushing_names(error: io::Error) -> Self {
-        match is_shortage(&error) {
-            true => Self::Passing(error),
-            false => Self::Final(error),
-        }
-    }
-}
-
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Self {
-        Self::Passing(error)
     }
 }
 
@@ -349,8 +370,9 @@ impl Core {
         }
     }
 
-    fn write_indexes(&self, progress: &mut Progress) -> Result<(), Trouble> {
+    fn write_indexes(&self, progress: &mut Progress) -> io::Result<()> {
         let mut result = Ok(());
+        let mut written = Vec::new();
         while let Some(index) = progress.unwritten.front() {
             let segment = self.journal.segment_at(index.base);
             if segment.is_some_and(|segment| !segment.holes.read().is_empty()) {
@@ -364,26 +386,25 @@ impl Core {
             if result.is_err() {
                 break;
             }
-            progress.unflushed.push(index.segment);
-            progress.unwritten.pop_front();
+            written.extend(progress.unwritten.pop_front());
         }
-        if !progress.unflushed.is_empty() {
-            if let Err(error) = self.disk.sync_directory("index") {
-                if is_out_of_space(&error) {
-                    // A later flush may succeed without these names: their indexes stay in memory.
-                    progress.unflushed.clear();
-                }
-                return Err(Trouble::flushing_names(error));
-            }
-            for segment in progress.unflushed.drain(..) {
-                self.indexes.unpin(segment);
-            }
+        if written.is_empty() {
+            return result;
         }
-        result.map_err(Trouble::Passing)
+        if let Err(error) = self.disk.sync_directory("index") {
+            // A later flush may succeed without these names: the files are written again.
+            written.extend(progress.unwritten.drain(..));
+            progress.unwritten = written.into();
+            return Err(error);
+        }
+        for index in written {
+            self.indexes.unpin(index.segment);
+        }
+        result
     }
 
     /// Writes how all logs stood at the end of the newest indexed segment.
-    fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> Result<(), Trouble> {
+    fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<()> {
         let Some(newest) = &progress.newest else {
             return Ok(());
         };

@@ -29,6 +29,8 @@ pub(crate) enum Mistake {
     LastGoodFrame,
     /// The sorter keeps no free space and writes runs that do not fit.
     SorterIgnoresSpace,
+    /// A read that meets an unreadable sector fails.
+    UnreadableEndsRead,
 }
 
 #[cfg(not(feature = "known-bad"))]
@@ -42,15 +44,16 @@ pub(crate) use chosen::{makes, on};
 #[cfg(feature = "known-bad")]
 mod chosen {
     use std::io;
+    use std::ops::Range;
     use std::sync::{Arc, OnceLock};
 
     use bytes::Bytes;
 
     use super::Mistake;
-    use crate::disk::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem};
+    use crate::disk::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 
     /// Each by the name that `WALD_KNOWN_BAD` has for it.
-    const NAMES: [(&str, Mistake); 10] = [
+    const NAMES: [(&str, Mistake); 11] = [
         ("no_flush", Mistake::NoFlush),
         ("flush_result_ignored", Mistake::FlushResultIgnored),
         ("no_directory_flush", Mistake::NoDirectoryFlush),
@@ -64,6 +67,7 @@ mod chosen {
         ),
         ("last_good_frame", Mistake::LastGoodFrame),
         ("sorter_ignores_space", Mistake::SorterIgnoresSpace),
+        ("unreadable_ends_read", Mistake::UnreadableEndsRead),
     ];
 
     /// Whether this is the mistake to make.
@@ -127,8 +131,12 @@ mod chosen {
             self.0.open(path).map(unflushed)
         }
 
-        fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
-            self.0.read_from_device(path, bytes)
+        fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>> {
+            self.0.read_direct(path, from, bytes)
+        }
+
+        fn unreadable(&self) -> &Unreadable {
+            self.0.unreadable()
         }
 
         fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -176,6 +184,10 @@ mod chosen {
             self.0.read_at(buffer, offset)
         }
 
+        fn note_unreadable(&self, bytes: Range<u64>) {
+            self.0.note_unreadable(bytes);
+        }
+
         fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
             self.0.write_at(bytes, offset)
         }
@@ -184,7 +196,7 @@ mod chosen {
             self.0.set_size(bytes)
         }
 
-        fn map(&self) -> io::Result<Option<Bytes>> {
+        fn map(&self) -> io::Result<Option<Box<dyn DiskMap>>> {
             self.0.map()
         }
 

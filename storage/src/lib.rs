@@ -53,9 +53,9 @@ pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use digest::Digest;
 pub use disk::{
-    Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, FileIdentity, FileSystem, Filter, Lie,
-    Owner, RealDisk, SimDisk, Strangers, give_back_memory, keep_little_free_memory,
-    make_directories, owner, strangers,
+    Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Filter,
+    Lie, Owner, RealDisk, SimDisk, Strangers, Unreadable, give_back_memory,
+    keep_little_free_memory, make_directories, owner, strangers,
 };
 pub use dump::{
     DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,

@@ -60,9 +60,6 @@ use crate::ticket::{Awaited, Promise, Ticket};
 use crate::verify::online::Told;
 use crate::verify::scrub::Scrub;
 
-/// What the indexing thread does, for whoever is told that it failed.
-const INDEXING: &str = "writing an index or a checkpoint";
-
 /// Why a request was not taken into the queue.
 enum NotTaken {
     /// There is no room for it now.
@@ -334,9 +331,7 @@ impl Core {
             false => Wanted::WhenDue,
         };
         // The journal is sealed: without a checkpoint the next start reads it.
-        if let Err(error) = self.indexer.work(self, ends) {
-            tracing::warn!(%error, "no checkpoint was written; the next start takes longer");
-        }
+        self.indexer.work(self, ends);
         Ok(())
     }
 

@@ -110,9 +110,9 @@ struct Tail {
     end: Position,
     chain: u32,
     debris: Vec<u8>,
-    /// Its bytes, where the device cannot be read around the cache: they are written to
-    /// a new file then, since nothing else makes sure that the device has them.
-    copy: Option<bytes::Bytes>,
+    /// Bytes of it that nothing proves flushed, and their offset, where the device cannot be read
+    /// around the cache: they are written again, since nothing else makes sure that the device has them.
+    copy: Option<(u64, bytes::Bytes)>,
 }
 
 /// What the files say.
@@ -420,7 +420,11 @@ impl Recovered {
             }
             self.enter(segment, &bytes, &walked, is_last);
             if let Some(tail) = self.tail.as_mut().filter(|_| cached) {
-                tail.copy = Some(bytes);
+                let proven = walked.proven().max(segment.base.advance(LIFE_BYTES));
+                let [from, to] = [proven, walked.end].map(|at| at.since(segment.base));
+                let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+                let unproven = place(from).min(place(to))..place(to);
+                tail.copy = Some((unproven.start as u64, bytes.slice(unproven)));
             }
         }
         if used.is_empty() && !self.clean {

@@ -5,6 +5,7 @@ mod archiving;
 mod backups;
 mod bounds;
 mod compression;
+mod copy_on_write;
 mod crafted;
 mod cursors;
 mod damage;
@@ -34,6 +35,7 @@ mod stale;
 mod sync_modes;
 mod tails;
 mod trimming;
+mod unreadable;
 mod verifying;
 
 use std::pin::Pin;

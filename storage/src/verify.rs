@@ -145,6 +145,9 @@ pub(crate) mod advice {
     /// A second copy is gone.
     pub(crate) const COPY: &str =
         "nothing is lost; the device may be failing: look at its health, and keep a backup";
+    /// A sector is bad.
+    pub(crate) const DEVICE: &str =
+        "the device is failing: take a backup, and move the store to another device";
     /// It is made anew.
     pub(crate) const REMADE: &str = "nothing is lost; it is made anew from the segments when it is needed. The device may be failing: look at its health";
     /// It was repaired by others.

@@ -141,7 +141,7 @@ impl Console {
         let mut warnings = self.settings.warnings.clone();
         let store = self.node.store.get().map(|store| {
             let truth = store.engine.durability_truth();
-            warnings.extend(truth.warning.clone());
+            warnings.extend(truth.caveats.iter().cloned());
             let profile = store.engine.profile();
             StoreView {
                 store_id: convert::uuid(profile.store_id),

@@ -55,6 +55,8 @@ fn every_promised_metric_is_there_before_anything_happened() {
         "wald_disk_free_bytes",
         "wald_checksum_failures_total",
         "wald_quarantined_records",
+        "wald_unreadable_bytes",
+        "wald_indexing_failed",
         "wald_recovery_duration_seconds",
         "wald_recovery_epoch",
         "wald_journal_failed",

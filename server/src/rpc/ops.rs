@@ -111,7 +111,7 @@ impl v1::ops_service_server::OpsService for Services {
                 flush_p50: Some(convert::proto_duration(truth.flush_p50)),
                 flush_p99: Some(convert::proto_duration(truth.flush_p99)),
                 is_volatile: truth.volatile,
-                caveats: truth.warning.into_iter().collect(),
+                caveats: truth.caveats,
             }),
             damage: convert::damage_summary(&now),
             archive_failure: now.archive_failing,

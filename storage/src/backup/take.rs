@@ -152,10 +152,7 @@ impl Take {
         unfinished: bool,
     ) -> Result<Self, BackupError> {
         let created = core.journal.clock.now();
-        if let Err(error) = core.indexer.work(&core, Wanted::ForBackup) {
-            core.journal
-                .fail("writing an index or a checkpoint", &error);
-        }
+        core.indexer.work(&core, Wanted::ForBackup);
         if let Some(error) = core.journal.failure() {
             return Err(BackupError::JournalFailed(error));
         }

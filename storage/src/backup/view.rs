@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use crate::bounds;
 use crate::checkpoint;
 use crate::config::StorageConfig;
 use crate::directory::{BEGUN, FORMAT, LastBegun};
-use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
+use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
 use crate::engine::{BackupFile, BackupManifest};
 use crate::error::RestoreError;
 use crate::ids::{Position, SegmentId};
@@ -510,6 +511,12 @@ impl DiskFile for Open {
         }
     }
 
+    fn note_unreadable(&self, bytes: Range<u64>) {
+        if let Some(content) = &self.content {
+            content.note_unreadable(bytes);
+        }
+    }
+
     fn write_at(&self, _bytes: &[u8], _offset: u64) -> io::Result<usize> {
         Err(io::ErrorKind::ReadOnlyFilesystem.into())
     }
@@ -569,8 +576,12 @@ impl Disk for BackupView {
     }
 
     /// There is no cache to distrust: nothing is written here.
-    fn read_from_device(&self, _path: &str, _bytes: u64) -> io::Result<Option<Bytes>> {
+    fn read_direct(&self, _path: &str, _from: u64, _bytes: u64) -> io::Result<Option<Bytes>> {
         Ok(None)
+    }
+
+    fn unreadable(&self) -> &Unreadable {
+        self.content.unreadable()
     }
 
     fn rename(&self, _from: &str, _to: &str) -> io::Result<()> {

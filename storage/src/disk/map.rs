@@ -11,20 +11,68 @@ use std::io;
 use bytes::Bytes;
 use memmap2::{Advice, Mmap};
 
+use super::DiskMap;
+
+/// A file that is mapped for reading.
+pub(super) struct FileMap(Mmap);
+
 /// Maps a whole file for reading, and has its pages read now, so that a later look at
 /// them does not wait for the disk.
-pub(super) fn map(file: &File) -> io::Result<Bytes> {
-    // SAFETY: the map is read only. What it needs is that the file is not cut or
-    // changed while it is mapped: finished segments are neither written nor cut by us,
-    // the directory is locked against another engine, and the bytes are copied and
-    // verified before use. Someone else who cuts the file all the same, or a device that
-    // fails, raises SIGBUS; that is the documented price of this strategy.
-    let map = unsafe { Mmap::map(file)? };
-    match map.advise(Advice::PopulateRead) {
-        Ok(()) => {}
-        // Older kernels do not know it; pages come when they are looked at.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
-        Err(error) => return Err(error),
+///
+/// # Errors
+/// `EFAULT` if the device cannot read one of its pages.
+pub(super) fn map(file: &File) -> io::Result<FileMap> {
+    // SAFETY: the map is read only. Its file must not be cut or changed while it is mapped: finished
+    // segments are neither written nor cut by us, the directory is locked against another engine,
+    // and the bytes are copied and verified before use. `FileMap::read` has the pages read before
+    // it touches them. Only a file that somebody else cuts, or a device that fails, between these
+    // two steps raises SIGBUS; that is the documented price of this strategy.
+    let map = FileMap(unsafe { Mmap::map(file)? });
+    map.populate(0, map.0.len())?;
+    Ok(map)
+}
+
+impl FileMap {
+    /// Has pages read now.
+    fn populate(&self, from: usize, length: usize) -> io::Result<()> {
+        match self.0.advise_range(Advice::PopulateRead, from, length) {
+            // Older kernels do not know it; pages come when they are looked at.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            advised => advised,
+        }
     }
-    Ok(Bytes::from_owner(map))
+}
+
+impl DiskMap for FileMap {
+    fn read(&self, offset: u64, length: usize) -> io::Result<Bytes> {
+        let from = usize::try_from(offset)
+            .unwrap_or(usize::MAX)
+            .min(self.0.len());
+        let length = length.min(self.0.len() - from);
+        if length > 0 {
+            self.populate(from, length)?;
+        }
+        Ok(Bytes::copy_from_slice(&self.0[from..from + length]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "a file of a test")]
+    fn a_page_of_a_map_that_is_gone_is_an_error_and_no_signal() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x");
+        std::fs::write(&path, vec![7; 64 << 10]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let map = map(&file).unwrap();
+        assert_eq!(map.read(5000, 10_000).unwrap(), vec![7; 10_000]);
+        assert_eq!(map.read(65_530, 100).unwrap(), [7; 6][..]);
+        assert_eq!(map.read(1 << 40, 100).unwrap(), [][..]);
+        file.set_len(8192).unwrap();
+        assert_eq!(map.read(0, 8192).unwrap(), vec![7; 8192]);
+        assert!(map.read(8000, 1000).is_err());
+    }
 }

@@ -11,9 +11,10 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,15 +22,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, OFlags, RawDir, flock, fstatvfs, mkdirat, openat, renameat,
-    statat, statfs, unlinkat,
+    AtFlags, FileType, FlockOperation, IFlags, OFlags, RawDir, flock, fstatvfs, mkdirat, openat,
+    renameat, statat, statfs, unlinkat,
 };
 #[cfg(target_os = "linux")]
 use rustix::io::ReadWriteFlags;
 use rustix::io::{Errno, retry_on_intr};
 
 use super::private::{DIRECTORY, FILE, Odd, close_directory, close_file, make_directories};
-use super::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem};
+use super::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 use crate::error::OpenError;
 
 /// Names of a directory are read so many bytes at a time: some thousand.
@@ -53,6 +54,7 @@ pub struct RealDisk {
     directories: Mutex<HashMap<String, Arc<OwnedFd>>>,
     /// Nothing is ever written: files are opened for reading, whatever their rights.
     read_only: bool,
+    unreadable: Arc<Unreadable>,
 }
 
 impl RealDisk {
@@ -81,6 +83,7 @@ impl RealDisk {
             root,
             directories: Mutex::default(),
             read_only: false,
+            unreadable: Arc::default(),
         }))
     }
 
@@ -102,6 +105,7 @@ impl RealDisk {
             root,
             directories: Mutex::default(),
             read_only: true,
+            unreadable: Arc::default(),
         }))
     }
 
@@ -111,6 +115,15 @@ impl RealDisk {
             true => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
             false => Ok(()),
         }
+    }
+
+    fn real_file(&self, file: File, path: &str) -> Arc<dyn DiskFile> {
+        Arc::new(RealFile {
+            file,
+            root: self.root.clone(),
+            path: path.to_owned(),
+            unreadable: Arc::clone(&self.unreadable),
+        })
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -203,6 +216,13 @@ impl RealDisk {
     }
 }
 
+/// The holder that a lock names.
+fn holder_in(file: &File) -> String {
+    let mut text = [0; 256];
+    let length = file.read_at(&mut text, 0).unwrap_or(0);
+    String::from_utf8_lossy(&text[..length]).trim().to_owned()
+}
+
 struct HeldLock {
     file: File,
 }
@@ -229,7 +249,7 @@ impl Disk for RealDisk {
         self.writable()?;
         let make = OFlags::CREATE | OFlags::EXCL;
         // One that is there keeps its mode.
-        let mut file = match self.open_file(path, OFlags::RDWR) {
+        let file = match self.open_file(path, OFlags::RDWR) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 match self.open_file(path, OFlags::RDWR | make) {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -242,32 +262,31 @@ impl Disk for RealDisk {
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut text = String::new();
-                file.read_to_string(&mut text)?;
-                return Ok(Err(text.trim().to_owned()));
-            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Err(holder_in(&file))),
             Err(error) => return Err(error.into()),
         }
-        // In place: a full disk has no other block for it.
-        file.write_all_at(holder.as_bytes(), 0)?;
-        file.set_len(holder.len() as u64)?;
+        // In place: a full disk has no other block for it. One that copies on write has none at all,
+        // and the lock holds without its text.
+        let written = file.write_all_at(holder.as_bytes(), 0);
+        if let Err(error) = written.and_then(|()| file.set_len(holder.len() as u64)) {
+            tracing::warn!(
+                file = path,
+                %error,
+                "cannot write the holder of the lock; the lock holds, and names an earlier holder"
+            );
+        }
         Ok(Ok(Box::new(HeldLock { file })))
     }
 
     fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
-        let mut file = match self.open_file(path, OFlags::RDONLY) {
+        let file = match self.open_file(path, OFlags::RDONLY) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ok(None)),
             Err(error) => return Err(error),
         };
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(Ok(Some(Box::new(HeldLock { file })))),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut text = String::new();
-                file.read_to_string(&mut text)?;
-                Ok(Err(text.trim().to_owned()))
-            }
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(Err(holder_in(&file))),
             Err(error) => Err(error.into()),
         }
     }
@@ -318,7 +337,7 @@ impl Disk for RealDisk {
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         self.writable()?;
         let file = self.open_file(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
-        Ok(Arc::new(RealFile(file)))
+        Ok(self.real_file(file, path))
     }
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
@@ -326,19 +345,14 @@ impl Disk for RealDisk {
             true => OFlags::RDONLY,
             false => OFlags::RDWR,
         };
-        Ok(Arc::new(RealFile(self.open_file(path, flags)?)))
+        Ok(self.real_file(self.open_file(path, flags)?, path))
     }
 
-    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
-        self.read_range_from_device(path, 0, bytes)
+    fn unreadable(&self) -> &Unreadable {
+        &self.unreadable
     }
 
-    fn read_range_from_device(
-        &self,
-        path: &str,
-        from: u64,
-        bytes: u64,
-    ) -> io::Result<Option<Bytes>> {
+    fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>> {
         let file = match self.open_file(path, OFlags::RDONLY | OFlags::DIRECT) {
             Ok(file) => file,
             // What file systems say that do not have it.
@@ -375,12 +389,15 @@ impl Disk for RealDisk {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.writable()?;
+        self.unreadable.forget(from);
+        self.unreadable.forget(to);
         let ((from, old), (to, new)) = (self.split(from)?, self.split(to)?);
         Ok(renameat(&*from, old, &*to, new)?)
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
         self.writable()?;
+        self.unreadable.forget(path);
         let (directory, name) = self.split(path)?;
         Ok(unlinkat(&*directory, name, AtFlags::empty())?)
     }
@@ -400,73 +417,142 @@ impl Disk for RealDisk {
 
     fn file_system(&self) -> FileSystem {
         let magic = statfs(&self.root).map_or(0, |s| s.f_type as u64);
-        let (name, volatile, warning) = match magic {
-            0xEF53 => ("ext4", false, None),
-            0x5846_5342 => ("xfs", false, None),
-            0x9123_683E => ("btrfs", false, None),
-            0x2FC1_2FC1 => ("zfs", false, None),
-            0xF2F5_2010 => ("f2fs", false, None),
-            0x0102_1994 => (
-                "tmpfs",
-                true,
-                Some("it lives in memory: a reboot or power cut takes everything, flushed or not"),
-            ),
-            0x8584_58F6 => (
-                "ramfs",
-                true,
-                Some("it lives in memory: nothing survives a reboot"),
-            ),
-            0x794C_7630 => (
-                "overlay",
-                false,
-                Some("a container's own layer goes away with the container; mount a volume"),
-            ),
-            0x6969 | 0xFF53_4D42 | 0xFE53_4D42 | 0x517B | 0x0102_1997 | 0x00C3_6400 => (
-                "network",
-                false,
-                Some("what a flush means there, and whether locks hold, is up to the server"),
-            ),
-            0x6573_5546 => (
-                "fuse",
-                false,
-                Some("what a flush means there is up to the driver"),
-            ),
-            _ => ("unknown", false, None),
-        };
+        let (name, volatile, caveat) = known_file_system(magic);
+        let caveat = caveat.filter(|_| magic != BTRFS || !self.overwrites_in_place());
         FileSystem {
             name: name.to_owned(),
             volatile,
-            warning: warning.map(|w| format!("the data directory is on {name}: {w}")),
+            caveats: caveat
+                .map(|caveat| format!("the data directory is on {name}: {caveat}"))
+                .into_iter()
+                .collect(),
         }
     }
 }
 
-struct RealFile(File);
+impl RealDisk {
+    /// Whether copy-on-write is switched off for new files in the data directory (`chattr +C`).
+    fn overwrites_in_place(&self) -> bool {
+        let flags = File::open(&self.root).map(rustix::fs::ioctl_getflags);
+        matches!(flags, Ok(Ok(flags)) if flags.contains(IFlags::NOCOW))
+    }
+}
+
+/// The number by which Linux knows btrfs.
+const BTRFS: u64 = 0x9123_683E;
+
+/// The name of a file system, whether a reboot empties it, and its caveat, by the number that
+/// `statfs` reports.
+fn known_file_system(magic: u64) -> (&'static str, bool, Option<&'static str>) {
+    match magic {
+        0xEF53 => ("ext4", false, None),
+        0x5846_5342 => ("xfs", false, None),
+        0xF2F5_2010 => ("f2fs", false, None),
+        BTRFS => (
+            "btrfs",
+            false,
+            Some(
+                "it copies on write, so each overwrite needs new space. On a full volume appends are refused although segments are allocated, trims and deletions may be refused too, and the journal may fail until there is space; keep some free, or turn copies off while the data directory is empty (chattr +C)",
+            ),
+        ),
+        0x2FC1_2FC1 | 0xCA45_1A4E => (
+            if magic == 0x2FC1_2FC1 {
+                "zfs"
+            } else {
+                "bcachefs"
+            },
+            false,
+            Some(
+                "it copies on write, so each overwrite needs new space. On a full volume appends are refused although segments are allocated, trims and deletions may be refused too, and the journal may fail until there is space; keep some free",
+            ),
+        ),
+        0x0102_1994 => (
+            "tmpfs",
+            true,
+            Some("it lives in memory: a reboot or power cut takes everything, flushed or not"),
+        ),
+        0x8584_58F6 => (
+            "ramfs",
+            true,
+            Some("it lives in memory: nothing survives a reboot"),
+        ),
+        0x794C_7630 => (
+            "overlay",
+            false,
+            Some("a container's own layer goes away with the container; mount a volume"),
+        ),
+        0x6969 | 0xFF53_4D42 | 0xFE53_4D42 | 0x517B | 0x0102_1997 | 0x00C3_6400 => (
+            "network",
+            false,
+            Some(
+                "what a flush means there, and whether locks hold, is up to the server; an error of the server may look like a bad sector",
+            ),
+        ),
+        0x6573_5546 => (
+            "fuse",
+            false,
+            Some("what a flush means there is up to the driver"),
+        ),
+        0x4D44 | 0x2011_BAB0 => (
+            "fat",
+            false,
+            Some(
+                "it has no journal: a power cut may lose files and names that were flushed; use ext4 or xfs",
+            ),
+        ),
+        _ => ("unknown", false, None),
+    }
+}
+
+struct RealFile {
+    file: File,
+    root: PathBuf,
+    /// The path it was opened by. It may have another one since.
+    path: String,
+    unreadable: Arc<Unreadable>,
+}
+
+impl RealFile {
+    /// Its path below the data directory, as far as the system says.
+    fn path_now(&self) -> String {
+        let descriptor = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let found = fs::read_link(descriptor).ok();
+        let within = found
+            .as_deref()
+            .and_then(|path| path.strip_prefix(&self.root).ok());
+        let path = within.and_then(Path::to_str);
+        path.unwrap_or(&self.path).to_owned()
+    }
+}
 
 impl DiskFile for RealFile {
     fn identity(&self) -> io::Result<FileIdentity> {
-        Ok(identity_of(&self.0.metadata()?))
+        Ok(identity_of(&self.file.metadata()?))
     }
 
     fn size(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buffer, offset)
+        self.file.read_at(buffer, offset)
+    }
+
+    fn note_unreadable(&self, bytes: Range<u64>) {
+        self.unreadable.note(&self.path_now(), bytes);
     }
 
     #[cfg(target_os = "linux")]
     fn read_cached_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let into = &mut [io::IoSliceMut::new(buffer)];
-        let read = rustix::io::preadv2(&self.0, into, offset, ReadWriteFlags::NOWAIT);
+        let read = rustix::io::preadv2(&self.file, into, offset, ReadWriteFlags::NOWAIT);
         // Some file systems do not have it (`EOPNOTSUPP`).
         read.map_err(|_| io::ErrorKind::WouldBlock.into())
     }
 
     fn will_read(&self, offset: u64, bytes: u64) {
         let _ = rustix::fs::fadvise(
-            &self.0,
+            &self.file,
             offset,
             NonZeroU64::new(bytes),
             rustix::fs::Advice::WillNeed,
@@ -474,22 +560,26 @@ impl DiskFile for RealFile {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        self.0.write_at(bytes, offset)
+        self.file.write_at(bytes, offset)
     }
 
     fn write_behind(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        super::behind::write_behind(&self.0, offset, bytes)
+        super::behind::write_behind(&self.file, offset, bytes)
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.0.set_len(bytes)
+        self.file.set_len(bytes)
     }
 
-    fn map(&self) -> io::Result<Option<Bytes>> {
-        super::map::map(&self.0).map(Some)
+    fn map(&self) -> io::Result<Option<Box<dyn DiskMap>>> {
+        match super::map::map(&self.file) {
+            Ok(map) => Ok(Some(Box::new(map))),
+            Err(error) if error.raw_os_error() == Some(Errno::FAULT.raw_os_error()) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 }

@@ -12,6 +12,12 @@
 //! changes where they were, to survive or not: a file system whose journal cannot be
 //! written stops there and does not go on as if nothing had been.
 //!
+//! **Unreadable sectors.** A read fails that covers one, as on Linux: through the page cache at
+//! the page that holds it, around the cache as a whole. A write to a part of such a page fails too.
+//!
+//! **Copy on write.** Overwrites need new space, until the next flush
+//! ([`SimDisk::set_copy_on_write`]).
+//!
 //! **Lies.** A write can be acknowledged, flushed, and never reach the device, or land in
 //! another place of it. The cache knows nothing of it until the power goes.
 //!
@@ -26,6 +32,7 @@ mod state;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -35,15 +42,15 @@ use self::calls::Trace;
 pub use self::calls::{Call, CallKind, CutPoint, Filter, Lie};
 use self::inode::Inode;
 use self::names::{NameChange, parent};
-use self::state::{State, WriteFailure, coin, next_random, power_is_off};
-use super::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem};
+use self::state::{Copies, State, WriteFailure, coin, next_random, power_is_off};
+use super::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem, Unreadable};
 
 /// What a file is allocated in.
 const BLOCK: usize = 4096;
 
 /// A disk in memory. Clones are the same disk.
 #[derive(Clone)]
-pub struct SimDisk(Arc<Mutex<State>>);
+pub struct SimDisk(Arc<Mutex<State>>, Arc<Unreadable>);
 
 impl Default for SimDisk {
     fn default() -> Self {
@@ -62,11 +69,11 @@ impl SimDisk {
 
     /// An empty disk on which the same calls always give the same.
     pub fn seeded(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self::of(State {
             drawn: seed,
             copied: !seed,
             ..State::default()
-        })))
+        })
     }
 
     /// The power goes during the `calls`-th changing call from now; that call and all
@@ -191,6 +198,20 @@ impl SimDisk {
         self.0.lock().hides_capacity = hidden;
     }
 
+    /// From now on each write takes new blocks, also over old ones. The old blocks are free after
+    /// the next flush of any file or directory. `free_bytes` are free now.
+    pub fn set_copy_on_write(&self, free_bytes: usize) {
+        self.0.lock().copies = Some(Copies {
+            free: free_bytes / BLOCK,
+            pending: 0,
+        });
+    }
+
+    /// From now on files cannot be read around the page cache.
+    pub fn set_cached_only(&self) {
+        self.0.lock().cached_only = true;
+    }
+
     /// Whether the process has no file descriptor left: calls that need one fail with EMFILE.
     pub fn set_out_of_descriptors(&self, out: bool) {
         self.0.lock().out_of_descriptors = out;
@@ -245,6 +266,17 @@ impl SimDisk {
         state.files.insert(inode, Inode::settled(bytes, path));
     }
 
+    /// From now on the device cannot read these bytes of a file. A write to the whole of a page
+    /// makes that page readable.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn set_unreadable(&self, path: &str, bytes: Range<usize>) {
+        let mut state = self.0.lock();
+        let inode = state.names.get(path).copied().expect("a file of that name");
+        state.inode(inode).unreadable.push(bytes);
+    }
+
     /// A disk of its own with the same contents, everything on it durable. What is drawn from
     /// it is different, as it would be from the same device on two days.
     pub fn copy(&self) -> Self {
@@ -261,17 +293,18 @@ impl SimDisk {
             ..State::default()
         };
         for (inode, file) in &state.files {
-            let settled = Inode::settled(file.bytes.clone(), &file.path);
+            let mut settled = Inode::settled(file.bytes.clone(), &file.path);
+            settled.unreadable.clone_from(&file.unreadable);
             copy.files.insert(*inode, settled);
         }
-        Self(Arc::new(Mutex::new(copy)))
+        Self::of(copy)
     }
 
     /// A disk of its own in the very same state, unflushed writes included.
     pub fn copy_with_unflushed(&self) -> Self {
         let mut state = self.0.lock();
         let drawn = next_random(&mut state.copied);
-        Self(Arc::new(Mutex::new(State {
+        Self::of(State {
             files: state.files.clone(),
             next_inode: state.next_inode,
             names: state.names.clone(),
@@ -282,7 +315,11 @@ impl SimDisk {
             drawn,
             copied: !drawn,
             ..State::default()
-        })))
+        })
+    }
+
+    fn of(state: State) -> Self {
+        Self(Arc::new(Mutex::new(state)), Arc::default())
     }
 }
 
@@ -369,7 +406,7 @@ impl Disk for SimDisk {
         if state.names.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        if state.full {
+        if state.full || state.copies.as_ref().is_some_and(|copies| copies.free == 0) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         state.next_inode += 1;
@@ -396,13 +433,26 @@ impl Disk for SimDisk {
         }))
     }
 
-    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
+    fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::ReadFromDevice, path))?;
+        state.enter(&Call {
+            offset: from,
+            length: bytes,
+            ..Call::of(CallKind::ReadFromDevice, path)
+        })?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
-        let mut found = state.inode(inode).written_back();
-        found.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Ok(Some(found.into()))
+        if state.cached_only {
+            return Ok(None);
+        }
+        let found = Bytes::from(state.inode(inode).written_back());
+        let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(found.len());
+        let range = place(from)..place(from.saturating_add(bytes));
+        state.inode(inode).check_readable(range.clone())?;
+        Ok(Some(found.slice(range)))
+    }
+
+    fn unreadable(&self) -> &Unreadable {
+        &self.1
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -412,6 +462,11 @@ impl Disk for SimDisk {
             ..Call::of(CallKind::Rename, from)
         })?;
         let inode = *state.names.get(from).ok_or(io::ErrorKind::NotFound)?;
+        if state.copies.as_ref().is_some_and(|copies| copies.free == 0) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.1.forget(from);
+        self.1.forget(to);
         let change = NameChange {
             set: Some((to.to_owned(), inode)),
             removed: Some(from.to_owned()),
@@ -425,6 +480,7 @@ impl Disk for SimDisk {
         if !state.names.contains_key(path) {
             return Err(io::ErrorKind::NotFound.into());
         }
+        self.1.forget(path);
         let change = NameChange {
             set: None,
             removed: Some(path.to_owned()),
@@ -449,6 +505,7 @@ impl Disk for SimDisk {
         flushed
             .iter()
             .for_each(|change| change.apply(&mut state.durable_names));
+        state.free_old_blocks();
         Ok(())
     }
 
@@ -469,10 +526,12 @@ impl Disk for SimDisk {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::FreeBytes, ""))?;
         let free = |capacity: u64| capacity.saturating_sub(state.allocated());
+        let copies = state.copies.as_ref();
+        let copies = copies.map(|copies| (copies.free * BLOCK) as u64);
         Ok(match state.full {
             true => Some(0),
             false if state.hides_capacity => Some(u64::MAX >> 8),
-            false => state.capacity.map(free),
+            false => state.capacity.map(free).or(copies),
         })
     }
 
@@ -480,7 +539,7 @@ impl Disk for SimDisk {
         FileSystem {
             name: "memory".to_owned(),
             volatile: true,
-            warning: Some("the data directory is in memory".to_owned()),
+            caveats: vec!["the data directory is in memory".to_owned()],
         }
     }
 
@@ -536,13 +595,19 @@ impl DiskFile for SimFile {
         state.inode(self.inode).read_at(buffer, offset)
     }
 
-    /// All of it is in memory, and what is there does not fail.
+    /// Everything but an unreadable stretch is in memory.
     fn read_cached_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut state = self.disk.0.lock();
         if state.crashed {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        state.inode(self.inode).read_at(buffer, offset)
+        let read = state.inode(self.inode).read_at(buffer, offset);
+        read.map_err(|_| io::ErrorKind::WouldBlock.into())
+    }
+
+    fn note_unreadable(&self, bytes: Range<u64>) {
+        let path = self.disk.0.lock().inode(self.inode).path.clone();
+        self.disk.1.note(&path, bytes);
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
@@ -562,6 +627,10 @@ impl DiskFile for SimFile {
         if grows > 0 && (state.full || !state.capacity.is_none_or(fits)) {
             return Err(io::ErrorKind::StorageFull.into());
         }
+        let bytes = state.take_blocks(self.inode, offset, bytes)?;
+        state
+            .inode(self.inode)
+            .check_writable(offset..offset + bytes.len())?;
         if stops {
             let part = usize::try_from(state.random() % (bytes.len() as u64 + 1)).unwrap_or(0);
             state.inode(self.inode).write(&bytes[..part], offset);
@@ -583,6 +652,8 @@ impl DiskFile for SimFile {
             return Err(io::Error::other("the power went during a change of size"));
         }
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
+        let before = state.inode(self.inode).bytes.len().div_ceil(BLOCK);
+        state.give_blocks(before.saturating_sub(size.div_ceil(BLOCK)));
         state.inode(self.inode).resize(size);
         Ok(())
     }
@@ -607,6 +678,7 @@ impl DiskFile for SimFile {
             return Err(io::Error::other("a flush failed"));
         }
         state.inode(self.inode).sync();
+        state.free_old_blocks();
         Ok(())
     }
 }

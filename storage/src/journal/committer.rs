@@ -329,15 +329,21 @@ impl Committer {
     }
 
     /// Writes what a start begins with: the link, and a marker that tells it again.
-    pub(crate) fn begin(&mut self) {
-        if self.write_out().is_err() {
-            let full: io::Error = io::ErrorKind::StorageFull.into();
-            let action = format!("writing {}", self.segment.path());
-            self.journal.fail(action, &full);
+    ///
+    /// # Errors
+    /// If the journal failed, or there is no space: it can be called again then.
+    pub(crate) fn begin(&mut self) -> io::Result<()> {
+        let written = self.write_out();
+        if matches!(written, Err(AppendError::DiskFull)) {
+            return Err(io::ErrorKind::StorageFull.into());
         }
         self.journal.flush();
         self.mark();
         self.journal.flush();
+        match self.journal.failure() {
+            Some(error) => Err(io::Error::new(error.kind(), error.to_string())),
+            None => Ok(()),
+        }
     }
 
     /// The write stage for one turn: places every submission, writes, answers those

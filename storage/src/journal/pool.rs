@@ -380,6 +380,30 @@ impl Pool {
         Ok(())
     }
 
+    /// Removes a file that holds nothing, for the space it takes. Returns whether there was one.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub(crate) fn give_up(&self) -> io::Result<bool> {
+        let mut state = self.state.lock();
+        let (path, directory) = if let Some(free) = state.free.pop() {
+            (pool_path(free), "pool")
+        } else if let Some(ready) = state.ready.pop_back() {
+            // A seal that names it was taken back, or it would be in use.
+            (journal_path(ready.life.id), "journal")
+        } else {
+            return Ok(false);
+        };
+        state.starved = true;
+        match self.disk.remove(&path) {
+            // It had no room for its new life.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed?,
+        }
+        self.disk.sync_directory(directory)?;
+        Ok(true)
+    }
+
     /// Makes one segment ready, unless that failed just now.
     fn try_to_prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
         if let Some(failed) = &state.failed
@@ -494,7 +518,13 @@ impl Pool {
             }
             return Err(error.into());
         }
-        self.disk.rename(&path, &journal_path(id))?;
+        if let Err(error) = self.disk.rename(&path, &journal_path(id)) {
+            if is_out_of_space(&error) {
+                self.disk.remove(&path)?;
+                *free = None;
+            }
+            return Err(error.into());
+        }
         self.flush_name(ReadySegment { life, file })
     }
 
@@ -578,10 +608,19 @@ impl Pool {
     }
 
     /// Moves segment files of the journal that hold nothing to the pool. They may have a new life
-    /// after [`Pool::reuse`].
+    /// after [`Pool::reuse`]. A file that the device could not read in full is removed: a write to
+    /// a part of an unreadable page fails, and would fail the journal.
     pub(crate) fn retire(&self, ids: &[SegmentId]) -> io::Result<()> {
         for id in ids {
-            self.disk.rename(&journal_path(*id), &pool_path(*id))?;
+            let path = journal_path(*id);
+            let whole = self.disk.unreadable().of(&path).is_empty();
+            let moved = whole.then(|| self.disk.rename(&path, &pool_path(*id)));
+            match moved {
+                None => self.disk.remove(&path)?,
+                // On a full disk that copies, a name can be removed and not moved.
+                Some(Err(error)) if is_out_of_space(&error) => self.disk.remove(&path)?,
+                Some(moved) => moved?,
+            }
         }
         Ok(())
     }

@@ -17,6 +17,21 @@ use crate::record::{Durability, LogConfig, LogConfigChange, LogInfo, Visibility}
 use crate::ticket::{Awaited, Promise};
 
 impl Core {
+    /// Faults of the device and the file system, in sentences.
+    pub(crate) fn caveats(&self) -> impl Iterator<Item = String> {
+        let trouble = self.indexer.trouble().map(|error| {
+            format!("an index or a checkpoint cannot be written, so a start takes longer: {error}")
+        });
+        let stretches = self.disk.unreadable().all();
+        let unreadable = stretches.first().map(|(path, bytes)| {
+            let (more, from, to) = (stretches.len() - 1, bytes.start, bytes.end);
+            format!(
+                "the device cannot read bytes {from} to {to} of {path}, and {more} other stretches of files: take a backup, and move the store to another device"
+            )
+        });
+        trouble.into_iter().chain(unreadable)
+    }
+
     /// Asks the committer; answered when the change is on the device.
     pub(super) fn administer(&self, operation: Operation) -> Awaited<Result<(), AdminError>> {
         let (promise, awaited) = Promise::new();
@@ -133,6 +148,14 @@ impl Core {
             quarantine_bytes: self.quarantine_bytes,
             free_bytes: self.pool.free_for_appends(),
             quarantined_records: self.damages.records(),
+            unreadable_bytes: {
+                let stretches = self.disk.unreadable().all();
+                stretches
+                    .iter()
+                    .map(|(_, bytes)| bytes.end - bytes.start)
+                    .sum()
+            },
+            indexing_failed: self.indexer.trouble().is_some(),
             damaged_logs,
             unattributed_damages,
             scrubbed_bytes: self.scrub.bytes.load(Ordering::Relaxed),

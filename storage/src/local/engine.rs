@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::drive::{self, By};
-use super::{Core, INDEXING, Start};
+use super::{Core, Start};
 use crate::backup;
 use crate::clock::Clock;
 use crate::config::StorageConfig;
@@ -108,12 +108,9 @@ impl LocalEngine {
         let core = Arc::clone(&self.core);
         handles.push(threads::start("index", move || {
             let run = std::panic::AssertUnwindSafe(|| core.indexer.run(&core));
-            let failed = match std::panic::catch_unwind(run) {
-                Ok(result) => result.err(),
-                Err(_) => Some(io::Error::other("its thread panicked")),
-            };
-            if let Some(error) = failed {
-                core.journal.fail(INDEXING, &error);
+            if std::panic::catch_unwind(run).is_err() {
+                let error = io::Error::other("its thread panicked");
+                core.journal.fail("indexing segments", &error);
             }
         })?);
         let core = Arc::clone(&self.core);
@@ -419,7 +416,9 @@ impl LogEngine for LocalEngine {
     }
 
     fn durability_truth(&self) -> DurabilityTruth {
-        self.core.truth.clone()
+        let mut truth = self.core.truth.clone();
+        truth.caveats.extend(self.core.caveats());
+        truth
     }
 
     fn failed(&self) -> BoxFuture<'_, Arc<io::Error>> {

@@ -1,7 +1,7 @@
 //! The engine driven step by step, by whoever has no threads for it: tests and simulations.
 
+use super::Core;
 use super::drive::By;
-use super::{Core, INDEXING};
 use crate::error::AdminError;
 use crate::ids::LogName;
 use crate::indexer::Wanted;
@@ -22,9 +22,7 @@ impl Core {
 
     /// Indexes what was sealed, without a thread.
     fn index(&self) {
-        if let Err(error) = self.indexer.work(self, Wanted::WhenDue) {
-            self.journal.fail(INDEXING, &error);
-        }
+        self.indexer.work(self, Wanted::WhenDue);
     }
 
     /// What the passing of time does, without threads: flush, then mark.

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::buffers::Buffers;
 use super::reach::far;
 use crate::config::ReadStrategy;
-use crate::disk::{Disk, DiskFile, is_out_of_descriptors, no_more_than_there_is};
+use crate::disk::{Disk, DiskFile, DiskMap, is_out_of_descriptors, no_more_than_there_is};
 use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
@@ -19,7 +19,7 @@ use crate::sync::Mutex;
 struct OpenSegment {
     file: Arc<dyn DiskFile>,
     /// All of it, where the strategy is to map.
-    map: Option<Bytes>,
+    map: Option<Box<dyn DiskMap>>,
 }
 
 /// Segments open for reading.
@@ -79,14 +79,12 @@ impl OpenSegments {
             return self.read_file(&*file, offset, length);
         }
         let open = self.get(segment)?;
-        match &open.map {
-            // Copied, so that no map outlives this call: the file may get a new life.
-            Some(map) => {
-                let from = usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
-                let to = from.saturating_add(length).min(map.len());
-                Ok(Bytes::copy_from_slice(&map[from..to]))
-            }
-            None => self.read_file(&*open.file, offset, length),
+        // Copied, so that no map outlives this call: the file may get a new life. A page of the map
+        // that the device cannot read leaves the read to the file.
+        let mapped = open.map.as_ref().map(|map| map.read(offset, length));
+        match mapped {
+            Some(Ok(bytes)) => Ok(bytes),
+            Some(Err(_)) | None => self.read_file(&*open.file, offset, length),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::journal::committer::{Committer, Resume, Settings};
 use crate::journal::expiry::Clocks;
 use crate::journal::pool::{Pool, Use};
 use crate::journal::segment::Segment;
-use crate::journal::{Journal, largest_unit, segment};
+use crate::journal::{Journal, largest_unit};
 use crate::metrics::Observer;
 use crate::quarantine;
 use crate::quarantine::{Damage, Damages};
@@ -37,10 +37,10 @@ impl Recovered {
     ) -> Result<Begun, OpenError> {
         let fail = || OpenError::io("beginning the journal");
         let started = clock.monotonic();
-        let torn_bytes = self.save_tail(disk)?;
+        let mut spare = Spare::of(&**disk, self.segments.values());
+        let torn_bytes = self.save_tail(disk, &mut spare)?;
         self.clear_sorting(&**disk)
             .map_err(OpenError::io("removing what is sorted"))?;
-        let mut spare = Spare::of(&**disk, self.segments.values());
         let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
         self.enter_epoch(end);
         // The segment that this start begins has it, so it is durable before any digest.
@@ -67,19 +67,28 @@ impl Recovered {
             .unused
             .extract_if(.., |id| Some(*id) == self.expected)
             .collect();
-        pool.recycle(&self.unused).map_err(fail())?;
-        let ready = match pool.take(Use::Start) {
+        match pool.recycle(&self.unused) {
+            // They stay in the journal, where the next start finds them.
+            Err(error) if is_out_of_space(&error) => {}
+            recycled => recycled.map_err(fail())?,
+        }
+        // Where writes copy, a file of the pool has no room for its new life, but its space has.
+        let take = || loop {
+            match pool.take(Use::Start) {
+                Err(error) if is_out_of_space(&error) && pool.give_up()? => {}
+                taken => return taken,
+            }
+        };
+        let ready = match take() {
             Err(error) if is_out_of_space(&error) && !expected.is_empty() => {
                 pool.recycle(&std::mem::take(&mut expected))
                     .map_err(fail())?;
-                pool.take(Use::Start)
+                take()
             }
             taken => taken,
         };
         let ready = match ready {
-            Err(error) if is_out_of_space(&error) => {
-                spare.make_room(|| pool.take(Use::Start), &error)
-            }
+            Err(error) => spare.make_room(take, error),
             taken => taken,
         };
         let ready = ready.map_err(fail())?;
@@ -147,19 +156,35 @@ impl Recovered {
             },
             resume,
         );
-        committer.begin();
-        logs.forget_deleted(journal.sorted_end());
-        if let Some(error) = journal.failure() {
-            return Err(fail()(std::io::Error::new(error.kind(), error.to_string())));
+        let begun = match committer.begin() {
+            Err(error) => spare.make_room(|| committer.begin(), error),
+            begun => begun,
+        };
+        if let Err(error) = begun {
+            // The next start finds more room.
+            if is_out_of_space(&error) {
+                spare.give_up_all();
+            }
+            return Err(fail()(error));
         }
-        pool.recycle(&expected).map_err(fail())?;
+        logs.forget_deleted(journal.sorted_end());
+        match pool.recycle(&expected) {
+            Err(error) if is_out_of_space(&error) => {}
+            recycled => recycled.map_err(fail())?,
+        }
         // First, since a full disk may need what is given back for what follows.
         if let Some(tail) = &self.tail
             && let Some(path) = &tail.path
         {
-            let bytes = give_back(&**disk, tail, path).map_err(fail())?;
-            if let Some(old) = journal.segment_at(tail.base) {
-                old.cut(bytes);
+            match give_back(&**disk, tail, path) {
+                // A file system that copies on write may need space for it.
+                Err(error) if is_out_of_space(&error) => {}
+                Err(error) => return Err(fail()(error)),
+                Ok(bytes) => {
+                    if let Some(old) = journal.segment_at(tail.base) {
+                        old.cut(bytes);
+                    }
+                }
             }
         }
         let begun = LastBegun {
@@ -168,9 +193,7 @@ impl Recovered {
             base,
         };
         let written = match begun.write(&**disk) {
-            Err(error) if is_out_of_space(&error) => {
-                spare.make_room(|| begun.write(&**disk), &error)
-            }
+            Err(error) => spare.make_room(|| begun.write(&**disk), error),
             written => written,
         };
         written.map_err(fail())?;
@@ -240,7 +263,7 @@ impl Recovered {
 
     /// Makes durable what was found in the old tail, and keeps what was cut off it. A
     /// clean seal is flushed too: it may be in the cache only.
-    pub(super) fn save_tail(&mut self, disk: &Arc<dyn Disk>) -> Result<u64, OpenError> {
+    fn save_tail(&mut self, disk: &Arc<dyn Disk>, spare: &mut Spare<'_>) -> Result<u64, OpenError> {
         let Some(tail) = self.tail.as_mut() else {
             return Ok(0);
         };
@@ -248,13 +271,19 @@ impl Recovered {
             // A run is on the device.
             return Ok(0);
         };
-        if let Some(bytes) = tail.copy.take() {
-            rewrite(&**disk, tail.id, path, &bytes)
-                .map_err(OpenError::io("writing the old tail anew"))?;
-        }
         let file = disk
             .open(path)
             .map_err(OpenError::io("opening the old tail"))?;
+        if let Some((offset, bytes)) = tail.copy.take() {
+            // In place: these sectors keep the bytes that every reader has seen, so a power cut in
+            // the middle changes nothing, and a full disk has room for it.
+            let write = || file.write_all_at(&bytes, offset);
+            let written = match write() {
+                Err(error) => spare.make_room(write, error),
+                written => written,
+            };
+            written.map_err(OpenError::io("writing the old tail again"))?;
+        }
         file.sync()
             .map_err(OpenError::io("flushing the old tail"))?;
         if tail.debris.is_empty() {
@@ -376,17 +405,23 @@ impl<'a> Spare<'a> {
         Ok(paths)
     }
 
-    /// Tries again until there is space, or nothing is left to be given up.
+    /// After a lack of space, tries again until there is some, or nothing is left to be given up.
+    ///
+    /// # Errors
+    /// Another error is returned as it is.
     fn make_room<T>(
         &mut self,
         mut work: impl FnMut() -> std::io::Result<T>,
-        error: &std::io::Error,
+        error: std::io::Error,
     ) -> std::io::Result<T> {
+        if !is_out_of_space(&error) {
+            return Err(error);
+        }
         let mut paths = match self.paths.take() {
             Some(paths) => paths,
             None => self.list()?,
         };
-        let mut result = Err(std::io::Error::new(error.kind(), error.to_string()));
+        let mut result = Err(error);
         while matches!(&result, Err(error) if is_out_of_space(error)) && !paths.is_empty() {
             let rest = paths.len().saturating_sub(self.step);
             let given_up = paths.split_off(rest);
@@ -406,24 +441,15 @@ impl<'a> Spare<'a> {
         self.paths = Some(paths);
         result
     }
-}
 
-/// Writes a segment anew, byte for byte, over its old name.
-fn rewrite(disk: &dyn Disk, id: SegmentId, path: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let new = segment::pool_path(id);
-    if disk
-        .list("pool")?
-        .iter()
-        .any(|name| new.ends_with(name.as_str()))
-    {
-        disk.remove(&new)?;
+    /// Removes all that is left to be given up, as far as that goes.
+    fn give_up_all(&mut self) {
+        let paths = self.paths.take().map_or_else(|| self.list(), Ok);
+        for path in paths.unwrap_or_default() {
+            let _gone = self.disk.remove(&path);
+        }
+        self.paths = Some(Vec::new());
     }
-    let file = disk.create(&new)?;
-    file.write_all_at(bytes, 0)?;
-    file.sync()?;
-    disk.rename(&new, path)?;
-    disk.sync_directory("journal")?;
-    disk.sync_directory("pool")
 }
 
 /// Gives the unused end of the old tail back to the file system. Returns its size then.

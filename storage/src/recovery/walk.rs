@@ -45,6 +45,16 @@ pub(crate) struct Walked {
 }
 
 impl Walked {
+    /// The highest position that a frame of the walk says was flushed.
+    pub(crate) fn proven(&self) -> Position {
+        let mark = |item: &Item| match item {
+            Item::Frame { header, .. } => Some(header.durable_mark),
+            Item::Hole { .. } => None,
+        };
+        let marks = self.items.iter().filter_map(mark);
+        marks.max().unwrap_or(Position::ZERO)
+    }
+
     /// Whether the walk ended at the segment's seal.
     pub(crate) fn is_sealed(&self) -> bool {
         matches!(self.items.last(), Some(Item::Frame { header, .. }) if header.kind == Kind::Seal)

@@ -212,10 +212,7 @@ impl Core {
                 Load::Busy if !crowded && !short => Wanted::ForBackup,
                 Load::Busy | Load::AtRest => Wanted::AtRest,
             };
-            if let Err(error) = self.indexer.work(self, wanted) {
-                self.journal
-                    .fail("writing an index or a checkpoint", &error);
-            }
+            self.indexer.work(self, wanted);
             covered = self.indexer.covered();
         }
         if !enough(covered) {

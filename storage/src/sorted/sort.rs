@@ -496,20 +496,19 @@ impl Core {
     /// The space of what a run took the place of: indexes first, since a start knows by the
     /// segments that there may be some.
     fn give_back(&self, retired: &[Arc<Segment>]) -> io::Result<()> {
-        let indexes = self.with_descriptor(|| self.disk.list("index"))?;
-        let indexes: BTreeSet<String> = indexes.into_iter().collect();
-        let mut doomed = Vec::new();
-        for segment in retired {
-            let path = index_path(segment.life.id);
-            if path
-                .strip_prefix("index/")
-                .is_some_and(|name| indexes.contains(name))
-            {
-                doomed.push(path);
+        // Nothing rests on them: one more try, and then they are left.
+        let given_back = match self.give_back_indexes(retired) {
+            Err(error) if !is_out_of_descriptors(&error) => self.give_back_indexes(retired),
+            given_back => given_back,
+        };
+        let kept_for_backup = match given_back {
+            Err(error) if is_out_of_descriptors(&error) => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "indexes of sorted segments cannot be removed; nothing reads them");
+                true
             }
-        }
-        let kept_for_backup = self.backups.remove_all(&doomed)?;
-        self.flush_names("index")?;
+            Ok(kept) => kept,
+        };
         let (runs, segments): (Vec<_>, Vec<_>) = retired
             .iter()
             .partition(|segment| super::is_address(segment.base));
@@ -540,5 +539,23 @@ impl Core {
         self.backups.remove_all(&doomed)?;
         self.flush_names("sorted")?;
         self.flush_names("journal")
+    }
+
+    /// Removes the indexes of retired files. Returns whether a backup holds one.
+    ///
+    /// # Errors
+    /// Of the file system. Indexes that are left harm nobody.
+    fn give_back_indexes(&self, retired: &[Arc<Segment>]) -> io::Result<bool> {
+        let indexes = self.with_descriptor(|| self.disk.list("index"))?;
+        let indexes: BTreeSet<String> = indexes.into_iter().collect();
+        let is_there = |path: &String| {
+            let name = path.strip_prefix("index/");
+            name.is_some_and(|name| indexes.contains(name))
+        };
+        let paths = retired.iter().map(|segment| index_path(segment.life.id));
+        let doomed: Vec<String> = paths.filter(is_there).collect();
+        let kept = self.backups.remove_all(&doomed)?;
+        self.flush_names("index")?;
+        Ok(kept)
     }
 }

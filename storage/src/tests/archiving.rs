@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::exactly_once::of;
 use super::*;
 use crate::archive::{self, ArchiveFilter, ArchiveListing};
-use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
+use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
 use crate::local::Start;
 use crate::record::{Gap, GapReason, LogConfig, Retention};
 use crate::ticket::block_on;
@@ -65,8 +65,12 @@ impl Disk for Under {
         self.0.open(&under(path))
     }
 
-    fn read_from_device(&self, path: &str, bytes: u64) -> std::io::Result<Option<Bytes>> {
-        self.0.read_from_device(&under(path), bytes)
+    fn read_direct(&self, path: &str, from: u64, bytes: u64) -> std::io::Result<Option<Bytes>> {
+        self.0.read_direct(&under(path), from, bytes)
+    }
+
+    fn unreadable(&self) -> &Unreadable {
+        self.0.unreadable()
     }
 
     fn rename(&self, from: &str, to: &str) -> std::io::Result<()> {

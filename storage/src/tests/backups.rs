@@ -67,7 +67,7 @@ fn next(backup: &mut dyn Backup) -> Result<Option<BackupPart>, BackupError> {
 
 /// Where backups are kept, as a client does: content by its digest.
 #[derive(Clone, Default)]
-struct Shelf(SimDisk);
+pub(super) struct Shelf(SimDisk);
 
 impl Shelf {
     fn known(&self) -> HashSet<u128> {
@@ -80,7 +80,7 @@ impl Shelf {
 
     /// Takes a backup; `between` is done before each step. Returns how many bytes were
     /// sent, too.
-    fn save(
+    pub(super) fn save(
         &self,
         fixture: &Fixture,
         mut between: impl FnMut(),

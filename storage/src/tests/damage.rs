@@ -39,6 +39,11 @@ pub(super) struct Known {
 
 impl Sample {
     pub(super) fn new() -> Self {
+        Self::with(5)
+    }
+
+    /// The sample with records of at least this many bytes.
+    pub(super) fn with(bytes: usize) -> Self {
         let mut fixture = Fixture::new();
         let mut records: BTreeMap<&'static str, Vec<Vec<u8>>> = BTreeMap::new();
         for round in 0..3u8 {
@@ -51,7 +56,7 @@ impl Sample {
                     first
                 };
                 let second = LOGS[usize::from(step + 1) % 3];
-                let data = |part: u8| vec![round * 16 + step * 2 + part; 5 + usize::from(step)];
+                let data = |part: u8| vec![round * 16 + step * 2 + part; bytes + usize::from(step)];
                 let mut parts: Vec<(&str, Vec<u8>)> = vec![(first, data(0))];
                 if step % 3 == 0 && second != first {
                     parts.push((second, data(1)));
@@ -163,7 +168,12 @@ impl Sample {
     /// Opens a changed copy; what is served must be right, what is missing must be
     /// exactly `missing`, named; and every log must go on where it was: with indexes to
     /// trust, and without.
-    fn check(&self, disk: SimDisk, missing: &BTreeMap<&'static str, BTreeSet<u64>>, what: &str) {
+    pub(super) fn check(
+        &self,
+        disk: SimDisk,
+        missing: &BTreeMap<&'static str, BTreeSet<u64>>,
+        what: &str,
+    ) {
         let bare = without_indexes(&disk);
         self.check_start(Fixture::on(bare), missing, &format!("{what}, no indexes"));
         self.check_start(Fixture::on(disk), missing, what);
@@ -216,7 +226,8 @@ impl Sample {
         while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
             for gap in chunk.gaps {
                 assert_eq!(gap.reason, GapReason::Quarantined);
-                let range = gap.from.unwrap().get()..gap.to.unwrap().get();
+                let to = gap.to.unwrap_or_else(|| panic!("{what}: {gap:?}"));
+                let range = gap.from.unwrap().get()..to.get();
                 named
                     .entry(gap.log.unwrap().as_str().to_owned())
                     .or_default()
@@ -270,7 +281,7 @@ pub(super) fn read_up_to_doubt(fixture: &Fixture, log: &str) -> (Vec<Vec<u8>>, u
 }
 
 /// What can be read of a log, and the lsns that are named as damaged.
-fn read_around(fixture: &Fixture, log: &str) -> (BTreeMap<u64, Vec<u8>>, BTreeSet<u64>) {
+pub(super) fn read_around(fixture: &Fixture, log: &str) -> (BTreeMap<u64, Vec<u8>>, BTreeSet<u64>) {
     let mut found = BTreeMap::new();
     let mut named = BTreeSet::new();
     let mut next = 0;
@@ -476,7 +487,7 @@ fn damage_found_while_serving_is_named_from_then_on_and_after_a_restart() {
 }
 
 impl Sample {
-    fn check_scan_of_all_before_appends(
+    pub(super) fn check_scan_of_all_before_appends(
         &self,
         fixture: &Fixture,
         missing: &BTreeMap<&'static str, BTreeSet<u64>>,

@@ -390,13 +390,18 @@ fn threads_wait_for_descriptors_and_go_on() {
 /// Another error of a file that is only derived does not fail the journal either.
 #[test]
 fn an_index_or_checkpoint_that_cannot_be_written_is_written_later() {
-    let derived: [crate::disk::Filter; 6] = [
+    let derived: [crate::disk::Filter; 11] = [
         |call| call.kind == CallKind::Create && call.path.starts_with("index/"),
         |call| call.kind == CallKind::Write && call.path.starts_with("index/"),
         |call| call.kind == CallKind::Rename && call.path.starts_with("index/"),
         |call| call.kind == CallKind::Create && call.path.starts_with("checkpoint/"),
         |call| call.kind == CallKind::Write && call.path.starts_with("checkpoint/"),
         |call| call.kind == CallKind::Sync && call.path.starts_with("index/"),
+        |call| call.kind == CallKind::Sync && call.path.starts_with("checkpoint/"),
+        |call| call.kind == CallKind::Rename && call.path.starts_with("checkpoint/"),
+        |call| call.kind == CallKind::SyncDirectory && call.path == "index",
+        |call| call.kind == CallKind::SyncDirectory && call.path == "checkpoint",
+        |call| call.kind == CallKind::List && call.path == "checkpoint",
     ];
     for (at, filter) in derived.into_iter().enumerate() {
         for error in [5, 13, 28, EMFILE] {
@@ -408,9 +413,66 @@ fn an_index_or_checkpoint_that_cannot_be_written_is_written_later() {
             assert!(fixture.core.journal.failure().is_none());
             compare(&fixture, &acked, 0);
             assert!(!fixture.disk.list("checkpoint").unwrap().is_empty());
+            assert_eq!(fixture.core.indexer.trouble(), None);
             let fixture = fixture.restart();
             assert_eq!(fixture.report.damage, []);
             compare(&fixture, &acked, 0);
         }
     }
+}
+
+/// The flush of a directory fails: a later one may succeed although the names are gone.
+#[test]
+fn an_index_whose_name_may_be_gone_stays_in_memory_and_is_written_again() {
+    let fixture = Fixture::new();
+    let flush: crate::disk::Filter =
+        |call| call.kind == CallKind::SyncDirectory && call.path == "index";
+    fixture.disk.fail_call(flush, 1, 5);
+    let mut acked: Acked = vec![("a", Vec::new())];
+    while fixture.disk.faults_left() > 0 {
+        fill(&fixture, &mut acked, 1);
+    }
+    assert!(fixture.core.indexer.trouble().is_some());
+    // The names are gone from the cache too.
+    for name in fixture.disk.list("index").unwrap() {
+        fixture.disk.remove(&format!("index/{name}")).unwrap();
+    }
+    compare(&fixture, &acked, 0);
+    fixture.core.turn();
+    assert!(!fixture.disk.list("index").unwrap().is_empty());
+    assert!(fixture.core.indexer.trouble().is_none());
+}
+
+/// No index can be written for long: memory has a bound, and nothing but new records waits.
+#[test]
+fn indexes_that_cannot_be_written_take_a_bounded_amount_of_memory() {
+    let fixture = Fixture::new();
+    let create: crate::disk::Filter =
+        |call| call.kind == CallKind::Create && call.path.starts_with("index/");
+    for nth in 1..=100_000 {
+        fixture.disk.fail_call(create, nth, 5);
+    }
+    let mut acked = 0_u64;
+    let small = vec![7_u8; 40];
+    let refused = loop {
+        match fixture.append("a", &small) {
+            Ok(_) => acked += 1,
+            Err(refused) => break refused,
+        }
+        assert!(acked < 100_000, "appends go on without a bound");
+    };
+    assert!(matches!(refused, AppendError::DiskFull), "{refused}");
+    assert!(fixture.core.indexer.trouble().is_some());
+    // More than one segment was begun since, and trims go on.
+    assert!(fixture.core.journal.segments.read().len() > 3);
+    let trimmed = fixture.core.trim_in_turn(target("a"), Lsn::new(1));
+    fixture.core.turn();
+    assert!(poll_now(trimmed).is_some_and(|trimmed| trimmed.is_ok()));
+    assert!(fixture.core.journal.failure().is_none());
+    assert_eq!(fixture.read("a", 1).unwrap().first_lsn, Lsn::new(1));
+    // It goes on by itself.
+    fixture.disk.forget_faults();
+    fixture.core.turn();
+    fixture.append("a", &small).unwrap();
+    assert!(fixture.core.indexer.trouble().is_none());
 }

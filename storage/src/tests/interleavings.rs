@@ -14,7 +14,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use super::*;
-use crate::disk::{Disk, DiskFile, DiskLock, FileSystem};
+use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
 use crate::engine::{LogEngine, SyncTarget};
 use crate::error::SyncError;
 use crate::local::LocalEngine;
@@ -139,8 +139,12 @@ impl Disk for WatchedDisk {
         Ok(self.watch(path, self.disk.open(path)?))
     }
 
-    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
-        self.disk.read_from_device(path, bytes)
+    fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>> {
+        self.disk.read_direct(path, from, bytes)
+    }
+
+    fn unreadable(&self) -> &Unreadable {
+        self.disk.unreadable()
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

@@ -1,5 +1,5 @@
-//! Stores damaged at random: sectors zeroed, bytes flipped or replaced, files cut, copied
-//! over each other, removed. Whatever is served must be right, whatever is missing must
+//! Stores damaged at random: sectors zeroed or unreadable, bytes flipped or replaced, files cut,
+//! copied over each other, removed. Whatever is served must be right, whatever is missing must
 //! be named, no log id may be given out twice; also after the next start.
 //!
 //! `WALD_FUZZ` sets how many seeds are tried, `WALD_SEED` runs one.
@@ -88,7 +88,7 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                 } else {
                     random.random_range(8192.min(end - 1)..end)
                 };
-                match random.random_range(0..6u32) {
+                match random.random_range(0..7u32) {
                     0 => {
                         let s = at / 512 * 512;
                         let e = (s + 512).min(bytes.len());
@@ -108,6 +108,11 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                         if at < e {
                             bytes[at..e].copy_from_slice(&other[at..e]);
                         }
+                    }
+                    5 => {
+                        let to = at + random.random_range(1..9000usize);
+                        disk.set_unreadable(path, at..to);
+                        continue;
                     }
                     _ => {
                         if random.random_bool(0.3) {

@@ -11,14 +11,14 @@ use crate::ids::Name;
 use crate::record::{CursorCommit, Producer};
 use crate::verify::{Control, Finding, FindingKind, Offline, OfflineReport, Severity};
 
-fn verify(disk: &SimDisk) -> OfflineReport {
+pub(super) fn verify(disk: &SimDisk) -> OfflineReport {
     let offline = Offline::open(Arc::new(disk.clone())).unwrap();
     let control = Control::new(0);
     offline.verify(&control, &mut |_| {}).unwrap()
 }
 
 /// Findings that are more than notes.
-fn faults(report: &OfflineReport) -> Vec<&Finding> {
+pub(super) fn faults(report: &OfflineReport) -> Vec<&Finding> {
     report
         .findings
         .iter()
@@ -27,7 +27,7 @@ fn faults(report: &OfflineReport) -> Vec<&Finding> {
 }
 
 /// Records that are named as lost, by log.
-fn lost(report: &OfflineReport) -> BTreeMap<String, BTreeSet<u64>> {
+pub(super) fn lost(report: &OfflineReport) -> BTreeMap<String, BTreeSet<u64>> {
     let mut lost: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
     for finding in &report.findings {
         if let (Some(log), Some((from, to)), Severity::Loss) =

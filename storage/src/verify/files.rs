@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 
 use super::segment::NextLsns;
 use super::{Finding, FindingKind, Severity, advice};
@@ -208,6 +209,18 @@ pub(crate) fn index_of_run(
         advice::REMADE,
     );
     Some(finding.in_segment(run.id()))
+}
+
+/// The stretches of files that the device could not read so far. Findings of their own name the
+/// records in them.
+pub(crate) fn unreadable(disk: &dyn Disk) -> Vec<Finding> {
+    let of = |(path, bytes): (String, Range<u64>)| {
+        let (from, to) = (bytes.start, bytes.end);
+        let detail = format!("the device cannot read bytes {from} to {to} of {path}");
+        let kind = FindingKind::Missing;
+        Finding::of_file(kind, Severity::Damage, path, detail, advice::DEVICE)
+    };
+    disk.unreadable().all().into_iter().map(of).collect()
 }
 
 /// What is kept in quarantine, with its sizes.

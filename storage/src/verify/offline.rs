@@ -577,6 +577,7 @@ impl<'a> Run<'a> {
         found.rest(self.survey, &mut in_segments);
         in_segments.sort_by_key(|finding| finding.positions);
         let mut findings = self.findings;
+        findings.extend(files::unreadable(&*disk));
         if account.as_ref().is_some_and(Account::is_all_accepted) {
             // Of files that are gone, too, a start says nothing any more.
             let lost = findings.iter_mut();

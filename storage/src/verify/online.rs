@@ -210,12 +210,20 @@ impl Core {
             named.extend(found.iter().filter_map(|f| Some((f.log_id?, f.lsns?))));
             progress.findings.extend(found);
         }
+        let mut findings = files::unreadable(&*self.disk);
         if whole {
-            let findings = self.known_losses(&named);
-            progress
-                .findings
-                .extend(self.note(findings, ChecksumSite::Verify));
+            findings.extend(self.known_losses(&named));
+        } else {
+            let paths: HashSet<String> = runs
+                .iter()
+                .map(|run| run.segment.path())
+                .chain(segments.iter().map(|segment| segment.path()))
+                .collect();
+            findings.retain(|finding| finding.file.as_ref().is_some_and(|p| paths.contains(p)));
         }
+        progress
+            .findings
+            .extend(self.note(findings, ChecksumSite::Verify));
         tell(&mut progress);
         Ok(())
     }

@@ -1,8 +1,11 @@
 //! One simulated file: what the page cache has of it, and what the device has.
 
 use std::io;
+use std::ops::Range;
 
 const SECTOR: usize = 512;
+/// The page cache reads from the device in units of this size, bytes.
+const PAGE: usize = 4096;
 
 #[derive(Clone, Default)]
 pub(super) struct Inode {
@@ -15,6 +18,12 @@ pub(super) struct Inode {
     pub(super) unflushed: Vec<(usize, usize)>,
     /// Its name now, or its last one.
     pub(super) path: String,
+    /// Bytes that the device cannot read.
+    pub(super) unreadable: Vec<Range<usize>>,
+}
+
+fn unreadable() -> io::Error {
+    rustix::io::Errno::IO.into()
 }
 
 /// A set of sectors.
@@ -63,9 +72,67 @@ impl Inode {
         let offset = usize::try_from(offset)
             .map_err(io::Error::other)?
             .min(self.bytes.len());
-        let count = buffer.len().min(self.bytes.len() - offset);
+        let mut count = buffer.len().min(self.bytes.len() - offset);
+        let first_bad = self
+            .pages(offset..offset + count)
+            .map(|page| page.start)
+            .min();
+        if let Some(bad) = first_bad {
+            // A read gives the pages before it.
+            count = match bad.checked_sub(offset) {
+                None | Some(0) => return Err(unreadable()),
+                Some(before) => before,
+            };
+        }
         buffer[..count].copy_from_slice(&self.bytes[offset..offset + count]);
         Ok(count)
+    }
+
+    /// The unreadable pages that a range touches.
+    fn pages(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let whole = |bad: &Range<usize>| bad.start / PAGE * PAGE..bad.end.next_multiple_of(PAGE);
+        let touched = move |bad: &Range<usize>| bad.start < range.end && range.start < bad.end;
+        self.unreadable.iter().map(whole).filter(touched)
+    }
+
+    /// # Errors
+    /// If the device cannot read all of a range.
+    pub(super) fn check_readable(&self, range: Range<usize>) -> io::Result<()> {
+        match self.pages(range).next() {
+            Some(_) => Err(unreadable()),
+            None => Ok(()),
+        }
+    }
+
+    /// Prepares a write: pages that it covers whole become readable.
+    ///
+    /// # Errors
+    /// If it covers a part of a page that cannot be read to fill the rest.
+    pub(super) fn check_writable(&mut self, range: Range<usize>) -> io::Result<()> {
+        if self.unreadable.is_empty() {
+            return Ok(());
+        }
+        let end = self.bytes.len().next_multiple_of(PAGE);
+        let first = range.start.next_multiple_of(PAGE);
+        let last = match range.end >= self.bytes.len() {
+            true => end,
+            false => range.end / PAGE * PAGE,
+        };
+        let parts = [range.start..first, last..range.end];
+        let partial = parts.into_iter().filter(|part| part.start < part.end);
+        if partial
+            .into_iter()
+            .any(|part| self.pages(part).next().is_some())
+        {
+            return Err(unreadable());
+        }
+        let bad = std::mem::take(&mut self.unreadable);
+        for bad in bad {
+            let around = [bad.start..bad.end.min(first), bad.start.max(last)..bad.end];
+            self.unreadable
+                .extend(around.into_iter().filter(|rest| rest.start < rest.end));
+        }
+        Ok(())
     }
 
     /// A file that is on the device whole.

@@ -40,9 +40,20 @@ pub(super) struct State {
     /// Bytes that all files may take together.
     pub(super) capacity: Option<u64>,
     pub(super) hides_capacity: bool,
+    /// Space, if writes copy.
+    pub(super) copies: Option<Copies>,
+    /// No file can be read around the page cache.
+    pub(super) cached_only: bool,
     pub(super) out_of_descriptors: bool,
     pub(super) trace: Option<Trace>,
     pub(super) lies: Vec<Lie>,
+}
+
+/// Blocks of a disk on which writes copy.
+pub(super) struct Copies {
+    pub(super) free: usize,
+    /// Free after the next flush.
+    pub(super) pending: usize,
 }
 
 /// Faults to come, each by the number of the call that it befalls.
@@ -205,6 +216,43 @@ impl State {
         Ok(&bytes[..part])
     }
 
+    /// Takes the blocks of a write, if writes copy. Returns as much of it as there are blocks for.
+    pub(super) fn take_blocks<'a>(
+        &mut self,
+        inode: u64,
+        offset: usize,
+        bytes: &'a [u8],
+    ) -> io::Result<&'a [u8]> {
+        let allocated = self.inode(inode).bytes.len().div_ceil(BLOCK);
+        let Some(copies) = self.copies.as_mut().filter(|_| !bytes.is_empty()) else {
+            return Ok(bytes);
+        };
+        let first = offset / BLOCK;
+        let last = (offset + bytes.len())
+            .div_ceil(BLOCK)
+            .min(first + copies.free);
+        if last == first {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        copies.free -= last - first;
+        copies.pending += last.min(allocated).saturating_sub(first);
+        Ok(&bytes[..bytes.len().min(last * BLOCK - offset)])
+    }
+
+    /// Blocks of a file are used no more.
+    pub(super) fn give_blocks(&mut self, blocks: usize) {
+        if let Some(copies) = &mut self.copies {
+            copies.pending += blocks;
+        }
+    }
+
+    /// After a flush.
+    pub(super) fn free_old_blocks(&mut self) {
+        if let Some(copies) = &mut self.copies {
+            copies.free += std::mem::take(&mut copies.pending);
+        }
+    }
+
     /// What stood in a file before a write that is to be lost is on the device: the system
     /// writes back when it likes.
     pub(super) fn write_back_before_lie(&mut self, inode: u64) {
@@ -257,6 +305,17 @@ impl State {
     }
 
     pub(super) fn change_name(&mut self, change: NameChange, stops: bool) -> io::Result<()> {
+        let gone = match &change {
+            NameChange {
+                set: Some((path, _)),
+                ..
+            } => self.names.get(path),
+            NameChange { removed, .. } => removed.as_ref().and_then(|path| self.names.get(path)),
+        };
+        if let Some(gone) = gone.copied() {
+            let blocks = self.inode(gone).bytes.len().div_ceil(BLOCK);
+            self.give_blocks(blocks);
+        }
         change.apply(&mut self.names);
         if let Some((path, inode)) = &change.set {
             self.inode(*inode).path.clone_from(path);
@@ -300,6 +359,7 @@ impl State {
         }
         self.names.clone_from(&names);
         self.durable_names = names;
+        self.free_old_blocks();
         self.crashed = false;
         self.crash_at = None;
         self.crash_when = None;

@@ -36,6 +36,9 @@ impl Committer {
             self.spared(whole)?;
         }
         if !self.fits(frames, directory) {
+            if purpose == Use::Growth {
+                self.indexer.has_room(self.segment.life.size)?;
+            }
             let taken = self.pool.take(purpose);
             let ready = self.spared(taken)?;
             self.roll(ready, purpose)?;
@@ -76,6 +79,9 @@ impl Committer {
         if self.on_reserve && purpose == Use::Growth {
             let whole = self.pool.restore_reserve();
             self.spared(whole)?;
+        }
+        if purpose == Use::Growth {
+            self.indexer.has_room(self.segment.life.size)?;
         }
         let taken = self.pool.take(purpose);
         let ready = self.spared(taken)?;

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::{Committer, Pending};
-use crate::disk::Shortage;
+use crate::disk::{Shortage, is_out_of_space};
 use crate::error::AppendError;
 use crate::ids::Position;
 use crate::journal::{Answer, Outcome};
@@ -83,8 +83,7 @@ impl Committer {
         self.without_space = true;
         self.buffer.clear();
         if written > 0 {
-            let zeros = vec![0; written];
-            match self.file.write_all_at(&zeros, self.offset) {
+            match self.zero(written) {
                 Ok(()) => self.journal.flush_again(),
                 Err(error) => {
                     let action = format!("taking a group back in {}", self.segment.path());
@@ -94,6 +93,20 @@ impl Committer {
         }
         if self.journal.failure().is_none() {
             self.roll_back();
+        }
+    }
+
+    /// Zeroes as many bytes of the group. Where writes copy, that takes space: the pool gives up
+    /// segments for it, and until its reserve is whole again records are refused.
+    fn zero(&mut self, written: usize) -> io::Result<()> {
+        let zeros = vec![0; written];
+        loop {
+            match self.file.write_all_at(&zeros, self.offset) {
+                Err(error) if is_out_of_space(&error) && self.pool.give_up()? => {
+                    self.on_reserve = true;
+                }
+                zeroed => return zeroed,
+            }
         }
     }
 

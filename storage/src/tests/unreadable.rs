@@ -1,0 +1,278 @@
+//! Sectors that the device cannot read (EIO): every path passes them, serves all other records, and
+//! names the stretch and the records in it exactly.
+//!
+//! `WALD_DAMAGE=all` tries every page of every file; otherwise every page of segments, and some of
+//! the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::backups::Shelf;
+use super::damage::{Known, Sample, all, read_around};
+use super::verifying::{lost, online, verify};
+use super::*;
+use crate::directory::FORMAT;
+use crate::disk::Disk;
+use crate::journal::frame::Kind;
+use crate::repair::{accept_loss, examine};
+
+const PAGE: usize = 4096;
+const FIRST_FRAME: usize = 8192;
+
+/// Records of the sample are larger than a page: no page holds a frame and the directory that
+/// describes it.
+const RECORD_BYTES: usize = 5000;
+
+/// Makes a sector of a page unreadable.
+fn lose_sector(disk: &SimDisk, path: &str, page: usize) {
+    disk.set_unreadable(path, page + 512..page + 1024);
+}
+
+/// Whether the device has to be asked for a page to know a frame.
+fn hits(page: usize, known: &Known) -> bool {
+    known.from < page + PAGE && page < known.covered
+}
+
+/// The pages of a segment of the sample that hold frames or life blocks, without the page of the
+/// link and the marker that repeats it. Of the last segment only pages whose loss a later frame
+/// proves.
+fn pages(sample: &Sample, segment: usize) -> impl Iterator<Item = usize> {
+    let proofs = sample.frames.iter().filter(|f| f.segment == segment);
+    let last = proofs
+        .filter(|f| f.kind == Kind::Marker)
+        .map(|f| f.from)
+        .max();
+    let end = match segment + 1 == sample.paths.len() {
+        true => last.unwrap() / PAGE * PAGE,
+        false => sample.end_of(segment),
+    };
+    (0..end).step_by(PAGE).filter(|page| *page != FIRST_FRAME)
+}
+
+#[test]
+fn an_unreadable_page_costs_a_start_exactly_its_records() {
+    let sample = Sample::with(RECORD_BYTES);
+    let mut tried = 0;
+    for segment in 0..sample.paths.len() {
+        for page in pages(&sample, segment) {
+            let disk = sample.disk.copy();
+            lose_sector(&disk, &sample.paths[segment], page);
+            let hit = |known: &Known| known.segment == segment && hits(page, known);
+            let what = format!("segment {segment}, page {page}");
+            sample.check(disk, &sample.lsns(hit), &what);
+            tried += 1;
+        }
+    }
+    assert!(tried > 20, "{tried} pages");
+}
+
+#[test]
+fn a_running_engine_passes_an_unreadable_page_and_names_it() {
+    let sample = Sample::with(RECORD_BYTES);
+    for page in pages(&sample, 0).filter(|page| *page > FIRST_FRAME) {
+        let path = &sample.paths[0];
+        let fixture = Fixture::on(sample.disk.copy());
+        lose_sector(&fixture.disk, path, page);
+        let hit = |known: &Known| known.segment == 0 && hits(page, known);
+        let missing = sample.lsns(hit);
+        sample.check_scan_of_all_before_appends(&fixture, &missing);
+        for log in ["a", "b", "c/1", "d"] {
+            let (_, named) = read_around(&fixture, log);
+            assert_eq!(
+                named,
+                missing.get(log).cloned().unwrap_or_default(),
+                "page {page}, {log}"
+            );
+        }
+        let known = fixture.disk.unreadable().of(path);
+        let whole = page as u64..(page + PAGE) as u64;
+        assert_eq!(known, std::slice::from_ref(&whole));
+        let findings = online(&fixture);
+        let stretch = format!("cannot read bytes {page} to {}", page + PAGE);
+        let names_it = findings
+            .iter()
+            .any(|finding| finding.detail.contains(&stretch));
+        assert!(names_it, "page {page}: {findings:#?}");
+        let fixture = fixture.restart_cleanly();
+        assert_eq!(
+            !fixture.report.damage.is_empty(),
+            !missing.is_empty(),
+            "page {page}"
+        );
+    }
+}
+
+#[test]
+fn online_verification_passes_an_unreadable_page_and_names_its_records() {
+    let sample = Sample::with(RECORD_BYTES);
+    for page in pages(&sample, 1).filter(|page| *page > FIRST_FRAME) {
+        let fixture = Fixture::on(sample.disk.copy());
+        lose_sector(&fixture.disk, &sample.paths[1], page);
+        let hit = |known: &Known| known.segment == 1 && hits(page, known);
+        let mut named: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+        for finding in online(&fixture) {
+            if let (Some(log), Some((from, to))) = (finding.log, finding.lsns) {
+                let lsns = named.entry(log.as_str().to_owned()).or_default();
+                lsns.extend(from.get()..to.get());
+            }
+        }
+        assert_eq!(named, by_name(sample.lsns(hit)), "page {page}");
+    }
+}
+
+fn by_name(lsns: BTreeMap<&str, BTreeSet<u64>>) -> BTreeMap<String, BTreeSet<u64>> {
+    let own = |(log, lsns): (&str, _)| (log.to_owned(), lsns);
+    lsns.into_iter().map(own).collect()
+}
+
+#[test]
+fn offline_verification_names_an_unreadable_page_and_its_records() {
+    let sample = Sample::with(RECORD_BYTES);
+    for segment in 0..sample.paths.len() {
+        for page in pages(&sample, segment) {
+            let disk = sample.disk.copy();
+            lose_sector(&disk, &sample.paths[segment], page);
+            let report = verify(&disk);
+            let hit = |known: &Known| known.segment == segment && hits(page, known);
+            let expected = by_name(sample.lsns(hit));
+            assert_eq!(lost(&report), expected, "segment {segment}, page {page}");
+            let stretch = format!("cannot read bytes {page} to {}", page + PAGE);
+            let named: Vec<_> = report
+                .findings
+                .iter()
+                .filter(|finding| finding.detail.contains(&stretch))
+                .collect();
+            assert_eq!(named.len(), 1, "{:#?}", report.findings);
+            assert_eq!(named[0].file.as_ref(), Some(&sample.paths[segment]));
+        }
+    }
+}
+
+#[test]
+fn repair_backup_and_restore_pass_an_unreadable_page() {
+    let sample = Sample::with(RECORD_BYTES);
+    let known = sample
+        .frames
+        .iter()
+        .find(|f| f.segment == 0 && f.log == Some("b"))
+        .unwrap();
+    let page = known.header_end.next_multiple_of(PAGE);
+    let missing = sample.lsns(|other| other.segment == 0 && hits(page, other));
+    let disk = sample.disk.copy();
+    lose_sector(&disk, &sample.paths[0], page);
+
+    let fixture = Fixture::on(disk.copy());
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    assert!(
+        !manifest.damage.is_empty(),
+        "the backup says that it holds damage"
+    );
+    drop(fixture);
+
+    let store: Arc<dyn Disk> = Arc::new(disk.clone());
+    let clock = TestClock::new();
+    accept_loss(&store, &small_config(), clock, "by a test").unwrap();
+    let left = examine(&store, &small_config()).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    sample.check(disk, &missing, "after a repair");
+}
+
+#[test]
+fn an_unreadable_index_or_checkpoint_costs_no_record() {
+    let sample = Sample::with(RECORD_BYTES);
+    let disk = sample.disk.copy();
+    Fixture::on(disk.clone()).core.close().unwrap();
+    let mut tried = 0;
+    for directory in ["index", "checkpoint"] {
+        for name in disk.list(directory).unwrap() {
+            let path = format!("{directory}/{name}");
+            let bytes = disk.contents(&path).unwrap().len();
+            for page in (0..bytes)
+                .step_by(PAGE)
+                .filter(|page| all() || page % 3 == 0)
+            {
+                let disk = disk.copy();
+                disk.set_unreadable(&path, page..page + 1);
+                let fixture = Fixture::on(disk);
+                for log in ["a", "b", "c/1", "d"] {
+                    let (_, named) = read_around(&fixture, log);
+                    assert!(named.is_empty(), "{path}: {log} {named:?}");
+                }
+                assert!(fixture.report.damage.is_empty());
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried >= 3, "{tried} pages");
+}
+
+#[test]
+fn an_unreadable_format_refuses_and_a_repair_writes_it_again() {
+    let sample = Sample::new();
+    let disk = sample.disk.copy();
+    disk.set_unreadable(FORMAT, 0..1);
+    let refused = open(&disk, &small_config(), &TestClock::new());
+    let Err(OpenError::NotAStore { what }) = refused.map(drop) else {
+        panic!("a store without its id opens");
+    };
+    assert!(what.contains("repair"), "{what}");
+    let store: Arc<dyn Disk> = Arc::new(disk.clone());
+    accept_loss(&store, &small_config(), TestClock::new(), "by a test").unwrap();
+    sample.check(disk, &BTreeMap::new(), "after a repair");
+}
+
+#[test]
+fn a_file_with_an_unreadable_page_gets_no_new_life() {
+    let fixture = Fixture::new();
+    let fixture = (0..2).fold(fixture, |fixture, _| fixture.restart());
+    let disk = fixture.disk.clone();
+    let unused = disk.list("journal").unwrap().into_iter().max().unwrap();
+    let path = format!("journal/{unused}");
+    drop(fixture);
+    // A page in the middle of a file without frames.
+    disk.set_unreadable(&path, 40_000..40_001);
+    let mut fixture = Fixture::on(disk.clone());
+    for round in 0..40_u8 {
+        fixture.append("a", &[round; 3000]).unwrap();
+        fixture.core.pool().fill().unwrap();
+    }
+    fixture = fixture.restart();
+    assert_eq!(fixture.contents("a").len(), 40);
+}
+
+#[test]
+fn an_unreadable_link_names_all_that_may_be_lost_and_a_repair_ends_the_doubt() {
+    let sample = Sample::with(RECORD_BYTES);
+    for path in &sample.paths {
+        let disk = sample.disk.copy();
+        lose_sector(&disk, path, FIRST_FRAME);
+        let fixture = Fixture::on(disk.copy());
+        for log in ["a", "b", "c/1"] {
+            let mut next = 0;
+            loop {
+                match fixture.read(log, next) {
+                    Ok(page) if page.batches.is_empty() => break,
+                    Ok(page) => {
+                        let found = page.batches.iter().flat_map(payloads);
+                        for data in found {
+                            assert!(
+                                data.len() >= RECORD_BYTES && data.iter().all(|b| *b == data[0])
+                            );
+                        }
+                        next = page.next_lsn.get();
+                    }
+                    Err(ReadError::Quarantined { to: Some(to), .. }) => next = to.get(),
+                    Err(ReadError::Quarantined { to: None, .. }) => break,
+                    Err(error) => panic!("{path}: {error}"),
+                }
+            }
+        }
+        drop(fixture);
+        let store: Arc<dyn Disk> = Arc::new(disk.clone());
+        accept_loss(&store, &small_config(), TestClock::new(), "by a test").unwrap();
+        let fixture = Fixture::on(disk);
+        for log in ["a", "b", "c/1", "new"] {
+            fixture.append(log, b"goes on").unwrap();
+        }
+    }
+}
