@@ -201,7 +201,7 @@ def copies(data, ballast):
             failed += daemon.process.poll() is not None
             print(f"     {filled} records until it is full")
             daemon.kill()
-        if number % 2 and ballast:
+        if number % 2 and len(ballast) > 1:
             ballast.pop().unlink()
     for path in ballast:
         path.unlink()
@@ -326,10 +326,10 @@ with scratch() as directory, mounted(Path(directory)) as mount:
 if shutil.which("mkfs.btrfs") is None:
     print("skipped, because there is no mkfs.btrfs: a disk that copies; the disk in memory stands in for it in the tests")
 else:
-    with scratch() as directory, mounted(Path(directory), 128, ("mkfs.btrfs", "-q", "--mixed")) as mount:
-        ballast = [mount / f"ballast-{number}" for number in range(ROUNDS)]
-        for path in ballast:
-            # Fallocated space would not be taken from what is copied.
-            path.write_bytes(os.urandom(BALLAST))
+    with scratch() as directory, mounted(Path(directory), 256, ("mkfs.btrfs", "-q", "--mixed")) as mount:
+        ballast = [mount / f"ballast-{number}" for number in range(ROUNDS + 1)]
+        for number, path in enumerate(ballast):
+            # Fallocated space would not be taken by copies. The first file goes last: more than sorting keeps free.
+            path.write_bytes(os.urandom(BALLAST if number else 80 * MIB))
         copies(mount / "data", ballast)
 finish()
