@@ -12,7 +12,7 @@ usage()
 FOREST = TARGET / "release" / "examples" / "forest"
 MIB = 1 << 20
 MOST_MIB = 512
-BOUND = sized(1_000_000, 200_000)
+BOUND = sized(1_000_000, 100_000)
 ATTEMPTS = BOUND + BOUND // 5
 
 
@@ -34,7 +34,7 @@ def come_and_go(directory):
     """Logs that are deleted until no more are taken, in a store that has nothing else to sort."""
     with Daemon(directory, "--max-logs", 1) as daemon:
         code, made = 0, 0
-        while code == 0 and made < 2000:
+        while code == 0 and made < sized(2000, 1100):
             code, _, said = daemon.ready().call("wald.v1.LogService/CreateLog", {"log": "comes"})
             if code == 0:
                 code, _, said = daemon.call("wald.v1.LogService/DeleteLog", {"log": "comes"})
