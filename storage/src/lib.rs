@@ -78,7 +78,7 @@ pub use ids::{
 };
 pub use journal::MIN_SEGMENT_BYTES;
 pub use local::LocalEngine;
-pub use metrics::{ChecksumSite, NoObserver, Observer, Phase, RetentionPass};
+pub use metrics::{ChecksumSite, NoObserver, Observer, Phase, RetentionPass, Worker};
 pub use record::{
     Batch, Compression, Cursor, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
     LogConfig, LogConfigChange, LogInfo, LogRecords, Producer, Record, Retention, RetentionBounds,

@@ -29,6 +29,60 @@ pub enum ChecksumSite {
     Scrub,
 }
 
+/// A kind of engine thread, or a task that runs on one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Worker {
+    /// Writes and flushes the journal.
+    Commit,
+    /// Writes indexes and checkpoints.
+    Index,
+    /// Makes segments ready.
+    Pool,
+    /// Checks that the data directory is still there.
+    Guard,
+    /// Expires records.
+    Retention,
+    /// Reads sealed segments again to find damage.
+    Scrub,
+    /// Sorts segments into runs.
+    Sort,
+    /// Reads records and takes backups.
+    Reader,
+    /// Verifies the store for a caller.
+    Verify,
+}
+
+impl Worker {
+    /// Every kind, in the order of the enum.
+    pub const ALL: [Self; 9] = [
+        Self::Commit,
+        Self::Index,
+        Self::Pool,
+        Self::Guard,
+        Self::Retention,
+        Self::Scrub,
+        Self::Sort,
+        Self::Reader,
+        Self::Verify,
+    ];
+
+    /// Name in logs and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Commit => "commit",
+            Self::Index => "index",
+            Self::Pool => "pool",
+            Self::Guard => "guard",
+            Self::Retention => "retention",
+            Self::Scrub => "scrub",
+            Self::Sort => "sort",
+            Self::Reader => "reader",
+            Self::Verify => "verify",
+        }
+    }
+}
+
 /// What one look over all logs for what is to be forgotten came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RetentionPass {
@@ -60,6 +114,8 @@ pub trait Observer: Send + Sync + 'static {
     fn read(&self, _records: u64, _bytes: u64) {}
     /// A checksum did not match.
     fn checksum_failure(&self, _site: ChecksumSite) {}
+    /// A thread panicked, or a task on it.
+    fn panicked(&self, _worker: Worker) {}
 }
 
 /// Observes nothing.

@@ -20,6 +20,7 @@ mod histories;
 mod indexes;
 #[cfg(feature = "shuttle")]
 mod interleavings;
+mod panics;
 mod power_cut;
 mod random_damage;
 mod repair;

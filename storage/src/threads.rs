@@ -1,9 +1,31 @@
 //! The only place where the engine starts threads.
+//!
+//! ```text
+//! thread              number            a panic
+//! wald-commit-N       2                 fails the journal
+//! wald-index          1                 fails the journal
+//! wald-pool           1                 fails the journal
+//! wald-guard          1                 fails the journal
+//! wald-retention      1                 fails the journal
+//! wald-scrub          1, if enabled     fails the journal
+//! wald-sort           1, if enabled     fails the journal
+//! wald-reader-N       reader_threads    fails the one request; the thread goes on
+//! wald-verify         1 per call        ends the one verification with an error
+//! wald-start          1 during a start  ends the start
+//! ```
+//!
+//! A thread of the first seven rows lives as long as the engine, and nobody waits for its answers.
+//! Without a failed journal its end would go unnoticed: the pool would run dry, or records would
+//! never expire. A panic of any thread is logged and counted ([`Observer::panicked`]).
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use crate::journal::Journal;
+use crate::metrics::{Observer, Worker};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, JoinHandle, Mutex, ThreadBuilder};
 use crate::ticket::{Awaited, Promise};
@@ -38,6 +60,51 @@ pub(crate) fn start_behind(
         let _ = rustix::process::nice(BEHIND);
         body();
     })
+}
+
+/// Starts a thread that lives as long as the engine. If `body` panics, the journal fails.
+///
+/// # Errors
+/// If the system has no room for another thread.
+pub(crate) fn start_vital(
+    journal: &Arc<Journal>,
+    worker: Worker,
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let journal = Arc::clone(journal);
+    let watched = move || {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+            panicked(&journal, worker, &*panic);
+        }
+    };
+    match worker {
+        Worker::Scrub | Worker::Sort => start_behind(name, watched),
+        _ => start(name, watched),
+    }
+}
+
+/// Fails the journal because a thread panicked.
+pub(crate) fn panicked(journal: &Journal, worker: Worker, panic: &(dyn Any + Send)) {
+    let error = note_panic(&*journal.observer, worker, panic);
+    journal.fail(format!("engine thread \"{}\"", worker.name()), &error);
+}
+
+/// Logs and counts a panic. Returns it as an error with the panic's text.
+pub(crate) fn note_panic(
+    observer: &dyn Observer,
+    worker: Worker,
+    panic: &(dyn Any + Send),
+) -> io::Error {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text");
+    observer.panicked(worker);
+    let thread = worker.name();
+    tracing::error!(thread, panic = text, "an engine thread panicked; this is a bug");
+    io::Error::other(format!("the thread panicked: {text}"))
 }
 
 /// Does two things at a time, the second one on a thread of its own; one after the other if the
@@ -86,24 +153,28 @@ struct Queue {
 
 impl Workers {
     /// Starts `count` threads that work until [`Workers::stop`].
-    pub(crate) fn start(self: &Arc<Self>, count: usize) -> io::Result<Vec<JoinHandle<()>>> {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        count: usize,
+        observer: &Arc<dyn Observer>,
+    ) -> io::Result<Vec<JoinHandle<()>>> {
         self.started.store(true, Ordering::SeqCst);
         (0..count)
             .map(|index| {
-                let workers = Arc::clone(self);
-                start(&format!("reader-{index}"), move || workers.work())
+                let (workers, observer) = (Arc::clone(self), Arc::clone(observer));
+                start(&format!("reader-{index}"), move || workers.work(&*observer))
             })
             .collect()
     }
 
-    fn work(&self) {
+    fn work(&self, observer: &dyn Observer) {
         let mut queue = self.queue.lock();
         loop {
             if let Some(task) = queue.tasks.pop_front() {
                 drop(queue);
-                // A task that panics drops its promise, which tells whoever waits.
-                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(task)).is_err() {
-                    tracing::error!("a read panicked; this is a bug");
+                // A task that panics drops its promise, which ends the caller's wait.
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(task)) {
+                    note_panic(observer, Worker::Reader, &*panic);
                 }
                 queue = self.queue.lock();
             } else if queue.stopped {

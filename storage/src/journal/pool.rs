@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -145,6 +146,8 @@ struct Unready {
     /// The segment, if only the flush of its name is missing, for want of a descriptor.
     unflushed: Option<ReadySegment>,
 }
+
+type Made = Result<ReadySegment, Unready>;
 
 impl From<io::Error> for Unready {
     fn from(error: io::Error) -> Self {
@@ -418,27 +421,38 @@ impl Pool {
     fn prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
         state.preparing = true;
         let failed_before = state.failed.take().is_some();
+        // A panic must not leave `preparing` set: a driver would wait for ever.
+        let unlocked = |state: &mut MutexGuard<'_, State>, work: &mut dyn FnMut() -> Made| {
+            let work = AssertUnwindSafe(work);
+            let made = MutexGuard::unlocked(state, || catch_unwind(work));
+            state.preparing = false;
+            self.changed.notify_all();
+            made.unwrap_or_else(|panic| resume_unwind(panic))
+        };
         let (free, result) = match state.unflushed.take() {
             // Its id comes before those of all segments that are made after it.
-            Some(ready) => (None, MutexGuard::unlocked(state, || self.flush_name(ready))),
+            Some(ready) => {
+                let mut ready = Some(ready);
+                let mut flush = || self.flush_name(ready.take().expect("it is flushed once"));
+                (None, unlocked(state, &mut flush))
+            }
             None => {
                 let id = state.next_id;
                 state.next_id = id.next();
                 let mut free = state.free.pop();
                 let size = self.segment_bytes;
                 let grows = purpose == Use::Growth && state.ready.len() >= self.reserve;
-                let made = MutexGuard::unlocked(state, || {
+                let mut make = || {
                     // A file that waits is free space, too: it may be the space for sorting.
                     if grows && self.lacks(0) {
                         self.discard(&mut free)?;
                     }
                     self.make(id, &mut free, size, purpose)
-                });
+                };
+                let made = unlocked(state, &mut make);
                 (free, made)
             }
         };
-        state.preparing = false;
-        self.changed.notify_all();
         match result {
             Ok(ready) => {
                 if failed_before {

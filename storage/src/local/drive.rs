@@ -23,8 +23,10 @@ use std::time::{Duration, Instant};
 use super::Core;
 use crate::ids::Position;
 use crate::journal::committer::{Operation, Submission};
+use crate::metrics::Worker;
 use crate::record::Durability;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::threads;
 
 /// So much is worth writing while a flush still runs.
 const GATHER_BYTES: u64 = 256 << 10;
@@ -310,15 +312,14 @@ impl Intake {
 /// left waiting for an answer that does not come.
 pub(crate) fn drive(core: &Arc<Core>) {
     let run = std::panic::AssertUnwindSafe(|| run(core));
-    if std::panic::catch_unwind(run).is_err() {
-        panicked(core);
+    if let Err(panic) = std::panic::catch_unwind(run) {
+        panicked(core, &*panic);
     }
 }
 
-/// Whoever was to answer has panicked.
-fn panicked(core: &Core) {
-    core.journal
-        .fail("committing", &std::io::Error::other("its thread panicked"));
+/// Fails the journal after a panic while it was written, and answers everyone who waits.
+fn panicked(core: &Core, panic: &(dyn std::any::Any + Send)) {
+    threads::panicked(&core.journal, Worker::Commit, panic);
     // Answers what was under way: the journal has failed. What panics again is dropped,
     // which answers too.
     let answer = || core.committer.lock().commit(core.intake.take());
@@ -369,7 +370,7 @@ impl Core {
         let write = std::panic::AssertUnwindSafe(|| self.write(submissions));
         match std::panic::catch_unwind(write) {
             Ok(written) => self.intake.wrote_gathered(written, self, began),
-            Err(_) => panicked(self),
+            Err(panic) => panicked(self, &*panic),
         }
     }
 
@@ -408,7 +409,6 @@ mod tests {
     use crate::ids::LogName;
     use crate::metrics::NoObserver;
     use crate::record::{Batch, LogRecords, Record};
-    use crate::threads;
     use crate::ticket::Ticket;
 
     fn core() -> Arc<Core> {

@@ -20,7 +20,7 @@ use crate::error::{
 };
 use crate::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
 use crate::journal::committer::Operation;
-use crate::metrics::Observer;
+use crate::metrics::{Observer, Worker};
 use crate::read;
 use crate::record::{
     Batch, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, LogInfo, Visibility,
@@ -97,45 +97,39 @@ impl LocalEngine {
     }
 
     fn start(&self) -> io::Result<()> {
-        let mut handles = self.threads.lock();
-        handles.extend(self.workers.start(self.core.config.reader_threads)?);
-        for index in 0..drive::DRIVERS {
+        let journal = &self.core.journal;
+        let vital = |worker: Worker, name: &str, body: fn(&Arc<Core>)| {
             let core = Arc::clone(&self.core);
-            handles.push(threads::start(&format!("commit-{index}"), move || {
-                drive::drive(&core)
-            })?);
+            threads::start_vital(journal, worker, name, move || body(&core))
+        };
+        let mut handles = self.threads.lock();
+        let readers = self.core.config.reader_threads;
+        handles.extend(self.workers.start(readers, &journal.observer)?);
+        for index in 0..drive::DRIVERS {
+            let name = format!("commit-{index}");
+            handles.push(vital(Worker::Commit, &name, drive::drive)?);
         }
-        let core = Arc::clone(&self.core);
-        handles.push(threads::start("index", move || {
-            let run = std::panic::AssertUnwindSafe(|| core.indexer.run(&core));
-            if std::panic::catch_unwind(run).is_err() {
-                let error = io::Error::other("its thread panicked");
-                core.journal.fail("indexing segments", &error);
-            }
-        })?);
-        let core = Arc::clone(&self.core);
-        handles.push(threads::start("pool", move || {
+        handles.push(vital(Worker::Index, "index", |core| core.indexer.run(core))?);
+        handles.push(vital(Worker::Pool, "pool", |core| {
             if let Err(error) = core.pool.keep_filled() {
                 core.journal.fail("making a segment ready", &error);
             }
         })?);
         if self.core.config.scrub_bytes_per_second > 0 {
-            let core = Arc::clone(&self.core);
-            handles.push(threads::start_behind("scrub", move || core.scrub())?);
+            handles.push(vital(Worker::Scrub, "scrub", |core| core.scrub())?);
         }
         let (core, control) = (Arc::clone(&self.core), Arc::clone(&self.guarding));
-        handles.push(threads::start("guard", move || core.guard(&control))?);
-        let core = Arc::clone(&self.core);
-        *self.retention.lock() = Some(threads::start("retention", move || core.retain())?);
+        let guard = move || core.guard(&control);
+        handles.push(threads::start_vital(
+            journal,
+            Worker::Guard,
+            "guard",
+            guard,
+        )?);
+        let retention = vital(Worker::Retention, "retention", |core| core.retain())?;
+        *self.retention.lock() = Some(retention);
         if self.core.config.sorter_enabled {
-            let core = Arc::clone(&self.core);
-            handles.push(threads::start_behind("sort", move || {
-                let run = std::panic::AssertUnwindSafe(|| core.sort());
-                if std::panic::catch_unwind(run).is_err() {
-                    let error = io::Error::other("its thread panicked");
-                    core.journal.fail("sorting", &error);
-                }
-            })?);
+            handles.push(vital(Worker::Sort, "sort", |core| core.sort())?);
         }
         Ok(())
     }
@@ -147,9 +141,9 @@ impl Drop for LocalEngine {
     fn drop(&mut self) {
         self.core.journal.stopping.drain();
         self.core.retainer.control.stop();
-        let retention = self.retention.lock().take();
-        if retention.is_some_and(|handle| handle.join().is_err()) {
-            tracing::error!("retention had panicked");
+        // Panics are caught on the threads, and reported there.
+        if let Some(retention) = self.retention.lock().take() {
+            let _ = retention.join();
         }
         self.guarding.stop();
         self.core.pool.stop();
@@ -160,14 +154,10 @@ impl Drop for LocalEngine {
         self.workers.stop();
         for (control, _, handle) in self.verifying.lock().drain(..) {
             control.stop();
-            if handle.join().is_err() {
-                tracing::error!("a verification had panicked");
-            }
+            let _ = handle.join();
         }
         for handle in self.threads.lock().drain(..) {
-            if handle.join().is_err() {
-                tracing::error!("an engine thread had panicked");
-            }
+            let _ = handle.join();
         }
     }
 }
@@ -407,7 +397,11 @@ impl LogEngine for LocalEngine {
             mailbox.end(match std::panic::catch_unwind(check) {
                 Ok(Ok(()) | Err(Stop::Stopped)) => Ok(()),
                 Ok(Err(Stop::Io(error))) => Err(error),
-                Err(_) => Err(io::Error::other("the verification panicked; this is a bug")),
+                Err(panic) => Err(threads::note_panic(
+                    &*core.journal.observer,
+                    Worker::Verify,
+                    &*panic,
+                )),
             });
         };
         let handle = threads::start("verify", run).map_err(VerifyError::Io)?;

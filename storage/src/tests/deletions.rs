@@ -104,3 +104,38 @@ fn a_segment_that_is_left_on_the_way_knows_of_all_that_it_holds() {
         assert!(fixture.contents(&name(kept)).len() == 1);
     }
 }
+
+#[test]
+fn deleting_a_log_whose_creation_was_taken_back_finds_no_log() {
+    // The group that creates "new" ends with the 256th deletion, and finds no space.
+    let config = StorageConfig {
+        segment_bytes: 1 << 20,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    for number in 0..256 {
+        fixture.append(&name(number), b"x").unwrap();
+    }
+    let new = LogName::new("new").unwrap();
+    let created = fixture.core.create_in_turn(new, LogConfig::default());
+    let deletions: Vec<Deletion> = (0..256).map(|at| delete(&fixture, &name(at))).collect();
+    let deleted = delete(&fixture, "new");
+    fixture.disk.fail_write(1, std::io::ErrorKind::StorageFull, 0);
+    fixture.core.turn();
+    assert!(block_on(created).is_err());
+    for deletion in deletions {
+        assert!(block_on(deletion).is_err());
+    }
+    let not_found = block_on(deleted);
+    assert!(
+        matches!(not_found, Err(AdminError::LogNotFound { .. })),
+        "{not_found:?}"
+    );
+    let mut fixture = fixture;
+    for _ in 0..2 {
+        fixture = fixture.restart();
+        assert_eq!(fixture.report.logs, 256);
+        assert!(fixture.report.findings.is_empty(), "{:?}", fixture.report);
+        assert!(fixture.report.damage.is_empty(), "{:?}", fixture.report);
+    }
+}

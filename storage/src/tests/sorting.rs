@@ -833,3 +833,37 @@ fn images_of_deleted_logs_go_however_many_they_are() {
     let left = images(&fixture);
     assert!(left < before / 4, "{left} of {before}");
 }
+
+#[test]
+fn verification_goes_on_whenever_the_sorter_takes_its_files() {
+    for nth in 0.. {
+        let fixture = Fixture::with(SimDisk::new(), config());
+        fixture.fill_logs(1, 3);
+        fixture.sort();
+        fixture.fill_logs(2, 3);
+        // The sorter rewrites the run too, and removes its file.
+        fixture.trim_to("a", 200);
+        fixture.trim_to("b/1", 100);
+        let before = fixture.runs();
+        assert!(before > 0);
+        let mut told = 0;
+        let mut sorted = false;
+        let mut found = Vec::new();
+        let control = crate::verify::Control::new(0);
+        let verified = fixture.core.verify(None, &control, &mut |progress| {
+            if told == nth {
+                fixture.sort();
+                sorted = true;
+            }
+            told += 1;
+            found.append(&mut progress.findings);
+        });
+        assert!(verified.is_ok(), "sorted at step {nth}: {verified:?}");
+        found.retain(|finding| finding.severity > crate::verify::Severity::Note);
+        assert!(found.is_empty(), "sorted at step {nth}: {found:?}");
+        if !sorted {
+            assert!(nth > 8, "a verification of several files has several steps");
+            return;
+        }
+    }
+}

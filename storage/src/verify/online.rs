@@ -288,6 +288,17 @@ impl Core {
         site: ChecksumSite,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<Vec<Finding>, Stop> {
+        let checked = self.check_segment_file(segment, lsns, site, spend);
+        after_retirement(segment, lsns, checked)
+    }
+
+    fn check_segment_file(
+        &self,
+        segment: &Arc<Segment>,
+        lsns: &mut NextLsns,
+        site: ChecksumSite,
+        spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
+    ) -> Result<Vec<Finding>, Stop> {
         let Some(end) = self.settled_end(segment) else {
             return Ok(Vec::new());
         };
@@ -306,15 +317,13 @@ impl Core {
             false => None,
         };
         if segment.is_retired() {
-            lsns.expect_gaps();
             return Ok(Vec::new());
         }
         let mut findings = self.note(findings, site);
         let writer = segment.writer();
         let mut reader = match Reader::open(&*self.disk, &path) {
             Ok(reader) => reader,
-            Err(_) if segment.is_retired() => return Ok(Vec::new()),
-            Err(error) if self.is_gone(segment, &error) => {
+            Err(error) if !segment.is_retired() && self.is_gone(segment, &error) => {
                 lsns.expect_gaps();
                 let gone = Fault {
                     kind: FindingKind::Missing,
@@ -348,8 +357,7 @@ impl Core {
         };
         let checked = segment::check(&target, index.as_ref(), lsns, &mut read)?;
         if segment.is_retired() {
-            // It was sorted meanwhile, and its file may have another life.
-            lsns.expect_gaps();
+            // Its file may have another life.
             return Ok(Vec::new());
         }
         for fault in &checked.faults {
@@ -366,11 +374,8 @@ impl Core {
         site: ChecksumSite,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<Vec<Finding>, Stop> {
-        match self.check_run_file(run, lsns, site, spend) {
-            // A run that was made of it took its place meanwhile.
-            Err(Stop::Io(_)) if run.segment.is_retired() => Ok(Vec::new()),
-            checked => checked,
-        }
+        let checked = self.check_run_file(run, lsns, site, spend);
+        after_retirement(&run.segment, lsns, checked)
     }
 
     fn check_run_file(
@@ -701,6 +706,23 @@ impl Core {
             }
         }
         Ok(findings)
+    }
+}
+
+/// Result of a check of one file. The sorter may take a file while it is checked: a run then holds
+/// its records, and errors of the old file mean nothing.
+fn after_retirement(
+    segment: &Segment,
+    lsns: &mut NextLsns,
+    checked: Result<Vec<Finding>, Stop>,
+) -> Result<Vec<Finding>, Stop> {
+    if !segment.is_retired() {
+        return checked;
+    }
+    lsns.expect_gaps();
+    match checked {
+        Err(Stop::Io(_)) => Ok(Vec::new()),
+        checked => checked,
     }
 }
 

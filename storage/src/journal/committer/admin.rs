@@ -89,6 +89,12 @@ impl Committer {
     /// What it is refused with.
     pub(super) fn delete(&mut self, target: &LogTarget) -> Result<(Arc<Log>, Position), Placed> {
         let name = target.name.as_str();
+        let directory = DirectoryBuilder::entry_len(None);
+        // The segment they are in must know of them when it is left. First: a group that finds no
+        // space takes the logs with it that it created.
+        if !self.has_room(HEADER_BYTES, directory) || self.deletions.len() >= MOST_DELETIONS {
+            self.end_deletions();
+        }
         let mut found = self.logs.by_name(name);
         let is_found = |(log, _): &(Arc<Log>, _)| found.as_ref().is_some_and(|f| f.id == log.id);
         if self.deletions.iter().any(is_found) {
@@ -110,11 +116,6 @@ impl Committer {
             self.finish_open();
             let reveals = log.state.read().created_end;
             return Err((Some(reveals), Outcome::AdminRefused(error)));
-        }
-        let directory = DirectoryBuilder::entry_len(None);
-        // The segment they are in must know of them when it is left.
-        if !self.has_room(HEADER_BYTES, directory) || self.deletions.len() >= MOST_DELETIONS {
-            self.end_deletions();
         }
         if let Err(error) = self.secure(HEADER_BYTES, directory, Use::Reserve) {
             return Err((Some(Position::ZERO), Outcome::Refused(error)));
