@@ -208,6 +208,7 @@ struct StateGauges {
     quarantined_records: IntGauge,
     unreadable_bytes: IntGauge,
     indexing_failed: IntGauge,
+    unattributed_losses: IntGauge,
     scrubbed_bytes: IntCounter,
     last_scrub: Gauge,
     expiry_lag: Gauge,
@@ -304,6 +305,10 @@ impl StateGauges {
                 "wald_indexing_failed",
                 "1 after an index or a checkpoint could not be written, 0 after the next one that could. At 1 for long, starts take longer and appends may be refused.",
             )?,
+            unattributed_losses: make.gauge(
+                "wald_unattributed_losses",
+                "Places of the journal where something is lost that nothing attributes to a log. Above 0: records or whole logs may be gone without a name.",
+            )?,
             scrubbed_bytes: make.counter(
                 "wald_scrubbed_bytes_total",
                 "How many bytes of sealed segments were read again by scrubbing? Flat for longer than scrub_interval: it does not run.",
@@ -314,7 +319,7 @@ impl StateGauges {
             )?,
             expiry_lag: make.float_gauge(
                 "wald_retention_clock_lag_seconds",
-                "How far is the clock that retention by age goes by behind the system's? Below 0: the system's was put back.",
+                "Seconds by which the clock of retention by age is behind the system's clock. Below 0: ahead, so records do not expire. Below -86400 for longer than 10 minutes: `wald reset-clock`.",
             )?,
             clock_jumps_ahead: clock_jumps.with_label_values(&["ahead"]),
             clock_jumps_back: clock_jumps.with_label_values(&["back"]),
@@ -423,6 +428,8 @@ impl StateGauges {
             .set(signed(now.quarantined_records));
         self.unreadable_bytes.set(signed(now.unreadable_bytes));
         self.indexing_failed.set(i64::from(now.indexing_failed));
+        self.unattributed_losses
+            .set(signed(now.unattributed_damages));
         let scrubbed = self.scrubbed_bytes.get();
         self.scrubbed_bytes
             .inc_by(now.scrubbed_bytes.saturating_sub(scrubbed));

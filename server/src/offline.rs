@@ -1,8 +1,9 @@
 //! Commands that work on a data directory while nobody serves it.
 //!
-//! All but `wald repair --accept-loss` and `wald delete-logs --yes` change nothing and write nothing, so that they also
+//! All but `wald repair --accept-loss`, `wald delete-logs --yes` and `wald reset-clock --yes` change nothing and write nothing, so that they also
 //! run as another user and on a read-only mount. Data goes to stdout, all else to stderr; exit codes are walctl's.
 
+mod clock;
 mod delete;
 mod dump;
 mod repair;
@@ -43,6 +44,7 @@ pub(crate) fn commands() -> Vec<Command> {
         dump::command(),
         repair::command(),
         delete::command(),
+        clock::command(),
     ]
 }
 
@@ -77,6 +79,15 @@ pub(crate) fn run(
                     .storage()
                     .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
                 delete::run(directory, matches, &storage)
+            }
+            "reset-clock" => {
+                if clock::changes(matches) {
+                    host::check_owner(&config, directory)?;
+                }
+                let storage = config
+                    .storage()
+                    .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+                clock::run(directory, matches, &storage)
             }
             "dump" => dump::run(directory, matches),
             _ => verify::run(directory, matches),

@@ -404,6 +404,10 @@ pub(crate) fn backup(error: &BackupError) -> Status {
         BackupError::Io { path, .. } => {
             Failure::new(Code::Unavailable, "READ_FAILED", message).fact("path", path)
         }
+        BackupError::Unread { limit } => {
+            Failure::new(Code::DeadlineExceeded, "REQUEST_TOO_SLOW", message)
+                .fact("limit_seconds", limit.as_secs())
+        }
         BackupError::Changed { path } => {
             Failure::new(Code::DataLoss, "QUARANTINED", message).fact("path", path)
         }

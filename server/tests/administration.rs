@@ -288,6 +288,41 @@ fn delete_logs(directory: &std::path::Path, arguments: &[&str]) -> (Option<i32>,
 }
 
 #[tokio::test]
+async fn clock_of_retention_is_shown_and_reset_while_no_daemon_serves_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let reset = |arguments: &[&str]| {
+        let mut wald = support::wald();
+        wald.arg("reset-clock")
+            .arg(directory.path())
+            .args(arguments);
+        let done = support::output(&mut wald);
+        let said = [done.stdout, done.stderr].concat();
+        (done.status.code(), String::from_utf8(said).unwrap())
+    };
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    let mut wal = daemon.wal().await;
+    wal.append(append("a", "x")).await.unwrap();
+    let (code, said) = reset(&["--yes"]);
+    assert_eq!(code, Some(4), "{said}");
+    daemon.signal(rustix::process::Signal::TERM);
+    assert!(daemon.ended().await.success());
+    let (code, said) = reset(&[]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains("0 days and") && said.contains("nothing was changed"),
+        "{said}"
+    );
+    let (code, said) = reset(&["--yes", "--output", "json"]);
+    assert_eq!(code, Some(0), "{said}");
+    let document: serde_json::Value = serde_json::from_str(said.trim()).unwrap();
+    assert_eq!(document["reset"], true, "{said}");
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    let mut wal = daemon.wal().await;
+    let kept = wal.append(append("a", "x")).await.unwrap().into_inner();
+    assert_eq!(kept.lsn, Some(1));
+}
+
+#[tokio::test]
 async fn store_full_of_logs_is_emptied_while_no_daemon_serves_it() {
     let directory = tempfile::tempdir().unwrap();
     let arguments = ["--max-logs", "50"];

@@ -11,6 +11,10 @@
 //! files it listed, and every other file is removed as usual. A backup stores the frames of a
 //! segment; the zeros behind them are no content.
 //!
+//! Once the manifest is made, a backup holds the files whose content it still has to send: each
+//! is let go when its content was sent. A backup that nobody reads for [`UNREAD`] ends, and holds
+//! nothing from then on.
+//!
 //! A [`BackupView`] shows a manifest and its content as the directory that it was, cut at
 //! a position if that is wanted. A store is opened, verified and restored through it.
 
@@ -22,6 +26,7 @@ mod view;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -30,6 +35,7 @@ pub(crate) use self::restore::refuse_if_used;
 pub(crate) use self::take::begin;
 pub use self::view::{BackupCheck, BackupView, content_path};
 use crate::disk::Disk;
+use crate::error::BackupError;
 
 /// Read in one step.
 const STEP: usize = 512 << 10;
@@ -44,6 +50,9 @@ struct Known {
 /// Maximum number of backups that run at a time. Each reads the disk and holds files.
 pub(crate) const AT_A_TIME: usize = 4;
 
+/// A backup of which no part was taken for this long ends.
+pub(crate) const UNREAD: Duration = Duration::from_secs(300);
+
 /// The backups that run, and digests taken by earlier ones.
 pub(crate) struct Backups {
     disk: Arc<dyn Disk>,
@@ -53,12 +62,19 @@ pub(crate) struct Backups {
 
 #[derive(Default)]
 struct State {
-    /// The files that each running backup holds.
-    running: HashMap<u64, Held>,
+    /// The backups that run, by number.
+    running: HashMap<u64, Running>,
     /// Number of the last backup that began.
     last: u64,
     /// Files to remove, in this order, once no backup holds them.
     doomed: Vec<String>,
+}
+
+/// One running backup.
+struct Running {
+    held: Held,
+    /// When the last part of it was taken.
+    taken: Instant,
 }
 
 /// The files that a backup holds.
@@ -80,7 +96,7 @@ impl Held {
 
 impl State {
     fn holds(&self, path: &str) -> bool {
-        self.running.values().any(|held| held.holds(path))
+        self.running.values().any(|backup| backup.held.holds(path))
     }
 
     /// Removes the doomed files that no backup holds any more.
@@ -112,18 +128,37 @@ impl Backups {
     }
 
     /// From now on no file is removed. `None` if [`AT_A_TIME`] backups run.
-    fn pin(self: &Arc<Self>) -> Option<Pin> {
+    fn pin(self: &Arc<Self>, now: Instant) -> Option<Pin> {
+        self.end_unread(now);
         let mut state = self.state.lock();
         if state.running.len() >= AT_A_TIME {
             return None;
         }
         state.last += 1;
         let number = state.last;
-        state.running.insert(number, Held::All);
+        let held = Held::All;
+        state.running.insert(number, Running { held, taken: now });
         Some(Pin {
             backups: Arc::clone(self),
             number,
         })
+    }
+
+    /// Ends the backups of which no part was taken for [`UNREAD`], and removes the files that only
+    /// they held.
+    pub(crate) fn end_unread(&self, now: Instant) {
+        let mut state = self.state.lock();
+        let before = state.running.len();
+        let is_read = |backup: &Running| now.saturating_duration_since(backup.taken) < UNREAD;
+        state.running.retain(|_, backup| is_read(backup));
+        if state.running.len() < before {
+            tracing::warn!(
+                backups = before - state.running.len(),
+                seconds = UNREAD.as_secs(),
+                "a backup ended because nobody read it; its files are not held any more"
+            );
+            state.let_go(&*self.disk);
+        }
     }
 
     /// Removes a file of the store: at once, or when the last backup that holds it has ended.
@@ -187,11 +222,38 @@ struct Pin {
 }
 
 impl Pin {
+    /// Notes that a part of the backup is taken now.
+    ///
+    /// # Errors
+    /// If the backup has ended because nobody read it.
+    fn take(&self, now: Instant) -> Result<(), BackupError> {
+        self.backups.end_unread(now);
+        let mut state = self.backups.state.lock();
+        let unread = BackupError::Unread { limit: UNREAD };
+        state.running.get_mut(&self.number).ok_or(unread)?.taken = now;
+        Ok(())
+    }
+
     /// From now on only these files are kept.
     fn hold(&self, paths: HashSet<String>) {
         let mut state = self.backups.state.lock();
-        state.running.insert(self.number, Held::Listed(paths));
-        state.let_go(&*self.backups.disk);
+        if let Some(backup) = state.running.get_mut(&self.number) {
+            backup.held = Held::Listed(paths);
+            state.let_go(&*self.backups.disk);
+        }
+    }
+
+    /// From now on this file is not kept: its content was sent.
+    fn let_go(&self, path: &str) {
+        let mut state = self.backups.state.lock();
+        if let Some(Running {
+            held: Held::Listed(paths),
+            ..
+        }) = state.running.get_mut(&self.number)
+            && paths.remove(path)
+        {
+            state.let_go(&*self.backups.disk);
+        }
     }
 }
 

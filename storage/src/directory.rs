@@ -300,6 +300,17 @@ impl ReadBegun {
 }
 
 impl LastBegun {
+    /// Why no start can go on behind this one; `None` if one can.
+    pub(crate) fn leaves_no_room(&self) -> Option<String> {
+        let last_epoch = bounds::EPOCHS - 1;
+        let last_base = bounds::POSITIONS - bounds::POSITIONS_LEFT - bounds::LARGEST_SEGMENT;
+        if self.epoch.get() >= last_epoch {
+            return Some(format!("{BEGUN}: epoch {} is the last one", self.epoch));
+        }
+        (self.base.get() > last_base)
+            .then(|| format!("{BEGUN}: base {} is the last one", self.base))
+    }
+
     pub(crate) fn encode(&self) -> String {
         let (epoch, segment, base) = (self.epoch, self.segment, self.base);
         let text = format!("wald begun\nepoch {epoch}\nsegment {segment}\nbase {base}\n");

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::config::ConfigError;
 use crate::disk::Shortage;
@@ -712,6 +713,12 @@ pub enum BackupError {
         path: String,
         /// What the system said.
         source: Arc<io::Error>,
+    },
+    /// Nobody took a part of the backup for this long, so it ended and holds no file any more.
+    #[error("nobody read the backup for {} s, so it ended; begin another one", limit.as_secs())]
+    Unread {
+        /// Longest pause between two parts.
+        limit: Duration,
     },
     /// A file changed after its digest was taken: it was found damaged meanwhile, or the
     /// device gives other bytes each time.

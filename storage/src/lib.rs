@@ -16,6 +16,7 @@ mod disk;
 mod dump;
 mod engine;
 mod error;
+mod expiry_clock;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -72,6 +73,7 @@ pub use error::{
     FailedCondition, FenceError, InvalidBatch, MAX_EPOCH_RISE, OpenError, ReadError, RestoreError,
     SyncError, TrimError, VerifyError,
 };
+pub use expiry_clock::{expiry_clock, reset_expiry_clock};
 pub use ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
     RecoveryEpoch, SegmentId, Timestamp,

@@ -106,6 +106,8 @@ pub(crate) enum Start {
     Serve,
     /// What is lost is accepted, so that everything goes on.
     AcceptLoss,
+    /// The clock of retention begins at the system's clock.
+    ResetClock,
 }
 
 impl Core {
@@ -143,7 +145,7 @@ impl Core {
         compress::allow(config.largest_body());
         let seams = (&*clock, &*observer);
         let mut recovered = match start {
-            Start::Serve => recovery::recover(&disk, store, &config, seams)?,
+            Start::Serve | Start::ResetClock => recovery::recover(&disk, store, &config, seams)?,
             Start::AcceptLoss => recovery::recover_from_frames(&disk, store, &config, seams)?,
         };
         recovered.check_room()?;
@@ -154,6 +156,9 @@ impl Core {
                 .forget_indexes(&disk)
                 .map_err(OpenError::io("removing indexes"))?;
             recovered.accept_loss();
+        }
+        if matches!(start, Start::ResetClock) {
+            recovered.set_expiry(clock.now());
         }
         let begun = recovered.begin(&disk, &config, clock, observer)?;
         let probing = begun.journal.clock.monotonic();

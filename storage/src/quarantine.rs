@@ -12,7 +12,7 @@ use crate::record::{Gap, GapReason};
 use crate::sync::RwLock;
 
 /// Debris of a torn tail is kept up to this, for people to look at.
-const DEBRIS_BYTES: usize = 1 << 20;
+pub(crate) const DEBRIS_BYTES: usize = 1 << 20;
 
 /// All debris together is kept up to this; the oldest goes first.
 const QUARANTINE_BYTES: u64 = 64 << 20;

@@ -6,6 +6,7 @@
 //! so a crash at any step of a start leads to the same result.
 
 mod begin;
+mod content;
 mod drafts;
 mod files;
 mod key;
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::content::Content;
 use self::drafts::{Drafts, Found};
 use self::files::{LoadedTail, Used};
 use self::key::FoundKey;
@@ -48,7 +50,7 @@ use crate::journal::segment::{Hole, Segment};
 use crate::journal::{Journal, LIFE_BYTES, frame};
 use crate::local::Logs;
 use crate::metrics::{ChecksumSite, NoObserver, Observer};
-use crate::quarantine::{Damage, Damages};
+use crate::quarantine::{DEBRIS_BYTES, Damage, Damages};
 use crate::record::Gap;
 use crate::record::LogInfo;
 use crate::repair::Loss;
@@ -109,7 +111,10 @@ struct Tail {
     base: Position,
     end: Position,
     chain: u32,
-    debris: Vec<u8>,
+    /// Bytes that were cut off it.
+    torn: u64,
+    /// The first of these, as far as they are kept.
+    debris: bytes::Bytes,
     /// Bytes of it that nothing proves flushed, and their offset, where the device cannot be read
     /// around the cache: they are written again, since nothing else makes sure that the device has them.
     copy: Option<(u64, bytes::Bytes)>,
@@ -220,9 +225,9 @@ pub(crate) fn inspect(
         .tail
         .as_ref()
         .map_or(Position::ZERO, |tail| tail.end);
-    let torn = recovered.tail.as_ref().map_or(0, |tail| tail.debris.len());
+    let torn = recovered.tail.as_ref().map_or(0, |tail| tail.torn);
     recovered.enter_epoch(end);
-    let mut report = recovered.report(end, torn as u64);
+    let mut report = recovered.report(end, torn);
     let finished = recovered.drafts.finish(&mut report.findings);
     let (accepted, damage): (Vec<_>, Vec<_>) =
         finished.damages.iter().partition(|damage| damage.accepted);
@@ -340,8 +345,30 @@ impl Recovered {
         let tail = self.drop_unwritten(disk, &mut used)?;
         let tail = self.look_behind_seal(disk, &mut used, tail)?;
         self.read(disk, &used, tail, observer)?;
+        self.read_key(disk)?;
         self.times.segments = clock.monotonic().duration_since(begun);
         Ok(Some(self))
+    }
+
+    /// Looks for the key of digests, and reports it if a store that was begun before has none.
+    fn read_key(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
+        // A store that was restored from an archive has runs, and no segment with a key yet.
+        let restored =
+            !self.runs.found.is_empty() && self.segments.is_empty() && self.unreadable.is_empty();
+        let begun = self.last_begun.is_some() || self.checkpointed.is_some();
+        let begun = (begun || self.last.is_some()) && !restored;
+        let segments = self.segments.values();
+        self.key
+            .secret(disk, segments, self.store.id)
+            .map_err(OpenError::io("reading the key of digests"))?;
+        if begun && self.key.is_lost() {
+            self.findings.push(
+                "no segment has a good key of digests, so a new one is drawn: batches of producers \
+                 from before, sent again, are refused as PRODUCER_CONFLICT"
+                    .to_owned(),
+            );
+        }
+        Ok(())
     }
 
     /// Makes sure that the store can go on: the next start is to read what this one writes.
@@ -376,7 +403,7 @@ impl Recovered {
         &mut self,
         disk: &dyn Disk,
         used: &[Used],
-        mut tail: Option<LoadedTail>,
+        mut tail: Option<LoadedTail<'_>>,
         observer: &dyn Observer,
     ) -> Result<(), OpenError> {
         for (index, segment) in used.iter().enumerate() {
@@ -393,15 +420,15 @@ impl Recovered {
             {
                 continue;
             }
-            let (bytes, walked, cached) = match (tail.take_if(|_| is_last), link) {
-                (Some(tail), _) => (tail.bytes, tail.walked, tail.cached),
+            let (bytes, walked) = match (tail.take_if(|_| is_last), link) {
+                (Some(tail), _) => (tail.content, tail.walked),
                 (None, link) => {
-                    let bytes = segment.load(disk)?;
+                    let bytes = segment.content(disk)?;
                     let walked = match link {
                         Some(link) => segment.as_bytes(&bytes).walk_finished(link.predecessor_end),
                         None => segment.as_bytes(&bytes).walk_last(),
                     };
-                    (bytes, walked, false)
+                    (bytes, walked)
                 }
             };
             if let Some((at, newer)) = segment.as_bytes(&bytes).newer(&walked) {
@@ -419,13 +446,13 @@ impl Recovered {
                 ));
             }
             self.enter(segment, &bytes, &walked, is_last);
-            if let Some(tail) = self.tail.as_mut().filter(|_| cached) {
+            if let Some(tail) = self.tail.as_mut().filter(|_| is_last && bytes.is_cached()) {
                 let proven = walked.proven().max(segment.base.advance(LIFE_BYTES));
                 let [from, to] = [proven, walked.end].map(|at| at.since(segment.base));
-                let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
-                let unproven = place(from).min(place(to))..place(to);
-                tail.copy = Some((unproven.start as u64, bytes.slice(unproven)));
+                let length = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
+                tail.copy = Some((from.min(to), bytes.piece(from, length)));
             }
+            segment.check(&bytes)?;
         }
         if used.is_empty() && !self.clean {
             self.expected = self.successor_of_last(disk)?;
@@ -462,9 +489,10 @@ impl Recovered {
             base: tail.base,
             link: None,
         };
-        let bytes = used.load(disk)?;
+        let bytes = used.content(disk)?;
         let walked = used.as_bytes(&bytes).walk_finished(tail.end);
         let seal = used.as_bytes(&bytes).seal(&walked);
+        used.check(&bytes)?;
         Ok(seal.and_then(|seal| seal.successor))
     }
 
@@ -543,6 +571,16 @@ impl Recovered {
                 hole.from
             ));
         }
+    }
+
+    /// What the clock of retention showed last.
+    pub(crate) fn expiry(&self) -> Option<Timestamp> {
+        self.expiry
+    }
+
+    /// Sets the clock of retention.
+    pub(crate) fn set_expiry(&mut self, time: Timestamp) {
+        self.expiry = Some(time);
     }
 
     /// What is lost so far is accepted; the next link will say so.
@@ -734,6 +772,7 @@ impl Recovered {
                 }
             };
             let body = bytes.walked_body(&header, body_good);
+            let body = body.as_deref();
             if !body_good {
                 observer.checksum_failure(ChecksumSite::Recovery);
             }
@@ -748,7 +787,7 @@ impl Recovered {
             let found = Found {
                 header: &header,
                 body,
-                producer: frame::producer_of(bytes.frame(&header), &header),
+                producer: frame::producer_of(&bytes.frame(&header), &header),
                 unit: *unit.get_or_insert(header.position),
             };
             if !header.continues() {
@@ -770,7 +809,7 @@ impl Recovered {
 
     /// A directory explains the damaged frames of the group before it.
     fn apply_directory(&mut self, bytes: Bytes<'_>, header: &Header, holes: &mut Vec<Hole>) {
-        let Some(directory) = frame::directory_of(bytes.frame(header), header) else {
+        let Some(directory) = frame::directory_of(&bytes.frame(header), header) else {
             return;
         };
         let mut position = directory.start;
@@ -799,8 +838,8 @@ impl Recovered {
     }
 
     /// Enters a segment among those that are served.
-    fn enter(&mut self, used: &Used, bytes: &[u8], walked: &Walked, is_last: bool) {
-        let segment = Segment::finished(used.life, used.base, used.misnamed(), bytes.len() as u64);
+    fn enter(&mut self, used: &Used, bytes: &Content<'_>, walked: &Walked, is_last: bool) {
+        let segment = Segment::finished(used.life, used.base, used.misnamed(), bytes.size());
         *segment.end.write() = Some(walked.end);
         for item in &walked.items {
             match *item {
@@ -817,7 +856,7 @@ impl Recovered {
                 Item::Frame { .. } => {}
             }
         }
-        self.seal(used, &segment, walked, bytes.len() as u64);
+        self.seal(used, &segment, walked, bytes.size());
         self.segments.insert(used.base, Arc::new(segment));
         if !is_last {
             return;
@@ -829,17 +868,19 @@ impl Recovered {
             self.expected = seal.successor;
             self.expiry = seal.expiry.or(self.expiry);
         }
-        if (bytes.len() as u64) < used.life.size {
+        if bytes.size() < used.life.size {
             self.findings.push(format!(
                 "segment {} has {} bytes instead of {}; records there, if any, are gone",
                 used.life.id,
-                bytes.len(),
+                bytes.size(),
                 used.life.size
             ));
         }
-        let end = usize::try_from(walked.end.since(used.base)).unwrap_or(usize::MAX);
-        let torn = usize::try_from(walked.torn).unwrap_or(0);
-        let debris = bytes.get(end..end + torn).unwrap_or(&[]).to_vec();
+        let kept = usize::try_from(walked.torn).unwrap_or(DEBRIS_BYTES);
+        let kept = kept.min(DEBRIS_BYTES);
+        // A copy: a part would keep the whole window in memory.
+        let debris = bytes.piece(walked.end.since(used.base), kept);
+        let debris = bytes::Bytes::copy_from_slice(&debris);
         let id = used.life.id;
         let (base, end, chain) = (used.base, walked.end, walked.chain);
         let before = used.link.as_ref().and_then(|link| link.predecessor);
@@ -851,6 +892,7 @@ impl Recovered {
             base,
             end,
             chain,
+            torn: walked.torn,
             debris,
             copy,
         });

@@ -103,7 +103,11 @@ pub(crate) fn note_panic(
         .unwrap_or("no text");
     observer.panicked(worker);
     let thread = worker.name();
-    tracing::error!(thread, panic = text, "an engine thread panicked; this is a bug");
+    tracing::error!(
+        thread,
+        panic = text,
+        "an engine thread panicked; this is a bug"
+    );
     io::Error::other(format!("the thread panicked: {text}"))
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use prometheus::{Error, Histogram, IntCounter};
-use wald_storage::{ChecksumSite, Observer, Phase, RetentionPass};
+use prometheus::{Error, Histogram, IntCounter, IntCounterVec};
+use wald_storage::{ChecksumSite, Observer, Phase, RetentionPass, Worker};
 
 use super::totals::{Buckets, Totals, float};
 use super::{Maker, Metrics, byte_buckets, count_buckets, latency_buckets, phase_buckets};
@@ -31,6 +31,7 @@ pub(super) struct EngineMetrics {
     checksums_in_reads: IntCounter,
     checksums_in_verify: IntCounter,
     checksums_in_scrub: IntCounter,
+    panics: IntCounterVec,
 }
 
 impl EngineMetrics {
@@ -112,6 +113,12 @@ impl EngineMetrics {
             checksums_in_reads: checksums.with_label_values(&["read"]),
             checksums_in_verify: checksums.with_label_values(&["verify"]),
             checksums_in_scrub: checksums.with_label_values(&["scrub"]),
+            panics: make.counters(
+                "wald_engine_panics_total",
+                "Panics of the engine's threads, by thread. Above 0: a bug; the log has its text. A panic of a reader or a verification fails one request, any other fails the journal.",
+                "thread",
+                &Worker::ALL.map(Worker::name),
+            )?,
         })
     }
 
@@ -179,6 +186,10 @@ impl Observer for Metrics {
     fn read(&self, records: u64, bytes: u64) {
         self.engine.read_records.inc_by(records);
         self.engine.read_bytes.inc_by(bytes);
+    }
+
+    fn panicked(&self, worker: Worker) {
+        self.engine.panics.with_label_values(&[worker.name()]).inc();
     }
 
     fn checksum_failure(&self, site: ChecksumSite) {

@@ -69,7 +69,7 @@ enum Stage {
 /// A backup in progress.
 struct Take {
     core: Arc<Core>,
-    _pin: Pin,
+    pin: Pin,
     known: HashSet<u128>,
     manifest: Arc<BackupManifest>,
     /// While digesting: all; then those of the manifest, in its order.
@@ -94,7 +94,7 @@ pub(crate) async fn begin(
 ) -> Result<Box<dyn Backup>, BackupError> {
     let pin = core
         .backups
-        .pin()
+        .pin(core.journal.clock.monotonic())
         .ok_or(BackupError::Busy { running: AT_A_TIME })?;
     let failed = |error| match error {
         SyncError::JournalFailed(error) => Err(BackupError::JournalFailed(error)),
@@ -156,6 +156,8 @@ impl Take {
         if let Some(error) = core.journal.failure() {
             return Err(BackupError::JournalFailed(error));
         }
+        // The checkpoint may have taken long.
+        pin.take(core.journal.clock.monotonic())?;
         let durable = core.journal.durable();
         // Nothing is sorted, indexed or checkpointed meanwhile: what is listed goes together.
         let held = core.indexer.hold();
@@ -234,7 +236,7 @@ impl Take {
         };
         Ok(Self {
             core,
-            _pin: pin,
+            pin,
             known,
             manifest: Arc::new(manifest),
             kept: vec![false; sources.len()],
@@ -247,6 +249,7 @@ impl Take {
     }
 
     fn step(&mut self) -> Result<Option<BackupPart>, BackupError> {
+        self.pin.take(self.core.journal.clock.monotonic())?;
         match self.stage {
             Stage::Digesting => self.digest().map(Some),
             Stage::Sending => self.send(),
@@ -269,6 +272,10 @@ impl Take {
         self.tell_known_damage();
         let mut kept = self.kept.iter();
         self.sources.retain(|_| kept.next() == Some(&true));
+        let to_send = self.sources.iter().zip(&self.manifest.files);
+        let to_send = to_send.filter(|(_, file)| !file.known);
+        self.pin
+            .hold(to_send.map(|(source, _)| source.path.clone()).collect());
         self.stage = Stage::Sending;
         self.at = 0;
         Ok(BackupPart::Manifest(Arc::clone(&self.manifest)))
@@ -437,6 +444,7 @@ impl Take {
                 });
             }
             self.reading = None;
+            self.pin.let_go(&source.path);
             self.at += 1;
         }
         Ok(None)

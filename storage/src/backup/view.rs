@@ -380,12 +380,9 @@ impl BackupView {
         if frames.is_sound(end) {
             return Ok(frames.whole());
         }
-        let mut all = Vec::new();
-        self.read_content(file, &mut |bytes, _| {
-            all.extend_from_slice(bytes);
-            Ok(())
-        })?;
-        Ok(last_whole_unit((life, base), &all, end, at))
+        let content = self.open_content(file)?;
+        last_whole_unit((life, base), &*content, end, at)
+            .map_err(RestoreError::io(format!("reading {}", file.path)))
     }
 }
 

@@ -109,7 +109,9 @@ impl LocalEngine {
             let name = format!("commit-{index}");
             handles.push(vital(Worker::Commit, &name, drive::drive)?);
         }
-        handles.push(vital(Worker::Index, "index", |core| core.indexer.run(core))?);
+        handles.push(vital(Worker::Index, "index", |core| {
+            core.indexer.run(core)
+        })?);
         handles.push(vital(Worker::Pool, "pool", |core| {
             if let Err(error) = core.pool.keep_filled() {
                 core.journal.fail("making a segment ready", &error);

@@ -32,11 +32,13 @@ const GUARDING: &str = "checking the data directory";
 
 impl Core {
     /// Checks the data directory until `control` stops it or the journal has failed. Each check
-    /// also reads the clocks, so that a jump of the system's clock is reported by an idle store.
+    /// also reads the clocks, so that a jump of the system's clock is reported by an idle store, and
+    /// ends backups that nobody reads.
     pub(crate) fn guard(&self, control: &Control) {
         let mut before = None;
         while !control.is_stopped() && self.journal.failure().is_none() {
             self.journal.expiry_now();
+            self.backups.end_unread(self.journal.clock.monotonic());
             before = self.check_directory(before);
             control.wait(PAUSE);
         }

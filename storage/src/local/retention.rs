@@ -52,6 +52,9 @@ struct State {
     seen: Position,
     /// No log grows too old before the expiry clock shows this, in seconds.
     ages_at: u32,
+    /// What the expiry clock showed to the last whole pass. If it shows less now, it went back,
+    /// and `ages_at` means nothing.
+    passed_at: Timestamp,
     /// The settings of logs were changed so often when no log had a bound.
     unbounded_at: Option<u64>,
     /// Whether any log had a bound of age.
@@ -107,6 +110,7 @@ impl Retainer {
             state: Mutex::new(State {
                 seen: Position::ZERO,
                 ages_at: 0,
+                passed_at: Timestamp::default(),
                 unbounded_at: None,
                 by_age: false,
                 told,
@@ -169,7 +173,8 @@ impl Core {
         let state = self.retainer.state.lock();
         let default = self.config.retention.is_bounded();
         let unbounded = !default && state.unbounded_at == Some(settings);
-        let idle = state.seen == durable && seconds(now) < state.ages_at;
+        let young = seconds(now) < state.ages_at && now >= state.passed_at;
+        let idle = state.seen == durable && young;
         if unbounded || idle || self.refusal().is_some() {
             return None;
         }
@@ -248,7 +253,11 @@ impl Core {
         let large = retention
             .bytes()
             .is_some_and(|most| state.stored_bytes > most);
-        let aged = retention.age().is_some() && state.ages_at <= seconds(pass.now);
+        // Beyond the whole age from now: it was looked up before the clock went back.
+        let aged = retention.age().is_some_and(|age| {
+            let latest = seconds(pass.now.saturating_add_micros(micros(age))).saturating_add(1);
+            state.ages_at <= seconds(pass.now) || state.ages_at > latest
+        });
         if retention.age().is_some() && !aged {
             pass.ages_at = pass.ages_at.min(state.ages_at);
         }
@@ -289,7 +298,7 @@ impl Core {
                 Some(ages_at) => pass.ages_at = pass.ages_at.min(ages_at),
                 None => {
                     let newest = pass.now.saturating_add_micros(-micros(age));
-                    let border = self.border_by_age(log, (first, limit), newest)?;
+                    let border = self.border_by_age(log, (first, limit), (newest, pass.now))?;
                     before = before.max(border);
                     // What is left of it is looked at by the next pass, unless there was
                     // nothing that could be told to be old.
@@ -400,6 +409,7 @@ impl Core {
         if !pass.left {
             state.seen = pass.durable;
             state.ages_at = pass.ages_at;
+            state.passed_at = pass.now;
         }
         state.by_age = pass.bounded_by_age;
     }

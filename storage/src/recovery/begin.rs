@@ -26,6 +26,8 @@ use crate::quarantine;
 use crate::quarantine::{Damage, Damages};
 use crate::sorted::Volume;
 
+const DAY_MICROS: i64 = 24 * 3600 * 1_000_000;
+
 impl Recovered {
     /// Begins the run: a new segment, its link, everything flushed.
     pub(crate) fn begin(
@@ -123,6 +125,13 @@ impl Recovered {
         ));
         if jumps.last != 0 {
             journal.log_jump(jumps.last, started);
+        }
+        let days_ahead = shows.micros().saturating_sub(now.micros()) / DAY_MICROS;
+        if days_ahead > 0 {
+            tracing::warn!(
+                days_ahead,
+                "the clock of retention is ahead of the system's clock: records get times ahead of it and do not expire meanwhile; it follows after 10 minutes if the system's clock shows 2026 or later; `wald reset-clock --yes` resets it at once"
+            );
         }
         let runs = self.runs.found.into_iter().map(|found| found.run);
         journal.enter_runs(runs.collect());
@@ -300,7 +309,7 @@ impl Recovered {
             }
             Err(error) => return Err(OpenError::io("keeping what was cut off the tail")(error)),
         }
-        Ok(tail.debris.len() as u64)
+        Ok(tail.torn)
     }
 
     pub(super) fn link(&mut self, segment_bytes: u64) -> Link {

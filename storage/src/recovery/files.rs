@@ -1,6 +1,7 @@
 //! The files of a store: which hold frames, and what each says of itself.
 
 use super::Recovered;
+use super::content::Content;
 use super::walk::{Bytes, Walked};
 use crate::directory;
 use crate::disk::{Disk, DiskFile, read_some};
@@ -17,11 +18,14 @@ use crate::zeros::are_zeros;
 /// none is expected further on.
 const LOOK_BYTES: u64 = 8 << 20;
 
+/// Frames are looked for in pieces of this size, bytes.
+const PAGE: usize = 4096;
+
 /// Of the first frame, enough to tell whether a newer version wrote it.
 const FIRST_BYTES: u64 = 4096;
 
-/// A segment file with frames in it. Its bytes are loaded when it is walked: one
-/// segment at a time is in memory.
+/// A segment file with frames in it. Its bytes are read when it is walked: windows of one segment
+/// at a time are in memory.
 pub(super) struct Used {
     pub(super) life: Life,
     pub(super) path: String,
@@ -31,10 +35,8 @@ pub(super) struct Used {
 }
 
 /// The last segment, read and walked.
-pub(super) struct LoadedTail {
-    pub(super) bytes: bytes::Bytes,
-    /// Whether the page cache had to be believed.
-    pub(super) cached: bool,
+pub(super) struct LoadedTail<'d> {
+    pub(super) content: Content<'d>,
     pub(super) walked: Walked,
 }
 
@@ -44,7 +46,7 @@ impl Used {
         (self.path != journal_path(self.life.id)).then(|| self.path.clone())
     }
 
-    pub(super) fn as_bytes<'a>(&'a self, bytes: &'a [u8]) -> Bytes<'a> {
+    pub(super) fn as_bytes<'a>(&'a self, bytes: &'a Content<'a>) -> Bytes<'a> {
         Bytes {
             life: &self.life,
             base: self.base,
@@ -54,32 +56,30 @@ impl Used {
 
     /// Whether not even its link became whole.
     fn is_unwritten(&self, disk: &dyn Disk) -> Result<bool, OpenError> {
-        let bytes = self.load(disk)?;
-        let walked = self.as_bytes(&bytes).walk_last();
+        let content = self.content(disk)?;
+        let walked = self.as_bytes(&content).walk_last();
+        self.check(&content)?;
         Ok(walked.end <= self.base.advance(LIFE_BYTES))
     }
 
-    pub(super) fn load(&self, disk: &dyn Disk) -> Result<bytes::Bytes, OpenError> {
-        let fail = || OpenError::io(format!("reading {}", self.path));
-        let file = disk.open(&self.path).map_err(fail())?;
-        let size = file.size().map_err(fail())?;
-        Ok(read_some(&*file, 0, size).map_err(fail())?.into())
+    /// The bytes of the file.
+    pub(super) fn content(&self, disk: &dyn Disk) -> Result<Content<'static>, OpenError> {
+        Content::open(disk, &self.path).map_err(self.failed())
     }
 
-    /// Loads the segment whose end may never have been flushed: from the device, since
-    /// the cache is not to be believed after a flush that failed. The second value tells
-    /// whether the cache had to be believed all the same.
-    pub(super) fn load_tail(&self, disk: &dyn Disk) -> Result<(bytes::Bytes, bool), OpenError> {
-        let found = disk
-            .read_from_device(&self.path, self.life.size)
-            .map_err(OpenError::io(format!(
-                "reading {} from the device",
-                self.path
-            )))?;
-        match found {
-            Some(bytes) => Ok((bytes, false)),
-            None => Ok((self.load(disk)?, true)),
-        }
+    /// The bytes of a segment whose end may never have been flushed: from the device, because
+    /// the cache must not be believed after a failed flush.
+    pub(super) fn tail_content<'d>(&self, disk: &'d dyn Disk) -> Result<Content<'d>, OpenError> {
+        Content::from_device(disk, &self.path, self.life.size).map_err(self.failed())
+    }
+
+    /// Reports an error of the disk under a walk.
+    pub(super) fn check(&self, content: &Content<'_>) -> Result<(), OpenError> {
+        content.check().map_err(self.failed())
+    }
+
+    fn failed(&self) -> impl FnOnce(std::io::Error) -> OpenError + use<> {
+        OpenError::io(format!("reading {}", self.path))
     }
 }
 
@@ -151,12 +151,12 @@ impl Recovered {
     }
 
     /// The same for the one behind the last, where the journal has left that.
-    pub(super) fn look_behind_seal(
+    pub(super) fn look_behind_seal<'d>(
         &mut self,
-        disk: &dyn Disk,
+        disk: &'d dyn Disk,
         used: &mut Vec<Used>,
-        tail: Option<LoadedTail>,
-    ) -> Result<Option<LoadedTail>, OpenError> {
+        tail: Option<LoadedTail<'d>>,
+    ) -> Result<Option<LoadedTail<'d>>, OpenError> {
         let last = used.last().map(|last| last.life.id).or(self.last);
         let left = tail
             .as_ref()
@@ -307,20 +307,17 @@ impl Recovered {
 
     /// A last segment whose first frame never became whole holds nothing: the journal
     /// had not rolled. Returns what the last one that does hold something says.
-    pub(super) fn drop_unwritten(
+    pub(super) fn drop_unwritten<'d>(
         &mut self,
-        disk: &dyn Disk,
+        disk: &'d dyn Disk,
         used: &mut Vec<Used>,
-    ) -> Result<Option<LoadedTail>, OpenError> {
+    ) -> Result<Option<LoadedTail<'d>>, OpenError> {
         while let Some(last) = used.last() {
-            let (bytes, cached) = last.load_tail(disk)?;
-            let walked = last.as_bytes(&bytes).walk_last();
+            let content = last.tail_content(disk)?;
+            let walked = last.as_bytes(&content).walk_last();
+            last.check(&content)?;
             if walked.end > last.base.advance(LIFE_BYTES) {
-                return Ok(Some(LoadedTail {
-                    bytes,
-                    cached,
-                    walked,
-                }));
+                return Ok(Some(LoadedTail { content, walked }));
             }
             if last.misnamed().is_none() {
                 self.unused.push(last.life.id);
@@ -349,8 +346,10 @@ fn frames(
             .or_else(|| Some(partial_link(header.log_id, header.first_lsn, header.count)));
         return Ok(Some((Position::new(base), link)));
     }
-    let bytes = read_some(file, 0, file.size()?.min(look))?;
-    Ok(any_frame(life, &bytes))
+    let content = Content::of_file(file, look)?;
+    let found = any_frame(life, &content);
+    content.check()?;
+    Ok(found)
 }
 
 /// The position of a segment's first byte, if any frame of it is good.
@@ -359,39 +358,46 @@ pub(crate) fn base_of(life: &Life, file: &dyn DiskFile) -> std::io::Result<Optio
 }
 
 /// Looks for any frame of this life: it tells the base, its position less its offset.
-fn any_frame(life: &Life, bytes: &[u8]) -> Option<(Position, Option<Link>)> {
-    let first = usize::try_from(LIFE_BYTES).ok()?;
-    for (index, page) in bytes.get(first..)?.chunks(4096).enumerate() {
-        if are_zeros(page) {
-            continue;
-        }
-        for step in (0..page.len()).step_by(8) {
-            let offset = first + index * 4096 + step;
-            let rest = &bytes[offset..];
+fn any_frame(life: &Life, content: &Content<'_>) -> Option<(Position, Option<Link>)> {
+    let mut from = LIFE_BYTES;
+    loop {
+        // One more header, so that each place in the page has one.
+        let page = content.piece(from, PAGE + frame::HEADER_BYTES);
+        let last = page.len().min(PAGE);
+        let used = if are_zeros(&page[..last]) { 0 } else { last };
+        for step in (0..used).step_by(8) {
+            let offset = from + step as u64;
             // Bases are sums of sizes: a cheap look before a checksum is computed.
-            let claimed = frame::claimed_position(rest);
-            if claimed.is_none_or(|claimed| claimed.wrapping_sub(offset as u64) % 4096 != 0) {
+            let claimed = frame::claimed_position(&page[step..]);
+            if claimed.is_none_or(|claimed| claimed.wrapping_sub(offset) % 4096 != 0) {
                 continue;
             }
-            let Some(header) = frame::decode_header(rest, life.salt) else {
+            let length = frame::claimed_header_len(&page[step..]).unwrap_or(0);
+            let head = content.piece(offset, usize::try_from(length).unwrap_or(0));
+            let Some(header) = frame::decode_header(&head, life.salt) else {
                 continue;
             };
-            let Some(base) = header.position.get().checked_sub(offset as u64) else {
+            let Some(base) = header.position.get().checked_sub(offset) else {
                 continue;
             };
             let base = Position::new(base);
-            return Some((
+            let bytes = Bytes {
+                life,
                 base,
-                link_from_directory(&Bytes { life, base, bytes }, header),
-            ));
+                bytes: content,
+            };
+            return Some((base, link_from_directory(&bytes, header)));
         }
+        if last < PAGE {
+            return None;
+        }
+        from += PAGE as u64;
     }
-    None
 }
 
 fn link_from_directory(bytes: &Bytes<'_>, mut header: Header) -> Option<Link> {
     loop {
-        if let Some(directory) = frame::directory_of(bytes.frame(&header), &header) {
+        if let Some(directory) = frame::directory_of(&bytes.frame(&header), &header) {
             let entry = directory
                 .entries
                 .first()

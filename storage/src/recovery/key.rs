@@ -12,8 +12,8 @@ use crate::journal::segment::{Key, Life, Segment};
 #[derive(Debug, Default)]
 pub(super) struct FoundKey {
     newest: Option<(SegmentId, Secret)>,
-    /// Whether a segment should have a key, and its key is damaged.
-    damaged: bool,
+    /// Whether a segment is of a version without keys.
+    without: bool,
 }
 
 impl FoundKey {
@@ -24,8 +24,8 @@ impl FoundKey {
             Key::Good(secret) if self.newest.is_none_or(|(newest, _)| newest <= id) => {
                 self.newest = Some((id, secret));
             }
-            Key::Damaged => self.damaged = true,
-            Key::Good(_) | Key::None | Key::Unknown => {}
+            Key::None => self.without = true,
+            Key::Good(_) | Key::Damaged | Key::Unknown => {}
         }
         key
     }
@@ -55,12 +55,12 @@ impl FoundKey {
                 }
             }
         }
-        if self.newest.is_none() && self.damaged {
-            tracing::warn!(
-                "no segment has a good key of digests, so a new one is drawn: batches of producers from before this start that are sent again are refused as PRODUCER_CONFLICT"
-            );
-        }
         Ok(self.newest.map(|(_, secret)| secret))
+    }
+
+    /// Whether a store that was begun before has lost its key.
+    pub(super) fn is_lost(&self) -> bool {
+        self.newest.is_none() && !self.without
     }
 }
 

@@ -4,12 +4,13 @@
 use std::io;
 use std::sync::Arc;
 
+use super::content::Content;
 use super::drafts::{Drafts, Found};
 use super::files::Used;
 use super::walk::{Bytes, Item, Walked};
 use super::{Recovered, Tail};
 use crate::checkpoint::{self, SegmentEntry, Summary};
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, DiskFile};
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
 use crate::index::{SealedIndex, index_path, read_index};
@@ -104,7 +105,8 @@ impl Recovered {
                     base: entry.base,
                     end: entry.end,
                     chain: summary.chain,
-                    debris: Vec::new(),
+                    torn: 0,
+                    debris: bytes::Bytes::new(),
                     copy: None,
                 });
                 self.next_base = entry.base.advance(entry.life.size);
@@ -188,11 +190,11 @@ pub(crate) fn damage_in(
     segment: &Segment,
     end: Position,
 ) -> io::Result<Vec<Hole>> {
-    let bytes = read_whole(disk, &segment.path())?;
+    let content = Content::open(disk, &segment.path())?;
     let bytes = Bytes {
         life: &segment.life,
         base: segment.base,
-        bytes: &bytes,
+        bytes: &content,
     };
     let bad = |item: &Item| match *item {
         Item::Hole { from, to } => Some(Hole { from, to }),
@@ -205,48 +207,57 @@ pub(crate) fn damage_in(
         }),
     };
     let walked = bytes.walk_finished(end);
+    content.check()?;
     Ok(walked.items.iter().filter_map(bad).collect())
 }
 
 /// Where the last atomic unit ends that ends at or below `until`, in a segment whose frames
 /// end at `end` and do not all verify.
+///
+/// # Errors
+/// If the file cannot be read.
 pub(crate) fn last_whole_unit(
     (life, base): (&Life, Position),
-    bytes: &[u8],
+    file: &dyn DiskFile,
     end: Position,
     until: Position,
-) -> Option<Position> {
+) -> io::Result<Option<Position>> {
+    let content = Content::of_file(file, u64::MAX)?;
+    let bytes = &content;
     let walked = Bytes { life, base, bytes }.walk_finished(end);
+    content.check()?;
     let ends = walked.items.iter().filter_map(|item| match item {
         Item::Frame { header, .. } if !header.continues() => Some(header.end()),
         _ => None,
     });
-    ends.filter(|end| *end <= until).max()
+    Ok(ends.filter(|end| *end <= until).max())
 }
 
 /// The index of a sealed segment made from its frames alone, for a run in which its file
 /// was found damaged.
 pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
-    let bytes = read_whole(disk, &segment.path())?;
+    let content = Content::open(disk, &segment.path())?;
     let bytes = Bytes {
         life: &segment.life,
         base: segment.base,
-        bytes: &bytes,
+        bytes: &content,
     };
     let end = segment.end.read().unwrap_or(segment.base);
     let walked = bytes.walk_finished(end);
     let mut drafts = Drafts::new(0);
     for item in &walked.items {
         if let Item::Frame { header, body_good } = item {
+            let body = bytes.walked_body(header, *body_good);
             let found = Found {
                 header,
-                body: bytes.walked_body(header, *body_good),
+                body: body.as_deref(),
                 producer: None,
                 unit: header.position,
             };
             drafts.apply(segment.life.id, &found, segment.base);
         }
     }
+    content.check()?;
     let index = drafts.seal(&segment.life, segment.base, end, walked.chain);
     Ok(index.into_partial())
 }

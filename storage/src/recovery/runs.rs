@@ -200,7 +200,8 @@ impl Recovered {
             base: head.limit,
             end: head.end,
             chain: head.chain,
-            debris: Vec::new(),
+            torn: 0,
+            debris: bytes::Bytes::new(),
             copy: None,
         });
         Ok(())

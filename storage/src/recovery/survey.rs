@@ -114,7 +114,8 @@ pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenE
         .last()
         .map_or(Position::ZERO, |last| last.base.advance(last.life.size));
     if let (Some(last), Some(tail)) = (used.last(), &tail) {
-        let seal = last.as_bytes(&tail.bytes).seal(&tail.walked);
+        let seal = last.as_bytes(&tail.content).seal(&tail.walked);
+        last.check(&tail.content)?;
         recovered.expected = seal.and_then(|seal| seal.successor);
     }
     let missing = recovered.missing_successor(limit);
@@ -142,8 +143,10 @@ fn end_before(disk: &dyn Disk, segment: &Used, next: &Used) -> Result<Position, 
     if let Some(link) = told {
         return Ok(link.predecessor_end);
     }
-    let bytes = segment.load(disk)?;
-    Ok(segment.as_bytes(&bytes).walk_last().end)
+    let content = segment.content(disk)?;
+    let walked = segment.as_bytes(&content).walk_last();
+    segment.check(&content)?;
+    Ok(walked.end)
 }
 
 /// Reads all segments as a start without checkpoint and indexes does, and tells whose

@@ -1,11 +1,12 @@
 //! Walking the frames of one segment, over damage too.
 //!
-//! Pure: bytes in, items out. Where the walk of a finished segment ends is known from
+//! Bytes in, items out; the bytes come in windows ([`Content`]). Where the walk of a finished segment ends is known from
 //! its successor. Where that of the last one ends is decided by D, the highest position
 //! that any verified header says was flushed: bad bytes below D are damage, bad bytes at
 //! or beyond D are a torn tail, and whatever follows them proves nothing, since a power
 //! cut may keep later sectors and lose earlier ones.
 
+use super::content::Content;
 use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
 use crate::journal::body::Seal;
@@ -17,6 +18,10 @@ use crate::zeros::{are_zeros, used_length};
 
 /// Zeros are passed over in steps of about this.
 const ZERO_PAGE: usize = 4096;
+/// Headers are looked for in pieces of this size, bytes.
+const LOOK: usize = 64 << 10;
+/// Bytes behind the end are looked at in pieces of this size.
+const SWEEP: usize = 1 << 20;
 
 /// What the walk came upon, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,13 +71,25 @@ impl Walked {
 pub(crate) struct Bytes<'a> {
     pub(crate) life: &'a Life,
     pub(crate) base: Position,
-    pub(crate) bytes: &'a [u8],
+    pub(crate) bytes: &'a Content<'a>,
+}
+
+/// What lies at and behind a place where bytes do not verify.
+struct Rest {
+    /// D, as far as headers there tell: the highest position that any says was flushed.
+    proven: Position,
+    /// Where the last header is that verifies.
+    last_header: Option<Position>,
+    /// Where the last byte ends that is not zero.
+    used: Position,
+    /// Whether the end of the file is zeros.
+    ends_with_zeros: bool,
 }
 
 impl<'a> Bytes<'a> {
-    fn at(&self, position: Position) -> &'a [u8] {
-        let offset = usize::try_from(position.since(self.base)).unwrap_or(usize::MAX);
-        self.bytes.get(offset..).unwrap_or(&[])
+    /// Up to so many bytes from `position` on; fewer where the file ends.
+    fn at(&self, position: Position, length: usize) -> bytes::Bytes {
+        self.bytes.piece(position.since(self.base), length)
     }
 
     fn first(&self) -> Position {
@@ -80,43 +97,59 @@ impl<'a> Bytes<'a> {
     }
 
     fn limit(&self) -> Position {
-        self.base
-            .advance((self.bytes.len() as u64).min(self.life.size))
+        self.base.advance(self.bytes.size().min(self.life.size))
     }
 
     /// The verified header at `position`, if there is one.
     pub(crate) fn header(&self, position: Position) -> Option<Header> {
-        let bytes = self.at(position);
-        if frame::claimed_position(bytes) != Some(position.get()) {
+        let claimed = frame::claimed_position(&self.at(position, HEADER_BYTES))?;
+        if claimed != position.get() {
             return None;
         }
-        frame::decode_header(bytes, self.life.salt)
+        frame::decode_header(&self.claimed_header(position), self.life.salt)
+    }
+
+    /// The bytes that a possible header at `position` claims, extensions included.
+    fn claimed_header(&self, position: Position) -> bytes::Bytes {
+        let first = self.at(position, HEADER_BYTES);
+        let length = frame::claimed_header_len(&first).unwrap_or(0);
+        match usize::try_from(length) {
+            Ok(length) if length > HEADER_BYTES => self.at(position, length),
+            _ => first,
+        }
     }
 
     /// The verified body of the frame.
-    pub(crate) fn body(&self, header: &Header) -> Option<&'a [u8]> {
-        frame::verified_body(self.at(header.position), header)
+    pub(crate) fn body(&self, header: &Header) -> Option<bytes::Bytes> {
+        let frame = self.whole(header);
+        frame::verified_body(&frame, header)?;
+        Some(frame.slice(header.header_len as usize..))
     }
 
-    /// The bytes from the frame's first on.
-    pub(crate) fn frame(&self, header: &Header) -> &'a [u8] {
-        self.at(header.position)
+    /// Header and body of the frame, as far as they are there.
+    fn whole(&self, header: &Header) -> bytes::Bytes {
+        let (head, body) = (header.header_len as usize, header.body_len as usize);
+        self.at(header.position, head.saturating_add(body))
+    }
+
+    /// The header of the frame and its extensions.
+    pub(crate) fn frame(&self, header: &Header) -> bytes::Bytes {
+        self.at(header.position, header.header_len as usize)
     }
 
     /// The body of a frame that a walk found good.
-    pub(crate) fn walked_body(&self, header: &Header, body_good: bool) -> Option<&'a [u8]> {
+    pub(crate) fn walked_body(&self, header: &Header, body_good: bool) -> Option<bytes::Bytes> {
         let from = header.header_len as usize;
-        body_good.then(|| {
-            self.at(header.position)
-                .get(from..from + header.body_len as usize)
-        })?
+        let frame = body_good.then(|| self.whole(header))?;
+        let there = frame.len() == from + header.body_len as usize;
+        there.then(|| frame.slice(from..))
     }
 
     /// The seal, if the last frame is one.
     pub(super) fn seal(&self, walked: &Walked) -> Option<Seal> {
         match walked.items.last()? {
             Item::Frame { header, .. } if header.kind == Kind::Seal => {
-                Seal::decode(self.body(header)?)
+                Seal::decode(&self.body(header)?)
             }
             _ => None,
         }
@@ -126,17 +159,29 @@ impl<'a> Bytes<'a> {
     pub(crate) fn resynchronise(&self, mut from: Position) -> Option<Header> {
         let limit = self.limit();
         while from < limit {
-            if let Some(header) = self.header(from) {
-                return Some(header);
+            let piece = self.at(from, LOOK);
+            let mut at = 0;
+            while let Some(claimed) = frame::claimed_position(&piece[at.min(piece.len())..]) {
+                let here = from.advance(at as u64);
+                if here >= limit {
+                    return None;
+                }
+                if claimed == here.get()
+                    && let Some(header) = self.header(here)
+                {
+                    return Some(header);
+                }
+                // A header may begin with zeros, but not with a page of them.
+                let page = piece.get(at..at + ZERO_PAGE);
+                at += match page.is_some_and(are_zeros) {
+                    true => ZERO_PAGE - HEADER_BYTES,
+                    false => 8,
+                };
             }
-            let page = self.at(from).get(..ZERO_PAGE);
-            let zeros = page.is_some_and(are_zeros);
-            // A header may begin with zeros, but not with so many.
-            from = from.advance(if zeros {
-                (ZERO_PAGE - HEADER_BYTES) as u64
-            } else {
-                8
-            });
+            if piece.len() < LOOK {
+                return None;
+            }
+            from = from.advance(at as u64);
         }
         None
     }
@@ -166,33 +211,63 @@ impl<'a> Bytes<'a> {
 
     fn newer_header(&self, from: Position, to: Position) -> Option<(Position, Newer)> {
         // Behind its bytes there is nothing to look at, whatever a link tells of the end.
-        let (mut at, to) = (from, to.min(self.limit()));
-        while at < to {
-            let bytes = self.at(at);
-            if frame::claimed_position(bytes) == Some(at.get())
-                && let Some(newer) = frame::newer(bytes, self.life.salt)
-            {
-                return Some((at, newer));
+        let (mut from, to) = (from, to.min(self.limit()));
+        while from < to {
+            let piece = self.at(from, LOOK);
+            let mut at = 0;
+            while let Some(claimed) = frame::claimed_position(&piece[at.min(piece.len())..]) {
+                let here = from.advance(at as u64);
+                if here >= to {
+                    return None;
+                }
+                if claimed == here.get()
+                    && let Some(newer) = frame::newer(&self.claimed_header(here), self.life.salt)
+                {
+                    return Some((here, newer));
+                }
+                at += 8;
             }
-            at = at.advance(8);
+            if piece.len() < LOOK {
+                return None;
+            }
+            from = from.advance(at as u64);
         }
         None
     }
 
-    /// D, as far as frames from `from` on tell: the highest position that any verified
-    /// header says was flushed.
-    fn proven_from(&self, mut from: Position) -> Position {
-        let mut proven = Position::ZERO;
+    /// Looks at everything from `from` on.
+    fn rest(&self, from: Position) -> Rest {
+        let mut rest = Rest {
+            proven: Position::ZERO,
+            last_header: None,
+            used: from,
+            ends_with_zeros: true,
+        };
         let blind = known_bad::makes(Mistake::LastGoodFrame)
             || known_bad::makes(Mistake::TruncateOnAnyError);
-        if blind {
-            return proven;
+        let mut next = from;
+        while let Some(header) = self.resynchronise(next) {
+            if !blind {
+                rest.proven = rest.proven.max(header.durable_mark);
+            }
+            rest.last_header = Some(header.position);
+            next = header.position.advance(8);
         }
-        while let Some(header) = self.resynchronise(from) {
-            proven = proven.max(header.durable_mark);
-            from = header.position.advance(8);
+        let mut at = from;
+        loop {
+            let piece = self.at(at, SWEEP);
+            let used = used_length(&piece);
+            if used > 0 {
+                rest.used = at.advance(used as u64);
+            }
+            at = at.advance(piece.len() as u64);
+            if piece.len() < SWEEP {
+                break;
+            }
         }
-        proven
+        let last_page = at.get().saturating_sub(ZERO_PAGE as u64).max(from.get());
+        rest.ends_with_zeros = rest.used.get() <= last_page;
+        rest
     }
 
     /// Walks up to `end`, which a successor tells; whatever is bad below is damage.
@@ -216,8 +291,8 @@ impl<'a> Bytes<'a> {
         let mut walk = Walk::new(*self);
         // Asked for at the first bad bytes. A frame proves nothing behind its own start,
         // so those before need no look.
-        let mut proven = None;
-        let mut durable = |from: Position| *proven.get_or_insert_with(|| self.proven_from(from));
+        let mut rest: Option<Rest> = None;
+        let mut durable = |from: Position| rest.get_or_insert_with(|| self.rest(from)).proven;
         loop {
             let at = walk.position;
             match walk.frame() {
@@ -233,31 +308,27 @@ impl<'a> Bytes<'a> {
                 _ => break,
             }
         }
-        walk.cut_open_unit();
-        let torn = self.debris(walk.position);
+        let cut = walk.cut_open_unit();
+        let end = walk.position;
+        // A unit that was cut begins before the first bad bytes.
+        let rest = rest.filter(|_| !cut).unwrap_or_else(|| self.rest(end));
+        let torn = self.debris(end, &rest);
         walk.done(torn)
     }
 
-    /// How many bytes from `end` on are neither zeros nor plainly of an earlier life.
-    fn debris(&self, end: Position) -> u64 {
-        let rest = self.at(end);
-        let used = used_length(rest);
+    /// How many bytes from `end` on are neither zeros nor plainly of an earlier life. `rest`:
+    /// looked at from `end` on, or from a place before it.
+    fn debris(&self, end: Position, rest: &Rest) -> u64 {
         // In a recycled file everything behind the end is stale: only what claims to
         // stand exactly here was meant to.
-        let ours =
-            frame::claimed_position(rest) == Some(end.get()) || self.resynchronise(end).is_some();
-        if ours || self.is_fresh_before(end) {
-            used as u64
-        } else {
-            0
+        let claimed = frame::claimed_position(&self.at(end, HEADER_BYTES));
+        let ours = claimed == Some(end.get()) || rest.last_header.is_some_and(|at| at >= end);
+        // Whether the file was all zeros before this life, judged by its very end.
+        let is_fresh = rest.ends_with_zeros || rest.used <= end;
+        match ours || is_fresh {
+            true => rest.used.get().saturating_sub(end.get()),
+            false => 0,
         }
-    }
-
-    /// Whether the file was all zeros before this life, judged by its very end.
-    fn is_fresh_before(&self, end: Position) -> bool {
-        let rest = self.at(end);
-        let tail = &rest[rest.len().saturating_sub(4096)..];
-        are_zeros(tail)
     }
 }
 
@@ -312,8 +383,10 @@ impl<'a> Walk<'a> {
         self.chain = None;
     }
 
-    /// Takes back the frames of an atomic unit whose last frame is not there.
-    fn cut_open_unit(&mut self) {
+    /// Takes back the frames of an atomic unit whose last frame is not there. Returns whether
+    /// there were any.
+    fn cut_open_unit(&mut self) -> bool {
+        let before = self.position;
         while let Some(Item::Frame { header, .. }) = self.items.last()
             && header.continues()
         {
@@ -322,6 +395,7 @@ impl<'a> Walk<'a> {
             self.last_chain = header.chain;
             self.items.pop();
         }
+        self.position < before
     }
 
     fn done(self, torn: u64) -> Walked {
@@ -376,7 +450,7 @@ mod tests {
         let segment = Bytes {
             life: &LIFE,
             base: Position::ZERO,
-            bytes,
+            bytes: &Content::of_bytes(bytes.to_vec()),
         };
         segment.walk_last()
     }

@@ -434,6 +434,81 @@ fn backups_hold_the_files_they_listed_and_no_others() {
 }
 
 #[test]
+fn backup_that_nobody_reads_ends_and_holds_nothing() {
+    let (fixture, _) = busy_store(3);
+    let backups = &fixture.core.backups;
+    let limit = i64::try_from(backup::UNREAD.as_micros()).unwrap();
+    let segment = format!("journal/{}", fixture.disk.list("journal").unwrap()[0]);
+    let is_there = || fixture.disk.contents(&segment).is_some();
+    let mut unread = begin(&fixture, HashSet::new()).unwrap();
+    assert!(next(&mut *unread).unwrap().is_some());
+    assert!(backups.remove(&segment).unwrap());
+    // A part in time: the backup goes on.
+    fixture.clock.advance(limit - 1);
+    backups.end_unread(fixture.core.journal.clock.monotonic());
+    assert!(next(&mut *unread).unwrap().is_some());
+    fixture.clock.advance(limit - 1);
+    backups.end_unread(fixture.core.journal.clock.monotonic());
+    assert!(is_there());
+    fixture.clock.advance(1);
+    backups.end_unread(fixture.core.journal.clock.monotonic());
+    assert!(!is_there());
+    let ended = next(&mut *unread);
+    assert!(
+        matches!(ended, Err(BackupError::Unread { .. })),
+        "{ended:?}"
+    );
+    // Also without a look in between, and its place is free.
+    let mut unread: Vec<_> = (0..backup::AT_A_TIME)
+        .map(|_| begin(&fixture, HashSet::new()).unwrap())
+        .collect();
+    fixture.clock.advance(limit);
+    assert!(begin(&fixture, HashSet::new()).is_ok());
+    for unread in &mut unread {
+        assert!(matches!(
+            next(&mut **unread),
+            Err(BackupError::Unread { .. })
+        ));
+    }
+}
+
+#[test]
+fn backup_holds_only_the_files_that_it_still_sends() {
+    let (fixture, _) = busy_store(3);
+    let backups = &fixture.core.backups;
+    let held = |path: &str| !backups.unless_held(&[path.to_owned()], || Ok(())).unwrap();
+    let mut first = begin(&fixture, HashSet::new()).unwrap();
+    let manifest = loop {
+        if let BackupPart::Manifest(manifest) = next(&mut *first).unwrap().unwrap() {
+            break manifest;
+        }
+    };
+    assert!(manifest.files.iter().all(|file| held(&file.path)));
+    let mut sending = 0;
+    while let Some(part) = next(&mut *first).unwrap() {
+        let BackupPart::Chunk { file, .. } = part else {
+            panic!("content follows the manifest");
+        };
+        sending = file;
+        for (at, file) in manifest.files.iter().enumerate() {
+            assert_eq!(held(&file.path), at >= sending, "{} of {at}", file.path);
+        }
+    }
+    assert!(sending + 1 == manifest.files.len() && sending > 2);
+    // Content that the caller has is not held.
+    let known = manifest.files.iter().map(|file| file.digest).collect();
+    let mut second = begin(&fixture, known).unwrap();
+    loop {
+        if let BackupPart::Manifest(again) = next(&mut *second).unwrap().unwrap() {
+            for file in &again.files {
+                assert_eq!(held(&file.path), !file.known, "{}", file.path);
+            }
+            break;
+        }
+    }
+}
+
+#[test]
 fn few_backups_run_at_a_time() {
     let (fixture, _) = busy_store(3);
     let begin = || begin(&fixture, HashSet::new());

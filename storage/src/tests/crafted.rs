@@ -144,6 +144,17 @@ fn begun_beyond_its_bounds_is_named_and_not_used() {
 fn store_that_cannot_go_on_is_refused_and_left_as_it_was() {
     let disk = store().disk.copy();
     disk.replace("BEGUN", begun(bounds::EPOCHS - 1, 1, 0));
+    let named = |disk: &SimDisk, what: &str| {
+        let findings = verified(disk).unwrap();
+        assert!(
+            findings.iter().any(|f| f.detail.contains(what)),
+            "{findings:?}"
+        );
+    };
+    named(
+        &disk,
+        "BEGUN: epoch 8388607 is the last one, so a start refuses",
+    );
     let before = files(&disk);
     for refused in [
         open(&disk, &small_config(), &TestClock::new()).err(),
@@ -157,6 +168,10 @@ fn store_that_cannot_go_on_is_refused_and_left_as_it_was() {
         );
     }
     assert_eq!(files(&disk), before);
+    let last = bounds::POSITIONS - bounds::POSITIONS_LEFT;
+    disk.replace("BEGUN", begun(1, 1, last));
+    named(&disk, "is the last one, so a start refuses");
+    assert!(open(&disk, &small_config(), &TestClock::new()).is_err());
 }
 
 /// Changes frames of all segments, each by its number, header and body at once; all

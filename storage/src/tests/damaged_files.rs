@@ -789,3 +789,58 @@ fn a_flipped_byte_of_a_segment_costs_exactly_its_records_with_indexes_and_withou
         tried
     });
 }
+
+/// Batches of a producer, a checkpoint, and a clean end.
+fn with_a_producer() -> SimDisk {
+    let fixture = Fixture::new();
+    for number in 0..40 {
+        let data = vec![number; 4000];
+        fixture.append("a", &data).unwrap();
+    }
+    fixture.restart_cleanly().disk
+}
+
+#[test]
+fn store_without_its_journal_directory_says_that_something_is_lost() {
+    let disk = with_a_producer();
+    for name in disk.list("journal").unwrap() {
+        disk.remove(&format!("journal/{name}")).unwrap();
+    }
+    let copy: Arc<dyn Disk> = Arc::new(disk.copy());
+    let loss = crate::repair::examine(&copy, &small_config()).unwrap();
+    assert!(loss.unknown_logs, "{loss:?}");
+    let fixture = Fixture::on(disk);
+    let findings = fixture.report.findings.join("; ");
+    assert!(findings.contains("missing"), "{findings}");
+    assert!(findings.contains("key of digests"), "{findings}");
+    assert!(fixture.core.statistics().unattributed_damages > 0);
+    assert!(matches!(
+        fixture.append("new", b"x"),
+        Err(AppendError::TailUnproven { .. })
+    ));
+    let fixture = fixture.restart();
+    assert!(fixture.core.statistics().unattributed_damages > 0);
+}
+
+#[test]
+fn a_lost_key_of_digests_is_reported_by_start_and_repair() {
+    let disk = with_a_producer();
+    for name in disk.list("journal").unwrap() {
+        let path = format!("journal/{name}");
+        let mut bytes = disk.contents(&path).unwrap();
+        // The key in both copies of the life block.
+        bytes[70] ^= 1;
+        bytes[4096 + 70] ^= 1;
+        disk.replace(&path, bytes);
+    }
+    let copy: Arc<dyn Disk> = Arc::new(disk.copy());
+    let loss = crate::repair::examine(&copy, &small_config()).unwrap();
+    let told = |findings: &[String]| findings.iter().any(|f| f.contains("key of digests"));
+    assert!(told(&loss.findings), "{loss:?}");
+    let fixture = Fixture::on(disk);
+    assert!(told(&fixture.report.findings), "{:?}", fixture.report);
+    assert_eq!(fixture.contents("a").len(), 40);
+    // The new segment has a new key.
+    let fixture = fixture.restart();
+    assert!(!told(&fixture.report.findings), "{:?}", fixture.report);
+}

@@ -120,7 +120,9 @@ fn deleting_a_log_whose_creation_was_taken_back_finds_no_log() {
     let created = fixture.core.create_in_turn(new, LogConfig::default());
     let deletions: Vec<Deletion> = (0..256).map(|at| delete(&fixture, &name(at))).collect();
     let deleted = delete(&fixture, "new");
-    fixture.disk.fail_write(1, std::io::ErrorKind::StorageFull, 0);
+    fixture
+        .disk
+        .fail_write(1, std::io::ErrorKind::StorageFull, 0);
     fixture.core.turn();
     assert!(block_on(created).is_err());
     for deletion in deletions {

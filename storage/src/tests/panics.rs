@@ -83,7 +83,11 @@ impl Trapped {
         for _ in 0..8 {
             let data = vec![1; 20 << 10];
             let batch = batch(&[("a", &[&data])]);
-            drop(self.engine.submit(None, batch, Some(Durability::Durable)).wait());
+            drop(
+                self.engine
+                    .submit(None, batch, Some(Durability::Durable))
+                    .wait(),
+            );
         }
     }
 
@@ -91,7 +95,8 @@ impl Trapped {
     fn failure(&self) -> String {
         let (sender, failed) = mpsc::channel();
         let engine = Arc::clone(&self.engine);
-        std::thread::spawn(move || drop(sender.send(block_on(engine.failed()).to_string())));
+        let wait = move || drop(sender.send(block_on(engine.failed()).to_string()));
+        crate::threads::start("test", wait).unwrap();
         let within = Duration::from_secs(60);
         failed.recv_timeout(within).expect("the journal fails")
     }
@@ -100,10 +105,11 @@ impl Trapped {
     fn end(self) -> Vec<Worker> {
         let Self { engine, counted } = self;
         let (sender, ended) = mpsc::channel();
-        std::thread::spawn(move || {
+        let drop_engine = move || {
             drop(engine);
             let _ = sender.send(());
-        });
+        };
+        crate::threads::start("test", drop_engine).unwrap();
         let within = Duration::from_secs(60);
         ended.recv_timeout(within).expect("all threads end");
         *TRAPPED.lock() = "";
@@ -129,7 +135,10 @@ fn a_panic_of_any_engine_thread_is_counted_and_ends_its_work() {
                 let mut verification = trapped.engine.verify(None, 0).unwrap();
                 let mut told = || block_on(verification.next());
                 let error = std::iter::from_fn(&mut told).find_map(Result::err).unwrap();
-                assert!(error.to_string().contains("a trap on wald-verify"), "{error}");
+                assert!(
+                    error.to_string().contains("a trap on wald-verify"),
+                    "{error}"
+                );
             }
             _ => {
                 trapped.fill();

@@ -350,6 +350,85 @@ fn records_of_a_moment_when_the_clock_was_a_year_ahead_hold_up_no_others_for_lon
     assert_eq!(fixture.first("a"), 26);
 }
 
+/// A store whose clock was years ahead when it was made.
+fn began_ahead(years: i64) -> Fixture {
+    let clock = TestClock::new();
+    clock.jump(years * 365 * DAY);
+    let (disk, config) = (SimDisk::new(), small_config());
+    let (core, report) = open(&disk, &config, &clock).unwrap();
+    Fixture {
+        disk,
+        clock,
+        config,
+        core,
+        report,
+    }
+}
+
+#[test]
+fn records_of_a_first_clock_years_ahead_expire_with_later_ones() {
+    let fixture = began_ahead(33);
+    fixture.retain("a", Some(by_age(DAY)));
+    fixture.fill("a", 50, 10);
+    // Put right, and believed after 10 minutes.
+    fixture.clock.jump(-30 * 365 * DAY);
+    for _ in 0..3 {
+        fixture.pass();
+        fixture.clock.advance(HOUR / 4);
+    }
+    fixture.fill("a", 3, 10);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 0);
+    fixture.clock.advance(3 * DAY);
+    fixture.fill("a", 1, 10);
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 53);
+}
+
+#[test]
+fn clock_that_began_years_ahead_is_reset() {
+    // The clock of the machine shows 2023: no daemon believes that it goes back.
+    let fixture = began_ahead(30);
+    fixture.retain("a", Some(by_age(DAY)));
+    fixture.fill("a", 1, 10);
+    fixture.clock.jump(-30 * 365 * DAY);
+    fixture.clock.advance(DAY);
+    let ahead = |fixture: &Fixture| -fixture.core.journal.expiry_lag_micros() / DAY;
+    assert!(ahead(&fixture) > 29 * 365);
+    let Fixture {
+        disk,
+        clock,
+        config,
+        core,
+        ..
+    } = fixture;
+    core.close().unwrap();
+    drop(core);
+    let shared: Arc<dyn crate::disk::Disk> = Arc::new(disk.clone());
+    let shown = crate::expiry_clock(&shared, &config).unwrap().unwrap();
+    assert!((shown.micros() - clock.now().micros()) / DAY > 29 * 365);
+    crate::reset_expiry_clock(&shared, &config, Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
+    let shown = crate::expiry_clock(&shared, &config).unwrap();
+    assert_eq!(shown, Some(clock.now()));
+    // The next start goes on from there, and records expire again.
+    let (core, report) = open(&disk, &config, &clock).unwrap();
+    let fixture = Fixture {
+        disk,
+        clock,
+        config,
+        core,
+        report,
+    };
+    assert!(fixture.report.clean && fixture.report.findings.is_empty());
+    assert_eq!(ahead(&fixture), 0);
+    fixture.retain("b", Some(by_age(DAY)));
+    fixture.fill("b", 1, 10);
+    fixture.clock.advance(2 * DAY);
+    fixture.fill("b", 1, 10);
+    fixture.pass();
+    assert_eq!(fixture.first("b"), 1);
+}
+
 #[test]
 fn time_without_a_process_counts_once_it_is_made_up_for() {
     let fixture = Fixture::new();

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::segment::NextLsns;
 use super::{Finding, FindingKind, Severity, advice};
 use crate::checkpoint;
-use crate::directory::{self, Format, LastBegun, ReadBegun};
+use crate::directory::{self, BEGUN, Format, LastBegun, ReadBegun};
 use crate::disk::{Disk, read_whole};
 use crate::ids::{Lsn, Position, SegmentId};
 use crate::index::{SealedIndex, decode_index, index_id, index_path};
@@ -52,6 +52,17 @@ pub(crate) fn small_files(
         ));
     }
     let begun = LastBegun::read(disk)?;
+    if let Some(what) = begun.good().and_then(|begun| begun.leaves_no_room()) {
+        findings.push(Finding::of_file(
+            FindingKind::Chain,
+            Severity::Damage,
+            BEGUN,
+            format!(
+                "{what}, so a start refuses the store: no store gets so far, so the file was altered"
+            ),
+            "restore a backup, or serve the store with an older version and append its records to a new store",
+        ));
+    }
     if let ReadBegun::Beyond(what) = &begun {
         findings.push(Finding::of_file(
             FindingKind::Chain,

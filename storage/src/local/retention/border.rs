@@ -79,9 +79,10 @@ impl Core {
         &self,
         log: &Log,
         (first, limit): (Lsn, Lsn),
-        newest: Timestamp,
+        (newest, now): (Timestamp, Timestamp),
     ) -> io::Result<Lsn> {
-        let (mut low, mut high) = (first, limit);
+        let start = self.behind_wrong_clock(log, (first, limit), now)?;
+        let (mut low, mut high) = (start, limit);
         while low < high {
             let middle = low.advance(high.since(low) / 2);
             let frame = self.arrived(log, middle)?;
@@ -94,7 +95,29 @@ impl Core {
                 None => high = middle,
             }
         }
-        Ok(low)
+        // What lies before the first right time goes with the first record behind it that is old.
+        Ok(if low > start { low } else { first })
+    }
+
+    /// The first record behind those that seem to have arrived later than `now`: the clock was
+    /// ahead then, and they arrived before that record. `first` if it has a right time.
+    fn behind_wrong_clock(
+        &self,
+        log: &Log,
+        (first, limit): (Lsn, Lsn),
+        now: Timestamp,
+    ) -> io::Result<Lsn> {
+        let (mut low, mut high, mut middle) = (first, limit, first);
+        while low < high {
+            match self.arrived(log, middle)? {
+                Some((place, Some(arrival))) if arrival > now => low = place.next_lsn(),
+                _ if middle == first => return Ok(first),
+                Some((place, _)) => high = middle.min(place.first_lsn).max(low),
+                None => high = middle,
+            }
+            middle = low.advance(high.get().saturating_sub(low.get()) / 2);
+        }
+        Ok(low.min(limit))
     }
 
     /// When the frame arrived that holds a record, or the next one that is not damaged; `None`

@@ -1,0 +1,250 @@
+//! The bytes of one segment file, read in windows.
+//!
+//! ```text
+//!  file   |-----------[ older window ]--[ newest window ]------------------------|
+//!                                         ^ piece: a part of one window, shared
+//! ```
+//!
+//! A segment may have 4 GiB, and most of it may be zeros or a hole of a sparse file. A start must
+//! not need memory for all of that. Files of up to [`WHOLE`] bytes are read at once; of a larger
+//! file two windows of [`WINDOW`] bytes are in memory, or of one frame if that is longer.
+//!
+//! A walk cannot fail. An error of the disk is kept instead, the bytes behind it count as missing,
+//! and [`Content::check`] reports the error after the walk.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::sync::Arc;
+
+use crate::disk::{Disk, DiskFile, read_some};
+
+/// Files of up to this size are read at once, bytes. Small in tests, so that they walk windows of
+/// small segments.
+const WHOLE: u64 = if cfg!(test) { 32 << 10 } else { 16 << 20 };
+/// Size of a window of a larger file, bytes.
+const WINDOW: u64 = if cfg!(test) { 8 << 10 } else { 4 << 20 };
+/// Windows begin at multiples of this, bytes.
+const ALIGN: u64 = 4096;
+
+/// Where the bytes come from.
+enum Source<'d> {
+    Opened(Arc<dyn DiskFile>),
+    Borrowed(&'d dyn DiskFile),
+    /// Read around the page cache, where that can be done.
+    Device {
+        disk: &'d dyn Disk,
+        path: String,
+        file: Arc<dyn DiskFile>,
+    },
+    #[cfg(test)]
+    Memory,
+}
+
+/// A stretch of the file that is in memory.
+#[derive(Clone, Default)]
+struct Window {
+    offset: u64,
+    bytes: bytes::Bytes,
+}
+
+impl Window {
+    /// So many bytes at `offset`, if all of them are here.
+    fn piece(&self, offset: u64, length: usize) -> Option<bytes::Bytes> {
+        let from = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        let to = from.checked_add(length)?;
+        (to <= self.bytes.len()).then(|| self.bytes.slice(from..to))
+    }
+}
+
+/// The bytes of one segment file.
+pub(crate) struct Content<'d> {
+    source: Source<'d>,
+    size: u64,
+    /// The newest first.
+    windows: RefCell<[Window; 2]>,
+    /// Whether the page cache was believed although it should not be.
+    cached: Cell<bool>,
+    failed: RefCell<Option<io::Error>>,
+}
+
+impl<'d> Content<'d> {
+    fn new(source: Source<'d>, size: u64) -> Self {
+        Self {
+            source,
+            size,
+            windows: RefCell::default(),
+            cached: Cell::new(false),
+            failed: RefCell::default(),
+        }
+    }
+
+    /// All of a file.
+    pub(crate) fn open(disk: &dyn Disk, path: &str) -> io::Result<Self> {
+        let file = disk.open(path)?;
+        let size = file.size()?;
+        Ok(Self::new(Source::Opened(file), size))
+    }
+
+    /// Up to so many bytes of a file.
+    pub(crate) fn of_file(file: &'d dyn DiskFile, most: u64) -> io::Result<Self> {
+        let size = file.size()?.min(most);
+        Ok(Self::new(Source::Borrowed(file), size))
+    }
+
+    /// Up to so many bytes of a file, from the device and not from the page cache.
+    pub(crate) fn from_device(disk: &'d dyn Disk, path: &str, most: u64) -> io::Result<Self> {
+        let file = disk.open(path)?;
+        let size = file.size()?.min(most);
+        let path = path.to_owned();
+        Ok(Self::new(Source::Device { disk, path, file }, size))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_bytes(bytes: impl Into<bytes::Bytes>) -> Self {
+        let window = Window {
+            offset: 0,
+            bytes: bytes.into(),
+        };
+        let content = Self::new(Source::Memory, window.bytes.len() as u64);
+        *content.windows.borrow_mut() = [window.clone(), window];
+        content
+    }
+
+    /// Size of the file, or the limit that was given.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether bytes that should come from the device came from the page cache.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.cached.get()
+    }
+
+    /// Reports an error of the disk since the last call.
+    ///
+    /// # Errors
+    /// If a read has failed: what was made of the bytes is worth nothing.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Up to so many bytes from `offset` on; fewer where the file ends.
+    pub(crate) fn piece(&self, offset: u64, length: usize) -> bytes::Bytes {
+        let left = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let length = length.min(left);
+        if length == 0 {
+            return bytes::Bytes::new();
+        }
+        let mut windows = self.windows.borrow_mut();
+        if let Some(piece) = windows[0].piece(offset, length) {
+            return piece;
+        }
+        if let Some(piece) = windows[1].piece(offset, length) {
+            windows.swap(0, 1);
+            return piece;
+        }
+        // First: the memory of the one that goes is not needed beside the new one.
+        windows.swap(0, 1);
+        windows[0] = Window::default();
+        match self.window(offset, length as u64) {
+            Ok(window) => windows[0] = window,
+            Err(error) => {
+                self.failed.borrow_mut().get_or_insert(error);
+                return bytes::Bytes::new();
+            }
+        }
+        let window = &windows[0];
+        // The file may have become shorter.
+        let from = usize::try_from(offset - window.offset).unwrap_or(usize::MAX);
+        let to = from.saturating_add(length).min(window.bytes.len());
+        window.bytes.slice(from.min(to)..to)
+    }
+
+    /// Reads a window that holds so many bytes from `offset` on.
+    fn window(&self, offset: u64, length: u64) -> io::Result<Window> {
+        let (from, to) = match self.size <= WHOLE {
+            true => (0, self.size),
+            false => {
+                let from = offset / ALIGN * ALIGN;
+                (from, (offset + length).max(from + WINDOW).min(self.size))
+            }
+        };
+        let bytes = match &self.source {
+            Source::Opened(file) => read_some(&**file, from, to - from)?.into(),
+            Source::Borrowed(file) => read_some(*file, from, to - from)?.into(),
+            Source::Device { disk, path, file } => {
+                match disk.read_range_from_device(path, from, to - from)? {
+                    Some(bytes) => bytes,
+                    None => {
+                        self.cached.set(true);
+                        read_some(&**file, from, to - from)?.into()
+                    }
+                }
+            }
+            #[cfg(test)]
+            Source::Memory => bytes::Bytes::new(),
+        };
+        Ok(Window {
+            offset: from,
+            bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::{Call, CallKind, SimDisk};
+
+    /// Longest read of a file, bytes, as far as the test below has made any.
+    static LONGEST: crate::sync::atomic::AtomicU64 = crate::sync::atomic::AtomicU64::new(0);
+
+    fn note_read(call: &Call<'_>) -> bool {
+        if call.kind == CallKind::Read {
+            LONGEST.fetch_max(call.length, crate::sync::atomic::Ordering::SeqCst);
+        }
+        false
+    }
+
+    #[test]
+    fn pieces_of_a_large_file_are_right_and_no_read_is_longer_than_a_window() {
+        let disk = SimDisk::new();
+        let size = WHOLE + 3 * WINDOW + 1000;
+        let bytes: Vec<u8> = (0..size).map(|at| (at / 7 % 251) as u8).collect();
+        disk.replace("x", bytes.clone());
+        disk.fail_call(note_read, u64::MAX, 0);
+        let content = Content::open(&disk, "x").unwrap();
+        let mut at = 5_u64;
+        for turn in 0_u64..3000 {
+            let length = usize::try_from(turn * 7919 % (WINDOW / 4)).unwrap();
+            let from = usize::try_from(at).unwrap();
+            let expected = &bytes[from..(from + length).min(bytes.len())];
+            assert_eq!(content.piece(at, length), expected, "{length} at {at}");
+            // Back by a little, ahead by more.
+            at = match turn % 3 {
+                0 => at.saturating_sub(WINDOW / 2),
+                _ => (at + WINDOW * 3 / 4) % size,
+            };
+        }
+        let longest = LONGEST.load(crate::sync::atomic::Ordering::SeqCst);
+        assert!((1..=WINDOW).contains(&longest), "{longest}");
+        // One that is longer than a window, and one behind the end.
+        let long = usize::try_from(2 * WINDOW).unwrap();
+        assert_eq!(content.piece(100, long), bytes[100..100 + long]);
+        assert!(content.piece(size, 1).is_empty());
+        content.check().unwrap();
+    }
+
+    #[test]
+    fn failed_read_is_reported_after_the_walk() {
+        let disk = SimDisk::new();
+        disk.replace("x", vec![7; 10_000]);
+        let content = Content::open(&disk, "x").unwrap();
+        disk.fail_call(|call| call.kind == CallKind::Read, 1, 24);
+        assert!(content.piece(0, 100).is_empty());
+        let failed = content.check().unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(24));
+        assert_eq!(content.piece(0, 100), [7; 100][..]);
+        content.check().unwrap();
+    }
+}
