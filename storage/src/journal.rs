@@ -362,7 +362,12 @@ impl Journal {
             }
             // First the position, then the segment: if the journal rolls between, the
             // roll has flushed the position's segment itself.
-            let target = self.written();
+            let target = {
+                let mut waiting = self.waiting.lock();
+                let target = self.written();
+                waiting.begin_flush(target);
+                target
+            };
             if anyway || target > self.durable() {
                 let segment = Arc::clone(&*self.current.read());
                 let started = self.clock.monotonic();

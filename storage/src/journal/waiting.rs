@@ -68,6 +68,12 @@ pub(crate) struct Waiter {
 /// A written and not yet flushed group: where it ends, and whose readers to wake.
 type Group = (Position, Vec<Arc<Log>>);
 
+/// Unflushed groups that are kept apart. Further groups share one entry, which lists each log about
+/// once: its size follows the number of logs, and not the number of groups in a segment.
+const MOST_GROUPS: usize = 64;
+/// Logs that an entry may list before duplicates are removed.
+const FEW_LOGS: usize = 1024;
+
 /// When a group was written.
 struct Written {
     end: Position,
@@ -81,6 +87,10 @@ struct Written {
 pub(super) struct Waiting {
     pub(super) waiters: Vec<Waiter>,
     groups: VecDeque<Group>,
+    /// Logs of the last shared entry without duplicates, when these were removed last.
+    distinct: usize,
+    /// The newest flush covers what lies below.
+    flushing: Position,
     times: VecDeque<Written>,
     /// Logs with trims that take effect when what is below is durable.
     trims: Vec<(Position, Arc<Log>)>,
@@ -90,7 +100,7 @@ impl Waiting {
     pub(super) fn written(&mut self, group: Group, bytes: u64, scheduled: bool, at: Instant) {
         match self.times.back_mut() {
             // Where nothing is flushed for long, old groups are counted together.
-            Some(last) if last.scheduled == scheduled && self.groups.len() > 64 => {
+            Some(last) if last.scheduled == scheduled && self.groups.len() > MOST_GROUPS => {
                 last.end = group.0;
                 last.bytes += bytes;
             }
@@ -101,7 +111,47 @@ impl Waiting {
                 scheduled,
             }),
         }
+        self.share_last();
         self.groups.push_back(group);
+    }
+
+    /// Puts the last two groups together if there are many. Both are published, so every later
+    /// flush covers both. The newest flush must not cover only the first: its readers would wait
+    /// for another flush.
+    fn share_last(&mut self) {
+        if self.groups.len() <= MOST_GROUPS {
+            return;
+        }
+        let Some((end, logs)) = self.groups.pop_back() else {
+            return;
+        };
+        match self.groups.back_mut() {
+            Some(before) if self.flushing < before.0 || end <= self.flushing => {
+                before.0 = end;
+                before.1.extend(logs);
+                if before.1.len() > FEW_LOGS.max(2 * self.distinct) {
+                    before.1.sort_unstable_by_key(|log| log.id);
+                    before.1.dedup_by_key(|log| log.id);
+                    self.distinct = before.1.len();
+                }
+            }
+            _ => {
+                self.groups.push_back((end, logs));
+                self.distinct = 0;
+            }
+        }
+    }
+
+    /// A flush begins that covers what lies below `target`.
+    pub(super) fn begin_flush(&mut self, target: Position) {
+        self.flushing = target;
+    }
+
+    /// Unflushed groups that are kept, and the logs that they list.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> (usize, usize) {
+        let logs = self.groups.iter().map(|(_, logs)| logs.len());
+        (self.groups.len(), logs.sum())
     }
 
     /// Since when something lies unflushed.
@@ -267,6 +317,66 @@ impl Journal {
             Answer::Cursor(promise) => promise.keep(Err(told.into())),
             Answer::Sync(promise) => promise.keep(Err(SyncError::JournalFailed(error))),
             Answer::Expire(promise) => promise.keep(Err(told)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+    use crate::clock::{Clock, SystemClock};
+    use crate::ids::{LogId, LogName, Timestamp};
+    use crate::record::LogConfig;
+
+    fn log(number: u64) -> Arc<Log> {
+        let (id, name) = (LogId::new(number), LogName::new("a").unwrap());
+        let zero = Timestamp::default();
+        let config = LogConfig::default();
+        Arc::new(Log::new(id, name, config, zero, Position::ZERO))
+    }
+
+    #[test]
+    fn unflushed_groups_stay_few_and_each_flush_names_its_logs() {
+        let logs: Vec<Arc<Log>> = (0..300).map(log).collect();
+        for seed in 0..20 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let mut waiting = Waiting::default();
+            let mut unflushed: Vec<(Position, LogId)> = Vec::new();
+            let mut end = Position::ZERO;
+            let mut target = None;
+            for _ in 0..30_000 {
+                end = end.advance(8);
+                let log = &logs[random.random_range(0..logs.len())];
+                let group = (end, vec![Arc::clone(log)]);
+                waiting.written(group, 8, false, SystemClock.monotonic());
+                unflushed.push((end, log.id));
+                let (groups, listed) = waiting.kept();
+                assert!(groups < MOST_GROUPS + 4, "{groups} groups, seed {seed}");
+                assert!(listed < 4 * FEW_LOGS, "{listed} logs, seed {seed}");
+                match target {
+                    None if random.random_range(0..1000) == 0 => {
+                        waiting.begin_flush(end);
+                        target = Some(end);
+                    }
+                    Some(durable) if random.random_range(0..500) == 0 => {
+                        let (_, groups) = waiting.take_below(durable);
+                        let woken: Vec<LogId> = groups
+                            .iter()
+                            .flat_map(|(_, logs)| logs.iter().map(|log| log.id))
+                            .collect();
+                        unflushed.retain(|(end, id)| {
+                            let covered = *end <= durable;
+                            assert!(!covered || woken.contains(id), "seed {seed}");
+                            !covered
+                        });
+                        target = None;
+                    }
+                    _ => {}
+                }
+            }
         }
     }
 }

@@ -66,6 +66,11 @@ mod of_tests {
             self.committer.lock().commit(self.intake.take());
         }
 
+        /// As if the segment at hand held this number of records already.
+        pub(crate) fn pretend_records(&self, records: u64) {
+            self.committer.lock().pretend_records(records);
+        }
+
         /// Trims a log in a later turn.
         pub(crate) fn trim_in_turn(
             &self,

@@ -548,3 +548,40 @@ fn an_old_cursor_is_told_of_a_loss_although_what_came_after_was_trimmed() {
         assert_eq!((lost.from, lost.to), (Some(Lsn::new(1)), Some(Lsn::new(3))));
     }
 }
+
+#[test]
+fn a_segment_ends_before_its_records_pass_32_bits() {
+    let f = Fixture::new();
+    f.append("a", b"1").unwrap();
+    for with_producer in [false, true] {
+        let before = f.segments();
+        f.core.pool_in_turn().unwrap();
+        let most = u64::from(u32::MAX);
+        f.core.pretend_records(most - 2);
+        f.append("a", b"2").unwrap();
+        f.append("a", b"3").unwrap();
+        assert_eq!(f.segments(), before, "{with_producer}");
+        f.append_batch(match with_producer {
+            true => super::exactly_once::of(&["a"], b"4", 0, 0),
+            false => batch(&[("a", &[b"4"])]),
+        })
+        .unwrap();
+        assert_eq!(f.segments(), before + 1, "{with_producer}");
+    }
+    // Appends that meet in one frame, and one with two records.
+    f.core.pool_in_turn().unwrap();
+    let before = f.segments();
+    f.core.pretend_records(u64::from(u32::MAX) - 3);
+    let batches = [
+        batch(&[("a", &[b"5"])]),
+        batch(&[("a", &[b"6"])]),
+        batch(&[("a", &[b"7", b"8"])]),
+    ];
+    let tickets: Vec<Ticket> = batches.map(|batch| f.submit(batch)).into();
+    f.core.turn();
+    for mut ticket in tickets {
+        settled(&mut ticket).unwrap().unwrap();
+    }
+    assert_eq!(f.segments(), before + 1);
+    assert_eq!(f.contents("a").len(), 11);
+}

@@ -15,7 +15,6 @@ use crate::index::Place;
 use crate::journal::Outcome;
 use crate::journal::body::{Created, CursorBody};
 use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind, producer_len};
-use crate::journal::pool::Use;
 use crate::local::{Checked, Log, check};
 use crate::record::{Batch, Compression, LogConfig, LogRecords};
 use crate::records::Records;
@@ -88,8 +87,9 @@ impl Committer {
         for log in targets.iter().flatten().chain(&others) {
             self.write_buffered(log)?;
         }
-        let (frames, directory) = self.unit_size(batch, targets)?;
-        self.secure(frames, directory, Use::Growth)
+        let size = self.unit_size(batch, targets)?;
+        let records = batch.logs.iter().map(|part| part.records.len() as u64);
+        self.secure_records(records.sum(), size)
     }
 
     /// The most bytes of frames and of directory entries that a batch can take.

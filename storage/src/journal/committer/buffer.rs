@@ -14,7 +14,6 @@ use crate::ids::Position;
 use crate::index::Place;
 use crate::journal::Outcome;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
-use crate::journal::pool::Use;
 use crate::local::{Buffered, Checked, Log, check};
 use crate::record::{Batch, Durability, SyncMode, Visibility};
 use crate::records::Records;
@@ -132,11 +131,12 @@ impl Committer {
 
     /// Writes what a log has in memory only into the group.
     pub(super) fn write_buffered(&mut self, log: &Arc<Log>) -> Result<(), AppendError> {
-        let Some(length) = log.state.read().buffered.as_ref().map(|b| b.body.len()) else {
+        let size = |buffered: &Buffered| (buffered.body.len(), u64::from(buffered.count));
+        let Some((length, records)) = log.state.read().buffered.as_deref().map(size) else {
             return Ok(());
         };
         let frames = HEADER_BYTES + length.next_multiple_of(8);
-        self.secure(frames, DirectoryBuilder::entry_len(None), Use::Growth)?;
+        self.secure_records(records, (frames, DirectoryBuilder::entry_len(None)))?;
         self.finish_open();
         let (start, header_len) = self.begin_frame();
         let start_of_group = self.position(0);

@@ -15,6 +15,9 @@ use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::{ReadySegment, Use};
 use crate::journal::segment::Segment;
 
+/// The most records in a segment.
+const MOST_RECORDS: u64 = u32::MAX as u64;
+
 impl Committer {
     /// Makes room for so many bytes of frames and directory entries, rolling if need
     /// be.
@@ -47,6 +50,20 @@ impl Committer {
             Some(error) => Err(AppendError::JournalFailed(error)),
             None => Ok(()),
         }
+    }
+
+    /// The same for frames that hold records. A segment ends before its records pass 32 bits: its
+    /// index counts them so.
+    pub(super) fn secure_records(
+        &mut self,
+        records: u64,
+        (frames, directory): (usize, usize),
+    ) -> Result<(), AppendError> {
+        let open = self.open.as_ref().map_or(0, |open| u64::from(open.count));
+        if self.records + open + records > MOST_RECORDS {
+            self.roll_now()?;
+        }
+        self.secure(frames, directory, Use::Growth)
     }
 
     /// Whether the group has grown to what one write carries.
