@@ -166,8 +166,12 @@ settings! {
     /// Batches of each producer whose repeats get the original answer; older ones are
     /// refused; at least 1. Memory: some 16 bytes each.
     producer_window: u64 = "1024";
-    /// Producers of one log; at least 1. They are never forgotten as long as the log
-    /// exists, and new ones beyond that are answered QUOTA.
+    /// Time after which an idle producer is forgotten (0 = never). A log then refuses the
+    /// producer's epoch (PRODUCER_EXPIRED), so that no late retry is appended twice. The producer
+    /// may begin again with the next epoch.
+    producer_max_idle: Duration = "168h";
+    /// Maximum number of producers of one log; at least 1. New ones beyond that are answered
+    /// QUOTA. Idle ones are forgotten after producer_max_idle.
     max_producers_per_log: u64 = "10000";
     /// Cursors of one log; at least 1. New ones beyond that are answered QUOTA.
     max_cursors_per_log: u64 = "10000";
@@ -370,6 +374,7 @@ impl Config {
             max_batch_records: self.max_batch_records,
             max_future: self.max_timestamp_ahead,
             producer_window: self.producer_window,
+            producer_max_idle: self.producer_max_idle,
             max_producers_per_log: self.max_producers_per_log,
             max_cursors_per_log: self.max_cursors_per_log,
             max_logs: self.max_logs,

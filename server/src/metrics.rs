@@ -646,7 +646,9 @@ impl Metrics {
             }
             AppendError::ProducerGap { .. } => condition("PRODUCER_GAP"),
             AppendError::ProducerFenced { .. } => condition("PRODUCER_FENCED"),
-            AppendError::ProducerExpired { .. } => condition("PRODUCER_EXPIRED"),
+            AppendError::ProducerExpired { .. } | AppendError::ProducerForgotten { .. } => {
+                condition("PRODUCER_EXPIRED");
+            }
             AppendError::ProducerConflict { .. } => condition("PRODUCER_CONFLICT"),
             AppendError::Quota { .. } => rejected("QUOTA"),
             AppendError::TailUnproven { .. } => rejected("QUARANTINED"),

@@ -144,6 +144,12 @@ pub(crate) fn admin(error: &AdminError) -> Status {
             expected,
             actual,
         } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
+        AdminError::ProducerNotFound { log, producer } => {
+            Failure::new(Code::NotFound, "PRODUCER_NOT_FOUND", message)
+                .fact("log", log)
+                .fact("producer", producer)
+                .refused(Retry::Never)
+        }
         AdminError::Append(error) => append_failure(error),
     }
     .status()

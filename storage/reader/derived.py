@@ -3,7 +3,7 @@
 import itertools
 import struct
 
-from layout import NONE, Bad, crc, fields, message, signed, varint, zigzag
+from layout import NONE, PRODUCER_CHANGES, Bad, crc, fields, message, signed, varint, zigzag
 
 HEADER = struct.Struct("<8sIIQ8sQQIIII")
 ROW = struct.Struct("<QQQqQQIIII")
@@ -12,7 +12,7 @@ ENTRY = struct.Struct("<IIII")
 
 def image(data):
     """An image of a log, in words."""
-    found = {"cursors": {}, "producers": {}, "missing": []}
+    found = {"cursors": {}, "producers": {}, "missing": [], "gone": {}}
     for number, value in fields(data):
         if number == 17:
             cursor = message(value)
@@ -21,6 +21,11 @@ def image(data):
             producer, chunks = message(value), [remembered(part, 8 * (of - 3)) for of, part in fields(value) if of in (4, 5)]
             batches = [batch for _, part in chunks for batch in part]
             found["producers"][producer[1]] = (producer.get(2, 0), producer.get(3, 0), chunks[0][0], batches)
+        elif number == 23:
+            at = 0
+            while at < len(value):
+                name, at = value[at:at + 8], at + 8
+                found["gone"][name], at = varint(value, at)
         elif number == 20:
             start, at = varint(value, 0)
             found["missing"].append((start, varint(value, at)[0]))
@@ -37,7 +42,7 @@ def image(data):
             "stored": found.get(10, 0), "deleted": bool(found.get(11)), "config": found.get(12, b""),
             "touched": found.get(13, 0), "created_in": found.get(14, 0), "chain": chain,
             "epoch": found.get(16, 0), "cursors": found["cursors"], "producers": found["producers"],
-            "expired": found.get(19, 0), "missing": found["missing"]}
+            "expired": found.get(19, 0), "missing": found["missing"], "first_epoch": found.get(22, 0), "gone": found["gone"]}
 
 
 def remembered(data, digest_bytes):
@@ -60,19 +65,23 @@ def remembered(data, digest_bytes):
     return sequence, batches
 
 
-def stood(log, with_chain):
-    """How a log stands, in the words of `image`."""
+def stood(log, with_chain, since=0):
+    """How a log stands, in the words of `image`; of producers the changes since a position."""
     names = ["id", "name", "next", "first", "expired", "newest_time", "create_time", "change_time", "created_end", "newest_end",
-             "stored", "deleted", "config", "touched", "created_in", "epoch", "cursors"]
+             "stored", "deleted", "config", "touched", "created_in", "epoch", "cursors", "first_epoch"]
     found = {name: getattr(log, name) for name in names}
     found["chain"] = log.chain if with_chain else []
-    found["producers"] = {name: (known.epoch, known.next, known.next - len(known.batches), known.batches)
-                          for name, known in log.producers.items()}
+    found["producers"] = {}
+    for name, known in log.producers.items():
+        batches = [batch for batch in known.batches if batch[4] >= since]
+        if batches:
+            found["producers"][name] = (known.epoch, known.next, known.next - len(batches), batches)
+    found["gone"] = {name: epoch for name, (epoch, position) in log.gone.items() if position >= since}
     return found
 
 
-def differences(what, told, log, with_chain, is_sorted=False):
-    held = stood(log, with_chain)
+def differences(what, told, log, with_chain, is_sorted=False, since=0):
+    held = stood(log, with_chain, since)
     if is_sorted:
         # A run tells the first lsn kept as of when it was made.
         del held["first"], held["expired"]
@@ -134,7 +143,11 @@ def check_index(segment, store):
         held = [(batch.offset, batch.first_lsn - start, batch.count, batch.size) for batch in here]
         if places != held:
             wrong.append(f"{what}: entries of log {log.id} differ")
-        wrong += differences(what, told, log, False, bool(store.runs))
+        found = differences(what, told, log, False, bool(store.runs), segment.base)
+        if found and not segment.life.read_only & PRODUCER_CHANGES:
+            # Versions without this feature told all producers.
+            found = differences(what, told, log, False, bool(store.runs))
+        wrong += found
     return wrong
 
 

@@ -19,13 +19,16 @@ NEVER = -(1 << 63)
 # Positions of a journal and lsns are below this.
 POSITIONS = 1 << 62
 
-(BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR, LINK, MARKER, RUN, SEAL, IMAGES, PACK, ORDER) = range(1, 15)
+(BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR, LINK, MARKER, RUN, SEAL, IMAGES, PACK, ORDER,
+ FORGOTTEN) = range(1, 16)
 KINDS = {BATCH: "batch", CREATED: "created", CONFIGURED: "configured", DELETED: "deleted", TRIM: "trim",
          FENCE: "fence", CURSOR: "cursor", LINK: "link", MARKER: "marker", RUN: "run", SEAL: "seal", IMAGES: "images",
-         PACK: "pack", ORDER: "order"}
+         PACK: "pack", ORDER: "order", FORGOTTEN: "forgotten"}
 PRODUCER, KEYED_PRODUCER, DIRECTORY, PIECES = 1, 2, 3, 4
 # Read-only-compatible feature: a key lies behind the life block's checksum.
 KEYED_DIGESTS = 1
+# Read-only-compatible feature: indexes and runs tell changes of producers.
+PRODUCER_CHANGES = 2
 GOES_ON = 0x80
 
 

@@ -48,6 +48,10 @@ class Log:
     epoch: int = 0
     cursors: dict = field(default_factory=dict)
     producers: dict = field(default_factory=dict)
+    # Forgotten producers: the hash of the id, to the epoch that is over and the position where it was forgotten.
+    gone: dict = field(default_factory=dict)
+    # The epoch that unknown producers begin with.
+    first_epoch: int = 0
     batches: list = field(default_factory=list)
     quarantined: list = field(default_factory=list)
     # Up to this position what was found of its records proves its tail.

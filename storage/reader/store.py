@@ -7,14 +7,16 @@ a segment is damaged, as a start uses it, and compared with the segments where i
 import re
 from pathlib import Path
 
+import xxhash
+
 from derived import index_of, newest_checkpoint, read_checkpoint
-from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, LARGEST_BODY, LIFE_BLOCK, LINK, MARKER, NEVER,
+from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, FORGOTTEN, LARGEST_BODY, LIFE_BLOCK, LINK, MARKER, NEVER,
                     SEAL, TRIM, Bad, Life, allow, bytes_digest, crc, directory, fields, frame_body, frame_header,
                     life_block, message, plain, producer, records, sent_digest, signed)
 from runs import arrival_of, enter, find_runs
 from state import Batch, Log, Producer, Segment, pushed
 
-OF_LOGS = (BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR)
+OF_LOGS = (BATCH, CREATED, CONFIGURED, DELETED, TRIM, FENCE, CURSOR, FORGOTTEN)
 WINDOW = 1024
 
 
@@ -419,6 +421,8 @@ class Store:
                 log.cursors.pop(body[1].decode(), None)
             else:
                 log.cursors[body[1].decode()] = (frame.first_lsn, frame.arrival)
+        elif frame.kind == FORGOTTEN:
+            self.forget(log, frame)
         elif frame.kind == BATCH:
             self.batch(segment, log, frame, unit)
 
@@ -455,9 +459,23 @@ class Store:
         del known.batches[:-WINDOW]
 
     @staticmethod
+    def forget(log, frame):
+        """Producers that are forgotten, and the epoch that unknown ones begin with."""
+        for number, value in fields(frame.body):
+            if number == 1:
+                told = message(value)
+                name, epoch = told[1], told.get(2, 0)
+                if name in log.producers and log.producers[name].epoch <= epoch:
+                    del log.producers[name]
+                log.gone[xxhash.xxh3_64_digest(name)[::-1]] = (epoch, frame.position)
+            elif number == 2 and value > log.first_epoch:
+                log.first_epoch = value
+                log.gone = {name: told for name, told in log.gone.items() if told[0] >= value}
+
+    @staticmethod
     def delete(log):
         log.deleted, log.stored = True, 0
-        log.cursors, log.producers, log.epoch = {}, {}, 0
+        log.cursors, log.producers, log.epoch, log.gone, log.first_epoch = {}, {}, 0, {}, 0
 
     def damaged(self, segment, told, name):
         """A frame that is damaged, by its header or by a directory."""
@@ -509,8 +527,23 @@ class Store:
         for key in ("next", "first", "expired", "newest_time", "create_time", "change_time", "created_end", "newest_end", "stored",
                     "deleted", "config", "created_in", "epoch", "cursors"):
             setattr(log, key, image[key])
-        log.producers = {name: Producer(epoch, following, list(batches))
-                         for name, (epoch, following, _, batches) in image["producers"].items()}
+        if image["deleted"]:
+            log.producers, log.gone, log.first_epoch = {}, {}, 0
+        log.first_epoch = max(log.first_epoch, image["first_epoch"])
+        # Changes since some position, or all: what is known already is told again.
+        for name, epoch in image["gone"].items():
+            log.gone[name] = (epoch, 0)
+            log.producers = {one: known for one, known in log.producers.items()
+                             if xxhash.xxh3_64_digest(one)[::-1] != name or known.epoch > epoch}
+        log.gone = {name: told for name, told in log.gone.items() if told[0] >= log.first_epoch}
+        for name, (epoch, following, first, batches) in image["producers"].items():
+            known = log.producers.get(name)
+            if known is None or epoch > known.epoch or first > known.next:
+                log.producers[name] = Producer(epoch, following, list(batches))
+            elif epoch == known.epoch and following > known.next:
+                known.batches += batches[known.next - first:]
+                known.next = following
+                del known.batches[:-WINDOW]
 
     def check_end(self):
         """What is known to have been there must be there, or something behind it."""

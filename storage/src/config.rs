@@ -11,6 +11,10 @@ use crate::record::{Retention, SyncMode};
 /// Sorting may take the space of so many segments.
 const LEAST_STEP: u64 = 4;
 
+/// Bytes of a run that is made for the sake of what describes logs. To make one takes 24 bytes of
+/// memory for each batch in it.
+const LARGEST_FOR_LOGS: u64 = 512 << 20;
+
 /// With the images of its logs a run stays below 4 GiB: file offsets in it are kept in 32 bits.
 pub(crate) const LARGEST_RUN: u64 = 3 << 30;
 
@@ -76,8 +80,10 @@ pub struct StorageConfig {
     /// Batches of each producer whose repeats get the original answer. Default: 1,024.
     /// Older ones are refused. Memory: some 16 bytes each.
     pub producer_window: u64,
-    /// Producers of one log. Default: 10,000. They are never forgotten as long as the log
-    /// exists; a new one beyond that is refused.
+    /// Time after which an idle producer is forgotten, by the expiry clock. Default: 7 days; 0 =
+    /// never. A late retry of a forgotten producer is refused.
+    pub producer_max_idle: Duration,
+    /// Maximum number of producers of one log. Default: 10,000. A new one beyond that is refused.
     pub max_producers_per_log: u64,
     /// Cursors of one log. Default: 10,000.
     pub max_cursors_per_log: u64,
@@ -144,6 +150,7 @@ impl Default for StorageConfig {
             max_batch_records: 1000,
             max_future: Duration::from_secs(60),
             producer_window: 1024,
+            producer_max_idle: Duration::from_secs(7 * 24 * 3600),
             max_producers_per_log: 10_000,
             max_cursors_per_log: 10_000,
             max_logs: 1_000_000,
@@ -279,9 +286,15 @@ impl StorageConfig {
             .max(self.segment_bytes)
     }
 
-    /// Runs that lie together are made one up to so many bytes, where so many are live in all.
-    pub(crate) fn sorter_run(&self, live: u64) -> u64 {
-        (self.sorter_step() / 4).max(live / 10).min(LARGEST_RUN)
+    /// Maximum bytes of a run that is made of others, in a store with `live` bytes of records. Where
+    /// much more describes logs, larger runs save space, because each run describes its logs once.
+    pub(crate) fn sorter_run(&self, live: u64, logs_dominate: bool) -> u64 {
+        let plain = (self.sorter_step() / 4).max(live / 10);
+        let larger = match logs_dominate {
+            true => live.min(LARGEST_FOR_LOGS),
+            false => 0,
+        };
+        plain.max(larger).min(LARGEST_RUN)
     }
 
     /// The same for the oldest runs, where many deleted logs are forgotten by it.
@@ -366,7 +379,7 @@ mod tests {
                 let part = config.sorter_backlog();
                 assert!(part >= segment_bytes && part <= LARGEST_RUN, "{part}");
                 assert!(part / segment_bytes <= MOST_SOURCES, "{part}");
-                assert!(config.sorter_run(u64::MAX) <= LARGEST_RUN);
+                assert!(config.sorter_run(u64::MAX, true) <= LARGEST_RUN);
                 assert!(config.sorter_forgetting_run(u64::MAX) <= LARGEST_RUN);
             }
         }

@@ -14,6 +14,7 @@ use crate::index::{Image, read_index};
 use crate::journal::body::{self, Created, CursorBody, Link, Seal};
 use crate::journal::compress;
 use crate::journal::frame::{self, Header, Kind};
+use crate::local::Forgotten;
 use crate::record::{LogConfig, Producer, Record};
 use crate::recovery::{Survey, Surveyed};
 use crate::sorted;
@@ -189,6 +190,13 @@ pub enum DumpedBody {
         name: String,
         /// It is forgotten.
         deleted: bool,
+    },
+    /// Producers were forgotten.
+    Forgotten {
+        /// Each id with the epoch that is over.
+        producers: Vec<(String, u64)>,
+        /// The lowest epoch that an unknown producer may begin with; 0 if it did not change.
+        first_epoch: u64,
     },
     /// What came before a segment.
     Link {
@@ -633,6 +641,15 @@ fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
                 DumpedBody::Cursor {
                     name: cursor.name.as_str().to_owned(),
                     deleted: cursor.deleted,
+                }
+            }
+            Kind::Forgotten => {
+                let forgotten = Forgotten::decode(stored)?;
+                let each = forgotten.producers.into_iter();
+                let each = each.map(|(id, epoch)| (id.as_str().to_owned(), epoch));
+                DumpedBody::Forgotten {
+                    producers: each.collect(),
+                    first_epoch: forgotten.first_epoch,
                 }
             }
             Kind::Link => {

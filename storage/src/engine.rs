@@ -648,6 +648,17 @@ pub trait LogEngine: Send + Sync + 'static {
     fn delete_cursor(&self, log: LogTarget, cursor: Name)
     -> BoxFuture<'_, Result<(), CursorError>>;
 
+    /// Forgets a producer, durably. The log refuses its epoch from then on, so that no late retry
+    /// appends a batch twice. The producer may begin again with the next epoch.
+    ///
+    /// # Errors
+    /// If there is no such log, or the log does not know the producer.
+    fn forget_producer(
+        &self,
+        log: LogTarget,
+        producer: Name,
+    ) -> BoxFuture<'_, Result<(), AdminError>>;
+
     /// Where a cursor stands, as far as that is on the device.
     ///
     /// # Errors

@@ -66,6 +66,21 @@ pub enum AppendError {
         /// The oldest sequence that is remembered.
         oldest: u64,
     },
+    /// The producer was forgotten, or the log does not know the producer and its epoch is over;
+    /// nothing was written, now. Whether the batch was applied once is not known any more.
+    #[error(
+        "producer {producer:?} of log {log:?} was forgotten, or is unknown: epochs below {first_epoch} are over, {given} was given; nothing was appended now. Begin with epoch {first_epoch} and sequence 0"
+    )]
+    ProducerForgotten {
+        /// The log.
+        log: LogName,
+        /// The producer.
+        producer: Name,
+        /// The epoch given.
+        given: u64,
+        /// The lowest epoch that the producer may begin with.
+        first_epoch: u64,
+    },
     /// The producer used the sequence for other records, or for another batch; nothing was
     /// written.
     #[error(
@@ -561,6 +576,14 @@ pub enum AdminError {
         expected: LogId,
         /// The identity of the log that has the name now.
         actual: LogId,
+    },
+    /// The log does not know the producer.
+    #[error("log {log:?} does not know producer {producer:?}; nothing was forgotten")]
+    ProducerNotFound {
+        /// The log.
+        log: LogName,
+        /// The unknown producer.
+        producer: Name,
     },
     /// What stopped the change is what stops appends.
     #[error(transparent)]

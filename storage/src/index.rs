@@ -6,6 +6,7 @@ mod chain;
 mod image;
 mod indexes;
 mod large;
+mod pages;
 mod sealed;
 
 pub(crate) use self::active::{Place, Places};

@@ -309,13 +309,13 @@ impl Core {
         let (from, limit) = (segment.first(), segment.limit());
         logs.sort_unstable_by_key(|(log, _)| log.id);
         let mut touched = Vec::with_capacity(logs.len());
-        let rows = logs.into_iter().map(|(log, image)| {
+        let rows = logs.into_iter().map(|(log, mut image)| {
             let (places, below) = {
                 let state = log.state.read();
                 let places = state.places.within(from, limit).to_vec();
                 (places, state.chain.below_next())
             };
-            touched.push(log);
+            touched.push((log, image.keep_changes(segment.base)));
             NewRow {
                 image,
                 places,
@@ -326,8 +326,12 @@ impl Core {
         let index = Arc::new(index);
         self.indexes.pin(Arc::clone(&index));
         segment.set_indexed();
-        for log in touched {
-            log.state.write().seal(segment.base, limit);
+        for (log, producers) in touched {
+            let mut state = log.state.write();
+            state.seal(segment.base, limit);
+            if let Some(producers) = producers {
+                state.index_producers(limit, producers);
+            }
         }
         let bytes = index.bytes().len() as u64;
         progress.unwritten.push_back(index);
@@ -411,6 +415,7 @@ impl Core {
         let started = self.journal.clock.monotonic();
         let mut writer = Writer::new(&*self.disk, &self.summary(newest, ends))?;
         let mut moved = Vec::new();
+        let sorted_end = self.journal.sorted_end();
         for log in self.logs.all_known() {
             let image = {
                 let state = log.state.read();
@@ -428,13 +433,23 @@ impl Core {
             match image {
                 Ok(image) => writer.add(&image)?,
                 // It has moved on: the newest index that tells of it knows how it stood.
-                Err(chain) => moved.push((chain.newest(), log.id, chain)),
+                Err(chain) => {
+                    // Of all runs at once: their indexes are read from front to back.
+                    let in_runs = |base| {
+                        if base < sorted_end {
+                            Position::ZERO
+                        } else {
+                            base
+                        }
+                    };
+                    moved.push((chain.newest().map(in_runs), log.id, chain));
+                }
             }
         }
         // Index by index: there may be hundreds of thousands of logs, and of large indexes hardly
         // more than one is kept in memory.
         moved.sort_unstable_by_key(|(base, id, _)| (*base, *id));
-        let (sorted_end, mut runs) = (self.journal.sorted_end(), None::<Vec<_>>);
+        let mut runs = None::<Vec<_>>;
         let mut moved = moved.into_iter().peekable();
         while let Some((base, ..)) = moved.peek() {
             let base = *base;
@@ -457,10 +472,13 @@ impl Core {
             while let Some((_, id, chain)) = moved.next_if(|(other, ..)| *other == base) {
                 let image = |index: &Arc<SealedIndex>| index.image(&index.row(id)?);
                 match told.iter().rev().find_map(image) {
-                    Some(image) => writer.add(&Image { chain, ..image })?,
+                    Some(image) => writer.add(&self.whole_image(Image { chain, ..image }))?,
                     // Its index is damaged: the next start finds that out.
                     None => return Ok(()),
                 }
+            }
+            for index in told {
+                index.check_reads()?;
             }
         }
         progress.checkpoint_bytes = writer.finish(&self.backups)?;
@@ -471,13 +489,26 @@ impl Core {
         Ok(())
     }
 
+    /// An image of the newest index that tells of a log, with all of the log's producers.
+    fn whole_image(&self, mut image: Image) -> Image {
+        if let Some(log) = self.logs.by_id(image.id).filter(|_| !image.deleted)
+            && let Some(extras) = log.state.read().extras.as_deref()
+        {
+            let producers = extras.indexed_producers();
+            if !producers.is_empty() {
+                image.extras.get_or_insert_default().producers = producers.clone();
+            }
+        }
+        image
+    }
+
     /// The index of a segment or run, if there is one that is good. One made anew from its
     /// frames does not know all of a log.
     ///
     /// # Errors
     /// If no file descriptor is left to read it.
     fn whole_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
-        let index = self.indexes.get(segment)?;
+        let index = self.indexes.stream(segment)?;
         Ok(index.filter(|index| !index.is_partial()))
     }
 

@@ -25,10 +25,11 @@ pub(crate) use self::bounds::{Bounds, Load, Wanted as Adds};
 pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
 use self::drive::{By, Intake};
 pub use self::engine::LocalEngine;
-pub(crate) use self::extras::{ExtrasImage, Mark, Missing};
+pub(crate) use self::extras::{ExtrasImage, Mark, Missing, producers_in};
 pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Standing, TrimBy};
 pub(crate) use self::producers::{
-    Before as ProducerBefore, MAX_EPOCH_RISE, Producers, Recall, Remembered,
+    Before as ProducerBefore, BeforeForgotten, Forgotten, MAX_EPOCH_RISE, MAX_GONE, Producers,
+    Recall, Remembered,
 };
 use self::retention::Retainer;
 use crate::archive::Archive;

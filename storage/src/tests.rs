@@ -15,6 +15,7 @@ mod descriptors;
 mod digests;
 mod exactly_once;
 mod faults;
+mod forgetting;
 mod full_disk;
 mod histories;
 mod indexes;

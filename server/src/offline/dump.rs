@@ -324,6 +324,21 @@ fn frame_text(out: &mut impl Write, frame: &DumpedFrame) -> io::Result<()> {
             "      cursor {name:?}{}",
             if *deleted { ", forgotten" } else { "" }
         ),
+        DumpedBody::Forgotten {
+            producers,
+            first_epoch,
+        } => {
+            for (id, epoch) in producers {
+                writeln!(
+                    out,
+                    "      producer {id:?}, epoch {epoch} and lower ones are over"
+                )?;
+            }
+            match first_epoch {
+                0 => Ok(()),
+                first => writeln!(out, "      unknown producers begin with epoch {first}"),
+            }
+        }
         DumpedBody::Link {
             predecessor,
             predecessor_end,
@@ -474,6 +489,15 @@ fn body_value(value: &mut Value, body: &DumpedBody) {
         DumpedBody::Cursor { name, deleted } => {
             value["cursor"] = json!(name);
             value["forgotten"] = json!(deleted);
+        }
+        DumpedBody::Forgotten {
+            producers,
+            first_epoch,
+        } => {
+            let each = producers.iter();
+            let each = each.map(|(id, epoch)| json!({ "id": id, "epoch": epoch }));
+            value["producers"] = each.collect();
+            value["first_epoch"] = json!(first_epoch);
         }
         DumpedBody::Link {
             predecessor,

@@ -61,6 +61,19 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
         )
         .fact("sequence", given)
         .fact("oldest", oldest),
+        AppendError::ProducerForgotten {
+            log,
+            producer,
+            given,
+            first_epoch,
+        } => producer_failure(
+            Code::FailedPrecondition,
+            "PRODUCER_EXPIRED",
+            message,
+            (log, producer),
+        )
+        .fact("given_epoch", given)
+        .fact("first_epoch", first_epoch),
         AppendError::ProducerConflict {
             log,
             producer,

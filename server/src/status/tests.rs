@@ -182,6 +182,16 @@ fn producers_are_told_what_they_may_send() {
             ("oldest", "7"),
         ),
         (
+            AppendError::ProducerForgotten {
+                log: log.clone(),
+                producer: producer.clone(),
+                given: 1,
+                first_epoch: 3,
+            },
+            (Code::FailedPrecondition, "PRODUCER_EXPIRED"),
+            ("first_epoch", "3"),
+        ),
+        (
             AppendError::ProducerConflict {
                 log,
                 producer,

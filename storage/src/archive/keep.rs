@@ -9,6 +9,7 @@ use crate::error::OpenError;
 use crate::ids::{LogId, SegmentId};
 use crate::index::Image;
 use crate::journal::segment::{ARCHIVED, SORTED_RUN};
+use crate::local::Producers;
 use crate::sorted::{Archived, Head, Images, Piece, Run, Writer, draw_salt};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -229,8 +230,13 @@ impl Archiving<'_> {
             return Ok(());
         };
         self.archive.told(writer.end_log())?;
+        let mut image = image.clone();
+        if let Some(extras) = &mut image.extras {
+            // A restored log has no producers.
+            extras.producers = Producers::default();
+        }
         writer.image(&Images {
-            image: image.clone(),
+            image,
             before: archived.first,
             archived: Some(archived),
         });

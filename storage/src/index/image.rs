@@ -7,7 +7,7 @@ use super::chain::{Chain, Node};
 use crate::bounds;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::body;
-use crate::local::{ExtrasImage, Kept};
+use crate::local::{ExtrasImage, Kept, Producers};
 use crate::record::LogConfig;
 use crate::wire::{self, Value};
 
@@ -39,6 +39,14 @@ pub(crate) struct Image {
 }
 
 impl Image {
+    /// Leaves only the changes of producers since a position, as an index tells them. Returns all
+    /// producers, if there are any.
+    pub(crate) fn keep_changes(&mut self, since: Position) -> Option<Producers> {
+        let extras = self.extras.as_deref_mut()?;
+        let changes = extras.producers.since(since);
+        Some(std::mem::replace(&mut extras.producers, changes))
+    }
+
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         wire::put_uint(out, 1, self.id.get());
         if let Some(name) = &self.name {

@@ -97,6 +97,44 @@ impl Indexes {
         Ok(Some(index))
     }
 
+    /// The index of a sealed segment, for reading it from front to back: of one that is not in memory
+    /// only windows will be. `None` if there is none that is good.
+    ///
+    /// # Errors
+    /// As of [`Indexes::get`].
+    pub(crate) fn stream(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
+        let id = segment.life.id;
+        let large = {
+            let mut state = self.state.lock();
+            if let Some(index) = state.in_memory(id) {
+                return Ok(Some(index));
+            }
+            state.large.get(&id).map(|(large, _)| Arc::clone(large))
+        };
+        let opened = self.disk.open(&index_path(id)).and_then(|file| {
+            let large = match large {
+                Some(large) => Some(large),
+                None => LargeIndex::read(&*file)?.map(Arc::new),
+            };
+            Ok((large, file))
+        });
+        match opened {
+            Ok((large, file)) => {
+                let of_this =
+                    |large: &Arc<LargeIndex>| large.head().is_of(&segment.life, segment.base);
+                let large = large.filter(of_this);
+                Ok(large.map(|large| Arc::new(SealedIndex::paged(large, file))))
+            }
+            Err(error) if is_out_of_descriptors(&error) => Err(error),
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(segment = %id, %error, "the index of a segment cannot be read");
+                }
+                Ok(None)
+            }
+        }
+    }
+
     /// What a log has in a sealed segment, if anything; `None` if the segment has no index
     /// that is good.
     ///

@@ -15,7 +15,7 @@ use crate::journal::frame::{RunningCrc, crc32c};
 use crate::wire::u64_at;
 
 /// What is read and verified at least. Rows do not lie in two of them.
-const BLOCK: usize = 4096;
+pub(super) const BLOCK: usize = 4096;
 const _: () = assert!(BLOCK.is_multiple_of(ROW) && HEADER.is_multiple_of(ROW));
 /// Read at a time when all of it is.
 const PIECE: usize = 1 << 20;
@@ -74,6 +74,23 @@ impl LargeIndex {
         Ok(index.filter(|_| there && whole.value().to_le_bytes() == told))
     }
 
+    /// Numbers of the rows in the block that holds the row of a log, if any does: the first, and the
+    /// one behind the last.
+    pub(super) fn rows_near(&self, log: LogId) -> (usize, usize) {
+        let behind = self.first.partition_point(|first| *first <= log);
+        let row = |block: usize| ((block * BLOCK).max(HEADER) - HEADER) / ROW;
+        let rows = (self.head.entries() - HEADER) / ROW;
+        match behind.checked_sub(1) {
+            Some(block) => (row(block), row(block + 1).min(rows)),
+            None => (0, 0),
+        }
+    }
+
+    /// Bytes of the file.
+    pub(super) fn file_bytes(&self) -> usize {
+        self.length + 4
+    }
+
     /// Bytes that it takes in memory.
     pub(crate) fn bytes(&self) -> usize {
         self.first.len() * size_of::<LogId>() + self.checks.len() * size_of::<u32>()
@@ -123,7 +140,12 @@ impl LargeIndex {
     }
 
     /// Some bytes of the file, with all blocks that they lie in verified.
-    fn part(&self, file: &dyn DiskFile, from: usize, length: usize) -> io::Result<Vec<u8>> {
+    pub(super) fn part(
+        &self,
+        file: &dyn DiskFile,
+        from: usize,
+        length: usize,
+    ) -> io::Result<Vec<u8>> {
         let changed = || io::Error::from(io::ErrorKind::InvalidData);
         let end = from
             .checked_add(length)
@@ -149,6 +171,8 @@ impl LargeIndex {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::disk::SimDisk;
     use crate::ids::{Lsn, Position};
@@ -262,5 +286,60 @@ mod tests {
         file.set_size(length as u64 / 2).unwrap();
         assert!(read(&disk).is_none());
         assert!(large.find(&disk, ID, LogId::new(600)).is_err());
+    }
+
+    fn paged(disk: &SimDisk) -> SealedIndex {
+        let large = Arc::new(read(disk).unwrap());
+        SealedIndex::paged(large, disk.open(&index_path(ID)).unwrap())
+    }
+
+    #[test]
+    fn an_index_read_by_windows_holds_the_same_as_the_whole_one() {
+        for logs in [0, 1, 62, 63, 64, 127, 5000] {
+            let whole = index(logs);
+            let paged = paged(&written(&whole));
+            assert_eq!(paged.len(), whole.len());
+            assert_eq!(paged.file_bytes(), whole.bytes().len() as u64);
+            // From front to back, and then in any order.
+            let there_and_back = (0..whole.len()).chain((0..whole.len()).rev().step_by(37));
+            for number in there_and_back {
+                let (row, expected) = (paged.row_at(number), whole.row_at(number));
+                assert_eq!(row.log_id, expected.log_id);
+                assert_eq!(paged.image(&row), whole.image(&expected));
+                let places = |index: &SealedIndex, row| {
+                    let entries = index.entries(row);
+                    entries.from(0).collect::<Vec<_>>()
+                };
+                assert_eq!(places(&paged, &row), places(&whole, &expected));
+            }
+            for id in 0..logs * 3 + 5 {
+                let found = paged.row(LogId::new(id)).map(|row| row.next_lsn);
+                let expected = whole.row(LogId::new(id)).map(|row| row.next_lsn);
+                assert_eq!(found, expected, "{id} of {logs}");
+            }
+            paged.check_reads().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_index_read_by_windows_reports_that_its_file_changed() {
+        let whole = index(2000);
+        let disk = written(&whole);
+        let paged = paged(&disk);
+        let at = whole.bytes().len() / 2;
+        let byte = whole.bytes()[at] ^ 16;
+        let file = disk.open(&index_path(ID)).unwrap();
+        file.write_all_at(&[byte], at as u64).unwrap();
+        for row in paged.rows() {
+            let (expected, image) = (whole.row(row.log_id), paged.image(&row));
+            let entries = paged.entries(&row);
+            if let (Some(expected), Some(image)) = (expected, image) {
+                assert_eq!(Some(image), whole.image(&expected));
+                let same = entries.from(0).eq(whole.entries(&expected).from(0));
+                assert!(same || entries.len() == 0);
+            }
+        }
+        let error = paged.check_reads().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 }

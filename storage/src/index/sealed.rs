@@ -16,16 +16,22 @@
 //! entry: offset in the segment, lsn less the row's first lsn, records, frame bytes (4 B each)
 //! ```
 
+use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::chain::{Below, Chain};
+use super::large::LargeIndex;
+use super::pages::{Pages, Part};
 use super::{Image, Place};
 use crate::bounds;
+use crate::disk::DiskFile;
 use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::frame::crc32c;
 use crate::journal::segment::Life;
+use crate::local::{Producers, producers_in};
 use crate::sorted;
 use crate::wire::{u32_at, u64_at};
 
@@ -101,6 +107,19 @@ pub(super) fn row(bytes: &[u8]) -> Row {
 }
 
 impl Row {
+    /// Stands for a row that could not be read: of no log, with nothing.
+    const UNREAD: Self = Self {
+        log_id: LogId::new(u64::MAX),
+        first_lsn: Lsn::ZERO,
+        next_lsn: Lsn::ZERO,
+        last_time: Timestamp::from_micros(0),
+        below: None,
+        first_entry: 0,
+        entries: 0,
+        image_at: u32::MAX,
+        image_bytes: u32::MAX,
+    };
+
     /// Its entries, among all.
     pub(super) fn entries_at(&self) -> Range<usize> {
         let first = self.first_entry as usize;
@@ -112,6 +131,13 @@ impl Row {
         let from = self.image_at as usize;
         from..from + self.image_bytes as usize
     }
+}
+
+/// The bytes of an index.
+#[derive(Debug, Clone)]
+enum Data {
+    Whole(Bytes),
+    Paged(Arc<Pages>),
 }
 
 /// What an index file says of itself.
@@ -163,10 +189,10 @@ impl Head {
     }
 }
 
-/// The index of one sealed segment.
+/// The index of one sealed segment, in memory or read from its file part by part.
 #[derive(Debug, Clone)]
 pub(crate) struct SealedIndex {
-    bytes: Bytes,
+    data: Data,
     pub(crate) segment: SegmentId,
     salt: u64,
     pub(crate) base: Position,
@@ -222,12 +248,19 @@ impl SealedIndex {
         if head.images() > whole.len() || crc32c(whole).to_le_bytes() != *crc {
             return None;
         }
-        Some(Self::with(&head, bytes))
+        Some(Self::with(&head, Data::Whole(bytes)))
     }
 
-    fn with(head: &Head, bytes: Bytes) -> Self {
+    /// The index in a file that was found good, of which only windows are in memory. It is made for
+    /// reading log by log, in the order of their ids.
+    pub(super) fn paged(large: Arc<LargeIndex>, file: Arc<dyn DiskFile>) -> Self {
+        let head = *large.head();
+        Self::with(&head, Data::Paged(Arc::new(Pages::new(large, file))))
+    }
+
+    fn with(head: &Head, data: Data) -> Self {
         Self {
-            bytes,
+            data,
             segment: head.segment,
             salt: head.salt,
             base: head.base,
@@ -260,12 +293,48 @@ impl SealedIndex {
             entries: entries.len() / ENTRY,
             ..*head
         };
-        (Self::with(&head, bytes.into()), row)
+        (Self::with(&head, Data::Whole(bytes.into())), row)
     }
 
     /// The file.
+    ///
+    /// # Panics
+    /// If it is not in memory: such an index is only read.
     pub(crate) fn bytes(&self) -> &Bytes {
-        &self.bytes
+        match &self.data {
+            Data::Whole(bytes) => bytes,
+            Data::Paged(_) => panic!("an index that is read part by part is not in memory"),
+        }
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        match &self.data {
+            Data::Whole(bytes) => bytes.len() as u64,
+            Data::Paged(pages) => pages.file_bytes(),
+        }
+    }
+
+    /// Reports whether everything was read that was asked for since the file was opened. A part
+    /// that could not be read looks like a log that the index does not have.
+    ///
+    /// # Errors
+    /// The first error; `InvalidData` if the file changed.
+    pub(crate) fn check_reads(&self) -> io::Result<()> {
+        match &self.data {
+            Data::Whole(_) => Ok(()),
+            Data::Paged(pages) => pages.check(),
+        }
+    }
+
+    fn part(&self, part: Part, from: usize, length: usize) -> Option<Bytes> {
+        match &self.data {
+            Data::Whole(bytes) => {
+                let end = from.checked_add(length)?;
+                (end <= bytes.len()).then(|| bytes.slice(from..end))
+            }
+            Data::Paged(pages) => pages.get(part, from, length),
+        }
     }
 
     /// Whether it is that of this very life of a segment.
@@ -283,7 +352,14 @@ impl SealedIndex {
     /// # Panics
     /// Beyond the last one.
     pub(crate) fn row_at(&self, index: usize) -> Row {
-        row(&self.bytes[HEADER + index * ROW..][..ROW])
+        assert!(index < self.rows, "a row that there is");
+        match &self.data {
+            Data::Whole(bytes) => row(&bytes[HEADER + index * ROW..][..ROW]),
+            Data::Paged(pages) => match pages.get(Part::Rows, HEADER + index * ROW, ROW) {
+                Some(bytes) => row(&bytes),
+                None => Row::UNREAD,
+            },
+        }
     }
 
     /// All rows, by log id.
@@ -293,7 +369,11 @@ impl SealedIndex {
 
     /// What a log has here.
     pub(crate) fn row(&self, log: LogId) -> Option<Row> {
-        let (mut low, mut high) = (0, self.rows);
+        let (mut low, mut high) = match &self.data {
+            Data::Whole(_) => (0, self.rows),
+            Data::Paged(pages) => pages.rows_near(log),
+        };
+        let end = high;
         while low < high {
             let middle = low + (high - low) / 2;
             if self.row_at(middle).log_id < log {
@@ -302,7 +382,7 @@ impl SealedIndex {
                 high = middle;
             }
         }
-        (low < self.rows)
+        (low < end)
             .then(|| self.row_at(low))
             .filter(|row| row.log_id == log)
     }
@@ -312,8 +392,13 @@ impl SealedIndex {
         let at = row.entries_at();
         let (first, end) = (at.start.min(self.entries), at.end.min(self.entries));
         let all = HEADER + self.rows * ROW;
+        let bytes = self.part(
+            Part::Entries,
+            all + first * ENTRY,
+            end.saturating_sub(first) * ENTRY,
+        );
         Entries {
-            bytes: self.bytes.slice(all + first * ENTRY..all + end * ENTRY),
+            bytes: bytes.unwrap_or_default(),
             base: self.base,
             first_lsn: row.first_lsn,
         }
@@ -321,18 +406,25 @@ impl SealedIndex {
 
     /// How the log of a row stood when the segment was left.
     pub(crate) fn image(&self, row: &Row) -> Option<Image> {
-        Image::decode(self.image_bytes(row)?)
+        Image::decode(&self.image_bytes(row)?)
     }
 
     /// Stored bytes of the log of a row when the segment was left.
     pub(crate) fn stored_bytes(&self, row: &Row) -> Option<u64> {
-        super::image::stored_bytes(self.image_bytes(row)?)
+        super::image::stored_bytes(&self.image_bytes(row)?)
     }
 
-    fn image_bytes(&self, row: &Row) -> Option<&[u8]> {
+    /// The changes of producers that the segment or run of a row has. `None` if they cannot be read.
+    pub(crate) fn producers(&self, row: &Row) -> Option<Producers> {
+        producers_in(&self.image_bytes(row)?)
+    }
+
+    fn image_bytes(&self, row: &Row) -> Option<Bytes> {
         let images = HEADER + self.rows * ROW + self.entries * ENTRY;
-        let end = self.bytes.len() - 4;
-        self.bytes[images..end].get(row.image_at())
+        let end = usize::try_from(self.file_bytes()).ok()?.checked_sub(4)?;
+        let at = row.image_at();
+        let (from, to) = (images.checked_add(at.start)?, images.checked_add(at.end)?);
+        (to <= end).then(|| self.part(Part::Images, from, to - from))?
     }
 }
 
@@ -416,7 +508,7 @@ impl IndexBuilder {
         let crc = crc32c(&out);
         out.extend_from_slice(&crc.to_le_bytes());
         SealedIndex {
-            bytes: Bytes::from(out),
+            data: Data::Whole(Bytes::from(out)),
             segment: life.id,
             salt: life.salt,
             base: self.base,

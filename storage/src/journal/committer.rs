@@ -13,6 +13,7 @@ mod append;
 mod buffer;
 mod cursors;
 mod fence;
+mod forget;
 mod frames;
 mod producers;
 mod retention;
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::Xxh3;
 
+pub(crate) use self::forget::Idle;
 pub(crate) use self::retention::Expiry;
 use self::void::Undo;
 use super::body::Link;
@@ -85,6 +87,12 @@ pub(crate) enum Operation {
         target: LogTarget,
         before: Lsn,
     },
+    ForgetProducer {
+        target: LogTarget,
+        producer: Name,
+    },
+    /// Forgets producers, as far as they have stayed idle.
+    ForgetIdle(Vec<Idle>),
     /// Trims by retention, as far as the logs still stand as it saw them.
     Expire(Vec<Expiry>),
     /// A marker that tells what the expiry clock shows.
@@ -233,6 +241,14 @@ pub(crate) struct Committer {
     /// Whether something durable is not yet proven by a later frame.
     needs_marker: bool,
     closed: bool,
+}
+
+#[cfg(test)]
+impl Committer {
+    /// As if the segment at hand held this number of records already.
+    pub(crate) fn pretend_records(&mut self, records: u64) {
+        self.records = records;
+    }
 }
 
 /// What the committer needs of the configuration.
@@ -471,6 +487,10 @@ impl Committer {
                 Err(placed) => placed,
             },
             Operation::Trim { target, before } => self.trim(&target, before),
+            Operation::ForgetProducer { target, producer } => {
+                self.forget_producer(&target, &producer)
+            }
+            Operation::ForgetIdle(idle) => self.forget_idle(&idle),
             Operation::Expire(expiries) => self.expire(&expiries),
             Operation::TellClock => self.tell_clock(),
             Operation::Barrier => self.barrier(),

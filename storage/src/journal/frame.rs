@@ -44,7 +44,7 @@ const HEADER_VERSION: u8 = 1;
 /// The most bytes of header and extensions.
 pub(crate) const MAX_HEADER_BYTES: usize = u16::MAX as usize * 8;
 
-/// What a frame says. 1 to 9 and 11 stand in segments of the journal, 10 and 12 to 14 in
+/// What a frame says. 1 to 9, 11 and 15 stand in segments of the journal, 10 and 12 to 14 in
 /// sorted runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
@@ -76,6 +76,8 @@ pub(crate) enum Kind {
     Pack = 13,
     /// In which order the records of a sorted run were committed.
     Order = 14,
+    /// Producers of a log were forgotten.
+    Forgotten = 15,
 }
 
 impl Kind {
@@ -96,6 +98,7 @@ impl Kind {
             Self::Images => "images",
             Self::Pack => "pack",
             Self::Order => "order",
+            Self::Forgotten => "forgotten",
         }
     }
 
@@ -115,6 +118,7 @@ impl Kind {
             12 => Self::Images,
             13 => Self::Pack,
             14 => Self::Order,
+            15 => Self::Forgotten,
             _ => return None,
         })
     }

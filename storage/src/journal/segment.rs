@@ -53,10 +53,13 @@ const LIFE_LEN: usize = 68;
 const KEY_END: usize = LIFE_LEN + Secret::BYTES;
 const KEYED_LEN: usize = KEY_END + 4;
 /// Features without which a store may be read and not written.
-const KNOWN_READ_ONLY: u32 = KEYED_DIGESTS;
+const KNOWN_READ_ONLY: u32 = KEYED_DIGESTS | PRODUCER_CHANGES;
 /// Read-only-compatible: the life block has the key of digests, and frames may have digests that
 /// it keys. A version that does not know it would append repeats again.
 const KEYED_DIGESTS: u32 = 1;
+/// Read-only-compatible: indexes and runs tell changes of producers, and producers may be
+/// forgotten. A version that does not know it would append repeats again.
+const PRODUCER_CHANGES: u32 = 2;
 /// Features without which a store may not even be read. Compatible ones need no list:
 /// whoever does not know them ignores them.
 const KNOWN_INCOMPATIBLE: u32 = SORTED_RUN | HAS_RUNS;
@@ -163,7 +166,7 @@ impl Life {
 
     /// Both copies for a segment of the journal, with the key of the store's digests.
     pub(crate) fn encode_with(&self, secret: Option<&Secret>, incompatible: u32) -> Vec<u8> {
-        let read_only = secret.map_or(0, |_| KEYED_DIGESTS);
+        let read_only = secret.map_or(0, |_| KEYED_DIGESTS | PRODUCER_CHANGES);
         let mut copy = Vec::with_capacity(COPY_BYTES);
         copy.extend_from_slice(&MAGIC);
         copy.extend_from_slice(&LIFE_VERSION.to_le_bytes());

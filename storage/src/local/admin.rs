@@ -7,7 +7,7 @@ use super::Core;
 use crate::archive::Archive;
 use crate::engine::{LogTarget, SegmentContents, SegmentInfo, Statistics};
 use crate::error::{AdminError, TrimError};
-use crate::ids::{LogName, Lsn, Position};
+use crate::ids::{LogName, Lsn, Name, Position};
 use crate::index::SealedIndex;
 use crate::journal::Answer;
 use crate::journal::committer::Operation;
@@ -66,6 +66,14 @@ impl Core {
         })
         .await?;
         self.info(name)
+    }
+
+    pub(crate) fn forget_producer(
+        &self,
+        target: LogTarget,
+        producer: Name,
+    ) -> Awaited<Result<(), AdminError>> {
+        self.administer(Operation::ForgetProducer { target, producer })
     }
 
     fn info(&self, name: LogName) -> Result<LogInfo, AdminError> {

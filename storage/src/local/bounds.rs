@@ -32,6 +32,8 @@ pub(crate) struct Holdings {
     pub(crate) deleted: u64,
     pub(crate) producers: u64,
     pub(crate) cursors: u64,
+    /// Forgotten producers whose ids are remembered.
+    pub(crate) gone: u64,
     /// Names of all but deleted logs.
     pub(crate) name_bytes: u64,
     /// Names of deleted logs.
@@ -156,6 +158,8 @@ impl Bounds {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) producers: u64,
+    /// Forgotten producers whose ids are remembered.
+    pub(crate) gone: u64,
     pub(crate) cursors: u64,
     pub(crate) name_bytes: u64,
 }
@@ -167,6 +171,7 @@ impl Load {
         };
         let mut load = extras.cursor_load();
         load.producers = extras.producers.len();
+        load.gone = extras.producers.gone();
         load.name_bytes += extras.producers.id_bytes();
         load
     }
@@ -175,6 +180,13 @@ impl Load {
         Self {
             producers: 1,
             name_bytes: id.as_str().len() as u64,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn gone(gone: u64) -> Self {
+        Self {
+            gone,
             ..Self::default()
         }
     }
@@ -189,12 +201,14 @@ impl Load {
 
     pub(crate) fn add(&mut self, more: Self) {
         self.producers += more.producers;
+        self.gone += more.gone;
         self.cursors += more.cursors;
         self.name_bytes += more.name_bytes;
     }
 
     pub(crate) fn take(&mut self, less: Self) {
         self.producers = self.producers.saturating_sub(less.producers);
+        self.gone = self.gone.saturating_sub(less.gone);
         self.cursors = self.cursors.saturating_sub(less.cursors);
         self.name_bytes = self.name_bytes.saturating_sub(less.name_bytes);
     }

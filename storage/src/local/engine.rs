@@ -325,6 +325,14 @@ impl LogEngine for LocalEngine {
         Box::pin(self.core.delete_cursor(log, cursor))
     }
 
+    fn forget_producer(
+        &self,
+        log: LogTarget,
+        producer: Name,
+    ) -> BoxFuture<'_, Result<(), AdminError>> {
+        Box::pin(self.core.forget_producer(log, producer))
+    }
+
     fn cursor(&self, log: LogTarget, cursor: &Name) -> Result<Cursor, CursorError> {
         self.core.cursor(&log, cursor)
     }

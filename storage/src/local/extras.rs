@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::bounds::Load;
 use super::logs::TrimBy;
-use super::producers::Producers;
+use super::producers::{FIRST_EPOCH, GONE, Producers};
 use super::versions::Versions;
 use crate::bounds;
 use crate::ids::{Lsn, Name, Position, Timestamp};
@@ -43,6 +43,11 @@ pub(crate) struct Extras {
     /// 0 until the first fence.
     pub(crate) writer_epoch: Versions<u64>,
     pub(crate) producers: Producers,
+    /// The producers as of the newest segment that has an index; `None` if nothing has changed
+    /// since. A checkpoint needs them.
+    pub(crate) indexed: Option<Box<Producers>>,
+    /// Where the producers changed last.
+    producers_changed: Position,
     /// `None`: forgotten.
     pub(crate) cursors: BTreeMap<Name, Versions<Option<Mark>>>,
     /// In order.
@@ -50,6 +55,26 @@ pub(crate) struct Extras {
 }
 
 impl Extras {
+    /// The producers, to be changed by the frame at `position`.
+    pub(crate) fn change_producers(&mut self, position: Position) -> &mut Producers {
+        if self.indexed.is_none() {
+            self.indexed = Some(Box::new(self.producers.clone()));
+        }
+        self.producers_changed = position;
+        &mut self.producers
+    }
+
+    /// The segment below `limit` has an index, and the producers stood so at its end.
+    pub(crate) fn index_producers(&mut self, limit: Position, producers: Producers) {
+        let changed = self.producers_changed >= limit;
+        self.indexed = changed.then(|| Box::new(producers));
+    }
+
+    /// The producers as of the newest segment that has an index.
+    pub(crate) fn indexed_producers(&self) -> &Producers {
+        self.indexed.as_deref().unwrap_or(&self.producers)
+    }
+
     /// Moves a cursor, or forgets it, in the frame that ends at `end`. Returns whether there was
     /// one before.
     pub(crate) fn move_cursor(
@@ -127,6 +152,7 @@ impl ExtrasImage {
         }
         self.producers
             .encode(|producer| wire::put_bytes(out, PRODUCER, producer));
+        self.producers.encode_gone(out);
         for missing in &self.missing {
             part.clear();
             wire::put_varint(&mut part, missing.from.get());
@@ -145,6 +171,7 @@ impl ExtrasImage {
                 self.cursors.insert(name, mark);
             }
             (PRODUCER, Value::Bytes(part)) => self.producers.decode(part)?,
+            (FIRST_EPOCH | GONE, value) => self.producers.decode_gone(field, value)?,
             (MISSING, Value::Bytes(mut part)) => self.missing.push(Missing {
                 from: bounds::lsn(wire::take_varint(&mut part)?)?,
                 to: bounds::lsn(wire::take_varint(&mut part)?)?,
@@ -158,6 +185,19 @@ impl ExtrasImage {
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+}
+
+/// The producers in an image, read without the rest. `None` if they are malformed.
+pub(crate) fn producers_in(input: &[u8]) -> Option<Producers> {
+    let mut producers = Producers::default();
+    for field in wire::fields(input) {
+        match field? {
+            (PRODUCER, Value::Bytes(part)) => producers.decode(part)?,
+            (field @ (FIRST_EPOCH | GONE), value) => producers.decode_gone(field, value)?,
+            _ => {}
+        }
+    }
+    Some(producers)
 }
 
 fn cursor(input: &[u8]) -> Option<(Name, Mark)> {
@@ -199,6 +239,8 @@ impl From<&ExtrasImage> for Extras {
         Self {
             writer_epoch: Versions::settled(image.writer_epoch),
             producers: image.producers.clone(),
+            indexed: None,
+            producers_changed: Position::ZERO,
             cursors: image.cursors.iter().map(settled).collect(),
             missing: image.missing.clone(),
         }

@@ -14,6 +14,7 @@ use thin_vec::ThinVec;
 
 use super::bounds::{Holdings, Load};
 use super::extras::{Extras, ExtrasImage, Missing};
+use super::producers::Producers;
 use crate::sync::{Mutex, RwLock};
 
 use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentOrNone, Timestamp};
@@ -409,17 +410,39 @@ impl LogState {
         }
     }
 
-    /// What an image does not tell stays as it was before.
-    pub(crate) fn follow(&mut self, before: &mut Self) {
+    /// What an image does not tell stays as it was before. Of producers it tells changes, of each
+    /// at most `window` batches.
+    pub(crate) fn follow(&mut self, before: &mut Self, window: u64) {
         self.places = std::mem::take(&mut before.places);
         self.damage = std::mem::take(&mut before.damage);
         self.unproven = before.unproven;
+        let producers = before
+            .extras
+            .as_deref_mut()
+            .map(|extras| &mut extras.producers);
+        let Some(producers) = producers.filter(|producers| !producers.is_empty()) else {
+            return;
+        };
+        if self.deleted {
+            return;
+        }
+        let mut producers = std::mem::take(producers);
+        let extras = self.extras.get_or_insert_default();
+        producers.apply(std::mem::take(&mut extras.producers), window);
+        extras.producers = producers;
     }
 
     /// The segment at `base` has an index now, which tells of everything before `limit`.
     pub(crate) fn seal(&mut self, base: Position, limit: Position) {
         self.places.drop_before(limit);
         self.chain.push(base);
+    }
+
+    /// The segment below `limit` has an index, and the producers stood so at its end.
+    pub(crate) fn index_producers(&mut self, limit: Position, producers: Producers) {
+        if let Some(extras) = &mut self.extras {
+            extras.index_producers(limit, producers);
+        }
     }
 
     /// How the log's frames are compressed.
@@ -671,6 +694,7 @@ impl Logs {
             deleted: tables.gone.len() as u64,
             producers: load.producers,
             cursors: load.cursors,
+            gone: load.gone,
             name_bytes: tables.name_bytes + load.name_bytes,
             deleted_name_bytes: tables.gone_bytes,
         }
@@ -691,6 +715,7 @@ impl Logs {
             found.logs += 1;
             found.producers += load.producers;
             found.cursors += load.cursors;
+            found.gone += load.gone;
             found.name_bytes += name_bytes(&log) + load.name_bytes;
         }
         found

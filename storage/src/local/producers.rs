@@ -4,9 +4,20 @@
 //! Every remembered batch takes 23 to 30 bytes, 16 of them for its digest, and some 40 in memory.
 //! Batches are kept as differences from one to the next, in chunks that images of the log share
 //! with it. The same bytes go into indexes and checkpoints.
+//!
+//! A checkpoint holds all of a log's producers. The index of a segment and the image in a sorted
+//! run hold the changes since that segment or run began, so that an idle producer costs nothing
+//! there. A start applies these changes in journal order ([`Producers::apply`]).
+//!
+//! A forgotten producer leaves a [`Gone`] behind: a hash of its id, and its epoch. A late retry of
+//! one of its batches is refused by that, also of its first batch. When a log has too many of
+//! these, one number replaces them: producers that the log does not know must begin at that epoch.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::digest::{Digest, Sent};
 use crate::engine::LogAppended;
@@ -23,6 +34,15 @@ const KEYED_CHUNK: u32 = 5;
 
 /// Batches in a chunk, at most.
 const CHUNK: u32 = 64;
+
+/// Forgotten producers of one log whose ids are remembered, at most. They take about 40 bytes each
+/// in memory and up to 18 on disk.
+pub(crate) const MAX_GONE: u64 = 1 << 16;
+
+/// Fields of an image for forgotten producers: the epoch that new producers begin at, and the
+/// remembered ones.
+pub(crate) const FIRST_EPOCH: u32 = 22;
+pub(crate) const GONE: u32 = 23;
 
 /// What is remembered of one batch: its content, and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -150,6 +170,37 @@ impl Chunk {
     fn next(&self) -> u64 {
         self.first + u64::from(self.count)
     }
+
+    /// Its batches with their sequences.
+    fn batches(&self) -> impl Iterator<Item = (u64, Remembered)> + '_ {
+        let mut input = self.bytes.as_slice();
+        let mut before = Remembered::default();
+        (self.first..self.next()).map_while(move |sequence| {
+            before = Remembered::take(&before, self.keyed, &mut input)?;
+            Some((sequence, before))
+        })
+    }
+
+    /// Its batches from a position on: itself, a shorter one, or `None` if there are none.
+    fn since(this: &Arc<Self>, position: Position) -> Option<Arc<Self>> {
+        if this.newest.position < position {
+            return None;
+        }
+        let (first, oldest) = this.batches().next()?;
+        if oldest.position >= position {
+            return Some(Arc::clone(this));
+        }
+        let mut shorter = Self::new(first, this.keyed);
+        for (sequence, batch) in this.batches() {
+            if batch.position >= position {
+                if shorter.count == 0 {
+                    shorter.first = sequence;
+                }
+                shorter.push(batch);
+            }
+        }
+        Some(Arc::new(shorter))
+    }
 }
 
 /// One producer, in its newest epoch.
@@ -178,6 +229,8 @@ pub(crate) enum Recall {
     EpochJump { current: u64 },
     /// It is not known any more.
     Expired { oldest: u64 },
+    /// The producer was forgotten, or its epoch is too low for a producer that is not known.
+    Forgotten { first_epoch: u64 },
 }
 
 impl Source {
@@ -242,9 +295,7 @@ impl Source {
             Arc::make_mut(chunk).push(batch);
         }
         self.next = sequence + 1;
-        let oldest = self.next.saturating_sub(window);
-        let old = self.chunks.partition_point(|chunk| chunk.next() <= oldest);
-        self.chunks.drain(..old).collect()
+        self.forget_old(window)
     }
 
     /// Takes back the newest batch, for which `forgotten` was forgotten.
@@ -265,6 +316,59 @@ impl Source {
         if shorter.count > 0 {
             self.chunks.push_back(Arc::new(shorter));
         }
+    }
+
+    /// When its newest batch arrived, and where.
+    fn newest(&self) -> Option<&Remembered> {
+        self.chunks.back().map(|chunk| &chunk.newest)
+    }
+
+    /// The same with the batches from a position on only; `None` if there are none.
+    fn since(&self, position: Position) -> Option<Self> {
+        self.newest().filter(|newest| newest.position >= position)?;
+        let from = self
+            .chunks
+            .partition_point(|chunk| chunk.newest.position < position);
+        let chunks = self.chunks.range(from..);
+        Some(Self {
+            epoch: self.epoch,
+            next: self.next,
+            chunks: chunks
+                .filter_map(|chunk| Chunk::since(chunk, position))
+                .collect(),
+        })
+    }
+
+    /// Applies later batches of the same producer.
+    fn apply(&mut self, later: Self, window: u64) {
+        if later.epoch != self.epoch || self.chunks.is_empty() {
+            if later.epoch >= self.epoch {
+                *self = later;
+            }
+            return;
+        }
+        for chunk in later.chunks {
+            if chunk.first >= self.next && chunk.count == CHUNK {
+                // All of it is new: it is shared.
+                self.next = chunk.next();
+                self.chunks.push_back(chunk);
+                continue;
+            }
+            for (sequence, batch) in chunk.batches() {
+                if sequence >= self.next {
+                    self.push(sequence, batch, window);
+                }
+            }
+        }
+        self.next = self.next.max(later.next);
+        self.forget_old(window);
+    }
+
+    /// Forgets chunks that are older than `window` batches, and returns them.
+    fn forget_old(&mut self, window: u64) -> Vec<Arc<Chunk>> {
+        let oldest = self.next.saturating_sub(window);
+        let old = self.chunks.partition_point(|chunk| chunk.next() <= oldest);
+        self.chunks.drain(..old).collect()
     }
 
     /// Fields: 1 id, 2 epoch, 3 next sequence, 4 a chunk: first sequence, count, batches; 5 the
@@ -313,9 +417,29 @@ impl Source {
     }
 }
 
-/// The producers of one log.
+/// A producer that was forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Gone {
+    /// Its batches of this epoch and of lower ones are refused.
+    epoch: u64,
+    /// Where it was forgotten; 0 if an image told it.
+    position: Position,
+}
+
+/// What stands for the id of a forgotten producer.
+fn hash_of(id: &Name) -> u64 {
+    xxh3_64(id.as_str().as_bytes())
+}
+
+/// The producers of one log, or their changes from some position on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Producers(HashMap<Name, Source>);
+pub(crate) struct Producers {
+    known: HashMap<Name, Source>,
+    /// Producers that are neither known nor in `gone` begin at this epoch or a higher one.
+    first_epoch: u64,
+    /// Forgotten producers, by the hash of their ids.
+    gone: HashMap<u64, Gone>,
+}
 
 /// How to take a batch back.
 #[derive(Debug)]
@@ -339,6 +463,79 @@ impl Before {
     }
 }
 
+/// How to take back that producers were forgotten.
+#[derive(Debug)]
+pub(crate) struct BeforeForgotten {
+    known: Vec<(Name, Source)>,
+    /// What was remembered under these hashes.
+    gone: Vec<(u64, Option<Gone>)>,
+    /// All of it, if it was replaced by one number.
+    replaced: Option<(u64, HashMap<u64, Gone>)>,
+}
+
+impl BeforeForgotten {
+    /// The producers that are not known any more.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &Name> {
+        self.known.iter().map(|(id, _)| id)
+    }
+}
+
+/// Producers that are to be forgotten.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Forgotten {
+    /// Each with the epoch that is over.
+    pub(crate) producers: Vec<(Name, u64)>,
+    /// Producers that the log does not know begin at this epoch; 0 changes nothing.
+    pub(crate) first_epoch: u64,
+}
+
+impl Forgotten {
+    /// The most bytes that a producer of this id takes.
+    pub(crate) fn bytes_of(id: &Name) -> usize {
+        id.as_str().len() + 3 + 11 + 3
+    }
+
+    /// The most bytes without producers.
+    pub(crate) const REST_BYTES: usize = 11;
+
+    /// Fields: 1, repeated: 1 id, 2 the epoch that is over; 2 the epoch that producers begin at
+    /// that the log does not know.
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        let mut part = Vec::new();
+        for (id, epoch) in &self.producers {
+            part.clear();
+            wire::put_bytes(&mut part, 1, id.as_str().as_bytes());
+            wire::put_uint(&mut part, 2, *epoch);
+            wire::put_bytes(out, 1, &part);
+        }
+        wire::put_uint(out, 2, self.first_epoch);
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut forgotten = Self::default();
+        for field in wire::fields(input) {
+            match field? {
+                (1, Value::Bytes(part)) => {
+                    let (mut id, mut epoch) = (None, 0);
+                    for field in wire::fields(part) {
+                        match field? {
+                            (1, Value::Bytes(name)) => {
+                                id = Some(Name::new(std::str::from_utf8(name).ok()?).ok()?);
+                            }
+                            (2, Value::Varint(over)) => epoch = over,
+                            _ => {}
+                        }
+                    }
+                    forgotten.producers.push((id?, epoch));
+                }
+                (2, Value::Varint(epoch)) => forgotten.first_epoch = epoch,
+                _ => {}
+            }
+        }
+        Some(forgotten)
+    }
+}
+
 impl Producers {
     /// What a batch is.
     pub(crate) fn recall(
@@ -347,9 +544,26 @@ impl Producers {
         sent: Sent<'_>,
         window: u64,
     ) -> Recall {
-        match self.0.get(&producer.id) {
-            Some(source) => source.recall(producer.epoch, producer.sequence, sent, window),
-            None => Self::recall_new(producer),
+        if let Some(source) = self.known.get(&producer.id) {
+            return source.recall(producer.epoch, producer.sequence, sent, window);
+        }
+        let gone = match self.gone.is_empty() {
+            true => None,
+            false => self.gone.get(&hash_of(&producer.id)),
+        };
+        let over = gone.map_or(0, |gone| gone.epoch.saturating_add(1));
+        let first_epoch = over.max(self.first_epoch);
+        if producer.epoch < first_epoch {
+            return Recall::Forgotten { first_epoch };
+        }
+        if producer.epoch - first_epoch > MAX_EPOCH_RISE {
+            return Recall::EpochJump {
+                current: first_epoch,
+            };
+        }
+        match producer.sequence {
+            0 => Recall::New,
+            _ => Recall::Gap { expected: 0 },
         }
     }
 
@@ -364,16 +578,34 @@ impl Producers {
 
     /// Whether it is known.
     pub(crate) fn knows(&self, id: &Name) -> bool {
-        self.0.contains_key(id)
+        self.known.contains_key(id)
     }
 
     pub(crate) fn len(&self) -> u64 {
-        self.0.len() as u64
+        self.known.len() as u64
+    }
+
+    /// Forgotten producers that are remembered.
+    pub(crate) fn gone(&self) -> u64 {
+        self.gone.len() as u64
     }
 
     /// Bytes of all ids.
     pub(crate) fn id_bytes(&self) -> u64 {
-        self.0.keys().map(|id| id.as_str().len() as u64).sum()
+        self.known.keys().map(|id| id.as_str().len() as u64).sum()
+    }
+
+    /// The epoch of a producer, and when its newest batch arrived.
+    pub(crate) fn newest_of(&self, id: &Name) -> Option<(u64, Timestamp)> {
+        let source = self.known.get(id)?;
+        Some((source.epoch, source.newest()?.arrival))
+    }
+
+    /// Each producer, its epoch, and when its newest batch arrived.
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = (&Name, u64, Timestamp)> {
+        let newest = |(id, source)| Some((id, source, Source::newest(source)?.arrival));
+        let known = self.known.iter().filter_map(newest);
+        known.map(|(id, source, arrival)| (id, source.epoch, arrival))
     }
 
     /// Notes a batch. Of a start after damage it may be one that leaves some out.
@@ -384,12 +616,12 @@ impl Producers {
         window: u64,
     ) -> Before {
         let goes_on = self
-            .0
+            .known
             .get(&producer.id)
             .is_some_and(|source| source.epoch == producer.epoch && !source.chunks.is_empty());
-        let was = (!goes_on).then(|| self.0.remove(&producer.id));
+        let was = (!goes_on).then(|| self.known.remove(&producer.id));
         let source = self
-            .0
+            .known
             .entry(producer.id.clone())
             .or_insert_with(|| Source::new(producer.epoch));
         let forgotten = source.push(producer.sequence, batch, window);
@@ -403,30 +635,151 @@ impl Producers {
     pub(crate) fn take_back(&mut self, before: Before) {
         match before.then {
             Then::Was(Some(source)) => {
-                self.0.insert(before.id, source);
+                self.known.insert(before.id, source);
             }
             Then::Was(None) => {
-                self.0.remove(&before.id);
+                self.known.remove(&before.id);
             }
             Then::Forgot(forgotten) => {
-                if let Some(source) = self.0.get_mut(&before.id) {
+                if let Some(source) = self.known.get_mut(&before.id) {
                     source.pop(forgotten);
                 }
             }
         }
     }
 
+    /// The epoch that would stand for all forgotten producers: beyond those of all of them, and
+    /// of `more`.
+    pub(crate) fn epoch_beyond(&self, more: &[(Name, u64)]) -> u64 {
+        let gone = self.gone.values().map(|gone| gone.epoch);
+        let highest = gone.chain(more.iter().map(|(_, epoch)| *epoch)).max();
+        let beyond = highest.map_or(0, |epoch| epoch.saturating_add(1));
+        beyond.max(self.first_epoch)
+    }
+
+    /// Forgets producers, in the frame at `position`.
+    pub(crate) fn forget(&mut self, forgotten: &Forgotten, position: Position) -> BeforeForgotten {
+        let mut before = BeforeForgotten {
+            known: Vec::new(),
+            gone: Vec::new(),
+            replaced: None,
+        };
+        for (id, epoch) in &forgotten.producers {
+            let over = |source: &Source| source.epoch <= *epoch;
+            if self.known.get(id).is_some_and(over)
+                && let Some(entry) = self.known.remove_entry(id)
+            {
+                before.known.push(entry);
+            }
+            let gone = Gone {
+                epoch: *epoch,
+                position,
+            };
+            let hash = hash_of(id);
+            before.gone.push((hash, self.gone.insert(hash, gone)));
+        }
+        if forgotten.first_epoch > self.first_epoch {
+            let is_replaced = |gone: &Gone| gone.epoch < forgotten.first_epoch;
+            before.replaced = Some((self.first_epoch, self.gone.clone()));
+            self.first_epoch = forgotten.first_epoch;
+            self.gone.retain(|_, gone| !is_replaced(gone));
+        }
+        before
+    }
+
+    /// Takes back that producers were forgotten.
+    pub(crate) fn take_back_forgotten(&mut self, before: BeforeForgotten) {
+        if let Some((first_epoch, gone)) = before.replaced {
+            self.first_epoch = first_epoch;
+            self.gone = gone;
+        }
+        for (hash, gone) in before.gone.into_iter().rev() {
+            match gone {
+                Some(gone) => self.gone.insert(hash, gone),
+                None => self.gone.remove(&hash),
+            };
+        }
+        self.known.extend(before.known);
+    }
+
+    /// The changes from a position on.
+    pub(crate) fn since(&self, position: Position) -> Self {
+        let known = self.known.iter();
+        let known = known.filter_map(|(id, source)| Some((id.clone(), source.since(position)?)));
+        let gone = self
+            .gone
+            .iter()
+            .filter(|(_, gone)| gone.position >= position);
+        Self {
+            known: known.collect(),
+            first_epoch: self.first_epoch,
+            gone: gone.map(|(hash, gone)| (*hash, *gone)).collect(),
+        }
+    }
+
+    /// Applies later changes. What they repeat changes nothing: an image of an older version holds
+    /// all producers.
+    pub(crate) fn apply(&mut self, later: Self, window: u64) {
+        if later.first_epoch > self.first_epoch {
+            self.first_epoch = later.first_epoch;
+        }
+        if !later.gone.is_empty() {
+            let over = |id: &Name, source: &Source| {
+                let gone = later.gone.get(&hash_of(id));
+                gone.is_some_and(|gone| gone.epoch >= source.epoch)
+            };
+            self.known.retain(|id, source| !over(id, source));
+            for (hash, gone) in later.gone {
+                let there = self.gone.entry(hash).or_insert(gone);
+                if gone.epoch > there.epoch {
+                    *there = gone;
+                }
+            }
+        }
+        let first_epoch = self.first_epoch;
+        self.gone.retain(|_, gone| gone.epoch >= first_epoch);
+        for (id, source) in later.known {
+            match self.known.entry(id) {
+                Entry::Vacant(entry) => {
+                    entry.insert(source);
+                }
+                Entry::Occupied(mut entry) => entry.get_mut().apply(source, window),
+            }
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.gone.is_empty() && self.first_epoch == 0
+    }
+
     /// One message for each producer.
     pub(crate) fn encode(&self, mut put: impl FnMut(&[u8])) {
         let mut part = Vec::new();
         // In order, so that the same producers always give the same bytes.
-        let mut sources: Vec<_> = self.0.iter().collect();
+        let mut sources: Vec<_> = self.known.iter().collect();
         sources.sort_unstable_by_key(|(id, _)| *id);
         for (id, source) in sources {
             part.clear();
             source.encode(id.as_str(), &mut part);
             put(&part);
         }
+    }
+
+    /// Fields of an image for what is forgotten: the hash (8 bytes) and the epoch (varint) of each
+    /// producer, by hash.
+    pub(crate) fn encode_gone(&self, out: &mut Vec<u8>) {
+        wire::put_uint(out, FIRST_EPOCH, self.first_epoch);
+        if self.gone.is_empty() {
+            return;
+        }
+        let mut gone: Vec<_> = self.gone.iter().collect();
+        gone.sort_unstable_by_key(|(hash, _)| *hash);
+        let mut part = Vec::with_capacity(gone.len() * 10);
+        for (hash, gone) in gone {
+            part.extend_from_slice(&hash.to_le_bytes());
+            wire::put_varint(&mut part, gone.epoch);
+        }
+        wire::put_bytes(out, GONE, &part);
     }
 
     /// Each producer, its epoch, what comes next, and what its newest batches are answered.
@@ -439,7 +792,7 @@ impl Producers {
                 .collect()
         };
         let mut told: Vec<_> = self
-            .0
+            .known
             .iter()
             .map(|(id, source)| (id.clone(), source.epoch, source.next, newest(source)))
             .collect();
@@ -447,10 +800,37 @@ impl Producers {
         told
     }
 
+    /// What is forgotten: the epoch that new producers begin at, and each hash with its epoch.
+    #[cfg(test)]
+    pub(crate) fn told_gone(&self) -> (u64, Vec<(u64, u64)>) {
+        let mut gone: Vec<_> = self.gone.iter().map(|(h, gone)| (*h, gone.epoch)).collect();
+        gone.sort_unstable();
+        (self.first_epoch, gone)
+    }
+
     /// Adds what [`Producers::encode`] put.
     pub(crate) fn decode(&mut self, input: &[u8]) -> Option<()> {
         let (id, source) = Source::decode(input)?;
-        self.0.insert(id, source);
+        self.known.insert(id, source);
+        Some(())
+    }
+
+    /// Adds a field that [`Producers::encode_gone`] put.
+    pub(crate) fn decode_gone(&mut self, field: u32, value: Value<'_>) -> Option<()> {
+        match (field, value) {
+            (FIRST_EPOCH, Value::Varint(epoch)) => self.first_epoch = epoch,
+            (GONE, Value::Bytes(mut part)) => {
+                while !part.is_empty() {
+                    let hash = wire::take_bytes(&mut part, 8)?.try_into().ok()?;
+                    let gone = Gone {
+                        epoch: wire::take_varint(&mut part)?,
+                        position: Position::ZERO,
+                    };
+                    self.gone.insert(u64::from_le_bytes(hash), gone);
+                }
+            }
+            _ => {}
+        }
         Some(())
     }
 }

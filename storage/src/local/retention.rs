@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Core, Log, LogState};
-use crate::error::AppendError;
+use crate::error::{AdminError, AppendError};
 use crate::ids::{LogId, LogName, Lsn, Position, Timestamp};
 use crate::journal::Answer;
-use crate::journal::committer::{Expiry, Operation};
+use crate::journal::committer::{Expiry, Idle, Operation};
 use crate::journal::expiry::micros;
 use crate::metrics::RetentionPass;
 use crate::record::{Durability, LogConfig, Retention};
@@ -61,6 +61,10 @@ struct State {
     by_age: bool,
     /// What the expiry clock showed when that was last told.
     told: Timestamp,
+    /// Whether any log had producers that may expire.
+    producers: bool,
+    /// No producer has been idle for too long before the expiry clock shows this.
+    producers_at: Timestamp,
 }
 
 /// A pass under way.
@@ -114,6 +118,8 @@ impl Retainer {
                 unbounded_at: None,
                 by_age: false,
                 told,
+                producers: false,
+                producers_at: Timestamp::from_micros(i64::MIN),
             }),
         }
     }
@@ -152,10 +158,85 @@ impl Core {
             }
             self.end_pass(pass);
         }
+        for portion in self.idle_producers() {
+            if self.retainer.control.is_stopped() {
+                break;
+            }
+            if let Err(error) = block_on(self.forget_idle(portion)) {
+                tracing::warn!(%error, "idle producers could not be forgotten; the next pass retries");
+                self.retry_producers();
+                break;
+            }
+        }
         if let Some(told) = self.tell_clock() {
             // If it cannot be told now, it will be some other time.
             let _told = block_on(told);
         }
+    }
+
+    /// Producers that have been idle for `producer_max_idle`, in portions of one group each.
+    pub(crate) fn idle_producers(&self) -> Vec<Vec<Idle>> {
+        let max_idle = self.config.producer_max_idle;
+        let now = self.journal.expiry_now();
+        if max_idle.is_zero()
+            || now < self.retainer.state.lock().producers_at
+            || self.refusal().is_some()
+        {
+            return Vec::new();
+        }
+        let idle_since = now.saturating_add_micros(-micros(max_idle));
+        // A producer that begins later is idle for too long even later than this.
+        let mut at = now.saturating_add_micros(micros(max_idle));
+        let mut portions: Vec<Vec<Idle>> = Vec::new();
+        let mut in_portion = 0;
+        let mut found = false;
+        let mut after = None;
+        loop {
+            after = self.logs.look_over(after.as_ref(), LOOK_LOGS, |log| {
+                let state = log.state.read();
+                let Some(extras) = state.extras.as_deref().filter(|_| !state.unproven) else {
+                    return;
+                };
+                let mut idle = Vec::new();
+                for (id, epoch, arrival) in extras.producers.arrivals() {
+                    found = true;
+                    match arrival <= idle_since {
+                        true => idle.push((id.clone(), epoch, arrival)),
+                        false => at = at.min(arrival.saturating_add_micros(micros(max_idle))),
+                    }
+                }
+                for producers in idle.chunks(PORTION) {
+                    if in_portion + producers.len() > PORTION || portions.is_empty() {
+                        portions.push(Vec::new());
+                        in_portion = 0;
+                    }
+                    in_portion += producers.len();
+                    if let Some(portion) = portions.last_mut() {
+                        portion.push(Idle {
+                            log: Arc::clone(log),
+                            producers: producers.to_vec(),
+                        });
+                    }
+                }
+            });
+            if after.is_none() || self.retainer.control.is_stopped() {
+                break;
+            }
+        }
+        let mut state = self.retainer.state.lock();
+        state.producers_at = at;
+        state.producers = found;
+        portions
+    }
+
+    /// Hands in a portion.
+    pub(crate) fn forget_idle(&self, portion: Vec<Idle>) -> Awaited<Result<(), AdminError>> {
+        self.administer(Operation::ForgetIdle(portion))
+    }
+
+    /// The next pass looks at all producers again.
+    fn retry_producers(&self) {
+        self.retainer.state.lock().producers_at = Timestamp::from_micros(i64::MIN);
     }
 
     /// What holds for a log with these settings.
@@ -420,7 +501,7 @@ impl Core {
         let mut state = self.retainer.state.lock();
         let told = state.told.saturating_add_micros(micros(TELL_AFTER));
         let due = now >= told || now < state.told;
-        if !state.by_age || !due || self.refusal().is_some() {
+        if !(state.by_age || state.producers) || !due || self.refusal().is_some() {
             return None;
         }
         state.told = now;

@@ -16,7 +16,7 @@ use crate::journal::body::{self, Accepted, Closing, Created, CursorBody};
 use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
 use crate::journal::segment::Life;
-use crate::local::{Kept, Log, LogState, Logs, Mark, Remembered, TrimBy};
+use crate::local::{Forgotten, Kept, Log, LogState, Logs, Mark, Remembered, TrimBy};
 use crate::quarantine::Damage;
 use crate::record::{LogConfig, Producer};
 use crate::threads;
@@ -60,12 +60,12 @@ impl Draft {
     }
 
     /// What an image does not tell stays as it was before.
-    fn follow(&mut self, mut before: Self) {
+    fn follow(&mut self, mut before: Self, window: u64) {
         if !self.named && before.named {
             self.set_name(before.log.name.clone());
         }
         self.proven = self.proven.max(before.proven);
-        self.state().follow(before.state());
+        self.state().follow(before.state(), window);
     }
 
     fn log(&mut self) -> &mut Log {
@@ -291,6 +291,7 @@ impl Drafts {
                 self.apply_fence(segment, header.log_id, header.first_lsn.get(), header.end());
             }
             Kind::Cursor => self.apply_cursor(segment, header, body),
+            Kind::Forgotten => self.apply_forgotten(segment, header, body),
         }
     }
 
@@ -447,6 +448,17 @@ impl Drafts {
         extras.move_cursor(header.end(), &cursor.name, mark, header.end());
     }
 
+    /// Of a frame that is damaged the producers stay known: their repeats are recognised.
+    fn apply_forgotten(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
+        let Some(forgotten) = body.and_then(Forgotten::decode) else {
+            return;
+        };
+        let state = self.touch(header.log_id, segment).state();
+        state.last_end = state.last_end.max(header.end());
+        let extras = state.extras.get_or_insert_default();
+        extras.producers.forget(&forgotten, header.position);
+    }
+
     fn lost_cursor(&mut self, id: LogId) {
         self.findings.push(format!(
             "a move of a cursor of log {id} is damaged; the cursor stands where it was before"
@@ -494,7 +506,8 @@ impl Drafts {
             }
             Kind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
             Kind::Cursor => self.lost_cursor(id),
-            Kind::Link
+            Kind::Forgotten
+            | Kind::Link
             | Kind::Marker
             | Kind::Seal
             | Kind::Run
@@ -615,7 +628,7 @@ impl Drafts {
             Entry::Occupied(mut entry) => {
                 let before = std::mem::replace(entry.get_mut(), draft);
                 let draft = entry.get_mut();
-                draft.follow(before);
+                draft.follow(before, self.producer_window);
             }
         }
     }
@@ -667,8 +680,10 @@ impl Drafts {
             let draft = self.draft(id);
             let name = draft.name().cloned();
             let state = draft.state();
+            let mut image = state.image(id, name);
+            image.keep_changes(base);
             let row = NewRow {
-                image: state.image(id, name),
+                image,
                 places: state.places.within(base, limit).to_vec(),
                 below: state.chain.below_next(),
             };

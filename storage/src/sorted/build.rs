@@ -18,7 +18,7 @@ use crate::index::{Image, IndexBuilder, NewRow, Place, Row, SealedIndex};
 use crate::journal::frame::{self, Header, Kind};
 use crate::journal::pool::Claim;
 use crate::journal::segment::{Life, Segment};
-use crate::local::{Core, Kept, Log};
+use crate::local::{Core, Kept, Log, Producers};
 use crate::metrics::ChecksumSite;
 use crate::verify::pace::Stop;
 
@@ -124,6 +124,11 @@ impl Build<'_> {
                 (self.spend)(bytes + wrote)?;
             }
         }
+        let earlier = self.earlier.iter().map(|(_, index)| index);
+        let sources = self.sources.iter().map(|source| &source.index);
+        for index in sources.chain(earlier) {
+            index.check_reads()?;
+        }
         let head = Head {
             forgotten: head.forgotten.max(self.forgotten),
             ..head
@@ -176,6 +181,12 @@ impl Build<'_> {
             return Ok(0);
         }
         image.chain = self.chain(id, rows)?;
+        if !image.deleted {
+            let producers = self.producers(rows)?;
+            if !producers.is_empty() || image.extras.is_some() {
+                image.extras.get_or_insert_default().producers = producers;
+            }
+        }
         let before = self.next_before(id, rows);
         // What is trimmed later than the run ends is trimmed all the same.
         let kept = match gone {
@@ -263,6 +274,17 @@ impl Build<'_> {
             }
         }
         Ok(chain)
+    }
+
+    /// The changes of producers in all sources.
+    fn producers(&self, rows: &[(usize, Row)]) -> io::Result<Producers> {
+        let window = self.core.config.producer_window;
+        let mut producers = Producers::default();
+        for (number, row) in rows {
+            let more = self.sources[*number].index.producers(row);
+            producers.apply(more.ok_or(io::ErrorKind::InvalidData)?, window);
+        }
+        Ok(producers)
     }
 
     /// Copies what one source has of a log.

@@ -8,6 +8,7 @@
 //! | the run that is made of them | an eighth of the step |
 //! | dead bytes in runs | an eighth of what is live, and what dies until they are looked at |
 //! | a run that is made of others | a quarter of the step, or a tenth of what is live |
+//! | the same, where what describes logs is more than a quarter of what is live | 512 MiB, or what is live |
 //! | one that forgets many deleted logs | half of the step, or a tenth of what is live |
 //! | any run | a tenth of the volume, and the free space of the moment |
 //!
@@ -60,6 +61,20 @@ const SOME_DEAD_PART: u64 = 16;
 /// many of what is live in them: all of that is read at every start.
 const FORGOTTEN_PART: u64 = 8;
 
+/// Larger runs are worth it when what describes logs is more than one part in so many of what is
+/// live.
+const OF_LOGS_PART: u64 = 4;
+
+/// The largest stretch of lsns of one log that a run may hold: its index counts them so.
+const MOST_LSNS: u64 = u32::MAX as u64;
+
+/// The largest stretch of lsns of one log in a segment or run. Where nothing of a log is kept its
+/// row is empty.
+fn lsns(index: &SealedIndex) -> u64 {
+    let lsns = index.rows().map(|row| row.next_lsn.since(row.first_lsn));
+    lsns.max().unwrap_or(0)
+}
+
 /// Runs that together are no larger than this become one, whatever the size of each.
 const SMALL: u64 = 1 << 20;
 
@@ -104,6 +119,10 @@ struct Share {
     merged: u64,
     /// What is told of deleted logs, in images and in the index.
     told: u64,
+    /// Bytes that describe its logs, its index included.
+    of_logs: u64,
+    /// The largest stretch of lsns of one log.
+    lsns: u64,
     /// Whether most of its logs are deleted, here or later.
     mostly_gone: bool,
     /// Bytes of packs.
@@ -134,6 +153,7 @@ impl Bounds {
         let sum = |of: fn(&Share) -> u64| sources.iter().map(of).sum::<u64>();
         sources.len() as u64 <= MOST_SOURCES
             && sum(|share| share.merged) <= self.most
+            && sum(|share| share.lsns) <= MOST_LSNS
             && sum(Share::bytes_again) <= self.room
             && (sources.len() == 1 || sum(|share| share.packs) <= self.archived)
     }
@@ -228,7 +248,7 @@ impl Core {
             return Ok(None);
         }
         let mut sources = Vec::new();
-        let (mut bytes, mut live, mut images, mut dead) = (0, 0, 0, 0);
+        let (mut bytes, mut live, mut images, mut dead, mut records) = (0, 0, 0, 0, 0);
         let mut successor = None;
         for segment in sealed {
             if Some(segment.life.id) > covered {
@@ -246,10 +266,16 @@ impl Core {
             let Some(index) = self.sound_index(&segment)? else {
                 return Ok(None);
             };
-            let of_logs = index.bytes().len() as u64;
+            let of_logs = index.file_bytes();
             let kept = self.live_bytes(&index);
+            records += lsns(&index);
+            index.check_reads()?;
             dead += segment.file_bytes().saturating_sub(kept + of_logs);
             if successor.is_some() {
+                continue;
+            }
+            if records > MOST_LSNS && !sources.is_empty() {
+                successor = Some(segment);
                 continue;
             }
             // The index describes places, too: of those few are left.
@@ -297,7 +323,7 @@ impl Core {
             return Ok(false);
         };
         let frames = index.end.since(newest.first());
-        let kept = self.live_bytes(&index) + index.bytes().len() as u64;
+        let kept = self.live_bytes(&index) + index.file_bytes();
         Ok(frames.saturating_sub(kept) >= self.worth_when_short())
     }
 
@@ -312,7 +338,7 @@ impl Core {
     /// If there is no file descriptor to read the index.
     pub(super) fn sound_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         let sound = segment.is_indexed() && segment.holes.read().is_empty();
-        let index = self.indexes.get(segment)?.filter(|_| sound);
+        let index = self.indexes.stream(segment)?.filter(|_| sound);
         Ok(index.filter(|index| !index.is_partial() && !segment.is_misnamed()))
     }
 
@@ -411,10 +437,13 @@ impl Core {
                     share.merged = share.merged.min(share.left);
                 }
             }
+            index.check_reads()?;
             shares.push(share);
         }
         let live = shares.iter().map(|share| share.live).sum();
         let dead: u64 = shares.iter().map(|share| share.dead).sum();
+        let of_logs: u64 = shares.iter().map(|share| share.of_logs).sum();
+        let logs_dominate = of_logs > live / OF_LOGS_PART;
         self.sorter.live.store(live, Ordering::Relaxed);
         self.sorter.dead.store(dead, Ordering::Relaxed);
         let short = self.pool().is_short();
@@ -455,7 +484,14 @@ impl Core {
         if let Some(at) = worst(&shares, room, least) {
             return self.task_of_runs(runs, at, &shares[at..=at]);
         }
-        match alike(&shares, bounds(self.config.sorter_run(live)), load) {
+        // Of three alike, or of two, or of two where one is much larger.
+        let fifths = match load {
+            Load::Busy => 2,
+            Load::AtRest if logs_dominate => 4,
+            Load::AtRest => 3,
+        };
+        let merging = bounds(self.config.sorter_run(live, logs_dominate));
+        match alike(&shares, merging, fifths) {
             Some((at, count)) => self.task_of_runs(runs, at, &shares[at..at + count]),
             None => Ok(None),
         }
@@ -488,7 +524,9 @@ impl Core {
             dead: packs - live,
             left: images + live,
             merged: images - images.min(told) + live,
-            told: told + part_of(index.bytes().len() as u64, gone, index.len()),
+            told: told + part_of(index.file_bytes(), gone, index.len()),
+            of_logs: images + index.file_bytes(),
+            lsns: lsns(index),
             mostly_gone: gone > index.len() / 2,
             packs,
         }
@@ -618,14 +656,10 @@ fn is_worth_forgetting(oldest: &[Share], bounds: Bounds) -> bool {
     sum(|share| share.told) > sum(|share| share.live) / FORGOTTEN_PART && bounds.allow(oldest)
 }
 
-/// The most neighbouring runs, of about the same size, that fit one: where they begin, and how
-/// many they are.
-fn alike(shares: &[Share], bounds: Bounds, load: Load) -> Option<(usize, usize)> {
-    // Of three alike, or of two.
-    let largest_part = |sum: u64| match load {
-        Load::AtRest => sum / 5 * 3,
-        Load::Busy => sum / 5 * 2,
-    };
+/// The most neighbouring runs, none of them larger than so many fifths of all, that fit one: where
+/// they begin, and how many they are.
+fn alike(shares: &[Share], bounds: Bounds, fifths: u64) -> Option<(usize, usize)> {
+    let largest_part = |sum: u64| sum / 5 * fifths;
     let mut best = None;
     for from in 0..shares.len() {
         let (mut sum, mut largest) = (0, 0);
@@ -663,6 +697,8 @@ mod tests {
             left: live * MIB + 1000,
             merged: live * MIB + 1000,
             told: 0,
+            of_logs: 0,
+            lsns: 0,
             mostly_gone: live == 0,
             packs: (live + dead) * MIB,
         }
@@ -685,7 +721,7 @@ mod tests {
     #[test]
     fn merge_takes_no_more_than_volume_and_archive_have_room_for() {
         let shares = vec![share(10, 90); 40];
-        let count = |bounds| alike(&shares, bounds, Load::AtRest).map(|(_, count)| count);
+        let count = |bounds| alike(&shares, bounds, 3).map(|(_, count)| count);
         assert_eq!(count(UNBOUNDED), Some(40));
         let room = Bounds {
             room: 105 * MIB,
@@ -705,7 +741,22 @@ mod tests {
             None
         );
         let many = vec![share(1, 0); 1000];
-        let (_, count) = alike(&many, UNBOUNDED, Load::AtRest).unwrap();
+        let (_, count) = alike(&many, UNBOUNDED, 3).unwrap();
         assert_eq!(count as u64, MOST_SOURCES);
+    }
+
+    #[test]
+    fn runs_become_one_only_while_its_index_can_count_their_lsns() {
+        let chosen = |lsns: [u64; 4]| {
+            let shares = lsns.map(|lsns| Share {
+                lsns,
+                ..share(10, 0)
+            });
+            alike(&shares, UNBOUNDED, 3)
+        };
+        assert_eq!(chosen([1; 4]), Some((0, 4)));
+        assert_eq!(chosen([1 << 31, 1 << 30, 1 << 31, 1 << 30]), Some((0, 2)));
+        assert_eq!(chosen([MOST_LSNS, 1, MOST_LSNS, 1]), None);
+        assert_eq!(chosen([MOST_LSNS - 1, 1, MOST_LSNS, 1]), Some((0, 2)));
     }
 }

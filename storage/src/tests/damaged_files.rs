@@ -517,7 +517,8 @@ fn tell_what_is_there(fixture: &Fixture, out: &mut String) {
             .map(|(name, mark)| (name, *mark.newest()))
             .collect();
         let told = extras.producers.told(fixture.config.producer_window);
-        writeln!(out, "{cursors:?} {told:?}").unwrap();
+        let gone = extras.producers.told_gone();
+        writeln!(out, "{cursors:?} {told:?} {gone:?}").unwrap();
         let seen = by_pages(fixture, log.name.as_str(), info.first_lsn.get());
         writeln!(out, "{seen:?}").unwrap();
         let scanned = by_scan(fixture, one(log.name.as_str()));

@@ -252,6 +252,10 @@ impl History {
                     drop(core.expire(core.look(&mut pass)));
                 }
             }
+            43..46 => {
+                let id = Name::new(["p", "q"][self.random.random_range(0..2)]).unwrap();
+                drop(core.forget_producer(target(log), id));
+            }
             28..31 => drop(core.fence(target(log), None)),
             31..37 => self.cursor(core, log),
             _ => {
@@ -331,7 +335,10 @@ impl History {
             let id = Name::new(["p", "q"][self.random.random_range(0..2)]).unwrap();
             let told = extras.producers.told(1);
             let known = told.iter().find(|(name, ..)| *name == id);
-            let (epoch, next) = known.map_or((0, 0), |(_, epoch, next, _)| (*epoch, *next));
+            let (epoch, next) = known.map_or_else(
+                || (self.random.random_range(0..4), 0),
+                |(_, epoch, next, _)| (*epoch, *next),
+            );
             let (epoch, sequence) = match self.random.random_range(0..20) {
                 0 => (epoch + 1, 0),
                 1 => (epoch, next.saturating_sub(1)),
@@ -531,7 +538,7 @@ impl History {
             .sum::<u64>();
         self.counts.cursors += cursors.len() as u64;
         writeln!(out, "epoch {}, {cursors:?}", extras.writer_epoch.newest()).unwrap();
-        writeln!(out, "{told:?}").unwrap();
+        writeln!(out, "{told:?} {:?}", extras.producers.told_gone()).unwrap();
     }
 
     /// What is written next: its ids, lsns, times, positions.

@@ -17,6 +17,7 @@ use crate::journal::body::{self, Created, CursorBody, Link, Seal};
 use crate::journal::compress;
 use crate::journal::frame::{self, Directory, Header, Kind};
 use crate::journal::segment::{Life, bad_copies};
+use crate::local::Forgotten;
 
 /// Which segment, and what others say of it.
 #[derive(Debug, Clone)]
@@ -352,6 +353,7 @@ impl<'a> Check<'a> {
             Kind::Created => Created::decode(body).is_some(),
             Kind::Configured => body::config(body).is_some(),
             Kind::Cursor => CursorBody::decode(body).is_some(),
+            Kind::Forgotten => Forgotten::decode(body).is_some(),
             Kind::Link => Link::decode(body).is_some(),
             Kind::Seal => Seal::decode(body).is_some(),
             Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => true,

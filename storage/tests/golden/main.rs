@@ -17,7 +17,7 @@ mod write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -27,6 +27,10 @@ use wald_storage::{
     LogName, LogRecords, Name, NoObserver, Offline, Producer, RealDisk, Record, RecoveryReport,
     StorageConfig, SystemClock, block_on,
 };
+
+/// Tests run one by one: a `tar` that one of them starts holds the open locks of the others until it
+/// is executed.
+static ALONE: Mutex<()> = Mutex::new(());
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
@@ -178,6 +182,7 @@ fn producers_go_on(engine: &LocalEngine, name: &str, logs: &serde_json::Map<Stri
 
 #[test]
 fn golden_directories_open_read_as_they_did_and_go_on() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut damaged, mut unproven, mut producers, mut torn) = (0, 0, 0, 0);
     let mut runs = 0;
     let archives = archives();
@@ -233,7 +238,33 @@ fn digests(directory: &Path) -> (usize, usize) {
 }
 
 #[test]
+fn a_producer_that_an_earlier_version_forgot_appends_nothing_twice() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for name in ["forgotten-killed", "forgotten-clean"] {
+        let archive = golden().join(format!("0.1.0/{name}.tar.gz"));
+        let directory = unpack(&archive);
+        let (engine, _) = open(directory.path());
+        let submit = |producer: &str, epoch: u64, sequence: u64| {
+            let batch = sent("devices", producer, epoch, sequence);
+            engine.submit(None, batch, None).wait()
+        };
+        for sequence in [0, 3, 4] {
+            let refused = submit("gone", 3, sequence);
+            assert!(
+                matches!(
+                    refused,
+                    Err(AppendError::ProducerForgotten { first_epoch: 4, .. })
+                ),
+                "{refused:?}"
+            );
+        }
+        assert!(!submit("gone", 4, 0).unwrap().appends[0].deduplicated);
+    }
+}
+
+#[test]
 fn a_store_of_plain_digests_goes_on_with_keyed_ones() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let archive = golden().join("0.1.0/everything-killed.tar.gz");
     let kept = kept(&archive);
     let logs = kept["logs"].as_object().unwrap();
@@ -266,6 +297,7 @@ fn a_store_of_plain_digests_goes_on_with_keyed_ones() {
 #[test]
 #[ignore = "adds golden directories: run once for a version, with WALD_GOLDEN=<version>"]
 fn write_golden_directories() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let version = std::env::var("WALD_GOLDEN").expect("WALD_GOLDEN names the version");
     write::all(&golden().join(version));
 }

@@ -364,6 +364,33 @@ pub(crate) fn all(into: &Path) {
     damaged(into);
     sorted(into);
     keyed(into);
+    forgotten(into);
+}
+
+/// Producers over some segments, whose indexes tell changes, and one that was forgotten.
+fn forgotten(into: &Path) {
+    let mut store = Store::new();
+    let submit = |store: &Store, producer: &str, epoch: u64, sequences: std::ops::Range<u64>| {
+        for sequence in sequences {
+            let batch = sent("devices", producer, epoch, sequence);
+            store.engine.submit(None, batch, None).wait().unwrap();
+        }
+    };
+    submit(&store, "gone", 3, 0..4);
+    submit(&store, "stays", 0, 0..30);
+    store.fill(60, [None; 3]);
+    let gone = wald_storage::Name::new("gone").unwrap();
+    block_on(store.engine.forget_producer(target("devices"), gone)).unwrap();
+    submit(&store, "stays", 0, 30..40);
+    store.fill(60, [None; 3]);
+    submit(&store, "late", 1, 0..1);
+    for (producer, epoch, next, lsn) in [("stays", 0, 40, 86), ("late", 1, 1, 88)] {
+        let known = ("devices".into(), producer.into(), epoch, next, lsn);
+        store.producers.push(known);
+    }
+    keep(into, "forgotten-killed", store.killed().path(), &store);
+    store.end();
+    keep(into, "forgotten-clean", store.directory.path(), &store);
 }
 
 /// Producers' batches by digests that the store's key is in.

@@ -88,7 +88,7 @@ impl Committer {
             self.write_buffered(log)?;
         }
         let size = self.unit_size(batch, targets)?;
-        let records = batch.logs.iter().map(|part| part.records.len() as u64);
+        let records = batch.logs.iter().map(|part| part.records.len());
         self.secure_records(records.sum(), size)
     }
 

@@ -128,7 +128,8 @@ impl Committer {
         let before = {
             let mut state = log.state.write();
             let extras = state.extras.get_or_insert_default();
-            extras.producers.remember(producer, batch, window)
+            let producers = extras.change_producers(position);
+            producers.remember(producer, batch, window)
         };
         if let Some(id) = before.added() {
             self.logs.add(Load::producer(id));
@@ -164,6 +165,12 @@ fn refusal(log: &LogName, producer: &Producer, recall: Recall) -> AppendError {
             producer: id,
             given,
             oldest,
+        },
+        Recall::Forgotten { first_epoch } => AppendError::ProducerForgotten {
+            log,
+            producer: id,
+            given: producer.epoch,
+            first_epoch,
         },
         Recall::Conflict | Recall::New | Recall::Repeat(_) => AppendError::ProducerConflict {
             log,

@@ -61,7 +61,7 @@ impl Committer {
     ) -> Result<(), AppendError> {
         let open = self.open.as_ref().map_or(0, |open| u64::from(open.count));
         if self.records + open + records > MOST_RECORDS {
-            self.roll_now()?;
+            self.roll_now(Use::Growth)?;
         }
         self.secure(frames, directory, Use::Growth)
     }

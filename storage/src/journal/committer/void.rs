@@ -16,7 +16,7 @@ use crate::disk::{Shortage, is_out_of_space};
 use crate::error::AppendError;
 use crate::ids::Position;
 use crate::journal::{Answer, Outcome};
-use crate::local::{Buffered, Load, Log, LogState, ProducerBefore, Standing};
+use crate::local::{BeforeForgotten, Buffered, Load, Log, LogState, ProducerBefore, Standing};
 
 /// What the group in hand has changed, and how it was before.
 #[derive(Default)]
@@ -28,10 +28,16 @@ pub(super) struct Undo {
     touched: usize,
     logs: Vec<(Arc<Log>, Standing)>,
     created: Vec<Arc<Log>>,
-    /// Batches that producers are remembered for, in order.
-    remembered: Vec<(Arc<Log>, ProducerBefore)>,
+    /// Changes of producers, in order.
+    producers: Vec<(Arc<Log>, Change)>,
     /// What logs had in memory only, and the group took.
     taken: Vec<(Arc<Log>, Box<Buffered>)>,
+}
+
+/// How to take back one change of producers.
+enum Change {
+    Remembered(ProducerBefore),
+    Forgotten(BeforeForgotten),
 }
 
 impl Undo {
@@ -49,7 +55,13 @@ impl Undo {
     }
 
     pub(super) fn note_remembered(&mut self, log: &Arc<Log>, before: ProducerBefore) {
-        self.remembered.push((Arc::clone(log), before));
+        let change = Change::Remembered(before);
+        self.producers.push((Arc::clone(log), change));
+    }
+
+    pub(super) fn note_forgotten(&mut self, log: &Arc<Log>, before: BeforeForgotten) {
+        let change = Change::Forgotten(before);
+        self.producers.push((Arc::clone(log), change));
     }
 
     pub(super) fn note_taken(&mut self, log: &Arc<Log>, buffered: Box<Buffered>) {
@@ -122,13 +134,28 @@ impl Committer {
         self.group_records = 0;
         self.group_scheduled = false;
         self.journal.forget_trims(start);
-        for (log, before) in undo.remembered.into_iter().rev() {
-            if let Some(id) = before.added() {
-                self.logs.take(Load::producer(id));
+        for (log, change) in undo.producers.into_iter().rev() {
+            let mut state = log.state.write();
+            let Some(extras) = &mut state.extras else {
+                continue;
+            };
+            let gone = extras.producers.gone();
+            match change {
+                Change::Remembered(before) => {
+                    if let Some(id) = before.added() {
+                        self.logs.take(Load::producer(id));
+                    }
+                    extras.producers.take_back(before);
+                }
+                Change::Forgotten(before) => {
+                    before
+                        .ids()
+                        .for_each(|id| self.logs.add(Load::producer(id)));
+                    extras.producers.take_back_forgotten(before);
+                }
             }
-            if let Some(extras) = &mut log.state.write().extras {
-                extras.producers.take_back(before);
-            }
+            self.logs.take(Load::gone(gone));
+            self.logs.add(Load::gone(extras.producers.gone()));
         }
         // First, so that whoever looks meanwhile does not take it for written.
         for (log, buffered) in undo.taken {

@@ -1,0 +1,162 @@
+//! Forgetting producers: by request, and those that have been idle for too long.
+//!
+//! A frame lists the producers and their epochs. A late retry of one of their batches is refused
+//! from then on, because the log remembers a hash of each id. When a log, or the store, remembers
+//! too many hashes, the frame replaces those of its log by one number: the epoch that unknown
+//! producers begin at.
+
+use std::sync::Arc;
+
+use super::{About, Committer, Placed};
+use crate::engine::LogTarget;
+use crate::error::{AdminError, AppendError};
+use crate::ids::{Name, Position, Timestamp};
+use crate::journal::Outcome;
+use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::pool::Use;
+use crate::local::{Forgotten, Load, Log, MAX_GONE};
+
+/// Most bytes of ids in one frame: a small segment has room for it.
+const FRAME_BYTES: usize = 4 << 10;
+
+/// Forgotten producers of all logs whose ids are remembered, at most. Beyond that a log that
+/// forgets producers keeps none of its hashes.
+pub(crate) const MAX_GONE_OF_ALL: u64 = 1 << 20;
+
+/// Producers of a log that have been idle for too long.
+pub(crate) struct Idle {
+    pub(crate) log: Arc<Log>,
+    /// Each with its epoch, and when its newest batch arrived.
+    pub(crate) producers: Vec<(Name, u64, Timestamp)>,
+}
+
+impl Committer {
+    pub(super) fn forget_producer(&mut self, target: &LogTarget, producer: &Name) -> Placed {
+        self.finish_open();
+        let log = self.logs.by_name(target.name.as_str());
+        let Some(log) = log else {
+            let error = AdminError::LogNotFound {
+                log: target.name.clone(),
+            };
+            return (Some(Position::ZERO), Outcome::AdminRefused(error));
+        };
+        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
+            let error = AdminError::LogReplaced {
+                log: target.name.clone(),
+                expected,
+                actual: log.id,
+            };
+            let reveals = log.state.read().created_end;
+            return (Some(reveals), Outcome::AdminRefused(error));
+        }
+        let (known, last_end) = {
+            let state = log.state.read();
+            let extras = state.extras.as_deref();
+            let known = extras.and_then(|extras| extras.producers.newest_of(producer));
+            (known, state.last_end)
+        };
+        let Some((epoch, _)) = known else {
+            let error = AdminError::ProducerNotFound {
+                log: target.name.clone(),
+                producer: producer.clone(),
+            };
+            return (Some(last_end), Outcome::AdminRefused(error));
+        };
+        match self.push_forgotten(&log, vec![(producer.clone(), epoch)], Use::Reserve) {
+            Ok(()) => (None, Outcome::Done),
+            Err(error) => (Some(Position::ZERO), Outcome::Refused(error)),
+        }
+    }
+
+    /// Forgets those of the producers that are still idle.
+    pub(super) fn forget_idle(&mut self, idle: &[Idle]) -> Placed {
+        self.finish_open();
+        for Idle { log, producers } in idle {
+            // The log may be gone, or its creation was taken back.
+            let there = self.logs.by_id(log.id);
+            if !there.is_some_and(|there| Arc::ptr_eq(&there, log)) {
+                continue;
+            }
+            let (mut over, mut bytes) = (Vec::new(), 0);
+            for (id, epoch, arrival) in producers {
+                if !is_idle(log, id, (*epoch, *arrival)) {
+                    continue;
+                }
+                let more = Forgotten::bytes_of(id);
+                if bytes + more > FRAME_BYTES {
+                    let full = std::mem::take(&mut over);
+                    if let Err(error) = self.push_forgotten(log, full, Use::Expiry) {
+                        return (Some(Position::ZERO), Outcome::Refused(error));
+                    }
+                    bytes = 0;
+                }
+                over.push((id.clone(), *epoch));
+                bytes += more;
+            }
+            if !over.is_empty()
+                && let Err(error) = self.push_forgotten(log, over, Use::Expiry)
+            {
+                return (Some(Position::ZERO), Outcome::Refused(error));
+            }
+        }
+        (None, Outcome::Done)
+    }
+
+    /// The frame that forgets producers of a log that exists.
+    fn push_forgotten(
+        &mut self,
+        log: &Arc<Log>,
+        producers: Vec<(Name, u64)>,
+        purpose: Use,
+    ) -> Result<(), AppendError> {
+        let ids = producers.iter().map(|(id, _)| Forgotten::bytes_of(id));
+        let body = ids.sum::<usize>() + Forgotten::REST_BYTES;
+        let frame = HEADER_BYTES + body.next_multiple_of(8);
+        self.secure(frame, DirectoryBuilder::entry_len(None), purpose)?;
+        self.finish_open();
+        let (next, first_epoch) = {
+            let state = log.state.read();
+            let extras = state.extras.as_deref();
+            let first_epoch = extras.map_or(0, |extras| {
+                let more = producers.len() as u64;
+                let many = extras.producers.gone() + more > MAX_GONE;
+                match many || self.logs.holdings().gone + more > MAX_GONE_OF_ALL {
+                    true => extras.producers.epoch_beyond(&producers),
+                    false => 0,
+                }
+            });
+            (state.next, first_epoch)
+        };
+        let forgotten = Forgotten {
+            producers,
+            first_epoch,
+        };
+        let about = About::act(Kind::Forgotten, next);
+        let header = self.push_frame(about, log.id, None, |out| forgotten.put(out));
+        let start = self.position(0);
+        let before = {
+            let mut state = log.state.write();
+            self.undo.note(start, log, &state);
+            state.last_end = header.end();
+            let extras = state.extras.get_or_insert_default();
+            let producers = extras.change_producers(header.position);
+            self.logs.take(Load::gone(producers.gone()));
+            let before = producers.forget(&forgotten, header.position);
+            self.logs.add(Load::gone(producers.gone()));
+            before
+        };
+        before
+            .ids()
+            .for_each(|id| self.logs.take(Load::producer(id)));
+        self.undo.note_forgotten(log, before);
+        self.touch(log);
+        Ok(())
+    }
+}
+
+/// Whether a producer has appended nothing since it was found idle.
+fn is_idle(log: &Log, id: &Name, found: (u64, Timestamp)) -> bool {
+    let state = log.state.read();
+    let extras = state.extras.as_deref();
+    extras.and_then(|extras| extras.producers.newest_of(id)) == Some(found)
+}
