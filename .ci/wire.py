@@ -188,11 +188,14 @@ def crowds(directory):
             done = [daemon.walctl("--timeout", "4s", "health").returncode for _ in range(10)]
         check("nor do 400 of another call keep a health check out", peers.ready and done == [0] * 10, done)
     with Daemon(directory / "calls", "--max-calls", "100") as daemon:
-        with Held("idle", "-count", 2, "-seconds", "12s", "-path", "/wald.v1.WalService/AppendSession", "half-open",
-                  daemon.grpc) as peers:
+        session = ["-path", "/wald.v1.WalService/AppendSession", "half-open", daemon.grpc]
+        with Held("idle", "-count", 2, "-seconds", "12s", *session) as peers:
             done = daemon.walctl("--timeout", "4s", "append", "a", "-", input=b"x\n").returncode
             calls = daemon.metric('wald_rejected_total{reason="BUSY"}')
         check("beyond max_calls calls are refused, and others get in", peers.ready and done == 0 and calls > 400, calls)
+        with Held("idle", "-count", 64, "-seconds", "12s", *session) as peers:
+            done = [daemon.walctl("--timeout", "4s", "health").returncode for _ in range(5)]
+        check("where no call is left, a health check still gets in", peers.ready and done == [0] * 5, done)
     append, tail = "/wald.v1.WalService/Append", "/wald.v1.WalService/GetTail"
     for kind, count, path in ("heads", 20, append), ("half-open", 100, append), ("half-open", 100, tail), ("reflections", 20, ""):
         with Daemon(directory / f"{kind}{len(path)}") as daemon:
@@ -204,7 +207,10 @@ def crowds(directory):
                     time.sleep(0.02)
                 done = daemon.walctl("--timeout", "5s", "append", "a", "-", input=b"x\n")
             check(f"{count} connections with 256 `{kind}` {path} each take less than 64 MiB",
-                  grown < FLAT and done.returncode == 0, f"{grown / MIB:.0f} MiB")
+                  peers.ready and grown < FLAT and done.returncode == 0, f"{grown / MIB:.0f} MiB")
+            rest = wait_until(lambda: not any(daemon.metric(f'wald_admitted_bytes{{part="{part}"}}')
+                                              for part in ("appends", "requests", "answers", "queued")), 15)
+            check("and then nothing stays charged", rest)
     with Daemon(directory / "slow-scans") as daemon:
         daemon.walctl("append", "big", "-", input=(b"x" * 1_000_000 + b"\n") * 12, check=True)
         daemon.walctl("append", "small", "-", input=b"x\n", check=True)

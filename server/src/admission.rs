@@ -42,7 +42,7 @@ use crate::drain::Phase;
 use crate::metrics::{Class, Metrics, Rpc};
 use crate::shortage::Shortage;
 use crate::status::{self, Access};
-use crate::transport::{HttpAnswer, HttpResult, Hurry, Incoming, Patience, Peer};
+use crate::transport::{HttpAnswer, HttpResult, Hurry, Incoming, Patience, Peer, TooManyCalls};
 use session::Window;
 pub(crate) use session::{Admitted, Intake, Passage};
 
@@ -50,7 +50,7 @@ pub(crate) use session::{Admitted, Intake, Passage};
 const REQUEST_OVERHEAD: u64 = 512;
 
 /// Memory of a call whose request has not arrived whole: its task, its HTTP/2 stream and its buffers.
-const WAITING_BYTES: u64 = 8 << 10;
+const WAITING_BYTES: u64 = 10 << 10;
 
 /// A head that takes more is charged before its call runs.
 const SMALL_HEAD: u64 = 4 << 10;
@@ -243,27 +243,29 @@ impl Admission {
         )
     }
 
+    /// The refusal of a call that is one too many. `None`: nobody knows its RPC, which may write.
+    pub(crate) fn calls_busy(&self, calls: &TooManyCalls, rpc: Option<Rpc>) -> Status {
+        if rpc.is_none_or(|rpc| rpc.access == Access::Write) {
+            let busy = AppendError::Busy {
+                inflight: calls.open as u64,
+                limit: calls.limit as u64,
+            };
+            self.metrics.write_failed(&busy);
+        }
+        status::calls_busy(calls)
+    }
+
     /// The call that `serve` makes of a request of that connection, which is admitted as it arrives.
     ///
     /// # Errors
-    /// BUSY if there is no room for the call or for its head.
+    /// BUSY if there is no room for the head of the request.
     pub(crate) fn call(
         self: &Arc<Self>,
         peer: &Peer,
-        mut request: Request<Incoming>,
+        request: Request<Incoming>,
         rpc: Rpc,
         serve: impl FnOnce(Request<RequestBody>) -> HttpAnswer,
     ) -> Result<AdmittedCall, Status> {
-        let access = rpc.access;
-        if let Err((open, limit)) = peer.check_calls() {
-            if access == Access::Write {
-                let (inflight, limit) = (open as u64, limit as u64);
-                (self.metrics).write_failed(&AppendError::Busy { inflight, limit });
-            }
-            // What stays of it must cost less than a call.
-            request.body_mut().give_up();
-            return Err(status::calls_busy(open, limit));
-        }
         let (kind, largest) = match rpc.class {
             Class::AppendSession => {
                 let window = Window::new(self, &peer.share);
@@ -277,7 +279,7 @@ impl Admission {
                 return Ok(AdmittedCall::new(serve(request), None, false));
             }
             Class::Append | Class::AppendBatch => (Kind::Append, self.largest_append),
-            Class::Health => (Kind::Health, LARGEST_HEALTH),
+            Class::Probe | Class::Health => (Kind::Health, LARGEST_HEALTH),
             Class::Backup => (Kind::Other, LARGEST_BACKUP),
             Class::Reflection | Class::Other => (Kind::Other, LARGEST_OTHER),
         };
@@ -290,12 +292,9 @@ impl Admission {
         let (head, inner) = request.into_parts();
         let head_bytes = head_bytes(&head.headers) + REQUEST_OVERHEAD;
         let mut uncharged = head_bytes;
-        let mut is_waiting = false;
-        // Appends read their body at once: it charges their head, too. That is one update of the counters less.
-        if kind != Kind::Append || head_bytes > SMALL_HEAD {
-            is_waiting = rpc.class != Class::Reflection && !inner.has_ended();
-            let waiting = if is_waiting { WAITING_BYTES } else { 0 };
-            held.grow(std::mem::take(&mut uncharged) + waiting)?;
+        // Most calls read their body at once: it charges their head, too. That is one update of the counters less.
+        if rpc.class == Class::Reflection || head_bytes > SMALL_HEAD {
+            held.grow(std::mem::take(&mut uncharged))?;
         }
         let inner = AdmittedBody {
             inner,
@@ -304,11 +303,11 @@ impl Admission {
             left: 0,
             length: 0,
             largest,
-            access,
+            access: rpc.access,
             may_pause: rpc.class == Class::Reflection,
             head: head_bytes,
             uncharged,
-            is_waiting,
+            is_waiting: false,
             refused: None,
             dropped: 0,
             wait: None,
@@ -650,8 +649,9 @@ impl AdmittedBody {
         Ok(())
     }
 
-    /// Resolves with the reason when the client was waited for long enough.
-    fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<Status> {
+    /// Resolves with the reason when the client was waited for long enough. `None`: it waited between two messages, and
+    /// the server drains.
+    fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<Option<Status>> {
         let between = self.may_pause && self.left == 0 && self.received == 0;
         let limit = match between {
             true => BETWEEN_MESSAGES,
@@ -662,8 +662,8 @@ impl AdmittedBody {
         // Between two messages nothing is held.
         let budget = (!between).then(|| self.held.budget().0);
         ready!(wait.poll_over(context, limit, budget));
-        let refused = self.refused.take();
-        Poll::Ready(refused.unwrap_or_else(|| status::message_too_slow(self.access)))
+        let why = (self.refused.take()).unwrap_or_else(|| status::message_too_slow(self.access));
+        Poll::Ready((!between).then_some(why))
     }
 }
 
@@ -682,7 +682,7 @@ impl Body for AdmittedBody {
                     return Poll::Ready(Some(Err(busy.into())));
                 }
                 let status = ready!(this.poll_over(context));
-                return Poll::Ready(Some(Err(status.into())));
+                return Poll::Ready(status.map(|status| Err(status.into())));
             };
             let Some(Ok(data)) = (frame.as_ref()).map(|frame| frame.as_ref().map(Frame::data_ref))
             else {

@@ -17,7 +17,9 @@ use crate::admission::{HEALTH_BYTES, OTHERS_BYTES};
 use crate::answers::ANSWERS_BYTES;
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::serve::Exit;
-use crate::transport::{ALL_QUEUES_BYTES, ALL_WINDOWS_BYTES, LEAST_WINDOW, SHORT_QUEUE_BYTES};
+use crate::transport::{
+    ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, ALL_WINDOWS_BYTES, LEAST_WINDOW, SHORT_QUEUE_BYTES,
+};
 pub(crate) use host::Host;
 
 /// Descriptors that stay free: for /proc on scrapes, name resolution, libraries.
@@ -46,10 +48,14 @@ const PROCESS_BYTES: u64 = 48 << 20;
 /// 8 MiB, the group that is written 5 MiB, a step of the sorter 8 MiB.
 const ENGINE_BYTES: u64 = 67 << 20;
 
-/// Memory of one connection: buffers and HTTP/2 state, the least window of data that it may send ahead, and
-/// answers that wait for its socket.
-const CONNECTION_BYTES: u64 = (24 << 10) + LEAST_WINDOW as u64 + SHORT_QUEUE_BYTES as u64;
+/// Memory of one connection: buffers and HTTP/2 state, the least window of data that it may send ahead,
+/// answers that wait for its socket, and two calls.
+const CONNECTION_BYTES: u64 =
+    (24 << 10) + LEAST_WINDOW as u64 + SHORT_QUEUE_BYTES as u64 + CALLS_OF_CONNECTION * CALL_BYTES;
 const HTTP_CONNECTION_BYTES: u64 = 40 << 10;
+
+/// Calls that the memory of a connection has room for.
+const CALLS_OF_CONNECTION: u64 = 2;
 
 /// Memory of one call: its task, its HTTP/2 stream, and an answer that is too small to be counted.
 const CALL_BYTES: u64 = 8 << 10;
@@ -265,11 +271,14 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
         + ANSWERS_BYTES
         + ALL_WINDOWS_BYTES
         + ALL_QUEUES_BYTES
+        + ALL_FAREWELLS_BYTES
         + config.max_inflight_bytes.0
         + config.buffer_bytes.0;
     let mut connections = config.max_connections as u64;
     let mut http = config.http_max_connections as u64;
-    let mut calls = config.max_calls as u64;
+    // Beyond those that each connection has.
+    let most_calls = config.max_calls as u64;
+    let mut calls = most_calls;
     let mut bounds = [
         Bound {
             setting: "max_calls",
@@ -291,7 +300,7 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
         },
     ];
     let origin = host.memory_origin(config.memory_limit.0);
-    let fitted = match fit(available, fixed, &mut bounds) {
+    let mut fitted = match fit(available, fixed, &mut bounds) {
         Ok(fitted) => fitted,
         Err(lacking) => {
             let text = format!(
@@ -306,7 +315,7 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
             // Little traffic takes less than the bounds, and nobody has asked for this limit.
             connections = connections.min(LEAST_CONNECTIONS);
             http = http.min(LEAST_HTTP_CONNECTIONS as u64);
-            calls = calls.min(LEAST_CALLS);
+            calls = most_calls.min(LEAST_CALLS + CALLS_OF_CONNECTION * connections);
             config.max_connections = narrow(connections);
             config.http_max_connections = narrow(http);
             config.max_calls = narrow(calls);
@@ -317,7 +326,13 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
     };
     config.max_connections = narrow(connections);
     config.http_max_connections = narrow(http);
+    let calls = most_calls.min(calls + CALLS_OF_CONNECTION * connections);
     config.max_calls = narrow(calls);
+    for (setting, _, in_force) in &mut fitted.lowered {
+        if *setting == "max_calls" {
+            *in_force = calls;
+        }
+    }
     Ok(lowered(&fitted).map(|lowered| {
         format!(
             "memory_limit is {} ({origin}): {lowered}; raise it to at least {} for the configured \

@@ -17,6 +17,7 @@ use wald_storage::{
     MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError, VerifyError,
 };
 
+use crate::transport::TooManyCalls;
 use batch::append_failure;
 pub(crate) use batch::{append, condition_reason};
 pub(crate) use failure::Access;
@@ -290,15 +291,18 @@ pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
 }
 
 /// Too many calls are open.
-pub(crate) fn calls_busy(open: usize, limit: usize) -> Status {
+pub(crate) fn calls_busy(calls: &TooManyCalls) -> Status {
+    let TooManyCalls { open, own, limit } = calls;
     Failure::new(
         Code::ResourceExhausted,
         "BUSY",
         format!(
-            "{open} calls are open, and max_calls is {limit}; end calls of this connection, or retry with backoff"
+            "{open} calls are open, {own} of them on this connection, which may have as many as are free for others; \
+             max_calls is {limit}; end calls of this connection, or retry with backoff"
         ),
     )
     .fact("open_calls", open)
+    .fact("own_calls", own)
     .fact("limit_calls", limit)
     .refused(Retry::Safe)
     .retry_after(RETRY_LATER)

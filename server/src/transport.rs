@@ -56,7 +56,9 @@ use conn::Conn;
 pub(crate) use incoming::Incoming;
 pub(crate) use patience::{Hurry, Patience};
 use peer::OpenConnection;
-pub(crate) use peer::{ALL_QUEUES_BYTES, Connections, Peer, SHORT_QUEUE_BYTES};
+pub(crate) use peer::{
+    ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, Connections, Peer, SHORT_QUEUE_BYTES, TooManyCalls,
+};
 use routes::ConnectionCalls;
 pub(crate) use routes::{Calls, HttpAnswer, HttpResult, Routes, Serve};
 use window::AllWindows;

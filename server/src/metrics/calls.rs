@@ -79,7 +79,9 @@ pub(crate) enum Class {
     Backup,
     /// The service without limits, for measurements.
     Echo,
-    /// Health checks.
+    /// A health check, or the order to drain: these get in whatever others hold.
+    Probe,
+    /// Streams of health.
     Health,
     /// Streams of requests that may take their time between two messages.
     Reflection,
@@ -95,6 +97,7 @@ impl Class {
             "/wald.v1.WalService/AppendSession" => Self::AppendSession,
             "/wald.v1.OpsService/Backup" => Self::Backup,
             _ if path.starts_with("/wald.echo.") => Self::Echo,
+            "/grpc.health.v1.Health/Check" | "/wald.v1.OpsService/Drain" => Self::Probe,
             _ if path.starts_with("/grpc.health.") => Self::Health,
             _ if path.starts_with("/grpc.reflection.") => Self::Reflection,
             _ => Self::Other,
@@ -457,6 +460,7 @@ mod tests {
             "/wald.v1.WalService/AppendBatch",
             "/wald.v1.WalService/AppendSession",
             "/wald.v1.OpsService/Backup",
+            "/wald.v1.OpsService/Drain",
         ] {
             assert_ne!(Class::of(class), Class::Other);
             assert!(

@@ -132,7 +132,11 @@ fn memory_lowers_calls_then_connections_and_then_refuses() {
         .unwrap()
         .unwrap();
     assert!(text.contains("512 MiB (the cgroup's limit)"), "{text}");
-    assert_eq!(config.max_calls, 4096, "{text}");
+    assert_eq!(
+        config.max_calls,
+        4096 + 2 * config.max_connections,
+        "{text}"
+    );
     assert!(
         config.max_connections < 4000 && config.max_connections > 1000,
         "{text}"
@@ -146,7 +150,7 @@ fn memory_lowers_calls_then_connections_and_then_refuses() {
             config.max_connections,
             config.http_max_connections
         ),
-        (4096, 32, 8)
+        (4096 + 64, 32, 8)
     );
     let mut config = super::tests::config(&[("memory_limit", "96MiB")]);
     let refused = fit_memory(&mut config, &host(65_536, 4096)).unwrap_err();

@@ -36,6 +36,7 @@ impl Fault {
             TonicBody::new(Requests {
                 inner,
                 pending: BytesMut::new(),
+                has_ended: false,
                 fault: fault.clone(),
             })
         });
@@ -53,31 +54,33 @@ struct Requests {
     inner: RequestBody,
     /// Bytes of the message that has not arrived whole: admission bounds them.
     pending: BytesMut,
+    has_ended: bool,
     fault: Fault,
 }
 
 impl Requests {
-    fn check(&mut self, data: &Bytes) -> Result<(), Status> {
-        self.pending.extend_from_slice(data);
+    /// Takes the whole messages out of the pending bytes, up to the first that cannot be read.
+    fn check(&mut self) -> Result<(), Status> {
         while let Some(prefix) = self.pending.first_chunk::<PREFIX_BYTES>() {
             let length = announced_length(*prefix, Access::Read)?;
             let end = usize::try_from(length)
                 .unwrap_or(usize::MAX)
                 .saturating_add(PREFIX_BYTES);
-            if self.pending.len() < end {
+            let Some(message) = self.pending.get(PREFIX_BYTES..end) else {
                 break;
-            }
-            let mut message = self.pending.split_to(end);
-            message.advance(PREFIX_BYTES);
+            };
             ServerReflectionRequest::decode(message)
                 .map_err(|why| status::malformed("request", why, Access::Read))?;
+            self.pending.advance(end);
         }
         Ok(())
     }
 
-    fn end(&self, why: Status) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    /// Ends the messages with a fault. `before`: data of earlier messages, which are still answered.
+    fn end(&mut self, why: Status, before: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         *self.fault.0.lock() = Some(why);
-        Poll::Ready(None)
+        self.has_ended = true;
+        Poll::Ready((!before.is_empty()).then(|| Ok(Frame::data(before))))
     }
 }
 
@@ -90,20 +93,28 @@ impl Body for Requests {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
+        if this.has_ended {
+            return Poll::Ready(None);
+        }
         match ready!(Pin::new(&mut this.inner).poll_frame(context)) {
             Some(Ok(frame)) => {
-                if let Some(data) = frame.data_ref()
-                    && let Err(why) = this.check(data)
-                {
-                    return this.end(why);
+                if let Some(data) = frame.data_ref() {
+                    this.pending.extend_from_slice(data);
+                    if let Err(why) = this.check() {
+                        let before = data.len().saturating_sub(this.pending.len());
+                        return this.end(why, data.slice(..before));
+                    }
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
-            Some(Err(error)) => this.end(Status::from_error(error)),
+            Some(Err(error)) => this.end(Status::from_error(error), Bytes::new()),
             None if this.pending.is_empty() => Poll::Ready(None),
             None => {
                 let why = "its last message did not arrive whole";
-                this.end(status::malformed("request", why, Access::Read))
+                this.end(
+                    status::malformed("request", why, Access::Read),
+                    Bytes::new(),
+                )
             }
         }
     }

@@ -262,7 +262,8 @@ impl Serving {
             self.terms.peer.call_was_cancelled();
             return false;
         }
-        let request = request.map(Incoming::new);
+        let farewells = self.terms.peer.farewells();
+        let request = request.map(|stream| Incoming::new(stream, farewells));
         let mut call = self.service.call(request);
         if call.inner().is_refused() {
             // A task would hold it until its turn comes.

@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -12,18 +11,13 @@ use http_body::{Body, Frame};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
+use super::peer::Farewells;
+
 /// Longest time that the rest of a body is received and dropped after its call has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Silence after which nothing more of such a body is expected.
 const SILENCE: Duration = Duration::from_millis(300);
-
-/// Most bodies of this process that are received after their call. Each takes up to 4 KiB. Further streams are
-/// reset at once.
-const MOST_FAREWELLS: usize = 4096;
-
-/// Bodies that are received after their call.
-static FAREWELLS: AtomicUsize = AtomicUsize::new(0);
 
 /// The body of a request.
 ///
@@ -33,12 +27,13 @@ static FAREWELLS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) struct Incoming {
     /// `None` once the client has ended its half, or the stream has failed.
     stream: Option<RecvStream>,
+    farewells: Farewells,
 }
 
 impl Incoming {
-    pub(super) fn new(stream: RecvStream) -> Self {
+    pub(super) fn new(stream: RecvStream, farewells: Farewells) -> Self {
         let stream = (!stream.is_end_stream()).then_some(stream);
-        Self { stream }
+        Self { stream, farewells }
     }
 
     /// Returns the next bytes, and leaves the client's flow-control window as it is. `None` marks the
@@ -73,11 +68,6 @@ impl Incoming {
         }
     }
 
-    /// Resets the stream unless all of the body has arrived. h2 ignores the late data of some such streams.
-    pub(crate) fn give_up(&mut self) {
-        self.stream = None;
-    }
-
     /// Whether nothing more comes.
     pub(crate) fn has_ended(&self) -> bool {
         self.stream.as_ref().is_none_or(RecvStream::is_end_stream)
@@ -107,38 +97,20 @@ impl Body for Incoming {
 impl Drop for Incoming {
     /// A call may end before its client has sent everything. Data on a stream that was reset counts
     /// as an error of the client, and many errors end the connection. The rest is received and
-    /// dropped for a short while instead.
+    /// dropped for a short while instead, unless the connection has too many such calls.
     fn drop(&mut self) {
         // Most streams that end early were reset by the client: nothing more comes.
         let mut context = Context::from_waker(Waker::noop());
         while let Poll::Ready(Some(_)) = Pin::new(&mut *self).poll_frame(&mut context) {}
         let rest = self.stream.take().filter(|stream| !stream.is_end_stream());
         if let (Some(rest), Ok(event_loop)) = (rest, Handle::try_current())
-            && let Some(farewell) = Farewell::begin()
+            && let Some(farewell) = self.farewells.begin()
         {
             event_loop.spawn(async move {
                 drop_rest(rest).await;
                 drop(farewell);
             });
         }
-    }
-}
-
-/// One of [`FAREWELLS`].
-struct Farewell;
-
-impl Farewell {
-    /// `None` if there are too many.
-    fn begin() -> Option<Self> {
-        let begun = FAREWELLS.fetch_add(1, Ordering::Relaxed);
-        let farewell = Self;
-        (begun < MOST_FAREWELLS).then_some(farewell)
-    }
-}
-
-impl Drop for Farewell {
-    fn drop(&mut self) {
-        FAREWELLS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

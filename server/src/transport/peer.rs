@@ -24,6 +24,11 @@ pub(crate) const SHORT_QUEUE_BYTES: usize = 16 << 10;
 /// Bytes in the queues of all connections above which each gets a short one.
 pub(crate) const ALL_QUEUES_BYTES: u64 = 32 << 20;
 
+/// Most calls whose rest is received after they have ended, and the memory of one.
+const MOST_FAREWELLS: usize = 4096;
+const FAREWELL_BYTES: u64 = 4 << 10;
+pub(crate) const ALL_FAREWELLS_BYTES: u64 = MOST_FAREWELLS as u64 * FAREWELL_BYTES;
+
 /// Bytes beside its heads and data that a call may need: a reset, updates of windows.
 const CALL_BYTES: u64 = 128;
 
@@ -63,6 +68,7 @@ struct State {
     /// When the last call ended, in milliseconds since [`Connections::begin`].
     idle_since: AtomicU64,
     queued: AtomicUsize,
+    farewells: AtomicUsize,
     waiting: Mutex<Vec<Waker>>,
     connections: Arc<Connections>,
 }
@@ -82,6 +88,8 @@ pub(crate) struct Connections {
     calls: AtomicUsize,
     /// Most calls; further ones are refused.
     max_calls: usize,
+    /// Calls whose rest is received after they have ended.
+    farewells: AtomicUsize,
     queued: AtomicU64,
     answers: Arc<Answers>,
     suspects: Suspects,
@@ -104,6 +112,7 @@ impl Connections {
             max_silent,
             calls: AtomicUsize::default(),
             max_calls,
+            farewells: AtomicUsize::default(),
             queued: AtomicU64::default(),
             answers: Answers::new(ANSWERS_BYTES),
             suspects: Suspects::default(),
@@ -292,18 +301,23 @@ impl Peer {
         OpenCall(Arc::clone(&self.state))
     }
 
+    /// The calls of the connection that have ended before their requests.
+    pub(super) fn farewells(&self) -> Farewells {
+        Farewells(Arc::clone(&self.state))
+    }
+
     /// Checks that the call that began last may stay: its connection has at most as many calls as are free
     /// for other connections.
     ///
     /// # Errors
-    /// With the number of open calls and its limit.
-    pub(crate) fn check_calls(&self) -> Result<(), (usize, usize)> {
+    /// With the numbers of calls.
+    pub(crate) fn check_calls(&self) -> Result<(), TooManyCalls> {
         let limit = self.state.connections.max_calls;
         let open = self.state.connections.calls();
         let own = self.state.calls.load(Ordering::Relaxed);
         match own <= limit.saturating_sub(open).max(1) && open <= limit {
             true => Ok(()),
-            false => Err((open, limit)),
+            false => Err(TooManyCalls { open, own, limit }),
         }
     }
 
@@ -353,6 +367,42 @@ impl Peer {
             length,
             state: Arc::clone(&self.state),
         }
+    }
+}
+
+/// Calls when one was too many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TooManyCalls {
+    /// All that are open.
+    pub(crate) open: usize,
+    /// Those of the connection.
+    pub(crate) own: usize,
+    pub(crate) limit: usize,
+}
+
+/// Calls of one connection whose rest is received after they have ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Farewells(Arc<State>);
+
+impl Farewells {
+    /// Counts one until the value is dropped. `None` if the connection has as many as are free for others.
+    pub(super) fn begin(&self) -> Option<Farewell> {
+        let all = &self.0.connections.farewells;
+        let open = all.fetch_add(1, Ordering::Relaxed) + 1;
+        let own = self.0.farewells.fetch_add(1, Ordering::Relaxed) + 1;
+        let farewell = Farewell(Arc::clone(&self.0));
+        (own <= MOST_FAREWELLS.saturating_sub(open)).then_some(farewell)
+    }
+}
+
+/// One of [`Farewells`].
+pub(super) struct Farewell(Arc<State>);
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.0.farewells.fetch_sub(1, Ordering::Relaxed);
+        let all = &self.0.connections.farewells;
+        all.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -21,6 +21,7 @@ use std::task::{Context, Poll};
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use http_body::Body as _;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
@@ -171,6 +172,10 @@ impl ConnectionCalls {
             http,
         } = &*self.calls;
         counter.call(request, |mut request, head| {
+            let is_probe = head.rpc.is_some_and(|rpc| rpc.class == Class::Probe);
+            if !is_probe && let Err(calls) = self.peer.check_calls() {
+                return CheckedCall::refused(admission.calls_busy(&calls, head.rpc));
+            }
             let rpc = match book::check(&request, head, *http) {
                 Ok(rpc) => rpc,
                 Err(refusal) => {
@@ -178,13 +183,16 @@ impl ConnectionCalls {
                 }
             };
             // The answers of the others are small, or bounded by their own windows.
-            if !matches!(rpc.class, Class::Append | Class::AppendSession) {
+            if !matches!(
+                rpc.class,
+                Class::Append | Class::AppendSession | Class::Probe
+            ) {
                 request.extensions_mut().insert(self.peer.answers.clone());
             }
             let serve = |request| routes.serve(request, rpc);
             match admission.call(&self.peer, request, rpc, serve) {
                 Ok(call) => CheckedCall::Served(call),
-                Err(busy) => CheckedCall::Refused(Some(Box::new(busy.into_http()))),
+                Err(busy) => CheckedCall::refused(busy),
             }
         })
     }
@@ -197,6 +205,10 @@ pub(super) enum CheckedCall {
 }
 
 impl CheckedCall {
+    fn refused(why: Status) -> Self {
+        Self::Refused(Some(Box::new(why.into_http())))
+    }
+
     /// Whether its answer is there, and is a head alone.
     pub(super) fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(Some(answer)) if answer.body().is_end_stream())
