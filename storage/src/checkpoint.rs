@@ -178,8 +178,9 @@ impl<'a> Writer<'a> {
         let mut ids = list(self.disk)?;
         let kept = ids.split_off(ids.len().saturating_sub(KEPT));
         for name in self.disk.list(DIRECTORY)? {
-            // What a crash left half written goes too.
-            if id_of(&name).is_none_or(|id| !kept.contains(&id)) {
+            // A crash may have left one half written. Files of others stay.
+            let is_half = bounds::named(&name, ".new").is_some();
+            if is_half || id_of(&name).is_some_and(|id| !kept.contains(&id)) {
                 backups.remove(&format!("{DIRECTORY}/{name}"))?;
             }
         }

@@ -166,6 +166,8 @@ pub(crate) struct Recovered {
     next_base: Position,
     times: RecoveryTimes,
     findings: Vec<String>,
+    /// Facts that are no damage: files of others, and a torn tail that found no space in quarantine.
+    notes: Vec<String>,
     /// What was found before the last time that losses were accepted.
     accepted: Vec<String>,
     /// What this start accepts as lost.
@@ -288,6 +290,7 @@ impl Recovered {
             next_base: Position::ZERO,
             times: RecoveryTimes::default(),
             findings: Vec::new(),
+            notes: Vec::new(),
             accepted: Vec::new(),
             accepting: None,
             trust: Trust::Frames,

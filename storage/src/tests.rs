@@ -34,6 +34,7 @@ mod sorted_shown;
 mod sorting;
 mod space;
 mod stale;
+mod strangers;
 mod sync_modes;
 mod tails;
 mod trimming;

@@ -142,7 +142,9 @@ impl Recovered {
             next_log_counter: self.next_log_counter,
             arrival,
         };
-        self.progress.sound = report.findings.is_empty()
+        let is_sound = report.findings.is_empty();
+        report.findings.append(&mut self.notes);
+        self.progress.sound = is_sound
             && self.accepted.is_empty()
             && finished.damages.is_empty()
             && !finished.uncertain;
@@ -304,7 +306,7 @@ impl Recovered {
             Ok(_) => {}
             // Starting matters more than keeping what was never promised.
             Err(error) if is_out_of_space(&error) => {
-                self.findings
+                self.notes
                     .push("no space to keep what was cut off the tail".to_owned());
             }
             Err(error) => return Err(OpenError::io("keeping what was cut off the tail")(error)),

@@ -93,14 +93,14 @@ impl Recovered {
         visit("pool", &mut |name| match segment::id_of(name) {
             Some(id) => self.note_pool_file(id),
             None => self
-                .findings
+                .notes
                 .push(format!("pool/{name} is not one of Wald's files")),
         })?;
         let mut ids = Vec::new();
         visit("journal", &mut |name| match segment::id_of(name) {
             Some(id) => ids.push(id),
             None => self
-                .findings
+                .notes
                 .push(format!("journal/{name} is not one of Wald's files")),
         })?;
         ids.sort_unstable();

@@ -71,7 +71,7 @@ impl Recovered {
             ..Runs::default()
         };
         for name in listed.strangers {
-            self.findings
+            self.notes
                 .push(format!("sorted/{name} is not one of Wald's files"));
         }
         for id in listed.runs.iter().chain(&runs.unfinished) {
