@@ -50,7 +50,7 @@ struct Known {
 /// Maximum number of backups that run at a time. Each reads the disk and holds files.
 pub(crate) const AT_A_TIME: usize = 4;
 
-/// A backup of which no part was taken for this long ends.
+/// Time after which a backup ends if its caller takes no part of it.
 pub(crate) const UNREAD: Duration = Duration::from_secs(300);
 
 /// The backups that run, and digests taken by earlier ones.
@@ -144,8 +144,8 @@ impl Backups {
         })
     }
 
-    /// Ends the backups of which no part was taken for [`UNREAD`], and removes the files that only
-    /// they held.
+    /// Ends the backups whose callers took no part for [`UNREAD`], and removes the files that only
+    /// those backups held.
     pub(crate) fn end_unread(&self, now: Instant) {
         let mut state = self.state.lock();
         let before = state.running.len();

@@ -17,7 +17,7 @@ use crate::metrics::NoObserver;
 use crate::recovery;
 use crate::verify::Offline;
 
-/// What the clock of retention shows: the last time that the store knows. `None` for a store of a
+/// Returns the time of the clock of retention: the last one that the store knows. `None` for a store of a
 /// version without this clock. Changes nothing.
 ///
 /// # Errors

@@ -576,7 +576,7 @@ impl Recovered {
         }
     }
 
-    /// What the clock of retention showed last.
+    /// Last known time of the clock of retention.
     pub(crate) fn expiry(&self) -> Option<Timestamp> {
         self.expiry
     }

@@ -1,4 +1,4 @@
-//! Windows of an index file. Whoever goes through all logs of it, in the order of their ids,
+//! Windows of an index file. A caller that passes through all its logs, in the order of their ids,
 //! reads each of the three parts from front to back: one window in each is enough.
 
 use std::fmt;
@@ -36,7 +36,7 @@ struct State {
     failed: Option<io::Error>,
 }
 
-/// An index file of which windows are in memory. All that is read is verified.
+/// An index file with some windows in memory. Each window is verified when it is read.
 pub(super) struct Pages {
     large: Arc<LargeIndex>,
     file: Arc<dyn DiskFile>,

@@ -251,8 +251,8 @@ impl SealedIndex {
         Some(Self::with(&head, Data::Whole(bytes)))
     }
 
-    /// The index in a file that was found good, of which only windows are in memory. It is made for
-    /// reading log by log, in the order of their ids.
+    /// Makes an index of a file that was found good. Only windows of the file are in memory. Callers
+    /// read log by log, in the order of their ids.
     pub(super) fn paged(large: Arc<LargeIndex>, file: Arc<dyn DiskFile>) -> Self {
         let head = *large.head();
         Self::with(&head, Data::Paged(Arc::new(Pages::new(large, file))))

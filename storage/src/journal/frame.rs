@@ -44,8 +44,8 @@ const HEADER_VERSION: u8 = 1;
 /// The most bytes of header and extensions.
 pub(crate) const MAX_HEADER_BYTES: usize = u16::MAX as usize * 8;
 
-/// What a frame says. 1 to 9, 11 and 15 stand in segments of the journal, 10 and 12 to 14 in
-/// sorted runs.
+/// Kind of a frame. Segments of the journal hold 1 to 9, 11 and 15; sorted runs hold 10 and 12
+/// to 14.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// Records of one log.

@@ -426,7 +426,7 @@ struct Gone {
     position: Position,
 }
 
-/// What stands for the id of a forgotten producer.
+/// Hash that stands for the id of a forgotten producer.
 fn hash_of(id: &Name) -> u64 {
     xxh3_64(id.as_str().as_bytes())
 }
@@ -467,7 +467,7 @@ impl Before {
 #[derive(Debug)]
 pub(crate) struct BeforeForgotten {
     known: Vec<(Name, Source)>,
-    /// What was remembered under these hashes.
+    /// Entries that these hashes had before.
     gone: Vec<(u64, Option<Gone>)>,
     /// All of it, if it was replaced by one number.
     replaced: Option<(u64, HashMap<u64, Gone>)>,
@@ -717,7 +717,7 @@ impl Producers {
         }
     }
 
-    /// Applies later changes. What they repeat changes nothing: an image of an older version holds
+    /// Applies later changes. A repeated entry changes nothing: an image of an older version holds
     /// all producers.
     pub(crate) fn apply(&mut self, later: Self, window: u64) {
         if later.first_epoch > self.first_epoch {
@@ -765,7 +765,7 @@ impl Producers {
         }
     }
 
-    /// Fields of an image for what is forgotten: the hash (8 bytes) and the epoch (varint) of each
+    /// Fields of an image for forgotten producers: the hash (8 bytes) and the epoch (varint) of each
     /// producer, by hash.
     pub(crate) fn encode_gone(&self, out: &mut Vec<u8>) {
         wire::put_uint(out, FIRST_EPOCH, self.first_epoch);
@@ -800,7 +800,7 @@ impl Producers {
         told
     }
 
-    /// What is forgotten: the epoch that new producers begin at, and each hash with its epoch.
+    /// Forgotten producers: the epoch that new producers begin at, and each hash with its epoch.
     #[cfg(test)]
     pub(crate) fn told_gone(&self) -> (u64, Vec<(u64, u64)>) {
         let mut gone: Vec<_> = self.gone.iter().map(|(h, gone)| (*h, gone.epoch)).collect();

@@ -52,7 +52,7 @@ struct State {
     seen: Position,
     /// No log grows too old before the expiry clock shows this, in seconds.
     ages_at: u32,
-    /// What the expiry clock showed to the last whole pass. If it shows less now, it went back,
+    /// Time of the expiry clock at the last whole pass. If the clock shows less now, it went back,
     /// and `ages_at` means nothing.
     passed_at: Timestamp,
     /// The settings of logs were changed so often when no log had a bound.

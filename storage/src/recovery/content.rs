@@ -48,7 +48,7 @@ struct Window {
 }
 
 impl Window {
-    /// So many bytes at `offset`, if all of them are here.
+    /// Returns `length` bytes at `offset`, if all of them are here.
     fn piece(&self, offset: u64, length: usize) -> Option<bytes::Bytes> {
         let from = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
         let to = from.checked_add(length)?;
@@ -85,13 +85,13 @@ impl<'d> Content<'d> {
         Ok(Self::new(Source::Opened(file), size))
     }
 
-    /// Up to so many bytes of a file.
+    /// Makes the content of the first `most` bytes of a file.
     pub(crate) fn of_file(file: &'d dyn DiskFile, most: u64) -> io::Result<Self> {
         let size = file.size()?.min(most);
         Ok(Self::new(Source::Borrowed(file), size))
     }
 
-    /// Up to so many bytes of a file, from the device and not from the page cache.
+    /// Makes the content of the first `most` bytes of a file, read around the page cache.
     pub(crate) fn from_device(disk: &'d dyn Disk, path: &str, most: u64) -> io::Result<Self> {
         let file = disk.open(path)?;
         let size = file.size()?.min(most);
@@ -123,12 +123,12 @@ impl<'d> Content<'d> {
     /// Reports an error of the disk since the last call.
     ///
     /// # Errors
-    /// If a read has failed: what was made of the bytes is worth nothing.
+    /// If a read has failed. Results of earlier calls are not to be used then.
     pub(crate) fn check(&self) -> io::Result<()> {
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Up to so many bytes from `offset` on; fewer where the file ends.
+    /// Returns `length` bytes from `offset` on; fewer where the file ends.
     pub(crate) fn piece(&self, offset: u64, length: usize) -> bytes::Bytes {
         let left = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
         let length = length.min(left);
@@ -160,7 +160,7 @@ impl<'d> Content<'d> {
         window.bytes.slice(from.min(to)..to)
     }
 
-    /// Reads a window that holds so many bytes from `offset` on.
+    /// Reads a window that holds `length` bytes from `offset` on.
     fn window(&self, offset: u64, length: u64) -> io::Result<Window> {
         let (from, to) = match self.size <= WHOLE {
             true => (0, self.size),

@@ -87,7 +87,7 @@ struct Rest {
 }
 
 impl<'a> Bytes<'a> {
-    /// Up to so many bytes from `position` on; fewer where the file ends.
+    /// Returns `length` bytes from `position` on; fewer where the file ends.
     fn at(&self, position: Position, length: usize) -> bytes::Bytes {
         self.bytes.piece(position.since(self.base), length)
     }

@@ -8,7 +8,7 @@
 //! | the run that is made of them | an eighth of the step |
 //! | dead bytes in runs | an eighth of what is live, and what dies until they are looked at |
 //! | a run that is made of others | a quarter of the step, or a tenth of what is live |
-//! | the same, where what describes logs is more than a quarter of what is live | 512 MiB, or what is live |
+//! | the same, where descriptions of logs take more than 1/4 of the live bytes | 512 MiB, or what is live |
 //! | one that forgets many deleted logs | half of the step, or a tenth of what is live |
 //! | any run | a tenth of the volume, and the free space of the moment |
 //!
@@ -61,8 +61,8 @@ const SOME_DEAD_PART: u64 = 16;
 /// many of what is live in them: all of that is read at every start.
 const FORGOTTEN_PART: u64 = 8;
 
-/// Larger runs are worth it when what describes logs is more than one part in so many of what is
-/// live.
+/// Larger runs are worth it when descriptions of logs take more than 1/4 of the live bytes: one part
+/// in this many.
 const OF_LOGS_PART: u64 = 4;
 
 /// The largest stretch of lsns of one log that a run may hold: its index counts them so.
@@ -656,8 +656,8 @@ fn is_worth_forgetting(oldest: &[Share], bounds: Bounds) -> bool {
     sum(|share| share.told) > sum(|share| share.live) / FORGOTTEN_PART && bounds.allow(oldest)
 }
 
-/// The most neighbouring runs, none of them larger than so many fifths of all, that fit one: where
-/// they begin, and how many they are.
+/// The most neighbouring runs that fit one run. None is larger than `fifths` / 5 of their sum.
+/// Returns where they begin, and their number.
 fn alike(shares: &[Share], bounds: Bounds, fifths: u64) -> Option<(usize, usize)> {
     let largest_part = |sum: u64| sum / 5 * fifths;
     let mut best = None;

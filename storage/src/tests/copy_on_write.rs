@@ -43,7 +43,7 @@ fn compare(fixture: &Fixture, acked: &[Vec<u8>], unknown: Option<&Vec<u8>>, what
     );
 }
 
-/// A store with some history, on a disk with so many blocks left.
+/// A store with some history, on a disk with `blocks` blocks left.
 fn store(blocks: usize, reserve: usize) -> (Fixture, Vec<Vec<u8>>) {
     let config = StorageConfig {
         reserve_segments: reserve,
