@@ -20,7 +20,7 @@ MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
             "unreadable_ends_read"]
 # What the other layers of the engine's own tests are: their modules.
-SIMULATED, HISTORIES = ["power_cut", "simulation"], ["histories", "retries"]
+SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
 DAMAGE = ["damage", "unreadable", "random_damage", "stale", "repair"]
 SPACE = ["space"]
 # Many times what any layer takes, and more than any of them waits for something.
@@ -52,7 +52,8 @@ def layers(directory, every):
         return [binary, *(f"tests::{name}::" for name in names)], environment
 
     found = {
-        "simulated": modules(engine, SIMULATED, WALD_CUTS="1500", WALD_FAILS="300", WALD_LIES="100"),
+        "simulated": modules(engine, SIMULATED, WALD_CUTS="1500", WALD_FAILS="300", WALD_LIES="100",
+                             WALD_COMBINED="200"),
         "histories": modules(engine, HISTORIES, WALD_HISTORIES="60", WALD_RETRIES="100"),
         "damage": modules(engine, DAMAGE, WALD_FUZZ="100"),
         "space": modules(engine, SPACE),

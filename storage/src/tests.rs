@@ -4,6 +4,7 @@ mod appending;
 mod archiving;
 mod backups;
 mod bounds;
+mod combined;
 mod compression;
 mod copy_on_write;
 mod crafted;
