@@ -390,7 +390,11 @@ impl Run {
                 let is_named = !report.findings.is_empty() || !report.damage.is_empty();
                 assert!(
                     may_be_gone || (damaged && (all_hit || is_named)),
-                    "{name} is gone"
+                    "{name} is gone; the start cut off {} bytes, and knows of accepted losses {:?}; records hit: {} of {}",
+                    report.torn_bytes,
+                    report.accepted,
+                    (model.records.iter()).filter(|(number, _)| hit.contains(number)).count(),
+                    model.records.len(),
                 );
                 return false;
             };
