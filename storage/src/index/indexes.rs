@@ -13,6 +13,10 @@ use crate::ids::{LogId, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
 
+/// Indexes of at most this number of bytes are read whole: a step of the sorter has up to 128 of them, and must not
+/// have a file open for each.
+const READ_WHOLE: u64 = 256 << 10;
+
 /// Indexes read are kept up to this.
 const CACHE_BYTES: usize = 32 << 20;
 /// In a file that is larger single logs are looked up without all of it in memory.
@@ -97,8 +101,8 @@ impl Indexes {
         Ok(Some(index))
     }
 
-    /// The index of a sealed segment, for reading it from front to back: of one that is not in memory
-    /// only windows will be. `None` if there is none that is good.
+    /// Returns the index of a sealed segment, for reading it from front to back. Of a large one that is not
+    /// in memory only windows will be, and its file stays open. `None` if there is none that is good.
     ///
     /// # Errors
     /// As of [`Indexes::get`].
@@ -114,12 +118,14 @@ impl Indexes {
         let opened = self.disk.open(&index_path(id)).and_then(|file| {
             let large = match large {
                 Some(large) => Some(large),
+                None if file.size()? <= READ_WHOLE => return Ok(None),
                 None => LargeIndex::read(&*file)?.map(Arc::new),
             };
-            Ok((large, file))
+            Ok(Some((large, file)))
         });
         match opened {
-            Ok((large, file)) => {
+            Ok(None) => self.get(segment),
+            Ok(Some((large, file))) => {
                 let of_this =
                     |large: &Arc<LargeIndex>| large.head().is_of(&segment.life, segment.base);
                 let large = large.filter(of_this);
