@@ -25,6 +25,8 @@ FIRE = {
     "WaldDurableLag": "stalled", "WaldDiskFull": "full", "WaldRestarts": "restarted", "WaldUncleanStart": "restarted",
     "WaldErrorBudgetBurn": "hurt",
 }
+# Faults that no daemon here has. Their alerts fire in grafana/alerts/wald.test.yaml; here their metrics must be there.
+UNSEEN = {"WaldUnattributedLoss", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed"}
 # Panels about faults: here 0 everywhere is no data.
 FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Writes turned away", "Conditions that did not hold",
           "Durable lag", "Checksum failures", "Quarantined records", "Answers with data loss",
@@ -256,7 +258,8 @@ def alerts_fire(prometheus, began, ended):
     empty = []
     alerts = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
     for rule in alerts:
-        if not numbers(prometheus.range(rule["query"], began, ended, 1)):
+        query = re.sub(r" (==|<|>) -?\d+$", "", rule["query"]) if rule["name"] in UNSEEN else rule["query"]
+        if not numbers(prometheus.range(query, began, ended, 1)):
             empty.append(f"{rule['name']}: {rule['query']}")
     check("every alert's query has answered", not empty, "\n".join(empty) or f"{len(alerts)} alerts")
     states = {"firing": {}, "pending": {}}

@@ -196,7 +196,8 @@ def copies(data, ballast):
                 _, info, _ = daemon.call("wald.v1.OpsService/GetServerInfo", {})
                 caveats = " ".join(info["durability"].get("caveats", []))
                 check("status says that it copies on write", "copies on write" in caveats, caveats)
-            check(f"btrfs, round {number}: everything acked is there", ledger.is_whole(daemon), len(ledger.acked))
+            if ledger.acked:
+                check(f"btrfs, round {number}: everything acked is there", ledger.is_whole(daemon), len(ledger.acked))
             filled = ledger.fill(daemon)
             failed += daemon.process.poll() is not None
             print(f"     {filled} records until it is full")
