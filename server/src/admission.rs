@@ -41,8 +41,8 @@ use wald_storage::AppendError;
 use crate::drain::Phase;
 use crate::metrics::{Class, Metrics, Rpc};
 use crate::shortage::Shortage;
-use crate::status::{self, Access};
-use crate::transport::{HttpAnswer, HttpResult, Hurry, Incoming, Patience, Peer, TooManyCalls};
+use crate::status::{self, Access, TooManyCalls};
+use crate::transport::{HttpAnswer, HttpResult, Hurry, Incoming, Patience, Peer};
 use session::Window;
 pub(crate) use session::{Admitted, Intake, Passage};
 

@@ -17,7 +17,6 @@ use wald_storage::{
     MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError, VerifyError,
 };
 
-use crate::transport::TooManyCalls;
 use batch::append_failure;
 pub(crate) use batch::{append, condition_reason};
 pub(crate) use failure::Access;
@@ -288,6 +287,16 @@ pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
     .refused(Retry::Safe)
     .retry_after(RETRY_LATER)
     .status()
+}
+
+/// Calls when one was too many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TooManyCalls {
+    /// All that are open.
+    pub(crate) open: usize,
+    /// Those of the connection.
+    pub(crate) own: usize,
+    pub(crate) limit: usize,
 }
 
 /// Too many calls are open.

@@ -57,7 +57,7 @@ pub(crate) use incoming::Incoming;
 pub(crate) use patience::{Hurry, Patience};
 use peer::OpenConnection;
 pub(crate) use peer::{
-    ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, Connections, Peer, SHORT_QUEUE_BYTES, TooManyCalls,
+    ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, Connections, Peer, SHORT_QUEUE_BYTES,
 };
 use routes::ConnectionCalls;
 pub(crate) use routes::{Calls, HttpAnswer, HttpResult, Routes, Serve};

@@ -14,6 +14,7 @@ use super::suspects::Suspects;
 use super::window::LEAST_WINDOW;
 use crate::admission::Share;
 use crate::answers::{ANSWERS_BYTES, AnswerShare, Answers};
+use crate::status::TooManyCalls;
 
 /// Most bytes of answers that wait in the HTTP/2 layer for the socket of one connection.
 const QUEUE_BYTES: usize = 256 << 10;
@@ -368,16 +369,6 @@ impl Peer {
             state: Arc::clone(&self.state),
         }
     }
-}
-
-/// Calls when one was too many.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TooManyCalls {
-    /// All that are open.
-    pub(crate) open: usize,
-    /// Those of the connection.
-    pub(crate) own: usize,
-    pub(crate) limit: usize,
 }
 
 /// Calls of one connection whose rest is received after they have ended.
