@@ -383,6 +383,8 @@ def golden():
             store, logs = read(temporary)
             kept = json.loads(archive.with_name(archive.name.replace(".tar.gz", ".json")).read_text())
             same = store["clean"] == kept["clean"] and (store["torn"] is not None) == kept["torn"]
+            for log in kept["logs"].values():
+                log["producers"].sort(key=lambda one: one["id"])
             wrong = difference(expected(logs), kept["logs"])
             check(f"golden {archive.parent.name}/{archive.name} reads as it did", same and not wrong, wrong or f"{len(logs)} logs")
 
@@ -393,7 +395,8 @@ def expected(logs):
             "cursors", "tail_proven", "quarantined", "records", "digest"]
     return {name: {**{key: log[key] for key in keys}, **({"expired": log["expired"]} if log["expired"] else {}), "producers": [
         {"id": one["id"], "epoch": one["epoch"], "next_sequence": one["next_sequence"],
-         "newest_lsn": one["remembered"][-1]["lsn"]} for one in log["producers"]]} for name, log in logs.items()}
+         "newest_lsn": one["remembered"][-1]["lsn"]} for one in sorted(log["producers"], key=lambda one: one["id"])]}
+        for name, log in logs.items()}
 
 
 if any(not argument.isdigit() for argument in sys.argv[1:]) or len(sys.argv) > 3:

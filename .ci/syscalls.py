@@ -227,7 +227,7 @@ def judged(run):
     fault, told, wrong = run.fault, run.told(), list(run.wrong)
     reads = run.phase == "serving" and fault.call in ("openat", "statx") and fault.file == "journal/*.seg"
     # The flush of a directory of derived files is among these; the text in LOCK is for people.
-    helps = (fault.file.startswith(("index/", "checkpoint/")) or fault.call in ASKS or fault.path in ("index", "checkpoint")
+    helps = (fault.file.startswith(("index/", "checkpoint/")) or fault.call in ASKS or (fault.call in FLUSHES and fault.path in ("index", "checkpoint"))
              or (fault.file == "LOCK" and fault.call in ("pwrite64", "ftruncate")))
     # Whose the store is, and whether it is still there, is asked more than once.
     asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK", "journal/*.seg")

@@ -98,8 +98,11 @@ def read(directory):
         for log in store.logs.values():
             store.below[log.id] = log.chain
 
-    store.after_segment = after_segment
-    return store.read(), counts
+    store.after_segment, store.of_living = after_segment, []
+    found = store.read()
+    living = {log.id for log in store.logs.values() if not log.deleted}
+    store.problems += [text for log, text in store.of_living if log in living]
+    return found, counts
 
 
 def main():
