@@ -163,7 +163,7 @@ def standing(directory):
         with Held("idle", "-count", 14, "-announce", 4_000_000, "-seconds", "20s", "announce", daemon.grpc):
             appends = [daemon.walctl("--timeout", "3s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
             held = daemon.metric('wald_admitted_bytes{part="appends"}')
-        # What a call takes that waits for its message: 10 KiB, and its head.
+        # A call that waits for its message is charged 10 KiB and its head.
         check("14 announced messages of 4 MB hold no more than their calls", appends == [0] * 10 and held < 200_000, f"{held:.0f} bytes")
     for path in ("/wald.v1.WalService/Read", "/wald.v1.WalService/GetTail", "/wald.v1.LogService/ListLogs",
                  "/grpc.health.v1.Health/Check"):

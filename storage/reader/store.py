@@ -530,7 +530,7 @@ class Store:
         if image["deleted"]:
             log.producers, log.gone, log.first_epoch = {}, {}, 0
         log.first_epoch = max(log.first_epoch, image["first_epoch"])
-        # Changes since some position, or all: what is known already is told again.
+        # An image holds the changes since some position, or all batches. Known batches may come again.
         for name, epoch in image["gone"].items():
             log.gone[name] = (epoch, 0)
             log.producers = {one: known for one, known in log.producers.items()

@@ -163,7 +163,7 @@ fn sorting_many_active_logs_takes_little_memory_and_disk() {
             "{most} KiB, {idle} idle, {bound} allowed"
         );
     }
-    // The aim is 1.3 times of what is kept. Images and indexes of two or three runs take more.
+    // The aim is 1.3 times the kept bytes. Images and indexes of two or three runs take more.
     let bound = kept * 3 / 2 + (STEP + 6 * SEGMENT) / KIB;
     assert!(disk <= bound, "{disk} KiB on disk, {bound} allowed");
 }

@@ -8,7 +8,7 @@
 //! | the run that is made of them | an eighth of the step |
 //! | dead bytes in runs | an eighth of what is live, and what dies until they are looked at |
 //! | a run that is made of others | a quarter of the step, or a tenth of what is live |
-//! | the same, where descriptions of logs take more than 1/4 of the live bytes | 512 MiB, or what is live |
+//! | the same, where descriptions of logs take more than 1/4 of the live bytes | 512 MiB, or all live bytes |
 //! | one that forgets many deleted logs | half of the step, or a tenth of what is live |
 //! | any run | a tenth of the volume, and the free space of the moment |
 //!
