@@ -27,6 +27,8 @@ type raw struct {
 	block   bytes.Buffer
 	encoder *hpack.Encoder
 	next    uint32
+	// The peer stays when one of its calls ends.
+	stays bool
 }
 
 // connect opens a TCP connection; a receive buffer of 0 bytes is the system's own size.

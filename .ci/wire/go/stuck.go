@@ -266,6 +266,7 @@ func idleConnection(kind, address, path string, announce int) (net.Conn, error) 
 		if err != nil {
 			return nil, err
 		}
+		r.stays = true
 		for range 256 {
 			r.call(path, []byte{}, false)
 		}
@@ -299,7 +300,8 @@ func idleConnection(kind, address, path string, announce int) (net.Conn, error) 
 	return nil, fmt.Errorf("no such kind: %s", kind)
 }
 
-// awaitEnd waits until a connection or its first call ends; false if the deadline comes first.
+// awaitEnd waits until a connection or its first call ends; false if the deadline comes first. Of a peer that stays it
+// waits for the end of the connection.
 func awaitEnd(connection net.Conn) bool {
 	r, framed := connection.(*raw)
 	if !framed {
@@ -323,9 +325,11 @@ func awaitEnd(connection net.Conn) bool {
 				_ = r.flush()
 			}
 		case *http2.RSTStreamFrame:
-			return true
+			if !r.stays {
+				return true
+			}
 		case *http2.HeadersFrame:
-			if frame.StreamEnded() {
+			if frame.StreamEnded() && !r.stays {
 				return true
 			}
 		case *http2.GoAwayFrame:
