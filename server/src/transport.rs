@@ -45,7 +45,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 
@@ -69,6 +69,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// When to ask another connection to give way, if the one that was asked did not.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time between two wake-ups of an event loop without work.
+const TICK: Duration = Duration::from_secs(1);
 
 /// A socket that was accepted, on its way to its event loop.
 struct Accepted {
@@ -163,6 +166,7 @@ impl Transport {
                 .name(format!("wald-grpc-{index}"))
                 .spawn(move || {
                     runtime.spawn(wakes::deliver());
+                    runtime.spawn(tick());
                     runtime.block_on(server);
                     drop(running);
                 })?;
@@ -189,6 +193,16 @@ impl Transport {
     /// Resolves when every connection is closed, after draining began.
     pub(crate) async fn ended(&mut self) {
         while self.ended.recv().await.is_some() {}
+    }
+}
+
+/// Wakes its event loop every [`TICK`]. A timer that ends before every other timer of its loop makes tokio
+/// write to an eventfd, and the loop's next wait then ends at once. Timers of calls last longer than a tick.
+async fn tick() {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
     }
 }
 
