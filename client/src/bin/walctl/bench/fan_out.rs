@@ -8,6 +8,7 @@ use bytes::Buf as _;
 use prost::encoding::{
     DecodeContext, WireType, check_wire_type, decode_key, decode_varint, skip_field,
 };
+use tonic::Code;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use wald_client::proto;
@@ -24,6 +25,9 @@ use super::{Bench, Case, Rounds};
 
 /// Appends a second, unless told otherwise.
 const RATE: f64 = 10_000.0;
+
+/// From a refused follower to its next attempt.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connections that the followers share.
 const CONNECTIONS: usize = 10;
@@ -138,12 +142,20 @@ pub(super) async fn follow(
     let mut next = None;
     let listening = async {
         let mut grpc: Grpc<Connection> = connection.grpc();
-        grpc.ready().await?;
-        let codec = MessageCodec::<proto::ScanRequest, Sent<proto::ScanResponse>>::default();
-        let path = PathAndQuery::from_static(SCAN);
-        let request = tonic::Request::new(request);
-        let answer = grpc.server_streaming(request, path, codec).await?;
-        let mut messages = answer.into_inner();
+        let mut messages = loop {
+            grpc.ready().await?;
+            let codec = MessageCodec::<proto::ScanRequest, Sent<proto::ScanResponse>>::default();
+            let path = PathAndQuery::from_static(SCAN);
+            let request = tonic::Request::new(request.clone());
+            match grpc.server_streaming(request, path, codec).await {
+                Ok(answer) => break answer.into_inner(),
+                // The server bounds the requests that arrive at one moment.
+                Err(status) if status.code() == Code::ResourceExhausted => {
+                    tokio::time::sleep(BUSY_PAUSE).await;
+                }
+                Err(status) => return Err(status.into()),
+            }
+        };
         while let Some(message) = messages.message().await? {
             let given = count(&message.bytes, &mut next)?;
             let age = given.arrival_us.map(age);
