@@ -774,8 +774,8 @@ impl Recovered {
                     continue;
                 }
             };
-            let body = bytes.walked_body(&header, body_good);
-            let body = body.as_deref();
+            let frame = bytes.walked(&header, body_good);
+            let body = walk::body_of(&frame, &header, body_good);
             if !body_good {
                 observer.checksum_failure(ChecksumSite::Recovery);
             }
@@ -790,14 +790,14 @@ impl Recovered {
             let found = Found {
                 header: &header,
                 body,
-                producer: frame::producer_of(&bytes.frame(&header), &header),
+                producer: frame::producer_of(&frame, &header),
                 unit: *unit.get_or_insert(header.position),
             };
             if !header.continues() {
                 unit = None;
             }
             self.drafts.apply(id, &found, last_hole);
-            self.apply_directory(bytes, &header, &mut holes);
+            self.apply_directory(bytes, (&header, &frame[..]), &mut holes);
         }
         holes
     }
@@ -811,8 +811,13 @@ impl Recovered {
     }
 
     /// A directory explains the damaged frames of the group before it.
-    fn apply_directory(&mut self, bytes: Bytes<'_>, header: &Header, holes: &mut Vec<Hole>) {
-        let Some(directory) = frame::directory_of(&bytes.frame(header), header) else {
+    fn apply_directory(
+        &mut self,
+        bytes: Bytes<'_>,
+        (header, frame): (&Header, &[u8]),
+        holes: &mut Vec<Hole>,
+    ) {
+        let Some(directory) = frame::directory_of(frame, header) else {
             return;
         };
         let mut position = directory.start;

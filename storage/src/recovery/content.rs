@@ -12,7 +12,7 @@
 //! A walk cannot fail. An error of the disk is kept instead, the bytes behind it count as missing,
 //! and [`Content::check`] reports the error after the walk.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::io;
 use std::sync::Arc;
 
@@ -48,11 +48,19 @@ struct Window {
 }
 
 impl Window {
-    /// Returns `length` bytes at `offset`, if all of them are here.
-    fn piece(&self, offset: u64, length: usize) -> Option<bytes::Bytes> {
-        let from = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
-        let to = from.checked_add(length)?;
-        (to <= self.bytes.len()).then(|| self.bytes.slice(from..to))
+    /// Whether all of `length` bytes from `offset` on are here.
+    fn holds(&self, offset: u64, length: usize) -> bool {
+        let bytes = self.bytes.len() as u64;
+        let from = offset.wrapping_sub(self.offset);
+        from <= bytes && length as u64 <= bytes - from
+    }
+
+    /// Where in the window those of `length` bytes from `offset` on are that it has.
+    fn within(&self, offset: u64, length: usize) -> (usize, usize) {
+        let bytes = self.bytes.len();
+        let from = usize::try_from(offset.wrapping_sub(self.offset)).unwrap_or(usize::MAX);
+        let from = from.min(bytes);
+        (from, from.saturating_add(length).min(bytes))
     }
 }
 
@@ -128,36 +136,47 @@ impl<'d> Content<'d> {
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Returns `length` bytes from `offset` on; fewer where the file ends.
+    /// Returns `length` bytes from `offset` on; fewer where the file ends. The piece shares the memory
+    /// of its window.
     pub(crate) fn piece(&self, offset: u64, length: usize) -> bytes::Bytes {
+        let window = self.windows_at(offset, length);
+        let bytes = &window[0].bytes;
+        let (from, to) = window[0].within(offset, length);
+        bytes.slice(from..to)
+    }
+
+    /// Calls `look` with `length` bytes from `offset` on; fewer where the file ends. Unlike
+    /// [`Content::piece`] this counts no reference: a walk looks several times at each frame.
+    pub(crate) fn look<R>(&self, offset: u64, length: usize, look: impl FnOnce(&[u8]) -> R) -> R {
+        let window = self.windows_at(offset, length);
+        let (from, to) = window[0].within(offset, length);
+        look(&window[0].bytes[from..to])
+    }
+
+    /// The windows. The first holds `length` bytes from `offset` on, or fewer where the file ends.
+    fn windows_at(&self, offset: u64, length: usize) -> RefMut<'_, [Window; 2]> {
+        let mut windows = self.windows.borrow_mut();
+        if windows[0].holds(offset, length) {
+            return windows;
+        }
         let left = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
         let length = length.min(left);
-        if length == 0 {
-            return bytes::Bytes::new();
+        if length == 0 || windows[0].holds(offset, length) {
+            return windows;
         }
-        let mut windows = self.windows.borrow_mut();
-        if let Some(piece) = windows[0].piece(offset, length) {
-            return piece;
-        }
-        if let Some(piece) = windows[1].piece(offset, length) {
-            windows.swap(0, 1);
-            return piece;
+        windows.swap(0, 1);
+        if windows[0].holds(offset, length) {
+            return windows;
         }
         // First: the memory of the one that goes is not needed beside the new one.
-        windows.swap(0, 1);
         windows[0] = Window::default();
         match self.window(offset, length as u64) {
             Ok(window) => windows[0] = window,
             Err(error) => {
                 self.failed.borrow_mut().get_or_insert(error);
-                return bytes::Bytes::new();
             }
         }
-        let window = &windows[0];
-        // The file may have become shorter.
-        let from = usize::try_from(offset - window.offset).unwrap_or(usize::MAX);
-        let to = from.saturating_add(length).min(window.bytes.len());
-        window.bytes.slice(from.min(to)..to)
+        windows
     }
 
     /// Reads a window that holds `length` bytes from `offset` on.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::content::Content;
 use super::drafts::{Drafts, Found};
 use super::files::Used;
-use super::walk::{Bytes, Item, Walked};
+use super::walk::{self, Bytes, Item, Walked};
 use super::{Recovered, Tail};
 use crate::checkpoint::{self, SegmentEntry, Summary};
 use crate::disk::{Disk, DiskFile};
@@ -247,10 +247,10 @@ pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Resul
     let mut drafts = Drafts::new(0);
     for item in &walked.items {
         if let Item::Frame { header, body_good } = item {
-            let body = bytes.walked_body(header, *body_good);
+            let frame = bytes.walked(header, *body_good);
             let found = Found {
                 header,
-                body: body.as_deref(),
+                body: walk::body_of(&frame, header, *body_good),
                 producer: None,
                 unit: header.position,
             };

@@ -74,6 +74,23 @@ pub(crate) struct Bytes<'a> {
     pub(crate) bytes: &'a Content<'a>,
 }
 
+/// Bytes of header and extensions that a possible header claims, at least those of a header.
+fn claimed_header(bytes: &[u8]) -> usize {
+    let claimed = frame::claimed_header_len(bytes).unwrap_or(0);
+    usize::try_from(claimed).map_or(HEADER_BYTES, |claimed| claimed.max(HEADER_BYTES))
+}
+
+/// Bytes of header and body of a frame.
+fn frame_bytes(header: &Header) -> usize {
+    (header.header_len as usize).saturating_add(header.body_len as usize)
+}
+
+/// The body of a frame that [`Bytes::walked`] returned, if it was good and all of it is there.
+pub(crate) fn body_of<'b>(frame: &'b [u8], header: &Header, body_good: bool) -> Option<&'b [u8]> {
+    let body = frame.get(header.header_len as usize..frame_bytes(header));
+    body.filter(|_| body_good)
+}
+
 /// What lies at and behind a place where bytes do not verify.
 struct Rest {
     /// D, as far as headers there tell: the highest position that any says was flushed.
@@ -92,6 +109,11 @@ impl<'a> Bytes<'a> {
         self.bytes.piece(position.since(self.base), length)
     }
 
+    /// Calls `look` with `length` bytes from `position` on; fewer where the file ends.
+    fn look<R>(&self, position: Position, length: usize, look: impl FnOnce(&[u8]) -> R) -> R {
+        self.bytes.look(position.since(self.base), length, look)
+    }
+
     fn first(&self) -> Position {
         self.base.advance(LIFE_BYTES)
     }
@@ -102,21 +124,20 @@ impl<'a> Bytes<'a> {
 
     /// The verified header at `position`, if there is one.
     pub(crate) fn header(&self, position: Position) -> Option<Header> {
-        let claimed = frame::claimed_position(&self.at(position, HEADER_BYTES))?;
-        if claimed != position.get() {
-            return None;
-        }
-        frame::decode_header(&self.claimed_header(position), self.life.salt)
+        let claims = |bytes: &[u8]| {
+            let here = frame::claimed_position(bytes) == Some(position.get());
+            here.then(|| claimed_header(bytes))
+        };
+        let length = self.look(position, HEADER_BYTES, claims)?;
+        let salt = self.life.salt;
+        self.look(position, length, |bytes| frame::decode_header(bytes, salt))
     }
 
-    /// The bytes that a possible header at `position` claims, extensions included.
-    fn claimed_header(&self, position: Position) -> bytes::Bytes {
-        let first = self.at(position, HEADER_BYTES);
-        let length = frame::claimed_header_len(&first).unwrap_or(0);
-        match usize::try_from(length) {
-            Ok(length) if length > HEADER_BYTES => self.at(position, length),
-            _ => first,
-        }
+    /// Whether the body of the frame verifies.
+    fn is_whole(&self, header: &Header) -> bool {
+        self.look(header.position, frame_bytes(header), |frame| {
+            frame::verified_body(frame, header).is_some()
+        })
     }
 
     /// The verified body of the frame.
@@ -128,21 +149,21 @@ impl<'a> Bytes<'a> {
 
     /// Header and body of the frame, as far as they are there.
     fn whole(&self, header: &Header) -> bytes::Bytes {
-        let (head, body) = (header.header_len as usize, header.body_len as usize);
-        self.at(header.position, head.saturating_add(body))
+        self.at(header.position, frame_bytes(header))
+    }
+
+    /// A frame that a walk found: all of it if its body is good, or else the header and its
+    /// extensions.
+    pub(crate) fn walked(&self, header: &Header, body_good: bool) -> bytes::Bytes {
+        match body_good {
+            true => self.whole(header),
+            false => self.frame(header),
+        }
     }
 
     /// The header of the frame and its extensions.
     pub(crate) fn frame(&self, header: &Header) -> bytes::Bytes {
         self.at(header.position, header.header_len as usize)
-    }
-
-    /// The body of a frame that a walk found good.
-    pub(crate) fn walked_body(&self, header: &Header, body_good: bool) -> Option<bytes::Bytes> {
-        let from = header.header_len as usize;
-        let frame = body_good.then(|| self.whole(header))?;
-        let there = frame.len() == from + header.body_len as usize;
-        there.then(|| frame.slice(from..))
     }
 
     /// The seal, if the last frame is one.
@@ -221,7 +242,7 @@ impl<'a> Bytes<'a> {
                     return None;
                 }
                 if claimed == here.get()
-                    && let Some(newer) = frame::newer(&self.claimed_header(here), self.life.salt)
+                    && let Some(newer) = self.newer_at(here)
                 {
                     return Some((here, newer));
                 }
@@ -233,6 +254,12 @@ impl<'a> Bytes<'a> {
             from = from.advance(at as u64);
         }
         None
+    }
+
+    fn newer_at(&self, position: Position) -> Option<Newer> {
+        let length = self.look(position, HEADER_BYTES, claimed_header);
+        let salt = self.life.salt;
+        self.look(position, length, |bytes| frame::newer(bytes, salt))
     }
 
     /// Looks at everything from `from` on.
@@ -277,7 +304,10 @@ impl<'a> Bytes<'a> {
         let mut walk = Walk::new(*self);
         while walk.position < end {
             match walk.frame().filter(|header| header.end() <= end) {
-                Some(header) => walk.take(header),
+                Some(header) => {
+                    let body_good = self.is_whole(&header);
+                    walk.take(header, body_good);
+                }
                 None if known_bad::makes(Mistake::TruncateOnAnyError) => break,
                 None => walk.skip(end),
             }
@@ -295,10 +325,11 @@ impl<'a> Bytes<'a> {
         let mut durable = |from: Position| rest.get_or_insert_with(|| self.rest(from)).proven;
         loop {
             let at = walk.position;
-            match walk.frame() {
+            let frame = walk.frame().map(|header| (header, self.is_whole(&header)));
+            match frame {
                 // A frame that was never proven must be whole to count.
-                Some(header) if self.body(&header).is_some() || header.end() <= durable(at) => {
-                    walk.take(header);
+                Some((header, body_good)) if body_good || header.end() <= durable(at) => {
+                    walk.take(header, body_good);
                     if header.kind == Kind::Seal {
                         return walk.done(0);
                     }
@@ -321,7 +352,7 @@ impl<'a> Bytes<'a> {
     fn debris(&self, end: Position, rest: &Rest) -> u64 {
         // In a recycled file everything behind the end is stale: only what claims to
         // stand exactly here was meant to.
-        let claimed = frame::claimed_position(&self.at(end, HEADER_BYTES));
+        let claimed = self.look(end, HEADER_BYTES, frame::claimed_position);
         let ours = claimed == Some(end.get()) || rest.last_header.is_some_and(|at| at >= end);
         // Whether the file was all zeros before this life, judged by its very end.
         let is_fresh = rest.ends_with_zeros || rest.used <= end;
@@ -362,8 +393,7 @@ impl<'a> Walk<'a> {
             .then_some(header)
     }
 
-    fn take(&mut self, header: Header) {
-        let body_good = self.bytes.body(&header).is_some();
+    fn take(&mut self, header: Header, body_good: bool) {
         self.items.push(Item::Frame { header, body_good });
         self.position = header.end();
         self.chain = Some(header.crc);
