@@ -208,11 +208,17 @@ fn create_anew(disk: &dyn Disk, path: &str) -> io::Result<Arc<dyn DiskFile>> {
     }
 }
 
-/// Writes a file under a name of its own and moves it to its place, both flushed but not
-/// the directory.
-pub(crate) fn replace(disk: &dyn Disk, new: &str, path: &str, bytes: &[u8]) -> io::Result<()> {
+/// Writes a file, made of parts, under a name of its own and moves it to its place, both flushed but
+/// not the directory.
+pub(crate) fn replace(disk: &dyn Disk, new: &str, path: &str, parts: &[&[u8]]) -> io::Result<()> {
     let file = create_anew(disk, new)?;
-    let written = file.write_all_at(bytes, 0).and_then(|()| file.sync());
+    let mut at = 0;
+    let written = parts.iter().try_for_each(|part| {
+        file.write_all_at(part, at)?;
+        at += part.len() as u64;
+        Ok(())
+    });
+    let written = written.and_then(|()| file.sync());
     if let Err(error) = written {
         // Half a file helps nobody; if this fails too, the next try removes it.
         let _gone = disk.remove(new);

@@ -12,8 +12,8 @@ use crate::record::{Retention, SyncMode};
 const LEAST_STEP: u64 = 4;
 
 /// Bytes of a run that is made for the sake of what describes logs. To make one takes 24 bytes of
-/// memory for each batch in it.
-const LARGEST_FOR_LOGS: u64 = 512 << 20;
+/// memory for each batch in it, and 200 for each log.
+const LARGEST_FOR_LOGS: u64 = 1 << 30;
 
 /// With the images of its logs a run stays below 4 GiB: file offsets in it are kept in 32 bits.
 pub(crate) const LARGEST_RUN: u64 = 3 << 30;
@@ -287,13 +287,11 @@ impl StorageConfig {
     }
 
     /// Maximum bytes of a run that is made of others, in a store with `live` bytes of records. Where
-    /// much more describes logs, larger runs save space, because each run describes its logs once.
-    pub(crate) fn sorter_run(&self, live: u64, logs_dominate: bool) -> u64 {
+    /// much describes logs, larger runs save space, because each run describes its logs once: `described`
+    /// are the bytes of all runs and of their indexes then, or else 0.
+    pub(crate) fn sorter_run(&self, live: u64, described: u64) -> u64 {
         let plain = (self.sorter_step() / 4).max(live / 10);
-        let larger = match logs_dominate {
-            true => live.min(LARGEST_FOR_LOGS),
-            false => 0,
-        };
+        let larger = described.min(LARGEST_FOR_LOGS);
         plain.max(larger).min(LARGEST_RUN)
     }
 
@@ -379,7 +377,7 @@ mod tests {
                 let part = config.sorter_backlog();
                 assert!(part >= segment_bytes && part <= LARGEST_RUN, "{part}");
                 assert!(part / segment_bytes <= MOST_SOURCES, "{part}");
-                assert!(config.sorter_run(u64::MAX, true) <= LARGEST_RUN);
+                assert!(config.sorter_run(u64::MAX, u64::MAX) <= LARGEST_RUN);
                 assert!(config.sorter_forgetting_run(u64::MAX) <= LARGEST_RUN);
             }
         }

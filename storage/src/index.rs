@@ -14,5 +14,5 @@ pub(crate) use self::chain::{Below, Chain};
 pub(crate) use self::image::Image;
 pub(crate) use self::indexes::{Found, Indexes, read as read_index};
 pub(crate) use self::sealed::{
-    IndexBuilder, NewRow, Row, SealedIndex, decode_index, index_id, index_path,
+    IndexBuilder, IndexFile, NewRow, Row, SealedIndex, decode_index, index_id, index_path,
 };

@@ -386,7 +386,7 @@ impl Core {
             }
             let path = index_path(index.segment);
             let new = format!("{path}.new");
-            result = checkpoint::replace(&*self.disk, &new, &path, index.bytes());
+            result = checkpoint::replace(&*self.disk, &new, &path, &[index.bytes()]);
             if result.is_err() {
                 break;
             }
@@ -473,8 +473,8 @@ impl Core {
                 let image = |index: &Arc<SealedIndex>| index.image(&index.row(id)?);
                 match told.iter().rev().find_map(image) {
                     Some(image) => writer.add(&self.whole_image(Image { chain, ..image }))?,
-                    // Its index is damaged: the next start finds that out.
-                    None => return Ok(()),
+                    // Its index is damaged, which the next start finds out, or cannot be read now.
+                    None => return told.iter().try_for_each(|index| index.check_reads()),
                 }
             }
             for index in told {

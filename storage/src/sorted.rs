@@ -40,7 +40,7 @@ pub(crate) use self::open::{
     BadRun, Opened, PACK_HEADER_BYTES, Walked, holes_of, index_of, list, open, open_archived, some,
     stored, walk, walk_with,
 };
-pub(crate) use self::pack::{Archived, Entry, Images, Piece, entries, pieces};
+pub(crate) use self::pack::{Archived, Entry, Images, Piece, entries, pieces, put_images};
 pub(crate) use self::room::Volume;
 pub(crate) use self::sort::Sorter;
 #[cfg(test)]

@@ -10,9 +10,10 @@ use crate::ids::{LogId, SegmentId};
 use crate::index::Image;
 use crate::journal::segment::{ARCHIVED, SORTED_RUN};
 use crate::local::Producers;
-use crate::sorted::{Archived, Head, Images, Piece, Run, Writer, draw_salt};
+use crate::sorted::{Archived, Head, Piece, Run, Writer, draw_salt, put_images};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::wire;
 
 /// Where one store keeps what retention took.
 pub(crate) struct Archive {
@@ -85,6 +86,7 @@ impl Archive {
             run,
             first,
             begun: None,
+            images: Vec::new(),
             log: None,
             records: 0,
             damaged: 0,
@@ -171,6 +173,8 @@ pub(crate) struct Archiving<'a> {
     run: SegmentId,
     first: SegmentId,
     begun: Option<(Name, Writer)>,
+    /// How its logs stood, as frames of images hold it.
+    images: Vec<u8>,
     /// What is there of the log at hand.
     log: Option<Archived>,
     records: u64,
@@ -235,11 +239,9 @@ impl Archiving<'_> {
             // A restored log has no producers.
             extras.producers = Producers::default();
         }
-        writer.image(&Images {
-            image,
-            before: archived.first,
-            archived: Some(archived),
-        });
+        let mut encoded = Vec::new();
+        image.encode(&mut encoded);
+        put_images(&mut self.images, &encoded, archived.first, Some(&archived));
         Ok(())
     }
 
@@ -263,7 +265,14 @@ impl Archiving<'_> {
         };
         let archive = self.archive;
         let pending = name.path(Stage::Pending);
-        let finished = writer.finish(head).and_then(|(life, ..)| {
+        let mut rest = self.images.as_slice();
+        let images = |out: &mut Vec<u8>| {
+            let before = rest;
+            let more = !before.is_empty() && wire::take_field(&mut rest).is_some();
+            out.extend_from_slice(&before[..before.len() - rest.len()]);
+            more
+        };
+        let finished = writer.finish(head, images).and_then(|(life, ..)| {
             archive.disk.rename(&name.path(Stage::New), &pending)?;
             archive.disk.sync_directory("")?;
             Ok(life.size)

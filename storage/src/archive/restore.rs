@@ -22,7 +22,7 @@ use crate::journal::segment::{Life, SORTED_RUN};
 use crate::local::{ExtrasImage, Kept, Missing, TrimBy};
 use crate::record::{LogConfig, Retention};
 use crate::recovery::{self, RecoveryReport};
-use crate::sorted::{self, Head, Images, Piece, Writer};
+use crate::sorted::{self, Head, Piece, Writer, put_images};
 
 /// A run is ended, where that can be, when it has so many bytes.
 const RUN_BYTES: u64 = 1 << 30;
@@ -411,7 +411,8 @@ impl Work<'_> {
         let mut writer =
             Writer::create_as(self.target, &path, about, SORTED_RUN).map_err(writing())?;
         let base = sorted::base_of(id);
-        let mut builder = IndexBuilder::new(base, 0);
+        let mut builder = IndexBuilder::new(base, self.plan.logs.len());
+        let mut befores = Vec::new();
         let mut logs = std::mem::take(&mut self.plan.logs);
         for (log_id, log) in &mut logs {
             let before = log.next;
@@ -422,14 +423,9 @@ impl Work<'_> {
             if places.is_empty() {
                 continue;
             }
-            let image = log.image(segment);
-            writer.image(&Images {
-                image: image.clone(),
-                before,
-                archived: None,
-            });
+            befores.push(before);
             builder.push(NewRow {
-                image,
+                image: log.image(segment),
                 places,
                 below: None,
             });
@@ -458,8 +454,16 @@ impl Work<'_> {
             forgotten: None,
         };
         let writing = || RestoreError::io(format!("writing {path} in {}", self.target.location()));
-        let (life, _, end, chain) = writer.finish(head).map_err(writing())?;
+        let mut images = std::iter::zip(builder.images(), befores);
+        let finished = writer.finish(head, |out| {
+            let next = images.next();
+            let put = next.map(|(image, before)| put_images(out, image, before, None));
+            put.is_some()
+        });
+        drop(images);
+        let (life, _, end, chain) = finished.map_err(writing())?;
         let index = builder.finish(&life, base.advance(end), chain);
+        let index = index.into_index();
         write(self.target, &index_path(id), index.bytes()).map_err(writing())
     }
 

@@ -34,6 +34,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -50,7 +51,7 @@ const BLOCK: usize = 4096;
 
 /// A disk in memory. Clones are the same disk.
 #[derive(Clone)]
-pub struct SimDisk(Arc<Mutex<State>>, Arc<Unreadable>);
+pub struct SimDisk(Arc<Mutex<State>>, Arc<Unreadable>, Arc<Opened>);
 
 impl Default for SimDisk {
     fn default() -> Self {
@@ -319,8 +320,32 @@ impl SimDisk {
     }
 
     fn of(state: State) -> Self {
-        Self(Arc::new(Mutex::new(state)), Arc::default())
+        Self(Arc::new(Mutex::new(state)), Arc::default(), Arc::default())
     }
+
+    /// A file that is open until it is dropped.
+    fn opened(&self, inode: u64) -> Arc<SimFile> {
+        let now = self.2.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.2.most.fetch_max(now, Ordering::SeqCst);
+        Arc::new(SimFile {
+            disk: self.clone(),
+            inode,
+        })
+    }
+
+    /// Maximum number of files that were open at the same time since the last call, and the number
+    /// that are open now.
+    pub fn most_open_files(&self) -> (usize, usize) {
+        let now = self.2.now.load(Ordering::SeqCst);
+        (self.2.most.swap(now, Ordering::SeqCst), now)
+    }
+}
+
+/// Number of open files.
+#[derive(Debug, Default)]
+struct Opened {
+    now: AtomicUsize,
+    most: AtomicUsize,
 }
 
 struct SimLock {
@@ -417,20 +442,14 @@ impl Disk for SimDisk {
             removed: None,
         };
         state.change_name(change, stops)?;
-        Ok(Arc::new(SimFile {
-            disk: self.clone(),
-            inode,
-        }))
+        Ok(self.opened(inode))
     }
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::Open, path))?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Arc::new(SimFile {
-            disk: self.clone(),
-            inode,
-        }))
+        Ok(self.opened(inode))
     }
 
     fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>> {
@@ -557,6 +576,12 @@ impl Disk for SimDisk {
 struct SimFile {
     disk: SimDisk,
     inode: u64,
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        self.disk.2.now.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl SimFile {

@@ -7,21 +7,19 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::large::LargeIndex;
+use super::pages::Readers;
 use super::sealed::{Row, SealedIndex, index_path};
 use crate::disk::{Disk, is_out_of_descriptors, read_whole};
 use crate::ids::{LogId, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
 
-/// Indexes of at most this number of bytes are read whole: a step of the sorter has up to 128 of them, and must not
-/// have a file open for each.
-const READ_WHOLE: u64 = 256 << 10;
-
 /// Indexes read are kept up to this.
 const CACHE_BYTES: usize = 32 << 20;
 /// In a file that is larger single logs are looked up without all of it in memory.
 const LARGE: u64 = 4 << 20;
-/// What is kept for that takes at most this; it suffices for some 2 GiB of files.
+/// What is kept for that, and for files that are read from front to back, takes at most this; it
+/// suffices for some 2 GiB of files.
 const LARGE_CACHE_BYTES: usize = 6 << 20;
 /// One that was just written is kept if it is not larger: of a segment that touches hundreds of
 /// thousands of logs nobody may read for long.
@@ -34,6 +32,7 @@ pub(crate) type Found = (Arc<SealedIndex>, Row);
 pub(crate) struct Indexes {
     disk: Arc<dyn Disk>,
     state: Mutex<State>,
+    readers: Arc<Readers>,
 }
 
 #[derive(Default)]
@@ -42,7 +41,7 @@ struct State {
     pinned: HashMap<SegmentId, Arc<SealedIndex>>,
     cached: HashMap<SegmentId, (Arc<SealedIndex>, u64)>,
     cached_bytes: usize,
-    /// Of large files that were found good.
+    /// Of files that were found good: large ones, and those read from front to back.
     large: HashMap<SegmentId, (Arc<LargeIndex>, u64)>,
     /// Counts uses: the smallest number is the least recently used.
     uses: u64,
@@ -53,12 +52,16 @@ impl Indexes {
         Self {
             disk,
             state: Mutex::default(),
+            readers: Arc::default(),
         }
     }
 
     /// Keeps an index in memory until its file is written.
     pub(crate) fn pin(&self, index: Arc<SealedIndex>) {
-        self.state.lock().pinned.insert(index.segment, index);
+        let mut state = self.state.lock();
+        // The file will be another one.
+        state.large.remove(&index.segment);
+        state.pinned.insert(index.segment, index);
     }
 
     /// Its file is written: from now on it is read when it is needed.
@@ -101,36 +104,42 @@ impl Indexes {
         Ok(Some(index))
     }
 
-    /// Returns the index of a sealed segment, for reading it from front to back. Of a large one that is not
-    /// in memory only windows will be, and its file stays open. `None` if there is none that is good.
+    /// Returns the index of a sealed segment, for reading it from front to back. Of one that is not in
+    /// memory only windows will be, and its file is open only while one is read. `None` if there is
+    /// none that is good.
     ///
     /// # Errors
     /// As of [`Indexes::get`].
     pub(crate) fn stream(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         let id = segment.life.id;
-        let large = {
+        let known = {
             let mut state = self.state.lock();
             if let Some(index) = state.in_memory(id) {
                 return Ok(Some(index));
             }
-            state.large.get(&id).map(|(large, _)| Arc::clone(large))
+            state.large(id)
         };
-        let opened = self.disk.open(&index_path(id)).and_then(|file| {
-            let large = match large {
-                Some(large) => Some(large),
-                None if file.size()? <= READ_WHOLE => return Ok(None),
-                None => LargeIndex::read(&*file)?.map(Arc::new),
-            };
-            Ok(Some((large, file)))
-        });
-        match opened {
-            Ok(None) => self.get(segment),
-            Ok(Some((large, file))) => {
-                let of_this =
-                    |large: &Arc<LargeIndex>| large.head().is_of(&segment.life, segment.base);
-                let large = large.filter(of_this);
-                Ok(large.map(|large| Arc::new(SealedIndex::paged(large, file))))
-            }
+        let large = match known {
+            Some(large) => Some(large),
+            None => self.read_large(id)?,
+        };
+        let large = large.filter(|large| large.head().is_of(&segment.life, segment.base));
+        let paged = |large| {
+            let (disk, readers) = (Arc::clone(&self.disk), Arc::clone(&self.readers));
+            Arc::new(SealedIndex::paged(large, disk, readers))
+        };
+        Ok(large.map(paged))
+    }
+
+    /// Reads all of an index file once, piece by piece, and keeps little of it.
+    fn read_large(&self, id: SegmentId) -> io::Result<Option<Arc<LargeIndex>>> {
+        let file = self.disk.open(&index_path(id));
+        match file.and_then(|file| LargeIndex::read(&*file)) {
+            Ok(large) => Ok(large.map(|large| {
+                let large = Arc::new(large);
+                self.state.lock().keep_large(id, Arc::clone(&large));
+                large
+            })),
             Err(error) if is_out_of_descriptors(&error) => Err(error),
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
@@ -187,10 +196,9 @@ impl Indexes {
             if let Some(index) = state.in_memory(id) {
                 return Ok(Some(Kept::Whole(index)));
             }
-            let uses = state.uses;
-            if let Some((large, used)) = state.large.get_mut(&id) {
-                *used = uses;
-                return Ok(Some(Kept::Large(Arc::clone(large))));
+            let large = state.large(id);
+            if let Some(large) = large.filter(|large| large.file_bytes() as u64 > LARGE) {
+                return Ok(Some(Kept::Large(large)));
             }
         }
         let file = match self.disk.open(&index_path(id)) {
@@ -228,6 +236,14 @@ impl State {
         let (index, used) = self.cached.get_mut(&id)?;
         *used = self.uses;
         Some(Arc::clone(index))
+    }
+
+    /// What is kept of a file that was found good.
+    fn large(&mut self, id: SegmentId) -> Option<Arc<LargeIndex>> {
+        self.uses += 1;
+        let (large, used) = self.large.get_mut(&id)?;
+        *used = self.uses;
+        Some(Arc::clone(large)).filter(|large| large.is_trusted())
     }
 
     fn keep_large(&mut self, id: SegmentId, index: Arc<LargeIndex>) {

@@ -12,6 +12,7 @@ use super::sealed::{ENTRY, HEADER, Head, ROW, Row, SealedIndex, index_path, row}
 use crate::disk::{Disk, DiskFile};
 use crate::ids::{LogId, SegmentId};
 use crate::journal::frame::{RunningCrc, crc32c};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::wire::u64_at;
 
 /// What is read and verified at least. Rows do not lie in two of them.
@@ -29,6 +30,8 @@ pub(crate) struct LargeIndex {
     first: Vec<LogId>,
     /// The checksum of each block.
     checks: Vec<u32>,
+    /// Whether the file could not be read since, or is not what it was.
+    distrusted: AtomicBool,
 }
 
 impl LargeIndex {
@@ -40,7 +43,7 @@ impl LargeIndex {
         };
         let mut index: Option<Self> = None;
         let mut whole = RunningCrc::default();
-        let mut piece = vec![0; PIECE];
+        let mut piece = vec![0; PIECE.min(length)];
         for from in (0..length).step_by(PIECE) {
             let piece = &mut piece[..PIECE.min(length - from)];
             if file.read_full_at(piece, from as u64)? < piece.len() {
@@ -55,6 +58,7 @@ impl LargeIndex {
                         length,
                         first: Vec::with_capacity(head.entries().div_ceil(BLOCK)),
                         checks: Vec::with_capacity(length.div_ceil(BLOCK)),
+                        distrusted: AtomicBool::new(false),
                     });
             }
             let Some(index) = &mut index else {
@@ -91,9 +95,25 @@ impl LargeIndex {
         self.length + 4
     }
 
+    /// The segment or run whose index it is.
+    pub(super) fn segment(&self) -> SegmentId {
+        self.head.segment()
+    }
+
+    /// Makes sure that the file is read whole before it is believed again.
+    pub(super) fn distrust(&self) {
+        self.distrusted.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_trusted(&self) -> bool {
+        !self.distrusted.load(Ordering::Relaxed)
+    }
+
     /// Bytes that it takes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.first.len() * size_of::<LogId>() + self.checks.len() * size_of::<u32>()
+        size_of::<Self>()
+            + self.first.len() * size_of::<LogId>()
+            + self.checks.len() * size_of::<u32>()
     }
 
     /// What the file says of itself.
@@ -290,7 +310,7 @@ mod tests {
 
     fn paged(disk: &SimDisk) -> SealedIndex {
         let large = Arc::new(read(disk).unwrap());
-        SealedIndex::paged(large, disk.open(&index_path(ID)).unwrap())
+        SealedIndex::paged(large, Arc::new(disk.clone()), Arc::default())
     }
 
     #[test]

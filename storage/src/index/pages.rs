@@ -1,5 +1,9 @@
 //! Windows of an index file. A caller that passes through all its logs, in the order of their ids,
 //! reads each of the three parts from front to back: one window in each is enough.
+//!
+//! A step of the sorter reads the indexes of all its sources and of all earlier runs at the same
+//! time, and a long history has many runs. So both costs are bounded for all of them together: a file
+//! is open only while a window of it is read, and windows get smaller as more indexes are read.
 
 use std::fmt;
 use std::io;
@@ -8,12 +12,33 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::large::{BLOCK, LargeIndex};
-use crate::disk::DiskFile;
+use super::sealed::index_path;
+use crate::disk::{Disk, is_out_of_descriptors};
 use crate::ids::LogId;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of a window.
+/// Bytes of a window at most, and at least.
 const WINDOW: usize = 64 << 10;
+const LEAST_WINDOW: usize = BLOCK;
+
+/// Windows of all indexes together take at most about this, as long as each has its least.
+const ALL_WINDOWS: usize = 32 << 20;
+
+/// Number of indexes that are read by windows.
+#[derive(Debug, Default)]
+pub(super) struct Readers(AtomicUsize);
+
+impl Readers {
+    /// Bytes of one window of one of them.
+    fn window(&self) -> usize {
+        let windows = self.0.load(Ordering::Relaxed).max(1) * PARTS;
+        let whole_blocks = ALL_WINDOWS / windows / BLOCK * BLOCK;
+        whole_blocks.clamp(LEAST_WINDOW, WINDOW)
+    }
+}
+
+const PARTS: usize = 3;
 
 /// The parts of an index file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +56,7 @@ struct Window {
 
 #[derive(Default)]
 struct State {
-    windows: [Window; 3],
+    windows: [Window; PARTS],
     /// The first error.
     failed: Option<io::Error>,
 }
@@ -39,8 +64,15 @@ struct State {
 /// An index file with some windows in memory. Each window is verified when it is read.
 pub(super) struct Pages {
     large: Arc<LargeIndex>,
-    file: Arc<dyn DiskFile>,
+    disk: Arc<dyn Disk>,
+    readers: Arc<Readers>,
     state: Mutex<State>,
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.readers.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl fmt::Debug for Pages {
@@ -50,10 +82,12 @@ impl fmt::Debug for Pages {
 }
 
 impl Pages {
-    pub(super) fn new(large: Arc<LargeIndex>, file: Arc<dyn DiskFile>) -> Self {
+    pub(super) fn new(large: Arc<LargeIndex>, disk: Arc<dyn Disk>, readers: Arc<Readers>) -> Self {
+        readers.0.fetch_add(1, Ordering::Relaxed);
         Self {
             large,
-            file,
+            disk,
+            readers,
             state: Mutex::default(),
         }
     }
@@ -87,9 +121,11 @@ impl Pages {
         let start = from - from % BLOCK;
         let rest = (self.large.file_bytes() - 4).saturating_sub(start);
         let wanted = (from - start).saturating_add(length);
-        let read = self
-            .large
-            .part(&*self.file, start, wanted.max(WINDOW.min(rest)));
+        let window = self.readers.window().min(rest);
+        // The memory of the window that goes is not needed beside the new one.
+        state.windows[part as usize] = Window::default();
+        let file = self.disk.open(&index_path(self.large.segment()));
+        let read = file.and_then(|file| self.large.part(&*file, start, wanted.max(window)));
         match read {
             Ok(bytes) => {
                 let bytes = Bytes::from(bytes);
@@ -98,6 +134,9 @@ impl Pages {
                 Some(found)
             }
             Err(error) => {
+                if !is_out_of_descriptors(&error) {
+                    self.large.distrust();
+                }
                 state.failed.get_or_insert(error);
                 None
             }
@@ -107,7 +146,11 @@ impl Pages {
     /// Reports the first error.
     pub(super) fn check(&self) -> io::Result<()> {
         match &self.state.lock().failed {
-            Some(error) => Err(io::Error::new(error.kind(), error.to_string())),
+            // Callers recognise a lack of descriptors by its number.
+            Some(error) => Err(match error.raw_os_error() {
+                Some(number) => io::Error::from_raw_os_error(number),
+                None => io::Error::new(error.kind(), error.to_string()),
+            }),
             None => Ok(()),
         }
     }

@@ -24,12 +24,12 @@ use bytes::Bytes;
 
 use super::chain::{Below, Chain};
 use super::large::LargeIndex;
-use super::pages::{Pages, Part};
+use super::pages::{Pages, Part, Readers};
 use super::{Image, Place};
 use crate::bounds;
-use crate::disk::DiskFile;
+use crate::disk::Disk;
 use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
-use crate::journal::frame::crc32c;
+use crate::journal::frame::{RunningCrc, crc32c};
 use crate::journal::segment::Life;
 use crate::local::{Producers, producers_in};
 use crate::sorted;
@@ -173,6 +173,10 @@ impl Head {
         })
     }
 
+    pub(super) fn segment(&self) -> SegmentId {
+        self.segment
+    }
+
     /// Whether it is that of this very life of a segment.
     pub(super) fn is_of(&self, life: &Life, base: Position) -> bool {
         (self.segment, self.salt, self.base) == (life.id, life.salt, base)
@@ -225,7 +229,7 @@ impl SealedIndex {
             debug_assert!(before.replace(row.image.id) < Some(row.image.id));
             builder.push(row);
         }
-        builder.finish(life, end, chain)
+        builder.finish(life, end, chain).into_index()
     }
 
     /// The same, made from the frames of its segment alone.
@@ -253,9 +257,14 @@ impl SealedIndex {
 
     /// Makes an index of a file that was found good. Only windows of the file are in memory. Callers
     /// read log by log, in the order of their ids.
-    pub(super) fn paged(large: Arc<LargeIndex>, file: Arc<dyn DiskFile>) -> Self {
+    pub(super) fn paged(
+        large: Arc<LargeIndex>,
+        disk: Arc<dyn Disk>,
+        readers: Arc<Readers>,
+    ) -> Self {
         let head = *large.head();
-        Self::with(&head, Data::Paged(Arc::new(Pages::new(large, file))))
+        let pages = Pages::new(large, disk, readers);
+        Self::with(&head, Data::Paged(Arc::new(pages)))
     }
 
     fn with(head: &Head, data: Data) -> Self {
@@ -345,6 +354,11 @@ impl SealedIndex {
     /// How many rows it has.
     pub(crate) fn len(&self) -> usize {
         self.rows
+    }
+
+    /// Number of entries of all its rows.
+    pub(crate) fn entries_len(&self) -> usize {
+        self.entries
     }
 
     /// A row by its number.
@@ -486,12 +500,17 @@ impl IndexBuilder {
         }
     }
 
+    /// The encoded images, in order of the rows.
+    pub(crate) fn images(&self) -> impl Iterator<Item = &[u8]> {
+        let rows = self.rows.chunks_exact(ROW);
+        rows.filter_map(|bytes| self.images.get(row(bytes).image_at()))
+    }
+
     /// All rows are there.
-    pub(crate) fn finish(self, life: &Life, end: Position, chain: u32) -> SealedIndex {
+    pub(crate) fn finish(self, life: &Life, end: Position, chain: u32) -> IndexFile {
         let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
         let (rows, entries) = (self.rows.len() / ROW, self.entries.len() / ENTRY);
-        let bytes = self.rows.len() + self.entries.len() + self.images.len();
-        let mut out = Vec::with_capacity(HEADER + bytes + 4);
+        let mut out = Vec::with_capacity(HEADER);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&0u32.to_le_bytes());
@@ -502,13 +521,11 @@ impl IndexBuilder {
             out.extend_from_slice(&number.to_le_bytes());
         }
         debug_assert_eq!(out.len(), HEADER);
-        for part in [self.rows, self.entries, self.images] {
-            out.extend_from_slice(&part);
+        let mut crc = RunningCrc::default();
+        for part in [&out, &self.rows, &self.entries, &self.images] {
+            crc.feed(part);
         }
-        let crc = crc32c(&out);
-        out.extend_from_slice(&crc.to_le_bytes());
-        SealedIndex {
-            data: Data::Whole(Bytes::from(out)),
+        let head = Head {
             segment: life.id,
             salt: life.salt,
             base: self.base,
@@ -516,8 +533,37 @@ impl IndexBuilder {
             chain,
             rows,
             entries,
-            partial: false,
+        };
+        let crc = crc.value().to_le_bytes().to_vec();
+        IndexFile {
+            head,
+            parts: [out, self.rows, self.entries, self.images, crc],
         }
+    }
+}
+
+/// The bytes of an index file, in parts: that of a run with a million logs has hundreds of megabytes,
+/// and putting them together would take as much again.
+pub(crate) struct IndexFile {
+    head: Head,
+    parts: [Vec<u8>; 5],
+}
+
+impl IndexFile {
+    /// The bytes, in order.
+    pub(crate) fn parts(&self) -> [&[u8]; 5] {
+        self.parts.each_ref().map(Vec::as_slice)
+    }
+
+    /// Where the frames of the segment or run end.
+    pub(crate) fn end(&self) -> Position {
+        self.head.end
+    }
+
+    /// The index in memory.
+    pub(crate) fn into_index(self) -> SealedIndex {
+        let bytes = self.parts.concat();
+        SealedIndex::with(&self.head, Data::Whole(bytes.into()))
     }
 }
 

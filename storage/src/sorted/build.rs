@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use super::head::Head;
 use super::open::stored;
-use super::pack::{Images, Piece, pieces};
+use super::pack::{Piece, pieces, put_images};
 use super::write::Writer;
 use super::{Run, base_of};
 use crate::archive::{Archiving, Pending};
 use crate::ids::{LogId, Lsn, Position, SegmentId};
-use crate::index::{Image, IndexBuilder, NewRow, Place, Row, SealedIndex};
+use crate::index::{Image, IndexBuilder, IndexFile, NewRow, Place, Row, SealedIndex};
 use crate::journal::frame::{self, Header, Kind};
 use crate::journal::pool::Claim;
 use crate::journal::segment::{Life, Segment};
@@ -48,7 +48,7 @@ impl Source {
 pub(super) struct Built {
     pub(super) life: Life,
     pub(super) head: Head,
-    pub(super) index: SealedIndex,
+    pub(super) index: IndexFile,
     /// Bytes of its sources that were read, and of its own.
     pub(super) read: u64,
     pub(super) written: u64,
@@ -91,9 +91,30 @@ pub(super) struct Build<'a> {
 
 impl Build<'_> {
     pub(super) fn run(&mut self, id: SegmentId, head: Head) -> Result<Built, Failed> {
+        let built = self.write(id, head);
+        if built.is_err() {
+            // A part of an index that cannot be read looks like damage.
+            self.check_reads()?;
+        }
+        built
+    }
+
+    /// Reports an error of a read of an index.
+    fn check_reads(&self) -> io::Result<()> {
+        let earlier = self.earlier.iter().map(|(_, index)| index);
+        let sources = self.sources.iter().map(|source| &source.index);
+        sources
+            .chain(earlier)
+            .try_for_each(|index| index.check_reads())
+    }
+
+    fn write(&mut self, id: SegmentId, head: Head) -> Result<Built, Failed> {
         let core = self.core;
         let mut writer = Writer::create(&*core.disk, id, core.store_id)?;
-        let mut builder = IndexBuilder::new(base_of(id), 0);
+        let mut described = Described {
+            builder: IndexBuilder::new(base_of(id), self.most_logs()),
+            before: Vec::with_capacity(self.most_logs()),
+        };
         let archive = core.archive.as_ref();
         let mut archiving = archive.map(|archive| archive.begin(id, head.first));
         let mut at = vec![0; self.sources.len()];
@@ -114,7 +135,7 @@ impl Build<'_> {
                 archiving: archiving.as_mut(),
                 next: Lsn::ZERO,
             };
-            let bytes = self.log(&mut out, &mut builder, log, &rows, head.end)?;
+            let bytes = self.log(&mut out, &mut described, log, &rows, head.end)?;
             read += bytes;
             let mut wrote = writer.take_written();
             written += wrote;
@@ -124,17 +145,20 @@ impl Build<'_> {
                 (self.spend)(bytes + wrote)?;
             }
         }
-        let earlier = self.earlier.iter().map(|(_, index)| index);
-        let sources = self.sources.iter().map(|source| &source.index);
-        for index in sources.chain(earlier) {
-            index.check_reads()?;
-        }
+        self.check_reads()?;
         let head = Head {
             forgotten: head.forgotten.max(self.forgotten),
             ..head
         };
         let of_archive = head.clone();
-        let (life, head, end, chain) = writer.finish(head)?;
+        let Described { builder, before } = described;
+        let mut images = std::iter::zip(builder.images(), before);
+        let (life, head, end, chain) = writer.finish(head, |out| {
+            let next = images.next();
+            let put = next.map(|(image, before)| put_images(out, image, before, None));
+            put.is_some()
+        })?;
+        drop(images);
         let base = base_of(id);
         // Last: as long as it fails nothing of the run has come of it.
         let archived = match archiving {
@@ -151,6 +175,12 @@ impl Build<'_> {
         })
     }
 
+    /// About the number of logs of the run.
+    fn most_logs(&self) -> usize {
+        let rows = self.sources.iter().map(|source| source.index.len());
+        rows.sum::<usize>().min(self.core.logs.len())
+    }
+
     fn next_log(&self, at: &[usize]) -> Option<LogId> {
         let rows = self.sources.iter().zip(at);
         let next = rows.filter(|(source, at)| **at < source.index.len());
@@ -162,7 +192,7 @@ impl Build<'_> {
     fn log(
         &mut self,
         out: &mut Out<'_, '_>,
-        builder: &mut IndexBuilder,
+        described: &mut Described,
         id: LogId,
         rows: &[(usize, Row)],
         end: Position,
@@ -227,14 +257,9 @@ impl Build<'_> {
         if let Some(archiving) = &mut out.archiving {
             archiving.end_log(&image)?;
         }
-        let images = Images {
+        described.before.push(before);
+        described.builder.push(NewRow {
             image,
-            before,
-            archived: None,
-        };
-        out.writer.image(&images);
-        builder.push(NewRow {
-            image: images.image,
             places,
             below: None,
         });
@@ -404,6 +429,14 @@ impl Build<'_> {
         }
         Failed::Damaged
     }
+}
+
+/// How the logs of a run stood at its end and before it. The index and the run itself tell it, and it
+/// is in memory once.
+struct Described {
+    builder: IndexBuilder,
+    /// The next lsn of each before the run.
+    before: Vec<Lsn>,
 }
 
 /// What is kept of a log.

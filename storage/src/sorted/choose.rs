@@ -8,7 +8,7 @@
 //! | the run that is made of them | an eighth of the step |
 //! | dead bytes in runs | an eighth of what is live, and what dies until they are looked at |
 //! | a run that is made of others | a quarter of the step, or a tenth of what is live |
-//! | the same, where descriptions of logs take more than 1/4 of the live bytes | 512 MiB, or all live bytes |
+//! | the same, where descriptions of logs take more than 1/4 of the live bytes | 1 GiB, or all runs |
 //! | one that forgets many deleted logs | half of the step, or a tenth of what is live |
 //! | any run | a tenth of the volume, and the free space of the moment |
 //!
@@ -67,6 +67,12 @@ const OF_LOGS_PART: u64 = 4;
 
 /// The largest stretch of lsns of one log that a run may hold: its index counts them so.
 const MOST_LSNS: u64 = u32::MAX as u64;
+
+/// Pieces of a run at most, and bytes of their order frames at most. To make a run takes 24 bytes of
+/// memory for each piece, and a piece takes about 11 bytes in the order. Without this bound small
+/// records in a long history would take gigabytes.
+const MOST_PIECES: u64 = 8 << 20;
+const MOST_ORDER_BYTES: u64 = 11 * MOST_PIECES;
 
 /// The largest stretch of lsns of one log in a segment or run. Where nothing of a log is kept its
 /// row is empty.
@@ -127,6 +133,8 @@ struct Share {
     mostly_gone: bool,
     /// Bytes of packs.
     packs: u64,
+    /// Bytes of the frames that tell the order of its pieces.
+    order: u64,
 }
 
 impl Share {
@@ -154,6 +162,7 @@ impl Bounds {
         sources.len() as u64 <= MOST_SOURCES
             && sum(|share| share.merged) <= self.most
             && sum(|share| share.lsns) <= MOST_LSNS
+            && (sources.len() == 1 || sum(|share| share.order) <= MOST_ORDER_BYTES)
             && sum(Share::bytes_again) <= self.room
             && (sources.len() == 1 || sum(|share| share.packs) <= self.archived)
     }
@@ -248,7 +257,8 @@ impl Core {
             return Ok(None);
         }
         let mut sources = Vec::new();
-        let (mut bytes, mut live, mut images, mut dead, mut records) = (0, 0, 0, 0, 0);
+        let (mut bytes, mut live, mut images, mut dead) = (0, 0, 0, 0);
+        let (mut records, mut pieces) = (0, 0);
         let mut successor = None;
         for segment in sealed {
             if Some(segment.life.id) > covered {
@@ -269,12 +279,13 @@ impl Core {
             let of_logs = index.file_bytes();
             let kept = self.live_bytes(&index);
             records += lsns(&index);
+            pieces += index.entries_len() as u64;
             index.check_reads()?;
             dead += segment.file_bytes().saturating_sub(kept + of_logs);
             if successor.is_some() {
                 continue;
             }
-            if records > MOST_LSNS && !sources.is_empty() {
+            if (records > MOST_LSNS || pieces > MOST_PIECES) && !sources.is_empty() {
                 successor = Some(segment);
                 continue;
             }
@@ -324,6 +335,7 @@ impl Core {
         };
         let frames = index.end.since(newest.first());
         let kept = self.live_bytes(&index) + index.file_bytes();
+        index.check_reads()?;
         Ok(frames.saturating_sub(kept) >= self.worth_when_short())
     }
 
@@ -490,7 +502,8 @@ impl Core {
             Load::AtRest if logs_dominate => 4,
             Load::AtRest => 3,
         };
-        let merging = bounds(self.config.sorter_run(live, logs_dominate));
+        let described = if logs_dominate { live + of_logs } else { 0 };
+        let merging = bounds(self.config.sorter_run(live, described));
         match alike(&shares, merging, fifths) {
             Some((at, count)) => self.task_of_runs(runs, at, &shares[at..at + count]),
             None => Ok(None),
@@ -529,6 +542,7 @@ impl Core {
             lsns: lsns(index),
             mostly_gone: gone > index.len() / 2,
             packs,
+            order: run.head.order_bytes(),
         }
     }
 
@@ -701,6 +715,7 @@ mod tests {
             lsns: 0,
             mostly_gone: live == 0,
             packs: (live + dead) * MIB,
+            order: 0,
         }
     }
 
@@ -758,5 +773,20 @@ mod tests {
         assert_eq!(chosen([1 << 31, 1 << 30, 1 << 31, 1 << 30]), Some((0, 2)));
         assert_eq!(chosen([MOST_LSNS, 1, MOST_LSNS, 1]), None);
         assert_eq!(chosen([MOST_LSNS - 1, 1, MOST_LSNS, 1]), Some((0, 2)));
+    }
+
+    #[test]
+    fn runs_become_one_only_while_the_order_of_their_pieces_fits_memory() {
+        let chosen = |order: [u64; 4]| {
+            let shares = order.map(|order| Share {
+                order,
+                ..share(10, 0)
+            });
+            alike(&shares, UNBOUNDED, 3)
+        };
+        let half = MOST_ORDER_BYTES / 2;
+        assert_eq!(chosen([half / 2; 4]), Some((0, 4)));
+        assert_eq!(chosen([half; 4]), Some((0, 2)));
+        assert_eq!(chosen([half + 1; 4]), None);
     }
 }

@@ -41,6 +41,12 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    /// Bytes of the frames that tell the order.
+    pub(super) fn order_bytes(&self) -> u64 {
+        let first = self.order.first().map_or(self.order_end, |(_, at)| *at);
+        self.order_end.saturating_sub(first)
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         wire::put_uint(&mut out, 1, self.first.get());

@@ -171,20 +171,25 @@ impl Archived {
     }
 }
 
-impl Images {
-    pub(super) fn put(&self, out: &mut Vec<u8>) {
-        let (mut part, mut image) = (Vec::new(), Vec::new());
-        self.image.encode(&mut image);
-        wire::put_bytes(&mut part, 1, &image);
-        wire::put_uint(&mut part, 2, self.before.get());
-        if let Some(archived) = &self.archived {
-            image.clear();
-            archived.put(&mut image);
-            wire::put_bytes(&mut part, 3, &image);
-        }
-        wire::put_bytes(out, 1, &part);
+/// Appends what frames of images hold of one log: its encoded image, its next lsn before the run,
+/// and what a file of an archive has of it.
+pub(crate) fn put_images(
+    out: &mut Vec<u8>,
+    image: &[u8],
+    before: Lsn,
+    archived: Option<&Archived>,
+) {
+    let (mut part, mut told) = (Vec::with_capacity(image.len() + 16), Vec::new());
+    wire::put_bytes(&mut part, 1, image);
+    wire::put_uint(&mut part, 2, before.get());
+    if let Some(archived) = archived {
+        archived.put(&mut told);
+        wire::put_bytes(&mut part, 3, &told);
     }
+    wire::put_bytes(out, 1, &part);
+}
 
+impl Images {
     /// Those in the body of a frame.
     pub(crate) fn decode(body: &[u8]) -> Option<Vec<Self>> {
         let mut found = Vec::new();

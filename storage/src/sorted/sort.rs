@@ -407,15 +407,31 @@ impl Core {
         let new = format!("{path_of_index}.new");
         let written = self
             .flush_names("sorted")
-            .and_then(|()| checkpoint::replace(&*self.disk, &new, &path_of_index, index.bytes()))
+            .and_then(|()| checkpoint::replace(&*self.disk, &new, &path_of_index, &index.parts()))
             .and_then(|()| self.flush_names("index"));
-        if let Err(error) = written {
-            self.forget_unpublished(id);
-            if let (Some(archive), Some(pending)) = (&self.archive, archived) {
-                archive.forget(pending);
+        let segment = Segment::finished(life, base_of(id), Some(path(id)), life.size);
+        *segment.end.write() = Some(index.end());
+        segment.set_indexed();
+        // Its memory is not needed beside that of the next steps.
+        drop(index);
+        let live = written.and_then(|()| {
+            let index = self.with_descriptor(|| self.indexes.stream(&segment))?;
+            let index = index.ok_or(io::ErrorKind::InvalidData)?;
+            let live = self.live_bytes(&index);
+            index.check_reads()?;
+            Ok(live)
+        });
+        let live = match live {
+            Ok(live) => live,
+            Err(error) => {
+                self.indexes.forget([id]);
+                self.forget_unpublished(id);
+                if let (Some(archive), Some(pending)) = (&self.archive, archived) {
+                    archive.forget(pending);
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         let published = self
             .disk
             .rename(&new_path(id), &path(id))
@@ -433,12 +449,9 @@ impl Core {
         if let (Some(archive), Some(pending)) = (&self.archive, archived) {
             archive.keep(pending);
         }
-        let segment = Segment::finished(life, base_of(id), Some(path(id)), life.size);
-        *segment.end.write() = Some(index.end);
-        segment.set_indexed();
         let run = Arc::new(Run {
             segment: Arc::new(segment),
-            straddling: head.pack_bytes.saturating_sub(self.live_bytes(&index)),
+            straddling: head.pack_bytes.saturating_sub(live),
             head,
         });
         // Nobody else changes them; but behind those of the task there may be more by now.

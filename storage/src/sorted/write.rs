@@ -1,11 +1,10 @@
 //! Writing the file of a run: packs, images, order, and at last what makes it one.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
 use super::head::Head;
-use super::pack::{Entry, Images, Piece, put_pieces};
+use super::pack::{Entry, Piece, put_pieces};
 use super::{SPAN, base_of, new_path};
 use crate::bounds;
 use crate::disk::{Disk, DiskFile};
@@ -47,13 +46,11 @@ pub(crate) struct Writer {
     offset: u64,
     chain: u32,
     pack: Pack,
-    images: Vec<u8>,
     /// Incompatible features that its life block will name.
     features: u32,
-    logs: u64,
     order: Vec<Noted>,
-    /// Those that say more than where the piece is.
-    rare: HashMap<(Position, LogId), Entry, foldhash::fast::FixedState>,
+    /// What some of them say beyond where the piece is.
+    told: Vec<Told>,
     pub(super) records: u64,
     pub(super) pack_bytes: u64,
     /// Bytes written since the last time that somebody asked.
@@ -65,10 +62,22 @@ pub(crate) struct Writer {
 struct Noted {
     position: Position,
     log: LogId,
-    /// Offset of its pack, over 8; 0 = nothing of the log is kept.
+    /// Offset of its pack, over 8; 0 = nothing of the log is kept. If it says more: its number in
+    /// [`Writer::told`].
     pack: u32,
     number: u16,
-    rare: bool,
+    says_more: bool,
+}
+
+/// What a place in the order says of records that were dropped. With retention there is one for each
+/// log.
+#[derive(Clone, Copy)]
+struct Told {
+    /// As of [`Noted`].
+    pack: u32,
+    /// Where the log goes on of which nothing is kept.
+    next: Lsn,
+    dropped: u64,
 }
 
 /// The pack at hand.
@@ -111,11 +120,9 @@ impl Writer {
             offset: LIFE_BYTES,
             chain: 0,
             pack: Pack::default(),
-            images: Vec::new(),
             features,
-            logs: 0,
             order: Vec::new(),
-            rare: HashMap::default(),
+            told: Vec::new(),
             records: 0,
             pack_bytes: 0,
             written: 0,
@@ -268,33 +275,39 @@ impl Writer {
 
     fn note(&mut self, entry: Entry) -> io::Result<()> {
         let (pack, number) = entry.at.unwrap_or((0, 0));
-        let rare = entry.at.is_err() || entry.dropped > 0;
-        if rare {
-            self.rare.insert((entry.position, entry.log), entry);
+        let mut pack = u32::try_from(pack / 8).map_err(io::Error::other)?;
+        let says_more = entry.at.is_err() || entry.dropped > 0;
+        if says_more {
+            let at = u32::try_from(self.told.len()).map_err(io::Error::other)?;
+            self.told.push(Told {
+                pack,
+                next: entry.at.err().unwrap_or(Lsn::ZERO),
+                dropped: entry.dropped,
+            });
+            pack = at;
         }
         self.order.push(Noted {
             position: entry.position,
             log: entry.log,
-            pack: u32::try_from(pack / 8).map_err(io::Error::other)?,
+            pack,
             number: u16::try_from(number).map_err(io::Error::other)?,
-            rare,
+            says_more,
         });
         Ok(())
     }
 
-    /// How a log stood at the end of the run. They are written behind the packs.
-    pub(crate) fn image(&mut self, images: &Images) {
-        images.put(&mut self.images);
-        self.logs += 1;
-    }
-
     /// Ends the run; it is on the device then, under the name it was begun with. Returns its
-    /// life, where its frames end, and the checksum of the last.
-    pub(crate) fn finish(mut self, mut head: Head) -> io::Result<(Life, Head, u64, u32)> {
+    /// life, where its frames end, and the checksum of the last. `images` appends how the next log
+    /// stood at the end of the run ([`put_images`](super::pack::put_images)); `false` behind the last.
+    /// They lie behind the packs, and their caller has them in memory anyway.
+    pub(crate) fn finish(
+        mut self,
+        mut head: Head,
+        images: impl FnMut(&mut Vec<u8>) -> bool,
+    ) -> io::Result<(Life, Head, u64, u32)> {
         head.images_at = self.end();
-        self.write_images()?;
+        head.logs = self.write_images(images)?;
         self.write_order(&mut head)?;
-        head.logs = self.logs;
         head.records = self.records;
         head.pack_bytes = self.pack_bytes;
         let body = head.encode();
@@ -313,20 +326,22 @@ impl Writer {
         Ok((self.life, head, end, self.chain))
     }
 
-    /// Packed up to some hundred KiB a frame, and never cut in the middle of one.
-    fn write_images(&mut self) -> io::Result<()> {
-        let images = std::mem::take(&mut self.images);
-        let mut rest = images.as_slice();
-        while !rest.is_empty() {
-            let mut ahead = rest;
-            while rest.len() - ahead.len() < IMAGES_BYTES && !ahead.is_empty() {
-                crate::wire::take_field(&mut ahead).ok_or(io::ErrorKind::InvalidData)?;
+    /// Packed up to some hundred KiB a frame, and never cut in the middle of one. Returns their number.
+    fn write_images(&mut self, mut next: impl FnMut(&mut Vec<u8>) -> bool) -> io::Result<u64> {
+        let mut body = Vec::with_capacity(IMAGES_BYTES + 1024);
+        let mut logs = 0;
+        let mut more = true;
+        while more {
+            body.clear();
+            while more && body.len() < IMAGES_BYTES {
+                more = next(&mut body);
+                logs += u64::from(more);
             }
-            let (body, left) = rest.split_at(rest.len() - ahead.len());
-            self.frame(About::of(Kind::Images), &[], body)?;
-            rest = left;
+            if !body.is_empty() {
+                self.frame(About::of(Kind::Images), &[], &body)?;
+            }
         }
-        Ok(())
+        Ok(logs)
     }
 
     fn write_order(&mut self, head: &mut Head) -> io::Result<()> {
@@ -336,16 +351,23 @@ impl Writer {
         let mut first = None;
         let mut before = Position::ZERO;
         for noted in &order {
-            let plain = Entry {
+            let more = self.told.get(noted.pack as usize);
+            let more = more.filter(|_| noted.says_more).copied();
+            let told = more.unwrap_or(Told {
+                pack: noted.pack,
+                next: Lsn::ZERO,
+                dropped: 0,
+            });
+            let at = match told.pack {
+                0 => Err(told.next),
+                pack => Ok((u64::from(pack) * 8, u32::from(noted.number))),
+            };
+            let entry = Entry {
                 position: noted.position,
                 log: noted.log,
-                at: Ok((u64::from(noted.pack) * 8, u32::from(noted.number))),
-                dropped: 0,
+                at,
+                dropped: told.dropped,
             };
-            let rare = noted
-                .rare
-                .then(|| self.rare.get(&(noted.position, noted.log)));
-            let entry = rare.flatten().copied().unwrap_or(plain);
             first.get_or_insert(entry.position);
             entry.put(&mut body, before);
             before = entry.position;

@@ -476,3 +476,35 @@ fn indexes_that_cannot_be_written_take_a_bounded_amount_of_memory() {
     fixture.append("a", &small).unwrap();
     assert!(fixture.core.indexer.trouble().is_none());
 }
+
+#[test]
+fn sort_step_has_few_files_open_whatever_the_number_of_indexes() {
+    // 16 segments become a run. Each has an index of some 400 KiB.
+    let config = StorageConfig {
+        segment_bytes: 512 << 10,
+        sorter_step_bytes: 64 << 20,
+        ..config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    let names: Vec<String> = (0..2500).map(|number| format!("log/{number}")).collect();
+    let begun = fixture.core.journal.current().base;
+    while fixture.core.journal.current().base.since(begun) < 35 * (512 << 10) {
+        for names in names.chunks(500) {
+            let data: &[&[u8]] = &[&[7; 120]];
+            let parts: Vec<_> = names.iter().map(|name| (name.as_str(), data)).collect();
+            fixture.append_batch(batch(&parts)).unwrap();
+        }
+    }
+    // No index is in memory then.
+    let fixture = fixture.restart_cleanly();
+    // What stays open: the segment that is written, and those that are read.
+    let (_, before) = fixture.disk.most_open_files();
+    let steps = fixture.sort();
+    let (most, _) = fixture.disk.most_open_files();
+    assert!(steps > 1 && fixture.runs() > 0, "{steps} steps");
+    let of_sorter = 7 + fixture.config.max_open_segments;
+    assert!(
+        most - before <= of_sorter,
+        "{most} files are open, {before} before"
+    );
+}
