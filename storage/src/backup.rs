@@ -210,6 +210,19 @@ impl Backups {
         self.digests.lock().insert(path.to_owned(), known);
     }
 
+    /// Forgets the digests of all other files: most of them are gone since earlier backups.
+    fn forget_others(&self, paths: &HashSet<String>) {
+        let mut digests = self.digests.lock();
+        digests.retain(|path, _| paths.contains(path));
+        digests.shrink_to_fit();
+    }
+
+    /// Number of files whose digest is known.
+    #[cfg(test)]
+    pub(crate) fn known_digests(&self) -> usize {
+        self.digests.lock().len()
+    }
+
     fn forget(&self, path: &str) {
         self.digests.lock().remove(path);
     }

@@ -224,7 +224,10 @@ impl Take {
                 kind: Kind::Checkpoint(file),
             });
         }
-        pin.hold(sources.iter().map(|source| source.path.clone()).collect());
+        let paths = sources.iter().map(|source| source.path.clone());
+        let paths: HashSet<String> = paths.collect();
+        core.backups.forget_others(&paths);
+        pin.hold(paths);
         drop(held);
         let manifest = BackupManifest {
             store_id: core.store_id,

@@ -422,7 +422,7 @@ fn backups_hold_the_files_they_listed_and_no_others() {
     assert!(next(&mut *running).unwrap().is_some());
     // A file that was written after the list was made is removed at once.
     let new = format!("{index}.new");
-    crate::checkpoint::replace(&fixture.disk, &format!("{new}.new"), &new, b"later").unwrap();
+    crate::checkpoint::replace(&fixture.disk, &format!("{new}.new"), &new, &[b"later"]).unwrap();
     assert!(!backups.remove(&new).unwrap());
     assert!(fixture.disk.contents(&new).is_none());
     let whole = |path: &str| vec![path.to_owned()];
@@ -505,6 +505,27 @@ fn backup_holds_only_the_files_that_it_still_sends() {
             }
             break;
         }
+    }
+}
+
+#[test]
+fn digests_of_files_that_are_gone_are_forgotten() {
+    let config = StorageConfig {
+        sorter_enabled: true,
+        sorter_step_bytes: 1,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    let shelf = Shelf::default();
+    for number in 0..8u8 {
+        for _ in 0..200 {
+            fixture.append("a", &[number; 1000]).unwrap();
+        }
+        fixture.trim_to("a", u64::from(number) * 200);
+        fixture.sort();
+        let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+        let known = fixture.core.backups.known_digests();
+        assert!(known > 0 && known <= manifest.files.len(), "{known}");
     }
 }
 
