@@ -165,6 +165,11 @@ impl Sample {
         lsns
     }
 
+    /// Number of records of a log.
+    pub(super) fn count(&self, log: &str) -> usize {
+        self.records[log].len()
+    }
+
     /// Opens a changed copy; what is served must be right, what is missing must be
     /// exactly `missing`, named; and every log must go on where it was: with indexes to
     /// trust, and without.

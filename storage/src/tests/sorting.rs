@@ -834,18 +834,22 @@ fn images_of_deleted_logs_go_however_many_they_are() {
     assert!(left < before / 4, "{left} of {before}");
 }
 
+/// A store with a run and with segments. The sorter rewrites the run too, and removes its file.
+fn to_be_sorted() -> Fixture {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.fill_logs(1, 3);
+    fixture.sort();
+    fixture.fill_logs(2, 3);
+    fixture.trim_to("a", 200);
+    fixture.trim_to("b/1", 100);
+    assert!(fixture.runs() > 0);
+    fixture
+}
+
 #[test]
 fn verification_goes_on_whenever_the_sorter_takes_its_files() {
     for nth in 0.. {
-        let fixture = Fixture::with(SimDisk::new(), config());
-        fixture.fill_logs(1, 3);
-        fixture.sort();
-        fixture.fill_logs(2, 3);
-        // The sorter rewrites the run too, and removes its file.
-        fixture.trim_to("a", 200);
-        fixture.trim_to("b/1", 100);
-        let before = fixture.runs();
-        assert!(before > 0);
+        let fixture = to_be_sorted();
         let mut told = 0;
         let mut sorted = false;
         let mut found = Vec::new();
@@ -863,6 +867,31 @@ fn verification_goes_on_whenever_the_sorter_takes_its_files() {
         assert!(found.is_empty(), "sorted at step {nth}: {found:?}");
         if !sorted {
             assert!(nth > 8, "a verification of several files has several steps");
+            return;
+        }
+    }
+}
+
+#[test]
+fn scrubbing_goes_on_whenever_the_sorter_takes_its_files() {
+    for nth in 0.. {
+        let fixture = to_be_sorted();
+        let mut reads = 0;
+        let mut sorted = false;
+        let scrubbed = fixture.core.scrub_with(&mut |_| {
+            if reads == nth {
+                fixture.sort();
+                sorted = true;
+            }
+            reads += 1;
+            Ok(())
+        });
+        assert!(scrubbed.is_ok(), "sorted at read {nth}: {scrubbed:?}");
+        let shown = fixture.core.statistics();
+        assert_eq!(shown.quarantined_records, 0, "sorted at read {nth}");
+        assert!(shown.last_scrub.is_some());
+        if !sorted {
+            assert!(nth > 8, "a pass over several files has several reads");
             return;
         }
     }

@@ -257,6 +257,35 @@ fn sorter_enabled_on_a_full_volume_gives_space_back() {
 }
 
 #[test]
+fn space_of_old_logs_comes_back_behind_newer_live_data() {
+    let volume = 24 * MIB;
+    for restarts in [false, true] {
+        let mut store = Store::new(volume, config(), 12_000);
+        // The oldest runs hold all logs, the newer ones only logs that are kept.
+        for turn in 0..700 {
+            assert!(store.append(turn % LOGS));
+            store.sort();
+        }
+        let kept: Vec<usize> = (LOGS / 2..LOGS).collect();
+        store.fill(&kept, true);
+        let dead: u64 = (0..LOGS / 2).map(|log| store.delete(log)).sum();
+        if restarts {
+            store = store.restart();
+        }
+        let before = store.spread();
+        let again = store.fill(&kept, true);
+        assert!(
+            again > dead / 10 * 7,
+            "restart {restarts}: {dead} bytes are dead, and {again} came back; before: {before}; \
+             now: {}",
+            store.spread()
+        );
+        store.assert_whole();
+        store.restart().assert_whole();
+    }
+}
+
+#[test]
 fn requests_on_the_reserve_leave_the_space_that_sorting_needs() {
     let mut store = Store::new(24 * MIB, config(), 12_000);
     store.fill(&all(), true);

@@ -178,6 +178,43 @@ fn repair_backup_and_restore_pass_an_unreadable_page() {
 }
 
 #[test]
+fn an_unreadable_page_of_an_unproven_tail_is_a_torn_tail() {
+    let sample = Sample::with(RECORD_BYTES);
+    let fixture = Fixture::on(sample.disk.copy());
+    fixture.append("e", &[1; 5000]).unwrap();
+    let from = fixture.core.journal.written();
+    // Nothing behind this record proves it flushed.
+    fixture.append("e", &[2; 20_000]).unwrap();
+    let current = fixture.core.journal.current();
+    let offset = |position| usize::try_from(current.offset(position)).unwrap();
+    let (from, to) = (offset(from), offset(fixture.core.journal.written()));
+    let (disk, path) = (fixture.disk.clone(), current.path());
+    drop((fixture, current));
+    let mut tried = 0;
+    for page in (from.next_multiple_of(PAGE)..to + 3 * PAGE).step_by(PAGE) {
+        let what = format!("page {page} of {from} to {to}");
+        let disk = disk.copy();
+        lose_sector(&disk, &path, page);
+        let fixture = Fixture::on(disk);
+        assert_eq!(fixture.report.damage, [], "{what}");
+        let records = if page < to { 1 } else { 2 };
+        let found = fixture.contents("e");
+        assert_eq!(found.len(), records, "{what}");
+        assert!(found[0] == [1; 5000], "{what}");
+        assert!(
+            found.get(1).is_none_or(|data| *data == [2; 20_000]),
+            "{what}"
+        );
+        fixture.append("e", b"goes on").unwrap();
+        let fixture = fixture.restart();
+        assert_eq!(fixture.contents("e").len(), records + 1, "{what}");
+        assert_eq!(fixture.contents("a").len(), sample.count("a"), "{what}");
+        tried += 1;
+    }
+    assert!(tried > 6, "{tried} pages");
+}
+
+#[test]
 fn an_unreadable_index_or_checkpoint_costs_no_record() {
     let sample = Sample::with(RECORD_BYTES);
     let disk = sample.disk.copy();

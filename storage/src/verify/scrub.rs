@@ -59,52 +59,46 @@ impl Core {
         }
     }
 
-    /// One pass over all segments that are sealed now.
+    /// One pass over all runs and sealed segments, at the rate of the settings.
     pub(crate) fn scrub_once(&self) -> Result<(), Stop> {
-        let segments: Vec<_> = self.journal.segments.read().values().cloned().collect();
         let now = || self.journal.clock.monotonic();
         let mut pace = Pace::new(&self.scrub.control, &now);
-        let mut found = 0;
+        self.scrub_with(&mut |bytes| {
+            pace.spend(bytes)?;
+            self.give_way(&self.scrub.control, GIVE_WAY);
+            self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    /// The same pass. It calls `spend` with the bytes of each read.
+    pub(crate) fn scrub_with(
+        &self,
+        spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        let segments: Vec<_> = self.journal.segments.read().values().cloned().collect();
+        let site = ChecksumSite::Scrub;
+        let mut findings = Vec::new();
         for run in self.journal.runs() {
-            let mut spend = |bytes: u64| {
-                pace.spend(bytes)?;
-                self.give_way(&self.scrub.control, GIVE_WAY);
-                self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
-                Ok(())
-            };
             let mut lsns = NextLsns::new(false);
-            let findings = self.check_run(&run, &mut lsns, ChecksumSite::Scrub, &mut spend)?;
-            found += findings
-                .iter()
-                .filter(|finding| finding.severity > Severity::Note)
-                .count();
+            findings.extend(self.check_run(&run, &mut lsns, site, spend)?);
         }
         for segment in segments {
-            // What is written was just verified by being written, and its index is to come.
+            // The committer just verified the bytes that it writes. They get an index later.
             if segment.writer().is_some() {
                 continue;
             }
             let mut lsns = NextLsns::new(false);
-            let mut spend = |bytes: u64| {
-                pace.spend(bytes)?;
-                self.give_way(&self.scrub.control, GIVE_WAY);
-                self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
-                Ok(())
-            };
-            let findings =
-                self.check_segment(&segment, &mut lsns, ChecksumSite::Scrub, &mut spend)?;
-            found += findings
-                .iter()
-                .filter(|finding| finding.severity > Severity::Note)
-                .count();
+            findings.extend(self.check_segment(&segment, &mut lsns, site, spend)?);
         }
+        findings.retain(|finding| finding.severity > Severity::Note);
         let ended = self.journal.clock.now();
         self.scrub
             .last_pass
             .store(ended.micros().max(1), Ordering::Relaxed);
-        if found > 0 {
+        if !findings.is_empty() {
             tracing::warn!(
-                findings = found,
+                findings = findings.len(),
                 "a pass of scrubbing found damage; `walctl verify` names it"
             );
         }
