@@ -7,6 +7,8 @@
 //! one.
 
 mod behind;
+#[cfg(test)]
+pub(crate) mod counted;
 mod map;
 pub(crate) mod memory;
 mod private;

@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::directory;
 use crate::disk::Disk;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::journal::body::Accepted;
@@ -11,11 +12,16 @@ use crate::local::Log;
 use crate::record::{Gap, GapReason};
 use crate::sync::RwLock;
 
+const DIRECTORY: &str = "quarantine";
+
 /// Debris of a torn tail is kept up to this, for people to look at.
 pub(crate) const DEBRIS_BYTES: usize = 1 << 20;
 
 /// All debris together is kept up to this; the oldest goes first.
 const QUARANTINE_BYTES: u64 = 64 << 20;
+
+/// Maximum number of files of debris. A start opens each of them, and each takes a block.
+pub(crate) const QUARANTINE_FILES: usize = 64;
 
 /// Damage at one place of the journal.
 #[derive(Clone)]
@@ -124,7 +130,8 @@ impl Damages {
     }
 }
 
-/// Keeps what a torn tail left behind. Returns how many bytes were kept.
+/// Keeps the debris of a torn tail. Returns the number of bytes kept. The oldest debris goes where all
+/// of it exceeds [`QUARANTINE_BYTES`] or [`QUARANTINE_FILES`].
 pub(crate) fn keep_debris(
     disk: &dyn Disk,
     segment: SegmentId,
@@ -132,30 +139,77 @@ pub(crate) fn keep_debris(
     debris: &[u8],
 ) -> io::Result<u64> {
     let kept = &debris[..debris.len().min(DEBRIS_BYTES)];
-    let mut names = disk.list("quarantine")?;
-    names.sort_unstable();
-    // Names begin with the segment's number: the oldest goes first.
-    while bytes(disk)? + kept.len() as u64 > QUARANTINE_BYTES && !names.is_empty() {
-        disk.remove(&format!("quarantine/{}", names.remove(0)))?;
-    }
-    let name = format!("{segment}-{offset:08x}.torn");
-    let path = format!("quarantine/{name}");
-    if disk.list("quarantine")?.contains(&name) {
+    let path = format!("{DIRECTORY}/{segment}-{offset:08x}.torn");
+    let mut files = files(disk)?;
+    if let Some(index) = files.iter().position(|(other, _)| *other == path) {
         // A start that was cut short had come this far.
         disk.remove(&path)?;
+        files.remove(index);
+    }
+    let mut bytes = kept.len() as u64 + files.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    let mut left = files.len();
+    for (oldest, size) in &files {
+        if bytes <= QUARANTINE_BYTES && left < QUARANTINE_FILES {
+            break;
+        }
+        disk.remove(oldest)?;
+        bytes -= size;
+        left -= 1;
     }
     let file = disk.create(&path)?;
     file.write_all_at(kept, 0)?;
     file.sync()?;
-    disk.sync_directory("quarantine")?;
+    disk.sync_directory(DIRECTORY)?;
     Ok(kept.len() as u64)
 }
 
 /// Bytes in quarantine.
 pub(crate) fn bytes(disk: &dyn Disk) -> io::Result<u64> {
-    let mut bytes = 0;
-    for name in disk.list("quarantine")? {
-        bytes += disk.open(&format!("quarantine/{name}"))?.size()?;
+    Ok(files(disk)?.iter().map(|(_, bytes)| bytes).sum())
+}
+
+/// Debris by path, the oldest first, and the bytes of each.
+pub(crate) fn files(disk: &dyn Disk) -> io::Result<Vec<(String, u64)>> {
+    let size = |path: String| {
+        let bytes = disk.open(&path)?.size()?;
+        Ok((path, bytes))
+    };
+    paths(disk)?.into_iter().map(size).collect()
+}
+
+/// Paths of debris, the oldest first: names begin with the segment's number. Files of others are none.
+pub(crate) fn paths(disk: &dyn Disk) -> io::Result<Vec<String>> {
+    let mut names = directory::list(disk, DIRECTORY)?;
+    names.retain(|name| name.ends_with(".torn"));
+    names.sort_unstable();
+    let path = |name| format!("{DIRECTORY}/{name}");
+    Ok(names.into_iter().map(path).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SimDisk;
+
+    #[test]
+    fn debris_of_many_torn_tails_is_a_bounded_number_of_files() {
+        let disk = SimDisk::new();
+        disk.create("quarantine/.nfs0001").unwrap();
+        for id in 1..200 {
+            for _ in 0..2 {
+                // A start that is cut off keeps the same bytes again.
+                keep_debris(&disk, SegmentId::new(id), 8192, &[7; 100]).unwrap();
+            }
+        }
+        let files = files(&disk).unwrap();
+        assert_eq!(files.len(), QUARANTINE_FILES);
+        assert!(files[63].0.contains("c7-"), "{files:?}");
+        assert_eq!(bytes(&disk).unwrap(), 100 * QUARANTINE_FILES as u64);
+        let all = disk.list("quarantine").unwrap();
+        assert!(all.contains(&".nfs0001".to_owned()), "{all:?}");
+        for id in 200..300 {
+            keep_debris(&disk, SegmentId::new(id), 8192, &[7; 2 * DEBRIS_BYTES]).unwrap();
+        }
+        assert_eq!(bytes(&disk).unwrap(), QUARANTINE_BYTES);
     }
-    Ok(bytes)
 }

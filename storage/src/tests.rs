@@ -22,6 +22,7 @@ mod histories;
 mod indexes;
 #[cfg(feature = "shuttle")]
 mod interleavings;
+mod month;
 mod panics;
 mod power_cut;
 mod random_damage;

@@ -184,6 +184,12 @@ impl SimDisk {
         self.0.lock().writes
     }
 
+    /// Calls that read a file so far, and the bytes they got.
+    pub fn reads(&self) -> (u64, u64) {
+        let state = self.0.lock();
+        (state.reads, state.read_bytes)
+    }
+
     /// Whether files can grow.
     pub fn set_full(&self, full: bool) {
         self.0.lock().full = full;
@@ -467,6 +473,7 @@ impl Disk for SimDisk {
         let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(found.len());
         let range = place(from)..place(from.saturating_add(bytes));
         state.inode(inode).check_readable(range.clone())?;
+        state.count_read(range.len());
         Ok(Some(found.slice(range)))
     }
 
@@ -617,7 +624,9 @@ impl DiskFile for SimFile {
             ..Call::of(CallKind::Read, "")
         };
         self.enter(&mut state, &call)?;
-        state.inode(self.inode).read_at(buffer, offset)
+        let read = state.inode(self.inode).read_at(buffer, offset)?;
+        state.count_read(read);
+        Ok(read)
     }
 
     /// Everything but an unreadable stretch is in memory.

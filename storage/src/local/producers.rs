@@ -601,11 +601,10 @@ impl Producers {
         Some((source.epoch, source.newest()?.arrival))
     }
 
-    /// Each producer, its epoch, and when its newest batch arrived.
-    pub(crate) fn arrivals(&self) -> impl Iterator<Item = (&Name, u64, Timestamp)> {
-        let newest = |(id, source)| Some((id, source, Source::newest(source)?.arrival));
-        let known = self.known.iter().filter_map(newest);
-        known.map(|(id, source, arrival)| (id, source.epoch, arrival))
+    /// Each producer, its epoch, and its newest batch.
+    pub(crate) fn newest(&self) -> impl Iterator<Item = (&Name, u64, &Remembered)> {
+        let known = self.known.iter();
+        known.filter_map(|(id, source)| Some((id, source.epoch, source.newest()?)))
     }
 
     /// Notes a batch. Of a start after damage it may be one that leaves some out.

@@ -190,43 +190,89 @@ impl Core {
         let mut portions: Vec<Vec<Idle>> = Vec::new();
         let mut in_portion = 0;
         let mut found = false;
-        let mut after = None;
-        loop {
-            after = self.logs.look_over(after.as_ref(), LOOK_LOGS, |log| {
-                let state = log.state.read();
-                let Some(extras) = state.extras.as_deref().filter(|_| !state.unproven) else {
-                    return;
-                };
-                let mut idle = Vec::new();
-                for (id, epoch, arrival) in extras.producers.arrivals() {
-                    found = true;
-                    match arrival <= idle_since {
-                        true => idle.push((id.clone(), epoch, arrival)),
-                        false => at = at.min(arrival.saturating_add_micros(micros(max_idle))),
-                    }
+        let arrivals = self.arrivals_behind_wrong_clock(now);
+        self.look_at_all(|log| {
+            let state = log.state.read();
+            let Some(extras) = state.extras.as_deref().filter(|_| !state.unproven) else {
+                return;
+            };
+            let mut idle = Vec::new();
+            for (id, epoch, newest) in extras.producers.newest() {
+                found = true;
+                let mut arrival = newest.arrival;
+                if arrival > now {
+                    let later = arrivals.partition_point(|(other, _)| *other <= newest.position);
+                    arrival = arrivals
+                        .get(later)
+                        .map_or(arrival, |(_, earliest)| *earliest);
                 }
-                for producers in idle.chunks(PORTION) {
-                    if in_portion + producers.len() > PORTION || portions.is_empty() {
-                        portions.push(Vec::new());
-                        in_portion = 0;
-                    }
-                    in_portion += producers.len();
-                    if let Some(portion) = portions.last_mut() {
-                        portion.push(Idle {
-                            log: Arc::clone(log),
-                            producers: producers.to_vec(),
-                        });
-                    }
+                match arrival <= idle_since {
+                    true => idle.push((id.clone(), epoch, newest.arrival)),
+                    false => at = at.min(arrival.saturating_add_micros(micros(max_idle))),
                 }
-            });
-            if after.is_none() || self.retainer.control.is_stopped() {
-                break;
             }
-        }
+            for producers in idle.chunks(PORTION) {
+                if in_portion + producers.len() > PORTION || portions.is_empty() {
+                    portions.push(Vec::new());
+                    in_portion = 0;
+                }
+                in_portion += producers.len();
+                if let Some(portion) = portions.last_mut() {
+                    portion.push(Idle {
+                        log: Arc::clone(log),
+                        producers: producers.to_vec(),
+                    });
+                }
+            }
+        });
         let mut state = self.retainer.state.lock();
         state.producers_at = at;
         state.producers = found;
         portions
+    }
+
+    /// Batches that seem to have arrived later than `now` came while the clock was ahead. They are no
+    /// younger than any batch at a later position. Returns these later positions in order, each with
+    /// the earliest arrival from there on; nothing if no clock was ahead.
+    fn arrivals_behind_wrong_clock(&self, now: Timestamp) -> Vec<(Position, Timestamp)> {
+        let newest = |each: &mut dyn FnMut(Position, Timestamp)| {
+            self.look_at_all(|log| {
+                let state = log.state.read();
+                let producers = state
+                    .extras
+                    .iter()
+                    .flat_map(|extras| extras.producers.newest());
+                producers.for_each(|(_, _, newest)| each(newest.position, newest.arrival));
+            });
+        };
+        let mut was_ahead = false;
+        newest(&mut |_, arrival| was_ahead |= arrival > now);
+        let mut arrivals = Vec::new();
+        if was_ahead {
+            newest(&mut |position, arrival| {
+                if arrival <= now {
+                    arrivals.push((position, arrival));
+                }
+            });
+        }
+        arrivals.sort_unstable();
+        let mut earliest = now;
+        for (_, arrival) in arrivals.iter_mut().rev() {
+            earliest = earliest.min(*arrival);
+            *arrival = earliest;
+        }
+        arrivals
+    }
+
+    /// Calls `each` with every log, until retention must stop.
+    fn look_at_all(&self, mut each: impl FnMut(&Arc<Log>)) {
+        let mut after = None;
+        loop {
+            after = self.logs.look_over(after.as_ref(), LOOK_LOGS, &mut each);
+            if after.is_none() || self.retainer.control.is_stopped() {
+                return;
+            }
+        }
     }
 
     /// Hands in a portion.
@@ -235,7 +281,7 @@ impl Core {
     }
 
     /// The next pass looks at all producers again.
-    fn retry_producers(&self) {
+    pub(crate) fn retry_producers(&self) {
         self.retainer.state.lock().producers_at = Timestamp::from_micros(i64::MIN);
     }
 

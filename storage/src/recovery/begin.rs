@@ -409,10 +409,7 @@ impl<'a> Spare<'a> {
         let checkpoints = checkpoint::list(self.disk)?;
         let older = checkpoints.iter().rev().skip(1);
         paths.extend(older.map(|id| checkpoint::path(*id)));
-        let mut debris = self.disk.list("quarantine")?;
-        debris.sort_unstable();
-        let debris = debris.iter().rev();
-        paths.extend(debris.map(|name| format!("quarantine/{name}")));
+        paths.extend(quarantine::paths(self.disk)?.into_iter().rev());
         Ok(paths)
     }
 

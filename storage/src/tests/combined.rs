@@ -29,7 +29,7 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
 /// Calls on files that the engine can write again.
-const DERIVED: [Filter; 5] = [
+pub(super) const DERIVED: [Filter; 5] = [
     |call| call.path.starts_with("index/"),
     |call| call.path.starts_with("checkpoint/"),
     |call| call.path.starts_with("sorted/") && call.kind == CallKind::Write,
@@ -50,7 +50,7 @@ fn records_in(bytes: &[u8]) -> BTreeSet<u64> {
     numbers.collect()
 }
 
-fn poll<T>(mut answer: Awaited<T>) -> Option<T> {
+pub(super) fn poll<T>(mut answer: Awaited<T>) -> Option<T> {
     let mut context = Context::from_waker(Waker::noop());
     match Pin::new(&mut answer).poll(&mut context) {
         Poll::Ready(answer) => Some(answer),
@@ -599,7 +599,7 @@ fn compare_damaged(core: &Arc<Core>, log: &str, model: &mut Model, hit: &BTreeSe
     }
 }
 
-fn setting(name: &str) -> Option<u64> {
+pub(super) fn setting(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
     value.parse().ok()
 }

@@ -213,6 +213,43 @@ fn a_clock_that_jumps_ahead_forgets_no_producer_early() {
 }
 
 #[test]
+fn producers_of_a_moment_when_the_clock_was_a_year_ahead_expire() {
+    let clock = TestClock::new();
+    // A clock that shows less than 2026 counts as wrong.
+    clock.jump(1000 * DAY);
+    let (disk, config) = (SimDisk::new(), small_config());
+    let (core, report) = open(&disk, &config, &clock).unwrap();
+    let mut f = Fixture {
+        disk,
+        clock,
+        config,
+        core,
+        report,
+    };
+    let passes = |f: &Fixture, time: i64| {
+        for _ in 0..20 {
+            f.clock.advance(time / 20);
+            f.forget_idle();
+        }
+    };
+    f.append_batch(by("before", 0, 0)).unwrap();
+    f.clock.jump(365 * DAY);
+    passes(&f, 2 * HOUR);
+    for n in 0..10 {
+        f.append_batch(by(&format!("ahead/{n}"), 0, 0)).unwrap();
+    }
+    f.clock.jump(-365 * DAY);
+    passes(&f, 2 * HOUR);
+    f = f.restart();
+    f.append_batch(by("after", 0, 0)).unwrap();
+    // Half the time is the least that a producer stays.
+    passes(&f, 3 * DAY);
+    assert_eq!(f.core.statistics().producers, 12);
+    passes(&f, 5 * DAY);
+    assert_eq!(f.core.statistics().producers, 0);
+}
+
+#[test]
 fn a_producer_that_appends_before_it_is_forgotten_stays() {
     let f = Fixture::new();
     f.append_batch(by("p", 0, 0)).unwrap();

@@ -234,18 +234,6 @@ pub(crate) fn unreadable(disk: &dyn Disk) -> Vec<Finding> {
     disk.unreadable().all().into_iter().map(of).collect()
 }
 
-/// What is kept in quarantine, with its sizes.
-pub(crate) fn quarantine(disk: &dyn Disk) -> io::Result<Vec<(String, u64)>> {
-    let mut files = Vec::new();
-    let names = list(disk, "quarantine")?;
-    for name in names.iter().filter(|name| name.ends_with(".torn")) {
-        let path = format!("quarantine/{name}");
-        let bytes = disk.open(&path)?.size()?;
-        files.push((path, bytes));
-    }
-    Ok(files)
-}
-
 /// A segment file without frames: its life blocks are all that it has.
 pub(crate) fn ready_file(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<Finding>> {
     let path = segment::journal_path(id);

@@ -21,7 +21,7 @@ use crate::error::OpenError;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId};
 use crate::journal::LIFE_BYTES;
 use crate::journal::segment::{Life, id_of, journal_path};
-use crate::quarantine::Damage;
+use crate::quarantine::{self, Damage};
 use crate::recovery::{self, Account, FoundRun, Survey, Surveyed};
 use crate::sorted;
 
@@ -621,7 +621,7 @@ impl<'a> Run<'a> {
             records: self.records,
             checked_bytes: self.progress.checked_bytes,
             torn_bytes: self.survey.torn_bytes,
-            quarantine: files::quarantine(&*disk).map_err(OpenError::io("listing quarantine"))?,
+            quarantine: quarantine::files(&*disk).map_err(OpenError::io("listing quarantine"))?,
             stopped,
         })
     }

@@ -36,6 +36,8 @@ pub(super) struct State {
     pub(super) faults: Faults,
     pub(super) syncs: u64,
     pub(super) writes: u64,
+    pub(super) reads: u64,
+    pub(super) read_bytes: u64,
     pub(super) full: bool,
     /// Bytes that all files may take together.
     pub(super) capacity: Option<u64>,
@@ -162,6 +164,12 @@ impl State {
                 self.crash_when = None;
             }
         }
+    }
+
+    /// Counts a call that read a file.
+    pub(super) fn count_read(&mut self, bytes: usize) {
+        self.reads += 1;
+        self.read_bytes += bytes as u64;
     }
 
     fn cut_point(&self, call: &Call<'_>) -> CutPoint {
