@@ -18,11 +18,11 @@ from common import *
 
 MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt", "no_chain", "truncate_on_any_error",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
-            "unreadable_ends_read"]
+            "unreadable_ends_read", "leftovers_stay", "sorted_indexes_stay", "producers_never_expire"]
 # What the other layers of the engine's own tests are: their modules.
 SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
 DAMAGE = ["damage", "unreadable", "random_damage", "stale", "repair"]
-SPACE = ["space"]
+SPACE, MONTH = ["space"], ["month"]
 # Many times what any layer takes, and more than any of them waits for something.
 PATIENCE = 240
 WORKERS = 2
@@ -57,6 +57,7 @@ def layers(directory, every):
         "histories": modules(engine, HISTORIES, WALD_HISTORIES="60", WALD_RETRIES="100"),
         "damage": modules(engine, DAMAGE, WALD_FUZZ="100"),
         "space": modules(engine, SPACE),
+        "month": modules(engine, MONTH, WALD_MONTH="4"),
         "schedules": modules(threads, ["interleavings"], WALD_SCHEDULES="300"),
     }
     if not every:
@@ -67,7 +68,7 @@ def layers(directory, every):
     own = {"WALD_BINARY": str(daemon)}
     # Made once: those who use it at the same time find it made.
     python, _ = runner("python")
-    skipped = [word for name in SIMULATED + HISTORIES + DAMAGE + SPACE for word in ("--skip", f"tests::{name}::")]
+    skipped = [word for name in SIMULATED + HISTORIES + DAMAGE + SPACE + MONTH for word in ("--skip", f"tests::{name}::")]
     return found | {
         "engine": ([engine, *skipped], {}),
         "kill -9": ([tests["kill"]], {**own, "WALD_KILLS": "6", "WALD_ACKS": "100"}),

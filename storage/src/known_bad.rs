@@ -31,6 +31,12 @@ pub(crate) enum Mistake {
     SorterIgnoresSpace,
     /// A read that meets an unreadable sector fails.
     UnreadableEndsRead,
+    /// A start leaves the files that a cut-off sorter left.
+    LeftoversStay,
+    /// The sorter leaves the indexes of the files that it replaced.
+    SortedIndexesStay,
+    /// Idle producers stay for ever.
+    ProducersNeverExpire,
 }
 
 #[cfg(not(feature = "known-bad"))]
@@ -53,7 +59,7 @@ mod chosen {
     use crate::disk::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 
     /// Each by the name that `WALD_KNOWN_BAD` has for it.
-    const NAMES: [(&str, Mistake); 11] = [
+    const NAMES: [(&str, Mistake); 14] = [
         ("no_flush", Mistake::NoFlush),
         ("flush_result_ignored", Mistake::FlushResultIgnored),
         ("no_directory_flush", Mistake::NoDirectoryFlush),
@@ -68,6 +74,9 @@ mod chosen {
         ("last_good_frame", Mistake::LastGoodFrame),
         ("sorter_ignores_space", Mistake::SorterIgnoresSpace),
         ("unreadable_ends_read", Mistake::UnreadableEndsRead),
+        ("leftovers_stay", Mistake::LeftoversStay),
+        ("sorted_indexes_stay", Mistake::SortedIndexesStay),
+        ("producers_never_expire", Mistake::ProducersNeverExpire),
     ];
 
     /// Whether this is the mistake to make.

@@ -23,6 +23,7 @@ use crate::ids::{LogId, LogName, Lsn, Position, Timestamp};
 use crate::journal::Answer;
 use crate::journal::committer::{Expiry, Idle, Operation};
 use crate::journal::expiry::micros;
+use crate::known_bad::{self, Mistake};
 use crate::metrics::RetentionPass;
 use crate::record::{Durability, LogConfig, Retention};
 use crate::sync::Mutex;
@@ -181,6 +182,7 @@ impl Core {
         if max_idle.is_zero()
             || now < self.retainer.state.lock().producers_at
             || self.refusal().is_some()
+            || known_bad::makes(Mistake::ProducersNeverExpire)
         {
             return Vec::new();
         }

@@ -11,6 +11,7 @@ use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
 use crate::index::{index_path, read_index};
 use crate::journal::segment::{Segment, journal_path};
+use crate::known_bad::{self, Mistake};
 use crate::sorted::{self, BadRun, Opened, Run};
 
 /// The runs of a store, and what is left of their making.
@@ -254,7 +255,7 @@ impl Recovered {
     /// there may be some.
     pub(super) fn clear_sorting(&mut self, disk: &dyn Disk) -> io::Result<()> {
         let runs = &mut self.runs;
-        if !runs.whole {
+        if !runs.whole || known_bad::makes(Mistake::LeftoversStay) {
             // What is left may be all that there is of something.
             return Ok(());
         }
