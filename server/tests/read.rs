@@ -278,6 +278,42 @@ async fn scan_from_now_on_begins_with_the_next_append() {
 }
 
 #[tokio::test]
+async fn a_follower_of_what_is_missing_catches_up_and_misses_nothing() {
+    let daemon = Daemon::start(&[]);
+    let mut wal = daemon.wal().await;
+    let missing = [
+        scan(Selector::Log("m/a".to_owned())),
+        prefix("m/"),
+        scan(Selector::All(v1::AllLogs {})),
+    ];
+    let mut streams = Vec::new();
+    for request in missing {
+        let request = v1::ScanRequest {
+            start: Some(Start::TailOffset(0)),
+            follow: true,
+            ..request
+        };
+        let mut stream = wal.scan(request.clone()).await.unwrap().into_inner();
+        let first = stream.message().await.unwrap().unwrap();
+        assert!(first.caught_up && first.batches.is_empty() && !first.cursor.is_empty());
+        streams.push((request, first.cursor, stream));
+    }
+    batch(&mut wal, vec![part("m/a", &["0", "1", "2"])]).await;
+    let expected: Vec<_> = (0..3)
+        .map(|lsn| record("m/a", lsn, &lsn.to_string()))
+        .collect();
+    for (request, cursor, mut stream) in streams {
+        assert_eq!(records(&next_records(&mut stream).await.batches), expected);
+        let resumed = v1::ScanRequest {
+            start: Some(Start::Cursor(cursor)),
+            ..request
+        };
+        let mut stream = wal.scan(resumed).await.unwrap().into_inner();
+        assert_eq!(records(&next_records(&mut stream).await.batches), expected);
+    }
+}
+
+#[tokio::test]
 async fn cursor_resumes_exactly_after_its_message() {
     let daemon = Daemon::start(&[]);
     let mut wal = daemon.wal().await;

@@ -767,6 +767,26 @@ impl Logs {
         }
     }
 
+    /// The oldest of the deleted logs of a name that is `wanted` and not forgotten.
+    pub(crate) fn deleted_by_name(
+        &self,
+        name: &LogName,
+        wanted: impl Fn(&Log) -> bool,
+    ) -> Option<Arc<Log>> {
+        let mut after = Bound::Unbounded;
+        loop {
+            let tables = self.tables.read();
+            let mut last = None;
+            for (id, log) in tables.gone.range((after, Bound::Unbounded)).take(STEP) {
+                if log.name == *name && wanted(log) {
+                    return Some(Arc::clone(log));
+                }
+                last = Some(*id);
+            }
+            after = Bound::Excluded(last?);
+        }
+    }
+
     /// Where the last of the deleted logs that are not forgotten ended.
     pub(crate) fn last_deletion(&self) -> Option<Position> {
         let tables = self.tables.read();

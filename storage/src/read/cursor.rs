@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Of one log: `a` = log id, `b` = next lsn, `position` = what was published when it
-//! was made, so that every record below `b` lies below it. Of many: `position` = the frame to go on in, `a` = records of it given.
+//! was made, so that every record below `b` lies below it. `a` = 0: no log of the name was there
+//! then, and the first one that came later is read from its first record on. Of many: `position` = the frame to go on in, `a` = records of it given.
 //! `selection` is a digest of the store's id and of what the scan selects.
 
 use bytes::Bytes;
@@ -21,6 +22,9 @@ const VERSION: u8 = 1;
 const ONE_LOG: u8 = 1;
 const MANY_LOGS: u8 = 2;
 const LENGTH: usize = 2 + 5 * 8 + 4;
+
+/// The log id in a cursor of a scan whose log did not exist.
+pub(super) const NO_LOG: LogId = LogId::new(0);
 
 /// Where a scan goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::cursor::Cursor;
+use super::cursor::{self, Cursor};
 use super::reach::{far, is_retired, retired};
 use super::scan::{Common, Following};
 use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
@@ -26,6 +26,9 @@ use crate::watch::{Follower, Until, Watched};
 enum At {
     /// Not begun.
     Start(ReadStart),
+    /// No log of the name was visible when the journal was published up to `position`. The first
+    /// one that comes is read from its first record on.
+    Before { position: Position },
     /// To go on after a cursor of an earlier time.
     Resumed {
         epoch: RecoveryEpoch,
@@ -93,6 +96,7 @@ impl Work {
         let durable = log.state.read().tail(core.journal.durable());
         let (from, lost) = match self.at {
             At::Start(start) => (start_lsn(core, log, start, tail, reach)?, None),
+            At::Before { .. } => (Lsn::ZERO, None),
             At::Next { next, .. } => (next, None),
             // What survived is told by index files.
             At::Resumed { .. } if reach != Reach::Disk => return Err(far().into()),
@@ -244,7 +248,16 @@ impl LogScan {
         cursor: Option<Cursor>,
         until: Option<Lsn>,
     ) -> Result<Self, ReadError> {
+        let resumes = cursor.is_some();
         let at = match (start, cursor) {
+            (
+                _,
+                Some(Cursor::OneLog {
+                    position,
+                    log_id: cursor::NO_LOG,
+                    ..
+                }),
+            ) => At::Before { position },
             (
                 _,
                 Some(Cursor::OneLog {
@@ -268,7 +281,7 @@ impl LogScan {
             (ScanStart::TailOffset(back), None) => At::Start(ReadStart::TailOffset(back)),
         };
         let until = until.unwrap_or(Lsn::new(u64::MAX));
-        let scan = Self {
+        let mut scan = Self {
             common,
             target,
             at,
@@ -276,27 +289,110 @@ impl LogScan {
             until,
             told_deleted: false,
         };
-        scan.locate()?;
+        // Before the log is looked up: a log that is created meanwhile lies above it.
+        let position = scan.published();
+        match (scan.locate()?, scan.at) {
+            (Some(log), At::Start(ReadStart::TailOffset(back))) => scan.pin(log, back),
+            (None, At::Start(ReadStart::Lsn(asked))) if asked > Lsn::ZERO => {
+                return Err(ReadError::BeyondTail {
+                    log: scan.target.name,
+                    tail: Lsn::ZERO,
+                    asked,
+                });
+            }
+            (None, At::Start(_)) => scan.at = At::Before { position },
+            // A log that came and went since the cursor was made is named at once.
+            (None, At::Before { position }) if resumes => {
+                if let Some(log) = scan.deleted_since(position) {
+                    scan.enter(log, position);
+                }
+            }
+            _ => {}
+        }
         Ok(scan)
     }
 
+    fn published(&self) -> Position {
+        self.common.core.journal.published(self.common.visibility)
+    }
+
+    /// Begins at the tail of this moment, or `back` records before it.
+    fn pin(&mut self, log: Arc<Log>, back: u64) {
+        let core = &self.common.core;
+        let position = core.journal.published(self.common.visibility);
+        let tail = tail_at(&log, self.common.visibility, position);
+        let first = log.state.read().first(core.journal.durable());
+        self.at = At::Next {
+            log_id: log.id,
+            next: Lsn::new(tail.get().saturating_sub(back)).max(first),
+            position,
+        };
+        self.log = Some(log);
+    }
+
+    /// Begins at the first record that the log ever had.
+    fn enter(&mut self, log: Arc<Log>, position: Position) {
+        self.at = At::Next {
+            log_id: log.id,
+            next: Lsn::ZERO,
+            position,
+        };
+        self.log = Some(log);
+    }
+
+    /// The oldest deleted log of the name that was created above `position`, if it is known.
+    fn deleted_since(&self, position: Position) -> Option<Arc<Log>> {
+        let is_later = |log: &Log| log.state.read().created_end > position;
+        let logs = &self.common.core.logs;
+        logs.deleted_by_name(&self.target.name, is_later)
+    }
+
     /// The log, if there is one by now; `None` = a following scan waits for it.
-    fn locate(&self) -> Result<Option<Arc<Log>>, ReadError> {
+    fn locate(&mut self) -> Result<Option<Arc<Log>>, ReadError> {
         let core = &self.common.core;
         let known = match self.at {
             At::Next { .. } => return Ok(self.log.clone()),
             At::Resumed { log_id, .. } => Some(log_id),
             At::Start(_) => self.target.log_id,
+            At::Before { .. } => {
+                // A log that is created with a sync mode of its own has its own visibility.
+                let name = Some(&self.target.name);
+                self.common.visibility = core.visibility(self.common.asked, name);
+                self.target.log_id
+            }
         };
         let target = LogTarget {
             name: self.target.name.clone(),
             log_id: known,
         };
-        match core.resolve(&target, self.common.visibility) {
-            Ok(log) => Ok(Some(log)),
-            Err(ReadError::LogNotFound { .. }) if self.common.follow && known.is_none() => Ok(None),
-            Err(error) => Err(error),
+        match (core.resolve(&target, self.common.visibility), self.at) {
+            (Ok(log), At::Before { position }) => {
+                // A log that came and went meanwhile is named first.
+                let first = self.deleted_since(position).unwrap_or(log);
+                self.enter(Arc::clone(&first), position);
+                Ok(Some(first))
+            }
+            (Ok(log), _) => Ok(Some(log)),
+            (Err(ReadError::LogNotFound { .. }), _) if self.common.follow && known.is_none() => {
+                Ok(None)
+            }
+            (Err(error), _) => Err(error),
         }
+    }
+
+    /// Reports once that nothing is there: the scan has caught up with a log to come.
+    fn report_no_log(&mut self) -> Option<ScanChunk> {
+        if std::mem::replace(&mut self.common.caught_up, true) {
+            return None;
+        }
+        Some(ScanChunk {
+            gaps: Vec::new(),
+            batches: Vec::new(),
+            caught_up: true,
+            cursor: self.encode_cursor(),
+            tail_lsn: None,
+            durable_lsn: None,
+        })
     }
 
     async fn advance(&mut self) -> Result<Option<ScanChunk>, ReadError> {
@@ -305,7 +401,17 @@ impl LogScan {
                 return Ok(None);
             }
             let Some(log) = self.locate()? else {
-                if self.wait_for_log().await {
+                if let At::Start(_) = self.at {
+                    // It was deleted before it was read.
+                    self.at = At::Before {
+                        position: self.published(),
+                    };
+                    continue;
+                }
+                if let Some(chunk) = self.report_no_log() {
+                    return Ok(Some(chunk));
+                }
+                if self.wait_for_log().await? {
                     continue;
                 }
                 return Ok(None);
@@ -443,6 +549,12 @@ impl LogScan {
                 log_id,
                 next,
             },
+            At::Before { position } => Cursor::OneLog {
+                epoch,
+                position,
+                log_id: cursor::NO_LOG,
+                next: Lsn::ZERO,
+            },
             // Nothing was given yet: there is nothing to resume after.
             At::Start(_) => return Bytes::new(),
         };
@@ -450,19 +562,26 @@ impl LogScan {
     }
 
     /// Waits until a log of this name can be seen; `false` = the engine drains.
-    async fn wait_for_log(&self) -> bool {
+    async fn wait_for_log(&self) -> Result<bool, ReadError> {
         let _following = Following::new(&self.common.core);
         let core = Arc::clone(&self.common.core);
         let (target, visibility) = (self.target.clone(), self.common.visibility);
+        let asked = self.common.asked;
         let watched: Vec<Arc<dyn Watched>> = vec![
             Arc::clone(&core.journal) as _,
             Arc::clone(&core.journal.stopping) as _,
         ];
         Until::new(watched, visibility, move || {
-            if core.journal.stopping.is_draining() || core.journal.failure().is_some() {
-                return Some(false);
+            if core.journal.stopping.is_draining() {
+                return Some(Ok(false));
             }
-            core.resolve(&target, visibility).is_ok().then_some(true)
+            // A log with a visibility of its own wakes other waiters than these.
+            let other = core.visibility(asked, Some(&target.name)) != visibility;
+            if other || core.resolve(&target, visibility).is_ok() {
+                return Some(Ok(true));
+            }
+            let failure = core.journal.failure();
+            failure.map(|error| Err(ReadError::JournalFailed(error)))
         })
         .await
     }

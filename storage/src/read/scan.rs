@@ -17,6 +17,8 @@ use crate::watch::Follower;
 pub(super) struct Common {
     pub(super) core: Arc<Core>,
     pub(super) workers: Arc<Workers>,
+    /// The visibility that the request names; `None` = the one of the sync mode.
+    pub(super) asked: Option<Visibility>,
     pub(super) visibility: Visibility,
     pub(super) follow: bool,
     /// Records still to be given; `u64::MAX` = no bound.
@@ -92,6 +94,7 @@ pub(crate) fn begin(
     let common = Common {
         core: Arc::clone(core),
         workers: Arc::clone(workers),
+        asked: request.visibility,
         visibility: core.visibility(request.visibility, name),
         follow: request.follow,
         remaining: if request.max_records == 0 {

@@ -1,7 +1,7 @@
 //! Scans: ranges, prefixes, everything; following, resuming, gaps.
 
 use super::*;
-use crate::record::GapReason;
+use crate::record::{GapReason, SyncMode};
 
 /// A record as a scan gave it: log, lsn, payload.
 type Seen = (String, u64, Vec<u8>);
@@ -103,14 +103,167 @@ fn a_following_scan_sees_a_later_append_and_says_when_it_caught_up() {
 }
 
 #[test]
-fn a_following_scan_of_an_unknown_log_waits_for_it_and_a_plain_one_is_refused() {
+fn a_plain_scan_of_a_missing_log_is_refused() {
     let fixture = Fixture::new();
     let refused = fixture.try_scan(one("later"), ScanStart::First, false);
     assert!(matches!(refused, Err(ReadError::LogNotFound { .. })));
+}
+
+/// A follower's first chunk: it has caught up and given nothing.
+fn caught_up_with_nothing(scan: &mut Box<dyn Scan>) -> ScanStart {
+    let chunk = next_chunk(scan).expect("at once").unwrap().unwrap();
+    assert!(chunk.caught_up && chunk.batches.is_empty() && chunk.gaps.is_empty());
+    assert!(!chunk.cursor.is_empty());
+    assert_eq!(scan.cursor(), chunk.cursor, "heartbeats carry it too");
+    assert!(next_chunk(scan).is_none(), "said once");
+    ScanStart::Cursor(chunk.cursor)
+}
+
+#[test]
+fn a_follower_of_a_missing_log_gets_all_of_it() {
+    let later = Fixture::new().clock.now().saturating_add_micros(1 << 40);
+    for start in [
+        ScanStart::First,
+        ScanStart::Lsn(Lsn::ZERO),
+        ScanStart::TailOffset(0),
+        ScanStart::TailOffset(1),
+        ScanStart::Time(later),
+    ] {
+        for count in [1, 3] {
+            let fixture = Fixture::new();
+            fixture.append("other", b"0").unwrap();
+            let mut scan = fixture.scan(one("later"), start.clone(), true);
+            let cursor = caught_up_with_nothing(&mut scan);
+            let mut resumed = fixture.scan(one("later"), cursor.clone(), true);
+            let cursor_again = caught_up_with_nothing(&mut resumed);
+            let records: Vec<&[u8]> = vec![b"x"; count];
+            fixture.append_batch(batch(&[("later", &records)])).unwrap();
+            fixture.append("later", b"y").unwrap();
+            let expected: Vec<u64> = (0..=count as u64).collect();
+            for scan in [&mut scan, &mut resumed] {
+                assert_eq!(lsns(&drain(scan).0), expected, "{start:?}");
+            }
+            drop((scan, resumed));
+            let fixture = fixture.restart();
+            for cursor in [cursor, cursor_again] {
+                let mut resumed = fixture.scan(one("later"), cursor, true);
+                assert_eq!(lsns(&drain(&mut resumed).0), expected, "{start:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_follower_of_a_missing_prefix_gets_all_of_it() {
+    for start in [ScanStart::First, ScanStart::TailOffset(0)] {
+        let fixture = Fixture::new();
+        for selector in [Selector::Prefix("later/".to_owned()), Selector::All] {
+            let mut scan = fixture.scan(selector.clone(), start.clone(), true);
+            let cursor = caught_up_with_nothing(&mut scan);
+            let name = format!("later/{selector:?}");
+            let records: &[&[u8]] = &[b"1", b"2"];
+            fixture.append_batch(batch(&[(&name, records)])).unwrap();
+            assert_eq!(lsns(&drain(&mut scan).0), [0, 1]);
+            let mut resumed = fixture.scan(selector, cursor, true);
+            assert_eq!(lsns(&drain(&mut resumed).0), [0, 1]);
+            if start == ScanStart::First {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_lsn_beyond_a_missing_log_is_refused_at_once() {
+    let fixture = Fixture::new();
+    let refused = fixture.try_scan(one("later"), ScanStart::Lsn(Lsn::new(1)), true);
+    assert!(matches!(
+        refused,
+        Err(ReadError::BeyondTail {
+            tail: Lsn::ZERO,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_cursor_from_before_its_log_names_what_was_trimmed() {
+    let fixture = Fixture::new();
+    let mut scan = fixture.scan(one("later"), ScanStart::TailOffset(0), true);
+    let cursor = caught_up_with_nothing(&mut scan);
+    let records: &[&[u8]] = &[b"1", b"2", b"3"];
+    fixture.append_batch(batch(&[("later", records)])).unwrap();
+    let trimmed = fixture.core.trim_in_turn(target("later"), Lsn::new(2));
+    fixture.core.turn();
+    crate::ticket::block_on(trimmed).unwrap();
+    for scan in [&mut scan, &mut fixture.scan(one("later"), cursor, true)] {
+        let (found, chunks) = drain(scan);
+        let gap = &chunks[0].gaps[0];
+        assert_eq!((gap.from, gap.to), (Some(Lsn::ZERO), Some(Lsn::new(2))));
+        assert_eq!(gap.reason, GapReason::Trimmed);
+        assert_eq!(lsns(&found), [2]);
+    }
+}
+
+#[test]
+fn a_log_that_came_and_went_while_awaited_is_named() {
+    for again in [false, true] {
+        let fixture = Fixture::new();
+        let mut scan = fixture.scan(one("later"), ScanStart::First, true);
+        let cursor = caught_up_with_nothing(&mut scan);
+        fixture.append("later", b"1").unwrap();
+        let deleted = fixture.core.delete_in_turn(target("later"));
+        fixture.core.turn();
+        crate::ticket::block_on(deleted).unwrap();
+        let mut scans = vec![fixture.scan(one("later"), cursor, true)];
+        if again {
+            fixture.append("later", b"2").unwrap();
+            // It looks only now, and finds the second log.
+            scans.push(scan);
+        }
+        for scan in &mut scans {
+            let chunk = next_chunk(scan).unwrap().unwrap().unwrap();
+            let gap = &chunk.gaps[0];
+            assert_eq!((gap.from, gap.to), (Some(Lsn::ZERO), Some(Lsn::new(1))));
+            assert_eq!(gap.reason, GapReason::Deleted);
+            let ended = next_chunk(scan).unwrap();
+            assert!(matches!(ended, Err(ReadError::LogNotFound { .. })));
+        }
+    }
+}
+
+#[test]
+fn a_log_made_with_its_own_sync_mode_is_followed_by_that() {
+    let fixture = Fixture::new();
     let mut scan = fixture.scan(one("later"), ScanStart::First, true);
+    caught_up_with_nothing(&mut scan);
+    let config = LogConfig {
+        sync_mode: Some(SyncMode::Manual),
+        ..LogConfig::default()
+    };
+    let created = fixture
+        .core
+        .create_in_turn(LogName::new("later").unwrap(), config);
+    fixture.core.turn();
+    crate::ticket::block_on(created).unwrap();
     assert!(next_chunk(&mut scan).is_none());
-    fixture.append("later", b"1").unwrap();
-    assert_eq!(drain(&mut scan).0.len(), 1);
+    let mut ticket = fixture
+        .core
+        .enqueue(batch(&[("later", &[b"in memory"])]), Durability::Accepted);
+    fixture.core.turn();
+    assert!(settled(&mut ticket).unwrap().is_ok());
+    assert_eq!(lsns(&drain(&mut scan).0), [0]);
+}
+
+#[test]
+fn a_scan_from_the_tail_begins_when_it_is_asked_for() {
+    let fixture = mixed();
+    for follow in [false, true] {
+        let tail = fixture.contents("q").len() as u64;
+        let mut scan = fixture.scan(one("q"), ScanStart::TailOffset(1), follow);
+        fixture.append("q", b"new").unwrap();
+        assert_eq!(lsns(&drain(&mut scan).0), [tail - 1, tail]);
+    }
 }
 
 #[test]
