@@ -106,7 +106,7 @@ async fn follow(client: &Client) -> Result<(), Error> {
     client.append("orders", "ninth").await?;
 
     let (kept, enough) = (Cell::new(0), Notify::new());
-    let keep = |records: Vec<StoredRecord>| {
+    let gather = |records: Vec<StoredRecord>| {
         assert_eq!(
             records[0].lsn,
             Lsn::new(7 + kept.get()),
@@ -115,7 +115,7 @@ async fn follow(client: &Client) -> Result<(), Error> {
         kept.set(kept.get() + records.len() as u64);
     };
     let miss = |gap: Gap| panic!("nothing is missing, but {gap:?}");
-    let store = |cursor: Option<Cursor>| {
+    let commit = |cursor: Option<Cursor>| {
         if cursor.is_some() && kept.get() == 2 {
             enough.notify_one();
         }
@@ -124,9 +124,9 @@ async fn follow(client: &Client) -> Result<(), Error> {
         let mut orders = client.follow("orders").after(stored_cursor).open();
         while let Some(event) = orders.next().await {
             match event? {
-                ScanEvent::Batch(batch) => keep(batch.records),
+                ScanEvent::Batch(batch) => gather(batch.records), // in memory, until the cursor comes that covers them
                 ScanEvent::Gap(gap) => miss(gap), // exactly what is missing, before what comes after it
-                ScanEvent::Progress(progress) => store(progress.cursor),
+                ScanEvent::Progress(progress) => commit(progress.cursor), // in one step with all that was gathered
                 ScanEvent::Interrupted(error) => eprintln!("{error}"), // it reconnects and goes on by itself
             }
         }

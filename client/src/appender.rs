@@ -21,8 +21,8 @@ pub struct AppenderBuilder {
 /// The settings that appenders and producers share.
 macro_rules! pipeline_settings {
     () => {
-        /// Waits so long for more records before a batch goes out. Default: 1 ms. Zero sends
-        /// what is there at once.
+        /// Waits so long for more records before a batch goes out. Default: 0, which sends what
+        /// is there at once.
         pub fn linger(mut self, linger: Duration) -> Self {
             self.settings.linger = linger;
             self

@@ -20,7 +20,7 @@ use crate::retry::{Repeat, RetryPolicy};
 pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:6925";
 
 /// Deadline of calls that name none.
-pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Answers stay below 1 MiB unless one record alone is larger; the server's limit on
 /// records can be raised, so leave room.
@@ -242,10 +242,10 @@ impl Client {
                 || failures >= self.settings.retry.max_attempts
                 || Instant::now() + pause >= deadline;
             if last {
-                return Err(if unknown {
-                    error.after_unknown()
-                } else {
-                    error
+                return Err(match (repeat, unknown) {
+                    (Repeat::Read, _) => error.of_read(),
+                    (_, true) => error.after_unknown(),
+                    (_, false) => error,
                 });
             }
             unknown |= error.outcome() == Outcome::Unknown;

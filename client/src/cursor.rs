@@ -123,7 +123,7 @@ impl Client {
             cursor: cursor.into(),
             log_id,
         };
-        let answer = call!(self, cursor_service.get_cursor, Repeat::Harmless, request)?;
+        let answer = call!(self, cursor_service.get_cursor, Repeat::Read, request)?;
         NamedCursor::from_proto(answer.cursor)
     }
 
@@ -145,7 +145,7 @@ impl Client {
             log: log.into(),
             log_id,
         };
-        let answer = call!(self, cursor_service.list_cursors, Repeat::Harmless, request)?;
+        let answer = call!(self, cursor_service.list_cursors, Repeat::Read, request)?;
         Ok(CursorPage {
             cursors: answer
                 .cursors

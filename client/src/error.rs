@@ -28,6 +28,8 @@ struct Inner {
     /// An earlier attempt of the same call may have been applied, so whatever the last
     /// one says about itself, the outcome of the call is unknown.
     earlier_unknown: bool,
+    /// The call writes nothing.
+    reads: bool,
 }
 
 /// Where a call failed.
@@ -254,12 +256,15 @@ impl Error {
         self.fact(name)?.parse().ok()
     }
 
-    /// What became of a write. Without meaning for reads.
+    /// What became of a write. A read has nothing to apply: [`Outcome::NotApplied`].
     ///
     /// If an earlier attempt of the same call may have been applied, the outcome is unknown
     /// even if the last attempt was refused: a POSITION_MISMATCH after a lost connection
     /// can be the echo of one's own success.
     pub fn outcome(&self) -> Outcome {
+        if self.0.reads {
+            return Outcome::NotApplied;
+        }
         if self.0.earlier_unknown {
             return Outcome::Unknown;
         }
@@ -321,6 +326,7 @@ impl Error {
         Self(Arc::new(Inner {
             kind,
             earlier_unknown: false,
+            reads: false,
         }))
     }
 
@@ -330,6 +336,12 @@ impl Error {
 
     pub(crate) fn after_unknown(mut self) -> Self {
         Arc::make_mut(&mut self.0).earlier_unknown = true;
+        self
+    }
+
+    /// The error of a call that writes nothing.
+    pub(crate) fn of_read(mut self) -> Self {
+        Arc::make_mut(&mut self.0).reads = true;
         self
     }
 

@@ -37,6 +37,7 @@ mod lsn;
 mod ops;
 mod pipeline;
 mod producer;
+mod producers;
 mod read;
 mod reason;
 mod record;
@@ -48,13 +49,17 @@ mod verify;
 pub use append::{Ack, Append};
 pub use appender::{Appender, AppenderBuilder};
 pub use batch::{AppendBatch, BatchAck, Check, Condition, LogAck};
-pub use client::{Client, ClientBuilder, DEFAULT_ENDPOINT};
+pub use client::{Client, ClientBuilder, DEFAULT_ENDPOINT, DEFAULT_TIMEOUT};
 pub use cursor::{CursorCommit, CursorPage, NamedCursor};
 pub use error::{Error, ErrorKind, FailedCheck, Outcome, Retry, ServerError};
 pub use lsn::Lsn;
 pub use ops::{BackupStream, Fenced, Health, LogPage, SegmentPage, Tail};
-pub use pipeline::{Pending, RecordAck};
+pub use pipeline::{
+    DEFAULT_BATCHES_IN_FLIGHT, DEFAULT_BYTES_IN_FLIGHT, DEFAULT_LINGER, DEFAULT_RETRY_FOR, Pending,
+    RecordAck,
+};
 pub use producer::{Producer, ProducerBuilder};
+pub use producers::{LogProducer, ProducerPage};
 pub use read::{Page, Read};
 pub use reason::Reason;
 pub use record::{Batch, Record, StoredRecord};

@@ -1,5 +1,7 @@
 //! Where logs stand, barriers, administration, health: the calls without a builder.
 
+use std::time::Duration;
+
 use prost_types::FieldMask;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -150,7 +152,7 @@ impl Client {
             log_id,
             ..Default::default()
         };
-        let answer = call!(self, wal.get_tail, Repeat::Harmless, request)?;
+        let answer = call!(self, wal.get_tail, Repeat::Read, request)?;
         Ok(Tail {
             first_lsn: answer
                 .first_lsn
@@ -189,7 +191,7 @@ impl Client {
             log_id,
             ..Default::default()
         };
-        let answer = call!(self, wal.get_tail, Repeat::Harmless, request)?;
+        let answer = call!(self, wal.get_tail, Repeat::Read, request)?;
         Ok(answer.survived_position)
     }
 
@@ -302,7 +304,7 @@ impl Client {
     /// LOG_NOT_FOUND, and what any call can fail with.
     pub async fn get_log(&self, log: impl Into<String>) -> Result<v1::Log, Error> {
         let request = v1::GetLogRequest { log: log.into() };
-        let answer = call!(self, log_service.get_log, Repeat::Harmless, request)?;
+        let answer = call!(self, log_service.get_log, Repeat::Read, request)?;
         answer.log.ok_or(Error::contract("GetLogResponse.log"))
     }
 
@@ -322,7 +324,7 @@ impl Client {
             page_token: page_token.unwrap_or_default(),
             prefix: prefix.into(),
         };
-        let answer = call!(self, log_service.list_logs, Repeat::Harmless, request)?;
+        let answer = call!(self, log_service.list_logs, Repeat::Read, request)?;
         Ok(LogPage {
             logs: answer.logs,
             next_page_token: Some(answer.next_page_token).filter(|token| !token.is_empty()),
@@ -379,7 +381,7 @@ impl Client {
         call!(
             self,
             ops.get_server_info,
-            Repeat::Harmless,
+            Repeat::Read,
             v1::GetServerInfoRequest {}
         )
     }
@@ -398,11 +400,31 @@ impl Client {
             page_size,
             page_token: page_token.unwrap_or_default(),
         };
-        let answer = call!(self, ops.list_segments, Repeat::Harmless, request)?;
+        let answer = call!(self, ops.list_segments, Repeat::Read, request)?;
         Ok(SegmentPage {
             segments: answer.segments,
             next_page_token: Some(answer.next_page_token).filter(|token| !token.is_empty()),
         })
+    }
+
+    /// Ends the server as SIGTERM does: it turns not ready, accepts calls for `delay` (None: its
+    /// setting `drain_delay`), finishes what it accepted, flushes, and ends. Answers when that has
+    /// begun: true if it had begun before.
+    ///
+    /// # Errors
+    /// What any call can fail with.
+    pub async fn drain(&self, delay: Option<Duration>) -> Result<bool, Error> {
+        let request = v1::DrainRequest {
+            // A span that is too long for the wire is the longest one.
+            delay: delay.map(|delay| {
+                delay.try_into().unwrap_or(prost_types::Duration {
+                    seconds: i64::MAX,
+                    nanos: 0,
+                })
+            }),
+        };
+        let answer = call!(self, ops.drain, Repeat::Harmless, request)?;
+        Ok(answer.already_draining)
     }
 
     /// Whether a service can be used; an empty name asks for the server as a whole.
@@ -414,7 +436,7 @@ impl Client {
         let request = HealthCheckRequest {
             service: service.into(),
         };
-        let answer = call!(self, health_service.check, Repeat::Harmless, request)?;
+        let answer = call!(self, health_service.check, Repeat::Read, request)?;
         Ok(match answer.status() {
             ServingStatus::Serving => Health::Serving,
             ServingStatus::NotServing => Health::NotServing,

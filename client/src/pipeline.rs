@@ -82,15 +82,24 @@ pub(crate) struct Settings {
     pub(crate) durability: Durability,
 }
 
+/// Time that a record waits for others to share its batch, unless set otherwise.
+pub const DEFAULT_LINGER: Duration = Duration::ZERO;
+/// Batches of a producer that are not acked yet, at most, unless set otherwise.
+pub const DEFAULT_BATCHES_IN_FLIGHT: usize = 512;
+/// Bytes that are not acked yet, at most, unless set otherwise.
+pub const DEFAULT_BYTES_IN_FLIGHT: u32 = 8 << 20;
+/// Time without an ack after which a producer gives up, unless set otherwise.
+pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(60);
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            linger: Duration::from_millis(1),
+            linger: DEFAULT_LINGER,
             batch_records: 1_000,
             batch_bytes: 1 << 20,
-            window_bytes: 8 << 20,
-            window_batches: 512,
-            patience: Duration::from_secs(60),
+            window_bytes: DEFAULT_BYTES_IN_FLIGHT,
+            window_batches: DEFAULT_BATCHES_IN_FLIGHT,
+            patience: DEFAULT_RETRY_FOR,
             durability: Durability::Unspecified,
         }
     }

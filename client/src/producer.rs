@@ -47,7 +47,9 @@ impl ProducerBuilder {
     pipeline_settings!();
 
     /// The producer's name, and the number of this incarnation of it: a higher one shuts out
-    /// the lower ones. Default: a name drawn at random, and 0. See [`Producer`] on restarts.
+    /// the lower ones. Default: a name drawn at random, which [`Producer::close`] makes the server
+    /// forget, and the lowest epoch that the log takes of a new producer. See [`Producer`] on
+    /// restarts.
     pub fn id(mut self, id: impl Into<String>, epoch: u64) -> Self {
         self.identity = Some((id.into(), epoch));
         self
@@ -93,17 +95,23 @@ impl ProducerBuilder {
     /// # Errors
     /// What GetLog and CreateLog can fail with.
     pub async fn open(self) -> Result<Producer, Error> {
-        let (id, epoch) = match self.identity {
-            Some(identity) => identity,
-            None => (random_id()?, 0),
-        };
-        let log_id = match self.log_id {
-            Some(log_id) => log_id,
-            None => {
+        let is_drawn = self.identity.is_none();
+        let log = match self.log_id {
+            Some(_) if !is_drawn => None,
+            _ => {
                 let give_up_at = Instant::now() + self.settings.patience;
-                log_id(&self.client, &self.log, give_up_at).await?
+                Some(log(&self.client, &self.log, give_up_at).await?)
             }
         };
+        let (id, epoch) = match self.identity {
+            Some(identity) => identity,
+            None => {
+                let first = log.as_ref().map_or(0, |log| log.first_producer_epoch);
+                (random_id()?, first)
+            }
+        };
+        let found = log.map_or(0, |log| log.log_id);
+        let log_id = self.log_id.unwrap_or(found);
         let stamp = Stamp {
             id: id.clone(),
             epoch,
@@ -117,10 +125,14 @@ impl ProducerBuilder {
             id,
             epoch,
             durability: self.settings.durability,
+            forgets: is_drawn.then(|| self.client.clone()),
             pipeline: Pipeline::start(self.client, self.settings, Some(stamp)),
         })
     }
 }
+
+/// Time that [`Producer::close`] waits for the server to forget a random id.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A name that no other producer has.
 fn random_id() -> Result<String, Error> {
@@ -133,15 +145,15 @@ fn random_id() -> Result<String, Error> {
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// The number of a log, which is made if there is none.
-async fn log_id(client: &Client, log: &str, give_up_at: Instant) -> Result<u64, Error> {
+/// A log, which is made if there is none.
+async fn log(client: &Client, log: &str, give_up_at: Instant) -> Result<v1::Log, Error> {
     let mut failures = 0;
     loop {
         let error = match client.get_log(log).await {
-            Ok(log) => return Ok(log.log_id),
+            Ok(log) => return Ok(log),
             Err(error) if error.reason() == Some(&Reason::LogNotFound) => {
                 match client.create_log(log, v1::LogConfig::default()).await {
-                    Ok(log) => return Ok(log.log_id),
+                    Ok(log) => return Ok(log),
                     Err(error) => error,
                 }
             }
@@ -217,6 +229,8 @@ pub struct Producer {
     id: String,
     epoch: u64,
     durability: Durability,
+    /// Present if the id was drawn at random: nobody uses it again.
+    forgets: Option<Client>,
     pipeline: Pipeline,
 }
 
@@ -290,11 +304,18 @@ impl Producer {
         self.pipeline.batch(request, Reply::Log).await
     }
 
-    /// Sends what is still gathered, waits for all acks, and ends the session.
+    /// Sends what is still gathered, waits for all acks, and ends the session. An id that was
+    /// drawn at random is forgotten then, so that it takes no room in the log.
     ///
     /// # Errors
     /// The first failure.
     pub async fn close(self) -> Result<(), Error> {
-        self.pipeline.close().await
+        self.pipeline.close().await?;
+        if let Some(client) = self.forgets {
+            // If it fails, the server forgets the id once it has been idle for long enough.
+            let forgotten = client.forget_producer(self.log, self.id, Some(self.log_id));
+            let _ = tokio::time::timeout(FORGET_TIMEOUT, forgotten).await;
+        }
+        Ok(())
     }
 }

@@ -128,7 +128,7 @@ impl IntoFuture for Read {
             let wal = self.client.wal();
             let answer = self
                 .client
-                .call(self.request, Repeat::Harmless, timeout, |request| {
+                .call(self.request, Repeat::Read, timeout, |request| {
                     let mut wal = wal.clone();
                     async move { wal.read(request).await }
                 })

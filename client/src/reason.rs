@@ -71,7 +71,8 @@ reasons! {
     ProducerGap = "PRODUCER_GAP",
     /// A newer incarnation of the producer has taken over.
     ProducerFenced = "PRODUCER_FENCED",
-    /// A repeat from too far back to be recognised.
+    /// The batch is too old to be recognised (fact `oldest`), or the producer was forgotten (fact
+    /// `first_epoch`). Nothing was appended now.
     ProducerExpired = "PRODUCER_EXPIRED",
     /// The same sequence number with other content.
     ProducerConflict = "PRODUCER_CONFLICT",
@@ -122,6 +123,8 @@ reasons! {
     InvalidCursorName = "INVALID_CURSOR_NAME",
     /// No such cursor.
     CursorNotFound = "CURSOR_NOT_FOUND",
+    /// The log does not know the producer.
+    ProducerNotFound = "PRODUCER_NOT_FOUND",
     /// Not a page token of this list.
     InvalidPageToken = "INVALID_PAGE_TOKEN",
     /// A path that the configuration does not have.

@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use crate::error::{Error, Retry};
+use crate::reason::Reason;
 
 /// How often and how fast a call is repeated, within its deadline.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,7 +52,9 @@ fn jitter() -> f64 {
 /// What happens if a request is applied twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repeat {
-    /// Nothing: reads, and writes that say what shall be and not what shall change.
+    /// Nothing: it writes nothing.
+    Read,
+    /// Nothing: it says what shall be and not what shall change.
     Harmless,
     /// It cannot be: a condition holds at most once.
     Guarded,
@@ -62,6 +65,10 @@ pub(crate) enum Repeat {
 impl Repeat {
     /// Whether to send the request again after this error.
     pub(crate) fn allows(self, error: &Error) -> bool {
+        // Nothing changes about a quota by itself: its reason is reported at once.
+        if error.reason() == Some(&Reason::Quota) {
+            return false;
+        }
         match error.retry() {
             Retry::Safe => true,
             Retry::SafeWithCondition => self != Self::Harmful,

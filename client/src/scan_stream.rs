@@ -246,11 +246,12 @@ impl Underway {
         let tired = self.failures >= policy.max_attempts
             || since.elapsed() + pause >= self.client.default_timeout();
         let tired = tired && !patient;
-        if self.place == Place::Lost || tired || !Repeat::Harmless.allows(&error) {
-            return Err(error);
+        if self.place == Place::Lost || tired || !Repeat::Read.allows(&error) {
+            return Err(error.of_read());
         }
         self.pause = pause;
-        self.queue.push_back(ScanEvent::Interrupted(error));
+        self.queue
+            .push_back(ScanEvent::Interrupted(error.of_read()));
         Ok(())
     }
 }

@@ -89,6 +89,48 @@ async fn producer_is_told_of_the_original_if_only_the_answer_was_lost() {
 }
 
 #[tokio::test]
+async fn a_closed_producer_leaves_no_random_id_behind() {
+    let (memory, client) = start().await;
+    for _ in 0..3 {
+        let drawn = client.producer("log").open().await.unwrap();
+        drawn.append_batch(["0"]).await.unwrap().await.unwrap();
+        drawn.close().await.unwrap();
+    }
+    let named = client.producer("log").id("p", 0).open().await.unwrap();
+    named.append_batch(["0"]).await.unwrap().await.unwrap();
+    named.close().await.unwrap();
+    let page = client.list_producers("log", 0, None, None).await.unwrap();
+    let ids: Vec<String> = page.producers.into_iter().map(|p| p.id).collect();
+    assert_eq!(ids, ["p"]);
+    assert_eq!(memory.payloads("log").len(), 4);
+}
+
+#[tokio::test]
+async fn a_random_id_begins_at_the_lowest_epoch_of_the_log() {
+    let (memory, client) = start().await;
+    memory.state.lock().unwrap().log("log").first_producer_epoch = 7;
+    let log_id = memory.state.lock().unwrap().log("log").log_id;
+    let drawn = client.producer("log").open().await.unwrap();
+    let bound = client.producer("log").log_id(log_id).open().await.unwrap();
+    let named = client.producer("log").id("p", 0).open().await.unwrap();
+    assert_eq!([drawn.epoch(), bound.epoch(), named.epoch()], [7, 7, 0]);
+}
+
+#[tokio::test]
+async fn a_producer_reports_a_quota_at_once() {
+    let (memory, client) = start().await;
+    let facts = [("retry", "SAFE".to_owned())];
+    let quota = || Fault::Fail(refuse(Code::ResourceExhausted, "QUOTA", &facts));
+    memory.script([quota(), quota()]);
+    let producer = client.producer("log").open().await.unwrap();
+    let refused = producer.append_batch(["0"]).await.unwrap().await;
+    let error = refused.unwrap_err();
+    assert_eq!(error.reason(), Some(&Reason::Quota));
+    assert_eq!(error.outcome(), Outcome::NotApplied);
+    assert_eq!(memory.faults.lock().unwrap().len(), 1, "asked once");
+}
+
+#[tokio::test]
 async fn producer_that_goes_on_after_a_restart_repeats_nothing() {
     let (memory, client) = start().await;
     let before = client.producer("log").id("p", 7).open().await.unwrap();

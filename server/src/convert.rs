@@ -29,8 +29,9 @@ use crate::status::{self, Access};
 
 pub(crate) use answer::{
     MAX_RESPONSE_BYTES, ServerLimits, SessionAck, append_batch_response, append_response, cursor,
-    damage_summary, decode, fence_response, log, proto_duration, proto_timestamp, read_response,
-    scan_batches, scan_response, segments, server_limits, tail_response, uuid, verify_response,
+    damage_summary, decode, fence_response, log, log_producer, proto_duration, proto_timestamp,
+    read_response, scan_batches, scan_response, segments, server_limits, tail_response, uuid,
+    verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use intake::{append, append_batch, session_request};
@@ -133,6 +134,11 @@ pub(crate) fn cursor_name(
     access: Access,
 ) -> Result<Name, Status> {
     Name::new(name).map_err(|error| status::invalid_cursor_name(&field.to_string(), error, access))
+}
+
+/// The id of a producer to forget.
+pub(crate) fn producer_id(id: &str) -> Result<Name, Status> {
+    Name::new(id).map_err(|error| status::invalid_producer("producer_id", error))
 }
 
 /// A cursor to be moved, from the message in the field `field`.

@@ -194,6 +194,8 @@ const RECOVERY_PHASES: [&str; 5] = ["total", "checkpoint", "segments", "begin", 
 struct StateGauges {
     logs: IntGauge,
     producers: IntGauge,
+    producers_of_log: IntGauge,
+    producers_of_log_limit: IntGauge,
     cursors: IntGauge,
     name_bytes: IntGauge,
     store_limits: IntGaugeVec,
@@ -245,6 +247,14 @@ impl StateGauges {
             producers: make.gauge(
                 "wald_producers",
                 "Producers of all logs. At max_producers new ones are refused with QUOTA.",
+            )?,
+            producers_of_log: make.gauge(
+                "wald_log_producers_max",
+                "Producers of the log that has the most. At wald_log_producers_limit that log refuses new ones with QUOTA.",
+            )?,
+            producers_of_log_limit: make.gauge(
+                "wald_log_producers_limit",
+                "Bound on the producers of one log: the setting max_producers_per_log.",
             )?,
             cursors: make.gauge(
                 "wald_cursors",
@@ -379,6 +389,9 @@ impl StateGauges {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         self.logs.set(signed(now.logs));
         self.producers.set(signed(now.producers));
+        self.producers_of_log.set(signed(now.producers_of_log));
+        self.producers_of_log_limit
+            .set(signed(now.max_producers_per_log));
         self.cursors.set(signed(now.cursors));
         self.name_bytes.set(signed(now.name_bytes));
         for (setting, limit) in [

@@ -152,6 +152,7 @@ impl Server {
                 max_producers_per_log: config.max_producers_per_log,
                 max_cursors_per_log: config.max_cursors_per_log,
                 session_window_bytes: config.session_window_bytes.0,
+                producer_max_idle: config.producer_max_idle,
             },
             auto_create: config.auto_create,
             start_time: SystemClock.now(),

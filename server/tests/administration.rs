@@ -17,6 +17,76 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use wald_proto::v1;
 
 #[tokio::test]
+async fn producers_are_listed_in_pages_and_forgotten() {
+    let daemon = Daemon::start(&["--max-producers-per-log", "5"]);
+    let (mut logs, mut wal) = (daemon.logs().await, daemon.wal().await);
+    let by = |id: &str, epoch: u64| v1::AppendRequest {
+        condition: Some(v1::AppendCondition {
+            producer: Some(v1::Producer {
+                id: id.to_owned(),
+                epoch,
+                sequence: 0,
+            }),
+            ..v1::AppendCondition::default()
+        }),
+        ..append("a", "x")
+    };
+    for id in ["e", "b", "d", "a", "c"] {
+        wal.append(by(id, 2)).await.unwrap();
+    }
+    assert_eq!(daemon.metric("wald_log_producers_max"), 5.0);
+    assert_eq!(daemon.metric("wald_log_producers_limit"), 5.0);
+    let told = Told::of(&wal.append(by("f", 0)).await.unwrap_err());
+    assert_eq!(told.reason, "QUOTA");
+    let mut list = v1::ListProducersRequest {
+        log: "a".to_owned(),
+        page_size: 2,
+        ..v1::ListProducersRequest::default()
+    };
+    let mut found = Vec::new();
+    loop {
+        let page = logs
+            .list_producers(list.clone())
+            .await
+            .unwrap()
+            .into_inner();
+        found.extend(page.producers);
+        list.page_token = page.next_page_token;
+        if list.page_token.is_empty() {
+            break;
+        }
+    }
+    let ids: Vec<_> = found.iter().map(|producer| producer.id.as_str()).collect();
+    assert_eq!(ids, ["a", "b", "c", "d", "e"]);
+    assert!(
+        found
+            .iter()
+            .all(|p| (p.epoch, p.next_sequence) == (Some(2), Some(1)))
+    );
+    assert!(found.iter().all(|p| p.last_append_time.is_some()));
+    let forget = |id: &str| v1::ForgetProducerRequest {
+        log: "a".to_owned(),
+        producer_id: id.to_owned(),
+        log_id: None,
+    };
+    logs.forget_producer(forget("b")).await.unwrap();
+    let cases = [
+        ("b", Code::NotFound, "PRODUCER_NOT_FOUND"),
+        ("", Code::InvalidArgument, "INVALID_PRODUCER"),
+    ];
+    for (id, code, reason) in cases {
+        let told = Told::of(&logs.forget_producer(forget(id)).await.unwrap_err());
+        assert_eq!((told.code, told.reason.as_str()), (code, reason));
+    }
+    list.page_token = "wrong".to_owned();
+    let told = Told::of(&logs.list_producers(list).await.unwrap_err());
+    assert_eq!(told.reason, "INVALID_PAGE_TOKEN");
+    wal.append(by("f", 0)).await.unwrap();
+    let told = Told::of(&wal.append(by("b", 2)).await.unwrap_err());
+    assert_eq!(told.reason, "PRODUCER_EXPIRED");
+}
+
+#[tokio::test]
 async fn log_is_made_shown_changed_and_deleted() {
     let daemon = Daemon::start(&[]);
     let mut logs = daemon.logs().await;

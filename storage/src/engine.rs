@@ -24,8 +24,8 @@ use crate::error::{
 };
 use crate::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::record::{
-    Batch, Cursor, CursorCommit, Durability, Gap, LogConfig, LogConfigChange, LogInfo, StoredBatch,
-    Visibility,
+    Batch, Cursor, CursorCommit, Durability, Gap, LogConfig, LogConfigChange, LogInfo,
+    ProducerInfo, StoredBatch, Visibility,
 };
 pub use crate::session::Session;
 pub use crate::ticket::Ticket;
@@ -394,6 +394,8 @@ pub struct Statistics {
     pub deleted_logs: u64,
     /// Producers of all logs.
     pub producers: u64,
+    /// Producers of the log that has the most.
+    pub producers_of_log: u64,
     /// Cursors of all logs.
     pub cursors: u64,
     /// Bytes of the names of logs, producers and cursors.
@@ -402,6 +404,8 @@ pub struct Statistics {
     pub max_logs: u64,
     /// The most producers of all logs.
     pub max_producers: u64,
+    /// The most producers of one log.
+    pub max_producers_per_log: u64,
     /// The most cursors of all logs.
     pub max_cursors: u64,
     /// The most bytes of names.
@@ -658,6 +662,18 @@ pub trait LogEngine: Send + Sync + 'static {
         log: LogTarget,
         producer: Name,
     ) -> BoxFuture<'_, Result<(), AdminError>>;
+
+    /// Up to `limit` producers of a log, in the byte order of their ids, those after `after` only.
+    /// Everything that the answer shows is flushed to the device before it resolves.
+    ///
+    /// # Errors
+    /// If there is no such log, or the journal has failed.
+    fn list_producers(
+        &self,
+        log: LogTarget,
+        after: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>>;
 
     /// Where a cursor stands, as far as that is on the device.
     ///

@@ -83,8 +83,8 @@ pub use local::LocalEngine;
 pub use metrics::{ChecksumSite, NoObserver, Observer, Phase, RetentionPass, Worker};
 pub use record::{
     Batch, Compression, Cursor, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
-    LogConfig, LogConfigChange, LogInfo, LogRecords, Producer, Record, Retention, RetentionBounds,
-    RetentionChange, StoredBatch, SyncMode, Visibility,
+    LogConfig, LogConfigChange, LogInfo, LogRecords, Producer, ProducerInfo, Record, Retention,
+    RetentionBounds, RetentionChange, StoredBatch, SyncMode, Visibility,
 };
 pub use records::Records;
 pub use recovery::{RecoveryReport, RecoveryTimes};

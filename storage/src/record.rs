@@ -101,6 +101,19 @@ pub struct Cursor {
     pub update_time: Timestamp,
 }
 
+/// A producer of a log as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProducerInfo {
+    /// Its id.
+    pub id: Name,
+    /// Its newest epoch.
+    pub epoch: u64,
+    /// The sequence of its next batch.
+    pub next_sequence: u64,
+    /// When its newest batch arrived.
+    pub last_append: Timestamp,
+}
+
 /// The records of one log in a [`Batch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogRecords {
@@ -466,4 +479,6 @@ pub struct LogInfo {
     pub create_time: Timestamp,
     /// When its settings were last changed.
     pub update_time: Timestamp,
+    /// The epoch that a producer with an unknown id begins at.
+    pub first_producer_epoch: u64,
 }

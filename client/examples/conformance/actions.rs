@@ -7,8 +7,10 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use wald_client::proto::LogConfig;
 use wald_client::{
-    AppendBatch, BatchAck, Check, Client, Condition, CursorCommit, Durability, Error, LogAck, Lsn,
-    NamedCursor, Outcome, Reason, Record, Retry, StoredRecord, SyncTarget, Visibility,
+    AppendBatch, BatchAck, Check, Client, Condition, CursorCommit, DEFAULT_BATCHES_IN_FLIGHT,
+    DEFAULT_BYTES_IN_FLIGHT, DEFAULT_LINGER, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, Durability, Error,
+    LogAck, Lsn, NamedCursor, Outcome, Reason, Record, Retry, RetryPolicy, StoredRecord,
+    SyncTarget, Visibility,
 };
 
 const TAIL_WITHIN: Duration = Duration::from_secs(20);
@@ -76,6 +78,39 @@ pub(crate) async fn simple(client: &Client, action: &str, arguments: &Value) -> 
             let created = client.create_log(log()?, LogConfig::default()).await?;
             json!({ "log_id": created.log_id })
         }
+        "update_log" => {
+            let most = u32::try_from(number(arguments, "max_record_bytes")?)?;
+            let config = LogConfig {
+                max_record_bytes: most,
+                ..LogConfig::default()
+            };
+            let log = client
+                .update_log(log()?, config, ["max_record_bytes"])
+                .await?;
+            json!({ "max_record_bytes": log.config.unwrap_or_default().max_record_bytes })
+        }
+        "get_log" => {
+            let log = client.get_log(log()?).await?;
+            json!({
+                "log_id": log.log_id,
+                "max_record_bytes": log.config.unwrap_or_default().max_record_bytes,
+            })
+        }
+        "list_producers" => producers(client, log()?, log_id, arguments).await?,
+        "forget_producer" => {
+            client
+                .forget_producer(log()?, text(arguments, "id")?, log_id)
+                .await?;
+            json!({})
+        }
+        "defaults" => json!({
+            "batches_in_flight": DEFAULT_BATCHES_IN_FLIGHT,
+            "bytes_in_flight": DEFAULT_BYTES_IN_FLIGHT,
+            "linger_ms": DEFAULT_LINGER.as_millis(),
+            "attempts": RetryPolicy::default().max_attempts,
+            "timeout_ms": DEFAULT_TIMEOUT.as_millis(),
+            "retry_for_ms": DEFAULT_RETRY_FOR.as_millis(),
+        }),
         "delete_log" => {
             client.delete_log(log()?, log_id).await?;
             json!({})
@@ -361,6 +396,33 @@ async fn cursors(client: &Client, log: &str) -> Result<Value> {
         token = page.next_page_token;
         if token.is_none() {
             return Ok(json!({ "cursors": cursors }));
+        }
+    }
+}
+
+async fn producers(
+    client: &Client,
+    log: &str,
+    log_id: Option<u64>,
+    arguments: &Value,
+) -> Result<Value> {
+    let page_size = optional(arguments, "page_size")?.unwrap_or(0);
+    let mut producers = Vec::new();
+    let mut token = None;
+    loop {
+        let page = client
+            .list_producers(log, page_size.try_into()?, token, log_id)
+            .await?;
+        producers.extend(page.producers.iter().map(|producer| {
+            json!({
+                "id": producer.id,
+                "epoch": producer.epoch,
+                "next_sequence": producer.next_sequence,
+            })
+        }));
+        token = page.next_page_token;
+        if token.is_none() {
+            return Ok(json!({ "producers": producers }));
         }
     }
 }

@@ -21,6 +21,7 @@ pub(crate) struct Seen {
     records: Vec<Value>,
     gaps: Vec<Value>,
     cursor: Option<Cursor>,
+    caught_up: bool,
     failed: Option<String>,
 }
 
@@ -33,14 +34,8 @@ impl Seen {
         }
     }
 
-    fn gap(&mut self, gap: &Gap) {
-        let reason = gap.reason.as_str_name();
-        self.gaps.push(json!({
-            "log": gap.log,
-            "from_lsn": gap.from_lsn.map(Lsn::get),
-            "to_lsn": gap.to_lsn.map(Lsn::get),
-            "reason": reason.strip_prefix("GAP_REASON_").unwrap_or(reason),
-        }));
+    fn gap(&mut self, found: &Gap) {
+        self.gaps.push(gap(found));
     }
 
     fn as_json(&self) -> Value {
@@ -49,12 +44,24 @@ impl Seen {
             "records": self.records,
             "gaps": self.gaps,
             "cursor": cursor.map(|cursor| BASE64_STANDARD.encode(cursor.as_bytes())),
+            "caught_up": self.caught_up,
         })
     }
 }
 
+/// A gap as cases see it.
+pub(crate) fn gap(gap: &Gap) -> Value {
+    let reason = gap.reason.as_str_name();
+    json!({
+        "log": gap.log,
+        "from_lsn": gap.from_lsn.map(Lsn::get),
+        "to_lsn": gap.to_lsn.map(Lsn::get),
+        "reason": reason.strip_prefix("GAP_REASON_").unwrap_or(reason),
+    })
+}
+
 /// The scan that these arguments ask for.
-fn asked(client: &Client, arguments: &Value, follow: bool) -> Result<Scan> {
+pub(crate) fn asked(client: &Client, arguments: &Value, follow: bool) -> Result<Scan> {
     let selector = match (&arguments["log"], &arguments["prefix"]) {
         (Value::String(log), _) => Selector::Log(log.clone()),
         (_, Value::String(prefix)) => Selector::Prefix(prefix.clone()),
@@ -141,13 +148,14 @@ async fn drain(mut stream: ScanStream, sender: watch::Sender<Seen>) {
             Ok(ScanEvent::Batch(batch)) => next.batch(batch),
             Ok(ScanEvent::Gap(gap)) => next.gap(&gap),
             Ok(ScanEvent::Interrupted(_)) => {}
-            Ok(ScanEvent::Progress(_)) => {
+            Ok(ScanEvent::Progress(progress)) => {
                 let new = std::mem::take(&mut next);
                 let cursor = stream.cursor().cloned();
                 sender.send_modify(|seen| {
                     seen.records.extend(new.records);
                     seen.gaps.extend(new.gaps);
                     seen.cursor = cursor;
+                    seen.caught_up |= progress.caught_up;
                 });
             }
             Err(error) => sender.send_modify(|seen| seen.failed = Some(error.to_string())),
@@ -159,10 +167,12 @@ async fn drain(mut stream: ScanStream, sender: watch::Sender<Seen>) {
 pub(crate) async fn followed(mut seen: watch::Receiver<Seen>, arguments: &Value) -> Result<Value> {
     let count = number(arguments, "count")?;
     let gaps = optional(arguments, "gaps")?.unwrap_or(0);
-    let enough = |seen: &Seen| {
-        let complete = seen.records.len() as u64 >= count && seen.gaps.len() as u64 >= gaps;
-        complete || seen.failed.is_some()
+    let caught_up = arguments["caught_up"] == json!(true);
+    let is_complete = |seen: &Seen| {
+        let found = seen.records.len() as u64 >= count && seen.gaps.len() as u64 >= gaps;
+        found && (seen.caught_up || !caught_up)
     };
+    let enough = |seen: &Seen| is_complete(seen) || seen.failed.is_some();
     let waited = tokio::time::timeout(FOLLOWED_WITHIN, seen.wait_for(enough)).await;
     let waited = waited.map(|found| found.map(|found| found.clone()));
     let Ok(found) = waited else {
@@ -176,8 +186,7 @@ pub(crate) async fn followed(mut seen: watch::Receiver<Seen>, arguments: &Value)
     };
     let found = found.context("the follower is gone")?;
     // It may have ended since: what it has seen is what counts.
-    let complete = found.records.len() as u64 >= count && found.gaps.len() as u64 >= gaps;
-    if let Some(failed) = found.failed.as_ref().filter(|_| !complete) {
+    if let Some(failed) = found.failed.as_ref().filter(|_| !is_complete(&found)) {
         bail!("the follower has failed: {failed}");
     }
     Ok(found.as_json())

@@ -9,6 +9,7 @@
 
 mod actions;
 mod chaos;
+mod consume;
 mod control;
 mod follow;
 mod steps;

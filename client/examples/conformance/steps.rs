@@ -4,14 +4,15 @@ use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use wald_client::{Client, Condition, Error, LogAck, Pending, Producer};
 
 use crate::actions::{failure, list, log_ack, number, optional, records, simple, text};
+use crate::consume;
 use crate::control;
 use crate::follow::{self, Following};
 use crate::values::{Scope, compare};
@@ -98,7 +99,13 @@ impl Case {
             count,
         }
         .resolve(step)?;
+        let began = Instant::now();
         let came = self.act(action, &step).await;
+        if let Some(most) = optional(&step, "within_ms")? {
+            let took = began.elapsed();
+            let in_time = took <= Duration::from_millis(most);
+            ensure!(in_time, "took {took:?}, at most {most} ms are allowed");
+        }
         if !step["fails"].is_null() {
             return fails(&step["fails"], came);
         }
@@ -116,6 +123,7 @@ impl Case {
         let client = &self.0.client;
         match action {
             "scan" => follow::scan(client, arguments).await,
+            "consume" => consume::consume(client, arguments).await,
             "follow" => {
                 let following = Following::open(client, arguments)?;
                 let name = text(arguments, "as")?.to_owned();
@@ -135,11 +143,24 @@ impl Case {
                 Ok(json!({}))
             }
             "producer" => {
-                let (id, epoch) = (text(arguments, "id")?, number(arguments, "epoch")?);
-                let producer = client.producer(text(arguments, "log")?).id(id, epoch);
+                let mut producer = client.producer(text(arguments, "log")?);
+                if let Some(id) = arguments["id"].as_str() {
+                    producer = producer.id(id, optional(arguments, "epoch")?.unwrap_or(0));
+                }
+                if let Some(log_id) = optional(arguments, "log_id")? {
+                    producer = producer.log_id(log_id);
+                }
                 let producer = Arc::new(producer.open().await?);
                 let name = text(arguments, "as")?.to_owned();
                 lock(&self.0.producers).insert(name, producer);
+                Ok(json!({}))
+            }
+            "close_producer" => {
+                let name = text(arguments, "producer")?;
+                let closed = lock(&self.0.producers).remove(name);
+                let closed = closed.and_then(Arc::into_inner);
+                let closed = closed.with_context(|| format!("no idle producer {name}"))?;
+                closed.close().await?;
                 Ok(json!({}))
             }
             "produce" => self.produce(arguments).await,

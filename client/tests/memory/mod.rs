@@ -479,11 +479,13 @@ impl LogService for Memory {
     async fn get_log(&self, request: Request<GetLogRequest>) -> Answer<GetLogResponse> {
         let name = request.into_inner().log;
         let mut state = self.state.lock().unwrap();
-        let log_id = state.existing(&name, None)?.log_id;
+        let log = state.existing(&name, None)?;
+        let (log_id, first_producer_epoch) = (log.log_id, log.first_producer_epoch);
         Ok(Response::new(GetLogResponse {
             log: Some(Log {
                 name,
                 log_id,
+                first_producer_epoch,
                 ..Default::default()
             }),
         }))
@@ -499,6 +501,38 @@ impl LogService for Memory {
         state.existing(&request.log, request.log_id)?;
         state.logs.remove(&request.log);
         Ok(Response::new(DeleteLogResponse {}))
+    }
+
+    async fn list_producers(
+        &self,
+        request: Request<ListProducersRequest>,
+    ) -> Answer<ListProducersResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock().unwrap();
+        let log = state.existing(&request.log, request.log_id)?;
+        let producers = log.producers.iter().map(|(id, producer)| LogProducer {
+            id: id.clone(),
+            epoch: Some(producer.epoch),
+            next_sequence: Some(0),
+            last_append_time: None,
+        });
+        Ok(Response::new(ListProducersResponse {
+            producers: producers.collect(),
+            next_page_token: String::new(),
+        }))
+    }
+
+    async fn forget_producer(
+        &self,
+        request: Request<ForgetProducerRequest>,
+    ) -> Answer<ForgetProducerResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock().unwrap();
+        let log = state.existing(&request.log, request.log_id)?;
+        match log.producers.remove(&request.producer_id) {
+            Some(_) => Ok(Response::new(ForgetProducerResponse {})),
+            None => Err(refuse(Code::NotFound, "PRODUCER_NOT_FOUND", &[])),
+        }
     }
 }
 

@@ -12,14 +12,15 @@ pub(crate) struct StoredLog {
     pub(crate) log_id: u64,
     pub(crate) records: Vec<Record>,
     pub(crate) writer_epoch: u64,
-    producers: HashMap<String, StoredProducer>,
+    pub(crate) producers: BTreeMap<String, StoredProducer>,
+    pub(crate) first_producer_epoch: u64,
     pub(crate) cursors: BTreeMap<String, u64>,
 }
 
 /// A producer's incarnation, and its batches: what they held and the lsn they began at.
 #[derive(Default)]
-struct StoredProducer {
-    epoch: u64,
+pub(crate) struct StoredProducer {
+    pub(crate) epoch: u64,
     batches: Vec<(Vec<Record>, u64)>,
 }
 

@@ -9,8 +9,8 @@ use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{
     Appended, Cursor, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo,
-    LogName, LogStat, Lsn, Page, Position, Progress, RecoveryEpoch, ScanChunk, SegmentContents,
-    SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
+    LogName, LogStat, Lsn, Page, Position, ProducerInfo, Progress, RecoveryEpoch, ScanChunk,
+    SegmentContents, SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
 };
 
 use crate::status;
@@ -280,6 +280,16 @@ pub(crate) fn cursor(log: &LogName, cursor: &Cursor) -> v1::Cursor {
     }
 }
 
+/// A producer as administration shows it.
+pub(crate) fn log_producer(info: &ProducerInfo) -> v1::LogProducer {
+    v1::LogProducer {
+        id: info.id.as_str().to_owned(),
+        epoch: Some(info.epoch),
+        next_sequence: Some(info.next_sequence),
+        last_append_time: Some(proto_timestamp(info.last_append)),
+    }
+}
+
 /// A log as administration shows it.
 pub(crate) fn log(info: &LogInfo) -> v1::Log {
     v1::Log {
@@ -293,6 +303,7 @@ pub(crate) fn log(info: &LogInfo) -> v1::Log {
         stored_bytes: info.stored_bytes,
         create_time: Some(proto_timestamp(info.create_time)),
         update_time: Some(proto_timestamp(info.update_time)),
+        first_producer_epoch: info.first_producer_epoch,
     }
 }
 
@@ -309,6 +320,8 @@ pub(crate) struct ServerLimits {
     pub(crate) max_cursors_per_log: u64,
     /// What a session may have under way.
     pub(crate) session_window_bytes: u64,
+    /// Age at which an idle producer is forgotten; 0 = never.
+    pub(crate) producer_max_idle: std::time::Duration,
 }
 
 /// What requests and logs may hold.
@@ -326,6 +339,7 @@ pub(crate) fn server_limits(limits: &Limits, server: &ServerLimits) -> v1::Serve
         max_producers_per_log: server.max_producers_per_log,
         max_cursors_per_log: server.max_cursors_per_log,
         session_window_bytes: server.session_window_bytes,
+        producer_max_idle: Some(proto_duration(server.producer_max_idle)),
     }
 }
 

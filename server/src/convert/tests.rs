@@ -764,8 +764,10 @@ fn log_shows_lsn_zero_and_its_settings() {
         stored_bytes: 0,
         create_time: Timestamp::from_micros(-1),
         update_time: Timestamp::from_micros(0),
+        first_producer_epoch: 7,
     };
     let shown = log(&info);
+    assert_eq!(shown.first_producer_epoch, 7);
     assert_eq!((shown.first_lsn, shown.writer_epoch), (Some(0), Some(3)));
     assert_eq!(shown.config.unwrap().max_record_bytes, 9);
     let created = shown.create_time.unwrap();

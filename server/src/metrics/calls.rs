@@ -51,7 +51,7 @@ const CANCELED: usize = 1;
 const UNKNOWN: usize = 2;
 
 /// RPCs whose errors tell an outcome.
-const WRITES: [&str; 12] = [
+const WRITES: [&str; 13] = [
     "Append",
     "AppendBatch",
     "AppendSession",
@@ -61,6 +61,7 @@ const WRITES: [&str; 12] = [
     "CreateLog",
     "UpdateLog",
     "DeleteLog",
+    "ForgetProducer",
     "CommitCursor",
     "DeleteCursor",
     "Drain",

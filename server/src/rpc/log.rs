@@ -1,4 +1,4 @@
-//! LogService: making, listing, configuring, deleting logs.
+//! LogService: making, listing, configuring, deleting logs; listing and forgetting their producers.
 
 use tonic::{Request, Response};
 use wald_proto::v1;
@@ -95,5 +95,49 @@ impl v1::log_service_server::LogService for Services {
             .await
             .map_err(|error| self.0.admin_failed(&error))?;
         Ok(Response::new(v1::DeleteLogResponse {}))
+    }
+
+    async fn list_producers(
+        &self,
+        request: Request<v1::ListProducersRequest>,
+    ) -> Answer<v1::ListProducersResponse> {
+        let store = self.0.store(Access::Read)?;
+        let request = request.into_inner();
+        let target = convert::target(&request.log, request.log_id, Access::Read)?;
+        let size = convert::page_size(request.page_size);
+        let after = convert::parse_page_token(&request.page_token)?;
+        // One more than the page tells whether there is a next page.
+        let mut found = store
+            .engine
+            .list_producers(target, after, size + 1)
+            .await
+            .map_err(|error| status::read(&error))?;
+        let more = found.len() > size;
+        found.truncate(size);
+        let next_page_token = match found.last() {
+            Some(last) if more => convert::page_token(last.id.as_str()),
+            _ => String::new(),
+        };
+        Ok(Response::new(v1::ListProducersResponse {
+            producers: found.iter().map(convert::log_producer).collect(),
+            next_page_token,
+        }))
+    }
+
+    async fn forget_producer(
+        &self,
+        request: Request<v1::ForgetProducerRequest>,
+    ) -> Answer<v1::ForgetProducerResponse> {
+        let store = self.0.store_to_write()?;
+        refuse_late(request.extensions())?;
+        let request = request.into_inner();
+        let target = convert::target(&request.log, request.log_id, Access::Write)?;
+        let id = convert::producer_id(&request.producer_id)?;
+        store
+            .engine
+            .forget_producer(target, id)
+            .await
+            .map_err(|error| self.0.admin_failed(&error))?;
+        Ok(Response::new(v1::ForgetProducerResponse {}))
     }
 }

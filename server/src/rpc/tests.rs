@@ -51,6 +51,7 @@ impl Fixture {
                 max_producers_per_log: config.max_producers_per_log,
                 max_cursors_per_log: config.max_cursors_per_log,
                 session_window_bytes: 4 << 20,
+                producer_max_idle: config.producer_max_idle,
             },
             auto_create: true,
             start_time: Timestamp::from_micros(1),

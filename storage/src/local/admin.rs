@@ -1,19 +1,21 @@
 //! Administration of logs, and numbers for operators.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Core;
+use super::extras::Extras;
 use crate::archive::Archive;
 use crate::engine::{LogTarget, SegmentContents, SegmentInfo, Statistics};
-use crate::error::{AdminError, TrimError};
+use crate::error::{AdminError, ReadError, SyncError, TrimError};
 use crate::ids::{LogName, Lsn, Name, Position};
 use crate::index::SealedIndex;
 use crate::journal::Answer;
 use crate::journal::committer::Operation;
 use crate::journal::frame;
 use crate::journal::segment::Segment;
-use crate::record::{Durability, LogConfig, LogConfigChange, LogInfo, Visibility};
+use crate::record::{Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, Visibility};
 use crate::ticket::{Awaited, Promise};
 
 impl Core {
@@ -74,6 +76,31 @@ impl Core {
         producer: Name,
     ) -> Awaited<Result<(), AdminError>> {
         self.administer(Operation::ForgetProducer { target, producer })
+    }
+
+    /// Lists producers, and makes durable what the list shows.
+    pub(crate) async fn list_producers(
+        &self,
+        target: LogTarget,
+        after: Option<String>,
+        limit: usize,
+    ) -> Result<Vec<ProducerInfo>, ReadError> {
+        let log = self.resolve(&target, Visibility::Durable)?;
+        let (found, last_end) = {
+            let state = log.state.read();
+            let extras = state.extras.as_deref();
+            let page = |extras: &Extras| extras.producers.page(after.as_deref(), limit);
+            (extras.map(page).unwrap_or_default(), state.last_end)
+        };
+        if last_end > self.journal.durable() {
+            self.barrier(Durability::Durable)
+                .await
+                .map_err(|error| match error {
+                    SyncError::JournalFailed(error) => ReadError::JournalFailed(error),
+                    other => ReadError::Io(Arc::new(io::Error::other(other))),
+                })?;
+        }
+        Ok(found)
     }
 
     fn info(&self, name: LogName) -> Result<LogInfo, AdminError> {
@@ -137,10 +164,12 @@ impl Core {
             logs: holdings.logs,
             deleted_logs: holdings.deleted,
             producers: holdings.producers,
+            producers_of_log: holdings.producers_of_log,
             cursors: holdings.cursors,
             name_bytes: holdings.name_bytes,
             max_logs: self.config.max_logs,
             max_producers: self.config.max_producers,
+            max_producers_per_log: self.config.max_producers_per_log,
             max_cursors: self.config.max_cursors,
             max_name_bytes: self.config.max_name_bytes,
             inflight_bytes: self.journal.inflight.load(Ordering::SeqCst),

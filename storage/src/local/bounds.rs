@@ -31,6 +31,8 @@ pub(crate) struct Holdings {
     /// Deleted logs that the sorter has not forgotten yet.
     pub(crate) deleted: u64,
     pub(crate) producers: u64,
+    /// Producers of the log that has the most.
+    pub(crate) producers_of_log: u64,
     pub(crate) cursors: u64,
     /// Forgotten producers whose ids are remembered.
     pub(crate) gone: u64,

@@ -23,7 +23,8 @@ use crate::journal::committer::Operation;
 use crate::metrics::{Observer, Worker};
 use crate::read;
 use crate::record::{
-    Batch, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, LogInfo, Visibility,
+    Batch, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo,
+    Visibility,
 };
 use crate::recovery::RecoveryReport;
 use crate::session::Session;
@@ -331,6 +332,15 @@ impl LogEngine for LocalEngine {
         producer: Name,
     ) -> BoxFuture<'_, Result<(), AdminError>> {
         Box::pin(self.core.forget_producer(log, producer))
+    }
+
+    fn list_producers(
+        &self,
+        log: LogTarget,
+        after: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>> {
+        Box::pin(self.core.list_producers(log, after, limit))
     }
 
     fn cursor(&self, log: LogTarget, cursor: &Name) -> Result<Cursor, CursorError> {

@@ -537,6 +537,10 @@ impl Log {
             stored_bytes: state.stored_bytes,
             create_time: state.create_time,
             update_time: state.update_time,
+            first_producer_epoch: state
+                .extras
+                .as_deref()
+                .map_or(0, |extras| extras.producers.first_epoch()),
         }
     }
 }
@@ -548,6 +552,37 @@ pub(crate) struct Logs {
     tables: RwLock<Tables>,
     /// What all of them have besides themselves. Only the committer changes it.
     load: Mutex<Load>,
+    /// Number of logs, by their number of producers. Only the committer changes it.
+    crowds: Mutex<Crowds>,
+}
+
+/// Number of logs for each number of producers that a log has; logs without producers do not count.
+#[derive(Debug, Default)]
+struct Crowds(BTreeMap<u64, u64>);
+
+impl Crowds {
+    /// A log had `before` producers, and has `after`.
+    fn change(&mut self, before: u64, after: u64) {
+        if before == after {
+            return;
+        }
+        if let Some(logs) = self.0.get_mut(&before) {
+            *logs -= 1;
+            if *logs == 0 {
+                self.0.remove(&before);
+            }
+        }
+        if after > 0 {
+            *self.0.entry(after).or_default() += 1;
+        }
+    }
+
+    /// Producers of the log that has the most.
+    fn most(&self) -> u64 {
+        self.0
+            .last_key_value()
+            .map_or(0, |(producers, _)| *producers)
+    }
 }
 
 /// A log in a table by id, which is not spelled out beside it: a million entries are 16 MiB less.
@@ -652,13 +687,16 @@ impl Logs {
     pub(crate) fn of(logs: Vec<Arc<Log>>) -> Self {
         let (mut there, mut gone) = (Vec::with_capacity(logs.len()), BTreeMap::new());
         let (mut load, mut all_bytes, mut gone_bytes) = (Load::default(), 0, 0);
+        let mut crowds = Crowds::default();
         for log in &logs {
             let state = log.state.read();
             if state.deleted {
                 gone.insert(log.id, Arc::clone(log));
                 gone_bytes += name_bytes(log);
             } else {
-                load.add(Load::of(state.extras.as_deref()));
+                let own = Load::of(state.extras.as_deref());
+                load.add(own);
+                crowds.change(0, own.producers);
                 all_bytes += name_bytes(log);
                 there.push(Arc::clone(log));
             }
@@ -682,6 +720,7 @@ impl Logs {
         Self {
             tables: RwLock::new(tables),
             load: Mutex::new(load),
+            crowds: Mutex::new(crowds),
         }
     }
 
@@ -693,6 +732,7 @@ impl Logs {
             logs: tables.names.len() as u64,
             deleted: tables.gone.len() as u64,
             producers: load.producers,
+            producers_of_log: self.crowds.lock().most(),
             cursors: load.cursors,
             gone: load.gone,
             name_bytes: tables.name_bytes + load.name_bytes,
@@ -714,6 +754,7 @@ impl Logs {
             let load = Load::of(state.extras.as_deref());
             found.logs += 1;
             found.producers += load.producers;
+            found.producers_of_log = found.producers_of_log.max(load.producers);
             found.cursors += load.cursors;
             found.gone += load.gone;
             found.name_bytes += name_bytes(&log) + load.name_bytes;
@@ -724,6 +765,11 @@ impl Logs {
     /// A log has more than before.
     pub(crate) fn add(&self, more: Load) {
         self.load.lock().add(more);
+    }
+
+    /// A log had `before` producers, and has `after`.
+    pub(crate) fn change_producers(&self, before: u64, after: u64) {
+        self.crowds.lock().change(before, after);
     }
 
     /// A log has less than before.
@@ -752,7 +798,9 @@ impl Logs {
 
     /// Takes out a log whose creation was taken back.
     pub(crate) fn remove(&self, log: &Log) {
-        self.take(Load::of(log.state.read().extras.as_deref()));
+        let load = Load::of(log.state.read().extras.as_deref());
+        self.take(load);
+        self.change_producers(load.producers, 0);
         let mut tables = self.tables.write();
         tables.take_name(log);
         tables.ids.remove(&log.id);

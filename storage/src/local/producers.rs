@@ -22,6 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::digest::{Digest, Sent};
 use crate::engine::LogAppended;
 use crate::ids::{LogId, Lsn, Name, Position, Timestamp};
+use crate::record::ProducerInfo;
 use crate::wire::{self, Value};
 
 /// How far an epoch may rise at a time. Without a bound one caller could take the last epoch
@@ -585,6 +586,11 @@ impl Producers {
         self.known.len() as u64
     }
 
+    /// The epoch that a producer with an unknown id begins at.
+    pub(crate) fn first_epoch(&self) -> u64 {
+        self.first_epoch
+    }
+
     /// Forgotten producers that are remembered.
     pub(crate) fn gone(&self) -> u64 {
         self.gone.len() as u64
@@ -605,6 +611,27 @@ impl Producers {
     pub(crate) fn newest(&self) -> impl Iterator<Item = (&Name, u64, &Remembered)> {
         let known = self.known.iter();
         known.filter_map(|(id, source)| Some((id, source.epoch, source.newest()?)))
+    }
+
+    /// Up to `limit` producers in the order of their ids, those after `after` only.
+    pub(crate) fn page(&self, after: Option<&str>, limit: usize) -> Vec<ProducerInfo> {
+        let later = |id: &Name| after.is_none_or(|after| id.as_str() > after);
+        let known = self.known.iter().filter(|(id, _)| later(id));
+        let mut page: Vec<_> = known
+            .filter_map(|(id, source)| Some((id, source, source.newest()?.arrival)))
+            .collect();
+        if page.len() > limit {
+            page.select_nth_unstable_by_key(limit, |(id, ..)| *id);
+            page.truncate(limit);
+        }
+        page.sort_unstable_by_key(|(id, ..)| *id);
+        let info = |(id, source, last_append): (&Name, &Source, Timestamp)| ProducerInfo {
+            id: id.clone(),
+            epoch: source.epoch,
+            next_sequence: source.next,
+            last_append,
+        };
+        page.into_iter().map(info).collect()
     }
 
     /// Notes a batch. Of a start after damage it may be one that leaves some out.

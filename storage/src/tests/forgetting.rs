@@ -8,7 +8,7 @@ use crate::disk::Disk;
 use crate::error::AdminError;
 use crate::ids::Name;
 use crate::local::{Forgotten, MAX_GONE};
-use crate::record::Producer;
+use crate::record::{Producer, ProducerInfo};
 use crate::ticket::block_on;
 
 const DAY: i64 = 24 * HOUR;
@@ -182,7 +182,9 @@ fn an_idle_producer_is_forgotten_and_makes_room_for_another() {
         assert_eq!(f.read("a", 0).unwrap().tail_lsn, Lsn::new(4));
         f = f.restart();
     }
+    assert_eq!(f.core.statistics().producers_of_log, 1);
     f.append_batch(by("run-3", 0, 0)).unwrap();
+    assert_eq!(f.core.statistics().producers_of_log, 2);
     let again = f.append_batch(by("run-1", 1, 0)).unwrap();
     assert!(!again.appends[0].deduplicated);
     assert!(f.append_batch(by("run-1", 1, 0)).unwrap().appends[0].deduplicated);
@@ -289,6 +291,72 @@ fn a_producer_is_forgotten_by_request_once_and_for_all() {
     ));
     f.append_batch(by("p", 5, 0)).unwrap();
     f.append_batch(by("q", 0, 0)).unwrap();
+}
+
+/// Producers of log `a`: id, epoch, next sequence.
+fn listed(f: &Fixture, after: Option<&str>, limit: usize) -> Vec<(String, u64, u64)> {
+    let page = f
+        .core
+        .list_producers(target("a"), after.map(str::to_owned), limit);
+    let row = |info: ProducerInfo| (info.id.to_string(), info.epoch, info.next_sequence);
+    block_on(page).unwrap().into_iter().map(row).collect()
+}
+
+#[test]
+fn producers_are_listed_in_pages_by_id() {
+    let mut f = Fixture::new();
+    let mut ids: Vec<String> = (0..50).map(|n| format!("p{}", n * 37 % 50)).collect();
+    for (index, id) in ids.iter().enumerate() {
+        let epoch = index as u64 % 3;
+        f.append_batch(by(id, epoch, 0)).unwrap();
+        f.append_batch(by(id, epoch, 1)).unwrap();
+    }
+    f.forget_now("p7").unwrap();
+    ids.retain(|id| id != "p7");
+    ids.sort_unstable();
+    for size in [1, 7, 49, 100] {
+        let mut found: Vec<String> = Vec::new();
+        loop {
+            let page = listed(&f, found.last().map(String::as_str), size);
+            assert!(page.len() <= size && page.iter().all(|(.., next)| *next == 2));
+            if page.is_empty() {
+                break;
+            }
+            found.extend(page.into_iter().map(|(id, ..)| id));
+        }
+        assert_eq!(found, ids, "pages of {size}");
+    }
+    f = f.restart();
+    let all = listed(&f, None, 100);
+    assert_eq!(all.len(), 49);
+    for (id, epoch, _) in all {
+        let index = (0..50).find(|n| format!("p{}", n * 37 % 50) == id);
+        assert_eq!(Some(epoch), index.map(|index: u64| index % 3), "{id}");
+    }
+}
+
+#[test]
+fn a_list_of_producers_waits_for_the_flush_of_all_it_shows() {
+    let f = Fixture::new();
+    f.append_batch(by("p", 0, 0)).unwrap();
+    let mut ticket = f.core.enqueue(by("p", 0, 1), Durability::Written);
+    f.core.turn();
+    assert!(settled(&mut ticket).unwrap().is_ok());
+    let mut list = Box::pin(f.core.list_producers(target("a"), None, 10));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(list.as_mut().poll(&mut context).is_pending());
+    f.core.turn();
+    match list.as_mut().poll(&mut context) {
+        Poll::Ready(Ok(found)) => assert_eq!(found[0].next_sequence, 2),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn producers_of_a_missing_log_are_not_found() {
+    let f = Fixture::new();
+    let missing = block_on(f.core.list_producers(target("a"), None, 10));
+    assert!(matches!(missing, Err(ReadError::LogNotFound { .. })));
 }
 
 #[test]

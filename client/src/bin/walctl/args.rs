@@ -66,6 +66,9 @@ pub(crate) enum Command {
     /// List, show, move or delete the cursors of a log: where its consumers go on reading.
     #[command(subcommand)]
     Cursor(CursorCommand),
+    /// List or forget the producers of a log: its exactly-once writers
+    #[command(subcommand)]
+    Producer(ProducerCommand),
     /// Wait until everything accepted before is flushed.
     Sync(SyncArgs),
     /// Show what the server is, whether it is ready, what its flushes really promise, and
@@ -354,6 +357,28 @@ pub(crate) enum CursorCommand {
         /// The cursor.
         cursor: String,
         /// Only if the log has this number.
+        #[arg(long, value_name = "ID")]
+        log_id: Option<u64>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProducerCommand {
+    /// List the producers of a log by id
+    List {
+        /// The log
+        log: String,
+        /// Number that the log must have
+        #[arg(long, value_name = "ID")]
+        log_id: Option<u64>,
+    },
+    /// Forget a producer, which makes room for another one; its epoch is over
+    Forget {
+        /// The log
+        log: String,
+        /// Id of the producer
+        id: String,
+        /// Number that the log must have
         #[arg(long, value_name = "ID")]
         log_id: Option<u64>,
     },

@@ -13,6 +13,7 @@ mod output;
 mod pack;
 mod pages;
 mod parse;
+mod producers;
 mod progress;
 mod scan;
 mod status;
@@ -75,6 +76,7 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
         Command::Trim(args) => trim(client, args, output).await,
         Command::Fence(args) => fence(client, args, output).await,
         Command::Cursor(command) => cursors::cursor(client, command, output).await,
+        Command::Producer(command) => producers::producer(client, command, output).await,
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, &global.endpoint, output).await,
         Command::Verify(args) => verify::run(client, args, output).await,

@@ -156,7 +156,9 @@ impl Committer {
                     state.deleted = true;
                     state.last_end = pending.need.unwrap_or(state.last_end);
                     state.stored_bytes = 0;
-                    self.logs.take(Load::of(state.extras.as_deref()));
+                    let load = Load::of(state.extras.as_deref());
+                    self.logs.take(load);
+                    self.logs.change_producers(load.producers, 0);
                     state.extras = None;
                 }
                 self.logs.remove_name(&log);

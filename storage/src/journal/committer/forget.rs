@@ -141,8 +141,10 @@ impl Committer {
             let extras = state.extras.get_or_insert_default();
             let producers = extras.change_producers(header.position);
             self.logs.take(Load::gone(producers.gone()));
+            let there = producers.len();
             let before = producers.forget(&forgotten, header.position);
             self.logs.add(Load::gone(producers.gone()));
+            self.logs.change_producers(there, producers.len());
             before
         };
         before

@@ -125,14 +125,15 @@ impl Committer {
             position,
         };
         let window = self.settings.producer_window;
-        let before = {
+        let (before, there) = {
             let mut state = log.state.write();
             let extras = state.extras.get_or_insert_default();
             let producers = extras.change_producers(position);
-            producers.remember(producer, batch, window)
+            (producers.remember(producer, batch, window), producers.len())
         };
         if let Some(id) = before.added() {
             self.logs.add(Load::producer(id));
+            self.logs.change_producers(there - 1, there);
         }
         self.undo.note_remembered(log, before);
     }

@@ -139,7 +139,7 @@ impl Committer {
             let Some(extras) = &mut state.extras else {
                 continue;
             };
-            let gone = extras.producers.gone();
+            let (gone, there) = (extras.producers.gone(), extras.producers.len());
             match change {
                 Change::Remembered(before) => {
                     if let Some(id) = before.added() {
@@ -156,6 +156,7 @@ impl Committer {
             }
             self.logs.take(Load::gone(gone));
             self.logs.add(Load::gone(extras.producers.gone()));
+            self.logs.change_producers(there, extras.producers.len());
         }
         // First, so that whoever looks meanwhile does not take it for written.
         for (log, buffered) in undo.taken {
