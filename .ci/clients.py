@@ -37,12 +37,24 @@ def go(root, made):
     return [made / "conformance"]
 
 
-def python(root, made):
+# The oldest grpcio that the package takes; what pip gives is the newest.
+OLDEST_GRPCIO = "grpcio==1.76.0"
+
+
+def python(root, made, *pinned):
     folder = root / FOLDERS["python"]
     if not (made / "venv/bin/pip").exists():
         build(sys.executable, "-m", "venv", "--clear", made / "venv", cwd=root)
-    build(made / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{folder}[test]", cwd=root)
+    build(made / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade",
+          f"{folder}[test]", *pinned, cwd=root)
     return [made / "venv/bin/python", folder / "conformance.py"]
+
+
+def oldest_python():
+    """The runner of Python with the oldest grpcio."""
+    made = SCRATCH / "clients" / "python-oldest"
+    made.mkdir(parents=True, exist_ok=True)
+    return [str(part) for part in python(ROOT, made, OLDEST_GRPCIO)]
 
 
 def typescript(root, made):

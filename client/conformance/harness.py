@@ -402,6 +402,9 @@ def end_group(process):
     process.wait()
 
 
+# Few, so that a case can reach the bound.
+SETTINGS = ("--max-producers-per-log", "12")
+
 # What README.md's tables say: arguments of a step (those with a star must be there), members of its result.
 SELECTION = "log prefix all lsn timestamp_us tail_offset cursor until_lsn max_records log_id"
 STEPS = {
@@ -412,7 +415,8 @@ STEPS = {
              "records next_lsn tail_lsn first_lsn durable_lsn"),
     "scan": (SELECTION, "records gaps cursor"),
     "follow": (f"{SELECTION} as*", ""),
-    "followed": ("follower* count* gaps", "records gaps cursor"),
+    "followed": ("follower* count* gaps caught_up", "records gaps cursor caught_up"),
+    "consume": (f"{SELECTION} count* counting", "applied twice skipped gaps lives"),
     "unfollow": ("follower*", ""),
     "tail": ("log* log_id", "first_lsn tail_lsn durable_lsn writer_epoch log_id"),
     "fence": ("log* writer_epoch log_id", "tail_lsn writer_epoch log_id"),
@@ -424,7 +428,13 @@ STEPS = {
     "get_cursor": ("log* cursor* log_id", "lsn log_id"),
     "delete_cursor": ("log* cursor* log_id", ""),
     "list_cursors": ("log*", "cursors"),
-    "producer": ("log* id* epoch* as*", ""),
+    "update_log": ("log* max_record_bytes*", "max_record_bytes"),
+    "get_log": ("log*", "log_id max_record_bytes"),
+    "list_producers": ("log* log_id page_size", "producers"),
+    "forget_producer": ("log* id* log_id", ""),
+    "producer": ("log* id epoch log_id as*", ""),
+    "close_producer": ("producer*", ""),
+    "defaults": ("", "batches_in_flight bytes_in_flight linger_ms attempts timeout_ms retry_for_ms"),
     "produce": ("producer* records* writer_epoch expected_lsn", "first_lsn next_lsn deduplicated"),
     "produce_many": ("producer* prefix* count* in_flight*", "acked lsns_ascend"),
     "background": ("steps* as*", ""),
@@ -445,6 +455,7 @@ INNER = {
     "error": "code reason outcome retry facts failed request",
     "gaps": "log from_lsn to_lsn reason",
     "failed": "log reason description",
+    "producers": "id epoch next_sequence",
 }
 FAILS = "code reason outcome retry facts failed"
 # Which step makes what an argument names.
@@ -495,14 +506,14 @@ class Checker:
         if do not in STEPS:
             return self.wrong("unknown")
         arguments, result = STEPS[do]
-        given = {name: value for name, value in step.items() if name not in ("do", "expect", "fails")}
+        given = {name: value for name, value in step.items() if name not in ("do", "expect", "fails", "within_ms")}
         self.members(given, f"{arguments} as", do)
         if "expect" in step and "fails" in step:
             self.wrong("both expect and fails")
         if do == "control":
             self.members({k: v for k, v in given.items() if k != "action"}, CONTROL.get(given.get("action"), "?"),
                          f"action {given.get('action')}")
-        if do in ("scan", "follow") and sum(name in given for name in ("log", "prefix", "all")) != 1:
+        if do in ("scan", "follow", "consume") and sum(name in given for name in ("log", "prefix", "all")) != 1:
             self.wrong("needs one of log, prefix and all")
         for argument, maker in MADE_BY.items():
             if argument in given and kept.get(given[argument]) != maker and not isinstance(given[argument], dict):
@@ -581,7 +592,7 @@ def run(arguments, names):
     log = open(arguments.log, "w", encoding="utf-8") if arguments.log else None
     passed, failed = [], []
     with tempfile.TemporaryDirectory(prefix="wald-conformance-") as directory, \
-            Served(arguments.wald, directory, log=log) as served:
+            Served(arguments.wald, directory, SETTINGS, log=log) as served:
         environment = clean_environment(**served.environment(), WALD_CASES=str(arguments.cases.resolve()))
         if only:
             environment["WALD_ONLY"] = ",".join(wanted)

@@ -97,8 +97,8 @@ func WithGRPC(options ...grpc.DialOption) DialOption {
 	return func(s *settings) { s.dial = append(s.dial, options...) }
 }
 
-// defaultTimeout is the deadline of calls whose context has none.
-const defaultTimeout = 10 * time.Second
+// DefaultTimeout is the deadline of calls whose context has none.
+const DefaultTimeout = 10 * time.Second
 
 // Dial makes a client of the server at endpoint, such as DefaultEndpoint or
 // "http://localhost:6925". It connects with the first call.
@@ -107,9 +107,9 @@ func Dial(endpoint string, options ...DialOption) (*Client, error) {
 		connectTimeout:    5 * time.Second,
 		keepaliveInterval: 10 * time.Second,
 		keepaliveTimeout:  5 * time.Second,
-		timeout:           defaultTimeout,
+		timeout:           DefaultTimeout,
 		silenceTimeout:    60 * time.Second,
-		retry:             defaultRetryPolicy(),
+		retry:             DefaultRetryPolicy(),
 	}
 	for _, option := range options {
 		option(&s)

@@ -60,7 +60,7 @@ type Error struct {
 	Reason Reason
 	// Message is what the server or the transport says, for people.
 	Message string
-	// Outcome is what became of a write; empty for reads. If an earlier attempt of the same
+	// Outcome is what became of a write. A read has nothing to apply: NotApplied. If an earlier attempt of the same
 	// call may have been applied, it is Unknown even if the last attempt was refused: a
 	// POSITION_MISMATCH after a lost connection can be the echo of one's own success.
 	Outcome Outcome
@@ -130,7 +130,7 @@ func (e *Error) afterUnknown() *Error {
 // ofRead is the error of a call that writes nothing, so that there is nothing to be unsure of.
 func (e *Error) ofRead() *Error {
 	changed := *e
-	changed.Outcome = ""
+	changed.Outcome = NotApplied
 	return &changed
 }
 

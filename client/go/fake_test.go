@@ -25,6 +25,7 @@ type fake struct {
 	tail    func(*waldv1.GetTailRequest) (*waldv1.GetTailResponse, error)
 	create  func(*waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error)
 	get     func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error)
+	forget  func(*waldv1.ForgetProducerRequest) (*waldv1.ForgetProducerResponse, error)
 }
 
 func (f *fake) Append(_ context.Context, r *waldv1.AppendRequest) (*waldv1.AppendResponse, error) {
@@ -42,6 +43,12 @@ func (f *fake) CreateLog(_ context.Context, r *waldv1.CreateLogRequest) (*waldv1
 }
 func (f *fake) GetLog(_ context.Context, r *waldv1.GetLogRequest) (*waldv1.GetLogResponse, error) {
 	return f.get(r)
+}
+func (f *fake) ForgetProducer(_ context.Context, r *waldv1.ForgetProducerRequest) (*waldv1.ForgetProducerResponse, error) {
+	if f.forget == nil {
+		return new(waldv1.ForgetProducerResponse), nil
+	}
+	return f.forget(r)
 }
 
 // breakable is a listener whose connections can be closed.

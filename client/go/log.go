@@ -49,15 +49,22 @@ type targetSettings struct {
 	visibility    Visibility
 	recoveryEpoch *uint64
 	writerEpoch   *uint64
+	pageSize      uint32
 }
 
-// TargetOption is a setting of calls about one log: Tail, Trim, Fence, DeleteLog and those
-// about cursors.
+// TargetOption is a setting of calls about one log: Tail, Trim, Fence, DeleteLog and the ones
+// about cursors and producers.
 type TargetOption func(*targetSettings)
 
 // WithLogID: the log must have this number, or LOG_REPLACED.
 func WithLogID(id uint64) TargetOption {
 	return func(s *targetSettings) { s.logID = &id }
+}
+
+// PageSize is how many elements a list asks for at a time: of [Client.ListProducers]. Default: what
+// the server gives (100), at most 1,000.
+func PageSize(count uint32) TargetOption {
+	return func(s *targetSettings) { s.pageSize = count }
 }
 
 // TailVisible is which tail [Client.Tail] tells. Default: of the records that the log's sync

@@ -30,10 +30,12 @@ import (
 type Producer struct {
 	client   *Client
 	settings producerSettings
-	log      string
-	logID    uint64
-	cancel   context.CancelFunc
-	done     chan struct{}
+	// Nobody uses an id again that was drawn at random.
+	drawn  bool
+	log    string
+	logID  uint64
+	cancel context.CancelFunc
+	done   chan struct{}
 	// Ends the producer when the oldest batch has waited too long.
 	expiry *time.Timer
 
@@ -60,7 +62,7 @@ type producerBatch struct {
 }
 
 type producerSettings struct {
-	id          string
+	id          *string
 	epoch       uint64
 	sequence    uint64
 	logID       uint64
@@ -79,9 +81,10 @@ type ProducerOption func(*producerSettings)
 // batches again, appends none of them twice. Only the last 1,024 batches are recognised
 // (ErrProducerExpired): see [WithFirstSequence]. A higher epoch takes over from a lower one,
 // which is fenced, counts from 0 again, and recognises no batch of the lower one. The first
-// is 0. Default: an id drawn at random.
+// is 0. Default: an id drawn at random, which Close makes the server forget, with the lowest
+// epoch that the log takes.
 func WithProducerID(id string, epoch uint64) ProducerOption {
-	return func(s *producerSettings) { s.id, s.epoch = id, epoch }
+	return func(s *producerSettings) { s.id, s.epoch = &id, epoch }
 }
 
 // WithFirstSequence is the number of the first batch: for a program that starts again, the
@@ -96,15 +99,15 @@ func WithProducerLogID(id uint64) ProducerOption {
 	return func(s *producerSettings) { s.logID = id }
 }
 
-// WithInFlight is how much may be sent and not acked before Send blocks. Default: 256
-// batches, 8 MiB. More than 1,024 batches is refused: the server may not recognise the
+// WithInFlight is how much may be sent and not acked before Send blocks. Default:
+// [DefaultBatchesInFlight] batches, [DefaultBytesInFlight] bytes. More than 1,024 batches is refused: the server may not recognise the
 // repeats of more. One batch is let through even if it alone is larger.
 func WithInFlight(batches, bytes int) ProducerOption {
 	return func(s *producerSettings) { s.inFlight, s.windowBytes = batches, bytes }
 }
 
 // WithDeliveryTimeout is how long a batch may wait for its ack, over all repeats. Default:
-// 60 s. When it is over, the producer ends.
+// [DefaultDeliveryTimeout]. When it is over, the producer ends.
 func WithDeliveryTimeout(timeout time.Duration) ProducerOption {
 	return func(s *producerSettings) { s.timeout = timeout }
 }
@@ -124,16 +127,26 @@ func OnProducerInterruption(notice func(error)) ProducerOption {
 // The server recognises the repeats of so many batches of a producer.
 const recognisedBatches = 1024
 
+const (
+	// DefaultBatchesInFlight is how many batches a producer has in flight at most.
+	DefaultBatchesInFlight = 512
+	// DefaultBytesInFlight is how many bytes a producer has in flight at most.
+	DefaultBytesInFlight = 8 << 20
+	// DefaultDeliveryTimeout is how long a batch of a producer may wait for its ack.
+	DefaultDeliveryTimeout = 60 * time.Second
+	// How long Close waits for the server to forget a random id.
+	forgetTimeout = time.Second
+)
+
 // Producer opens a producer of a log, which is made if there is none. It keeps to that log: if
 // it is deleted, appends fail with LOG_REPLACED or LOG_MISSING, and do not make another. Waits
 // for a server for as long as the delivery timeout, unless ctx ends before. What comes after
 // does not depend on ctx; Close the producer.
 func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOption) (*Producer, error) {
 	s := producerSettings{
-		id:          rand.Text(),
-		windowBytes: 8 << 20,
-		inFlight:    256,
-		timeout:     60 * time.Second,
+		windowBytes: DefaultBytesInFlight,
+		inFlight:    DefaultBatchesInFlight,
+		timeout:     DefaultDeliveryTimeout,
 	}
 	for _, option := range options {
 		option(&s)
@@ -141,17 +154,25 @@ func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOp
 	if s.inFlight < 1 || s.inFlight > recognisedBatches {
 		return nil, invalid("%d batches in flight: between 1 and %d can be", s.inFlight, recognisedBatches)
 	}
-	if s.logID == 0 {
-		id, failure := c.ensureLog(ctx, log, s.timeout)
+	drawn := s.id == nil
+	if s.logID == 0 || drawn {
+		found, failure := c.ensureLog(ctx, log, s.timeout)
 		if failure != nil {
 			return nil, failure
 		}
-		s.logID = id
+		if s.logID == 0 {
+			s.logID = found.GetLogId()
+		}
+		if drawn {
+			id := rand.Text()
+			s.id, s.epoch = &id, found.GetFirstProducerEpoch()
+		}
 	}
 	running, cancel := context.WithCancel(c.ctx)
 	producer := &Producer{
 		client:   c,
 		settings: s,
+		drawn:    drawn,
 		log:      log,
 		logID:    s.logID,
 		cancel:   cancel,
@@ -164,8 +185,8 @@ func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOp
 	return producer, nil
 }
 
-// ensureLog makes the log if there is none, and tells its number.
-func (c *Client) ensureLog(ctx context.Context, log string, timeout time.Duration) (uint64, *Error) {
+// ensureLog finds the log, or makes it if there is none.
+func (c *Client) ensureLog(ctx context.Context, log string, timeout time.Duration) (*waldv1.Log, *Error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	patient := c.settings.retry.patient()
@@ -174,24 +195,24 @@ func (c *Client) ensureLog(ctx context.Context, log string, timeout time.Duratio
 	for {
 		created, failure := call(ctx, c, create, c.logs.CreateLog, &waldv1.CreateLogRequest{Log: log})
 		if failure == nil {
-			return created.GetLog().GetLogId(), nil
+			return created.GetLog(), nil
 		}
 		if failure.Reason != ErrLogExists {
-			return 0, failure
+			return nil, failure
 		}
 		found, failure := call(ctx, c, get, c.logs.GetLog, &waldv1.GetLogRequest{Log: log})
 		if failure == nil {
-			return found.GetLog().GetLogId(), nil
+			return found.GetLog(), nil
 		}
 		// Deleted in between.
 		if failure.Reason != ErrLogNotFound {
-			return 0, failure
+			return nil, failure
 		}
 	}
 }
 
 // ID is the producer's id.
-func (p *Producer) ID() string { return p.settings.id }
+func (p *Producer) ID() string { return *p.settings.id }
 
 // Epoch is the producer's incarnation.
 func (p *Producer) Epoch() uint64 { return p.settings.epoch }
@@ -208,7 +229,7 @@ func (p *Producer) Send(ctx context.Context, records []Record, options ...Append
 		option(&s)
 	}
 	s.condition.LogID = &p.logID
-	s.condition.Sequence = &Sequence{ProducerID: p.settings.id, Epoch: p.settings.epoch}
+	s.condition.Sequence = &Sequence{ProducerID: p.ID(), Epoch: p.settings.epoch}
 	batch := Batch{
 		Logs:       []LogBatch{{Log: p.log, Records: records, Condition: s.condition}},
 		Durability: s.durability,
@@ -255,7 +276,8 @@ func (p *Producer) Append(ctx context.Context, records []Record, options ...Appe
 	return pending.Wait(ctx)
 }
 
-// Close waits until everything sent is acked, and ends the producer. Its error is what ended
+// Close waits until everything sent is acked, and ends the producer. The server forgets an id that
+// was drawn at random. Its error is what ended
 // the producer, if something did. If ctx ends before, the producer ends at once, and what is
 // not acked is unknown.
 func (p *Producer) Close(ctx context.Context) error {
@@ -270,9 +292,17 @@ func (p *Producer) Close(ctx context.Context) error {
 		<-p.done
 	}
 	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if p.failure != nil {
-		return p.failure
+	failure, forgets := p.failure, p.drawn && p.next > p.settings.sequence
+	p.drawn = p.drawn && !forgets
+	p.mutex.Unlock()
+	if failure != nil {
+		return failure
+	}
+	if forgets {
+		// If it fails, the server forgets the id once it has been idle for long enough.
+		ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
+		defer cancel()
+		_ = p.client.ForgetProducer(ctx, p.log, p.ID(), WithLogID(p.logID))
 	}
 	return nil
 }

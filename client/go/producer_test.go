@@ -307,3 +307,78 @@ func TestLogDeletedBetweenCreateAndGetIsMadeAnew(t *testing.T) {
 		t.Errorf("log id %d", producer.LogID())
 	}
 }
+
+func TestProducerReportsAQuotaAtOnce(t *testing.T) {
+	f, _ := producing(func(_ *fake, _ *journal, stream sessionStream, count int) error {
+		if _, err := stream.Recv(); err != nil {
+			return err
+		}
+		return refusal(codes.ResourceExhausted, ErrQuota, stated(NotApplied, Safe))
+	})
+	client := f.start(t)
+	producer, err := client.Producer(soon(t), "log", WithProducerID("p", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	_, err = producer.Append(soon(t), []Record{Text("a")})
+	var e *Error
+	if !errors.As(err, &e) || e.Reason != ErrQuota || e.Outcome != NotApplied {
+		t.Fatalf("got %v", err)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Fatalf("reported after %v", took)
+	}
+}
+
+func TestRandomIDBeginsAtTheLowestEpochAndIsForgotten(t *testing.T) {
+	f, _ := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		for {
+			request, err := stream.Recv()
+			if err != nil {
+				return nil
+			}
+			answer, err := j.apply(request)
+			if err != nil {
+				return err
+			}
+			if err := stream.Send(answer); err != nil {
+				return err
+			}
+		}
+	})
+	f.get = func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error) {
+		return &waldv1.GetLogResponse{Log: &waldv1.Log{LogId: 9, FirstProducerEpoch: 7}}, nil
+	}
+	var forgotten []string
+	f.forget = func(r *waldv1.ForgetProducerRequest) (*waldv1.ForgetProducerResponse, error) {
+		if r.GetLogId() != 9 {
+			t.Errorf("forgets in log %d", r.GetLogId())
+		}
+		forgotten = append(forgotten, r.GetProducerId())
+		return new(waldv1.ForgetProducerResponse), nil
+	}
+	client := f.start(t)
+	var drawn string
+	for index, options := range [][]ProducerOption{nil, {WithProducerLogID(9)}, {WithProducerID("p", 0)}} {
+		producer, err := client.Producer(soon(t), "log", options...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := []uint64{7, 7, 0}[index]; producer.Epoch() != want {
+			t.Errorf("epoch %d, not %d", producer.Epoch(), want)
+		}
+		if index == 0 {
+			drawn = producer.ID()
+			if _, err := producer.Append(soon(t), []Record{Text("a")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := producer.Close(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(forgotten, []string{drawn}) {
+		t.Fatalf("forgot %q, not %q", forgotten, drawn)
+	}
+}

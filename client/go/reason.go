@@ -50,7 +50,8 @@ const (
 	ErrProducerGap = Reason("PRODUCER_GAP")
 	// ErrProducerFenced: a newer incarnation of the producer has taken over.
 	ErrProducerFenced = Reason("PRODUCER_FENCED")
-	// ErrProducerExpired: a repeat from too far back to be recognised.
+	// ErrProducerExpired: the batch is too old to be recognised (fact oldest), or the producer was
+	// forgotten (fact first_epoch). Nothing was appended now.
 	ErrProducerExpired = Reason("PRODUCER_EXPIRED")
 	// ErrProducerConflict: the same sequence number with other content.
 	ErrProducerConflict = Reason("PRODUCER_CONFLICT")
@@ -92,6 +93,8 @@ const (
 	ErrInvalidCursorName = Reason("INVALID_CURSOR_NAME")
 	// ErrCursorNotFound: no such cursor.
 	ErrCursorNotFound = Reason("CURSOR_NOT_FOUND")
+	// ErrProducerNotFound: the log does not know the producer.
+	ErrProducerNotFound = Reason("PRODUCER_NOT_FOUND")
 	// ErrInvalidPageToken: not a page token of this list.
 	ErrInvalidPageToken = Reason("INVALID_PAGE_TOKEN")
 	// ErrInvalidUpdateMask: a path that the configuration does not have.

@@ -21,7 +21,8 @@ type RetryPolicy struct {
 	MaxPause time.Duration
 }
 
-func defaultRetryPolicy() RetryPolicy {
+// DefaultRetryPolicy is the policy of a client that names none.
+func DefaultRetryPolicy() RetryPolicy {
 	return RetryPolicy{
 		MaxAttempts: 16,
 		FirstPause:  50 * time.Millisecond,
@@ -60,6 +61,10 @@ const (
 
 // allows tells whether to send the request again after this error.
 func (r repeat) allows(e *Error) bool {
+	// Nothing changes about a quota by itself: its reason is reported at once.
+	if e.Reason == ErrQuota {
+		return false
+	}
 	switch e.Retry {
 	case Safe:
 		return true

@@ -58,12 +58,12 @@ func TestWhichAppendsAreGuarded(t *testing.T) {
 }
 
 func TestTheDeadlineDecidesUnlessToldOtherwise(t *testing.T) {
-	policy := defaultRetryPolicy()
+	policy := DefaultRetryPolicy()
 	var pauses time.Duration
 	for failures := 1; failures < policy.MaxAttempts; failures++ {
 		pauses += policy.pause(failures, &Error{})
 	}
-	if pauses < defaultTimeout {
+	if pauses < DefaultTimeout {
 		t.Errorf("the attempts end after %v", pauses)
 	}
 }

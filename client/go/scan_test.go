@@ -78,7 +78,7 @@ func TestFollowerResumesByItsCursorAndDeliversNothingTwice(t *testing.T) {
 		OnInterruption(func(error) { interruptions++ }))
 	lsns, err := collect(t, &follower.Scanner)
 	var e *Error
-	if !errors.As(err, &e) || e.Reason != ErrQuarantined || e.Outcome != "" {
+	if !errors.As(err, &e) || e.Reason != ErrQuarantined || e.Outcome != NotApplied {
 		t.Errorf("ended with %#v", err)
 	}
 	if !slices.Equal(lsns, []LSN{0, 1, 2}) || string(follower.Cursor()) != "three" || interruptions != 3 {

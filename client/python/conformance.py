@@ -8,10 +8,12 @@ environment, the cases and what is printed are described, and the two modes for 
 """
 
 import asyncio
+import inspect
 import json
 import os
 import re
 import sys
+import time
 import urllib.request
 import uuid
 from pathlib import Path
@@ -194,26 +196,65 @@ def batch_arguments(step):
     }
 
 
+def in_time(began, within):
+    took = (time.monotonic() - began) * 1000
+    if within is not None and took > within:
+        raise Failed(f"took {took:.0f} ms, at most {within} are allowed")
+
+
+def selection(more):
+    """What to follow, without where to begin."""
+    return {name: value for name, value in more.items() if name in ("log", "prefix", "all", "log_id")}
+
+
+class Stored:
+    """What a consumer has stored: effects and cursor, always together."""
+
+    def __init__(self, counting):
+        self.counting = counting
+        self.cursor = None
+        self.applied = 0
+        self.next = {}
+        self.twice, self.skipped, self.gaps = [], [], []
+
+    def store(self, event):
+        self.cursor = event.cursor
+        for gap in event.gaps:
+            if gap.log.startswith(self.counting):
+                self.gaps.append(show_gap(gap))
+                self.next[gap.log] = max(self.next.get(gap.log, 0), gap.to_lsn or 0)
+        for log, record in event.records():
+            if not log.startswith(self.counting):
+                continue
+            due = self.next.get(log, 0)
+            if record.lsn < due:
+                self.twice.append(f"{log} {record.lsn}")
+            elif record.lsn > due:
+                self.skipped.append(f"{log} {record.lsn}")
+            self.next[log] = max(due, record.lsn + 1)
+            self.applied += 1
+
+
 class Follower:
     """A follower in the background, and what it has seen."""
 
     def __init__(self, scan):
         self.scan = scan
         self.records, self.gaps = [], []
+        self.caught_up = False
         self.more = asyncio.Event()
         self.task = asyncio.create_task(self.run())
         self.task.add_done_callback(lambda _: self.more.set())
 
     async def run(self):
         async for event in self.scan:
-            if isinstance(event, wald.Gap):
-                self.gaps.append(show_gap(event))
-            else:
-                self.records += [show_record(record, log=event.log) for record in event]
+            self.gaps += map(show_gap, event.gaps)
+            self.records += [show_record(record, log=log) for log, record in event.records()]
+            self.caught_up = self.caught_up or event.caught_up
             self.more.set()
 
-    async def wait_for(self, count, gaps):
-        while len(self.records) < count or len(self.gaps) < gaps:
+    async def wait_for(self, count, gaps, caught_up):
+        while len(self.records) < count or len(self.gaps) < gaps or (caught_up and not self.caught_up):
             if self.task.done():
                 raise Failed(f"the follower ended: {self.task.exception()}")
             self.more.clear()
@@ -257,15 +298,19 @@ class Case:
         wanted = resolved.pop("fails", None)
         kept = resolved.pop("as", None)
         expected = resolved.pop("expect", None)
+        within = resolved.pop("within_ms", None)
         action = getattr(self, "do_" + resolved.pop("do"))
         arguments = {"name": kept, **resolved} if kept and action.__name__ in NAMING else resolved
+        began = time.monotonic()
         try:
             result = await action(**arguments)
         except wald.WaldError as error:
             if wanted is None:
                 raise
             compare_error(wanted, error)
+            in_time(began, within)
             return
+        in_time(began, within)
         if wanted is not None:
             raise Failed(f"expected failure {wanted}, came {str(result)[:300]}")
         if expected is not None:
@@ -310,24 +355,45 @@ class Case:
         result = {"records": [], "gaps": []}
         scan = self.client.scan(**more)
         async for event in scan:
-            if isinstance(event, wald.Gap):
-                result["gaps"].append(show_gap(event))
-            else:
-                result["records"] += [show_record(record, log=event.log) for record in event]
+            result["gaps"] += map(show_gap, event.gaps)
+            result["records"] += [show_record(record, log=log) for log, record in event.records()]
         return {**result, "cursor": scan.cursor}
+
+    async def do_consume(self, count, counting="", **more):
+        stored = Stored(counting)
+        length, lives = 1, 0
+        while stored.applied < count:
+            lives += 1
+            before = stored.cursor
+            start = more if before is None else {**selection(more), "cursor": before}
+            async with self.client.follow(**start) as follower:
+                for taken in range(1, length + 1):
+                    event = await asyncio.wait_for(anext(follower), WAIT_SECONDS)
+                    if taken == length and lives % 2 == 0:
+                        break
+                    stored.store(event)
+                    if stored.applied >= count:
+                        break
+            length = 1 if stored.cursor != before else length + 1
+        return {**show(stored, "applied", "twice", "skipped", "gaps"), "lives": lives}
 
     async def do_follow(self, name, **more):
         scan = self.client.follow(**more)
         await scan.open()
         self.followers[name] = Follower(scan)
 
-    async def do_followed(self, follower, count, gaps=0):
+    async def do_followed(self, follower, count, gaps=0, caught_up=False):
         seen = self.followers[follower]
         try:
-            await asyncio.wait_for(seen.wait_for(count, gaps), WAIT_SECONDS)
+            await asyncio.wait_for(seen.wait_for(count, gaps, caught_up), WAIT_SECONDS)
         except asyncio.TimeoutError:
             raise Failed(f"saw {len(seen.records)} records and {len(seen.gaps)} gaps, not {count}") from None
-        return {"records": list(seen.records), "gaps": list(seen.gaps), "cursor": seen.scan.cursor}
+        return {
+            "records": list(seen.records),
+            "gaps": list(seen.gaps),
+            "cursor": seen.scan.cursor,
+            "caught_up": seen.caught_up,
+        }
 
     async def do_unfollow(self, follower):
         await self.followers[follower].close()
@@ -363,10 +429,41 @@ class Case:
     async def do_list_cursors(self, log):
         return {"cursors": [{"cursor": c.name, "lsn": c.lsn} async for c in self.client.list_cursors(log)]}
 
-    async def do_producer(self, name, log, id, epoch):
-        producer = self.client.producer(log, id=id, epoch=epoch)
+    async def do_update_log(self, log, max_record_bytes):
+        config = wald.LogConfig(max_record_bytes=max_record_bytes)
+        updated = await self.client.update_log(log, config, ["max_record_bytes"])
+        return {"max_record_bytes": updated.config.max_record_bytes}
+
+    async def do_get_log(self, log):
+        found = await self.client.get_log(log)
+        return {"log_id": found.log_id, "max_record_bytes": found.config.max_record_bytes}
+
+    async def do_list_producers(self, log, **more):
+        found = [show(p, "id", "epoch", "next_sequence") async for p in self.client.list_producers(log, **more)]
+        return {"producers": found}
+
+    async def do_forget_producer(self, log, id, **more):
+        await self.client.forget_producer(log, id, **more)
+
+    async def do_defaults(self):
+        producer = inspect.signature(wald.Client.producer).parameters
+        client = inspect.signature(wald.Client).parameters
+        return {
+            "batches_in_flight": producer["window_batches"].default,
+            "bytes_in_flight": producer["window_bytes"].default,
+            "linger_ms": round(producer["linger"].default * 1000),
+            "attempts": wald.RetryPolicy().max_attempts,
+            "timeout_ms": round(client["timeout"].default * 1000),
+            "retry_for_ms": round(producer["retry_for"].default * 1000),
+        }
+
+    async def do_producer(self, name, log, **more):
+        producer = self.client.producer(log, **more)
         await producer.open()
         self.producers[name] = producer
+
+    async def do_close_producer(self, producer):
+        await self.producers[producer].close()
 
     async def do_produce(self, producer, records, **more):
         ack = await self.producers[producer].send(to_records(records), **more)
@@ -487,11 +584,10 @@ async def chaos_follower(prefix, count):
     ended = 0
     async with wald.Client(os.environ["WALD_ENDPOINT"]) as client, client.follow(prefix=prefix) as follower:
         async for event in follower:
-            if isinstance(event, wald.Gap):
-                print("GAP", event.log, event.from_lsn, event.to_lsn, event.reason.name, flush=True)
-                continue
-            for record in event:
-                print(event.log, record.lsn, record.text, flush=True)
+            for gap in event.gaps:
+                print("GAP", gap.log, gap.from_lsn, gap.to_lsn, gap.reason.name, flush=True)
+            for log, record in event.records():
+                print(log, record.lsn, record.text, flush=True)
                 ended += record.text.startswith("END:")
             if ended >= count:
                 return

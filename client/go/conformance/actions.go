@@ -23,30 +23,37 @@ var actions map[string]action
 
 func init() {
 	actions = map[string]action{
-		"append":        appendOne,
-		"append_batch":  appendBatch,
-		"session":       session,
-		"read":          read,
-		"scan":          scan,
-		"follow":        follow,
-		"followed":      followed,
-		"unfollow":      unfollow,
-		"tail":          tail,
-		"fence":         fence,
-		"trim":          trim,
-		"sync":          syncLog,
-		"create_log":    createLog,
-		"delete_log":    deleteLog,
-		"commit_cursor": commitCursor,
-		"get_cursor":    getCursor,
-		"delete_cursor": deleteCursor,
-		"list_cursors":  listCursors,
-		"producer":      producer,
-		"produce":       produce,
-		"produce_many":  produceMany,
-		"join":          join,
-		"control":       control,
-		"wait_tail":     waitTail,
+		"append":          appendOne,
+		"append_batch":    appendBatch,
+		"session":         session,
+		"read":            read,
+		"scan":            scan,
+		"follow":          follow,
+		"followed":        followed,
+		"unfollow":        unfollow,
+		"tail":            tail,
+		"fence":           fence,
+		"trim":            trim,
+		"sync":            syncLog,
+		"create_log":      createLog,
+		"delete_log":      deleteLog,
+		"commit_cursor":   commitCursor,
+		"get_cursor":      getCursor,
+		"delete_cursor":   deleteCursor,
+		"list_cursors":    listCursors,
+		"consume":         consume,
+		"update_log":      updateLog,
+		"get_log":         getLog,
+		"list_producers":  listProducers,
+		"forget_producer": forgetProducer,
+		"close_producer":  closeProducer,
+		"defaults":        defaults,
+		"producer":        producer,
+		"produce":         produce,
+		"produce_many":    produceMany,
+		"join":            join,
+		"control":         control,
+		"wait_tail":       waitTail,
 	}
 }
 
@@ -276,6 +283,52 @@ func syncLog(ctx context.Context, r *run, a *arguments) (object, error) {
 func createLog(ctx context.Context, r *run, a *arguments) (object, error) {
 	log, err := r.client.CreateLog(ctx, a.text("log"), nil)
 	return object{"log_id": num(log.GetLogId())}, err
+}
+
+func updateLog(ctx context.Context, r *run, a *arguments) (object, error) {
+	config := &wald.LogConfig{MaxRecordBytes: uint32(a.number("max_record_bytes"))}
+	log, err := r.client.UpdateLog(ctx, a.text("log"), config, "max_record_bytes")
+	return object{"max_record_bytes": num(uint64(log.GetConfig().GetMaxRecordBytes()))}, err
+}
+
+func getLog(ctx context.Context, r *run, a *arguments) (object, error) {
+	log, err := r.client.GetLog(ctx, a.text("log"))
+	return object{
+		"log_id":           num(log.GetLogId()),
+		"max_record_bytes": num(uint64(log.GetConfig().GetMaxRecordBytes())),
+	}, err
+}
+
+func listProducers(ctx context.Context, r *run, a *arguments) (object, error) {
+	options := append(target(a), wald.PageSize(uint32(a.number("page_size"))))
+	list := []any{}
+	for producer, err := range r.client.ListProducers(ctx, a.text("log"), options...) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, object{
+			"id":            producer.ID,
+			"epoch":         num(producer.Epoch),
+			"next_sequence": num(producer.NextSequence),
+		})
+	}
+	return object{"producers": list}, nil
+}
+
+func forgetProducer(ctx context.Context, r *run, a *arguments) (object, error) {
+	return object{}, r.client.ForgetProducer(ctx, a.text("log"), a.text("id"), target(a)...)
+}
+
+// defaults are the package's constants. A producer has no linger.
+func defaults(context.Context, *run, *arguments) (object, error) {
+	return object{
+		"batches_in_flight": num(wald.DefaultBatchesInFlight),
+		"bytes_in_flight":   num(wald.DefaultBytesInFlight),
+		"linger_ms":         num(0),
+		"attempts":          num(wald.DefaultRetryPolicy().MaxAttempts),
+		"timeout_ms":        num(wald.DefaultTimeout.Milliseconds()),
+		"retry_for_ms":      num(wald.DefaultDeliveryTimeout.Milliseconds()),
+	}, nil
 }
 
 func deleteLog(ctx context.Context, r *run, a *arguments) (object, error) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 
@@ -83,7 +84,12 @@ func (r *run) step(ctx context.Context, raw step, names names) error {
 		return err
 	}
 	arguments := arguments{members: resolved.(object)}
+	began := time.Now()
 	result, err := action(ctx, r, &arguments)
+	took := time.Since(began)
+	if limit := arguments.optional("within_ms"); limit != nil && took > time.Duration(*limit)*time.Millisecond {
+		return fmt.Errorf("took %v, at most %d ms are allowed", took, *limit)
+	}
 	if arguments.err != nil {
 		return arguments.err
 	}

@@ -14,31 +14,39 @@ type seen struct {
 	records []any
 	gaps    []any
 	cursor  []byte
+	// Whether it has caught up once.
+	caughtUp bool
+}
+
+func describeGap(gap wald.Gap) object {
+	described := object{
+		"log":      gap.Log,
+		"from_lsn": num(gap.FromLSN),
+		"reason":   shortName(gap.Reason, "GAP_REASON_"),
+	}
+	if gap.ToLSN != nil {
+		described["to_lsn"] = num(*gap.ToLSN)
+	}
+	return described
 }
 
 func (s *seen) add(event wald.Event) {
 	for _, gap := range event.Gaps {
-		described := object{
-			"log":      gap.Log,
-			"from_lsn": num(gap.FromLSN),
-			"reason":   shortName(gap.Reason, "GAP_REASON_"),
-		}
-		if gap.ToLSN != nil {
-			described["to_lsn"] = num(*gap.ToLSN)
-		}
-		s.gaps = append(s.gaps, described)
+		s.gaps = append(s.gaps, describeGap(gap))
 	}
 	for log, record := range event.Records() {
 		s.records = append(s.records, describeRecord(log, record))
 	}
 	s.cursor = event.Cursor
+	s.caughtUp = s.caughtUp || event.CaughtUp
 }
 
 func (s *seen) describe() object {
 	return object{
-		"records": append([]any{}, s.records...),
-		"gaps":    append([]any{}, s.gaps...),
-		"cursor":  s.cursor,
+		"records":   append([]any{}, s.records...),
+		"gaps":      append([]any{}, s.gaps...),
+		"cursor":    s.cursor,
+		"caught_up": s.caughtUp,
 	}
 }
 
@@ -97,7 +105,8 @@ func followed(ctx context.Context, r *run, a *arguments) (object, error) {
 	for {
 		f.mutex.Lock()
 		described, err := f.seen.describe(), f.err
-		enough := len(f.seen.records) >= count && len(f.seen.gaps) >= gaps
+		enough := len(f.seen.records) >= count && len(f.seen.gaps) >= gaps &&
+			(f.seen.caughtUp || !a.flag("caught_up"))
 		f.mutex.Unlock()
 		if enough {
 			return described, nil
@@ -130,9 +139,14 @@ func unfollow(_ context.Context, r *run, a *arguments) (object, error) {
 const inFlight = 1024
 
 func producer(ctx context.Context, r *run, a *arguments) (object, error) {
-	opened, err := r.client.Producer(ctx, a.text("log"),
-		wald.WithProducerID(a.text("id"), a.number("epoch")),
-		wald.WithInFlight(inFlight, 8<<20))
+	options := []wald.ProducerOption{wald.WithInFlight(inFlight, 8<<20)}
+	if a.has("id") {
+		options = append(options, wald.WithProducerID(a.text("id"), a.number("epoch")))
+	}
+	if a.has("log_id") {
+		options = append(options, wald.WithProducerLogID(a.number("log_id")))
+	}
+	opened, err := r.client.Producer(ctx, a.text("log"), options...)
 	if err != nil {
 		return nil, err
 	}
@@ -140,6 +154,10 @@ func producer(ctx context.Context, r *run, a *arguments) (object, error) {
 	defer r.mutex.Unlock()
 	r.producers[a.text("as")] = opened
 	return object{}, nil
+}
+
+func closeProducer(ctx context.Context, r *run, a *arguments) (object, error) {
+	return object{}, r.producer(a.text("producer")).Close(ctx)
 }
 
 func (r *run) producer(name string) *wald.Producer {

@@ -65,6 +65,8 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.attempts = []
         self.applied = {}
         self.log_exists = False
+        self.first_producer_epoch = 0
+        self.forgotten = []
         # Acks wait for it.
         self.open = asyncio.Event()
         self.open.set()
@@ -90,10 +92,17 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         if self.log_exists:
             await context.abort(*refusal(grpc.StatusCode.ALREADY_EXISTS, "LOG_EXISTS", REFUSED))
         self.log_exists = True
-        return log_pb2.CreateLogResponse(log=log_pb2.Log(name=request.log, log_id=42))
+        return log_pb2.CreateLogResponse(log=self._log(request.log))
 
     async def GetLog(self, request, context):
-        return log_pb2.GetLogResponse(log=log_pb2.Log(name=request.log, log_id=42))
+        return log_pb2.GetLogResponse(log=self._log(request.log))
+
+    async def ForgetProducer(self, request, context):
+        self.forgotten.append((request.producer_id, request.log_id))
+        return log_pb2.ForgetProducerResponse()
+
+    def _log(self, name):
+        return log_pb2.Log(name=name, log_id=42, first_producer_epoch=self.first_producer_epoch)
 
     async def AppendSession(self, requests, context):
         async for request in requests:

@@ -1,13 +1,16 @@
 """Sessions and producers: order, windows, and who is told what when something fails."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from fake import DRAINING, LOST, REFUSED, refusal, serving
 from grpc import StatusCode
+from grpc.aio import AioRpcError
 
 import wald
 from wald import LogBatch, Outcome
+from wald.session import AppendStream
 
 
 def mismatch(request):
@@ -273,9 +276,94 @@ async def test_closing_the_client_ends_a_producer():
 
 async def test_producer_appends_under_its_writer_epoch():
     async with serving() as (fake, client):
-        async with client.producer("log", writer_epoch=3, log_id=7) as producer:
+        async with client.producer("log", id="p", writer_epoch=3, log_id=7) as producer:
             await producer.append("r0")
             await producer.send(["r1"], writer_epoch=4)
         conditions = [request.batch.batches[0].condition for request in fake.attempts]
         assert [(c.writer_epoch, c.log_id) for c in conditions] == [(3, 7), (4, 7)]
         assert not fake.log_exists
+
+
+async def test_random_id_begins_at_the_lowest_epoch_and_is_forgotten():
+    async with serving() as (fake, client):
+        fake.first_producer_epoch = 7
+        async with client.producer("log") as drawn:
+            await (await drawn.send(["a"]))
+        async with client.producer("log", log_id=42) as unused:
+            pass
+        async with client.producer("log", id="p") as named:
+            await (await named.send(["b"]))
+        assert [drawn.epoch, unused.epoch, named.epoch] == [7, 7, 0]
+        assert fake.forgotten == [(drawn.id, 42)]
+
+
+async def test_producer_reports_a_quota_at_once():
+    async with serving() as (fake, client):
+        quota = refusal(StatusCode.RESOURCE_EXHAUSTED, "QUOTA", {**REFUSED, "retry": "SAFE"})
+        fake.script.extend([quota, quota])
+        producer = client.producer("log", id="p")
+        await producer.open()
+        ack = await producer.send(["a"])
+        with pytest.raises(wald.Quota) as refused:
+            await ack
+        assert refused.value.outcome is Outcome.NOT_APPLIED
+        assert len(fake.script) == 1
+
+
+class LateStatus:
+    """A session's call whose writes come too late: its status is made up, until the server's may come."""
+
+    MADE_UP = (StatusCode.INTERNAL, "Internal error from Core", ())
+
+    def __init__(self, *later):
+        self.statuses = [self.MADE_UP, *later]
+        self.looks = 0
+
+    def _now(self):
+        return self.statuses[min(self.looks // 3, len(self.statuses) - 1)]
+
+    async def code(self):
+        return self._now()[0]
+
+    async def details(self):
+        return self._now()[1]
+
+    async def trailing_metadata(self):
+        return self._now()[2]
+
+    def add_done_callback(self, callback):
+        callback(self)
+
+    async def write(self, request):
+        raise asyncio.InvalidStateError
+
+    def cancel(self):
+        self.looks += 1
+
+    async def __aiter__(self):
+        for _ in ():
+            yield
+        self.looks += 3
+        raise AioRpcError(*self.MADE_UP[:1], (), (), self.MADE_UP[1])
+
+
+async def ended(call, monkeypatch):
+    """How a stream of this call ends."""
+    monkeypatch.setattr("wald.session._STATUS_SECONDS", 0.05)
+    found = asyncio.get_running_loop().create_future()
+    client = SimpleNamespace(wal=SimpleNamespace(AppendSession=lambda: call))
+    stream = AppendStream(client, lambda ack: None, lambda error, handed: found.set_result(error))
+    await stream.ended
+    return found.result()
+
+
+async def test_status_that_was_made_up_counts_as_a_lost_connection(monkeypatch):
+    error = await ended(LateStatus(), monkeypatch)
+    assert isinstance(error, wald.ConnectionLost)
+    assert (error.outcome, error.retry) == (Outcome.UNKNOWN, wald.Retry.SAFE_WITH_CONDITION)
+
+
+async def test_status_of_the_server_replaces_one_that_was_made_up(monkeypatch):
+    later = (StatusCode.FAILED_PRECONDITION, *refusal(StatusCode.FAILED_PRECONDITION, "FENCED", REFUSED)[1:])
+    error = await ended(LateStatus(later), monkeypatch)
+    assert isinstance(error, wald.Fenced)

@@ -10,8 +10,8 @@ import wald
 
 
 async def lines(follower, count):
-    """The next so many events, as text."""
-    return [[record.text for record in await anext(follower)] for _ in range(count)]
+    """The records of the next events, as text."""
+    return [[record.text for _, record in (await anext(follower)).records()] for _ in range(count)]
 
 
 async def test_impatient_caller_loses_nothing():
@@ -24,13 +24,27 @@ async def test_impatient_caller_loses_nothing():
         assert len(fake.scans) == 1
 
 
-async def test_cursor_goes_on_with_the_last_event_of_a_message():
+async def test_cursor_of_an_event_covers_it_and_nothing_after_it():
     async with serving() as (fake, client), client.follow("log", cursor=b"0") as follower:
         fake.messages.put_nowait(message(b"1", (0, ["a"]), (1, ["b"])))
-        assert await lines(follower, 1) == [["a"]]
+        fake.messages.put_nowait(message(b"2", (2, ["c"])))
         assert follower.cursor == b"0"
-        assert await lines(follower, 1) == [["b"]]
-        assert follower.cursor == b"1"
+        for records, cursor in ((["a", "b"], b"1"), (["c"], b"2")):
+            event = await anext(follower)
+            assert [record.text for _, record in event.records()] == records
+            assert event.cursor == follower.cursor == cursor
+
+
+async def test_heartbeat_moves_the_cursor_and_caught_up_is_told_once():
+    async with serving() as (fake, client), client.follow("log") as follower:
+        caught_up = message(b"1")
+        caught_up.caught_up = True
+        for item in (caught_up, message(b"2"), caught_up, message(b"3", (0, ["a"]))):
+            fake.messages.put_nowait(item)
+        first = await anext(follower)
+        assert first.caught_up and not first.batches and first.cursor == b"1"
+        assert await lines(follower, 1) == [["a"]]
+        assert follower.cursor == b"3"
 
 
 async def test_lost_stream_goes_on_at_the_cursor():

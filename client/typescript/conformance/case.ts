@@ -1,5 +1,16 @@
 /** One case under way. */
-import { WaldError, type Client, type Follower, type Producer, type ScanOptions, type Selector } from "../src/index.js";
+import {
+  DEFAULT_RETRY,
+  DEFAULT_TIMEOUT_MS,
+  PRODUCER_DEFAULTS,
+  WaldError,
+  type Client,
+  type Follower,
+  type Producer,
+  type ScanOptions,
+  type Selector,
+} from "../src/index.js";
+import { Stored } from "./consume.js";
 import {
   batch,
   batchResult,
@@ -23,6 +34,7 @@ interface Following {
   follower: Follower;
   records: Members[];
   gaps: Members[];
+  caughtUp?: boolean;
   failure?: unknown;
 }
 
@@ -56,12 +68,19 @@ export class Run {
 
   async #step(raw: Step, names: Names): Promise<void> {
     // What steps within a step mean is known when they are carried out.
-    const { steps, expect, fails, ...rest } = raw;
+    const { steps, expect, fails, within_ms, ...rest } = raw;
     const step: Step = { ...(names.resolve(rest) as Step), ...(steps !== undefined && { steps }) };
     const action = this.#actions[step.do];
     if (action === undefined) {
       throw new Error(`no step is called ${step.do}`);
     }
+    const began = performance.now();
+    const inTime = (): void => {
+      const took = performance.now() - began;
+      if (within_ms !== undefined && took > Number(within_ms)) {
+        throw new Error(`${show(step)} took ${took.toFixed()} ms, at most ${show(within_ms)} are allowed`);
+      }
+    };
     let came: Members | void;
     try {
       came = await action(step, names);
@@ -74,8 +93,10 @@ export class Run {
       if (wrong !== undefined) {
         throw new Error(`${show(step)} failed otherwise: ${wrong} (${error.message})`);
       }
+      inTime();
       return;
     }
+    inTime();
     if (fails !== undefined) {
       throw new Error(`${show(step)} did not fail; ${show(came ?? {})} came`);
     }
@@ -122,7 +143,7 @@ export class Run {
         };
       },
       scan: async (step) => {
-        const seen = { follower: client.scan(selector(step), this.#scanOptions(step)), records: [], gaps: [] };
+        const seen: Following = { follower: client.scan(selector(step), this.#scanOptions(step)), records: [], gaps: [] };
         await collect(seen);
         return this.#seen(seen);
       },
@@ -136,9 +157,11 @@ export class Run {
         const following = found(this.#followers, step["follower"]);
         const count = Number(step["count"]);
         const gaps = Number(step["gaps"] ?? 0);
+        const caughtUp = step["caught_up"] === true;
         await this.#until(`${count} records`, async () => {
           // It may have ended since: what it has seen is what counts.
-          const enough = following.records.length >= count && following.gaps.length >= gaps;
+          const seen = following.records.length >= count && following.gaps.length >= gaps;
+          const enough = seen && (!caughtUp || following.caughtUp === true);
           if (!enough && following.failure !== undefined) {
             throw following.failure;
           }
@@ -146,6 +169,7 @@ export class Run {
         });
         return this.#seen(following);
       },
+      consume: (step) => this.#consume(step),
       unfollow: (step) => found(this.#followers, step["follower"]).follower.close(),
       tail: async (step) => {
         const tail = await client.tail(text(step["log"]), logId(step["log_id"]));
@@ -171,6 +195,33 @@ export class Run {
       sync: (step) => client.sync(step["log"] === undefined ? {} : { log: text(step["log"]) }),
       create_log: async (step) => ({ log_id: (await client.createLog(text(step["log"]))).logId }),
       delete_log: (step) => client.deleteLog(text(step["log"]), logId(step["log_id"])),
+      update_log: async (step) => {
+        const config = { maxRecordBytes: Number(step["max_record_bytes"]) };
+        const log = await client.updateLog(text(step["log"]), config, { paths: ["maxRecordBytes"] });
+        return { max_record_bytes: log.config?.maxRecordBytes };
+      },
+      get_log: async (step) => {
+        const log = await client.getLog(text(step["log"]));
+        return { log_id: log.logId, max_record_bytes: log.config?.maxRecordBytes };
+      },
+      list_producers: async (step) => {
+        const options = { ...logId(step["log_id"]), pageSize: Number(step["page_size"] ?? 0) };
+        const producers: Members[] = [];
+        for await (const { id, epoch, nextSequence } of client.listProducers(text(step["log"]), options)) {
+          producers.push({ id, epoch, next_sequence: nextSequence });
+        }
+        return { producers };
+      },
+      forget_producer: (step) =>
+        client.forgetProducer(text(step["log"]), text(step["id"]), logId(step["log_id"])),
+      defaults: async () => ({
+        batches_in_flight: PRODUCER_DEFAULTS.windowBatches,
+        bytes_in_flight: PRODUCER_DEFAULTS.windowBytes,
+        linger_ms: PRODUCER_DEFAULTS.lingerMs,
+        attempts: DEFAULT_RETRY.maxAttempts,
+        timeout_ms: DEFAULT_TIMEOUT_MS,
+        retry_for_ms: PRODUCER_DEFAULTS.retryTimeoutMs,
+      }),
       commit_cursor: async (step) => {
         const cursor = await client.commitCursor(move(step));
         return { lsn: cursor.lsn, log_id: cursor.logId };
@@ -189,9 +240,11 @@ export class Run {
         return { cursors };
       },
       producer: async (step) => {
+        const { id, epoch, log_id } = step;
         const producer = await client.producer(text(step["log"]), {
-          id: text(step["id"]),
-          epoch: integer(step["epoch"]),
+          ...(id !== undefined && { id: text(id) }),
+          ...(epoch !== undefined && { epoch: integer(epoch) }),
+          ...logId(log_id),
           signal: this.#signal,
         });
         this.#producers.set(text(step["as"]), producer);
@@ -204,6 +257,7 @@ export class Run {
         });
         return { first_lsn: ack.firstLsn, next_lsn: ack.nextLsn, deduplicated: ack.deduplicated };
       },
+      close_producer: (step) => found(this.#producers, step["producer"]).close(),
       produce_many: (step) => this.#produceMany(step),
       background: async (step, names) => {
         const job = this.steps(step["steps"] as Step[], names);
@@ -225,6 +279,34 @@ export class Run {
         await this.#until(`a tail of ${least}`, async () => (await client.tail(log)).tailLsn >= least);
       },
     };
+  }
+
+  async #consume(step: Step): Promise<Members> {
+    const stored = new Stored(text(step["counting"] ?? ""));
+    const count = Number(step["count"]);
+    let lives = 0;
+    for (let length = 1; stored.applied < count; ) {
+      lives++;
+      const before = stored.cursor;
+      const start = before === undefined ? this.#scanOptions(step) : { ...logId(step["log_id"]), cursor: before };
+      const follower = this.#client.follow(selector(step), { ...start, signal: this.#signal });
+      try {
+        for (let taken = 1; taken <= length && stored.applied < count; taken++) {
+          const event = await within(PATIENCE_MS, follower.next());
+          if (event.done === true) {
+            throw new Error("the follower has ended");
+          }
+          if (taken < length || lives % 2 === 1) {
+            stored.store(event.value);
+          }
+        }
+      } finally {
+        await follower.close();
+      }
+      length = stored.cursor === before ? length + 1 : 1;
+    }
+    const { applied, twice, skipped, gaps } = stored;
+    return { applied, twice, skipped, gaps, lives };
   }
 
   async #session(step: Step): Promise<Members> {
@@ -301,14 +383,15 @@ export class Run {
     };
   }
 
-  #seen({ follower, records: seen, gaps }: Following): Members {
+  #seen({ follower, records: seen, gaps, caughtUp = false }: Following): Members {
     const { cursor } = follower;
+    const came = { records: [...seen], gaps: [...gaps], caught_up: caughtUp };
     if (cursor === undefined) {
-      return { records: [...seen], gaps: [...gaps] };
+      return came;
     }
     const name = Buffer.from(cursor).toString("base64");
     this.#cursors.set(name, cursor);
-    return { records: [...seen], gaps: [...gaps], cursor: name };
+    return { ...came, cursor: name };
   }
 
   async #until(what: string, holds: () => Promise<boolean>): Promise<void> {
@@ -324,15 +407,23 @@ export class Run {
 }
 
 /** Takes what comes until it ends. */
-async function collect({ follower, records: seen, gaps }: Following): Promise<void> {
-  for await (const event of follower) {
-    if (event.type === "batch") {
-      const { log } = event.batch;
-      seen.push(...event.batch.records.map((each) => ({ log, ...recordResult(each) })));
-    } else if (event.type === "gap") {
-      gaps.push(gapResult(event.gap));
+async function collect(following: Following): Promise<void> {
+  for await (const { gaps, batches, caughtUp } of following.follower) {
+    following.gaps.push(...gaps.map(gapResult));
+    for (const { log, records: some } of batches) {
+      following.records.push(...some.map((each) => ({ log, ...recordResult(each) })));
     }
+    following.caughtUp ||= caughtUp;
   }
+}
+
+/** What comes within so long. */
+async function within<T>(ms: number, coming: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`nothing came within ${ms} ms`)), ms);
+  });
+  return Promise.race([coming, late]).finally(() => clearTimeout(timer));
 }
 
 function selector(step: Step): Selector {

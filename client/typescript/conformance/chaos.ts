@@ -37,13 +37,13 @@ export async function follow(endpoint: string, args: string[]): Promise<void> {
   const client = Client.lazy(endpoint, { timeoutMs: 60_000, retry: { maxAttempts: 1_000 } });
   let left = Number(count);
   for await (const event of client.follow({ prefix })) {
-    if (event.type === "gap") {
-      const { log, fromLsn, toLsn, reason } = event.gap;
+    for (const { log, fromLsn, toLsn, reason } of event.gaps) {
       console.log(`GAP ${log} ${fromLsn ?? ""} ${toLsn ?? ""} ${reason}`);
-    } else if (event.type === "batch") {
-      for (const record of event.batch.records) {
+    }
+    for (const { log, records } of event.batches) {
+      for (const record of records) {
         const data = record.text();
-        console.log(`${event.batch.log} ${record.lsn} ${data}`);
+        console.log(`${log} ${record.lsn} ${data}`);
         left -= data.startsWith("END:") ? 1 : 0;
       }
     }

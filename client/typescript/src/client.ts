@@ -7,7 +7,8 @@ import { createGrpcTransport } from "@connectrpc/connect-node";
 import { Connection } from "./connection.js";
 import { toWaldError, usageError, WaldError, type Access } from "./errors.js";
 import { CursorService, type Cursor } from "./gen/wald/v1/cursor_pb.js";
-import { LogService, type Log, type LogConfigSchema } from "./gen/wald/v1/log_pb.js";
+import { LogService, type Log, type LogConfigSchema, type LogProducer } from "./gen/wald/v1/log_pb.js";
+import { OpsService } from "./gen/wald/v1/ops_pb.js";
 import { SyncTarget } from "./gen/wald/v1/types_pb.js";
 import { WalService } from "./gen/wald/v1/wal_pb.js";
 import {
@@ -83,6 +84,14 @@ export interface ReadOptions extends Start, CallOptions {
   logId?: bigint;
 }
 
+/** The generated stubs, for what the client has no words for. Nothing is repeated there. */
+export interface Stubs {
+  readonly wal: Stub<typeof WalService>;
+  readonly logs: Stub<typeof LogService>;
+  readonly cursors: Stub<typeof CursorService>;
+  readonly ops: Stub<typeof OpsService>;
+}
+
 /** A log's configuration, in the contract's form. */
 export type LogConfigInput = MessageInitShape<typeof LogConfigSchema>;
 
@@ -96,6 +105,8 @@ export type LogConfigInput = MessageInitShape<typeof LogConfigSchema>;
  * repeated: its error's `outcome` is UNKNOWN.
  */
 export class Client {
+  /** The generated stubs. Nothing is repeated there, and errors are those of connect. */
+  readonly stubs: Stubs;
   readonly #connection: Connection;
   readonly #wal: Stub<typeof WalService>;
   readonly #logs: Stub<typeof LogService>;
@@ -119,9 +130,15 @@ export class Client {
       acceptCompression: [],
       readMaxBytes: MAX_ANSWER_BYTES,
     });
-    this.#wal = createClient(WalService, transport);
-    this.#logs = createClient(LogService, transport);
-    this.#cursors = createClient(CursorService, transport);
+    this.stubs = {
+      wal: createClient(WalService, transport),
+      logs: createClient(LogService, transport),
+      cursors: createClient(CursorService, transport),
+      ops: createClient(OpsService, transport),
+    };
+    this.#wal = this.stubs.wal;
+    this.#logs = this.stubs.logs;
+    this.#cursors = this.stubs.cursors;
     this.#timeoutMs = options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
     this.#silenceTimeoutMs = options.silenceTimeoutMs ?? 60_000;
     this.#policy = { ...DEFAULT_RETRY, ...options.retry };
@@ -202,15 +219,21 @@ export class Client {
    */
   async producer(log: string, options: ProducerOptions & CallOptions = {}): Promise<Producer> {
     const { timeoutMs, ...others } = options;
-    const { logId } = await this.#logToProduceTo(log, {
+    const drawn = options.id === undefined;
+    const asking = {
       timeoutMs: timeoutMs ?? this.#timeoutMs,
       ...(options.signal && { signal: options.signal }),
-    });
+    };
+    // Nothing to learn if all is known.
+    const found = drawn || options.logId === undefined ? await this.#logToProduceTo(log, asking) : undefined;
+    const logId = options.logId ?? found?.logId ?? missing("READ", "Log.log_id");
     return this.#opened(
       new Producer({
         ...others,
+        ...(drawn && { epoch: options.epoch ?? found?.firstProducerEpoch ?? 0n }),
         log,
         logId,
+        forget: drawn ? (id) => this.forgetProducer(log, id, { timeoutMs: 1_000, logId }) : undefined,
         open: (requests, attempt) => this.#wal.appendSession(requests, attempt),
         policy: this.#policy,
         onClose: (producer) => this.#open.delete(producer),
@@ -336,6 +359,45 @@ export class Client {
       yield* page.logs;
       pageToken = page.nextPageToken;
     } while (pageToken !== "");
+  }
+
+  /**
+   * Changes the configuration of a log, durably: the fields that `paths` name, such as `syncMode` or
+   * `retention.maxAge`, in the contract's spelling or this; none: all that are set in `config`.
+   */
+  async updateLog(
+    log: string,
+    config: LogConfigInput,
+    options: CallOptions & { paths?: readonly string[] } = {},
+  ): Promise<Log> {
+    const paths = (options.paths ?? []).map((path) => path.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`));
+    const request = { log, config, updateMask: { paths } };
+    const answer = await this.#call("HARMLESS", "WRITE", options, (attempt) => this.#logs.updateLog(request, attempt));
+    return answer.log ?? missing("WRITE", "UpdateLogResponse.log");
+  }
+
+  /** The producers of a log, by id. */
+  async *listProducers(
+    log: string,
+    options: CallOptions & { logId?: bigint; pageSize?: number } = {},
+  ): AsyncGenerator<LogProducer, void> {
+    const { pageSize = 0 } = options;
+    let pageToken = "";
+    do {
+      const request = { log, pageSize, pageToken, ...logIdOf(options) };
+      const page = await this.#read(options, (attempt) => this.#logs.listProducers(request, attempt));
+      yield* page.producers;
+      pageToken = page.nextPageToken;
+    } while (pageToken !== "");
+  }
+
+  /**
+   * Forgets a producer, durably, which makes room for another one. Its epoch is over: later batches of
+   * this epoch are refused with PRODUCER_EXPIRED, and are never appended twice.
+   */
+  async forgetProducer(log: string, id: string, options: CallOptions & { logId?: bigint } = {}): Promise<void> {
+    const request = { log, producerId: id, ...logIdOf(options) };
+    await this.#write("HARMFUL", options, (attempt) => this.#logs.forgetProducer(request, attempt));
   }
 
   /** Deletes a log, durably, with all its records, cursors and producers. */

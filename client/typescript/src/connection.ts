@@ -134,6 +134,10 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
       this.#alive.add(session);
       session.on("connect", () => {
         clearTimeout(timer);
+        if (session.destroyed) {
+          // Broken before this event came: its error rejects.
+          return;
+        }
         session.setLocalWindowSize(CONNECTION_WINDOW_BYTES);
         session.unref();
         this.#keepAlive(session);

@@ -62,7 +62,7 @@ export interface Failure {
   code: string;
   message: string;
   reason?: string | undefined;
-  outcome?: Outcome | undefined;
+  outcome: Outcome;
   retry: Retry;
   facts?: Readonly<Record<string, string>>;
   failedChecks?: readonly FailedCheck[];
@@ -80,13 +80,13 @@ export class WaldError extends Error {
   /** The server's reason, such as `POSITION_MISMATCH`; undefined if Wald did not answer. */
   readonly reason: string | undefined;
   /**
-   * What became of a write. Undefined for reads.
+   * What became of a write. A read has nothing to apply: NOT_APPLIED.
    *
    * If an earlier attempt of the same call may have been applied, the outcome is unknown
    * even if the last attempt was refused: a POSITION_MISMATCH after a lost connection can be
    * the echo of one's own success.
    */
-  readonly outcome: Outcome | undefined;
+  readonly outcome: Outcome;
   /**
    * Whether the same request may be sent again. The client has done so already, as far as
    * its policy and the deadline go.
@@ -143,13 +143,18 @@ export class NotSent extends Error {
 /** What a call does, as far as its errors are concerned. */
 export type Access = "READ" | "WRITE";
 
+/** The outcome of a call that failed without a word about it: a read has nothing to apply. */
+function unknownOf(access: Access): Outcome {
+  return access === "WRITE" ? "UNKNOWN" : "NOT_APPLIED";
+}
+
 /** Turns whatever a call threw into a {@link WaldError}. */
 export function toWaldError(thrown: unknown, access: Access, cancelled?: AbortSignal): WaldError {
   if (thrown instanceof WaldError) {
     return thrown;
   }
   const error = ConnectError.from(thrown);
-  const unknown: Outcome | undefined = access === "WRITE" ? "UNKNOWN" : undefined;
+  const unknown = unknownOf(access);
   const info = details(error, "google.rpc.ErrorInfo", ErrorInfoSchema);
   if (info?.domain === DOMAIN) {
     return new WaldError({
@@ -176,7 +181,7 @@ export function toWaldError(thrown: unknown, access: Access, cancelled?: AbortSi
       kind: "NOT_SENT",
       code: "UNAVAILABLE",
       message: `not sent: ${error.rawMessage}`,
-      outcome: access === "WRITE" ? "NOT_APPLIED" : undefined,
+      outcome: "NOT_APPLIED",
       retry: "SAFE",
       cause: thrown,
     });
@@ -193,7 +198,7 @@ export function toWaldError(thrown: unknown, access: Access, cancelled?: AbortSi
       code: codeName(error.code),
       message: `${codeName(error.code)}: ${error.rawMessage}`,
       // UNIMPLEMENTED: the method was not even found.
-      outcome: unbuilt && access === "WRITE" ? "NOT_APPLIED" : unknown,
+      outcome: unbuilt ? "NOT_APPLIED" : unknown,
       retry: error.code === Code.Unavailable ? "SAFE_WITH_CONDITION" : "NEVER",
       cause: thrown,
     });
@@ -207,7 +212,7 @@ export function lostError(access: Access, detail: string, cause?: unknown): Wald
     kind: "CONNECTION_LOST",
     code: "UNAVAILABLE",
     message: `the connection was lost: ${detail}`,
-    outcome: access === "WRITE" ? "UNKNOWN" : undefined,
+    outcome: unknownOf(access),
     retry: "SAFE_WITH_CONDITION",
     cause,
   });
@@ -219,13 +224,13 @@ export function timeoutError(access: Access, message: string): WaldError {
     kind: "TIMEOUT",
     code: "DEADLINE_EXCEEDED",
     message,
-    outcome: access === "WRITE" ? "UNKNOWN" : undefined,
+    outcome: unknownOf(access),
     retry: "SAFE_WITH_CONDITION",
   });
 }
 
 /** The caller did not want to wait any longer. */
-export function cancelledError(outcome: Outcome | undefined, cause: unknown): WaldError {
+export function cancelledError(outcome: Outcome, cause: unknown): WaldError {
   return new WaldError({
     kind: "CANCELLED",
     code: "CANCELLED",
@@ -242,7 +247,7 @@ export function contractError(access: Access, field: string): WaldError {
     kind: "CONTRACT",
     code: "INTERNAL",
     message: `the answer breaks the contract: ${field} is missing`,
-    outcome: access === "WRITE" ? "UNKNOWN" : undefined,
+    outcome: unknownOf(access),
     retry: "NEVER",
   });
 }

@@ -6,10 +6,11 @@ export {
   type ClientOptions,
   type LogConfigInput,
   type ReadOptions,
+  type Stubs,
 } from "./client.js";
 export { WaldError, type FailedCheck, type FailureKind, type Outcome, type Retry } from "./errors.js";
 export type { Cursor } from "./gen/wald/v1/cursor_pb.js";
-export type { Log, LogConfig } from "./gen/wald/v1/log_pb.js";
+export type { Log, LogConfig, LogProducer } from "./gen/wald/v1/log_pb.js";
 export { Compression, SyncMode } from "./gen/wald/v1/types_pb.js";
 export {
   StoredRecord,
@@ -32,7 +33,7 @@ export {
   type Tail,
   type Visibility,
 } from "./messages.js";
-export { Producer, type ProduceOptions, type ProducerAck, type ProducerOptions } from "./producer.js";
-export type { RetryPolicy } from "./retry.js";
+export { Producer, PRODUCER_DEFAULTS, type ProduceOptions, type ProducerAck, type ProducerOptions } from "./producer.js";
+export { DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, type RetryPolicy } from "./retry.js";
 export { Follower, type Gap, type GapReason, type ScanEvent, type ScanOptions, type Selector } from "./scan.js";
 export { Session, type Sent, type SessionOptions } from "./session.js";

@@ -27,12 +27,12 @@ import { Window } from "./window.js";
 export interface ProducerOptions {
   /**
    * Name of the source. Default: drawn at random, which is exactly-once for as long as this
-   * object lives. A program that keeps id and epoch is exactly-once over its restarts too.
+   * object lives; `close` makes the server forget it. A program that keeps id and epoch is exactly-once over its restarts too.
    */
   id?: string;
   /**
    * Incarnation of the source; a higher one shuts out the lower ones, counts from 0 again and
-   * recognises no batch of theirs. Default: 0, the first.
+   * recognises no batch of theirs. Default: 0, the first; with a random id, the lowest that the log takes.
    */
   epoch?: bigint;
   /**
@@ -41,13 +41,15 @@ export interface ProducerOptions {
    * the last 1,024 batches are recognised (PRODUCER_EXPIRED).
    */
   firstSequence?: bigint;
+  /** The log must have this number, or LOG_REPLACED. Default: the one that it has when the producer is opened. */
+  logId?: bigint;
   /** The writer epoch that batches carry unless they name one; required once the log was fenced. */
   writerEpoch?: bigint;
   /** How durable batches must be before the ack. Default: as the log's sync mode says. */
   durability?: Durability;
-  /** Bytes underway before `send` waits. Default: 4 MiB. */
+  /** Bytes underway before `send` waits. Default: 8 MiB. */
   windowBytes?: number;
-  /** Batches underway before the next ones wait for acks. Default: 1,000; the server knows a producer's last 1,024. */
+  /** Batches underway before the next ones wait for acks. Default: 512; the server knows a producer's last 1,024. */
   windowBatches?: number;
   /** How long there may be no ack before everything unacked fails. Default: 60 s. */
   retryTimeoutMs?: number;
@@ -100,10 +102,22 @@ interface Entry {
   unknown: boolean;
 }
 
+/** What holds for a producer unless the caller says otherwise. */
+export const PRODUCER_DEFAULTS = {
+  windowBytes: 8 << 20,
+  windowBatches: 512,
+  retryTimeoutMs: 60_000,
+  lingerMs: 0,
+  maxBatchRecords: 1_000,
+  maxBatchBytes: 1 << 20,
+} as const;
+
 /** @internal */
 export interface ProducerSetup extends ProducerOptions {
   log: string;
   logId: bigint;
+  /** Makes the server forget the id, if it was drawn at random. */
+  forget?: ((id: string) => Promise<void>) | undefined;
   open: OpenSession;
   policy: RetryPolicy;
   onClose: (producer: Producer) => void;
@@ -155,7 +169,7 @@ export class Producer {
     this.epoch = setup.epoch ?? 0n;
     this.#setup = setup;
     this.#nextSequence = setup.firstSequence ?? 0n;
-    this.#window = new Window(setup.windowBytes ?? 4 << 20);
+    this.#window = new Window(setup.windowBytes ?? PRODUCER_DEFAULTS.windowBytes);
     setup.signal?.addEventListener("abort", this.#cancel);
     if (setup.signal?.aborted) {
       this.#cancel();
@@ -221,8 +235,9 @@ export class Producer {
     }
   }
 
-  /** Takes no more, and waits until everything sent is acked. */
+  /** Takes no more, and waits until everything sent is acked. The server forgets an id that was drawn at random. */
   async close(): Promise<void> {
+    const wasOpen = !this.#closed;
     this.#closed = true;
     try {
       await this.flush();
@@ -230,6 +245,10 @@ export class Producer {
       this.#stream?.end();
       await this.#stream?.ended;
       this.#forget();
+    }
+    if (wasOpen && this.#nextSequence > 0n) {
+      // If it fails, the server forgets the id once it has been idle for long enough.
+      await this.#setup.forget?.(this.id).catch(() => {});
     }
   }
 
@@ -240,7 +259,11 @@ export class Producer {
   }
 
   #accept(part: Part, options: ProduceOptions): void {
-    const { lingerMs, maxBatchRecords = 1_000, maxBatchBytes = 1 << 20 } = this.#setup;
+    const {
+      lingerMs = PRODUCER_DEFAULTS.lingerMs,
+      maxBatchRecords = PRODUCER_DEFAULTS.maxBatchRecords,
+      maxBatchBytes = PRODUCER_DEFAULTS.maxBatchBytes,
+    } = this.#setup;
     const conditional = options.expectedLsn !== undefined || options.writerEpoch !== undefined;
     const full =
       this.#lingeringRecords + part.records.length > maxBatchRecords ||
@@ -251,7 +274,7 @@ export class Producer {
     this.#lingering.push(part);
     this.#lingeringRecords += part.records.length;
     this.#lingeringBytes += part.bytes;
-    if (lingerMs === undefined || conditional) {
+    if (lingerMs === 0 || conditional) {
       this.#emit(options);
     } else {
       this.#lingerTimer ??= setTimeout(() => this.#emit(), lingerMs);
@@ -296,7 +319,7 @@ export class Producer {
 
   /** Gives batches to the stream, as many as may be underway. */
   #pump(): void {
-    const { windowBatches = 1_000 } = this.#setup;
+    const { windowBatches = PRODUCER_DEFAULTS.windowBatches } = this.#setup;
     for (; this.#underway < windowBatches; this.#underway++) {
       const next = this.#entries[this.#underway];
       if (this.#stream === undefined || next === undefined) {
@@ -371,7 +394,7 @@ export class Producer {
   }
 
   #wait(): NodeJS.Timeout {
-    const { retryTimeoutMs = 60_000 } = this.#setup;
+    const { retryTimeoutMs = PRODUCER_DEFAULTS.retryTimeoutMs } = this.#setup;
     return setTimeout(() => {
       const why = this.#lastFailure === undefined ? "" : `: ${this.#lastFailure.message}`;
       this.#fail(timeoutError("WRITE", `no ack within ${retryTimeoutMs} ms${why}`));

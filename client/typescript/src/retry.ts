@@ -29,6 +29,10 @@ export type Repeat = "HARMLESS" | "GUARDED" | "HARMFUL";
 
 /** Whether to send the same request again after this error. */
 export function mayRepeat(repeat: Repeat, error: WaldError): boolean {
+  // Nothing changes about a quota by itself: its reason is reported at once.
+  if (error.reason === "QUOTA") {
+    return false;
+  }
   return error.retry === "SAFE" || (error.retry === "SAFE_WITH_CONDITION" && repeat !== "HARMFUL");
 }
 
@@ -79,8 +83,7 @@ export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>
   let unknown = false;
   for (let failures = 1; ; failures++) {
     if (signal?.aborted) {
-      const outcome = unknown ? "UNKNOWN" : "NOT_APPLIED";
-      throw cancelledError(access === "WRITE" ? outcome : undefined, signal.reason);
+      throw cancelledError(unknown ? "UNKNOWN" : "NOT_APPLIED", signal.reason);
     }
     const left = deadline - performance.now();
     let error: WaldError;

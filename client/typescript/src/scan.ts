@@ -9,8 +9,8 @@
  *      └───────────────────────── pause, longer each time ──────────────────┘
  * ```
  *
- * Events are queued and the cursor is kept in one step, when a whole message has arrived: so
- * the next connection begins exactly after what the caller gets to see.
+ * A message becomes one event with the cursor that resumes after it: so the next connection
+ * begins exactly after what the caller gets to see, and so does a program that stored the cursor.
  */
 import { create } from "@bufbuild/protobuf";
 
@@ -54,11 +54,24 @@ export interface Gap {
   reason: GapReason;
 }
 
-/** What comes out of a scan, in order: records; missing records, named before what comes after them; everything that was there has been delivered. */
-export type ScanEvent =
-  | { type: "batch"; batch: Batch }
-  | { type: "gap"; gap: Gap }
-  | { type: "caughtUp"; tailLsn: bigint | undefined };
+/**
+ * A piece of a scan, in order. Store its cursor in one step with its effects: after a restart of
+ * the program nothing is applied twice, and nothing is skipped.
+ */
+export interface ScanEvent {
+  /** Missing records, before the batches. */
+  gaps: readonly Gap[];
+  /** Records, in order. */
+  batches: readonly Batch[];
+  /** Whether everything that was there has been delivered. */
+  caughtUp: boolean;
+  /** Covers exactly the events up to and including this one: resumes after it. */
+  cursor: Uint8Array;
+  /** The tail; of a scan of one log that exists. */
+  tailLsn: bigint | undefined;
+  /** Every lsn below it is flushed to the device; of a scan of one log that exists. */
+  durableLsn: bigint | undefined;
+}
 
 /** @internal */
 export interface ScanSetup {
@@ -84,19 +97,14 @@ export interface ScanSetup {
  */
 type Place = "START" | "CURSOR" | "LOST";
 
-interface Queued {
-  event: ScanEvent;
-  /** Of the last event of a message: where the scan stands after it. */
-  cursor?: Uint8Array | undefined;
-}
-
 /** The events of a scan, once or without end. Iterate over it once; leaving the loop closes it. */
 export class Follower implements AsyncIterableIterator<ScanEvent> {
   readonly #setup: ScanSetup;
   readonly #request: ScanRequest;
   readonly #closing = new AbortController();
   #connection: { messages: AsyncIterator<ScanResponse>; abort: AbortController } | undefined;
-  readonly #queue: Queued[] = [];
+  /** The event that is not taken yet. */
+  #event: ScanEvent | undefined;
   #place: Place = "START";
   #remaining: bigint | undefined;
   /** Whether the server has taken the scan once. */
@@ -143,9 +151,8 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
   }
 
   /**
-   * Resumes a scan with the same selector and visibility exactly after what was delivered.
-   * Covers whole messages: if the last event was one of several that came together, it is
-   * the cursor before them. Undefined before the first.
+   * Resumes a scan with the same selector and visibility exactly after the last event that was
+   * taken. Undefined before the first.
    */
   get cursor(): Uint8Array | undefined {
     return this.#cursor;
@@ -167,7 +174,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
   /** Closes the scan; a `next` underway says that it is done. */
   async close(): Promise<void> {
     this.#ended = true;
-    this.#queue.length = 0;
+    this.#event = undefined;
     this.#closing.abort();
     this.#disconnect();
     this.#setup.options.signal?.removeEventListener("abort", this.#cancel);
@@ -180,10 +187,11 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
 
   async #next(): Promise<IteratorResult<ScanEvent>> {
     for (;;) {
-      const queued = this.#queue.shift();
-      if (queued !== undefined) {
-        this.#cursor = queued.cursor ?? this.#cursor;
-        return { done: false, value: queued.event };
+      const event = this.#event;
+      if (event !== undefined) {
+        this.#event = undefined;
+        this.#cursor = event.cursor;
+        return { done: false, value: event };
       }
       if (this.#ended) {
         await this.close();
@@ -268,33 +276,28 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     }
   }
 
-  /** Queues a message's events and keeps its cursor. */
+  /** Makes an event of a message, and keeps its cursor for the next connection. */
   #deliver(message: ScanResponse): void {
-    const events: Queued[] = message.gaps.map(({ log, fromLsn, toLsn, reason }) => ({
-      event: { type: "gap", gap: { log, fromLsn, toLsn, reason: ProtoGapReason[reason] as GapReason } },
+    const { caughtUp, cursor, tailLsn, durableLsn } = message;
+    const gaps = message.gaps.map(({ log, fromLsn, toLsn, reason }) => ({
+      log,
+      fromLsn,
+      toLsn,
+      reason: ProtoGapReason[reason] as GapReason,
     }));
-    let count = 0n;
-    for (const batch of message.batches) {
-      events.push({ event: { type: "batch", batch: storedBatch(batch) } });
-      count += BigInt(batch.records.length);
+    const batches = message.batches.map(storedBatch);
+    const count = message.batches.reduce((sum, { records }) => sum + BigInt(records.length), 0n);
+    if (gaps.length > 0 || batches.length > 0 || (caughtUp && !this.#caughtUp)) {
+      this.#event = { gaps, batches, caughtUp, cursor, tailLsn, durableLsn };
+    } else if (cursor.length > 0) {
+      // A heartbeat, and everything before it was taken.
+      this.#cursor = cursor;
     }
-    if (message.caughtUp && (events.length > 0 || !this.#caughtUp)) {
-      events.push({ event: { type: "caughtUp", tailLsn: message.tailLsn } });
-    }
-    this.#caughtUp = message.caughtUp;
-    const { cursor } = message;
+    this.#caughtUp = caughtUp || (this.#caughtUp && count === 0n);
     this.#place = cursor.length === 0 ? "LOST" : "CURSOR";
     if (cursor.length > 0) {
       this.#request.start = { case: "cursor", value: cursor };
-      const last = events.at(-1);
-      if (last === undefined) {
-        // A heartbeat, and everything before it was taken: the queue is empty.
-        this.#cursor = cursor;
-      } else {
-        last.cursor = cursor;
-      }
     }
-    this.#queue.push(...events);
     if (this.#remaining !== undefined) {
       this.#remaining -= count;
       this.#request.maxRecords = this.#remaining;
@@ -334,7 +337,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
   }
 
   #disconnect(): void {
-    this.#connection?.abort.abort(cancelledError(undefined, "closed"));
+    this.#connection?.abort.abort(cancelledError("NOT_APPLIED", "closed"));
     this.#connection = undefined;
   }
 }

@@ -68,7 +68,7 @@ test("failed journal is unknown when internal and not applied when unavailable",
 test("reason of a newer server is kept, and its outcome is unknown if it says none", () => {
   const error = toWaldError(refusal(Code.Aborted, "MOON_PHASE"), "WRITE");
   assert.deepEqual([error.reason, error.outcome, error.retry], ["MOON_PHASE", "UNKNOWN", "NEVER"]);
-  assert.equal(toWaldError(refusal(Code.OutOfRange, "TRIMMED"), "READ").outcome, undefined);
+  assert.equal(toWaldError(refusal(Code.OutOfRange, "TRIMMED"), "READ").outcome, "NOT_APPLIED");
 });
 
 test("status from in between says nothing about the write", () => {

@@ -22,6 +22,10 @@ import { Client, type ClientOptions } from "../src/index.js";
 /** What a log holds, and how the server behaves. */
 export class Fake {
   readonly logId = 7n;
+  /** The lowest epoch that the log takes of an unknown producer. */
+  firstProducerEpoch = 0n;
+  /** Producers that were to be forgotten. */
+  readonly forgotten: string[] = [];
   /** Every record, as text. */
   readonly records: string[] = [];
   /** The ack of every batch of every producer. */
@@ -83,8 +87,13 @@ export class Fake {
   }
 
   #routes(router: ConnectRouter): void {
-    const log = { name: "log", logId: this.logId };
-    router.service(LogService, { getLog: () => ({ log }) });
+    router.service(LogService, {
+      getLog: () => ({ log: { name: "log", logId: this.logId, firstProducerEpoch: this.firstProducerEpoch } }),
+      forgetProducer: ({ producerId }) => {
+        this.forgotten.push(producerId);
+        return {};
+      },
+    });
     router.service(WalService, {
       append: async (request) => {
         const { record, condition } = request;

@@ -56,6 +56,36 @@ test("refusals that pass are waited out, in order", async () => {
   await producer.close();
 });
 
+test("quota is reported at once", async () => {
+  fake.before = () => {
+    throw refusal(Code.ResourceExhausted, "QUOTA", "NOT_APPLIED", "SAFE");
+  };
+  const producer = await client.producer("log");
+  await assert.rejects(producer.append("a"), { reason: "QUOTA", outcome: "NOT_APPLIED" });
+  assert.equal(fake.requests, 1);
+});
+
+test("random id begins at the lowest epoch and is forgotten at the end", async () => {
+  fake.firstProducerEpoch = 7n;
+  const drawn = await client.producer("log");
+  await drawn.append("a");
+  await drawn.close();
+  await drawn.close();
+  const unused = await client.producer("log", { logId: 7n });
+  await unused.close();
+  const named = await client.producer("log", { id: "p" });
+  await named.append("b");
+  await named.close();
+  assert.deepEqual([drawn.epoch, unused.epoch, named.epoch], [7n, 7n, 0n]);
+  assert.deepEqual(fake.forgotten, [drawn.id]);
+});
+
+test("producer keeps to the log id that it was given", async () => {
+  const producer = await client.producer("log", { id: "p", logId: 9n });
+  assert.equal(producer.logId, 9n);
+  assert.equal(fake.calls, 0);
+});
+
 test("failed journal is asked again with the same sequence", async () => {
   let failures = 0;
   fake.after = () => {

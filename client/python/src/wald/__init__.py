@@ -29,8 +29,10 @@ from wald.errors import (
     ProducerExpired,
     ProducerFenced,
     ProducerGap,
+    ProducerNotFound,
     ProducerRefused,
     Quarantined,
+    Quota,
     Retry,
     Trimmed,
     Unavailable,
@@ -59,9 +61,9 @@ from wald.records import (
     Visibility,
 )
 from wald.retry import RetryPolicy
-from wald.scan import Scan
+from wald.scan import Scan, ScanEvent
 from wald.session import Session
-from wald.v1.log_pb2 import Log, LogConfig, Retention
+from wald.v1.log_pb2 import Log, LogConfig, LogProducer, Retention
 
 __version__ = "0.1.0"
 
@@ -95,6 +97,7 @@ __all__ = [
     "LogExists",
     "LogMissing",
     "LogNotFound",
+    "LogProducer",
     "LogReplaced",
     "NotFound",
     "NotSent",
@@ -107,14 +110,17 @@ __all__ = [
     "ProducerExpired",
     "ProducerFenced",
     "ProducerGap",
+    "ProducerNotFound",
     "ProducerRefused",
     "ProducerSequence",
     "Quarantined",
+    "Quota",
     "Record",
     "Retention",
     "Retry",
     "RetryPolicy",
     "Scan",
+    "ScanEvent",
     "Session",
     "StoredRecord",
     "Tail",

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import grpc
 import grpc.aio
+from google.protobuf import field_mask_pb2
 
 from wald.errors import Outcome, connection_lost, from_rpc
 from wald.producer import Producer
@@ -40,6 +41,7 @@ from wald.v1 import (
     cursor_pb2_grpc,
     log_pb2,
     log_pb2_grpc,
+    ops_pb2_grpc,
     types_pb2,
     wal_pb2,
     wal_pb2_grpc,
@@ -193,7 +195,7 @@ class Client:
         log: str,
         *,
         id: str | None = None,
-        epoch: int = 0,
+        epoch: int | None = None,
         sequence: int = 0,
         log_id: int | None = None,
         writer_epoch: int | None = None,
@@ -207,7 +209,8 @@ class Client:
     ) -> Producer:
         """A source of appends to one log whose retries are exactly-once. Opened by `async with`.
 
-        Without `id`, a random one: exactly-once as long as this producer lives. With a stored id
+        Without `id`, a random one: exactly-once as long as this producer lives; closing it makes the server
+        forget the id. Its `epoch` is the lowest that the log takes, otherwise the default is 0. With a stored id
         it holds over restarts of the program: give the same epoch, the `sequence` to go on with and the
         log's number, and what was appended already is recognised. A higher `epoch` refuses what an
         earlier incarnation still has underway; it counts from 0 again and recognises nothing of the
@@ -299,7 +302,7 @@ class Client:
         follow: bool = False,
     ) -> Scan:
         """A range of one log, of all logs with a prefix, or of everything, up to the tail of the moment:
-        an async iterator of `Batch` and `Gap`."""
+        an async iterator of `ScanEvent`."""
         if (log is not None) + (prefix is not None) + all != 1:
             raise ValueError("exactly one of log, prefix and all says what to scan")
         one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset, cursor=cursor)
@@ -429,6 +432,41 @@ class Client:
                 return
             request.page_token = answer.next_page_token
 
+    async def update_log(
+        self,
+        log: str,
+        config: log_pb2.LogConfig,
+        paths: Iterable[str] = (),
+        *,
+        timeout: float | None = None,
+    ) -> log_pb2.Log:
+        """Changes the configuration of a log: the fields that `paths` name, such as `sync_mode` or
+        `retention.max_age`; none: all that are set in `config`."""
+        mask = field_mask_pb2.FieldMask(paths=paths)
+        request = log_pb2.UpdateLogRequest(log=log, config=config, update_mask=mask)
+        return (await self._call(self.logs.UpdateLog, request, Repeat.HARMLESS, timeout)).log
+
+    async def list_producers(
+        self, log: str, *, log_id: int | None = None, page_size: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[log_pb2.LogProducer]:
+        """The producers of a log, by id; asks for page after page."""
+        request = log_pb2.ListProducersRequest(log=log, log_id=log_id, page_size=page_size)
+        while True:
+            answer = await self._call(self.logs.ListProducers, request, Repeat.READ, timeout)
+            for producer in answer.producers:
+                yield producer
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
+    async def forget_producer(
+        self, log: str, producer_id: str, *, log_id: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Forgets a producer, which makes room for another one. Its epoch is over: later batches of this
+        epoch are ProducerExpired, and are never appended twice."""
+        request = log_pb2.ForgetProducerRequest(log=log, producer_id=producer_id, log_id=log_id)
+        await self._call(self.logs.ForgetProducer, request, Repeat.HARMFUL, timeout)
+
     async def delete_log(
         self, log: str, *, log_id: int | None = None, timeout: float | None = None
     ) -> None:
@@ -514,6 +552,11 @@ class Client:
     def cursors(self) -> cursor_pb2_grpc.CursorServiceStub:
         """The generated stub of CursorService."""
         return self._stub(cursor_pb2_grpc.CursorServiceStub)
+
+    @property
+    def ops(self) -> ops_pb2_grpc.OpsServiceStub:
+        """The generated stub of OpsService."""
+        return self._stub(ops_pb2_grpc.OpsServiceStub)
 
     def _stub(self, kind):
         channel = self.channel

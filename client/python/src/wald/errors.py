@@ -206,7 +206,8 @@ class ProducerFenced(ProducerRefused):
 
 
 class ProducerExpired(ProducerRefused):
-    """A repeat from too far back to be recognised."""
+    """The batch is too old to be recognised (fact `oldest`), or the producer was forgotten (fact
+    `first_epoch`): nothing was appended now."""
 
 
 class ProducerConflict(ProducerRefused):
@@ -225,6 +226,10 @@ class CursorNotFound(NotFound):
     """No such cursor."""
 
 
+class ProducerNotFound(NotFound):
+    """The log does not know the producer."""
+
+
 class Trimmed(WaldError):
     """Below the first lsn kept (fact `first_lsn`)."""
 
@@ -238,7 +243,11 @@ class Quarantined(WaldError):
 
 
 class Overloaded(WaldError):
-    """A queue, quota, rate or disk is full; nothing was written, if `outcome` says so."""
+    """A queue, rate or disk is full; nothing was written, if `outcome` says so."""
+
+
+class Quota(Overloaded):
+    """A bound of the log, the store or the caller is reached (facts `used`, `limit`, `setting`)."""
 
 
 class Unavailable(WaldError):
@@ -257,6 +266,8 @@ _BY_REASON: dict[str, type[WaldError]] = {
     "PRODUCER_CONFLICT": ProducerConflict,
     "LOG_NOT_FOUND": LogNotFound,
     "CURSOR_NOT_FOUND": CursorNotFound,
+    "PRODUCER_NOT_FOUND": ProducerNotFound,
+    "QUOTA": Quota,
     "TRIMMED": Trimmed,
     "BEYOND_TAIL": BeyondTail,
     "QUARANTINED": Quarantined,

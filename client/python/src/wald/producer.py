@@ -16,6 +16,7 @@ deleted in between is not made anew, and a log that was made anew is not written
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -92,7 +93,7 @@ class Producer:
         log: str,
         *,
         id: str | None,
-        epoch: int,
+        epoch: int | None,
         sequence: int,
         log_id: int | None,
         writer_epoch: int | None,
@@ -115,7 +116,12 @@ class Producer:
         self._window_bytes = window_bytes
         self.log = log
         self.id = str(uuid.uuid4()) if id is None else id
-        self.epoch = epoch
+        # Nobody uses a random id again.
+        self._is_drawn = id is None
+        self._asks = log_id is None or (id is None and epoch is None)
+        self._first_epoch = id is None and epoch is None
+        self.epoch = epoch or 0
+        """The incarnation; of a random id known once the producer is open."""
         self.sequence = sequence
         """The number of the next batch."""
         self.log_id = log_id
@@ -156,10 +162,15 @@ class Producer:
         now = asyncio.get_running_loop().time
         deadline = now() + self._retry_for
         failures = 0
-        while self.log_id is None:
+        while self._asks:
             try:
                 timeout = min(max(deadline - now(), 0.0), self._client.timeout)
-                self.log_id = (await self._make_or_find(timeout)).log_id
+                log = await self._make_or_find(timeout)
+                if self.log_id is None:
+                    self.log_id = log.log_id
+                if self._first_epoch:
+                    self.epoch = log.first_producer_epoch
+                self._asks = False
             except WaldError as error:
                 failures += 1
                 pause = self._client.retry.pause(failures, error)
@@ -237,15 +248,20 @@ class Producer:
             raise self.error
 
     async def close(self) -> None:
-        """Waits until everything is acked, and takes no more. Raises what ended the producer, if
-        something did."""
+        """Waits until everything is acked, and takes no more. The server forgets a random id. Raises what
+        ended the producer, if something did."""
         try:
             await self.flush()
+            forgets = self._is_drawn and self.sequence > 0 and not self._closed
             self._closed = True
             if self._stream is not None:
                 # There is nothing underway, so that it ends at once.
                 self._stream.half_close()
                 await asyncio.wait([self._stream.ended], timeout=1.0)
+            if forgets and not self._client.closed:
+                # If it fails, the server forgets the id once it has been idle for long enough.
+                with contextlib.suppress(WaldError):
+                    await self._client.forget_producer(self.log, self.id, log_id=self.log_id, timeout=1.0)
         finally:
             self.abort()
 
@@ -264,7 +280,7 @@ class Producer:
             raise self.error
         if self._closed:
             raise RuntimeError("the producer is closed")
-        if self.log_id is None:
+        if self._asks:
             raise RuntimeError("the producer is not open")
 
     def _has_room(self, size: int) -> bool:

@@ -23,6 +23,9 @@ class Repeat(Enum):
 
     def allows(self, error: WaldError) -> bool:
         """Whether to send the request again after this error."""
+        if error.reason == "QUOTA":
+            # Nothing changes about a quota by itself: its reason is reported at once.
+            return False
         if error.retry is Retry.SAFE_WITH_CONDITION:
             return self is not Repeat.HARMFUL
         return error.retry is Retry.SAFE
@@ -32,9 +35,9 @@ class Repeat(Enum):
 class RetryPolicy:
     """How often and how fast a call is repeated, within its deadline. Pauses in seconds."""
 
-    max_attempts: int = 100
-    """Attempts in all, the first included; 1 repeats nothing. By default so many that the deadline
-    decides. A producer counts none, and goes by its deadline. A follower that was open once goes on trying without end."""
+    max_attempts: int = 16
+    """Attempts in all, the first included; 1 repeats nothing. The pauses of 16 are longer than the
+    default deadline, so that the deadline decides. A producer counts none, and goes by its deadline. A follower that was open once goes on trying without end."""
     first_pause: float = 0.05
     """Before the first repetition; doubles each time, with jitter down to half of it."""
     max_pause: float = 2.0

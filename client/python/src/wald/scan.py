@@ -8,15 +8,15 @@
      └───────────────────────── pause, longer each time ──────────────────┘
 ```
 
-Events are queued and the cursor is kept in one step, when a whole message has arrived: so the
-next connection begins exactly after what the caller gets to see.
+A message becomes one event with the cursor that resumes after it: so the next connection begins
+exactly after what the caller gets to see, and so does a program that stored the cursor.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ import grpc
 import grpc.aio
 
 from wald.errors import DeadlineExceeded, LogNotFound, Retry, WaldError, connection_lost, from_rpc, from_status
-from wald.records import Batch, Gap, GapReason, optional, records_from_proto
+from wald.records import Batch, Gap, GapReason, StoredRecord, optional, records_from_proto
 from wald.retry import Repeat
 from wald.v1 import wal_pb2
 
@@ -40,9 +40,34 @@ class _Place(Enum):
     LOST = "not known: going on could repeat or skip records"
 
 
+@dataclass(frozen=True)
+class ScanEvent:
+    """A piece of a scan, in order. Store its cursor in one step with its effects: after a restart of the
+    program nothing is applied twice, and nothing is skipped."""
+
+    gaps: tuple[Gap, ...]
+    """Missing records, before the batches."""
+    batches: tuple[Batch, ...]
+    """Records, in order."""
+    caught_up: bool
+    """Everything that was there has been delivered."""
+    cursor: bytes
+    """Covers exactly the events up to and including this one: resumes after it."""
+    tail_lsn: int | None
+    """The tail; of a scan of one log that exists."""
+    durable_lsn: int | None
+    """Every lsn below it is flushed to the device; of a scan of one log that exists."""
+
+    def records(self) -> Iterator[tuple[str, StoredRecord]]:
+        """The records of all batches, each with the name of its log."""
+        for batch in self.batches:
+            for record in batch.records:
+                yield batch.log, record
+
+
 class Scan:
-    """The events of a scan: an async iterator of `Batch` and `Gap`, in order. Ends after the last one,
-    or raises. Entering it as an async context manager opens it (so that "from now on" is from
+    """The events of a scan: an async iterator of `ScanEvent`, in order. Ends after the last one, or
+    raises. Entering it as an async context manager opens it (so that "from now on" is from
     then on), leaving closes it.
     """
 
@@ -52,7 +77,7 @@ class Scan:
         self._remaining = request.max_records or None
         self._call = None
         self._reading: asyncio.Future | None = None
-        self._events: deque[tuple[Batch | Gap | None, bytes | None]] = deque()
+        self._event: ScanEvent | None = None
         self._place = _Place.START
         self._opened = False
         self._ended = False
@@ -60,8 +85,7 @@ class Scan:
         self._failing_since: float | None = None
         self._pause = 0.0
         self.cursor: bytes | None = request.cursor or None
-        """Resumes exactly after what was handed out. It goes on with the last event of a message, so it
-        never covers what was not handed out; keep it once that is dealt with."""
+        """Resumes exactly after the last event that was handed out."""
         self._caught_up = False
         self.interruption: WaldError | None = None
         """What broke the connection; None again once it is back."""
@@ -76,12 +100,12 @@ class Scan:
     def __aiter__(self) -> Scan:
         return self
 
-    async def __anext__(self) -> Batch | Gap:
+    async def __anext__(self) -> ScanEvent:
         while True:
-            while self._events:
-                event = self._hand_out()
-                if event is not None:
-                    return event
+            if self._event is not None:
+                event, self._event = self._event, None
+                self.cursor = event.cursor
+                return event
             if self._ended:
                 raise StopAsyncIteration
             await self._step(self._open if self._call is None else self._receive)
@@ -94,19 +118,13 @@ class Scan:
     def close(self) -> None:
         """Ends it; what was received and not handed out is dropped."""
         self._ended = True
-        self._events.clear()
+        self._event = None
         self._disconnect()
 
     @property
     def caught_up(self) -> bool:
         """Everything that was there when the last message was sent has been handed out."""
-        return self._caught_up and not self._events
-
-    def _hand_out(self) -> Batch | Gap | None:
-        event, cursor = self._events.popleft()
-        if cursor is not None:
-            self.cursor = cursor
-        return event
+        return self._caught_up and self._event is None
 
     async def _step(self, step) -> None:
         try:
@@ -175,9 +193,12 @@ class Scan:
         self._queue(message)
 
     def _queue(self, message: wal_pb2.ScanResponse) -> None:
-        events = list(_events(message))
-        self._events.extend((event, None) for event in events[:-1])
-        self._events.append((events[-1] if events else None, message.cursor or None))
+        event = _event(message)
+        if event.gaps or event.batches or (event.caught_up and not self._caught_up):
+            self._event = event
+        elif message.cursor:
+            # A heartbeat, and everything before it was handed out.
+            self.cursor = message.cursor
         self._place = _Place.CURSOR if message.cursor else _Place.LOST
         self._request.cursor = message.cursor
         if self._remaining is not None:
@@ -187,7 +208,7 @@ class Scan:
             if self._remaining == 0:
                 self._ended = True
                 self._disconnect()
-        self._caught_up = message.caught_up
+        self._caught_up = event.caught_up or (self._caught_up and not event.batches)
         self.interruption = None
         self._failures = 0
         self._failing_since = None
@@ -235,8 +256,16 @@ class Scan:
             self._call = None
 
 
-def _events(message: wal_pb2.ScanResponse) -> Iterator[Batch | Gap]:
-    for gap in message.gaps:
-        yield Gap(gap.log, gap.from_lsn, optional(gap, "to_lsn"), GapReason(gap.reason))
-    for batch in message.batches:
-        yield Batch(batch.log, batch.log_id, records_from_proto(batch))
+def _event(message: wal_pb2.ScanResponse) -> ScanEvent:
+    return ScanEvent(
+        gaps=tuple(
+            Gap(gap.log, gap.from_lsn, optional(gap, "to_lsn"), GapReason(gap.reason)) for gap in message.gaps
+        ),
+        batches=tuple(
+            Batch(batch.log, batch.log_id, records_from_proto(batch)) for batch in message.batches
+        ),
+        caught_up=message.caught_up,
+        cursor=message.cursor,
+        tail_lsn=optional(message, "tail_lsn"),
+        durable_lsn=optional(message, "durable_lsn"),
+    )

@@ -24,8 +24,9 @@ from wald.v1 import wal_pb2
 if TYPE_CHECKING:
     from wald.client import Client
 
-# How long the server's status may come after the end of what it sent.
-_STATUS_SECONDS = 5.0
+# How long the server's status may come after the end of what it sent, and how often it is looked for.
+_STATUS_SECONDS = 1.0
+_STATUS_POLL_SECONDS = 0.005
 
 
 class AppendStream:
@@ -51,7 +52,6 @@ class AppendStream:
         self._outbox: asyncio.Queue[wal_pb2.AppendSessionRequest | None] = asyncio.Queue()
         self._call = client.wal.AppendSession()
         self._status: tuple | None = None
-        self._status_known = asyncio.Event()
         self._call.add_done_callback(self._note_status)
         self._writer = asyncio.create_task(self._write())
         self.ended = asyncio.create_task(self._read())
@@ -103,10 +103,9 @@ class AppendStream:
                 self._acked += 1
                 self._on_ack(batch_ack(answer.ack))
         except grpc.aio.AioRpcError:
-            try:
-                await asyncio.wait_for(self._status_known.wait(), _STATUS_SECONDS)
-            except asyncio.TimeoutError:
-                return connection_lost("the session ended without a status")
+            await self._wait_for_status()
+        if self._status is None:
+            return connection_lost("the session ended without the server's status")
         code, message, metadata = self._status
         if code is grpc.StatusCode.OK:
             return None if self._acked == self._sent else connection_lost("the server ended the session")
@@ -115,17 +114,25 @@ class AppendStream:
         in_order = error.number("request_id") in (None, self._acked)
         return error if in_order else error.after_unknown()
 
+    async def _wait_for_status(self) -> None:
+        """Waits for the server's status, which may come on top of one that was made up."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + _STATUS_SECONDS
+        while self._status is None and now() < deadline:
+            self._note_status(self._call)
+            await asyncio.sleep(_STATUS_POLL_SECONDS)
+
     def _note_status(self, call: grpc.aio.Call) -> None:
         """Keeps the status that the server sent.
 
         A write that fails because the server has ended the stream gives the call a status of its
-        own, before the server's arrives or on top of it (grpc/grpc#36066). Each time this is called.
+        own, before the server's arrives or on top of it (grpc/grpc#36066). Done callbacks are called for
+        the first of them, and in some versions for both.
         """
         code, message = _now(call.code()), _now(call.details())
         made_up = code is grpc.StatusCode.INTERNAL and message == "Internal error from Core"
         if not made_up and self._status is None:
             self._status = (code, message, _now(call.trailing_metadata()))
-            self._status_known.set()
 
 
 def _now(ready):
