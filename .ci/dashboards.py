@@ -170,11 +170,12 @@ def damaged(fleet):
     settings = ["--segment-bytes", "64KiB", "--max-batch-bytes", "16KiB", "--max-record-bytes", "8KiB", "--max-open-segments", "1",
                 # Scrubbing would find it before the first sample.
                 "--scrub-bytes-per-second", "0",
-                # Its one log is all that it may have (WaldStoreNearBound).
-                "--max-logs", "1"]
+                # Its one log is all that it may have (WaldStoreNearBound), and its producer (WaldLogProducersNearBound).
+                "--max-logs", "1", "--max-producers-per-log", "1"]
     daemon = fleet.start("damaged", *settings)
     for number in range(20):
-        append(daemon, "a", f"record number {number} " + "x" * 7000)
+        append(daemon, "a", f"record number {number} " + "x" * 7000,
+               condition={"producer": {"id": "p", "sequence": number}})
     # What was appended lately is read from memory, not from the disk.
     daemon.stop()
     flipped = 0
