@@ -11,9 +11,10 @@ mod verify;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use clap::{Arg, ArgMatches, Command, ValueEnum, value_parser};
-use wald_storage::{Offline, OpenError, RealDisk};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueEnum, value_parser};
+use wald_storage::{Disk, Offline, OpenError, RealDisk};
 
 use crate::config::Config;
 use crate::host;
@@ -61,39 +62,44 @@ pub(crate) fn run(
         let config = configured()?;
         let given = matches.get_one::<PathBuf>("directory");
         let directory = given.unwrap_or(&config.data_dir);
+        if changes(name, matches) {
+            host::check_owner(&config, directory)?;
+        }
+        let storage = || {
+            let storage = config.storage();
+            storage.map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))
+        };
         match name {
-            "repair" => {
-                if matches.get_flag("accept-loss") {
-                    host::check_owner(&config, directory)?;
-                }
-                let storage = config
-                    .storage()
-                    .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
-                repair::run(directory, matches, &storage)
-            }
-            "delete-logs" => {
-                if delete::changes(matches) {
-                    host::check_owner(&config, directory)?;
-                }
-                let storage = config
-                    .storage()
-                    .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
-                delete::run(directory, matches, &storage)
-            }
-            "reset-clock" => {
-                if clock::changes(matches) {
-                    host::check_owner(&config, directory)?;
-                }
-                let storage = config
-                    .storage()
-                    .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
-                clock::run(directory, matches, &storage)
-            }
+            "repair" => repair::run(directory, matches, &storage()?),
+            "delete-logs" => delete::run(directory, matches, &storage()?),
+            "reset-clock" => clock::run(directory, matches, &storage()?),
             "dump" => dump::run(directory, matches),
             _ => verify::run(directory, matches),
         }
     };
     Some(run())
+}
+
+/// Whether the command changes the store.
+fn changes(name: &str, matches: &ArgMatches) -> bool {
+    match name {
+        "repair" => matches.get_flag("accept-loss"),
+        "delete-logs" | "reset-clock" => is_confirmed(matches),
+        _ => false,
+    }
+}
+
+/// Whether `--yes` was given.
+fn is_confirmed(matches: &ArgMatches) -> bool {
+    matches.get_flag("yes")
+}
+
+/// `--yes`, without which a command only shows its effect.
+fn yes_argument(help: &'static str) -> Arg {
+    Arg::new("yes")
+        .long("yes")
+        .help(help)
+        .action(ArgAction::SetTrue)
 }
 
 /// The directory, where it is not the configured one.
@@ -117,6 +123,31 @@ fn output_argument() -> Arg {
 fn output_of(matches: &ArgMatches) -> Output {
     let given = matches.get_one::<Output>("output");
     given.copied().unwrap_or(Output::Text)
+}
+
+/// Reads a store that no daemon serves with `look`. Then opens the directory for writing, if `look`
+/// finds something to change and the operator gave `--yes`.
+fn look_then_open<T>(
+    directory: &Path,
+    matches: &ArgMatches,
+    look: impl FnOnce(&Arc<dyn Disk>) -> Result<(T, bool), OpenError>,
+) -> Result<(T, Option<Arc<dyn Disk>>), Exit> {
+    let disk: Arc<dyn Disk> = RealDisk::open_read_only(directory).map_err(not_opened)?;
+    let (found, is_needed) = look(&disk).map_err(not_opened)?;
+    drop(disk);
+    if !is_needed || !is_confirmed(matches) {
+        return Ok((found, None));
+    }
+    let disk = RealDisk::open(directory).map_err(not_opened)?;
+    Ok((found, Some(disk)))
+}
+
+/// The exit of a command whose store does not open.
+fn not_opened(error: OpenError) -> Exit {
+    match error {
+        OpenError::Locked { .. } => Exit::new(IN_USE, error.to_string()),
+        other => failed(&other),
+    }
 }
 
 /// Opens a directory that nobody serves.

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 use serde_json::json;
-use wald_storage::{Clock as _, Disk, OpenError, RealDisk, StorageConfig, SystemClock, Timestamp};
+use wald_storage::{Clock as _, Disk, StorageConfig, SystemClock, Timestamp};
 
-use super::{IN_USE, Output, failed, output_of, written};
+use super::{Output, look_then_open, not_opened, output_of, written, yes_argument};
 use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
@@ -25,17 +25,9 @@ pub(super) fn command() -> Command {
         )
         .arg(super::directory_argument())
         .arg(super::output_argument())
-        .arg(
-            Arg::new("yes")
-                .long("yes")
-                .help("Set the clock; without it nothing is changed")
-                .action(ArgAction::SetTrue),
-        )
-}
-
-/// Whether the command changes the store.
-pub(super) fn changes(matches: &ArgMatches) -> bool {
-    matches.get_flag("yes")
+        .arg(yes_argument(
+            "Set the clock; without it nothing is changed",
+        ))
 }
 
 pub(super) fn run(
@@ -43,27 +35,22 @@ pub(super) fn run(
     matches: &ArgMatches,
     config: &StorageConfig,
 ) -> Result<u8, Exit> {
-    let fail = |error: OpenError| match error {
-        OpenError::Locked { .. } => Exit::new(IN_USE, error.to_string()),
-        other => failed(&other),
-    };
-    let disk: Arc<dyn Disk> = RealDisk::open_read_only(directory).map_err(fail)?;
-    let shown = wald_storage::expiry_clock(&disk, config).map_err(fail)?;
-    drop(disk);
+    let look = |disk: &Arc<dyn Disk>| Ok((wald_storage::expiry_clock(disk, config)?, true));
+    let (shown, disk) = look_then_open(directory, matches, look)?;
     let now = SystemClock.now();
-    if changes(matches) {
-        let disk: Arc<dyn Disk> = RealDisk::open(directory).map_err(fail)?;
-        wald_storage::reset_expiry_clock(&disk, config, Arc::new(SystemClock)).map_err(fail)?;
+    if let Some(disk) = &disk {
+        wald_storage::reset_expiry_clock(disk, config, Arc::new(SystemClock))
+            .map_err(not_opened)?;
     }
     let ahead = shown.map(|shown| shown.micros().saturating_sub(now.micros()) / 1_000_000);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match output_of(matches) {
-        Output::Text => text(&mut out, (shown, ahead), changes(matches)),
+        Output::Text => text(&mut out, (shown, ahead), disk.is_some()),
         Output::Json | Output::Jsonl => {
             let document = json!({
                 "clock": shown.map(Timestamp::micros),
                 "seconds_ahead": ahead,
-                "reset": changes(matches),
+                "reset": disk.is_some(),
             });
             super::json_line(&mut out, &document)
         }

@@ -4,14 +4,16 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
 use wald_storage::{
-    Disk, LocalEngine, LogEngine as _, LogInfo, LogTarget, NoObserver, OpenError, RealDisk,
-    StorageConfig, SystemClock, block_on,
+    Disk, LocalEngine, LogEngine as _, LogInfo, LogTarget, NoObserver, StorageConfig, SystemClock,
+    block_on,
 };
 
-use super::{IN_USE, Output, escaped, failed, output_of, written};
+use super::{
+    Output, escaped, failed, look_then_open, not_opened, output_of, written, yes_argument,
+};
 use crate::serve::Exit;
 
 /// Deletions under way at a time: they share flushes.
@@ -39,17 +41,7 @@ pub(super) fn command() -> Command {
                 .help("What the names begin with; \"\" is every log")
                 .required(true),
         )
-        .arg(
-            Arg::new("yes")
-                .long("yes")
-                .help("Delete them; without it nothing is changed")
-                .action(ArgAction::SetTrue),
-        )
-}
-
-/// Whether the command is to change the store.
-pub(super) fn changes(matches: &ArgMatches) -> bool {
-    matches.get_flag("yes")
+        .arg(yes_argument("Delete the logs; without it nothing is changed"))
 }
 
 pub(super) fn run(
@@ -60,18 +52,17 @@ pub(super) fn run(
     let prefix = matches
         .get_one::<String>("prefix")
         .map_or("", String::as_str);
-    let fail = |error: OpenError| match error {
-        OpenError::Locked { .. } => Exit::new(IN_USE, error.to_string()),
-        other => failed(&other),
+    let look = |disk: &Arc<dyn Disk>| {
+        let logs = wald_storage::logs(disk, config, prefix)?;
+        let any = !logs.is_empty();
+        Ok((logs, any))
     };
-    let disk: Arc<dyn Disk> = RealDisk::open_read_only(directory).map_err(fail)?;
-    let logs = wald_storage::logs(&disk, config, prefix).map_err(fail)?;
-    drop(disk);
-    let deletes = changes(matches) && !logs.is_empty();
-    if deletes {
-        let disk = RealDisk::open(directory).map_err(fail)?;
+    let (logs, disk) = look_then_open(directory, matches, look)?;
+    let deletes = disk.is_some();
+    if let Some(disk) = disk {
         let (clock, observer) = (Arc::new(SystemClock), Arc::new(NoObserver));
-        let (engine, _) = LocalEngine::open(disk, config.clone(), clock, observer).map_err(fail)?;
+        let (engine, _) =
+            LocalEngine::open(disk, config.clone(), clock, observer).map_err(not_opened)?;
         let deleted = delete(&engine, &logs);
         // Also after an error: what was deleted stays so.
         let closed = block_on(engine.drain());

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use jiff::Timestamp;
 use serde_json::json;
-use wald_storage::{Disk, Loss, OpenError, RealDisk, RecoveryReport, StorageConfig, SystemClock};
+use wald_storage::{Disk, Loss, RealDisk, RecoveryReport, StorageConfig, SystemClock};
 
-use super::{DATA_LOSS, IN_USE, Output, failed, output_of, written};
+use super::{DATA_LOSS, Output, not_opened, output_of, written};
 use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
@@ -45,21 +45,20 @@ pub(super) fn run(
     config: &StorageConfig,
 ) -> Result<u8, Exit> {
     let accepts = matches.get_flag("accept-loss");
-    let fail = |error: OpenError| match error {
-        OpenError::Locked { .. } => Exit::new(IN_USE, error.to_string()),
-        other => failed(&other),
-    };
     let disk = if accepts && directory.is_dir() {
         RealDisk::open(directory)
     } else {
         RealDisk::open_read_only(directory)
     };
-    let disk: Arc<dyn Disk> = disk.map_err(fail)?;
+    let disk: Arc<dyn Disk> = disk.map_err(not_opened)?;
     let (loss, done) = if accepts {
         let by = format!("at {}, by {}", Timestamp::now(), who());
-        wald_storage::accept_loss(&disk, config, Arc::new(SystemClock), &by).map_err(fail)?
+        wald_storage::accept_loss(&disk, config, Arc::new(SystemClock), &by).map_err(not_opened)?
     } else {
-        (wald_storage::examine(&disk, config).map_err(fail)?, None)
+        (
+            wald_storage::examine(&disk, config).map_err(not_opened)?,
+            None,
+        )
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match output_of(matches) {
