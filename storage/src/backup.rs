@@ -34,7 +34,8 @@ pub use self::restore::Restored;
 pub(crate) use self::restore::refuse_if_used;
 pub(crate) use self::take::begin;
 pub use self::view::{BackupCheck, BackupView, content_path};
-use crate::disk::Disk;
+use crate::checkpoint;
+use crate::disk::{Disk, read_whole};
 use crate::error::BackupError;
 
 /// Read in one step.
@@ -66,8 +67,10 @@ struct State {
     running: HashMap<u64, Running>,
     /// Number of the last backup that began.
     last: u64,
-    /// Files to remove, in this order, once no backup holds them.
+    /// Files to remove, in this order: once no backup holds them, and again after an error.
     doomed: Vec<String>,
+    /// Whether the log names an error of such a removal.
+    told: bool,
 }
 
 /// One running backup.
@@ -101,19 +104,32 @@ impl State {
 
     /// Removes the doomed files that no backup holds any more.
     fn let_go(&mut self, disk: &dyn Disk) {
+        let mut failed = false;
         for path in std::mem::take(&mut self.doomed) {
             if self.holds(&path) {
                 self.doomed.push(path);
                 continue;
             }
             // The names of what is removed here are not worth a flush: a crash brings back
-            // files that were there a moment ago.
+            // files that were there a moment ago, and the next start removes them.
             match disk.remove(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path, %error, "a file kept for a backup could not be removed");
+                    if !std::mem::replace(&mut self.told, true) {
+                        tracing::warn!(path, %error, "a file of the store cannot be removed; this is tried again");
+                    }
+                    failed = true;
+                    self.doomed.push(path);
                 }
                 _ => {}
             }
+        }
+        self.told &= failed;
+    }
+
+    /// The file is removed later.
+    fn doom(&mut self, path: &str) {
+        if !self.doomed.iter().any(|doomed| doomed == path) {
+            self.doomed.push(path.to_owned());
         }
     }
 }
@@ -163,27 +179,64 @@ impl Backups {
 
     /// Removes a file of the store: at once, or when the last backup that holds it has ended.
     /// Returns whether a backup holds it.
+    ///
+    /// # Errors
+    /// Of the file system. The removal is tried again by [`Backups::remove_left`].
     pub(crate) fn remove(&self, path: &str) -> io::Result<bool> {
         let mut state = self.state.lock();
+        if state.holds(path) {
+            state.doom(path);
+            return Ok(true);
+        }
+        match self.disk.remove(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                state.doom(path);
+                Err(error)
+            }
+            removed => removed.map(|()| false),
+        }
+    }
+
+    /// Tries again to remove files whose removal failed. The next start removes what is left.
+    pub(crate) fn remove_left(&self) {
+        let mut state = self.state.lock();
+        if !state.doomed.is_empty() {
+            state.let_go(&*self.disk);
+        }
+    }
+
+    /// Files that the start could not remove: they are removed later.
+    pub(crate) fn take_over(&self, left: &[String]) {
+        let mut state = self.state.lock();
+        left.iter().for_each(|path| state.doom(path));
+    }
+
+    /// Moves a file to another name. A backup that holds the file keeps it under its name until it ends.
+    pub(crate) fn set_aside(&self, path: &str, aside: &str) -> io::Result<()> {
+        let mut state = self.state.lock();
         if !state.holds(path) {
-            return self.disk.remove(path).map(|()| false);
+            return self.disk.rename(path, aside);
         }
-        if !state.doomed.iter().any(|doomed| doomed == path) {
-            state.doomed.push(path.to_owned());
-        }
-        Ok(true)
+        let bytes = read_whole(&*self.disk, path)?;
+        checkpoint::replace(&*self.disk, &format!("{aside}.new"), aside, &[&bytes])?;
+        state.doom(path);
+        Ok(())
     }
 
     /// Removes several files. Returns whether a backup holds one of them.
+    ///
+    /// # Errors
+    /// The first error of the file system. All other files are removed.
     pub(crate) fn remove_all(&self, paths: &[String]) -> io::Result<bool> {
-        let mut is_held = false;
+        let mut result = Ok(false);
         for path in paths {
             match self.remove(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                removed => is_held |= removed?,
+                Err(error) => result = result.and(Err(error)),
+                Ok(is_held) => result = result.map(|any| any | is_held),
             }
         }
-        Ok(is_held)
+        result
     }
 
     /// Does something with these files, unless a backup holds one of them. No backup begins

@@ -180,10 +180,13 @@ impl<'a> Writer<'a> {
         for name in self.disk.list(DIRECTORY)? {
             // A crash may have left one half written. Files of others stay.
             let is_half = bounds::named(&name, ".new").is_some();
-            if is_half || id_of(&name).is_some_and(|id| !kept.contains(&id)) {
+            // What they told is in this one.
+            let is_old = old_id(&name).is_some();
+            if is_half || is_old || id_of(&name).is_some_and(|id| !kept.contains(&id)) {
                 backups.remove(&format!("{DIRECTORY}/{name}"))?;
             }
         }
+        backups.remove_left();
         Ok(self.written)
     }
 }
@@ -242,23 +245,48 @@ pub(crate) fn id_of(name: &str) -> Option<SegmentId> {
     bounds::named(name, ".ckp")
 }
 
-/// Removes all checkpoints.
-pub(crate) fn remove_all(disk: &dyn Disk, backups: &Backups) -> io::Result<()> {
+/// Name of a checkpoint that no start begins with: damage was found in what it covers. It tells facts
+/// that damage took.
+pub(crate) fn old_path(last: SegmentId) -> String {
+    format!("{DIRECTORY}/{last}.old")
+}
+
+/// The id in the name of such a file.
+pub(crate) fn old_id(name: &str) -> Option<SegmentId> {
+    bounds::named(name, ".old")
+}
+
+/// No start begins with a checkpoint that is there now. Every start that reads the frames asks the
+/// newest ones, until another is written.
+pub(crate) fn set_aside(disk: &dyn Disk, backups: &Backups) -> io::Result<()> {
     let ids = list(disk)?;
     if ids.is_empty() {
         return Ok(());
     }
     for id in ids {
-        backups.remove(&path(id))?;
+        backups.set_aside(&path(id), &old_path(id))?;
+    }
+    let old = list_old(disk)?;
+    for id in &old[..old.len().saturating_sub(KEPT)] {
+        backups.remove(&old_path(*id))?;
     }
     disk.sync_directory(DIRECTORY)
 }
 
 /// The checkpoints there are, the oldest first.
 pub(crate) fn list(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
+    list_by(disk, id_of)
+}
+
+/// The checkpoints that no start begins with, the oldest first.
+pub(crate) fn list_old(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
+    list_by(disk, old_id)
+}
+
+fn list_by(disk: &dyn Disk, id: fn(&str) -> Option<SegmentId>) -> io::Result<Vec<SegmentId>> {
     let mut ids: Vec<SegmentId> = directory::list(disk, DIRECTORY)?
         .iter()
-        .filter_map(|name| id_of(name))
+        .filter_map(|name| id(name))
         .collect();
     ids.sort_unstable();
     Ok(ids)
@@ -266,7 +294,12 @@ pub(crate) fn list(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
 
 /// The bytes of a checkpoint, verified; `None` if it is damaged, or of another version.
 pub(crate) fn read(disk: &dyn Disk, last: SegmentId) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = read_whole(disk, &path(last))?;
+    read_at(disk, &path(last))
+}
+
+/// The same of the file at a path.
+pub(crate) fn read_at(disk: &dyn Disk, path: &str) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = read_whole(disk, path)?;
     let Some((whole, crc)) = bytes
         .len()
         .checked_sub(4)

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
 use crate::disk::{Shortage, memory, shortage};
 use crate::ids::{Position, SegmentId, Timestamp};
-use crate::index::{Image, NewRow, SealedIndex, index_path};
+use crate::index::{self, Image, NewRow, SealedIndex, index_path};
 use crate::journal::segment::Segment;
 use crate::local::{Core, Log};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -359,15 +359,10 @@ impl Core {
             if let Some(index) = self.indexes.get(segment)? {
                 self.indexes.pin(index);
             }
-            match self.backups.remove(&index_path(segment.life.id)) {
-                // As for all but the first damage in a segment.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                removed => {
-                    removed?;
-                    self.disk.sync_directory("index")?;
-                }
+            if index::set_aside(&self.backups, segment.life.id)? {
+                self.disk.sync_directory("index")?;
             }
-            checkpoint::remove_all(&*self.disk, &self.backups)
+            checkpoint::set_aside(&*self.disk, &self.backups)
         };
         if let Err(error) = forget() {
             tracing::warn!(segment = %segment.life.id, %error, "the next start may not find this damage before it is read again");

@@ -88,7 +88,7 @@ pub use record::{
 };
 pub use records::Records;
 pub use recovery::{RecoveryReport, RecoveryTimes};
-pub use repair::{Loss, accept_loss, examine, logs};
+pub use repair::{Loss, UnnamedLog, accept_loss, examine, logs};
 pub use ticket::block_on;
 pub use verify::{
     Control, Finding, FindingKind, Offline, OfflineReport, Progress, Severity, Verification,

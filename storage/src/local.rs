@@ -25,7 +25,7 @@ pub(crate) use self::bounds::{Bounds, Load, Wanted as Adds};
 pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_cursor};
 use self::drive::{By, Intake};
 pub use self::engine::LocalEngine;
-pub(crate) use self::extras::{ExtrasImage, Mark, Missing, producers_in};
+pub(crate) use self::extras::{Extras, ExtrasImage, Mark, Missing, producers_in};
 pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Standing, TrimBy};
 pub(crate) use self::producers::{
     Before as ProducerBefore, BeforeForgotten, Forgotten, MAX_EPOCH_RISE, MAX_GONE, Producers,
@@ -177,6 +177,7 @@ impl Core {
         report.duration = now.duration_since(started);
         report.times.probe = now.duration_since(probing);
         let backups = Backups::new(Arc::clone(&disk));
+        backups.take_over(&begun.left);
         let core = Arc::new(Self {
             limits: config.limits(),
             config,

@@ -14,6 +14,7 @@ mod known;
 mod runs;
 mod survey;
 mod walk;
+mod witness;
 
 pub(crate) use self::files::base_of;
 pub(crate) use self::known::{damage_in, index_from_frames, last_whole_unit};
@@ -30,9 +31,8 @@ use self::files::{LoadedTail, Used};
 use self::key::FoundKey;
 use self::runs::Runs;
 use self::walk::{Bytes, Item, Walked};
-use crate::backup::Backups;
+use self::witness::Witness;
 use crate::bounds;
-use crate::checkpoint;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{OnDamage, StorageConfig};
 use crate::digest::Secret;
@@ -40,7 +40,7 @@ use crate::directory::{self, LastBegun, ReadBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId, Timestamp};
-use crate::index::{Indexes, index_path};
+use crate::index::Indexes;
 use crate::indexer::{Indexer, Progress};
 use crate::journal::body::{Accepted, Closing, Marker};
 use crate::journal::committer::Committer;
@@ -147,6 +147,8 @@ pub(crate) struct Recovered {
     key: FoundKey,
     /// Files in `pool/`.
     free: Vec<SegmentId>,
+    /// Files that the start could not remove.
+    left: Vec<String>,
     next_id: SegmentId,
     /// The highest epoch that any log id tells of.
     highest_epoch: RecoveryEpoch,
@@ -165,6 +167,12 @@ pub(crate) struct Recovered {
     /// Beyond any position given out so far.
     next_base: Position,
     times: RecoveryTimes,
+    /// A checkpoint that the start does not begin with. It may tell what frames do not.
+    witness: Option<Witness>,
+    /// Whether damage may have taken facts that a checkpoint has.
+    lacks_facts: bool,
+    /// Damage so far that nothing attributes, in sentences. A checkpoint may end the doubt.
+    doubts: Vec<String>,
     findings: Vec<String>,
     /// Facts that are no damage: files of others, and a torn tail that found no space in quarantine.
     notes: Vec<String>,
@@ -188,6 +196,8 @@ pub(crate) struct Begun {
     pub(crate) indexer: Arc<Indexer>,
     pub(crate) committer: Committer,
     pub(crate) quarantine_bytes: u64,
+    /// Files that the start could not remove.
+    pub(crate) left: Vec<String>,
     /// The key of digests.
     pub(crate) secret: Secret,
     pub(crate) report: RecoveryReport,
@@ -280,6 +290,7 @@ impl Recovered {
             unreadable: Vec::new(),
             key: FoundKey::default(),
             free: Vec::new(),
+            left: Vec::new(),
             next_id: SegmentId::FIRST,
             highest_epoch: RecoveryEpoch::FIRST,
             last_begun: None,
@@ -289,6 +300,9 @@ impl Recovered {
             lost_starts: 0,
             next_base: Position::ZERO,
             times: RecoveryTimes::default(),
+            witness: None,
+            lacks_facts: false,
+            doubts: Vec::new(),
             findings: Vec::new(),
             notes: Vec::new(),
             accepted: Vec::new(),
@@ -410,7 +424,8 @@ impl Recovered {
         observer: &dyn Observer,
     ) -> Result<(), OpenError> {
         for (index, segment) in used.iter().enumerate() {
-            self.follow_link(segment);
+            self.ask_checkpoint(disk, Some(segment.life.id));
+            self.follow_link(disk, segment)?;
             self.before = self.last.replace(segment.life.id);
             let successor = used.get(index + 1);
             let link = successor
@@ -437,9 +452,15 @@ impl Recovered {
             if let Some((at, newer)) = segment.as_bytes(&bytes).newer(&walked) {
                 return Err(newer.refused(&segment.path, at.since(segment.base)));
             }
-            let closings = link.and_then(|link| link.closings.as_deref());
+            let index = self.index_of_damaged(disk, segment, link, &walked)?;
+            let before = index.as_ref().map(|index| self.drafts.before(index));
             let holes = self.apply_segment(segment.as_bytes(&bytes), &walked, observer);
-            self.explain(segment.life.id, &holes, closings);
+            if let (Some(index), Some(before)) = (&index, before) {
+                self.drafts.learn_index(index, &walked.holes(), before);
+            } else {
+                let closings = link.and_then(|link| link.closings.as_deref());
+                self.explain(segment.life.id, &holes, closings);
+            }
             if link.is_none() && !is_last && !walked.is_sealed() && walked.torn > 0 {
                 // Its successor does not tell where it ended.
                 self.drafts.mark_uncertain(walked.end);
@@ -457,6 +478,9 @@ impl Recovered {
             }
             segment.check(&bytes)?;
         }
+        self.ask_checkpoint(disk, None);
+        self.findings.append(&mut self.doubts);
+        self.drafts.report_lost_facts();
         if used.is_empty() && !self.clean {
             self.expected = self.successor_of_last(disk)?;
         }
@@ -569,7 +593,7 @@ impl Recovered {
         }
         for hole in holes {
             self.drafts.mark_uncertain(hole.from);
-            self.findings.push(format!(
+            self.doubts.push(format!(
                 "damage at position {} of segment {segment} cannot be attributed to logs",
                 hole.from
             ));
@@ -598,22 +622,6 @@ impl Recovered {
         self.accepting = Some(accepted);
         self.lost_before = None;
         self.clean = false;
-    }
-
-    /// Removes what would tell later starts that the segments need not be read.
-    pub(crate) fn forget_indexes(&self, disk: &Arc<dyn Disk>) -> std::io::Result<()> {
-        // No backup runs of a store that is not open.
-        checkpoint::remove_all(&**disk, &Backups::new(Arc::clone(disk)))?;
-        let names = disk.list("index")?;
-        let runs = self.runs.found.iter().map(|found| &found.run.segment);
-        for segment in self.segments.values().chain(runs) {
-            let path = index_path(segment.life.id);
-            let there = names.iter().any(|name| path.ends_with(name.as_str()));
-            if there && !segment.holes.read().is_empty() {
-                disk.remove(&path)?;
-            }
-        }
-        disk.sync_directory("index")
     }
 
     /// Bytes that do not verify, without those whose loss was accepted.
@@ -651,6 +659,7 @@ impl Recovered {
         Loss {
             gaps: new.map(Damage::gap).collect(),
             unproven,
+            unnamed: finished.unnamed,
             unknown_logs: finished.uncertain,
             findings,
             format: false,
@@ -673,14 +682,16 @@ impl Recovered {
     }
 
     fn accept(&mut self, accepted: &Accepted) {
+        self.drafts.report_lost_facts();
         self.accepted.append(&mut self.findings);
+        self.accepted.append(&mut self.doubts);
         self.accepted.append(&mut self.drafts.findings);
         self.drafts.accept(accepted.clone());
     }
 
     /// What a segment's link says about what came before it.
-    fn follow_link(&mut self, segment: &Used) {
-        self.follow_back(segment);
+    fn follow_link(&mut self, disk: &dyn Disk, segment: &Used) -> Result<(), OpenError> {
+        self.follow_back(disk, segment)?;
         let accepted = segment
             .link
             .as_ref()
@@ -688,9 +699,10 @@ impl Recovered {
         if let Some(accepted) = accepted {
             self.accept(accepted);
         }
+        Ok(())
     }
 
-    fn follow_back(&mut self, segment: &Used) {
+    fn follow_back(&mut self, disk: &dyn Disk, segment: &Used) -> Result<(), OpenError> {
         let Some(link) = &segment.link else {
             self.findings.push(format!(
                 "the link of segment {} is damaged",
@@ -698,7 +710,7 @@ impl Recovered {
             ));
             // It may have been the first of a new epoch.
             self.lost_starts += 1;
-            return;
+            return Ok(());
         };
         // The newest counts: the clock may have gone back.
         self.expiry = link.expiry.or(self.expiry);
@@ -719,7 +731,7 @@ impl Recovered {
         self.next_log_counter = self.next_log_counter.max(link.next_log_counter);
         let before = self.last;
         let Some(missing) = link.predecessor.filter(|id| Some(*id) != before) else {
-            return;
+            return Ok(());
         };
         if let Some(back) = before.filter(|_| self.segments.values().any(|s| s.life.id == missing))
         {
@@ -728,21 +740,28 @@ impl Recovered {
                 "segment {back}, which was missing when segment {} began, is there again",
                 segment.life.id
             ));
-            return;
+            return Ok(());
         }
         self.findings.push(format!(
             "segment {missing} is missing or unreadable, before segment {}",
             segment.life.id
         ));
         let at = link.predecessor_end;
-        match &link.closings {
-            Some(closings) => self.drafts.reconcile(missing, closings, at),
-            None => self.drafts.mark_uncertain(at),
+        match (self.index_of_missing(disk, missing, link)?, &link.closings) {
+            (Some(index), _) => {
+                let (from, to) = (index.base, index.end);
+                let before = self.drafts.before(&index);
+                self.drafts
+                    .learn_index(&index, &[Hole { from, to }], before);
+            }
+            (None, Some(closings)) => self.drafts.reconcile(missing, closings, at),
+            (None, None) => self.drafts.mark_uncertain(at),
         }
         if link.second != before {
             // More than one is missing, and the link tells of one only.
             self.drafts.mark_uncertain(at);
         }
+        Ok(())
     }
 
     /// Applies one walked segment. Returns the holes that no directory explains.

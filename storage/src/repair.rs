@@ -14,7 +14,7 @@ use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{self, Format, REPAIRS, REPAIRS_NEW};
 use crate::disk::{Disk, read_whole};
 use crate::error::OpenError;
-use crate::ids::LogName;
+use crate::ids::{LogId, LogName};
 use crate::local::{Core, Start};
 use crate::metrics::NoObserver;
 use crate::record::Gap;
@@ -33,6 +33,8 @@ pub struct Loss {
     pub gaps: Vec<Gap>,
     /// Logs that refuse appends, since records beyond those found may have existed.
     pub unproven: Vec<LogName>,
+    /// Logs whose names are lost: nobody can reach their records now.
+    pub unnamed: Vec<UnnamedLog>,
     /// Whether logs may have existed of which nothing is left: none is created then.
     pub unknown_logs: bool,
     /// Whatever else was found, in sentences.
@@ -41,18 +43,32 @@ pub struct Loss {
     pub format: bool,
 }
 
+/// A log whose name is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnnamedLog {
+    /// Its id.
+    pub log_id: LogId,
+    /// Records of it that can be read.
+    pub records: u64,
+    /// Bytes of the frames that hold these records.
+    pub bytes: u64,
+    /// The name that the log has after the loss was accepted, if it ever had a record.
+    pub name: LogName,
+}
+
 impl Loss {
     /// Whether there is nothing to accept.
     pub fn is_empty(&self) -> bool {
         let Self {
             gaps,
             unproven,
+            unnamed,
             unknown_logs,
             findings,
             format,
         } = self;
         let nothing = gaps.is_empty() && unproven.is_empty() && findings.is_empty();
-        nothing && !unknown_logs && !format
+        nothing && unnamed.is_empty() && !unknown_logs && !format
     }
 }
 
@@ -155,10 +171,25 @@ fn told(loss: &Loss, by: &str) -> String {
             log.as_str()
         );
     }
+    for log in loss.unnamed.iter().take(LISTED) {
+        let _ = writeln!(
+            text,
+            "  has a new name: log {}, {:?}, with {} records ({} bytes)",
+            log.log_id,
+            log.name.as_str(),
+            log.records,
+            log.bytes
+        );
+    }
     for finding in loss.findings.iter().take(LISTED) {
         let _ = writeln!(text, "  found: {finding}");
     }
-    let lists = [loss.gaps.len(), loss.unproven.len(), loss.findings.len()];
+    let lists = [
+        loss.gaps.len(),
+        loss.unproven.len(),
+        loss.unnamed.len(),
+        loss.findings.len(),
+    ];
     let more: usize = lists
         .iter()
         .map(|length| length.saturating_sub(LISTED))

@@ -42,6 +42,7 @@ mod tails;
 mod trimming;
 mod unreadable;
 mod verifying;
+mod witnesses;
 
 use std::pin::Pin;
 use std::sync::Arc;

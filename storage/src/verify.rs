@@ -153,6 +153,8 @@ pub(crate) mod advice {
     /// It was repaired by others.
     pub(crate) const TOLD: &str =
         "no record is lost; the device may be failing: look at its health, and keep a backup";
+    /// It may be a witness.
+    pub(crate) const INDEX_ALONE: &str = "leave it there: it may tell what a missing segment held";
     /// Somebody put it there.
     pub(crate) const UNOWNED: &str = "it is never read; move it elsewhere";
     /// It goes by itself.

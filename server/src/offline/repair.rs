@@ -23,7 +23,8 @@ pub(super) fn command() -> Command {
              found of it. Nothing is removed, the recovery epoch goes up, and the file REPAIRS \
              says when, by whom and what. A gap between records stays named to readers. Where \
              the newest records of a log are gone it goes on behind the last that is left: lsns \
-             of lost ones are given out again, and cursors beyond it are gone. Before that, see \
+             of lost ones are given out again, and cursors beyond it are gone. A log whose name is \
+             lost gets the name unnamed/ID. Before that, see \
              whether a backup has the segment: restored elsewhere (`wald restore`), its file in \
              journal/ can take the place of the damaged one.\n\n\
              Exit codes: 0 nothing is lost, or it was accepted, 1 failed, 2 usage, 4 a daemon has \
@@ -104,6 +105,16 @@ fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io:
             "in doubt: log {log:?}: newer records than those found may be lost"
         )?;
     }
+    for log in &loss.unnamed {
+        writeln!(
+            out,
+            "unnamed: the name of log {} is lost; its {} records ({} bytes) are in log {:?} once the loss is accepted",
+            log.log_id,
+            log.records,
+            log.bytes,
+            log.name.as_str()
+        )?;
+    }
     if loss.unknown_logs {
         writeln!(
             out,
@@ -145,10 +156,23 @@ fn document(loss: &Loss, done: Option<&RecoveryReport>) -> serde_json::Value {
             })
         })
         .collect();
+    let unnamed: Vec<_> = loss
+        .unnamed
+        .iter()
+        .map(|log| {
+            json!({
+                "log_id": log.log_id.get(),
+                "new_name": log.name.as_str(),
+                "records": log.records,
+                "bytes": log.bytes,
+            })
+        })
+        .collect();
     let unproven: Vec<_> = loss.unproven.iter().map(|log| log.as_str()).collect();
     json!({
         "lost": gaps,
         "in_doubt": unproven,
+        "unnamed": unnamed,
         "unknown_logs": loss.unknown_logs,
         "findings": loss.findings,
         "format_gone": loss.format,

@@ -44,8 +44,8 @@ const DIRECTORIES: [&str; 8] = [
     "files",
 ];
 /// What names of other files end in. Before that they have hexadecimal digits and hyphens.
-const SUFFIXES: [&str; 8] = [
-    ".seg", ".idx", ".ckp", ".torn", ".new", ".pending", ".lock", "",
+const SUFFIXES: [&str; 9] = [
+    ".seg", ".idx", ".ckp", ".old", ".torn", ".new", ".pending", ".lock", "",
 ];
 
 /// Something in the place of a file or a directory of the store.
@@ -61,7 +61,7 @@ impl Odd {
     pub(super) fn of(directory: &str, name: &str, found: FileType) -> Option<Self> {
         let stem_of = |suffix: &&str| {
             let stem = name.strip_suffix(suffix)?.trim_end_matches(".idx");
-            let stem = stem.trim_end_matches(".ckp");
+            let stem = stem.trim_end_matches(".ckp").trim_end_matches(".old");
             let digits = |c: char| c.is_ascii_hexdigit() || c == '-';
             (stem.len() >= 16 && stem.chars().all(digits)).then_some(())
         };

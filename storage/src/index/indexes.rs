@@ -8,9 +8,10 @@ use bytes::Bytes;
 
 use super::large::LargeIndex;
 use super::pages::Readers;
-use super::sealed::{Row, SealedIndex, index_path};
-use crate::disk::{Disk, is_out_of_descriptors, read_whole};
-use crate::ids::{LogId, SegmentId};
+use super::sealed::{HEADER, Head, Row, SealedIndex, index_path, old_path};
+use crate::backup::Backups;
+use crate::disk::{Disk, is_out_of_descriptors, read_some, read_whole};
+use crate::ids::{LogId, Position, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
 
@@ -295,18 +296,45 @@ impl State {
 /// # Errors
 /// If no file descriptor is left: the index may be good, and reading the segment needs one too.
 pub(crate) fn read(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<SealedIndex>> {
-    match read_file(disk, id) {
-        Ok(index) => Ok(index),
+    read_at(disk, &index_path(id))
+}
+
+/// The same of the file at a path.
+pub(crate) fn read_at(disk: &dyn Disk, path: &str) -> io::Result<Option<SealedIndex>> {
+    match read_whole(disk, path) {
+        Ok(bytes) => Ok(SealedIndex::decode(Bytes::from(bytes))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if is_out_of_descriptors(&error) => Err(error),
         Err(error) => {
-            tracing::warn!(segment = %id, %error, "the index of a segment cannot be read");
+            tracing::warn!(path, %error, "the index of a segment cannot be read");
             Ok(None)
         }
     }
 }
 
-fn read_file(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<SealedIndex>> {
-    let bytes = read_whole(disk, &index_path(id))?;
-    Ok(SealedIndex::decode(Bytes::from(bytes)))
+/// The base of the segment or run that an index file is of; `None` if that cannot be read.
+///
+/// # Errors
+/// If no file descriptor is left.
+pub(crate) fn base_of(disk: &dyn Disk, path: &str) -> io::Result<Option<Position>> {
+    let head = disk
+        .open(path)
+        .and_then(|file| read_some(&*file, 0, HEADER as u64));
+    match head {
+        Ok(head) => Ok(Head::decode(&head).map(|head| head.base)),
+        Err(error) if is_out_of_descriptors(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// No start goes by the index of a damaged segment any more, and every start that reads the frames
+/// asks it. Returns whether there was an index.
+///
+/// # Errors
+/// Of the file system. The directory is not flushed.
+pub(crate) fn set_aside(backups: &Backups, id: SegmentId) -> io::Result<bool> {
+    match backups.set_aside(&index_path(id), &old_path(id)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        moved => moved.map(|()| true),
+    }
 }

@@ -48,6 +48,16 @@ pub(crate) fn index_path(id: SegmentId) -> String {
     format!("index/{id}.idx")
 }
 
+/// Name of an index that no start goes by, since its segment is damaged. It tells facts that damage took.
+pub(crate) fn old_path(id: SegmentId) -> String {
+    format!("index/{id}.old")
+}
+
+/// The id in the name of such a file.
+pub(crate) fn old_id(name: &str) -> Option<SegmentId> {
+    bounds::named(name, ".old")
+}
+
 /// The id in an index file's name.
 pub(crate) fn index_id(name: &str) -> Option<SegmentId> {
     bounds::named(name, ".idx")
@@ -145,7 +155,7 @@ enum Data {
 pub(super) struct Head {
     segment: SegmentId,
     salt: u64,
-    base: Position,
+    pub(super) base: Position,
     end: Position,
     chain: u32,
     rows: usize,

@@ -352,6 +352,11 @@ impl Accepted {
         position < self.before && (self.all || self.lost.iter().any(within))
     }
 
+    /// Whether the loss of a log's name was accepted.
+    pub(crate) fn covers_log(&self, log: LogId) -> bool {
+        self.all || self.lost.iter().any(|(lost, ..)| *lost == log)
+    }
+
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         wire::put_uint(&mut out, 1, self.before.get());

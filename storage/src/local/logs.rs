@@ -305,6 +305,20 @@ impl LogState {
         self.damage = merged;
     }
 
+    /// A record has the lsn `from` again, after the loss of all records from there on was accepted.
+    /// Returns whether all of them are lost, and so count as lost no more.
+    pub(crate) fn give_again(&mut self, from: Lsn) -> bool {
+        let is_last = |lost: &(Lsn, Lsn)| lost.0 <= from && lost.1 == self.next;
+        if !self.damage.last().is_some_and(is_last) {
+            return false;
+        }
+        if let Some((first, _)) = self.damage.pop() {
+            self.add_damage(first, from);
+        }
+        self.next = from;
+        true
+    }
+
     /// No record is too old before the expiry clock shows this, by these settings. Those may
     /// have changed since that was looked up: then it says nothing.
     pub(crate) fn note_ages_at(&mut self, ages_at: u32, config: &Arc<LogConfig>) {
@@ -317,7 +331,8 @@ impl LogState {
     pub(crate) fn records(&self) -> u64 {
         let kept = self.next.since(self.coming_first());
         let first = self.coming_first();
-        let damaged = self.damage.iter().map(|(from, to)| to.since(*from));
+        let damaged = self.damage.iter().filter(|(_, to)| *to > first);
+        let damaged = damaged.map(|(from, to)| to.since((*from).max(first)));
         let missing = self.missing().iter();
         let missing = missing.map(|m| m.to.since(m.from.max(first)));
         damaged.chain(missing).fold(kept, u64::saturating_sub)

@@ -222,6 +222,7 @@ impl Recovered {
             indexer,
             committer,
             quarantine_bytes,
+            left: self.left,
             secret,
             report,
         })

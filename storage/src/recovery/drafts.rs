@@ -2,6 +2,8 @@
 //! applied in journal order, and what one of them cannot tell because it is damaged,
 //! another does.
 
+mod learn;
+
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
@@ -19,6 +21,7 @@ use crate::journal::segment::Life;
 use crate::local::{Forgotten, Kept, Log, LogState, Logs, Mark, Remembered, TrimBy};
 use crate::quarantine::Damage;
 use crate::record::{LogConfig, Producer};
+use crate::repair::UnnamedLog;
 use crate::threads;
 
 /// So many logs are worth a second thread.
@@ -149,6 +152,8 @@ pub(super) struct Drafts {
     harmless: Vec<Position>,
     /// Losses that were accepted.
     accepted: Vec<Accepted>,
+    /// Changes whose frames are damaged, in sentences. An index or a checkpoint may tell of them.
+    lost_facts: Vec<String>,
     pub(super) findings: Vec<String>,
 }
 
@@ -161,6 +166,8 @@ pub(super) struct Finished {
     /// Whether logs may have existed of which nothing is left.
     pub(super) uncertain: bool,
     pub(super) accepted: Vec<Accepted>,
+    /// Logs without a name.
+    pub(super) unnamed: Vec<UnnamedLog>,
 }
 
 impl Drafts {
@@ -203,6 +210,11 @@ impl Drafts {
     /// These losses were accepted: what they left in doubt goes on from what was found.
     pub(super) fn accept(&mut self, accepted: Accepted) {
         self.accepted.push(accepted);
+        self.count_doubts();
+        self.name_accepted();
+    }
+
+    fn count_doubts(&mut self) {
         let doubts = self.unattributed.iter();
         let new = doubts.filter(|at| !self.is_accepted(**at, at.advance(1)));
         self.uncertain = new.max().copied();
@@ -266,6 +278,14 @@ impl Drafts {
         }
     }
 
+    /// Records of a log from `from` on count as lost no more.
+    fn find_again(&mut self, id: LogId, from: Lsn) {
+        for missing in self.missing.iter_mut().filter(|missing| missing.log == id) {
+            missing.to = missing.to.min(from);
+        }
+        self.missing.retain(|missing| missing.from < missing.to);
+    }
+
     /// Applies one frame. `hole` is where a jump of lsns must come from: the last hole
     /// before it, or the end of the segment before.
     pub(super) fn apply(&mut self, segment: SegmentId, found: &Found<'_>, hole: Position) {
@@ -302,7 +322,11 @@ impl Drafts {
         };
         // One look at the table for most frames: there may be hundreds of thousands.
         let draft = self.touch(header.log_id, segment);
-        let expected = draft.state().next;
+        let mut expected = draft.state().next;
+        if header.first_lsn < expected && draft.state().give_again(header.first_lsn) {
+            expected = header.first_lsn;
+            self.find_again(header.log_id, expected);
+        }
         if header.first_lsn < expected {
             self.findings.push(format!(
                 "the frame at position {} repeats lsn {} of log {}; it is ignored",
@@ -394,7 +418,7 @@ impl Drafts {
     }
 
     fn lost_settings(&mut self, id: LogId) {
-        self.findings.push(format!(
+        self.lost_facts.push(format!(
             "a change of settings of log {id} is damaged; older ones apply"
         ));
     }
@@ -460,7 +484,7 @@ impl Drafts {
     }
 
     fn lost_cursor(&mut self, id: LogId) {
-        self.findings.push(format!(
+        self.lost_facts.push(format!(
             "a move of a cursor of log {id} is damaged; the cursor stands where it was before"
         ));
     }
@@ -695,12 +719,11 @@ impl Drafts {
 
     /// Everything is applied: logs as they are served.
     pub(super) fn finish(mut self, findings: &mut Vec<String>) -> Finished {
+        let unnamed = self.unnamed();
         let mut records = 0;
-        let mut nameless = Vec::new();
         let mut logs = Vec::with_capacity(self.logs.len());
-        for (id, mut draft) in std::mem::take(&mut self.logs) {
+        for (_, mut draft) in std::mem::take(&mut self.logs) {
             if !draft.named {
-                nameless.push((id, draft.state().deleted));
                 continue;
             }
             let proven = draft.proven;
@@ -714,18 +737,12 @@ impl Drafts {
             }
             logs.push(draft.log);
         }
-        let accepts = |id: &LogId, accepted: &Accepted| {
-            accepted.all || accepted.lost.iter().any(|(log, ..)| log == id)
-        };
-        nameless.retain(|(id, _)| !self.accepted.iter().any(|accepted| accepts(id, accepted)));
-        nameless.sort_unstable();
-        findings.extend(
-            nameless.iter().map(|(id, _)| {
-                format!("the name of log {id} is lost; its records cannot be reached")
-            }),
-        );
-        // A log to be created may have the name of one that was not deleted.
-        let nameless = nameless.iter().any(|(_, deleted)| !deleted);
+        findings.extend(unnamed.iter().map(|log| {
+            format!(
+                "the name of log {} is lost, so that its {} records ({} bytes) cannot be reached",
+                log.log_id, log.records, log.bytes
+            )
+        }));
         let logs = Logs::of(logs);
         let mut damages: Vec<Damage> = self
             .missing
@@ -756,8 +773,10 @@ impl Drafts {
             logs,
             damages,
             records,
-            uncertain: self.uncertain.is_some() || nameless,
+            // A log to be created may have the name of one whose name is lost.
+            uncertain: self.uncertain.is_some() || !unnamed.is_empty(),
             accepted: self.accepted,
+            unnamed,
         }
     }
 }

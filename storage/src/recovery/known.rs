@@ -54,6 +54,7 @@ impl Recovered {
             }
             self.note_checkpoint(&summary);
             if !wanted {
+                self.note_witness(summary.last, checkpoint::path(id));
                 return Ok(());
             }
             // Both are in order, and there may be many.
@@ -63,15 +64,17 @@ impl Recovered {
                 listed.peek() == Some(&&s.life.id) || self.runs.hold(s.life.id)
             };
             if !self.goes_with_runs(&summary) || !summary.segments.iter().all(there) {
+                self.note_witness(summary.last, checkpoint::path(id));
                 continue;
             }
+            self.witness = None;
             self.progress.covered = Some(summary.last);
             self.progress.checkpoint_bytes = bytes.len() as u64;
             self.drafts = drafts;
             self.apply_summary(summary);
             return Ok(());
         }
-        Ok(())
+        self.find_old_checkpoint(disk)
     }
 
     /// What it tells was there once, whether it is there now or not: no id, position or
@@ -196,19 +199,9 @@ pub(crate) fn damage_in(
         base: segment.base,
         bytes: &content,
     };
-    let bad = |item: &Item| match *item {
-        Item::Hole { from, to } => Some(Hole { from, to }),
-        Item::Frame {
-            body_good: true, ..
-        } => None,
-        Item::Frame { header, .. } => Some(Hole {
-            from: header.position,
-            to: header.end(),
-        }),
-    };
     let walked = bytes.walk_finished(end);
     content.check()?;
-    Ok(walked.items.iter().filter_map(bad).collect())
+    Ok(walked.holes())
 }
 
 /// Where the last atomic unit ends that ends at or below `until`, in a segment whose frames

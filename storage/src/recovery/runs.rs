@@ -1,15 +1,19 @@
 //! Sorted runs at a start: which there are, what they say of the logs, and what a crash of
 //! the sorter left behind.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
+use super::witness::any_index;
 use super::{Recovered, Tail, Trust};
+use crate::bounds;
 use crate::checkpoint::Summary;
+use crate::directory;
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
-use crate::index::{index_path, read_index};
+use crate::index::{SealedIndex, base_of_index, index_id, old_id, read_index};
 use crate::journal::segment::{Segment, journal_path};
 use crate::known_bad::{self, Mistake};
 use crate::sorted::{self, BadRun, Opened, Run};
@@ -162,11 +166,12 @@ impl Recovered {
             ));
             self.drafts.mark_uncertain(head.first_base);
         }
-        let index = read_index(disk, run.id())?.filter(|index| {
+        let is_same = |index: &SealedIndex| {
             let same =
                 index.end == run.segment.base.advance(opened.end) && index.chain == opened.chain;
             same && index.is_of(&run.segment.life, run.segment.base)
-        });
+        };
+        let index = read_index(disk, run.id())?.filter(is_same);
         let trusted = self.trust >= Trust::Indexes && self.runs.whole;
         match index.filter(|_| trusted) {
             Some(index) => {
@@ -177,7 +182,11 @@ impl Recovered {
                     }
                 }
             }
-            None => self.walk_run(disk, opened, run)?,
+            None => {
+                let life = (&run.segment.life, run.segment.base);
+                let index = any_index(disk, life)?.filter(is_same);
+                self.walk_run(disk, opened, run, index)?;
+            }
         }
         self.drafts.arrival = self.drafts.arrival.max(head.arrival);
         for (epoch, end) in &head.history {
@@ -208,9 +217,20 @@ impl Recovered {
         Ok(())
     }
 
-    /// Reads all of a run: what of it cannot be read is lost.
-    fn walk_run(&mut self, disk: &dyn Disk, opened: &Opened, run: &Run) -> io::Result<()> {
-        let walked = sorted::walk(disk, opened)?;
+    /// Reads all of a run: what of it cannot be read is lost. Its index tells of logs whose images
+    /// are damaged.
+    fn walk_run(
+        &mut self,
+        disk: &dyn Disk,
+        opened: &Opened,
+        run: &Run,
+        index: Option<SealedIndex>,
+    ) -> io::Result<()> {
+        let mut walked = sorted::walk(disk, opened)?;
+        self.lacks_facts |= !walked.holes.is_empty();
+        if let Some(index) = index.filter(|_| walked.lost_images) {
+            walked.learn_images(&index);
+        }
         for hole in &walked.holes {
             run.segment.add_hole(*hole);
         }
@@ -251,9 +271,10 @@ impl Recovered {
         Ok(())
     }
 
-    /// Removes what a crash of the sorter left. Indexes go first: what they are of says that
-    /// there may be some.
+    /// Removes files that nothing names any more: what a crash of the sorter left, and indexes of what
+    /// is sorted. A file that cannot be removed is noted in `left`.
     pub(super) fn clear_sorting(&mut self, disk: &dyn Disk) -> io::Result<()> {
+        self.clear_indexes(disk)?;
         let runs = &mut self.runs;
         if !runs.whole || known_bad::makes(Mistake::LeftoversStay) {
             // What is left may be all that there is of something.
@@ -267,25 +288,62 @@ impl Recovered {
         if unfinished.is_empty() && stale.is_empty() && sorted.is_empty() {
             return Ok(());
         }
-        let indexes = disk.list("index")?;
-        let leftover = unfinished.iter().chain(&stale).chain(&sorted);
-        for id in leftover {
-            for path in [index_path(*id), format!("{}.new", index_path(*id))] {
-                if indexes.iter().any(|name| path.ends_with(name.as_str())) {
-                    disk.remove(&path)?;
-                }
-            }
-        }
-        disk.sync_directory("index")?;
-        for id in &unfinished {
-            disk.remove(&sorted::new_path(*id))?;
-        }
-        for id in &stale {
-            disk.remove(&sorted::path(*id))?;
+        let unfinished = unfinished.iter().map(|id| sorted::new_path(*id));
+        let stale = stale.iter().map(|id| sorted::path(*id));
+        for path in unfinished.chain(stale) {
+            self.remove_or_leave(disk, path);
         }
         disk.sync_directory("sorted")?;
         self.unused.extend(sorted);
         self.unused.sort_unstable();
         Ok(())
+    }
+
+    /// Removes indexes that were not finished, and those of segments and runs that a run replaced. The
+    /// index of a segment that is missing stays: it may be all that tells of the segment.
+    fn clear_indexes(&mut self, disk: &dyn Disk) -> io::Result<()> {
+        let served = self.segments.values().map(|segment| segment.life.id);
+        let runs = self.runs.found.iter().map(|found| found.run.id());
+        let served: HashSet<SegmentId> = served.chain(runs).collect();
+        let sorted_end = self.runs.found.last().map(|found| found.run.head.limit);
+        let last_sorted = self.runs.last();
+        let mut doomed = Vec::new();
+        directory::visit(disk, "index", &mut |name| {
+            let is_half = bounds::named(name, ".idx.new").or(bounds::named(name, ".old.new"));
+            let id = index_id(name).or_else(|| old_id(name));
+            let path = format!("index/{name}");
+            match is_half {
+                Some(_) => doomed.push((path, None)),
+                None if id.is_some_and(|id| !served.contains(&id)) => doomed.push((path, id)),
+                None => {}
+            }
+        })?;
+        let mut any = false;
+        for (path, id) in doomed {
+            let is_sorted = || {
+                let base = base_of_index(disk, &path)?;
+                let is_old = |base| sorted::is_address(base) || Some(base) < sorted_end;
+                // One that tells nothing goes by its name.
+                Ok::<_, io::Error>(base.map_or(id <= last_sorted, is_old))
+            };
+            if id.is_none() || (self.runs.whole && is_sorted()?) {
+                any = true;
+                self.remove_or_leave(disk, path);
+            }
+        }
+        match any {
+            true => disk.sync_directory("index"),
+            false => Ok(()),
+        }
+    }
+
+    fn remove_or_leave(&mut self, disk: &dyn Disk, path: String) {
+        match disk.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path, %error, "a file that nothing needs cannot be removed; this is tried again");
+                self.left.push(path);
+            }
+            _ => {}
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Reading runs as files: which there are, and all that is in one.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -261,6 +262,25 @@ impl Walked {
             (Kind::Marker, Some(_)) => {}
             _ => self.holes.push(hole),
         }
+    }
+
+    /// Takes the images that are damaged from the index of the run.
+    pub(crate) fn learn_images(&mut self, index: &SealedIndex) {
+        let known: BTreeSet<LogId> = self.images.iter().map(|images| images.image.id).collect();
+        for row in index.rows().filter(|row| !known.contains(&row.log_id)) {
+            let Some(image) = index.image(&row) else {
+                return;
+            };
+            // The index does not tell where the log ended before the run.
+            let before = row.first_lsn.min(image.kept.first);
+            self.images.push(Images {
+                image,
+                before,
+                archived: None,
+            });
+        }
+        self.images.sort_unstable_by_key(|images| images.image.id);
+        self.lost_images = false;
     }
 
     /// What was kept of a log and cannot be read: ranges of lsns.

@@ -22,7 +22,7 @@ use super::{Run, base_of, new_path, path};
 use crate::checkpoint;
 use crate::disk::{is_out_of_descriptors, is_out_of_space, memory};
 use crate::ids::{Position, SegmentId};
-use crate::index::index_path;
+use crate::index::{index_path, old_path};
 use crate::journal::pool::Claim;
 use crate::journal::segment::{Segment, journal_path};
 use crate::known_bad::{self, Mistake};
@@ -248,6 +248,7 @@ impl Core {
             // Whether the run that was published last is there, only a start sees.
             return Ok(false);
         }
+        self.backups.remove_left();
         self.measure_volume();
         let runs = self.journal.runs();
         let Some(archive) = &self.archive else {
@@ -353,17 +354,12 @@ impl Core {
         }
     }
 
-    /// What was begun is of no use. The index goes first: a start knows by the run that there may
-    /// be one. What stays because this fails too, the next start removes.
+    /// What was begun is of no use. A file whose removal fails is removed later.
     fn forget_unpublished(&self, id: SegmentId) {
         let index = index_path(id);
-        let paths = [format!("{index}.new"), index];
-        let gone = self.backups.remove_all(&paths).and_then(|_| {
-            self.flush_names("index")?;
-            self.backups.remove_all(&[new_path(id)])
-        });
-        if let Err(error) = gone {
-            tracing::warn!(%error, run = %id, "a run that was not finished stays until the next start");
+        let paths = [format!("{index}.new"), index, new_path(id)];
+        if let Err(error) = self.backups.remove_all(&paths) {
+            tracing::warn!(%error, run = %id, "a run that was not finished stays for now");
         }
     }
 
@@ -507,18 +503,13 @@ impl Core {
         }
     }
 
-    /// The space of what a run took the place of: indexes first, since a start knows by the
-    /// segments that there may be some.
+    /// Gives back the space of the files that a run replaces.
     fn give_back(&self, retired: &[Arc<Segment>]) -> io::Result<()> {
-        // Nothing rests on them: one more try, and then they are left.
-        let given_back = match self.give_back_indexes(retired) {
-            Err(error) if !is_out_of_descriptors(&error) => self.give_back_indexes(retired),
-            given_back => given_back,
-        };
-        let kept_for_backup = match given_back {
+        let kept_for_backup = match self.give_back_indexes(retired) {
             Err(error) if is_out_of_descriptors(&error) => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "indexes of sorted segments cannot be removed; nothing reads them");
+                // Nothing reads them. They are removed later.
+                tracing::warn!(%error, "indexes of sorted segments cannot be removed now");
                 true
             }
             Ok(kept) => kept,
@@ -569,7 +560,8 @@ impl Core {
             let name = path.strip_prefix("index/");
             name.is_some_and(|name| indexes.contains(name))
         };
-        let paths = retired.iter().map(|segment| index_path(segment.life.id));
+        let paths = retired.iter().map(|segment| segment.life.id);
+        let paths = paths.flat_map(|id| [index_path(id), old_path(id)]);
         let doomed: Vec<String> = paths.filter(is_there).collect();
         let kept = self.backups.remove_all(&doomed)?;
         self.flush_names("index")?;

@@ -33,7 +33,7 @@ type Lsns = BTreeMap<&'static str, BTreeSet<u64>>;
 
 /// How a store's last run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     Killed,
     Clean,
     /// Damage was accepted, and there was another run.
@@ -41,12 +41,12 @@ enum End {
 }
 
 /// A store with something of everything, and what must be read of it.
-struct Store {
+pub(super) struct Store {
     end: End,
-    disk: SimDisk,
-    config: StorageConfig,
+    pub(super) disk: SimDisk,
+    pub(super) config: StorageConfig,
     /// What was appended and neither trimmed nor deleted since.
-    records: BTreeMap<&'static str, BTreeMap<u64, Vec<u8>>>,
+    pub(super) records: BTreeMap<&'static str, BTreeMap<u64, Vec<u8>>>,
     /// What is missing already.
     missing: Lsns,
     frames: Vec<Frame>,
@@ -189,7 +189,7 @@ fn epoch_of(fixture: &Fixture, log: &str) -> Option<u64> {
 impl Store {
     /// Seven segments of six runs: the checkpoint of the second begins a start, of all
     /// but the last segment there are indexes.
-    fn new(end: End) -> Self {
+    pub(super) fn new(end: End) -> Self {
         let mut store = Writing {
             fixture: Fixture::new(),
             records: BTreeMap::new(),
@@ -303,7 +303,7 @@ impl Store {
         missing
     }
 
-    fn open(&self, disk: SimDisk) -> Fixture {
+    pub(super) fn open(&self, disk: SimDisk) -> Fixture {
         let clock = TestClock::new();
         clock.advance(10_000_000);
         let (core, report) = open(&disk, &self.config, &clock).unwrap();
@@ -478,7 +478,7 @@ fn by_scan(fixture: &Fixture, selector: Selector) -> BTreeMap<String, Seen> {
     seen
 }
 
-fn append_after(fixture: &Fixture, log: &str) -> Appended {
+pub(super) fn append_after(fixture: &Fixture, log: &str) -> Appended {
     let mut batch = batch(&[(log, &[b"after"])]);
     batch.logs[0].guard.writer_epoch = epoch_of(fixture, log);
     fixture.append_batch(batch).unwrap()
@@ -537,7 +537,7 @@ fn is_tried(at: usize, header: usize) -> bool {
 /// So many bytes a file begins with that say what it is; all of a short text.
 fn header_of(path: &str) -> usize {
     match path.rsplit('.').next() {
-        Some("idx") => 64,
+        Some("idx" | "old") => 64,
         Some("ckp") => 12,
         _ => 200,
     }
@@ -577,7 +577,8 @@ fn each(check: impl Fn(&Store) -> u64) {
     for end in [End::Killed, End::Clean, End::Repaired] {
         let store = Store::new(end);
         assert!(store.paths("index").len() >= 5);
-        assert_eq!(store.paths("checkpoint").is_empty(), end == End::Repaired);
+        let checkpoints = crate::checkpoint::list(&store.disk).unwrap();
+        assert_eq!(checkpoints.is_empty(), end == End::Repaired);
         assert_eq!(store.disk.contents(REPAIRS).is_some(), end == End::Repaired);
         tried += check(&store);
     }

@@ -896,3 +896,45 @@ fn scrubbing_goes_on_whenever_the_sorter_takes_its_files() {
         }
     }
 }
+
+/// Fails the removal of this number of indexes.
+fn fail_removals(disk: &SimDisk, count: u64) {
+    let removes = |call: &crate::disk::Call<'_>| {
+        call.kind == crate::disk::CallKind::Remove && call.path.starts_with("index/")
+    };
+    for nth in 1..=count {
+        disk.fail_call(removes, nth, 5);
+    }
+}
+
+/// Indexes of what is sorted.
+fn orphans(fixture: &Fixture) -> usize {
+    let runs = fixture.core.journal.runs();
+    let last = runs.last().map(|run| run.head.last);
+    let names = fixture.disk.list("index").unwrap();
+    let ids = names.iter().filter_map(|name| crate::index::index_id(name));
+    ids.filter(|id| Some(*id) <= last && runs.iter().all(|run| run.id() != *id))
+        .count()
+}
+
+#[test]
+fn index_whose_removal_fails_goes_with_a_later_step_or_start() {
+    let fixture = Fixture::with(SimDisk::new(), config());
+    fixture.fill_logs(1, 12);
+    fail_removals(&fixture.disk, 3);
+    assert!(fixture.core.sort_in_turn().unwrap());
+    assert!(orphans(&fixture) > 0);
+    let killed = fixture.disk.copy();
+    fixture.core.sort_in_turn().unwrap();
+    assert_eq!(orphans(&fixture), 0, "a later step removes them");
+
+    let fixture = Fixture::with(killed.copy(), config());
+    assert_eq!(orphans(&fixture), 0, "the next start removes them");
+
+    // The start serves although it cannot remove them.
+    fail_removals(&killed, 1);
+    let fixture = Fixture::with(killed, config());
+    assert_eq!(orphans(&fixture), 1);
+    fixture.core.sort_in_turn().unwrap();
+    assert_eq!(orphans(&fixture), 0);
+}

@@ -11,7 +11,7 @@ use crate::checkpoint;
 use crate::directory::{self, BEGUN, Format, LastBegun, ReadBegun};
 use crate::disk::{Disk, read_whole};
 use crate::ids::{Lsn, Position, SegmentId};
-use crate::index::{SealedIndex, decode_index, index_id, index_path};
+use crate::index::{SealedIndex, decode_index, index_id, index_path, old_id};
 use crate::journal::LIFE_BYTES;
 use crate::journal::segment::{self, Life};
 use crate::sorted::{self, Run, Walked};
@@ -130,22 +130,31 @@ pub(crate) fn strays(
             }
         }
     }
+    let mut alone = Vec::new();
     for name in list(disk, "index")? {
         let (whole, new) = without_new(&name);
-        match index_id(whole) {
+        match index_id(whole).or_else(|| old_id(whole)) {
             Some(_) if new => note(format!("index/{name}"), true),
             // Of a segment that was just sealed a running engine knows more than we do.
             Some(id) if live || segments.contains(&id) => {}
-            _ => note(format!("index/{name}"), false),
+            Some(id) => alone.push(Finding::of_file(
+                FindingKind::Unowned,
+                Severity::Note,
+                format!("index/{name}"),
+                format!("index/{name} is of segment {id}, which the store does not have"),
+                advice::INDEX_ALONE,
+            )),
+            None => note(format!("index/{name}"), false),
         }
     }
     for name in list(disk, "checkpoint")? {
         let (whole, new) = without_new(&name);
         // While it is written it has the number alone.
         let number = whole.len() == 16 && u64::from_str_radix(whole, 16).is_ok();
-        if new && number {
+        let is_old = checkpoint::old_id(whole).is_some();
+        if new && (number || is_old) {
             note(format!("checkpoint/{name}"), true);
-        } else if checkpoint::id_of(&name).is_none() {
+        } else if !is_old && checkpoint::id_of(&name).is_none() {
             note(format!("checkpoint/{name}"), false);
         }
     }
@@ -161,6 +170,7 @@ pub(crate) fn strays(
             note(format!("sorted/{name}"), false);
         }
     }
+    findings.append(&mut alone);
     Ok(findings)
 }
 

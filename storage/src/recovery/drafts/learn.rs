@@ -1,0 +1,202 @@
+//! Learning from images what damaged frames do not tell.
+
+use super::Drafts;
+use crate::ids::{LogId, LogName, Lsn, Position};
+use crate::index::{Image, SealedIndex};
+use crate::journal::segment::Hole;
+use crate::local::{Extras, Producers};
+use crate::repair::UnnamedLog;
+
+/// How the logs of a segment stood before its frames were applied.
+pub(in crate::recovery) struct Before {
+    /// Their producers, in order of the logs. The index tells changes.
+    producers: Vec<(LogId, Producers)>,
+    /// Number of changes that were lost before.
+    lost_facts: usize,
+}
+
+impl Drafts {
+    /// How the logs in an index stand now.
+    pub(in crate::recovery) fn before(&self, index: &SealedIndex) -> Before {
+        let known = |id: LogId| {
+            let state = self.logs.get(&id)?.log.state.read();
+            let extras = state.extras.as_deref()?;
+            Some((id, extras.producers.clone()))
+        };
+        Before {
+            producers: index.rows().filter_map(|row| known(row.log_id)).collect(),
+            lost_facts: self.lost_facts.len(),
+        }
+    }
+
+    /// The frames of a segment are applied, but for these `holes`. Learns from its index, which
+    /// tells how each of its logs stood at its end.
+    pub(in crate::recovery) fn learn_index(
+        &mut self,
+        index: &SealedIndex,
+        holes: &[Hole],
+        mut before: Before,
+    ) {
+        let window = self.producer_window;
+        for row in index.rows() {
+            let Some(mut image) = index.image(&row) else {
+                continue;
+            };
+            self.touch(row.log_id, index.segment);
+            for place in index.entries(&row).from(0) {
+                let hit = |hole: &Hole| hole.from < place.end() && place.position < hole.to;
+                if holes.iter().any(hit) {
+                    let (from, to) = (place.first_lsn, place.next_lsn());
+                    self.lose(place.position, row.log_id, from, to);
+                }
+            }
+            let known = &mut before.producers;
+            let at = known.binary_search_by_key(&row.log_id, |(id, _)| *id);
+            let mut producers = at.map_or_else(
+                |_| Producers::default(),
+                |at| std::mem::take(&mut known[at].1),
+            );
+            if let Some(extras) = image.extras.as_deref_mut() {
+                producers.apply(std::mem::take(&mut extras.producers), window);
+            }
+            if !producers.is_empty() {
+                image.extras.get_or_insert_default().producers = producers;
+            }
+            self.learn(image, index.end);
+        }
+        self.lost_facts.truncate(before.lost_facts);
+    }
+
+    /// Learns how a log stood at `end`, up to which all frames that can be read are applied.
+    pub(in crate::recovery) fn learn(&mut self, image: Image, end: Position) {
+        let (id, deleted) = (image.id, image.deleted);
+        if deleted && !self.logs.contains_key(&id) {
+            return;
+        }
+        let (config, update_time) = (image.config.clone(), image.update_time);
+        let extras = image.extras.as_deref().map(Extras::from);
+        let seen = self.draft(id).state().next;
+        if !deleted {
+            self.lose(end, id, seen, image.next);
+        }
+        self.learn_standing(image);
+        let draft = self.draft(id);
+        draft.proven = draft.proven.max(end);
+        let state = draft.state();
+        if !deleted {
+            state.config = config;
+            state.update_time = update_time;
+            state.extras = extras.map(Box::new);
+        }
+    }
+
+    /// Learns from an image of an earlier place. A log that is not known by now may be deleted.
+    pub(in crate::recovery) fn learn_old(&mut self, image: Image) {
+        let Some(draft) = self.logs.get(&image.id) else {
+            return;
+        };
+        let newer = draft.log.state.read().update_time > image.update_time;
+        let (id, config, update_time) = (image.id, image.config.clone(), image.update_time);
+        self.learn_standing(image);
+        let state = self.draft(id).state();
+        if !newer {
+            state.config = config;
+            state.update_time = update_time;
+        }
+    }
+
+    /// Learns of a log whatever only grows: it holds also if more frames followed.
+    fn learn_standing(&mut self, mut image: Image) {
+        let draft = self.draft(image.id);
+        if let Some(name) = image.name.take().filter(|_| !draft.named) {
+            draft.set_name(name);
+        }
+        let state = draft.state();
+        if state.created_end == Position::ZERO {
+            state.created_end = image.created_end;
+            state.created_in = image.created_in.into();
+            state.create_time = image.create_time;
+        }
+        state.last_time = state.last_time.max(image.last_time);
+        state.last_end = state.last_end.max(image.last_end);
+        if image.deleted {
+            state.deleted = true;
+            state.stored_bytes = 0;
+            state.extras = None;
+            return;
+        }
+        let last_end = state.last_end;
+        let kept = image.kept.up_to(state.next);
+        if kept.first > state.coming_first() {
+            state.add_kept(last_end, kept);
+        }
+        let epoch = image.extras.map_or(0, |extras| extras.writer_epoch);
+        if epoch > state.writer_epoch() {
+            state.add_fence(last_end, epoch, last_end);
+        }
+    }
+
+    /// The logs are known as of `end`: damage before it leaves nothing in doubt.
+    pub(in crate::recovery) fn end_doubt(&mut self, end: Position) {
+        self.unattributed.retain(|at| *at > end);
+        self.lost_facts.clear();
+        self.count_doubts();
+    }
+
+    /// No file tells of these changes: people are to know.
+    pub(in crate::recovery) fn report_lost_facts(&mut self) {
+        self.findings.append(&mut self.lost_facts);
+    }
+
+    /// Gives names to logs whose names are lost, and whose loss was accepted: their records stay
+    /// in reach.
+    pub(super) fn name_accepted(&mut self) {
+        let lost = self.logs.iter().filter(|(id, draft)| {
+            !draft.named
+                && self
+                    .accepted
+                    .iter()
+                    .any(|accepted| accepted.covers_log(**id))
+        });
+        let has_records = |(id, draft): (&LogId, &super::Draft)| {
+            let state = draft.log.state.read();
+            (!state.deleted && state.next > Lsn::ZERO).then_some(*id)
+        };
+        let lost: Vec<LogId> = lost.filter_map(has_records).collect();
+        for id in lost {
+            let name = self.free_name(id);
+            self.draft(id).set_name(name);
+        }
+    }
+
+    /// The logs whose names are lost, and whose loss nobody has accepted, in order.
+    pub(super) fn unnamed(&self) -> Vec<UnnamedLog> {
+        let is_new = |id: LogId| !self.accepted.iter().any(|accepted| accepted.covers_log(id));
+        let unnamed = |(id, draft): (&LogId, &super::Draft)| {
+            let state = draft.log.state.read();
+            (!draft.named && !state.deleted && is_new(*id)).then(|| UnnamedLog {
+                log_id: *id,
+                name: self.free_name(*id),
+                records: state.records(),
+                bytes: state.stored_bytes,
+            })
+        };
+        let mut found: Vec<_> = self.logs.iter().filter_map(unnamed).collect();
+        found.sort_unstable_by_key(|log| log.log_id);
+        found
+    }
+
+    /// The name that a log gets whose own is lost. No other log has it.
+    fn free_name(&self, id: LogId) -> LogName {
+        let plain = format!("unnamed/{id}");
+        let is_taken = |name: &str| {
+            let has =
+                |draft: &super::Draft| draft.name().is_some_and(|other| other.as_str() == name);
+            self.logs.values().any(has)
+        };
+        let others = (2_u64..).map(|number| format!("{plain}-{number}"));
+        let mut names = std::iter::once(plain.clone()).chain(others);
+        let free = names.find(|name| !is_taken(name));
+        LogName::new(free.as_deref().unwrap_or(&plain)).expect("a plain name is valid")
+    }
+}

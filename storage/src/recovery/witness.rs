@@ -1,0 +1,216 @@
+//! Facts that damage took from the frames, and that index files and checkpoints still have.
+//!
+//! A start reads the frames of a damaged segment. Names of logs, settings, cursors, trims and
+//! deletions may be gone with them. Derived files repeat all of these:
+//!
+//! ```text
+//!  frames ─▶ directories ─▶ index of the segment ─▶ link of the next segment ─▶ checkpoint
+//!                           (.idx, or .old)                                     (.ckp, or .old)
+//! ```
+//!
+//! A start that goes by an index does not see damage in its segment. So a file whose segment is
+//! known to be damaged is *set aside*: its name ends in `.old` from then on. No start goes by such a file,
+//! and every start that reads the frames asks it.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Recovered;
+use super::files::Used;
+use super::walk::{Item, Walked};
+use crate::backup::Backups;
+use crate::checkpoint::{self, Summary};
+use crate::disk::Disk;
+use crate::error::OpenError;
+use crate::ids::{Position, SegmentId};
+use crate::index::{self, SealedIndex};
+use crate::journal::body::Link;
+use crate::journal::segment::{Hole, Life};
+
+/// A checkpoint that a start does not begin with.
+pub(super) struct Witness {
+    /// The last segment that it covers.
+    last: SegmentId,
+    path: String,
+}
+
+impl Walked {
+    /// Bytes that do not verify: between frames, and of frames whose bodies are bad.
+    pub(super) fn holes(&self) -> Vec<Hole> {
+        let hole = |item: &Item| match *item {
+            Item::Hole { from, to } => Some(Hole { from, to }),
+            Item::Frame {
+                body_good: true, ..
+            } => None,
+            Item::Frame { header, .. } => Some(Hole {
+                from: header.position,
+                to: header.end(),
+            }),
+        };
+        self.items.iter().filter_map(hole).collect()
+    }
+}
+
+impl Recovered {
+    /// Returns the index of a damaged segment, if one is good and ends where the segment ends.
+    pub(super) fn index_of_damaged(
+        &mut self,
+        disk: &dyn Disk,
+        used: &Used,
+        link: Option<&Link>,
+        walked: &Walked,
+    ) -> Result<Option<SealedIndex>, OpenError> {
+        if walked.holes().is_empty() {
+            return Ok(None);
+        }
+        self.lacks_facts = true;
+        let end = link.map_or(walked.end, |link| link.predecessor_end);
+        let index = any_index(disk, (&used.life, used.base))
+            .map_err(OpenError::io("reading the index of a damaged segment"))?;
+        Ok(index.filter(|index| index.end == end))
+    }
+
+    /// Returns the index of the segment before `link`, whose file is gone.
+    pub(super) fn index_of_missing(
+        &mut self,
+        disk: &dyn Disk,
+        id: SegmentId,
+        link: &Link,
+    ) -> Result<Option<SealedIndex>, OpenError> {
+        self.lacks_facts = true;
+        for path in [index::index_path(id), index::old_path(id)] {
+            let index = index::read_index_at(disk, &path)
+                .map_err(OpenError::io(format!("reading {path}")))?;
+            let agrees = |index: &SealedIndex| {
+                let chain = link.predecessor_chain;
+                index.segment == id && index.end == link.predecessor_end && index.chain == chain
+            };
+            if let Some(index) = index.filter(agrees).filter(is_readable) {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notes a checkpoint that the start does not begin with. The newest counts.
+    pub(super) fn note_witness(&mut self, last: SegmentId, path: String) {
+        self.witness.get_or_insert(Witness { last, path });
+    }
+
+    /// Looks for a checkpoint that was set aside.
+    pub(super) fn find_old_checkpoint(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
+        let fail = || OpenError::io("reading a checkpoint");
+        for id in checkpoint::list_old(disk)
+            .map_err(fail())?
+            .into_iter()
+            .rev()
+        {
+            let path = checkpoint::old_path(id);
+            let summary = read_checkpoint(disk, &path, |_| {});
+            if let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) {
+                self.note_witness(summary.last, path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Frames are applied up to the segment `next`, or all frames. Learns from the checkpoint, if it
+    /// tells how logs stood here. If its last segment is gone, or in the middle of a run, it tells less.
+    pub(super) fn ask_checkpoint(&mut self, disk: &dyn Disk, next: Option<SegmentId>) {
+        let last = self.last;
+        let is_due = |witness: &mut Witness| {
+            Some(witness.last) == last || next.is_none_or(|next| witness.last < next)
+        };
+        let Some(witness) = self.witness.take_if(is_due) else {
+            return;
+        };
+        if !self.lacks_facts && Some(witness.last) <= last {
+            return;
+        }
+        let is_here = Some(witness.last) == last;
+        let newest = self.segments.values().next_back();
+        let end = match (newest, &self.tail) {
+            (Some(newest), _) => newest.end.read().unwrap_or(newest.base),
+            (None, Some(tail)) => tail.end,
+            (None, None) => Position::ZERO,
+        };
+        let drafts = &mut self.drafts;
+        let summary = read_checkpoint(disk, &witness.path, |image| match is_here {
+            true => drafts.learn(image, end),
+            false => drafts.learn_old(image),
+        });
+        let Some(summary) = summary.filter(|_| is_here) else {
+            return;
+        };
+        // All that was in doubt up to here is known.
+        self.doubts.clear();
+        self.drafts.end_doubt(end);
+        self.expiry = summary.expiry.or(self.expiry);
+        self.drafts.arrival = self.drafts.arrival.max(summary.arrival);
+        if self.history.len() < summary.history.len() {
+            self.history = summary.history;
+        }
+        if summary.epoch > self.epoch {
+            self.epoch = summary.epoch;
+            self.next_log_counter = 1;
+        }
+        if summary.epoch == self.epoch {
+            self.next_log_counter = self.next_log_counter.max(summary.next_log_counter);
+        }
+    }
+
+    /// Sets aside the indexes of damaged files and all checkpoints, so that later starts find the
+    /// damage.
+    pub(crate) fn forget_indexes(&self, disk: &Arc<dyn Disk>) -> io::Result<()> {
+        // No backup runs of a store that is not open.
+        let backups = Backups::new(Arc::clone(disk));
+        checkpoint::set_aside(&**disk, &backups)?;
+        let runs = self.runs.found.iter().map(|found| &found.run.segment);
+        let mut any = false;
+        for segment in self.segments.values().chain(runs) {
+            if !segment.holes.read().is_empty() {
+                any |= index::set_aside(&backups, segment.life.id)?;
+            }
+        }
+        match any {
+            true => disk.sync_directory("index"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The index of a segment or run, whether it was set aside or not; `None` if none is good.
+pub(super) fn any_index(
+    disk: &dyn Disk,
+    (life, base): (&Life, Position),
+) -> io::Result<Option<SealedIndex>> {
+    for path in [index::index_path(life.id), index::old_path(life.id)] {
+        let index = index::read_index_at(disk, &path)?;
+        let index = index.filter(|index| index.is_of(life, base));
+        if let Some(index) = index.filter(is_readable) {
+            return Ok(Some(index));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether every image can be read.
+fn is_readable(index: &SealedIndex) -> bool {
+    let is_good = |row| {
+        index
+            .image(&row)
+            .is_some_and(|image| image.id == row.log_id)
+    };
+    index.rows().all(is_good)
+}
+
+/// Gives every log of a checkpoint to `log`. `None` if it cannot be read.
+fn read_checkpoint(disk: &dyn Disk, path: &str, log: impl FnMut(index::Image)) -> Option<Summary> {
+    match checkpoint::read_at(disk, path) {
+        Ok(bytes) => checkpoint::decode(&bytes?, log),
+        Err(error) => {
+            tracing::warn!(path, %error, "a checkpoint cannot be read");
+            None
+        }
+    }
+}

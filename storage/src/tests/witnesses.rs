@@ -1,0 +1,235 @@
+//! Facts whose frames are damaged, while an index or a checkpoint still has them: no start, no reader
+//! and no repair forgets them. Records of a log whose name is lost stay in reach.
+
+use std::collections::BTreeMap;
+
+use super::damage::without_indexes;
+use super::damaged_files::{End, Store};
+use super::faults::used_paths;
+use super::*;
+use crate::disk::Disk;
+use crate::journal::frame;
+use crate::journal::segment::Life;
+use crate::repair::{accept_loss, examine};
+
+const FIRST_FRAME: usize = 8192;
+
+/// What is known of each log apart from its records, by name.
+fn facts(fixture: &Fixture) -> BTreeMap<String, String> {
+    let core = &fixture.core;
+    let durable = core.journal.durable();
+    let fact = |log: Arc<crate::local::Log>| {
+        let info = log.info(core.tail(&log, Visibility::Durable), durable, durable);
+        let extras = log.state.read().extras.clone().unwrap_or_default();
+        let cursors: Vec<_> = extras
+            .cursors
+            .iter()
+            .map(|(name, mark)| (name, *mark.newest()))
+            .collect();
+        let told = extras.producers.told(fixture.config.producer_window);
+        let lsns = (info.first_lsn, info.expired, info.tail_lsn);
+        let times = (info.create_time, info.update_time);
+        let epoch = *extras.writer_epoch.newest();
+        let id = (info.log_id, epoch);
+        let fact = format!(
+            "{id:?} {:?} {lsns:?} {times:?} {cursors:?} {told:?}",
+            info.config
+        );
+        (log.name.as_str().to_owned(), fact)
+    };
+    core.logs.all().into_iter().map(fact).collect()
+}
+
+/// Damages all frames of a segment but its link, and what the next link tells of them.
+fn destroy(disk: &SimDisk, segment: usize) {
+    let paths = used_paths(disk);
+    let link = |bytes: &[u8]| {
+        let life = Life::decode(bytes).unwrap();
+        frame::decode_header(&bytes[FIRST_FRAME..], life.salt).unwrap()
+    };
+    let mut bytes = disk.contents(&paths[segment]).unwrap();
+    let from = FIRST_FRAME + usize::try_from(link(&bytes).frame_len()).unwrap();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    bytes[from..end].fill(0xA5);
+    disk.replace(&paths[segment], bytes);
+    if let Some(next) = paths.get(segment + 1) {
+        let mut bytes = disk.contents(next).unwrap();
+        let body = FIRST_FRAME + link(&bytes).header_len as usize;
+        bytes[body] ^= 1;
+        disk.replace(next, bytes);
+    }
+}
+
+fn accept(store: &Store, disk: &SimDisk) -> crate::repair::Loss {
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    let (loss, _) = accept_loss(&disk, &store.config, TestClock::new(), "by a test").unwrap();
+    loss
+}
+
+/// Starts a few times, and finds the same facts each time.
+fn check(store: &Store, disk: &SimDisk, expected: &BTreeMap<String, String>, what: &str) {
+    for start in 0..3 {
+        let fixture = store.open(disk.clone());
+        assert_eq!(&facts(&fixture), expected, "{what}, start {start}");
+    }
+}
+
+#[test]
+fn index_keeps_all_facts_of_a_segment_whose_frames_are_lost() {
+    let store = Store::new(End::Killed);
+    let expected = facts(&store.open(store.disk.copy()));
+    for segment in 0..6 {
+        let disk = store.disk.copy();
+        destroy(&disk, segment);
+        let loss = accept(&store, &disk);
+        let what = format!("segment {segment} was accepted as lost");
+        assert!(!loss.gaps.is_empty(), "{what}");
+        assert!(
+            loss.gaps.iter().all(|gap| gap.log.is_some()),
+            "{what}: {loss:?}"
+        );
+        assert_eq!(
+            (loss.unknown_logs, &loss.unproven[..]),
+            (false, &[][..]),
+            "{what}"
+        );
+        check(&store, &disk, &expected, &what);
+    }
+}
+
+#[test]
+fn reader_that_finds_damage_costs_the_next_start_no_fact() {
+    let store = Store::new(End::Killed);
+    let expected = facts(&store.open(store.disk.copy()));
+    for segment in 0..6 {
+        let disk = store.disk.copy();
+        destroy(&disk, segment);
+        let fixture = store.open(disk.clone());
+        let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+        while let Some(Ok(Some(_))) = next_chunk(&mut scan) {}
+        assert!(!fixture.core.damages.is_empty(), "segment {segment}");
+        drop((scan, fixture));
+        let what = format!("segment {segment} was found damaged");
+        check(&store, &disk, &expected, &what);
+        accept(&store, &disk);
+        check(&store, &disk, &expected, &format!("{what}, and accepted"));
+    }
+}
+
+#[test]
+fn checkpoint_keeps_all_facts_where_the_indexes_are_gone_too() {
+    let store = Store::new(End::Clean);
+    let expected = facts(&store.open(store.disk.copy()));
+    for segment in 0..6 {
+        let disk = store.disk.copy();
+        destroy(&disk, segment);
+        for name in disk.list("index").unwrap() {
+            disk.remove(&format!("index/{name}")).unwrap();
+        }
+        accept(&store, &disk);
+        let what = format!("segment {segment} without indexes");
+        check(&store, &disk, &expected, &what);
+    }
+}
+
+#[test]
+fn index_of_a_missing_segment_keeps_its_facts() {
+    let store = Store::new(End::Killed);
+    let expected = facts(&store.open(store.disk.copy()));
+    for segment in 0..6 {
+        let disk = store.disk.copy();
+        disk.remove(&used_paths(&disk)[segment]).unwrap();
+        accept(&store, &disk);
+        check(
+            &store,
+            &disk,
+            &expected,
+            &format!("segment {segment} is missing"),
+        );
+    }
+}
+
+#[test]
+fn log_whose_name_is_lost_keeps_its_records_under_another_name() {
+    let store = Store::new(End::Killed);
+    let disk = without_indexes(&store.disk);
+    let whole = store.open(disk.copy());
+    let tail = |name: &str| whole.core.logs.by_name(name).unwrap().state.read().next;
+    let ids: BTreeMap<&str, _> = ["a", "b", "c/1", "packed"]
+        .map(|name| (name, whole.core.logs.by_name(name).unwrap().id))
+        .into();
+    destroy(&disk, 0);
+    let fixture = store.open(disk.copy());
+    let told = fixture.report.findings.iter();
+    let told = told.filter(|finding| finding.contains("records (")).count();
+    assert_eq!(told, ids.len(), "{:?}", fixture.report.findings);
+    drop(fixture);
+
+    let loss = accept(&store, &disk);
+    assert_eq!(loss.unnamed.len(), ids.len(), "{loss:?}");
+    assert!(
+        loss.unnamed
+            .iter()
+            .all(|log| log.records > 0 && log.bytes > 0)
+    );
+    let repairs = String::from_utf8(disk.contents("REPAIRS").unwrap()).unwrap();
+    for start in 0..3_u64 {
+        let fixture = store.open(disk.clone());
+        for (name, id) in &ids {
+            let new = format!("unnamed/{id}");
+            assert!(repairs.contains(&format!("{new:?}")), "{repairs}");
+            let mut good = 0;
+            for (lsn, data) in &store.records[name] {
+                match fixture.read(&new, *lsn) {
+                    Ok(page) => {
+                        let first = &page.batches[0];
+                        let at = usize::try_from(lsn - first.first_lsn.get()).unwrap();
+                        assert_eq!(&payloads(first)[at], data, "{name} {lsn}");
+                        good += 1;
+                    }
+                    Err(ReadError::Quarantined { .. }) => {}
+                    Err(error) => panic!("{name} {lsn}: {error}"),
+                }
+            }
+            let told = loss.unnamed.iter().find(|log| log.log_id == *id).unwrap();
+            assert_eq!(told.records, good, "{name}");
+            let log = fixture.core.logs.by_name(&new).unwrap();
+            assert_eq!(log.state.read().next.get(), tail(name).get() + start);
+            assert!(fixture.core.logs.by_name(name).is_none());
+            super::damaged_files::append_after(&fixture, &new);
+        }
+        assert_eq!(fixture.report.findings, Vec::<String>::new());
+        fixture
+            .append(&format!("new/{start}"), b"logs are created again")
+            .unwrap();
+    }
+    let disk: Arc<dyn Disk> = Arc::new(disk);
+    assert!(examine(&disk, &store.config).unwrap().is_empty());
+}
+
+#[test]
+fn record_with_the_lsn_of_a_lost_one_stays_when_an_index_comes_back() {
+    let store = Store::new(End::Killed);
+    let disk = store.disk.copy();
+    // The newest segment with an index: its records are the last ones of their logs.
+    let paths = used_paths(&disk);
+    let index = disk.list("index").unwrap().into_iter().max().unwrap();
+    let path = format!("index/{index}");
+    let bytes = disk.contents(&path).unwrap();
+    disk.remove(&path).unwrap();
+    destroy(&disk, 5);
+    disk.remove(&paths[6]).unwrap();
+    disk.remove("BEGUN").unwrap();
+    accept(&store, &disk);
+    let fixture = store.open(disk.clone());
+    let first = super::damaged_files::append_after(&fixture, "a").appends[0].first_lsn;
+    drop(fixture);
+    let old = path.replace(".idx", ".old");
+    disk.replace(&old, bytes);
+    for _ in 0..2 {
+        let fixture = store.open(disk.clone());
+        assert_eq!(fixture.report.findings, Vec::<String>::new());
+        let page = fixture.read("a", first.get()).unwrap();
+        assert_eq!(payloads(&page.batches[0]), [b"after"]);
+    }
+}
