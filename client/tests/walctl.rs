@@ -5,62 +5,15 @@
     reason = "a test that unwraps fails where it stands"
 )]
 
+mod command;
 mod memory;
 
 use std::process::Stdio;
-use std::sync::Arc;
 
-use memory::Memory;
+use command::Fixture;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use wald_client::proto::{Gap, GapReason};
-
-struct Fixture {
-    memory: Arc<Memory>,
-    endpoint: String,
-}
-
-struct Ran {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
-impl Fixture {
-    async fn new() -> Self {
-        let (memory, endpoint) = Memory::start().await;
-        Self { memory, endpoint }
-    }
-
-    fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_walctl"));
-        command
-            .args(arguments.split_whitespace())
-            .env("WALD_ENDPOINT", &self.endpoint)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
-    }
-
-    /// Runs walctl with these arguments and this stdin.
-    async fn walctl(&self, arguments: &str, stdin: &str) -> Ran {
-        let mut child = self
-            .command(arguments)
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut pipe = child.stdin.take().unwrap();
-        let stdin = stdin.to_owned();
-        // walctl may end before it has read everything.
-        tokio::spawn(async move { pipe.write_all(stdin.as_bytes()).await });
-        let ended = child.wait_with_output().await.unwrap();
-        Ran {
-            code: ended.status.code().unwrap(),
-            stdout: String::from_utf8(ended.stdout).unwrap(),
-            stderr: String::from_utf8(ended.stderr).unwrap(),
-        }
-    }
-}
 
 #[tokio::test]
 async fn json_array_comes_back_equal_and_in_order() {
@@ -292,7 +245,7 @@ async fn fenced_log_takes_appends_that_name_its_epoch() {
     assert_eq!(taken.code, 0, "{}", taken.stderr);
     let again = fixture.walctl("fence log --writer-epoch 1", "").await;
     assert_eq!(again.code, 1);
-    let advice = "--writer-epoch must be more than 1; without it, it is the next";
+    let advice = "--writer-epoch must exceed 1; omit it to use 2";
     assert!(again.stderr.contains(advice), "{}", again.stderr);
 }
 
@@ -363,9 +316,9 @@ async fn cursors_are_set_shown_listed_and_deleted() {
         .map(|line| line.split_whitespace().collect())
         .collect();
     let expected = [
-        ["CURSOR", "NEXT", "MOVED"],
-        ["a", "3", "-"],
-        ["c", "2", "-"],
+        ["CURSOR", "NEXT", "LAG", "MOVED"],
+        ["a", "3", "0", "-"],
+        ["c", "2", "1", "-"],
     ];
     assert_eq!(rows, expected);
 }

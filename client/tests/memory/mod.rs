@@ -317,8 +317,17 @@ impl WalService for Memory {
 
     /// Of every epoch but the first, which is the current one, 100 positions survived.
     async fn get_tail(&self, request: Request<GetTailRequest>) -> Answer<GetTailResponse> {
-        let epoch = request.into_inner().recovery_epoch;
+        let request = request.into_inner();
+        let epoch = request.recovery_epoch;
+        let mut state = self.state.lock().unwrap();
+        let tail = match (state.existing(&request.log, request.log_id), epoch) {
+            (Ok(log), _) => log.records.len() as u64,
+            (Err(_), Some(_)) => 0,
+            (Err(status), None) => return Err(status),
+        };
         Ok(Response::new(GetTailResponse {
+            first_lsn: Some(0),
+            tail_lsn: Some(tail),
             survived_position: epoch.filter(|epoch| *epoch != 1).map(|_| 100),
             ..Default::default()
         }))
@@ -480,12 +489,15 @@ impl LogService for Memory {
         let name = request.into_inner().log;
         let mut state = self.state.lock().unwrap();
         let log = state.existing(&name, None)?;
-        let (log_id, first_producer_epoch) = (log.log_id, log.first_producer_epoch);
+        let (log_id, tail) = (log.log_id, log.records.len() as u64);
+        let first_producer_epoch = log.first_producer_epoch;
         Ok(Response::new(GetLogResponse {
             log: Some(Log {
                 name,
                 log_id,
                 first_producer_epoch,
+                first_lsn: Some(0),
+                tail_lsn: Some(tail),
                 ..Default::default()
             }),
         }))
@@ -544,6 +556,11 @@ impl OpsService for Memory {
     ) -> Answer<GetServerInfoResponse> {
         Ok(Response::new(GetServerInfoResponse {
             version: "9.9.9".into(),
+            limits: Some(ServerLimits {
+                max_record_bytes: 5 << 20,
+                max_request_bytes: 6 << 20,
+                ..Default::default()
+            }),
             default_sync_mode: SyncMode::Batch.into(),
             ..Default::default()
         }))

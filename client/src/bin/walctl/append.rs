@@ -2,33 +2,43 @@
 //!
 //! ```text
 //!   reader thread                                   runtime
-//!   file ─▶ records ─▶ packs ══▶ a few packs ══▶ one request underway ─▶ ack ─▶ next
+//!   file ─▶ entries ─▶ packs ══▶ a few packs ══▶ one request underway ─▶ ack ─▶ next
 //! ```
 //!
 //! One request underway at a time: that alone keeps the order of the input without
-//! conditions, whoever else appends. Reading and packing go on meanwhile.
+//! conditions, however many others append. Reading and packing go on meanwhile.
+//!
+//! With a producer, the packs of each log are its batches 0, 1, 2, ... The same input makes the same
+//! packs, so a load that is run again sends the same batches, and the server answers repeats.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::sync::mpsc;
 use tonic::Code;
 use wald_client::proto::ServerLimits;
-use wald_client::{Client, Condition, Durability, Lsn, Outcome};
+use wald_client::{BatchAck, Client, Condition, Durability, Error, Lsn, Outcome, Reason};
 
 use crate::args::AppendArgs;
 use crate::exit::{Exit, Usage};
-use crate::input::{self, Format};
-use crate::output::{Out, Output};
+use crate::input::{self, Entry, Format};
+use crate::output::{Out, Output, say};
 use crate::pack::{Limits, Pack, Packer, Route};
+use crate::parse::Moment;
 use crate::progress::{Progress, counted};
 
 /// Packs read ahead; each is up to 4 MiB.
 const PACKS_AHEAD: usize = 4;
+
+/// Time for one request of a producer unless --timeout says otherwise: a server that restarts is
+/// waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is read, how, and where it goes.
 struct Plan {
@@ -41,27 +51,46 @@ struct Plan {
 /// A pack, and how much of the input had been read when it was full.
 type Item = Result<(Pack, u64)>;
 
-pub(crate) async fn run(client: &Client, args: AppendArgs, output: Output) -> Result<Exit> {
+pub(crate) async fn run(
+    client: &Client,
+    args: AppendArgs,
+    timeout: Option<Duration>,
+    output: Output,
+) -> Result<Exit> {
     let plan = plan(&args)?;
-    let (input, size) = open(plan.file.as_deref())?;
+    let (input, size) = match args.text.is_empty() {
+        true => open(plan.file.as_deref())?,
+        // Read by nobody: the records are given.
+        false => (Box::new(io::empty()) as Box<dyn Read + Send>, None),
+    };
     let limits = limits(client).await?;
-    if plan.file.is_none() && io::stdin().is_terminal() {
-        eprintln!("walctl: reading records from the terminal, one a line; Ctrl-D ends");
+    let from_terminal = plan.file.is_none() && args.text.is_empty() && io::stdin().is_terminal();
+    if from_terminal {
+        say("reading records from the terminal, one a line; Ctrl-D ends");
         hint(&args);
     }
-    let mut packs = read_ahead(input, plan.format, Packer::new(limits, plan.route));
+    let given = Given {
+        format: plan.format,
+        texts: args.text.clone(),
+        headers: args.header.clone(),
+        timestamp_us: args.time.map_or(0, |Moment(micros)| micros),
+    };
+    let mut packs = read_ahead(input, given, Packer::new(limits, plan.route));
     let mut progress = Progress::begin(size);
     let ended = tokio::select! {
-        ended = load(client, &args, &mut packs, &mut progress) => ended.map(|()| Exit::Ok),
+        ended = load(client, &args, timeout, &mut packs, &mut progress) => ended.map(|()| Exit::Ok),
         _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
     };
     progress.end(matches!(ended, Ok(Exit::Ok)));
-    if matches!(ended, Ok(Exit::Ok)) && progress.records == 0 && !io::stdin().is_terminal() {
+    if matches!(ended, Ok(Exit::Ok)) && progress.is_empty() && !from_terminal {
         hint(&args);
     }
     report(&progress, output)?;
     if let Ok(Exit::Interrupted) = ended {
-        eprintln!("walctl: interrupted; the request underway may have been appended, too");
+        say(match args.producer {
+            Some(_) => "interrupted; the same command with the same input goes on",
+            None => "interrupted; the request underway may have been appended, too",
+        });
     }
     ended
 }
@@ -71,23 +100,58 @@ fn hint(args: &AppendArgs) {
     if let ([only], None) = (args.places.as_slice(), &args.log_from_field)
         && Path::new(only).is_file()
     {
-        eprintln!("walctl: {only} is a file; did you forget the log? walctl append LOG {only}");
+        say(&format!(
+            "{only} is a file; did you forget the log? walctl append LOG {only}"
+        ));
     }
 }
 
-/// Reads the positional arguments, which mean different things with --log-from-field.
+/// Reads the positional arguments, which mean different things with --log-from-field and in
+/// formats whose records name their logs.
 fn plan(args: &AppendArgs) -> Result<Plan> {
+    let usage = |text: &str| anyhow::Error::from(Usage(text.to_owned()));
     let mut places = args.places.iter().cloned();
-    let route = match &args.log_from_field {
-        Some(field) => Route::Field {
+    let names_logs = args.format.is_some_and(Format::names_logs);
+    let prefix = args.log_prefix.clone();
+    let route = match (&args.log_from_field, places.len()) {
+        (Some(field), _) => Route::Field {
             field: field.clone(),
-            prefix: args.log_prefix.clone(),
+            prefix,
         },
-        None => Route::Log(places.next().ok_or_else(|| Usage("which log?".into()))?),
+        (None, 0) if names_logs => Route::Own { prefix },
+        (None, 1) if names_logs && Path::new(&args.places[0]).is_file() => {
+            return Err(usage(&format!(
+                "{0} is a file, and the log comes first: walctl append LOG {0}; for the logs that its \
+                 records name: walctl append --format ... < {0}",
+                args.places[0]
+            )));
+        }
+        (None, _) => {
+            let log = places.next();
+            let log = log.ok_or_else(|| usage("which log? walctl append LOG [FILE]"))?;
+            if !prefix.is_empty() {
+                return Err(usage(
+                    "--log-prefix is for --log-from-field and for records that name their logs; write \
+                     the whole name of the log",
+                ));
+            }
+            Route::Log(log)
+        }
     };
+    let many = !matches!(route, Route::Log(_));
+    if many && (args.expected_lsn.is_some() || args.writer_epoch.is_some()) {
+        return Err(usage(
+            "--expected-lsn and --writer-epoch are of one log; name it: walctl append LOG",
+        ));
+    }
     let file = places.next().filter(|file| file != "-");
     if places.next().is_some() {
-        return Err(Usage("with --log-from-field, name only the file".into()).into());
+        return Err(usage("with --log-from-field, name only the file"));
+    }
+    if let (Some(file), false) = (&file, args.text.is_empty()) {
+        return Err(usage(&format!(
+            "--text gives the records, and so does {file}; leave one of them out"
+        )));
     }
     let by_name = || {
         file.as_deref()
@@ -106,13 +170,13 @@ fn open(file: Option<&str>) -> Result<(Box<dyn Read + Send>, Option<u64>)> {
     let Some(path) = file else {
         return Ok((Box::new(io::stdin()), None));
     };
-    let file = File::open(path).with_context(|| format!("cannot open {path}"))?;
-    let size = file
-        .metadata()
-        .ok()
-        .filter(|meta| meta.is_file())
-        .map(|meta| meta.len());
-    Ok((Box::new(file), size))
+    let file = File::open(path).with_context(|| format!("cannot open {path:?}"))?;
+    let meta = file.metadata().ok();
+    if meta.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+        return Err(Usage(format!("{path:?} is a directory; name a file")).into());
+    }
+    let size = meta.filter(std::fs::Metadata::is_file);
+    Ok((Box::new(file), size.map(|meta| meta.len())))
 }
 
 /// The limits in force; the contract's defaults if this caller may append, but not ask.
@@ -127,10 +191,36 @@ async fn limits(client: &Client) -> Result<Limits> {
     Ok(Limits::of(&limits))
 }
 
+/// What the command line says of the records.
+struct Given {
+    format: Format,
+    /// The records themselves; none: they are read.
+    texts: Vec<String>,
+    /// Headers for each record, after its own.
+    headers: Vec<(String, String)>,
+    /// The time of records that have none of their own; 0: the server's.
+    timestamp_us: i64,
+}
+
+impl Given {
+    fn complete(&self, mut entry: Entry) -> Entry {
+        for (key, value) in &self.headers {
+            entry.headers.push(wald_client::Header {
+                key: key.clone(),
+                value: value.clone().into(),
+            });
+        }
+        if entry.timestamp_us == 0 {
+            entry.timestamp_us = self.timestamp_us;
+        }
+        entry
+    }
+}
+
 /// Reads and packs on a thread of its own: reading blocks.
 fn read_ahead(
     input: Box<dyn Read + Send>,
-    format: Format,
+    given: Given,
     mut packer: Packer,
 ) -> mpsc::Receiver<Item> {
     let (sender, receiver) = mpsc::channel(PACKS_AHEAD);
@@ -140,16 +230,24 @@ fn read_ahead(
             input,
             count: consumed.clone(),
         };
-        let mut input = BufReader::with_capacity(1 << 16, counted);
         let send = |pack| {
             let item = (pack, consumed.load(Ordering::Relaxed));
             sender
                 .blocking_send(Ok(item))
                 .context("nobody takes the records")
         };
-        let read = input::records(&mut input, format, &mut |record| {
-            packer.push(record)?.map_or(Ok(()), send)
-        });
+        let mut push = |entry| packer.push(given.complete(entry))?.map_or(Ok(()), send);
+        let read = match given.texts.is_empty() {
+            true => input::records(
+                BufReader::with_capacity(1 << 16, counted),
+                given.format,
+                &mut push,
+            ),
+            false => {
+                let mut texts = given.texts.iter().cloned();
+                texts.try_for_each(|text| push(Entry::plain(text)))
+            }
+        };
         // What came before an error is in order and counts.
         let rest = packer.finish().map_or(Ok(()), send);
         if let Err(error) = read.and(rest) {
@@ -177,6 +275,7 @@ impl Read for Counted {
 async fn load(
     client: &Client,
     args: &AppendArgs,
+    timeout: Option<Duration>,
     packs: &mut mpsc::Receiver<Item>,
     progress: &mut Progress,
 ) -> Result<()> {
@@ -184,11 +283,16 @@ async fn load(
         .durability
         .map_or(Durability::Unspecified, Durability::from);
     let mut expected = args.expected_lsn.map(Lsn::new);
+    let mut sequences = Sequences::default();
     while let Some(item) = packs.recv().await {
         let (pack, consumed) = item?;
         let (records, bytes) = (pack.records, pack.bytes);
         let mut batch = client.append_batch().durability(durability);
-        for (log, records) in pack.logs {
+        if args.producer.is_some() {
+            batch = batch.timeout(timeout.unwrap_or(PATIENCE));
+        }
+        let mut is_old = false;
+        for (log, entries) in pack.logs {
             let mut condition = Condition::new();
             if let Some(lsn) = expected {
                 condition = condition.expected_lsn(lsn);
@@ -196,26 +300,82 @@ async fn load(
             if let Some(epoch) = args.writer_epoch {
                 condition = condition.writer_epoch(epoch);
             }
-            batch = batch.log_if(log, condition, records);
-        }
-        let ack = batch.await.map_err(|error| match error.outcome() {
-            Outcome::NotApplied => anyhow::Error::from(error),
-            Outcome::Unknown => {
-                let after = if progress.records == 0 {
-                    ""
-                } else {
-                    " after these"
-                };
-                anyhow::Error::from(error).context(format!(
-                    "{}{after} may or may not be appended",
-                    counted(records)
-                ))
+            if let Some(id) = &args.producer {
+                let (sequence, old) = sequences.next(&log);
+                is_old |= old;
+                condition = condition.producer(id, args.producer_epoch, sequence);
             }
-        })?;
+            batch = batch.log_if(log, condition, entries.into_iter().map(Entry::into_record));
+        }
+        // All parts of a batch are there, or none.
+        let appended = match is_old {
+            true => Ok(None),
+            false => batch.await.map(Some),
+        };
+        match appended {
+            Ok(Some(ack)) if is_repeat(&ack) => progress.known(records, consumed),
+            Ok(Some(ack)) => progress.acked(records, bytes, consumed, &ack),
+            Ok(None) => progress.known(records, consumed),
+            Err(error) if sequences.is_too_old(&error) => progress.known(records, consumed),
+            Err(error) => return Err(failed(error, args, records, progress)),
+        }
         expected = expected.map(|lsn| lsn.advance(records));
-        progress.acked(records, bytes, consumed, &ack);
     }
     Ok(())
+}
+
+fn is_repeat(ack: &BatchAck) -> bool {
+    ack.appends.iter().any(|append| append.deduplicated)
+}
+
+/// The sequences of a producer's batches, by log.
+#[derive(Default)]
+struct Sequences {
+    next: HashMap<String, u64>,
+    /// The oldest sequence that the server can compare. Every batch before it was appended, since
+    /// sequences have no gaps.
+    oldest: HashMap<String, u64>,
+}
+
+impl Sequences {
+    /// The sequence of the next batch of a log, and whether it is known to be there.
+    fn next(&mut self, log: &str) -> (u64, bool) {
+        let next = match self.next.get_mut(log) {
+            Some(next) => next,
+            None => self.next.entry(log.to_owned()).or_default(),
+        };
+        let sequence = *next;
+        *next += 1;
+        let oldest = self.oldest.get(log).copied().unwrap_or_default();
+        (sequence, sequence < oldest)
+    }
+
+    /// Whether the server refused a batch because it is older than those that it can compare.
+    fn is_too_old(&mut self, error: &Error) -> bool {
+        if error.reason() != Some(&Reason::ProducerExpired) {
+            return false;
+        }
+        let (Some(log), Some(oldest)) = (error.fact("log"), error.fact_number("oldest")) else {
+            return false;
+        };
+        self.oldest.insert(log.to_owned(), oldest);
+        true
+    }
+}
+
+/// Says of the failed request which records are in doubt.
+fn failed(error: Error, args: &AppendArgs, records: u64, progress: &Progress) -> anyhow::Error {
+    if args.producer.is_some() || error.outcome() == Outcome::NotApplied {
+        return error.into();
+    }
+    let after = match progress.records {
+        0 => "",
+        _ => " after these",
+    };
+    anyhow::Error::from(error).context(format!(
+        "{}{after} may or may not be appended",
+        counted(records)
+    ))
 }
 
 /// What was appended, for scripts.
@@ -264,6 +424,33 @@ mod tests {
     }
 
     #[test]
+    fn records_that_name_their_logs_need_no_log() {
+        let own = planned("walctl append --format delimited").unwrap();
+        assert!(matches!(own.route, Route::Own { .. }));
+        let one = planned("walctl append copy --format json").unwrap();
+        assert!(matches!(one.route, Route::Log(log) if log == "copy"));
+        assert!(planned("walctl append --format delimited --expected-lsn 0").is_err());
+        assert!(planned("walctl append orders --log-prefix a/").is_err());
+    }
+
+    #[test]
+    fn extension_is_read_without_regard_to_case() {
+        let upper = planned("walctl append orders data/UPPER.JSON").unwrap();
+        assert_eq!(upper.format, Format::JsonArray);
+    }
+
+    #[test]
+    fn batches_before_the_oldest_known_one_are_there() {
+        let mut sequences = Sequences::default();
+        assert_eq!(sequences.next("a"), (0, false));
+        sequences.oldest.insert("a".into(), 3);
+        assert_eq!(sequences.next("a"), (1, true));
+        assert_eq!(sequences.next("a"), (2, true));
+        assert_eq!(sequences.next("a"), (3, false));
+        assert_eq!(sequences.next("b"), (0, false));
+    }
+
+    #[test]
     fn append_without_a_log_is_refused() {
         assert!(planned("walctl append").err().unwrap().is::<Usage>());
     }
@@ -276,9 +463,17 @@ mod tests {
             record_bytes: 100,
         };
         let packer = Packer::new(limits, Route::Log("log".into()));
-        let mut packs = read_ahead(Box::new(&b"[1, 2, oops"[..]), Format::JsonArray, packer);
+        let given = Given {
+            format: Format::JsonArray,
+            texts: Vec::new(),
+            headers: vec![("k".into(), "v".into())],
+            timestamp_us: 7,
+        };
+        let mut packs = read_ahead(Box::new(&b"[1, 2, oops"[..]), given, packer);
         let (pack, consumed) = packs.blocking_recv().unwrap().unwrap();
         assert_eq!((pack.records, consumed), (2, 11));
+        let first = &pack.logs[0].1[0];
+        assert_eq!((first.headers.len(), first.timestamp_us), (1, 7));
         assert!(packs.blocking_recv().unwrap().is_err());
         assert!(packs.blocking_recv().is_none());
     }

@@ -34,7 +34,7 @@ pub(crate) struct Global {
     pub(crate) endpoint: String,
     /// Give up on a call after this long, such as 5s; until then connecting, and what is
     /// safe to repeat, is tried again and again [default: 10s].
-    #[arg(long, global = true, value_name = "SPAN", value_parser = parse::duration)]
+    #[arg(long, global = true, value_name = "SPAN", value_parser = wald_text::units::span)]
     pub(crate) timeout: Option<Duration>,
     /// Form of what is printed on stdout.
     #[arg(long, global = true, value_enum, default_value_t = Output::Text)]
@@ -58,8 +58,8 @@ pub(crate) enum Command {
     /// Create, show, change or delete a log.
     #[command(subcommand)]
     Log(LogCommand),
-    /// Forget the records of a log below an lsn, for ever. A server that sorts
-    /// (`sorter_enabled`) gives their space back to the disk.
+    /// Forget the records of a log below an lsn, for ever. Asks first on a terminal. A server
+    /// that sorts (`sorter_enabled`) gives their space back to the disk.
     Trim(TrimArgs),
     /// Shut out the older writers of a log: raise its writer epoch.
     Fence(FenceArgs),
@@ -98,13 +98,23 @@ pub(crate) enum Command {
 
 const APPEND_HELP: &str = "\
 Records are appended in the order of the input, in batches as large as the server takes, one \
-after the other. What was appended is said on stderr; with --output json or jsonl also on stdout, \
-an object with log, first_lsn and next_lsn for each log. Without a file, records are read from \
-stdin, on a terminal one a line until Ctrl-D.";
+after the other. stderr gets the number of records; with --output json or jsonl stdout gets an \
+object with log, first_lsn and next_lsn for each log. Without a file, records are read from \
+stdin, on a terminal one a line until Ctrl-D.
+
+--format json and delimited take what `walctl scan` prints with --output json and delimited, with \
+headers and times. Each record goes to the log that it names, or all go to LOG:
+
+  walctl scan --all --output delimited | walctl --endpoint OTHER append --format delimited
+
+--producer ID makes a load safe to run again from the start: the server recognises batches that it \
+has. Run it with the same input, format and options. The last 1,024 batches are compared (the \
+server's producer_window); older ones are skipped.";
 
 const BATCH_HELP: &str = "\
 Input: one JSON object per line, {\"log\": ...} with one of \"text\": \"...\", \"data\": \"base64\" and \
-\"value\": any JSON; with \"headers\": [{\"key\": ..., and \"value\" or \"data\": ...}] if wanted.
+\"value\": any JSON; with \"headers\": [{\"key\": ..., and \"value\" or \"data\": ...}] and \"time\" if \
+wanted. `walctl scan --output json` prints such lines.
 
 A log that was fenced cannot be written with it: it names no writer epoch.";
 
@@ -112,7 +122,11 @@ const SCAN_HELP: &str = "\
 --output jsonl prints each payload on a line of its own: JSON as it was appended, other text as a \
 JSON string, other bytes as {\"data\": \"base64\"}. --output json prints each record on a line of \
 its own, an object with log, lsn, time, headers, and one of value (JSON), text and data (base64). \
---output raw prints payloads, each followed by a newline.
+--output delimited prints length-delimited wald.v1.RecordBatch messages. --output raw prints \
+payloads, each followed by a newline. `walctl append --format json` and `--format delimited` take \
+records back with headers and times.
+
+On a terminal, control characters and invisible ones are escaped in every form.
 
 Missing records are named on stderr; if they are damaged or lost, the exit code is 5.";
 
@@ -132,14 +146,32 @@ pub(crate) struct AppendArgs {
     /// cannot be written so: there is no writer epoch for each.
     #[arg(long, value_name = "FIELD")]
     pub(crate) log_from_field: Option<String>,
-    /// What to put before the field's value.
+    /// Prefix for the names of logs that come from the records
     #[arg(
         long,
         value_name = "PREFIX",
-        requires = "log_from_field",
-        default_value = ""
+        default_value = "",
+        hide_default_value = true
     )]
     pub(crate) log_prefix: String,
+    /// Text of a record, instead of a file; may be given several times
+    #[arg(long, value_name = "TEXT", conflicts_with = "format")]
+    pub(crate) text: Vec<String>,
+    /// Header for every record; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse::header)]
+    pub(crate) header: Vec<(String, String)>,
+    /// Time of records without their own: RFC 3339, or a span before now (10m) [default: the
+    /// server's clock]
+    #[arg(long, value_name = "TIME", value_parser = parse::moment)]
+    pub(crate) time: Option<Moment>,
+    /// Name of a producer: the load goes on after a lost connection, and can be run again from
+    /// the start without duplicates
+    #[arg(long, value_name = "ID", conflicts_with = "expected_lsn")]
+    pub(crate) producer: Option<String>,
+    /// Incarnation of the producer; a higher one shuts out lower ones and recognises none of
+    /// their batches
+    #[arg(long, value_name = "EPOCH", default_value_t = 0, requires = "producer")]
+    pub(crate) producer_epoch: u64,
     /// How durable records must be before the next batch goes out [default: as the log's
     /// sync mode says].
     #[arg(long, value_enum)]
@@ -184,11 +216,14 @@ pub(crate) struct ReadArgs {
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) max: u32,
     /// Wait so long for a first record if there is none.
-    #[arg(long, value_name = "SPAN", value_parser = parse::duration)]
+    #[arg(long, value_name = "SPAN", value_parser = wald_text::units::span)]
     pub(crate) wait: Option<Duration>,
     /// Which records to see [default: those that the log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
+    /// Give a terminal raw bytes as they are, with --output raw or delimited
+    #[arg(long)]
+    pub(crate) unescaped: bool,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -218,6 +253,9 @@ pub(crate) struct ScanArgs {
     /// Which records to see [default: those that each log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
+    /// Give a terminal raw bytes as they are, with --output raw or delimited
+    #[arg(long)]
+    pub(crate) unescaped: bool,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -230,6 +268,9 @@ pub(crate) struct TailArgs {
     /// Which records to see [default: those that the log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
+    /// Give a terminal raw bytes as they are, with --output raw or delimited
+    #[arg(long)]
+    pub(crate) unescaped: bool,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -256,14 +297,17 @@ pub(crate) enum LogCommand {
     },
     /// Change what is given, leave the rest.
     Update(ConfigureArgs),
-    /// Delete a log with all its records. A server that sorts (`sorter_enabled`) gives their
-    /// space back to the disk.
+    /// Delete a log with all its records. Asks first on a terminal. A server that sorts
+    /// (`sorter_enabled`) gives their space back to the disk.
     Delete {
         /// The log.
         log: String,
         /// Only if the log has this number.
         #[arg(long, value_name = "ID")]
         log_id: Option<u64>,
+        /// Do not ask
+        #[arg(long, short = 'y')]
+        yes: bool,
     },
 }
 
@@ -274,12 +318,13 @@ pub(crate) struct ConfigureArgs {
     /// What an append is acked with [default: the server's].
     #[arg(long, value_enum)]
     pub(crate) sync_mode: Option<SyncModeArg>,
-    /// Forget batches that arrived longer ago than this; 0: however old they are. A log with a
-    /// retention of its own has nothing of the server's.
-    #[arg(long, value_name = "SPAN", value_parser = parse::duration)]
+    /// Drop batches that arrived longer ago than this, such as 7d (0 = no limit). Any bound set
+    /// here replaces all server defaults
+    #[arg(long, value_name = "SPAN", value_parser = wald_text::units::span)]
     pub(crate) max_age: Option<Duration>,
-    /// Forget the oldest batches beyond the newest that take so many bytes; 0: however many.
-    #[arg(long, value_name = "BYTES")]
+    /// Drop the oldest batches beyond the newest that take this size, such as 10GiB (0 = no
+    /// limit)
+    #[arg(long, value_name = "SIZE", value_parser = wald_text::units::size)]
     pub(crate) max_bytes: Option<u64>,
     /// Forget the oldest records beyond so many; 0: however many.
     #[arg(long, value_name = "N")]
@@ -294,8 +339,8 @@ pub(crate) struct ConfigureArgs {
     /// How batches are compressed on disk.
     #[arg(long, value_enum)]
     pub(crate) compression: Option<CompressionArg>,
-    /// Largest record taken.
-    #[arg(long, value_name = "BYTES")]
+    /// Largest record, such as 64KiB (0 = the server's limit)
+    #[arg(long, value_name = "SIZE", value_parser = parse::record_size)]
     pub(crate) max_record_bytes: Option<u32>,
 }
 
@@ -309,6 +354,9 @@ pub(crate) struct TrimArgs {
     /// Only if the log has this number.
     #[arg(long, value_name = "ID")]
     pub(crate) log_id: Option<u64>,
+    /// Do not ask
+    #[arg(long, short = 'y')]
+    pub(crate) yes: bool,
 }
 
 const FENCE_HELP: &str = "\
@@ -330,12 +378,20 @@ pub(crate) struct FenceArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CursorCommand {
-    /// List the cursors of a log.
+    /// List the cursors of a log, or of all logs, with their lag
     List {
-        /// The log.
-        log: String,
+        /// The log [default: all logs]
+        log: Option<String>,
+        /// Only logs whose names start with this
+        #[arg(
+            long,
+            conflicts_with = "log",
+            default_value = "",
+            hide_default_value = true
+        )]
+        prefix: String,
         /// Only if the log has this number.
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", requires = "log")]
         log_id: Option<u64>,
     },
     /// Show a cursor.
@@ -412,8 +468,8 @@ pub(crate) struct VerifyArgs {
     /// Only this segment, by its number as its file has it (16 hexadecimal digits).
     #[arg(long, value_parser = parse::hexadecimal)]
     pub(crate) segment: Option<u64>,
-    /// Read at most so many bytes a second; 0: no bound.
-    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    /// Most bytes that the server reads in a second, such as 50MB (0 = no bound)
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = wald_text::units::size)]
     pub(crate) max_bytes_per_second: u64,
 }
 
@@ -452,12 +508,13 @@ pub(crate) struct BackupArgs {
     /// Keep so many backups, this one included, and remove older ones once it is there.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) keep: Option<u64>,
-    /// Let the server read at most so many bytes a second [default: no bound].
+    /// Most bytes that the server reads in a second, such as 50MB [default: no bound]
     #[arg(
         long,
-        value_name = "BYTES",
-        default_value_t = 0,
-        hide_default_value = true
+        value_name = "SIZE",
+        default_value = "0",
+        hide_default_value = true,
+        value_parser = wald_text::units::size
     )]
     pub(crate) max_bytes_per_second: u64,
 }

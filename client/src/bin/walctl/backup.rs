@@ -8,7 +8,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use serde_json::json;
 use wald_client::Client;
@@ -17,7 +16,8 @@ use wald_client::proto::{BackupManifest, Finding, backup_response::Part};
 use self::shelf::{Found, Kept, Receiving, Shelf, hex};
 use crate::args::{BackupArgs, BackupCommand};
 use crate::exit::{Damaged, Exit, Usage};
-use crate::output::{Out, Output, rfc3339};
+use crate::output::{Out, Output, rfc3339, say};
+use crate::table::Table;
 
 pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Result<Exit> {
     match (args.command, args.dir) {
@@ -202,7 +202,7 @@ fn tell(taken: &Taken, output: Output) -> Result<Exit> {
             value["removed"] = json!(taken.removed);
             out.json(&value)?;
         }
-        Output::Text | Output::Raw => {
+        Output::Text | Output::Raw | Output::Delimited => {
             out.line(&format!(
                 "backup {} of position {}: {} in {} files, {} of it new, in {}",
                 taken.kept.id,
@@ -219,12 +219,12 @@ fn tell(taken: &Taken, output: Output) -> Result<Exit> {
     }
     out.flush()?;
     for finding in &manifest.findings {
-        eprintln!("walctl: the store is damaged: {}", sentence(finding));
+        say(&format!("the store is damaged: {}", sentence(finding)));
     }
     if taken.spared {
-        eprintln!(
-            "walctl: no older backup was removed, since they may hold whole what this one does not; \
-             `walctl backup prune` removes them all the same"
+        say(
+            "no older backup was removed, since they may hold records that this one lost; `walctl \
+             backup prune` removes them",
         );
     }
     Ok(match manifest.findings.is_empty() {
@@ -268,7 +268,7 @@ fn list(dir: &Path, output: Output) -> Result<Exit> {
             }
         }
         Output::Text => out.line(&table(&all))?,
-        Output::Raw => {
+        Output::Raw | Output::Delimited => {
             for kept in &all {
                 out.line(&kept.id)?;
             }
@@ -282,13 +282,12 @@ fn list(dir: &Path, output: Output) -> Result<Exit> {
 }
 
 fn table(all: &[Kept]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header([
+    let mut table = Table::with_header([
         "BACKUP", "TIME", "POSITION", "EPOCH", "FILES", "SIZE", "DAMAGE",
     ]);
     for kept in all {
         let manifest = &kept.manifest;
-        table.add_row([
+        table.row([
             kept.id.clone(),
             rfc3339(kept.create_time()),
             manifest.position.unwrap_or(0).to_string(),
@@ -298,10 +297,8 @@ fn table(all: &[Kept]) -> String {
             manifest.findings.len().to_string(),
         ]);
     }
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.trim_fmt()
+    table.right(2..7);
+    table.text()
 }
 
 fn prune(dir: &Path, keep: u64, output: Output) -> Result<Exit> {
@@ -315,7 +312,7 @@ fn prune(dir: &Path, keep: u64, output: Output) -> Result<Exit> {
         Output::Json | Output::Jsonl => {
             out.json(&json!({ "removed": removed, "freed_bytes": freed }))?;
         }
-        Output::Text | Output::Raw => {
+        Output::Text | Output::Raw | Output::Delimited => {
             for id in &removed {
                 out.line(&format!("removed backup {id}"))?;
             }

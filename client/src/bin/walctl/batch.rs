@@ -1,65 +1,27 @@
 //! `walctl batch`: records for several logs, all or nothing.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, Read};
 
-use anyhow::{Context, Result, bail};
-use bytes::Bytes;
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use anyhow::{Context, Result};
 use wald_client::{Check, Client, Condition, Durability, Lsn, Record};
 
 use crate::args::BatchArgs;
-use crate::exit::Exit;
-use crate::input;
-use crate::output::{JsonHeader, Out, Output, from_base64};
-
-/// One line of the input.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Line {
-    log: String,
-    text: Option<String>,
-    data: Option<String>,
-    value: Option<Box<RawValue>>,
-    #[serde(default)]
-    headers: Vec<JsonHeader>,
-}
-
-impl Line {
-    fn into_record(self) -> Result<(String, Record)> {
-        let payload = match (self.text, self.data, self.value) {
-            (Some(text), None, None) => Bytes::from(text),
-            (None, Some(data), None) => from_base64(&data).context("`data` is not base64")?,
-            (None, None, Some(value)) => Bytes::from(String::from(Box::<str>::from(value))),
-            _ => bail!("it needs exactly one of `text`, `data` (base64) and `value` (JSON)"),
-        };
-        let mut record = Record::new(payload);
-        for header in self.headers {
-            let value = match (header.value, header.data) {
-                (Some(value), None) => Bytes::from(value),
-                (None, Some(data)) => from_base64(&data).context("a header is not base64")?,
-                _ => bail!("a header needs exactly one of `value` and `data` (base64)"),
-            };
-            record = record.header(header.key, value);
-        }
-        Ok((self.log, record))
-    }
-}
+use crate::exit::{Exit, Usage};
+use crate::input::{self, Entry, Format};
+use crate::output::{Out, Output};
 
 /// Records by log, logs in the order in which they first occur.
 type Logs = Vec<(String, Vec<Record>)>;
 
-fn read(input: &mut dyn BufRead) -> Result<Logs> {
+fn read(input: impl Read) -> Result<Logs> {
     let mut logs = Logs::new();
-    input::lines(input, &mut |number, line| {
-        if line.trim_ascii().is_empty() {
-            return Ok(());
-        }
-        let (log, record) = serde_json::from_slice::<Line>(line)
-            .map_err(anyhow::Error::from)
-            .and_then(Line::into_record)
-            .with_context(|| format!("line {number}"))?;
+    let mut count = 0;
+    input::records(input, Format::Json, &mut |entry: Entry| {
+        count += 1;
+        let log = entry.log.clone();
+        let log = log.with_context(|| format!("record {count} names no `log`"))?;
+        let record = entry.into_record();
         match logs.iter_mut().find(|(name, _)| *name == log) {
             Some((_, records)) => records.push(record),
             None => logs.push((log, vec![record])),
@@ -71,13 +33,18 @@ fn read(input: &mut dyn BufRead) -> Result<Logs> {
 
 pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Result<Exit> {
     let logs = match args.file.filter(|file| file.as_os_str() != "-") {
-        None => read(&mut io::stdin().lock())?,
+        None => read(io::stdin().lock())?,
         Some(path) => {
-            let file =
-                File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-            read(&mut BufReader::new(file))?
+            read(File::open(&path).with_context(|| format!("cannot open {}", path.display()))?)?
         }
     };
+    if logs.is_empty() {
+        return Err(Usage(
+            "the input has no record; give lines such as {\"log\": \"orders\", \"text\": \"tea\"}"
+                .into(),
+        )
+        .into());
+    }
     let durability = args
         .durability
         .map_or(Durability::Unspecified, Durability::from);
@@ -104,7 +71,7 @@ pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Res
                 "next_lsn": next.get(),
                 "durable_lsn": append.durable_lsn.map(Lsn::get),
             }))?,
-            Output::Text | Output::Raw => {
+            Output::Text | Output::Raw | Output::Delimited => {
                 out.line(&format!(
                     "{log}  lsn {first} to {}",
                     next.get().saturating_sub(1)
@@ -126,7 +93,7 @@ mod tests {
             {"log": "a", "data": "MjM="}
 
             {"log": "b", "value": {"n": 1.0}, "headers": [{"key": "k", "value": "v"}]}"#;
-        let logs = read(&mut &input[..]).unwrap();
+        let logs = read(&input[..]).unwrap();
         let third = Record::new(r#"{"n": 1.0}"#).header("k", "v");
         assert_eq!(
             logs,
@@ -138,15 +105,16 @@ mod tests {
     }
 
     #[test]
-    fn line_without_exactly_one_payload_is_named() {
-        for bad in [
-            r#"{"log": "a"}"#,
-            r#"{"log": "a", "text": "1", "data": ""}"#,
-            "7",
+    fn line_without_a_log_or_exactly_one_payload_is_named() {
+        for (bad, part) in [
+            (r#"{"log": "a"}"#, "line 2 "),
+            (r#"{"log": "a", "text": "1", "data": ""}"#, "line 2 "),
+            ("7", "line 2 "),
+            (r#"{"text": "1"}"#, "record 2 names no `log`"),
         ] {
             let input = format!("{}\n{bad}", r#"{"log": "a", "text": ""}"#);
-            let error = read(&mut input.as_bytes()).unwrap_err();
-            assert!(format!("{error:#}").starts_with("line 2: "), "{error:#}");
+            let error = format!("{:#}", read(input.as_bytes()).unwrap_err());
+            assert!(error.starts_with(part), "{error}");
         }
     }
 }

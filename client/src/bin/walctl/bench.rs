@@ -41,7 +41,7 @@ use server::About;
 use spec::{Extent, Level, Spec, Work};
 
 use crate::exit::{Exit, Usage};
-use crate::output::Output;
+use crate::output::{Output, note, say};
 
 /// Where a server's metrics are unless configured otherwise.
 const DEFAULT_METRICS: &str = "http://127.0.0.1:6926/metrics";
@@ -82,7 +82,7 @@ pub(crate) async fn run(
         metrics: args.metrics.clone().or(default),
     };
     if target.metrics.is_none() {
-        eprintln!("walctl: no --metrics: what the server uses is not told");
+        say("no --metrics: the server's use of resources is not measured");
     }
     let plan = Plan {
         warm_up: args.warm_up,
@@ -271,7 +271,10 @@ impl Bench {
         let mut measured: Vec<Vec<_>> = cases.iter().map(|_| Vec::new()).collect();
         for round in 1..=self.args.rounds {
             for (case, measured) in cases.iter().zip(&mut measured) {
-                eprintln!("round {round} of {}: {}", self.args.rounds, case.name);
+                note(&format!(
+                    "round {round} of {}: {}",
+                    self.args.rounds, case.name
+                ));
                 measured.push(measure(&self.target, &case.specs, plan)?);
             }
         }

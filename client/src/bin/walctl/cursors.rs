@@ -1,24 +1,56 @@
 //! `walctl cursor`: where consumers of a log go on reading.
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use serde_json::json;
-use wald_client::{Client, CursorCommit, NamedCursor};
+use wald_client::proto::Log;
+use wald_client::{Client, CursorCommit, NamedCursor, Reason};
 
 use crate::args::CursorCommand;
 use crate::exit::Exit;
-use crate::output::{Out, Output};
+use crate::logs;
+use crate::output::{Out, Output, note};
+use crate::table::Table;
+
+/// Logs whose cursors are asked for at a time.
+const AT_A_TIME: usize = 16;
+
+/// A cursor, and how far it is behind.
+struct Row {
+    log: String,
+    cursor: NamedCursor,
+    /// The next lsn of the log, as far as it is known.
+    tail: Option<u64>,
+}
+
+impl Row {
+    /// Records from the cursor on.
+    fn lag(&self) -> Option<u64> {
+        Some(self.tail?.saturating_sub(self.cursor.lsn.get()))
+    }
+}
 
 pub(crate) async fn cursor(
     client: &Client,
     command: CursorCommand,
     output: Output,
 ) -> Result<Exit> {
-    let (log, cursors) = match command {
-        CursorCommand::List { log, log_id } => {
-            let cursors = list(client, &log, log_id).await?;
-            (log, cursors)
+    let rows = match command {
+        CursorCommand::List {
+            log: None, prefix, ..
+        } => {
+            let rows = of_all(client, &prefix).await?;
+            print(&rows, true, output)?;
+            return Ok(Exit::Ok);
+        }
+        CursorCommand::List {
+            log: Some(log),
+            log_id,
+            ..
+        } => {
+            let log = client.get_log(log).await?;
+            of(client, log, log_id).await?
         }
         CursorCommand::Get {
             log,
@@ -26,7 +58,12 @@ pub(crate) async fn cursor(
             log_id,
         } => {
             let found = client.get_cursor(log.as_str(), cursor, log_id).await?;
-            (log, vec![found])
+            let tail = tail(client, &log).await;
+            vec![Row {
+                log,
+                cursor: found,
+                tail,
+            }]
         }
         CursorCommand::Set(args) => {
             let mut commit = CursorCommit::new(args.log.as_str(), args.cursor, args.lsn);
@@ -37,7 +74,12 @@ pub(crate) async fn cursor(
                 commit = commit.log_id(log_id);
             }
             let moved = client.commit_cursor(commit).await?;
-            (args.log, vec![moved])
+            let tail = tail(client, &args.log).await;
+            vec![Row {
+                log: args.log,
+                cursor: moved,
+                tail,
+            }]
         }
         CursorCommand::Delete {
             log,
@@ -46,52 +88,90 @@ pub(crate) async fn cursor(
         } => {
             let name = cursor.as_str();
             client.delete_cursor(log.as_str(), name, log_id).await?;
-            eprintln!("deleted cursor {cursor} of {log}");
+            note(&format!("deleted cursor {cursor} of {log}"));
             return Ok(Exit::Ok);
         }
     };
-    print(&log, &cursors, output)?;
+    print(&rows, false, output)?;
     Ok(Exit::Ok)
 }
 
-async fn list(client: &Client, log: &str, log_id: Option<u64>) -> Result<Vec<NamedCursor>> {
-    let mut cursors = Vec::new();
+/// The next lsn of a log. The lag is a courtesy: without it the answer stands.
+async fn tail(client: &Client, log: &str) -> Option<u64> {
+    client.get_log(log).await.ok()?.tail_lsn
+}
+
+/// The cursors of one log.
+async fn of(client: &Client, log: Log, log_id: Option<u64>) -> Result<Vec<Row>> {
+    // All pages are of one log, not of a later one under the name.
+    let log_id = log_id.or(Some(log.log_id));
+    let mut rows = Vec::new();
     let mut token = None;
     loop {
-        // All pages are of one log, not of a later one under the name.
-        let first = cursors.first().map(|cursor: &NamedCursor| cursor.log_id);
-        let log_id = log_id.or(first);
-        let page = client.list_cursors(log, 0, token, log_id).await?;
-        cursors.extend(page.cursors);
+        let page = client
+            .list_cursors(log.name.as_str(), 0, token, log_id)
+            .await?;
+        rows.extend(page.cursors.into_iter().map(|cursor| Row {
+            log: log.name.clone(),
+            cursor,
+            tail: log.tail_lsn,
+        }));
         token = page.next_page_token;
         if token.is_none() {
-            return Ok(cursors);
+            return Ok(rows);
         }
     }
 }
 
-fn print(log: &str, cursors: &[NamedCursor], output: Output) -> Result<()> {
-    let as_json = |cursor: &NamedCursor| {
+/// The cursors of all logs, by the names of these.
+async fn of_all(client: &Client, prefix: &str) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let mut token = None;
+    loop {
+        let page = client.list_logs(prefix, logs::PAGE, token).await?;
+        let found = stream::iter(page.logs).map(async |log| match of(client, log, None).await {
+            // It was deleted meanwhile.
+            Err(error) if is_gone(&error) => Ok(Vec::new()),
+            found => found,
+        });
+        let found: Vec<Vec<Row>> = found.buffered(AT_A_TIME).try_collect().await?;
+        rows.extend(found.into_iter().flatten());
+        token = page.next_page_token;
+        if token.is_none() {
+            return Ok(rows);
+        }
+    }
+}
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<wald_client::Error>();
+    let reason = error.and_then(wald_client::Error::reason);
+    matches!(reason, Some(Reason::LogNotFound | Reason::LogReplaced))
+}
+
+fn print(rows: &[Row], many: bool, output: Output) -> Result<()> {
+    let as_json = |row: &Row| {
         json!({
-            "log": log,
-            "cursor": cursor.name,
-            "lsn": cursor.lsn.get(),
-            "log_id": cursor.log_id,
-            "update_time": time(cursor),
+            "log": row.log,
+            "cursor": row.cursor.name,
+            "lsn": row.cursor.lsn.get(),
+            "lag": row.lag(),
+            "log_id": row.cursor.log_id,
+            "update_time": time(&row.cursor),
         })
     };
     let mut out = Out::new(output);
     match output {
-        Output::Text => out.line(&table(cursors))?,
-        Output::Json => out.json(&cursors.iter().map(as_json).collect::<Vec<_>>())?,
+        Output::Text => out.line(&table(rows, many))?,
+        Output::Json => out.json(&rows.iter().map(as_json).collect::<Vec<_>>())?,
         Output::Jsonl => {
-            for cursor in cursors {
-                out.json(&as_json(cursor))?;
+            for row in rows {
+                out.json(&as_json(row))?;
             }
         }
-        Output::Raw => {
-            for cursor in cursors {
-                out.line(&cursor.name)?;
+        Output::Raw | Output::Delimited => {
+            for row in rows {
+                out.line(&row.cursor.name)?;
             }
         }
     }
@@ -99,22 +179,25 @@ fn print(log: &str, cursors: &[NamedCursor], output: Output) -> Result<()> {
     Ok(())
 }
 
-fn table(cursors: &[NamedCursor]) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_header(["CURSOR", "NEXT", "MOVED"]);
-    for cursor in cursors {
-        table.add_row([
-            cursor.name.clone(),
-            cursor.lsn.to_string(),
-            time(cursor).unwrap_or_else(|| "-".to_owned()),
-        ]);
+/// A table; with the name of each cursor's log if they are of many.
+fn table(rows: &[Row], many: bool) -> String {
+    let mut table = match many {
+        true => Table::with_header(["LOG", "CURSOR", "NEXT", "LAG", "MOVED"]),
+        false => Table::with_header(["CURSOR", "NEXT", "LAG", "MOVED"]),
+    };
+    for row in rows {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        let log = many.then(|| row.log.clone());
+        table.row(log.into_iter().chain([
+            row.cursor.name.clone(),
+            row.cursor.lsn.to_string(),
+            or_dash(row.lag().map(|lag| lag.to_string())),
+            or_dash(time(&row.cursor)),
+        ]));
     }
-    for column in table.column_iter_mut().skip(1).take(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.trim_fmt()
+    let first = usize::from(many) + 1;
+    table.right(first..first + 2);
+    table.text()
 }
 
 /// When the cursor was last moved.

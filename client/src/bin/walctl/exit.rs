@@ -6,6 +6,7 @@ use tonic::Code;
 use wald_client::{Error, ErrorKind, Outcome, Reason};
 
 use crate::args::Command;
+use crate::output::say;
 
 /// Exit codes; scripts rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub(crate) enum Asked {
     /// To append with a command that has no --writer-epoch: it may be many logs, each with
     /// an epoch of its own.
     AppendToMany,
+    /// To append to one log.
+    Append,
     Else,
 }
 
@@ -48,6 +51,7 @@ impl Asked {
             Command::Fence(_) => Self::Fence,
             Command::Batch(_) => Self::AppendToMany,
             Command::Append(args) if args.log_from_field.is_some() => Self::AppendToMany,
+            Command::Append(_) => Self::Append,
             _ => Self::Else,
         }
     }
@@ -58,7 +62,7 @@ pub(crate) fn report(error: &anyhow::Error, asked: Asked) -> Exit {
     let exit = exit_of(error);
     // Whoever closed the pipe has seen enough.
     if exit != Exit::Ok {
-        eprintln!("walctl: {}", sentence(error, asked));
+        say(&sentence(error, asked));
     }
     exit
 }
@@ -73,7 +77,7 @@ fn sentence(error: &anyhow::Error, asked: Asked) -> String {
     } else if find::<Usage>(error).is_some() {
         text.push_str("; see --help");
     }
-    // One line, whatever the server put into its message.
+    // One line, whatever the server put into its message; [`say`] escapes the rest.
     text.replace(['\n', '\r'], " ")
 }
 
@@ -106,11 +110,42 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
         return Some(match reason {
             Reason::LogNotFound => "`walctl logs` shows what there is".to_owned(),
             Reason::CursorNotFound => "`walctl cursor list` shows what there is".to_owned(),
+            Reason::LogExists => "`walctl log get` shows it, `walctl log update` changes it".to_owned(),
             Reason::Fenced => fenced(error, asked)?,
             Reason::PositionMismatch => match (error.fact("cursor"), error.fact("log")) {
                 (Some(cursor), Some(log)) => cursor_mismatch(error, log, cursor),
+                _ if error.outcome() == Outcome::Unknown => IN_DOUBT.to_owned(),
                 _ => mismatch(error).to_owned(),
             },
+            Reason::ProducerExpired if error.fact("first_epoch").is_some() => {
+                "the server has forgotten this producer, so it cannot tell which records are there; see \
+                 the end of the log (`walctl tail LOG`), and append the rest with another --producer"
+                    .to_owned()
+            }
+            Reason::ProducerConflict => {
+                "this producer appended other records here: the input, its format or the server's \
+                 limits have changed; use another --producer for other input"
+                    .to_owned()
+            }
+            Reason::ProducerGap => {
+                "records of an earlier run were lost in a crash; run the load again from the start"
+                    .to_owned()
+            }
+            Reason::ProducerFenced => {
+                "a higher --producer-epoch has taken over; only that one may append now".to_owned()
+            }
+            Reason::InvalidLogName => {
+                "a name has 1 to 255 bytes of UTF-8 without control or invisible characters, and does \
+                 not begin with $"
+                    .to_owned()
+            }
+            Reason::LogReplaced => {
+                "the log was deleted and made again; `walctl log get` shows its --log-id".to_owned()
+            }
+            Reason::BeyondTail => "`walctl log get` shows the next lsn".to_owned(),
+            Reason::Quota => {
+                "delete something, or raise the setting that the message names".to_owned()
+            }
             Reason::Trimmed => return read_on("first_lsn"),
             Reason::Quarantined => return read_on("to_lsn"),
             Reason::DiskFull => "make space on the server's disk, then repeat".to_owned(),
@@ -120,11 +155,21 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
             }
             Reason::JournalFailed => "the server's log says more".to_owned(),
             Reason::DeadlineExceeded => "--timeout allows more".to_owned(),
-            Reason::RecordTooLarge | Reason::RequestTooLarge => "split it".to_owned(),
+            Reason::RecordTooLarge | Reason::RequestTooLarge => {
+                "split it, or raise max_record_bytes or max_batch_bytes of the server".to_owned()
+            }
             _ => return None,
         });
     }
     match error.kind() {
+        ErrorKind::ConnectionLost(_) if asked == Asked::Append => Some(
+            "compare the end of the log with the input (`walctl tail LOG`); --producer ID makes a load \
+             safe to run again"
+                .to_owned(),
+        ),
+        ErrorKind::InvalidEndpoint { .. } => {
+            Some("write HOST:PORT, such as 127.0.0.1:6925".to_owned())
+        }
         ErrorKind::Connect { .. } => {
             Some("is the server running? --endpoint or WALD_ENDPOINT says where".to_owned())
         }
@@ -137,6 +182,11 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
     }
 }
 
+/// What to do where an earlier attempt of the same request may have been applied: then the log is
+/// longer because of it.
+const IN_DOUBT: &str = "an earlier attempt of this request may have been appended; compare the end of \
+                        the log with the input (`walctl tail LOG`), and load with --producer ID";
+
 /// What a failed --expected-lsn means: only a log that is longer than expected was
 /// appended to.
 fn mismatch(error: &Error) -> &'static str {
@@ -146,9 +196,9 @@ fn mismatch(error: &Error) -> &'static str {
     ) {
         (_, Some(0)) => "the log is empty, or there is none of this name",
         (Some(expected), Some(actual)) if actual > expected => {
-            "someone else has appended; read on and decide anew"
+            "someone else has appended; read on and decide again"
         }
-        _ => "read the log and decide anew",
+        _ => "read the log and decide again",
     }
 }
 
@@ -164,9 +214,9 @@ fn cursor_mismatch(error: &Error, log: &str, cursor: &str) -> String {
         }
         (Some(expected), Some(actual)) if actual > expected => format!(
             "someone else has moved the cursor on; `walctl cursor get {log} {cursor}`, and decide \
-             anew"
+             again"
         ),
-        _ => format!("`walctl cursor get {log} {cursor}` shows where it is; decide anew"),
+        _ => format!("`walctl cursor get {log} {cursor}` shows where it is; decide again"),
     }
 }
 
@@ -177,20 +227,21 @@ fn fenced(error: &Error, asked: Asked) -> Option<String> {
     let advice = match (asked, error.fact_number("given_writer_epoch")) {
         (Asked::Fence, _) => {
             return Some(format!(
-                "--writer-epoch must be more than {current}; without it, it is the next"
+                "--writer-epoch must exceed {current}; omit it to use {}",
+                current.saturating_add(1)
             ));
         }
         (Asked::AppendToMany, _) => {
             "only the log's writer may append, with `walctl append LOG --writer-epoch`; this \
              command cannot write fenced logs"
         }
-        (Asked::Else, None) => {
+        (Asked::Append | Asked::Else, None) => {
             "a writer has taken the log over, and only that one may append, with --writer-epoch"
         }
-        (Asked::Else, Some(given)) if given < current => {
+        (Asked::Append | Asked::Else, Some(given)) if given < current => {
             "another writer has taken the log over; only that one may append now"
         }
-        (Asked::Else, Some(_)) => {
+        (Asked::Append | Asked::Else, Some(_)) => {
             "no fence has given that epoch out; name the one that yours printed"
         }
     };

@@ -1,20 +1,21 @@
 //! `walctl logs` and `walctl log`.
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::HumanBytes;
 use jiff::Timestamp;
 use serde_json::json;
 use wald_client::Client;
 use wald_client::proto::{Compression, Log, LogConfig, Retention, SyncMode};
+use wald_text::units::shown_span;
 
 use crate::args::{ConfigureArgs, LogCommand, LogsArgs};
 use crate::exit::{Exit, Usage};
-use crate::output::{Out, Output};
+use crate::output::{Out, Output, confirmed, note, say};
 use crate::progress::counted;
+use crate::table::Table;
 
 /// Logs asked for at a time.
-const PAGE: u32 = 1_000;
+pub(crate) const PAGE: u32 = 1_000;
 
 pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<Exit> {
     let mut logs: Vec<Log> = Vec::new();
@@ -39,7 +40,9 @@ pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Res
     }
     print(&logs, output)?;
     if let Some(token) = token {
-        eprintln!("there are more: --page-token {token} goes on, --limit 0 shows all");
+        say(&format!(
+            "there are more: --page-token {token} goes on, --limit 0 shows all"
+        ));
     }
     Ok(Exit::Ok)
 }
@@ -54,13 +57,23 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
         LogCommand::Update(args) => {
             let (config, paths) = configuration(&args);
             if paths.is_empty() {
-                return Err(Usage("what shall be changed?".into()).into());
+                return Err(Usage(
+                    "name a setting to change, such as --max-age 7d or --sync-mode batch".into(),
+                )
+                .into());
             }
             client.update_log(args.log, config, paths).await?
         }
-        LogCommand::Delete { log, log_id } => {
+        LogCommand::Delete { log, log_id, yes } => {
+            let there = client.get_log(log.as_str()).await?;
+            if !confirmed(&question(&there), yes)? {
+                say("nothing was deleted");
+                return Ok(Exit::Failed);
+            }
+            // The log that was asked about, not a later one of its name.
+            let log_id = log_id.or(Some(there.log_id));
             client.delete_log(log.as_str(), log_id).await?;
-            eprintln!("deleted {log}");
+            note(&format!("deleted {log}"));
             return Ok(Exit::Ok);
         }
     };
@@ -119,7 +132,7 @@ fn print(logs: &[Log], output: Output) -> Result<()> {
                 out.json(&as_json(log))?;
             }
         }
-        Output::Raw => {
+        Output::Raw | Output::Delimited => {
             for log in logs {
                 out.line(&log.name)?;
             }
@@ -129,17 +142,27 @@ fn print(logs: &[Log], output: Output) -> Result<()> {
     Ok(())
 }
 
+/// Names what a deletion takes.
+fn question(log: &Log) -> String {
+    let (first, next) = (log.first_lsn.unwrap_or(0), log.tail_lsn.unwrap_or(0));
+    match next.saturating_sub(first) {
+        0 => format!("delete the empty log {}?", log.name),
+        many => format!(
+            "delete the log {} with {}, lsn {first} to {}, for ever?",
+            log.name,
+            counted(many),
+            next.saturating_sub(1)
+        ),
+    }
+}
+
 fn table(logs: &[Log]) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header([
-            "LOG", "FIRST", "NEXT", "DURABLE", "STORED", "SYNC", "CREATED",
-        ]);
+    let mut table = Table::with_header([
+        "LOG", "FIRST", "NEXT", "DURABLE", "STORED", "SYNC", "CREATED",
+    ]);
     for log in logs {
         let number = |lsn: Option<u64>| lsn.map_or_else(|| "-".to_owned(), |lsn| lsn.to_string());
-        table.add_row([
+        table.row([
             log.name.clone(),
             number(log.first_lsn),
             number(log.tail_lsn),
@@ -149,10 +172,8 @@ fn table(logs: &[Log]) -> String {
             time(log.create_time.as_ref()).unwrap_or_else(|| "-".to_owned()),
         ]);
     }
-    for column in table.column_iter_mut().skip(1).take(4) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.trim_fmt()
+    table.right(1..5);
+    table.text()
 }
 
 /// Everything about one log.
@@ -163,9 +184,6 @@ fn details(log: &Log) -> String {
     let or_default = |text: Option<String>| text.unwrap_or_else(|| "the server's".to_owned());
     let most = Some(config.max_record_bytes).filter(|bytes| *bytes != 0);
     let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic);
     for (name, value) in [
         ("log", log.name.clone()),
         ("log id", log.log_id.to_string()),
@@ -187,9 +205,9 @@ fn details(log: &Log) -> String {
         ("created", or_dash(time(log.create_time.as_ref()))),
         ("updated", or_dash(time(log.update_time.as_ref()))),
     ] {
-        table.add_row([name.to_owned(), value]);
+        table.row([name.to_owned(), value]);
     }
-    table.trim_fmt()
+    table.text()
 }
 
 /// What a log keeps, in words.
@@ -198,8 +216,9 @@ pub(crate) fn retention(retention: Option<&Retention>) -> String {
         return "the server's".to_owned();
     };
     let mut bounds = Vec::new();
-    if let Some(age) = &retention.max_age {
-        bounds.push(age.to_string());
+    if let Some(age) = retention.max_age {
+        let span = std::time::Duration::try_from(age).ok();
+        bounds.push(span.map_or_else(|| age.to_string(), shown_span));
     }
     if retention.max_bytes != 0 {
         bounds.push(HumanBytes(retention.max_bytes).to_string());
@@ -292,7 +311,7 @@ mod tests {
             };
             configuration(&args)
         };
-        let (config, paths) = made("walctl log update l --max-age 168h --respect-cursors");
+        let (config, paths) = made("walctl log update l --max-age 7d --respect-cursors");
         assert_eq!(paths, ["retention.max_age", "retention.respect_cursors"]);
         let own = config.retention.unwrap();
         assert_eq!(
@@ -301,7 +320,7 @@ mod tests {
         );
         assert_eq!(
             retention(Some(&own)),
-            "at most 604800s; nothing beyond the lowest cursor is forgotten"
+            "at most 168h; nothing beyond the lowest cursor is forgotten"
         );
         let (config, _) = made("walctl log update l --respect-cursors false --max-bytes 0");
         assert_eq!(config.retention, Some(Retention::default()));

@@ -1,5 +1,7 @@
 //! `walctl`: Wald from the command line. Data on stdout, all else on stderr.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod append;
 mod args;
 mod backup;
@@ -17,6 +19,7 @@ mod producers;
 mod progress;
 mod scan;
 mod status;
+mod table;
 mod verify;
 
 use std::time::Duration;
@@ -26,8 +29,8 @@ use clap::Parser;
 use wald_client::{Client, Health, RetryPolicy, SyncTarget};
 
 use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
-use crate::exit::{Asked, Exit};
-use crate::output::{Out, Output};
+use crate::exit::{Asked, Exit, Usage};
+use crate::output::{Out, Output, confirmed, say};
 
 fn main() {
     let args = Args::parse();
@@ -42,6 +45,16 @@ fn main() {
 
 #[tokio::main]
 async fn run(args: Args) -> Result<Exit> {
+    let has_records = matches!(
+        args.command,
+        Command::Read(_) | Command::Scan(_) | Command::Tail(_)
+    );
+    if args.global.output == Output::Delimited && !has_records {
+        return Err(Usage(
+            "--output delimited is for records: read, scan and tail; try --output json".into(),
+        )
+        .into());
+    }
     // Who asks how the server is wants to know now; for the others --timeout is the bound.
     let asks = matches!(args.command, Command::Health(_) | Command::Status(_));
     let mut builder = Client::builder(args.global.endpoint.clone()).retry(RetryPolicy {
@@ -55,7 +68,7 @@ async fn run(args: Args) -> Result<Exit> {
     let client = builder.connect_lazy()?;
     // An append says how far it came, so it minds interruptions itself.
     if let Command::Append(append) = args.command {
-        return append::run(&client, append, args.global.output).await;
+        return append::run(&client, append, args.global.timeout, args.global.output).await;
     }
     tokio::select! {
         done = other(&client, args.command, &args.global) => done,
@@ -66,7 +79,7 @@ async fn run(args: Args) -> Result<Exit> {
 async fn other(client: &Client, command: Command, global: &Global) -> Result<Exit> {
     let output = global.output;
     match command {
-        Command::Append(args) => append::run(client, args, output).await,
+        Command::Append(args) => append::run(client, args, global.timeout, output).await,
         Command::Batch(args) => batch::run(client, args, output).await,
         Command::Read(args) => scan::read(client, args, output).await,
         Command::Scan(args) => scan::scan(client, args, output).await,
@@ -89,6 +102,14 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
 }
 
 async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<Exit> {
+    let question = format!(
+        "forget the records of {} below lsn {}, for ever?",
+        args.log, args.before
+    );
+    if !confirmed(&question, args.yes)? {
+        say("nothing was trimmed");
+        return Ok(Exit::Failed);
+    }
     let first = client
         .trim(args.log.as_str(), args.before.into(), args.log_id)
         .await?;
@@ -97,7 +118,9 @@ async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<Exit> {
         Output::Json | Output::Jsonl => {
             out.json(&serde_json::json!({ "log": args.log, "first_lsn": first.get() }))?;
         }
-        Output::Text | Output::Raw => out.line(&format!("first lsn {first}"))?,
+        Output::Text | Output::Raw | Output::Delimited => {
+            out.line(&format!("first lsn {first}"))?
+        }
     }
     out.flush()?;
     Ok(Exit::Ok)
@@ -115,7 +138,7 @@ async fn fence(client: &Client, args: FenceArgs, output: Output) -> Result<Exit>
             "writer_epoch": fenced.writer_epoch,
             "log_id": fenced.log_id,
         }))?,
-        Output::Text | Output::Raw => out.line(&format!(
+        Output::Text | Output::Raw | Output::Delimited => out.line(&format!(
             "next lsn {}, writer epoch {}",
             fenced.tail_lsn, fenced.writer_epoch
         ))?,
@@ -153,7 +176,7 @@ async fn health(client: &Client, args: HealthArgs, output: Output) -> Result<Exi
     let mut out = Out::new(output);
     match output {
         Output::Json | Output::Jsonl => out.json(&serde_json::json!({ "status": status }))?,
-        Output::Text | Output::Raw => out.line(status)?,
+        Output::Text | Output::Raw | Output::Delimited => out.line(status)?,
     }
     out.flush()?;
     Ok(exit)

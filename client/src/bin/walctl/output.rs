@@ -1,28 +1,70 @@
-//! What goes to stdout.
+//! Output: data on stdout, all else on stderr, nothing that orders a terminal about.
+//!
+//! | form | on a terminal | to a pipe or a file |
+//! |---|---|---|
+//! | `text` | escaped | escaped |
+//! | `json`, `jsonl` | invisible characters and controls as `\u` escapes | as they are: the same value |
+//! | `raw` | escaped, unless `--unescaped` | as they are |
+//! | `delimited` | refused, unless `--unescaped` | as they are |
+//!
+//! Rule: stdout is written by [`Out`] only, stderr by [`say`], [`note`] and [`confirmed`] only;
+//! lints forbid the rest.
 
-use std::fmt::Write as _;
-use std::io::{self, BufWriter, Stdout, Write};
+use std::io::{self, BufRead, BufWriter, IsTerminal, Stdout, Write};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use clap::ValueEnum;
 use jiff::Timestamp;
+use prost::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use wald_client::{Header, StoredRecord};
+use wald_client::proto::record::Payload;
+use wald_client::proto::{Record, RecordBatch};
+use wald_client::{Batch, Header, StoredRecord};
+use wald_text::shown::{escaped, escaped_bytes, escaped_json};
+
+use crate::exit::Usage;
 
 /// Form of what is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
-    /// For people: tables and lines.
+    /// For people: tables and lines
     Text,
-    /// JSON; of records one object per line, with log, lsn, time and headers.
+    /// JSON; records as objects with log, lsn, time and headers, one per line
     Json,
-    /// JSON, one value per line; of records the bare payload.
+    /// JSON, one value per line; records as bare payloads
     Jsonl,
-    /// Bare bytes, each record's followed by a newline.
+    /// Records as length-delimited wald.v1.RecordBatch messages (read, scan and tail only)
+    Delimited,
+    /// Bare bytes, a newline after each record
     Raw,
+}
+
+/// Says something on stderr.
+#[allow(clippy::print_stderr, reason = "the one place")]
+pub(crate) fn say(text: &str) {
+    eprintln!("walctl: {}", escaped(text));
+}
+
+/// Says something on stderr that is no complaint: progress, results.
+#[allow(clippy::print_stderr, reason = "the one place")]
+pub(crate) fn note(text: &str) {
+    eprintln!("{}", escaped(text));
+}
+
+/// Asks a person on a terminal whether to do what cannot be undone. Scripts are not asked.
+#[allow(clippy::print_stderr, reason = "the one place")]
+pub(crate) fn confirmed(question: &str, yes: bool) -> io::Result<bool> {
+    let stdin = io::stdin();
+    if yes || !stdin.is_terminal() {
+        return Ok(true);
+    }
+    eprint!("walctl: {} [y/N] ", escaped(question));
+    let mut answer = String::new();
+    stdin.lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 /// A header as JSON has it: `value` if it is text, else `data` in base64.
@@ -45,6 +87,8 @@ struct JsonRecord<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     headers: Vec<JsonHeader>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    crc32c: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
@@ -55,59 +99,88 @@ struct JsonRecord<'a> {
 /// Stdout, buffered.
 pub(crate) struct Out {
     form: Output,
+    /// Whether a person sees it as it is.
+    terminal: bool,
     stdout: BufWriter<Stdout>,
+    /// Records whose headers, or whose exact payload, JSON lines do not have.
+    without_headers: u64,
+    changed: u64,
 }
 
 impl Out {
     pub(crate) fn new(form: Output) -> Self {
+        let stdout = io::stdout();
         Self {
             form,
-            stdout: BufWriter::with_capacity(1 << 16, io::stdout()),
+            terminal: stdout.is_terminal(),
+            stdout: BufWriter::with_capacity(1 << 16, stdout),
+            without_headers: 0,
+            changed: 0,
         }
     }
 
-    /// Prints a record; with its log's name in front of it if `name_log`.
-    pub(crate) fn record(
-        &mut self,
-        log: &str,
-        record: &StoredRecord,
-        name_log: bool,
-    ) -> io::Result<()> {
+    /// For records. `unescaped`: a terminal gets raw bytes as they are.
+    ///
+    /// # Errors
+    /// If messages would go to a terminal.
+    pub(crate) fn of_records(form: Output, unescaped: bool) -> Result<Self, Usage> {
+        let mut out = Self::new(form);
+        if form == Output::Delimited && out.terminal && !unescaped {
+            return Err(Usage(
+                "--output delimited is binary, and stdout is a terminal: redirect it to a file or a \
+                 pipe, or add --unescaped"
+                    .into(),
+            ));
+        }
+        out.terminal &= !(unescaped && matches!(form, Output::Raw | Output::Delimited));
+        Ok(out)
+    }
+
+    /// Prints records; with their log's name in front of each if `name_log`.
+    pub(crate) fn batch(&mut self, batch: &Batch, name_log: bool) -> io::Result<()> {
+        if self.form == Output::Delimited {
+            let message = message(batch).encode_length_delimited_to_vec();
+            return self.stdout.write_all(&message);
+        }
+        for record in &batch.records {
+            self.record(&batch.log, record, name_log)?;
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, log: &str, record: &StoredRecord, name_log: bool) -> io::Result<()> {
         match self.form {
             Output::Text => {
                 if name_log {
-                    write!(self.stdout, "{}  ", escaped(log.as_bytes()))?;
+                    write!(self.stdout, "{}  ", escaped(log))?;
                 }
                 let time = rfc3339(record.timestamp_us);
-                writeln!(
-                    self.stdout,
-                    "{}  {time}  {}",
-                    record.lsn,
-                    escaped(&record.data)
-                )
-            }
-            Output::Json => {
-                let value = as_json(&record.data);
-                let text = std::str::from_utf8(&record.data).ok();
-                self.json(&JsonRecord {
-                    log,
-                    lsn: record.lsn.get(),
-                    time: rfc3339(record.timestamp_us),
-                    headers: record.headers.iter().map(json_header).collect(),
-                    text: text.filter(|_| value.is_none()),
-                    data: text.is_none().then(|| STANDARD.encode(&record.data)),
-                    value,
-                })
-            }
-            Output::Jsonl => match (as_json(&record.data), std::str::from_utf8(&record.data)) {
-                (Some(value), _) => writeln!(self.stdout, "{}", value.get()),
-                (None, Ok(text)) => self.json(&text),
-                (None, Err(_)) => {
-                    let data = STANDARD.encode(&record.data);
-                    self.json(&serde_json::json!({ "data": data }))
+                write!(self.stdout, "{}  {time}  ", record.lsn)?;
+                if !record.headers.is_empty() {
+                    write!(self.stdout, "{}  ", headers_in_words(&record.headers))?;
                 }
-            },
-            Output::Raw => {
+                writeln!(self.stdout, "{}", escaped_bytes(&record.data))
+            }
+            Output::Json => self.json(&json_record(log, record)),
+            Output::Jsonl => {
+                self.without_headers += u64::from(!record.headers.is_empty());
+                match (as_json(&record.data), std::str::from_utf8(&record.data)) {
+                    (Some(value), _) => self.json(&value),
+                    (None, Ok(text)) => {
+                        self.changed += 1;
+                        self.json(&text)
+                    }
+                    (None, Err(_)) => {
+                        self.changed += 1;
+                        let data = STANDARD.encode(&record.data);
+                        self.json(&serde_json::json!({ "data": data }))
+                    }
+                }
+            }
+            Output::Raw | Output::Delimited if self.terminal => {
+                writeln!(self.stdout, "{}", escaped_bytes(&record.data))
+            }
+            Output::Raw | Output::Delimited => {
                 self.stdout.write_all(&record.data)?;
                 self.stdout.write_all(b"\n")
             }
@@ -116,24 +189,92 @@ impl Out {
 
     /// Prints a JSON value on a line of its own.
     pub(crate) fn json<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
+        if self.terminal {
+            let json = serde_json::to_string(value)?;
+            return writeln!(self.stdout, "{}", escaped_json(&json));
+        }
         serde_json::to_writer(&mut self.stdout, value)?;
         self.stdout.write_all(b"\n")
     }
 
-    /// Prints a line.
-    pub(crate) fn line(&mut self, line: &str) -> io::Result<()> {
-        writeln!(self.stdout, "{line}")
+    /// Prints lines.
+    pub(crate) fn line(&mut self, lines: &str) -> io::Result<()> {
+        if self.terminal || self.form == Output::Text {
+            let lines = lines.split('\n').map(escaped).collect::<Vec<_>>();
+            return writeln!(self.stdout, "{}", lines.join("\n"));
+        }
+        writeln!(self.stdout, "{lines}")
     }
 
-    /// Prints bytes as they are.
+    /// Prints bytes of walctl's own as they are.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stdout.write_all(bytes)
     }
 
-    /// Hands what is buffered to whoever reads.
+    /// Hands what is buffered to the reader.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.stdout.flush()
     }
+
+    /// Ends a print of records: reports on stderr what the form had no place for.
+    pub(crate) fn end(mut self) -> io::Result<()> {
+        self.flush()?;
+        let (headers, changed) = (self.without_headers, self.changed);
+        if headers + changed > 0 {
+            say(&format!(
+                "--output jsonl prints payloads as JSON: {headers} records have headers that it leaves \
+                 out, {changed} are not JSON; --output json or delimited keeps everything"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A batch as the message that `append --format delimited` reads.
+fn message(batch: &Batch) -> RecordBatch {
+    let record = |record: &StoredRecord| Record {
+        payload: Some(Payload::Data(record.data.clone())),
+        headers: record.headers.clone(),
+        timestamp_us: record.timestamp_us,
+        crc32c: record.crc32c,
+        ..Default::default()
+    };
+    RecordBatch {
+        log: batch.log.clone(),
+        log_id: batch.log_id,
+        first_lsn: batch.records.first().map(|record| record.lsn.get()),
+        records: batch.records.iter().map(record).collect(),
+        ..Default::default()
+    }
+}
+
+fn json_record<'a>(log: &'a str, record: &'a StoredRecord) -> JsonRecord<'a> {
+    // A value only if it is the payload to the byte: so `append --format json` gets it back.
+    let value = as_json(&record.data).filter(|value| value.get().as_bytes() == record.data);
+    let text = std::str::from_utf8(&record.data).ok();
+    JsonRecord {
+        log,
+        lsn: record.lsn.get(),
+        time: rfc3339(record.timestamp_us),
+        headers: record.headers.iter().map(json_header).collect(),
+        crc32c: record.crc32c,
+        text: text.filter(|_| value.is_none()),
+        data: text.is_none().then(|| STANDARD.encode(&record.data)),
+        value,
+    }
+}
+
+/// Headers for people: `[key=value, ...]`.
+fn headers_in_words(headers: &[Header]) -> String {
+    let word = |header: &Header| {
+        let (key, value) = (escaped(&header.key), escaped_bytes(&header.value));
+        match value.contains([' ', ',', ']', '"']) {
+            true => format!("{key}=\"{}\"", value.replace('"', "\\\"")),
+            false => format!("{key}={value}"),
+        }
+    };
+    let words: Vec<String> = headers.iter().map(word).collect();
+    format!("[{}]", words.join(", "))
 }
 
 /// The payload as JSON on one line, if it is JSON: the text as it was appended, but for
@@ -154,21 +295,12 @@ fn without_line_ends(json: &str) -> String {
     json.replace(['\n', '\r'], " ")
 }
 
-/// The payload for a terminal: nothing in it may move the cursor or end the line.
-pub(crate) fn escaped(data: &[u8]) -> String {
-    let Ok(text) = std::str::from_utf8(data) else {
-        return data.escape_ascii().to_string();
-    };
-    let mut safe = String::with_capacity(text.len());
-    for char in text.chars() {
-        if char.is_control() {
-            // Writing to a string cannot fail.
-            let _ = write!(safe, "{}", char.escape_default());
-        } else {
-            safe.push(char);
-        }
+/// The time that [`rfc3339`] wrote.
+pub(crate) fn from_rfc3339(text: &str) -> Option<i64> {
+    match text.strip_suffix("us") {
+        Some(micros) => micros.parse().ok(),
+        None => Some(text.parse::<Timestamp>().ok()?.as_microsecond()),
     }
-    safe
 }
 
 /// RFC 3339, UTC, microseconds; a time out of the calendar's range as its number.
@@ -212,17 +344,44 @@ mod tests {
     }
 
     #[test]
-    fn text_for_a_terminal_has_no_control_characters() {
+    fn json_record_has_a_value_only_if_it_is_the_payload_to_the_byte() {
+        let record = |data: &'static str| StoredRecord {
+            lsn: 0.into(),
+            timestamp_us: 1,
+            data: data.into(),
+            headers: Vec::new(),
+            crc32c: None,
+        };
+        assert!(json_record("a", &record("{\"n\": 1.50}")).value.is_some());
+        for data in [" 1", "{\n\"n\": 1}", "[1]\n", "text"] {
+            let kept = record(data);
+            assert_eq!(json_record("a", &kept).text, Some(data));
+        }
+    }
+
+    #[test]
+    fn headers_are_shown_escaped_and_odd_values_in_quotes() {
+        let header = |key: &str, value: &'static [u8]| Header {
+            key: key.to_owned(),
+            value: value.into(),
+        };
+        let headers = [
+            header("a", b"1"),
+            header("b\n", b"x y\""),
+            header("c", b"\xff"),
+        ];
         assert_eq!(
-            escaped("grün\t\x1b[2J\n".as_bytes()),
-            "grün\\t\\u{1b}[2J\\n"
+            headers_in_words(&headers),
+            "[a=1, b\\n=\"x y\\\"\", c=\\xff]"
         );
-        assert_eq!(escaped(b"\xff\n"), "\\xff\\n");
     }
 
     #[test]
     fn time_has_microseconds_and_survives_absurd_values() {
         assert_eq!(rfc3339(1_500_000), "1970-01-01T00:00:01.500000Z");
         assert!(rfc3339(i64::MAX).ends_with("us"));
+        for time in [i64::MIN, -1, 0, 1_500_000, i64::MAX] {
+            assert_eq!(from_rfc3339(&rfc3339(time)), Some(time));
+        }
     }
 }

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::fmt;
 
 use anyhow::{Context, Result, bail};
-use bytes::Bytes;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use wald_client::proto::ServerLimits;
 
-/// What a record and a log cost in a request beside their bytes: tags and lengths.
+use crate::input::Entry;
+
+/// Upper bound on tags and lengths in a request: of a log, of a record with its time and
+/// checksum, of a header.
 const OVERHEAD_BYTES: u64 = 16;
 
 /// What one request may hold.
@@ -38,17 +40,24 @@ pub(crate) enum Route {
     Log(String),
     /// Each to the one that its field names.
     Field { field: String, prefix: String },
+    /// Each to the one that it names itself.
+    Own { prefix: String },
 }
 
 impl Route {
-    fn log_of(&self, record: &[u8]) -> Result<String> {
+    fn log_of(&self, entry: &Entry) -> Result<String> {
         match self {
             Self::Log(log) => Ok(log.clone()),
             Self::Field { field, prefix } => {
-                let value = serde_json::Deserializer::from_slice(record)
+                let value = serde_json::Deserializer::from_slice(&entry.data)
                     .deserialize_map(FieldOf(field))
                     .context("no log for it")?;
                 Ok(format!("{prefix}{value}"))
+            }
+            Self::Own { prefix } => {
+                let log = entry.log.as_deref();
+                let log = log.context("it names no log; name one: walctl append LOG")?;
+                Ok(format!("{prefix}{log}"))
             }
         }
     }
@@ -91,10 +100,10 @@ impl<'de> Visitor<'de> for FieldOf<'_> {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Pack {
     /// Records by log, in order.
-    pub(crate) logs: Vec<(String, Vec<Bytes>)>,
+    pub(crate) logs: Vec<(String, Vec<Entry>)>,
     /// Records in it.
     pub(crate) records: u64,
-    /// Bytes of payload in it.
+    /// Bytes of payload and headers in it.
     pub(crate) bytes: u64,
 }
 
@@ -124,22 +133,24 @@ impl Packer {
     }
 
     /// Adds a record. Returns the pack before it if that is full.
-    pub(crate) fn push(&mut self, record: Bytes) -> Result<Option<Pack>> {
+    pub(crate) fn push(&mut self, entry: Entry) -> Result<Option<Pack>> {
         self.seen += 1;
-        let bytes = record.len() as u64;
+        let bytes = entry.bytes();
         if bytes > self.limits.record_bytes {
             bail!(
-                "record {} has {bytes} bytes, and the server takes at most {}",
+                "record {} has {bytes} bytes, and the server takes at most {}; split it, or raise \
+                 max_record_bytes of the server",
                 self.seen,
                 self.limits.record_bytes
             );
         }
         let log = self
             .route
-            .log_of(&record)
+            .log_of(&entry)
             .with_context(|| format!("record {}", self.seen))?;
         // As if the log were new in the pack: it is in the next one, if this one is full.
-        let size = bytes + log.len() as u64 + 2 * OVERHEAD_BYTES;
+        let overheads = 3 + entry.headers.len() as u64;
+        let size = bytes + log.len() as u64 + overheads * OVERHEAD_BYTES;
         let full = self.pack.records + 1 > self.limits.records
             || (self.pack.records > 0 && self.size + size > self.limits.bytes);
         let done = if full { self.finish() } else { None };
@@ -150,7 +161,7 @@ impl Packer {
             self.pack.logs.push((log.clone(), Vec::new()));
             self.pack.logs.len() - 1
         });
-        self.pack.logs[place].1.push(record);
+        self.pack.logs[place].1.push(entry);
         Ok(done)
     }
 
@@ -177,7 +188,7 @@ mod tests {
         let mut packer = Packer::new(LIMITS, route);
         let mut packs = Vec::new();
         for record in records {
-            packs.extend(packer.push(Bytes::copy_from_slice(record.as_bytes()))?);
+            packs.extend(packer.push(Entry::plain(record.to_string()))?);
         }
         packs.extend(packer.finish());
         Ok(packs)
@@ -201,7 +212,7 @@ mod tests {
 
     #[test]
     fn pack_ends_at_the_most_bytes() {
-        let large = "x".repeat(450);
+        let large = "x".repeat(440);
         let packs = packs(Route::Log("log".into()), &[&large, &large, &large]).unwrap();
         assert_eq!(
             packs.iter().map(|pack| pack.records).collect::<Vec<_>>(),
@@ -237,7 +248,8 @@ mod tests {
             (logs[0].0.as_str(), logs[1].0.as_str()),
             ("airport/SEA", "airport/BOS")
         );
-        assert_eq!(logs[0].1, [records[0], records[2]]);
+        let sea: Vec<_> = logs[0].1.iter().map(|entry| &entry.data[..]).collect();
+        assert_eq!(sea, [records[0].as_bytes(), records[2].as_bytes()]);
     }
 
     #[test]

@@ -1,16 +1,7 @@
-//! Values of flags: spans, moments, places in a log.
-
-use std::time::Duration;
+//! Values of flags: moments, places in a log, headers. Sizes and spans are `wald_text::units`.
 
 use jiff::{SignedDuration, Timestamp};
-
-/// A span such as `5s`, `500ms`, `1h 30m`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let span: SignedDuration = text
-        .parse()
-        .map_err(|_| "expected a span such as 5s, 500ms or 1h30m".to_owned())?;
-    Duration::try_from(span).map_err(|_| "a span cannot be negative".to_owned())
-}
+use wald_text::units;
 
 /// A moment, in microseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,11 +12,10 @@ pub(crate) fn moment(text: &str) -> Result<Moment, String> {
     let moment = match text.parse::<Timestamp>() {
         Ok(moment) => moment,
         Err(_) => {
-            let ago: SignedDuration = text.parse().map_err(|_| {
-                "expected a time such as 2026-11-20T17:00:00Z, or a span such as 10m, \
-                 which is so long ago"
-                    .to_owned()
-            })?;
+            const EXPECTED: &str = "expected a time such as 2026-11-20T17:00:00Z (UTC), or a span \
+                                    before now, such as 10m or 7d";
+            let ago = units::span(text).map_err(|_| EXPECTED)?;
+            let ago = SignedDuration::try_from(ago).map_err(|_| EXPECTED)?;
             Timestamp::now()
                 .checked_sub(ago)
                 .map_err(|error| error.to_string())?
@@ -58,6 +48,20 @@ pub(crate) fn log_and_lsn(text: &str) -> Result<(String, u64), String> {
     Ok((log.to_owned(), lsn.parse().map_err(|_| expected())?))
 }
 
+/// `KEY=VALUE`; the value may contain `=`.
+pub(crate) fn header(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE, such as trace=abc".to_owned()),
+    }
+}
+
+/// A size that a record may have.
+pub(crate) fn record_size(text: &str) -> Result<u32, String> {
+    let bytes = units::size(text)?;
+    u32::try_from(bytes).map_err(|_| "a record has less than 4GiB".to_owned())
+}
+
 /// A number as the names of segments have it.
 pub(crate) fn hexadecimal(text: &str) -> Result<u64, String> {
     u64::from_str_radix(text, 16).map_err(|_| "expected up to 16 hexadecimal digits".to_owned())
@@ -68,11 +72,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn duration_reads_units_and_refuses_bare_and_negative_numbers() {
-        assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert!(duration("5").is_err());
-        assert!(duration("-5s").is_err());
+    fn header_splits_at_the_first_sign_and_needs_a_key() {
+        assert_eq!(header("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert!(header("a").is_err() && header("=b").is_err());
     }
 
     #[test]

@@ -6,11 +6,15 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use wald_client::{BatchAck, LogAck};
 
+use crate::output::note;
+
 /// What was appended so far.
 pub(crate) struct Progress {
     bar: ProgressBar,
     began: Instant,
     pub(crate) records: u64,
+    /// Records that were there before.
+    known: u64,
     bytes: u64,
     /// First and next lsn of each log.
     pub(crate) logs: BTreeMap<String, (u64, u64)>,
@@ -31,6 +35,7 @@ impl Progress {
             bar,
             began: Instant::now(),
             records: 0,
+            known: 0,
             bytes: 0,
             logs: BTreeMap::new(),
         }
@@ -56,12 +61,25 @@ impl Progress {
         self.bar.set_message(counted(self.records));
     }
 
+    /// The records of one request were there before.
+    pub(crate) fn known(&mut self, records: u64, consumed: u64) {
+        self.known += records;
+        self.bar.set_position(consumed);
+        self.bar
+            .set_message(format!("{} known", counted(self.known)));
+    }
+
+    /// Whether there was no record at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records == 0 && self.known == 0
+    }
+
     /// Takes the bar away and says what was appended; nothing, if nothing was and it did
     /// not go well either.
     pub(crate) fn end(&self, well: bool) {
         self.bar.finish_and_clear();
-        if well || self.records > 0 {
-            eprintln!("{}", self.summary(self.began.elapsed()));
+        if well || !self.is_empty() {
+            note(&self.summary(self.began.elapsed()));
         }
     }
 
@@ -77,8 +95,12 @@ impl Progress {
         // A rate is for people; the precision of f64 is plenty.
         let seconds = took.as_secs_f64();
         let rate = self.records as f64 / seconds.max(1e-6);
+        let known = match self.known {
+            0 => String::new(),
+            known => format!("; {} were there already", counted(known)),
+        };
         format!(
-            "appended {} ({}){place}, in {seconds:.2} s, {rate:.0} records/s",
+            "appended {} ({}){place}, in {seconds:.2} s, {rate:.0} records/s{known}",
             counted(self.records),
             HumanBytes(self.bytes),
         )

@@ -1,11 +1,11 @@
 //! `walctl read`, `scan` and `tail`.
 
 use anyhow::Result;
-use wald_client::{Client, Gap, GapReason, Scan, ScanEvent, Selector, Visibility};
+use wald_client::{Batch, Client, Gap, GapReason, Reason, Scan, ScanEvent, Selector, Visibility};
 
 use crate::args::{ReadArgs, ScanArgs, TailArgs};
 use crate::exit::{Exit, Usage};
-use crate::output::{Out, Output};
+use crate::output::{Out, Output, say};
 use crate::parse::{Moment, Place};
 
 pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Result<Exit> {
@@ -25,25 +25,25 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
     if let Some(visibility) = args.visibility {
         read = read.visibility(visibility.into());
     }
+    let mut out = Out::of_records(output, args.unescaped)?;
     let page = read.await?;
-    let mut out = Out::new(output);
-    for record in &page.records {
-        out.record(&args.log, record, false)?;
-    }
-    out.flush()?;
-    if page.records.is_empty() {
-        eprintln!(
-            "walctl: nothing there; the next lsn will be {}",
-            page.tail_lsn
-        );
+    let (next, tail) = (page.next_lsn, page.tail_lsn);
+    let batch = Batch {
+        log: args.log,
+        log_id: 0,
+        records: page.records,
+    };
+    out.batch(&batch, false)?;
+    out.end()?;
+    if batch.records.is_empty() {
+        say(&format!("nothing there; the next lsn will be {tail}"));
         return Ok(Exit::NotFound);
     }
-    if page.next_lsn < page.tail_lsn {
-        eprintln!(
-            "walctl: there are more, up to lsn {}: --from {} goes on, --max allows more at a time",
-            page.tail_lsn.get().saturating_sub(1),
-            page.next_lsn
-        );
+    if next < tail {
+        say(&format!(
+            "there are more, up to lsn {}: --from {next} goes on, --max allows more at a time",
+            tail.get().saturating_sub(1),
+        ));
     }
     Ok(Exit::Ok)
 }
@@ -51,7 +51,16 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
 pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Result<Exit> {
     let one_log = args.log.is_some();
     if !one_log && (args.until.is_some() || matches!(args.from, Some(Place::Lsn(_)))) {
-        return Err(Usage("an lsn means something in one log only".into()).into());
+        return Err(Usage(
+            "an lsn means something in one log only; name the log, or begin at a time: \
+                          --from 10m"
+                .into(),
+        )
+        .into());
+    }
+    let out = Out::of_records(output, args.unescaped)?;
+    if let (Some(log), true) = (&args.log, args.follow) {
+        announce_wait(client, log).await?;
     }
     let selector = match (args.log, args.prefix) {
         (Some(log), _) => Selector::Log(log),
@@ -80,22 +89,37 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
     let visibility = args
         .visibility
         .map_or(Visibility::Unspecified, Visibility::from);
-    print(scan.visibility(visibility), output, !one_log).await
+    print(scan.visibility(visibility), out, !one_log).await
 }
 
 pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Result<Exit> {
     let visibility = args
         .visibility
         .map_or(Visibility::Unspecified, Visibility::from);
+    let out = Out::of_records(output, args.unescaped)?;
+    announce_wait(client, &args.log).await?;
     let scan = client
         .follow(args.log)
         .last(args.last)
         .visibility(visibility);
-    print(scan, output, false).await
+    print(scan, out, false).await
 }
 
-async fn print(scan: Scan, output: Output, name_log: bool) -> Result<Exit> {
-    let mut out = Out::new(output);
+/// Says that a log is waited for, if there is none: a slip of the finger would wait for ever.
+async fn announce_wait(client: &Client, log: &str) -> Result<()> {
+    match client.get_tail(log, Visibility::Unspecified, None).await {
+        Err(error) if error.reason() == Some(&Reason::LogNotFound) => {
+            say(&format!(
+                "there is no log {log} yet; waiting for its first record (`walctl logs` lists logs)"
+            ));
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+        Ok(_) => Ok(()),
+    }
+}
+
+async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<Exit> {
     let mut exit = Exit::Ok;
     let mut events = scan.open();
     // The same complaint again and again helps nobody.
@@ -104,12 +128,10 @@ async fn print(scan: Scan, output: Output, name_log: bool) -> Result<Exit> {
         match event {
             Ok(ScanEvent::Batch(batch)) => {
                 complaint.clear();
-                for record in &batch.records {
-                    out.record(&batch.log, record, name_log)?;
-                }
+                out.batch(&batch, name_log)?;
             }
             Ok(ScanEvent::Gap(gap)) => {
-                eprintln!("walctl: {}", sentence(&gap));
+                say(&sentence(&gap));
                 if matches!(gap.reason, GapReason::Quarantined | GapReason::Lost) {
                     exit = Exit::DataLoss;
                 }
@@ -120,9 +142,9 @@ async fn print(scan: Scan, output: Output, name_log: bool) -> Result<Exit> {
                 out.flush()?;
             }
             Ok(ScanEvent::Interrupted(error)) => {
-                let said = format!("walctl: {error}; going on");
+                let said = format!("{error}; going on");
                 if said != complaint {
-                    eprintln!("{said}");
+                    say(&said);
                     complaint = said;
                 }
             }
@@ -133,7 +155,7 @@ async fn print(scan: Scan, output: Output, name_log: bool) -> Result<Exit> {
             }
         }
     }
-    out.flush()?;
+    out.end()?;
     Ok(exit)
 }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use wald_client::proto::{
@@ -16,6 +15,7 @@ use crate::args::StatusArgs;
 use crate::exit::Exit;
 use crate::logs::{retention, retention_json, time, word};
 use crate::output::{Out, Output};
+use crate::table::Table;
 
 /// Everything asked of the server.
 struct Status<'a> {
@@ -39,7 +39,7 @@ pub(crate) async fn run(
     };
     let mut out = Out::new(output);
     match output {
-        Output::Text | Output::Raw => {
+        Output::Text | Output::Raw | Output::Delimited => {
             out.line(&status.table())?;
             if args.segments {
                 out.line("")?;
@@ -72,12 +72,7 @@ impl Status<'_> {
     fn table(&self) -> String {
         let info = &self.info;
         let mut table = Table::new();
-        table
-            .load_style(presets::NOTHING)
-            .set_content_arrangement(ContentArrangement::Dynamic);
-        let mut row = |name: &str, value: String| {
-            table.add_row([name.to_owned(), value]);
-        };
+        let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
         row(
             "server",
             format!("{}, wald {}", self.endpoint, info.version),
@@ -115,7 +110,7 @@ impl Status<'_> {
                 format!("FAILING, so that nothing is dropped: {why}"),
             );
         }
-        table.trim_fmt()
+        table.text()
     }
 
     fn sync_mode(&self) -> String {
@@ -287,16 +282,12 @@ fn limits_in_words(limits: &ServerLimits) -> String {
 }
 
 fn segment_table(segments: &[Segment]) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header(["SEGMENT", "KIND", "STATE", "FROM", "TO", "FILE", "LIVE"]);
+    let mut table = Table::with_header(["SEGMENT", "KIND", "STATE", "FROM", "TO", "FILE", "LIVE"]);
     for segment in segments {
         let number = |position: Option<u64>| {
             position.map_or_else(|| "-".to_owned(), |position| position.to_string())
         };
-        table.add_row([
+        table.row([
             format!("{:016x}", segment.segment_id),
             kind(segment).unwrap_or_default(),
             state(segment).unwrap_or_default(),
@@ -309,10 +300,8 @@ fn segment_table(segments: &[Segment]) -> String {
             },
         ]);
     }
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.trim_fmt()
+    table.right(3..7);
+    table.text()
 }
 
 #[cfg(test)]

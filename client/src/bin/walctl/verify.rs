@@ -7,11 +7,12 @@ use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use wald_client::Client;
 use wald_client::proto::{Finding, FindingKind, FindingSeverity};
+use wald_text::shown::escaped;
 
 use crate::args::VerifyArgs;
 use crate::exit::Exit;
 use crate::logs::word;
-use crate::output::{Out, Output, escaped};
+use crate::output::{Out, Output};
 
 pub(crate) async fn run(client: &Client, args: VerifyArgs, output: Output) -> Result<Exit> {
     let mut verification = client
@@ -34,10 +35,10 @@ pub(crate) async fn run(client: &Client, args: VerifyArgs, output: Output) -> Re
         bar.set_position(checked);
         for finding in answer.findings {
             match output {
-                Output::Text | Output::Raw => {
+                Output::Text | Output::Raw | Output::Delimited => {
                     let told = bar.suspend(|| {
                         out.line(&line(&finding))?;
-                        out.line(&format!("        {}", escaped(finding.advice.as_bytes())))?;
+                        out.line(&format!("        {}", escaped(&finding.advice)))?;
                         out.flush()
                     });
                     told?;
@@ -60,7 +61,9 @@ pub(crate) async fn run(client: &Client, args: VerifyArgs, output: Output) -> Re
     };
     let summary = json!({ "checked_bytes": checked, "severity": name });
     match output {
-        Output::Text | Output::Raw => out.line(&in_words(&findings, checked))?,
+        Output::Text | Output::Raw | Output::Delimited => {
+            out.line(&in_words(&findings, checked))?
+        }
         Output::Jsonl => out.json(&json!({ "summary": summary }))?,
         Output::Json => {
             let mut document = summary;
@@ -121,7 +124,7 @@ fn line(finding: &Finding) -> String {
         });
     }
     if !finding.file.is_empty() && !finding.detail.starts_with(&finding.file) {
-        place.push(escaped(finding.file.as_bytes()));
+        place.push(escaped(&finding.file));
     }
     if let (Some(from), Some(to)) = (finding.from_position, finding.to_position) {
         place.push(match from == to {
@@ -133,7 +136,7 @@ fn line(finding: &Finding) -> String {
     if !place.is_empty() {
         line.push_str(": ");
     }
-    line + &escaped(finding.detail.as_bytes())
+    line + &escaped(&finding.detail)
 }
 
 fn value(finding: &Finding) -> Value {

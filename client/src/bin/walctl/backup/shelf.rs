@@ -18,6 +18,7 @@ use wald_proto::backup::{
 use xxhash_rust::xxh3::Xxh3;
 
 use super::private;
+use crate::output::say;
 
 /// What a file is called until it is whole.
 const NEW: &str = ".new";
@@ -66,7 +67,7 @@ impl Found {
     /// Says on stderr what cannot be read.
     pub(crate) fn warn(self) -> Self {
         for bad in &self.bad {
-            eprintln!("walctl: warning: {bad}");
+            say(&format!("warning: {bad}"));
         }
         self
     }

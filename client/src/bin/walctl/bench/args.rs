@@ -6,7 +6,6 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, ValueEnum};
 
 use super::spec::Level;
-use crate::parse;
 
 pub(crate) const HELP: &str = "\
 It appends real records, to logs named PREFIX/...: measure a daemon of its own, on the disk that \
@@ -53,13 +52,13 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum)]
     pub(super) durability: Option<Level>,
     /// How long to measure, after the warm-up.
-    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = parse::duration)]
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = wald_text::units::span)]
     pub(super) duration: Duration,
     /// Measure so many calls, messages or scans instead, however long it takes.
     #[arg(long, value_name = "N", conflicts_with = "duration")]
     pub(super) count: Option<u64>,
     /// Time under load before anything counts.
-    #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = parse::duration)]
+    #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = wald_text::units::span)]
     pub(super) warm_up: Duration,
     /// Measure as often, in turn where there are several loads; the median is told.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]

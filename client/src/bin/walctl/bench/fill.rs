@@ -9,6 +9,7 @@ use super::caller::Load;
 use super::connection::Connection;
 use super::measure::Target;
 use super::spec::{Spec, Work};
+use crate::output::note;
 
 /// Records of one request at most, and bytes of them: below the server's limits as it comes.
 const RECORDS: u64 = 1_000;
@@ -49,7 +50,7 @@ pub(super) fn fill(target: &Target, spec: &Spec) -> Result<()> {
         let log = spec.log(0);
         let mut tail = tail(&connection, &log).await?;
         if tail < spec.filled {
-            eprintln!("filling {log}: {} records", spec.filled - tail);
+            note(&format!("filling {log}: {} records", spec.filled - tail));
         }
         let records = match spec.work {
             Work::Read => READ_RECORDS,

@@ -127,7 +127,7 @@ impl Report {
         let mut out = Out::new(output);
         match output {
             Output::Json | Output::Jsonl => out.json(self)?,
-            Output::Text | Output::Raw => self.print(&mut out)?,
+            Output::Text | Output::Raw | Output::Delimited => self.print(&mut out)?,
         }
         out.flush()?;
         Ok(())

@@ -1,0 +1,12 @@
+//! Text that `wald` and `walctl` read and show alike.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`units`] | sizes (`1GiB`) and spans of time (`1h30m`), read and shown |
+//! | [`shown`] | characters that people do not see, escaped before they reach a terminal |
+//!
+//! Both commands use this crate, so that an option and a setting take the same words. It has no
+//! dependencies and knows nothing of logs.
+
+pub mod shown;
+pub mod units;
