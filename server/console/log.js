@@ -2,7 +2,7 @@
 
 import { Refused, ask } from "./api.js";
 import { STEPS, h, isTyping, say } from "./dom.js";
-import { byteRate, bytes, clock, count, day, instant, rate } from "./format.js";
+import { byteRate, bytes, clock, count, day, instant, rate, span } from "./format.js";
 import { Rates } from "./logs.js";
 import { Detail, FORMS, preview } from "./record.js";
 
@@ -27,6 +27,19 @@ export function parseTime(text) {
   const [, date, time = "00:00", fraction = "", zone = "Z"] = match;
   const millis = Date.parse(`${date}T${time.length === 5 ? `${time}:00` : time}${zone}`);
   return Number.isNaN(millis) ? null : millis * 1000 + Math.round(Number(`0${fraction}`) * 1e6);
+}
+
+/** What a log forgets, in words. */
+export function retention({ own, max_age_seconds, max_bytes, max_records, respect_cursors }) {
+  const bounds = [max_age_seconds === null ? "" : span(max_age_seconds), max_bytes === null ? "" : bytes(max_bytes), max_records === null ? "" : `${count(max_records)} records`].filter(Boolean);
+  const text = bounds.length ? `at most ${bounds.join(", ")}${respect_cursors ? ", waits for cursors" : ""}` : "keeps everything";
+  return own ? text : `${text} (server's)`;
+}
+
+/** Cursors with their lag, the one that is furthest behind first. */
+export function cursors({ cursors, more_cursors }) {
+  const shown = [...cursors].sort((a, b) => b.lag - a.lag).map(({ name, lag }) => `${name}: ${lag ? `${count(lag)} behind` : "at the tail"}`);
+  return shown.length ? `${shown.join(", ")}${more_cursors ? ", …" : ""}` : "none";
 }
 
 const gapOf = (item) => ("gap" in item ? item.gap : null);
@@ -112,7 +125,7 @@ export class LogView {
     }
     const { info } = this;
     const now = this.rates.of(info);
-    const rows = [["Records", count(info.tail_lsn - info.first_lsn)], ["First", count(info.first_lsn)], ["Tail", count(info.tail_lsn)], ["Durable below", count(info.durable_lsn)], ["Now", now.records === null ? "–" : `${rate(now.records)} · ${byteRate(now.bytes)}`], ["Stored", bytes(info.stored_bytes)], ["Sync", info.sync_mode ?? `${this.world.server?.settings.sync_mode ?? ""} (server's)`], ["Compression", info.compression ?? "none", "wide"], ["Created", instant(info.create_time_us).slice(0, 19), "wide"], ["Id", info.log_id, "wide"]];
+    const rows = [["Records", count(info.tail_lsn - info.first_lsn)], ["First", count(info.first_lsn)], ["Tail", count(info.tail_lsn)], ["Durable below", count(info.durable_lsn)], ["Now", now.records === null ? "–" : `${rate(now.records)} · ${byteRate(now.bytes)}`], ["Stored", bytes(info.stored_bytes)], ["Sync", info.sync_mode ?? `${this.world.server?.settings.sync_mode ?? ""} (server's)`], ["Compression", info.compression ?? "none", "wide"], ["Created", instant(info.create_time_us).slice(0, 19), "wide"], ["Id", info.log_id, "wide"], ["Writer epoch", info.writer_epoch === 0 ? "0 (never fenced)" : count(info.writer_epoch), "wide"], ["Retention", retention(info.retention), "wide"], ["Cursors", cursors(info), "wide"]];
     if (this.facts.children.length !== rows.length) this.facts.replaceChildren(...rows.map(([name, , kind]) => h("div", { class: kind }, h("dt", {}, name), h("dd"))));
     rows.forEach(([, value], index) => say(this.facts.children[index].lastChild, value));
     this.markDurable(info.durable_lsn);

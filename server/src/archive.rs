@@ -17,7 +17,7 @@ use wald_storage::{
 use crate::backups::{self, bar};
 use crate::config::Config;
 use crate::host;
-use crate::offline::{DATA_LOSS, FAILED, escaped, written};
+use crate::offline::{DATA_LOSS, FAILED, escaped, json_line, written};
 use crate::serve::Exit;
 
 pub(crate) fn command() -> Command {
@@ -189,7 +189,7 @@ fn list(
         .map_err(|error| Exit::new(FAILED, format!("reading {}: {error}", archive.display())))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match json {
-        true => writeln!(out, "{}", document(&listing)),
+        true => json_line(&mut out, &document(&listing)),
         false => text(&mut out, &listing, verify),
     };
     written(printed.and_then(|()| out.flush()))?;
@@ -377,7 +377,7 @@ fn tell(restored: &ArchiveRestored, target: &Path, json: bool) -> Result<(), Exi
         eprintln!("wald: {}", line(finding));
     }
     for finding in &restored.report.findings {
-        eprintln!("wald: {finding}");
+        eprintln!("wald: {}", escaped(&finding.to_string()));
     }
     for skipped in &restored.skipped {
         eprintln!(

@@ -22,7 +22,8 @@ pub(crate) use layers::{
     ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
-    ConsoleMode, DamagePolicy, FlushFailurePolicy, LogFormat, ReadStrategy, Size, SyncMode, Value,
+    ConsoleMode, DamagePolicy, FlushFailurePolicy, LogFormat, LogPattern, LogPatterns,
+    ReadStrategy, Size, SyncMode, Value,
 };
 
 /// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
@@ -189,6 +190,10 @@ settings! {
     /// Maximum size of the names of all logs, producers and cursors; at least 1. What needs a
     /// new name beyond that is answered QUOTA.
     max_name_bytes: Size = "64MiB";
+    /// Whether names of new logs, producers and cursors may have characters that people do not
+    /// see: zero-width ones, bidirectional controls, blanks other than the plain space. false: such
+    /// a name is refused (INVALID_LOG_NAME). Existing names stay usable.
+    allow_invisible_names: bool = "false";
     /// How far a record's own time may be ahead of the server's clock.
     max_timestamp_ahead: Duration = "1m";
     /// Whether the first append to an unknown name creates the log.
@@ -225,8 +230,15 @@ settings! {
     retention_max_bytes: Size = "0B";
     /// Likewise, the oldest records beyond so many. 0: none.
     retention_max_records: u64 = "0";
-    /// Time from the end of one look for what logs forget to the next; more than 0. So much
-    /// longer may stay what goes past a bound.
+    /// Maximum size of the records of one log that only its cursors keep from retention (0 = no
+    /// bound). Beyond it the oldest are dropped, although a cursor has not passed them: its consumer
+    /// gets a gap (EXPIRED). Concerns logs with respect_cursors.
+    cursor_hold_bytes: Size = "0B";
+    /// Logs whose cursors have the metric wald_cursor_lag_records, separated by commas. A name that ends with
+    /// an asterisk covers every name that begins with the rest. At most 1,000 cursors are shown,
+    /// the first by name. Empty: none. Names of logs and cursors become labels.
+    cursor_lag_logs: LogPatterns = "";
+    /// Pause between two retention passes (> 0). Records may outlive their bound by this long.
     retention_interval: Duration = "10s";
     /// Whether sealed segments are sorted by log. Only then the space of what is trimmed or
     /// deleted comes back. Once a store was sorted, versions that do not know of it refuse it.
@@ -381,6 +393,7 @@ impl Config {
             max_producers: self.max_producers,
             max_cursors: self.max_cursors,
             max_name_bytes: self.max_name_bytes.0,
+            allow_invisible_names: self.allow_invisible_names,
             auto_create: self.auto_create,
             create_store: self.create_store,
             on_damage: self.on_damage.into(),
@@ -390,6 +403,7 @@ impl Config {
             scrub_bytes_per_second: self.scrub_bytes_per_second.0,
             scrub_interval: self.scrub_interval,
             retention: self.retention(),
+            cursor_hold_bytes: self.cursor_hold_bytes.0,
             retention_interval: self.retention_interval,
             sorter_enabled: self.sorter_enabled,
             sorter_step_bytes: self.sorter_step_bytes.0,

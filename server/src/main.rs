@@ -216,7 +216,10 @@ impl Source {
             Some(path) => match std::fs::read_to_string(path) {
                 Ok(text) => Some((path.clone(), text)),
                 Err(error) => {
-                    return Err(ConfigProblem(vec![format!("{}: {error}", path.display())]));
+                    return Err(ConfigProblem(vec![format!(
+                        "{}: {error}; --config names a TOML file, such as `wald config reference` prints",
+                        path.display()
+                    )]));
                 }
             },
         };

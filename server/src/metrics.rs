@@ -7,6 +7,7 @@
 
 mod calls;
 mod deadline;
+mod lag;
 mod observer;
 mod process;
 mod totals;
@@ -19,7 +20,7 @@ use prometheus::{
     Encoder, Error, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
     IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use wald_storage::{AppendError, Clock as _, Durability, RecoveryReport, Statistics, SystemClock};
+use wald_storage::{AppendError, Durability, RecoveryReport, Statistics, Timestamp};
 
 use crate::logging;
 use crate::status;
@@ -28,6 +29,7 @@ pub(crate) use calls::{CallCounter, CallFuture, Class, Head, Rpc};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;
+pub(crate) use lag::{Lag, lags};
 pub(crate) use totals::{Buckets, Totals, float};
 
 /// 10 ms times a power of two: from 20 us (a flush of battery-backed memory) to 10 s (a
@@ -166,10 +168,10 @@ pub(crate) struct Metrics {
     state: StateGauges,
     recovery_seconds: GaugeVec,
     recovery_epoch: IntGauge,
-    backup_time: Gauge,
     backup_seconds: Gauge,
     backup_bytes: IntGauge,
     lost_log_lines: IntCounterVec,
+    cursor_lag: IntGaugeVec,
 }
 
 /// Parts of the memory that calls hold, as labels.
@@ -213,6 +215,10 @@ struct StateGauges {
     unattributed_losses: IntGauge,
     scrubbed_bytes: IntCounter,
     last_scrub: Gauge,
+    last_backup: Gauge,
+    held_logs: IntGauge,
+    held_bytes: IntGauge,
+    held_age: Gauge,
     expiry_lag: Gauge,
     clock_jumps_ahead: IntCounter,
     clock_jumps_back: IntCounter,
@@ -271,32 +277,32 @@ impl StateGauges {
             )?,
             inflight_bytes: make.gauge(
                 "wald_inflight_bytes",
-                "How many bytes of appends wait for their ack? Near max_inflight_bytes new ones are refused.",
+                "Bytes of appends that wait for their ack. Near max_inflight_bytes new ones are refused with BUSY.",
             )?,
             durable_lag_bytes: make.gauge(
                 "wald_durable_lag_bytes",
-                "How many bytes are written, or in memory only (manual), and not flushed: what would a power cut take now?",
+                "Bytes that a power cut would take now: written or in memory only (manual), and not flushed.",
             )?,
             durable_lag_seconds: make.float_gauge(
                 "wald_durable_lag_seconds",
-                "How old is the oldest byte that is written and not flushed: how far back would a power cut reach now?",
+                "Age in seconds of the oldest byte that is written and not flushed. A power cut would reach back this far.",
             )?,
             segments: make.gauges(
                 "wald_segments",
-                "How many segment files are there, by what they are doing? None ready: the next roll waits.",
+                "Segment files, by state: active, sealed, ready. With 0 ready the next roll waits.",
                 &["state"],
             )?,
             open_segments: make.gauge(
                 "wald_open_segments",
-                "How many finished segments are open for reading? At most max_open_segments.",
+                "Finished segments that are open for reading. At most max_open_segments.",
             )?,
             segment_cache_evictions: make.counter(
                 "wald_segment_cache_evictions_total",
-                "How often was a segment closed to open another? Often: raise max_open_segments.",
+                "Segments that were closed to open another. Above 1 a second raise max_open_segments.",
             )?,
             disk_bytes: make.gauges(
                 "wald_disk_bytes",
-                "How many bytes does the data directory take, by what for?",
+                "Bytes of the data directory, by kind: journal, sorted, pool, quarantine.",
                 &["kind"],
             )?,
             disk_free_bytes: make.float_gauge(
@@ -305,7 +311,7 @@ impl StateGauges {
             )?,
             quarantined_records: make.gauge(
                 "wald_quarantined_records",
-                "How many records are known to be damaged? Alert above 0.",
+                "Records that are known to be damaged. Above 0 restore them from a backup, or accept the loss.",
             )?,
             unreadable_bytes: make.gauge(
                 "wald_unreadable_bytes",
@@ -321,11 +327,27 @@ impl StateGauges {
             )?,
             scrubbed_bytes: make.counter(
                 "wald_scrubbed_bytes_total",
-                "How many bytes of sealed segments were read again by scrubbing? Flat for longer than scrub_interval: it does not run.",
+                "Bytes of sealed segments that scrubbing read again. Flat for longer than scrub_interval: scrubbing does not run.",
             )?,
             last_scrub: make.float_gauge(
                 "wald_scrub_last_pass_timestamp_seconds",
-                "When did scrubbing last come through all sealed segments (Unix time)? 0: not since the start.",
+                "Time of the end of the last whole scrubbing pass in seconds since 1970. 0: none since the start.",
+            )?,
+            last_backup: make.float_gauge(
+                "wald_backup_last_success_timestamp_seconds",
+                "Time of the end of the last whole backup of this store in seconds since 1970; it survives restarts. 0: none.",
+            )?,
+            held_logs: make.gauge(
+                "wald_retention_held_logs",
+                "Logs whose cursors keep records that retention would drop. 0: cursors hold nothing back.",
+            )?,
+            held_bytes: make.gauge(
+                "wald_retention_held_bytes",
+                "Bytes of segments of the records that only cursors keep from retention. Growing: a consumer is gone; `walctl cursor list` names it.",
+            )?,
+            held_age: make.float_gauge(
+                "wald_retention_held_seconds",
+                "Age in seconds of the oldest record that only a cursor keeps from retention. 0: none. Above 86400 the consumer may be gone.",
             )?,
             expiry_lag: make.float_gauge(
                 "wald_retention_clock_lag_seconds",
@@ -339,48 +361,48 @@ impl StateGauges {
             )?,
             sorted_runs: make.gauge(
                 "wald_sorted_runs",
-                "How many sorted runs are there?",
+                "Sorted runs.",
             )?,
             sorter_read_bytes: make.counter(
                 "wald_sorter_read_bytes_total",
-                "How many bytes did the sorter read?",
+                "Bytes that the sorter read.",
             )?,
             sorter_written_bytes: make.counter(
                 "wald_sorter_written_bytes_total",
-                "How many bytes did the sorter write? Much more than what is appended: runs are written anew too often, raise sorter_step_bytes.",
+                "Bytes that the sorter wrote. Above 10 times the appended bytes raise sorter_step_bytes: runs are rewritten too often.",
             )?,
             sorter_freed_bytes: make.counter(
                 "wald_sorter_freed_bytes_total",
-                "How much space did the sorter give back? Bytes of files that went, less those of the runs that took their place.",
+                "Bytes of disk space that the sorter gave back: removed files less the runs that replace them.",
             )?,
             sorted_live_bytes: make.gauge(
                 "wald_sorted_live_bytes",
-                "How many bytes in sorted runs hold records that are kept, by the sorter's last look? 0 before the first.",
+                "Bytes in sorted runs of records that are kept, by the sorter's last pass. 0 before the first.",
             )?,
             sorted_dead_bytes: make.gauge(
                 "wald_sorted_dead_bytes",
-                "How many do not? More than an eighth of the live ones for long: the sorter does not get to writing runs anew.",
+                "Bytes in sorted runs that hold no live record. Above 1/8 of live bytes for long: the sorter lags.",
             )?,
             sorter_part_bytes: make.gauge(
                 "wald_sorter_part_bytes",
-                "How many bytes of segments are sorted in one go (an eighth of sorter_step_bytes)? 0: sorting is off. As many and more wait at any time.",
+                "Bytes of segments that are sorted in one pass: 1/8 of sorter_step_bytes. 0: sorting is off. At least this much normally waits.",
             )?,
             unsorted_bytes: make.gauge(
                 "wald_unsorted_bytes",
-                "How many bytes of sealed segments are not sorted yet? Growing beyond sorter_step_bytes: the sorter does not keep up, or is off.",
+                "Bytes of sealed segments that are not sorted yet. Growing beyond sorter_step_bytes: the sorter lags, or is off.",
             )?,
             archive_written_bytes: make.counter(
                 "wald_archive_written_bytes_total",
-                "How many bytes of what retention took were written to the archive?",
+                "Bytes of records that retention dropped and the archive has.",
             )?,
             archive_failures: make.counter(
                 "wald_archive_failures_total",
-                "How often could the archive not be written? As long as it grows, nothing is dropped: the data directory fills up.",
+                "Failed writes to the archive. As long as it grows, nothing is dropped and the data directory fills up.",
             )?,
-            followers: make.gauge("wald_followers", "How many scans wait for new records?")?,
+            followers: make.gauge("wald_followers", "Scans that wait for new records.")?,
             journal_failed: make.gauge(
                 "wald_journal_failed",
-                "Has the journal failed (1), so that only a restart lets appends go on? Alert above 0.",
+                "1 after a flush or write of the journal failed, else 0. At 1 appends are refused until a restart.",
             )?,
         })
     }
@@ -448,10 +470,12 @@ impl StateGauges {
             .inc_by(now.scrubbed_bytes.saturating_sub(scrubbed));
         // Microseconds of this century are below 2^53.
         #[allow(clippy::cast_precision_loss, reason = "see above")]
-        self.last_scrub.set(
-            now.last_scrub
-                .map_or(0.0, |time| time.micros() as f64 / 1e6),
-        );
+        let seconds = |time: Option<Timestamp>| time.map_or(0.0, |time| time.micros() as f64 / 1e6);
+        self.last_scrub.set(seconds(now.last_scrub));
+        self.last_backup.set(seconds(now.last_backup));
+        self.held_logs.set(signed(now.held_logs));
+        self.held_bytes.set(signed(now.held_bytes));
+        self.held_age.set(now.held_age.as_secs_f64());
         #[allow(clippy::cast_precision_loss, reason = "see above")]
         self.expiry_lag.set(now.expiry_lag_micros as f64 / 1e6);
         let (ahead, back) = (self.clock_jumps_ahead.get(), self.clock_jumps_back.get());
@@ -497,24 +521,24 @@ impl Metrics {
         let make = Maker(&registry);
         let append = make.latencies(
             "wald_append_duration_seconds",
-            "How long does an append take in the server, from decoded request to answer, by the durability it reached?",
+            "Duration of appends in the server in seconds, from the decoded request to the answer, by the durability reached.",
             &["durability"],
         )?;
         let read = make.latencies(
             "wald_read_duration_seconds",
-            "How long does the engine take for a page or a step of a scan? Waiting for new records is not in it.",
+            "Time of the engine in seconds for a page or a step of a scan, without waiting for new records.",
             &["op"],
         )?;
         let build = make.gauges(
             "wald_build_info",
-            "Which version runs? Always 1.",
+            "Version of the daemon as a label. Always 1.",
             &["version"],
         )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let recovery = make.register(GaugeVec::new(
             Opts::new(
                 "wald_recovery_duration_seconds",
-                "How long did the last start take to recover the store, and where did that go: reading the checkpoint, reading segments since, beginning a new segment, probing the disk?",
+                "Duration of the last recovery in seconds, by phase: total, checkpoint, segments read since it, begin of a new segment, probe of the disk.",
             ),
             &["phase"],
         )?)?;
@@ -543,33 +567,33 @@ impl Metrics {
             read_scan: read.with_label_values(&["scan"]),
             delivery_lag: make.histogram(
                 "wald_scan_delivery_lag_seconds",
-                "How long after its arrival is a record sent to those who wait for it?",
+                "Time in seconds from a record's arrival until followers are sent it.",
                 latency_buckets(),
             )?,
             appended_records: make.counter(
                 "wald_appended_records_total",
-                "How many records were appended and acked?",
+                "Records that were appended and acked.",
             )?,
             appended_bytes: make.counter(
                 "wald_appended_bytes_total",
-                "How many bytes of data and headers were appended and acked?",
+                "Bytes of data and headers that were appended and acked.",
             )?,
             deduplicated: make.counter(
                 "wald_deduplicated_total",
-                "How many appends were repeats by their producer, answered and not applied again?",
+                "Appends that repeat an earlier batch of their producer: answered, and not applied again.",
             )?,
-            sessions: make.gauge("wald_append_sessions", "How many append sessions are open?")?,
+            sessions: make.gauge("wald_append_sessions", "Open append sessions.")?,
             admitted,
             memory: OnceLock::new(),
             rejected: make.counters(
                 "wald_rejected_total",
-                "How many writes were turned away because of the server's state, by reason?",
+                "Writes that were refused because of the server's state, by reason.",
                 "reason",
                 &REJECTIONS,
             )?,
             condition_failures: make.counters(
                 "wald_condition_failures_total",
-                "How many conditions of appends did not hold, by reason?",
+                "Conditions of appends that did not hold, by reason.",
                 "reason",
                 &CONDITIONS,
             )?,
@@ -577,19 +601,20 @@ impl Metrics {
             recovery_seconds: recovery,
             recovery_epoch: make.gauge(
                 "wald_recovery_epoch",
-                "How many unclean starts has the store seen, this one included?",
-            )?,
-            backup_time: make.float_gauge(
-                "wald_backup_last_success_timestamp_seconds",
-                "When did the last backup end well, since this process started? 0: none has.",
+                "Recovery epoch of the store. It rises with every start after an unclean end, every restore and every accepted loss.",
             )?,
             backup_seconds: make.float_gauge(
                 "wald_backup_last_duration_seconds",
-                "How long did the last backup take?",
+                "Duration of the last backup since the start in seconds.",
             )?,
             backup_bytes: make.gauge(
                 "wald_backup_last_sent_bytes",
-                "How many bytes did the last backup send? What the client held already is not in it.",
+                "Bytes that the last backup since the start sent, without content that the client had.",
+            )?,
+            cursor_lag: make.gauges(
+                "wald_cursor_lag_records",
+                "Durable records of a log from its cursor on, for logs of the setting cursor_lag_logs. Growing: the consumer is too slow or gone.",
+                &["log", "cursor"],
             )?,
             lost_log_lines: make.counters(
                 "wald_log_lines_dropped_total",
@@ -669,11 +694,12 @@ impl Metrics {
             AppendError::DiskFull => rejected("DISK_FULL"),
             AppendError::Draining => rejected("DRAINING"),
             AppendError::JournalFailed(_) => rejected("JOURNAL_FAILED"),
-            // The first four are the caller's; what ended the session is counted, and not
+            // The first five are the caller's; what ended the session is counted, and not
             // what came after; the last was not turned away, and shows in
             // wald_journal_failed and as grpc_code Internal.
             AppendError::Invalid(_)
             | AppendError::EpochJump { .. }
+            | AppendError::InvisibleName { .. }
             | AppendError::LogNotFound { .. }
             | AppendError::CursorBeyondTail { .. }
             | AppendError::SessionEnded
@@ -688,10 +714,6 @@ impl Metrics {
 
     /// A backup was taken by its client to the end.
     pub(crate) fn backed_up(&self, took: Duration, bytes: u64) {
-        let now = SystemClock.now().micros();
-        // Exact to microseconds for the next 200 years.
-        #[allow(clippy::cast_precision_loss, reason = "see above")]
-        self.backup_time.set(now as f64 / 1e6);
         self.backup_seconds.set(took.as_secs_f64());
         self.backup_bytes
             .set(i64::try_from(bytes).unwrap_or(i64::MAX));
@@ -734,9 +756,16 @@ impl Metrics {
     ///
     /// # Errors
     /// If a metric has no value, which is a bug.
-    pub(crate) fn encode(&self, now: Option<&Statistics>) -> Result<Vec<u8>, Error> {
+    pub(crate) fn encode(&self, now: Option<&Statistics>, lags: &[Lag]) -> Result<Vec<u8>, Error> {
         if let Some(now) = now {
             self.state.set(now);
+        }
+        // Cursors come and go, and so do their labels.
+        self.cursor_lag.reset();
+        for lag in lags {
+            let records = i64::try_from(lag.records).unwrap_or(i64::MAX);
+            let labels = [lag.log.as_str(), lag.cursor.as_str()];
+            self.cursor_lag.with_label_values(&labels).set(records);
         }
         let memory = self.memory.get().map(|memory| memory()).unwrap_or_default();
         for (part, bytes) in PARTS.into_iter().zip(memory) {

@@ -9,12 +9,14 @@ mod dump;
 mod repair;
 mod verify;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueEnum, value_parser};
 use wald_storage::{Disk, Offline, OpenError, RealDisk};
+pub(crate) use wald_text::shown::escaped;
+use wald_text::shown::escaped_json;
 
 use crate::config::Config;
 use crate::host;
@@ -152,6 +154,16 @@ fn not_opened(error: OpenError) -> Exit {
 
 /// Opens a directory that nobody serves.
 fn open(directory: &Path, instead: &str) -> Result<Offline, Exit> {
+    let missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+    if std::fs::metadata(directory).is_err_and(missing) {
+        return Err(Exit::new(
+            FAILED,
+            format!(
+                "there is no data directory {}; name it on the command line, or with --data-dir",
+                directory.display()
+            ),
+        ));
+    }
     let disk = RealDisk::open_read_only(directory).map_err(|error| failed(&error))?;
     Offline::open(disk).map_err(|error| match error {
         OpenError::Locked { directory, holder } => Exit::new(
@@ -180,21 +192,17 @@ pub(crate) fn written(result: io::Result<()>) -> Result<(), Exit> {
     }
 }
 
-/// Text for a terminal: nothing in it may move the cursor or end the line.
-pub(crate) fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for char in text.chars() {
-        if char.is_control() {
-            safe.extend(char.escape_default());
-        } else {
-            safe.push(char);
-        }
+/// Prints a JSON value; on a terminal without characters that people do not see.
+pub(crate) fn put_json(out: &mut impl Write, value: &serde_json::Value) -> io::Result<()> {
+    if io::stdout().is_terminal() {
+        return write!(out, "{}", escaped_json(&value.to_string()));
     }
-    safe
+    serde_json::to_writer(&mut *out, value)?;
+    Ok(())
 }
 
 /// Prints a JSON value on a line of its own.
-fn json_line(out: &mut impl Write, value: &serde_json::Value) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, value)?;
+pub(crate) fn json_line(out: &mut impl Write, value: &serde_json::Value) -> io::Result<()> {
+    put_json(out, value)?;
     out.write_all(b"\n")
 }

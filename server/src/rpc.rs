@@ -30,6 +30,7 @@ use wald_storage::{
 };
 
 use crate::answers::AnswerShare;
+use crate::config::LogPatterns;
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
 use crate::metrics::{Deadline, Metrics};
@@ -60,6 +61,8 @@ pub(crate) struct Node {
     pub(crate) retention: Retention,
     pub(crate) limits: ServerLimits,
     pub(crate) auto_create: bool,
+    /// Whose cursors the metrics show.
+    pub(crate) cursor_lag_logs: LogPatterns,
     pub(crate) start_time: Timestamp,
     pub(crate) fan_out: Arc<FanOut>,
 }

@@ -155,6 +155,7 @@ impl Server {
                 producer_max_idle: config.producer_max_idle,
             },
             auto_create: config.auto_create,
+            cursor_lag_logs: config.cursor_lag_logs.clone(),
             start_time: SystemClock.now(),
             fan_out: Arc::default(),
         });

@@ -208,7 +208,7 @@ fn store_is_not_made_among_other_files() {
     std::fs::write(&file, "").unwrap();
     for (data_dir, code, words) in [
         (directory.path(), 65, "thesis.tex"),
-        (file.as_path(), 74, "is a file, not a directory"),
+        (file.as_path(), 74, "is a file; name a directory"),
     ] {
         let mut wald = wald();
         wald.args(["--listen", ":0", "--http-listen", ":0", "--data-dir"]);

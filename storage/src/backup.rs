@@ -35,8 +35,10 @@ pub(crate) use self::restore::refuse_if_used;
 pub(crate) use self::take::begin;
 pub use self::view::{BackupCheck, BackupView, content_path};
 use crate::checkpoint;
+use crate::directory;
 use crate::disk::{Disk, read_whole};
 use crate::error::BackupError;
+use crate::ids::Timestamp;
 
 /// Read in one step.
 const STEP: usize = 512 << 10;
@@ -59,6 +61,8 @@ pub(crate) struct Backups {
     disk: Arc<dyn Disk>,
     state: Mutex<State>,
     digests: Mutex<HashMap<String, Known>>,
+    /// When the last whole backup ended, also before this start.
+    ended: Mutex<Option<Timestamp>>,
 }
 
 #[derive(Default)]
@@ -136,11 +140,28 @@ impl State {
 
 impl Backups {
     pub(crate) fn new(disk: Arc<dyn Disk>) -> Arc<Self> {
+        let ended = directory::last_backup(&*disk);
         Arc::new(Self {
             disk,
             state: Mutex::default(),
             digests: Mutex::default(),
+            ended: Mutex::new(ended),
         })
+    }
+
+    /// When the last whole backup of the store ended; `None` if none is known.
+    pub(crate) fn last_ended(&self) -> Option<Timestamp> {
+        *self.ended.lock()
+    }
+
+    /// A backup has sent everything. A store that cannot keep the time goes on: only the metric
+    /// forgets it with a restart.
+    fn ended(&self, now: Timestamp) {
+        let mut ended = self.ended.lock();
+        *ended = Some(now);
+        if let Err(error) = directory::write_last_backup(&*self.disk, now) {
+            tracing::warn!(%error, "the time of this backup could not be kept; a restart forgets it");
+        }
     }
 
     /// From now on no file is removed. `None` if [`AT_A_TIME`] backups run.

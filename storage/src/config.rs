@@ -99,6 +99,9 @@ pub struct StorageConfig {
     pub max_cursors: u64,
     /// Bytes of the names of all logs, producers and cursors. Default: 64 MiB.
     pub max_name_bytes: u64,
+    /// Whether names of new logs, producers and cursors may have invisible characters. Default:
+    /// no.
+    pub allow_invisible_names: bool,
     /// Whether the first append to an unknown name creates the log. Default: yes.
     pub auto_create: bool,
     /// Whether a directory without a store gets a new store. Default: yes.
@@ -118,6 +121,9 @@ pub struct StorageConfig {
     pub scrub_interval: Duration,
     /// What logs forget that have no retention of their own. Default: nothing.
     pub retention: Retention,
+    /// Maximum bytes of one log that only its cursors keep from being forgotten. Default: 0, no
+    /// bound. Beyond it the oldest are forgotten, although a cursor has not passed them.
+    pub cursor_hold_bytes: u64,
     /// Time from the end of one look for what is to be forgotten to the next. Default: 10 s.
     /// Minimum: more than 0. What goes past a bound stays so much longer.
     pub retention_interval: Duration,
@@ -157,6 +163,7 @@ impl Default for StorageConfig {
             max_producers: 100_000,
             max_cursors: 100_000,
             max_name_bytes: 64 << 20,
+            allow_invisible_names: false,
             auto_create: true,
             create_store: true,
             on_damage: OnDamage::Quarantine,
@@ -166,6 +173,7 @@ impl Default for StorageConfig {
             scrub_bytes_per_second: 4 << 20,
             scrub_interval: Duration::from_secs(24 * 3600),
             retention: Retention::default(),
+            cursor_hold_bytes: 0,
             retention_interval: Duration::from_secs(10),
             sorter_enabled: true,
             sorter_step_bytes: 512 << 20,
@@ -238,6 +246,7 @@ impl StorageConfig {
             producers: self.max_producers,
             cursors: self.max_cursors,
             name_bytes: self.max_name_bytes,
+            allow_invisible_names: self.allow_invisible_names,
         }
     }
 

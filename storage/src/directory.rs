@@ -7,7 +7,7 @@ use crate::clock::Clock;
 use crate::disk::{Disk, DiskLock, is_out_of_space};
 use crate::engine::DurabilityTruth;
 use crate::error::OpenError;
-use crate::ids::{Position, RecoveryEpoch, SegmentId};
+use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::journal::compress;
 use crate::journal::frame::crc32c;
 
@@ -176,12 +176,12 @@ pub(crate) fn lock_shared(disk: &dyn Disk) -> Result<Option<Box<dyn DiskLock>>, 
 
 /// Whether a name directly in the data directory is one that a store has.
 pub(crate) fn owns(name: &str) -> bool {
-    [FORMAT, BEGUN, LOCK, REPAIRS].contains(&name)
+    [FORMAT, BEGUN, LOCK, REPAIRS, BACKUP].contains(&name)
 }
 
 /// Whether it is one that a start that was cut off leaves behind.
 pub(crate) fn leaves_behind(name: &str) -> bool {
-    [FORMAT_NEW, BEGUN_NEW, PROBE].contains(&name)
+    [FORMAT_NEW, BEGUN_NEW, BACKUP_NEW, PROBE].contains(&name)
 }
 
 /// What FORMAT says: the largest body only if that is more than any store may have.
@@ -370,6 +370,31 @@ impl LastBegun {
             result => result,
         }
     }
+}
+
+/// When the last whole backup ended: for metrics, nothing rests on it.
+const BACKUP: &str = "BACKUP";
+const BACKUP_NEW: &str = "BACKUP.new";
+
+fn encode_backup(time: Timestamp) -> String {
+    let text = format!("wald backed up\ntime {}\n", time.micros());
+    let crc = crc32c(text.as_bytes());
+    format!("{text}crc {crc:08x}\n")
+}
+
+/// Returns the time that BACKUP tells; `None` if it is missing, or not whole.
+pub(crate) fn last_backup(disk: &dyn Disk) -> Option<Timestamp> {
+    if !disk.list("").ok()?.iter().any(|name| name == BACKUP) {
+        return None;
+    }
+    let text = read_text(disk, BACKUP).ok()?;
+    let time = Timestamp::from_micros(field(&text, "time")?.parse().ok()?);
+    (encode_backup(time) == text).then_some(time)
+}
+
+/// Replaces BACKUP, durably.
+pub(crate) fn write_last_backup(disk: &dyn Disk, time: Timestamp) -> std::io::Result<()> {
+    replace(disk, BACKUP, BACKUP_NEW, encode_backup(time).as_bytes())
 }
 
 fn read_text(disk: &dyn Disk, path: &str) -> std::io::Result<String> {

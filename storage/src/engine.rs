@@ -449,6 +449,14 @@ pub struct Statistics {
     pub scrubbed_bytes: u64,
     /// When scrubbing last came through all that was sealed; `None` if it has not yet.
     pub last_scrub: Option<Timestamp>,
+    /// Logs with records that go past a bound of retention and that only cursors keep.
+    pub held_logs: u64,
+    /// Bytes of these records.
+    pub held_bytes: u64,
+    /// Age of the oldest of them.
+    pub held_age: Duration,
+    /// When the last whole backup ended, also before this start; `None` if none is known.
+    pub last_backup: Option<Timestamp>,
     /// How far the expiry clock is behind the system's, in microseconds; below 0: ahead.
     pub expiry_lag_micros: i64,
     /// Jumps of the system's clock ahead since the start.

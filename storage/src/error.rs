@@ -121,6 +121,22 @@ pub enum AppendError {
         /// How many are allowed.
         limit: u64,
     },
+    /// A new name has a character that people do not see; nothing was written.
+    #[error(
+        "the name {name:?} of a new {} has the character U+{:04X}, which people do not see; take it out (the server's setting allow_invisible_names permits it)",
+        what.name(),
+        u32::from(*character)
+    )]
+    InvisibleName {
+        /// The log of the request; the first if there are several.
+        log: LogName,
+        /// The kind of the thing that has the name.
+        what: Named,
+        /// The name.
+        name: Box<str>,
+        /// Its first such character.
+        character: char,
+    },
     /// A cursor was to go beyond the tail; nothing was written.
     #[error("cursor {cursor:?} was to move to lsn {asked}, beyond the tail of log {log:?}, {tail}")]
     CursorBeyondTail {
@@ -188,6 +204,28 @@ fn epoch_jump(log: &LogName, producer: Option<&Name>, given: u64, current: u64) 
     format!(
         "{whose} {given} is too far above the current epoch, {current}: an epoch rises by at most {MAX_EPOCH_RISE} at a time; nothing was written"
     )
+}
+
+/// Something that a client names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named {
+    /// A log.
+    Log,
+    /// A producer of a log.
+    Producer,
+    /// A cursor of a log.
+    Cursor,
+}
+
+impl Named {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Producer => "producer",
+            Self::Cursor => "cursor",
+        }
+    }
 }
 
 /// Something that a setting bounds the number of.

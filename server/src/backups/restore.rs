@@ -17,6 +17,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::host;
+use crate::offline::escaped;
 use crate::serve::Exit;
 
 /// Bytes that a drill reads in one step.
@@ -205,7 +206,7 @@ impl Work<'_> {
     fn tell(&self, restored: &Restored, target: &Path, read: Option<&Read>) -> Result<(), Exit> {
         let report = &restored.report;
         for finding in &report.findings {
-            eprintln!("wald: {finding}");
+            eprintln!("wald: {}", escaped(&finding.to_string()));
         }
         let line = match self.json {
             true => json!({

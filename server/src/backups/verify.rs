@@ -8,6 +8,7 @@ use serde_json::json;
 use wald_storage::StorageConfig;
 
 use super::{DATA_LOSS, bar, choose, failed, print, tell_damage, view};
+use crate::offline::escaped;
 use crate::serve::Exit;
 
 /// Verifies one backup. Returns the exit code: 5 if anything in it is bad.
@@ -21,7 +22,7 @@ pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit>
     let check = check.map_err(|error| failed(&error))?;
     tell_damage(&kept.manifest);
     for (path, what) in &check.bad_files {
-        eprintln!("wald: {path}: {what}");
+        eprintln!("wald: {}: {}", escaped(path), escaped(&what.to_string()));
     }
     if !check.bad_files.is_empty() {
         eprintln!(
@@ -32,7 +33,7 @@ pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit>
     }
     let report = check.report.as_ref();
     for finding in report.iter().flat_map(|report| &report.findings) {
-        eprintln!("wald: {finding}");
+        eprintln!("wald: {}", escaped(&finding.to_string()));
     }
     let whole = check.bad_files.is_empty()
         && kept.manifest.damage.is_empty()

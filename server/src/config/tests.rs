@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::layers::{Origin, misspelt, nearest};
-use super::{Config, Layers, SETTINGS, Size, Value, reference};
+use super::{Config, Layers, LogPattern, LogPatterns, SETTINGS, Size, Value, reference};
 
 fn file(text: &str) -> Layers {
     Layers {
@@ -247,7 +247,7 @@ fn sizes_and_times_are_read_as_they_are_shown() {
         assert_eq!(Size(bytes).show(), text);
     }
     assert_eq!(Size::parse("4096"), Ok(Size(4096)));
-    for bad in ["", "MiB", "-1", "1 TB", "99999999999GiB"] {
+    for bad in ["", "MiB", "-1", "1 gib", "99999999999GiB"] {
         assert!(Size::parse(bad).is_err(), "{bad}");
     }
     for (text, nanos) in [("0s", 0), ("5ms", 5_000_000), ("90s", 90_000_000_000)] {
@@ -255,6 +255,20 @@ fn sizes_and_times_are_read_as_they_are_shown() {
         assert_eq!(Duration::from_nanos(nanos).show(), text);
     }
     assert!(Duration::parse("5").is_err());
+}
+
+#[test]
+fn names_and_prefixes_of_logs_are_told_apart() {
+    let read = LogPatterns::parse(" orders, shop/*,, ").unwrap();
+    let expected = [
+        LogPattern::Name("orders".to_owned()),
+        LogPattern::Prefix("shop/".to_owned()),
+    ];
+    assert_eq!(read.0, expected);
+    assert_eq!(LogPatterns::parse(&read.show()), Ok(read));
+    assert_eq!(LogPatterns::parse(""), Ok(LogPatterns::default()));
+    let wrong = LogPatterns::parse("$reserved").unwrap_err();
+    assert!(wrong.contains("$reserved"), "{wrong}");
 }
 
 #[test]

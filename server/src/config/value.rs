@@ -1,11 +1,12 @@
-//! How values are written: sizes as `64MiB`, times as `5ms`, choices by name.
+//! Values of settings: sizes as `64MiB`, spans as `5ms` (`wald_text::units`), choices by name.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use wald_storage::OnDamage;
+use wald_storage::{LogName, OnDamage};
+use wald_text::units;
 
 /// A type that settings can have.
 pub(crate) trait Value: Sized {
@@ -94,28 +95,15 @@ impl Value for SocketAddr {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
 
-const SIZE_UNITS: [(&str, u64); 4] = [
-    ("GiB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("KiB", 1 << 10),
-    ("B", 1),
-];
-
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, bytes) = SIZE_UNITS
-            .into_iter()
-            .find(|(_, bytes)| self.0 >= *bytes && self.0.is_multiple_of(*bytes))
-            .unwrap_or(("B", 1));
-        write!(f, "{}{unit}", self.0 / bytes)
+        f.write_str(&units::shown_size(self.0))
     }
 }
 
 impl Value for Size {
     fn parse(text: &str) -> Result<Self, String> {
-        with_unit(text, &SIZE_UNITS, Some(1))
-            .map(Self)
-            .ok_or_else(|| "expected a size such as 512B, 64KiB, 1MiB or 2GiB".to_owned())
+        units::size(text).map(Self)
     }
 
     fn show(&self) -> String {
@@ -123,50 +111,52 @@ impl Value for Size {
     }
 }
 
-/// Longest first, so that a time is shown in the largest unit that divides it.
-const TIME_UNITS: [(&str, u64); 6] = [
-    ("h", 3_600_000_000_000),
-    ("m", 60_000_000_000),
-    ("s", 1_000_000_000),
-    ("ms", 1_000_000),
-    ("us", 1_000),
-    ("ns", 1),
-];
+/// Names of logs: each in full, or all that begin with something.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct LogPatterns(pub(crate) Vec<LogPattern>);
 
-impl Value for Duration {
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LogPattern {
+    /// A name in full.
+    Name(String),
+    /// What names begin with; empty: every name.
+    Prefix(String),
+}
+
+impl Value for LogPatterns {
     fn parse(text: &str) -> Result<Self, String> {
-        with_unit(text, &TIME_UNITS, None)
-            .map(Self::from_nanos)
-            .ok_or_else(|| "expected a time such as 500us, 5ms, 30s, 5m or 1h".to_owned())
+        let parts = text.split(',').map(str::trim);
+        let pattern = |part: &str| match part.strip_suffix('*') {
+            Some(prefix) => Ok(LogPattern::Prefix(prefix.to_owned())),
+            None => match LogName::new(part) {
+                Ok(_) => Ok(LogPattern::Name(part.to_owned())),
+                Err(error) => Err(format!(
+                    "expected names of logs such as orders, shop/*; {part:?}: {error}"
+                )),
+            },
+        };
+        let named = parts.filter(|part| !part.is_empty());
+        named.map(pattern).collect::<Result<_, _>>().map(Self)
     }
 
     fn show(&self) -> String {
-        let nanos = self.as_nanos();
-        if nanos == 0 {
-            return "0s".to_owned();
-        }
-        let (unit, length) = TIME_UNITS
-            .into_iter()
-            .find(|(_, length)| nanos.is_multiple_of(u128::from(*length)))
-            .unwrap_or(("ns", 1));
-        format!("{}{unit}", nanos / u128::from(length))
+        let word = |pattern: &LogPattern| match pattern {
+            LogPattern::Name(name) => name.clone(),
+            LogPattern::Prefix(prefix) => format!("{prefix}*"),
+        };
+        self.0.iter().map(word).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// A whole number and a unit; without one it counts `bare`, and zero needs none.
-fn with_unit(text: &str, units: &[(&str, u64)], bare: Option<u64>) -> Option<u64> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let number: u64 = text[..digits].parse().ok()?;
-    let unit = text[digits..].trim();
-    if unit.is_empty() && number == 0 {
-        return Some(0);
+impl Value for Duration {
+    fn parse(text: &str) -> Result<Self, String> {
+        units::span(text)
     }
-    let factor = if unit.is_empty() {
-        bare?
-    } else {
-        units.iter().find(|(name, _)| *name == unit)?.1
-    };
-    number.checked_mul(factor)
+
+    fn show(&self) -> String {
+        units::shown_span(*self)
+    }
 }
 
 macro_rules! choice {

@@ -13,6 +13,8 @@ use crate::status::{self, Access};
 /// Most entries of a page, and how many if it is not said.
 const MAX_PAGE: usize = 500;
 const DEFAULT_PAGE: usize = 100;
+/// Cursors that the page of a log shows.
+const MAX_CURSORS: usize = 20;
 
 fn page_size(asked: Option<usize>) -> usize {
     asked.unwrap_or(DEFAULT_PAGE).clamp(1, MAX_PAGE)
@@ -116,16 +118,73 @@ pub(super) struct LogQuery {
     log: String,
 }
 
+/// Everything about one log.
+#[derive(Serialize)]
+pub(super) struct OneLog {
+    #[serde(flatten)]
+    log: LogView,
+    /// 0 until the first fence.
+    writer_epoch: u64,
+    retention: RetentionView,
+    /// The first by name.
+    cursors: Vec<CursorView>,
+    more_cursors: bool,
+}
+
+/// What the log forgets; null: no such bound.
+#[derive(Serialize)]
+struct RetentionView {
+    /// Whether these are the log's own bounds, not the server's.
+    own: bool,
+    max_age_seconds: Option<u64>,
+    max_bytes: Option<u64>,
+    max_records: Option<u64>,
+    respect_cursors: bool,
+}
+
+/// A cursor of a log.
+#[derive(Serialize)]
+struct CursorView {
+    name: String,
+    lsn: u64,
+    /// Durable records from the cursor on.
+    lag: u64,
+    update_time_us: i64,
+}
+
 /// `GET /console/api/log?log=`
 pub(super) async fn log(
     State(console): State<Arc<Console>>,
     Query(query): Query<LogQuery>,
-) -> Result<Json<LogView>, Refused> {
+) -> Result<Json<OneLog>, Refused> {
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
-    let stat = engine.stat(target, None, None);
-    let stat = stat.map_err(|error| status::read(&error))?;
-    Ok(Json(LogView::new(&stat.info)))
+    let stat = engine.stat(target.clone(), None, None);
+    let info = stat.map_err(|error| status::read(&error))?.info;
+    let cursors = engine.list_cursors(target, None, MAX_CURSORS + 1);
+    let cursors = cursors.map_err(|error| status::cursor(&error, Access::Read))?;
+    let own = info.config.retention.as_deref();
+    let retention = own.copied().unwrap_or(console.node.retention);
+    Ok(Json(OneLog {
+        writer_epoch: info.writer_epoch,
+        retention: RetentionView {
+            own: own.is_some(),
+            max_age_seconds: retention.max_age.map(|age| age.as_secs()),
+            max_bytes: retention.max_bytes,
+            max_records: retention.max_records,
+            respect_cursors: retention.respect_cursors,
+        },
+        more_cursors: cursors.len() > MAX_CURSORS,
+        cursors: (cursors.iter().take(MAX_CURSORS))
+            .map(|cursor| CursorView {
+                name: cursor.name.as_str().to_owned(),
+                lsn: cursor.lsn.get(),
+                lag: info.durable_lsn.get().saturating_sub(cursor.lsn.get()),
+                update_time_us: cursor.update_time.micros(),
+            })
+            .collect(),
+        log: LogView::new(&info),
+    }))
 }
 
 /// Which segments.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
 
+use crate::metrics;
 use crate::rpc::Node;
 
 /// Rendering takes at most one part in this many of a processor's time.
@@ -63,8 +64,10 @@ async fn render(node: Arc<Node>, mut last: OwnedMutexGuard<Last>) -> Result<Byte
     }
     let begun = Instant::now();
     let rendered = tokio::task::spawn_blocking(move || {
-        let now = node.store.get().map(|store| store.engine.statistics());
-        node.metrics.encode(now.as_ref())
+        let engine = node.store.get().map(|store| &store.engine);
+        let now = engine.map(|engine| engine.statistics());
+        let lags = engine.map(|engine| metrics::lags(&node.cursor_lag_logs, &**engine));
+        node.metrics.encode(now.as_ref(), &lags.unwrap_or_default())
     });
     let rendered = rendered.await.map_err(|error| error.to_string())?;
     let text = Bytes::from(rendered.map_err(|error| error.to_string())?);

@@ -154,17 +154,17 @@ impl Calls {
         };
         let started = counters(
             "grpc_server_started_total",
-            "How many calls began?",
+            "Calls that began, by kind, service and method.",
             &labels,
         )?;
         let handled = counters(
             "grpc_server_handled_total",
-            "How many calls ended, by code?",
+            "Calls that ended, by kind, service, method and code.",
             &["grpc_type", "grpc_service", "grpc_method", "grpc_code"],
         )?;
         let seconds = make.latencies(
             "grpc_server_handling_seconds",
-            "How long do calls take, from head to trailers?",
+            "Duration of calls in seconds, from the request's head to the answer's trailers.",
             &labels,
         )?;
         let rpc = |kind: &str, path: &str, name: &str| Rpc {

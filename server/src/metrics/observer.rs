@@ -38,13 +38,13 @@ impl EngineMetrics {
     pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
         let phases = make.histograms(
             "wald_append_phase_seconds",
-            "Where does the time of appends go: queue, encode, write, flush, or reply (from the engine's answer to the finished response)?",
+            "Time of appends in seconds, by phase: queue, encode, write, flush, and reply (from the engine's answer to the finished response).",
             &["phase"],
             phase_buckets(),
         )?;
         let checksums = make.counters(
             "wald_checksum_failures_total",
-            "How often did stored bytes not match what they must be, by where it was noticed? Alert above 0.",
+            "Checksums of stored bytes that failed, by the place that noticed it. Above 0 the device or the memory changes data.",
             "where",
             &["recovery", "read", "verify", "scrub"],
         )?;
@@ -56,58 +56,58 @@ impl EngineMetrics {
             reply: phases.with_label_values(&["reply"]),
             flush: make.histogram(
                 "wald_flush_duration_seconds",
-                "Is the disk slow? Time of one flush of the journal; alert when p99 exceeds 100 ms.",
+                "Duration of one flush of the journal in seconds. A p99 above 0.1 is a slow disk.",
                 latency_buckets(),
             )?,
             group_requests: make.histogram(
                 "wald_group_requests",
-                "Does group commit work: how many requests share one write?",
+                "Requests that share one write of the journal.",
                 count_buckets(),
             )?,
             group_records: make.histogram(
                 "wald_group_records",
-                "How many records share one write?",
+                "Records that share one write of the journal.",
                 count_buckets(),
             )?,
             group_bytes: make.histogram(
                 "wald_group_bytes",
-                "How many bytes does one write of the journal carry?",
+                "Bytes of one write of the journal.",
                 byte_buckets(),
             )?,
             roll: make.histogram(
                 "wald_segment_roll_duration_seconds",
-                "How long does the journal take to go on to the next segment? High: the pool ran dry.",
+                "Time in seconds that the journal takes to change to the next segment. Above 0.1 the pool ran dry.",
                 latency_buckets(),
             )?,
             checkpoint: make.histogram(
                 "wald_checkpoint_duration_seconds",
-                "How long does it take to write down how all logs stand, so that the next start is quick?",
+                "Duration of one checkpoint in seconds. Checkpoints make the next start quick.",
                 latency_buckets(),
             )?,
             retention: make.histogram(
                 "wald_retention_pass_duration_seconds",
-                "How long does a look over all logs for what they forget by themselves take, trims included?",
+                "Duration of one retention pass in seconds, including its trims.",
                 latency_buckets(),
             )?,
             retention_trims: make.counter(
                 "wald_retention_trims_total",
-                "How many trims did retention make?",
+                "Trims by retention.",
             )?,
             expired_records: make.counter(
                 "wald_retention_expired_records_total",
-                "How many records did logs forget by themselves?",
+                "Records that retention dropped.",
             )?,
             expired_bytes: make.counter(
                 "wald_retention_expired_bytes_total",
-                "How many bytes of segments did these take?",
+                "Bytes of segments of the records that retention dropped.",
             )?,
             read_records: make.counter(
                 "wald_read_records_total",
-                "How many records were given to readers?",
+                "Records that readers were given.",
             )?,
             read_bytes: make.counter(
                 "wald_read_bytes_total",
-                "How many bytes of stored bodies were given to readers?",
+                "Bytes of stored bodies that readers were given.",
             )?,
             checksums_in_recovery: checksums.with_label_values(&["recovery"]),
             checksums_in_reads: checksums.with_label_values(&["read"]),

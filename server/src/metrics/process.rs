@@ -12,28 +12,28 @@ const CPU: &str = "process_cpu_seconds_total";
 const QUESTIONS: [(&str, &str); 7] = [
     (
         CPU,
-        "How many seconds of processor time has the daemon used, user and system?",
+        "Processor time of the daemon in seconds, user and system.",
     ),
     (
         "process_max_fds",
-        "How many file descriptors may the daemon have open?",
+        "Maximum number of open file descriptors of the daemon.",
     ),
     (
         "process_open_fds",
-        "How many file descriptors are open? Near process_max_fds connections and reads fail.",
+        "Open file descriptors. Near process_max_fds connections and reads fail.",
     ),
     (
         "process_resident_memory_bytes",
-        "How much memory does the daemon hold?",
+        "Resident memory of the daemon in bytes.",
     ),
     (
         "process_start_time_seconds",
-        "When did the daemon start, in seconds since 1970? A change is a restart.",
+        "Time of the daemon's start in seconds since 1970. A change is a restart.",
     ),
-    ("process_threads", "How many threads does the daemon have?"),
+    ("process_threads", "Threads of the daemon."),
     (
         "process_virtual_memory_bytes",
-        "How much address space is reserved? Maps of segments count, held in memory or not.",
+        "Reserved address space in bytes. Maps of segments count, held in memory or not.",
     ),
 ];
 

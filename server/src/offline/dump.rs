@@ -12,7 +12,7 @@ use wald_storage::{
     Timestamp,
 };
 
-use super::{Output, escaped, failed, json_line, open, output_of, written};
+use super::{Output, escaped, failed, json_line, open, output_of, put_json, written};
 use crate::serve::Exit;
 
 /// So many characters of a payload are shown to people.
@@ -128,8 +128,7 @@ impl Printer<'_> {
             Output::Json => {
                 self.out
                     .write_all(if self.printed == 0 { b"[\n" } else { b",\n" })?;
-                serde_json::to_writer(&mut self.out, &value(piece))?;
-                Ok(())
+                put_json(&mut self.out, &value(piece))
             }
         }
     }

@@ -14,7 +14,7 @@ use wald_storage::{LocalEngine, SimDisk, StorageConfig, SystemClock};
 
 use super::*;
 use crate::admission::Admission;
-use crate::config::Layers;
+use crate::config::{Layers, LogPatterns};
 use crate::transport::{Calls, Listener, Routes, serve_here};
 
 /// A node and its clients.
@@ -54,6 +54,7 @@ impl Fixture {
                 producer_max_idle: config.producer_max_idle,
             },
             auto_create: true,
+            cursor_lag_logs: LogPatterns::default(),
             start_time: Timestamp::from_micros(1),
             fan_out: Arc::default(),
         });

@@ -53,7 +53,7 @@ fn look_around(directory: &Path) -> Result<bool, Exit> {
         return Err(Exit::new(
             Exit::IO,
             format!(
-                "the data directory {} is a file, not a directory",
+                "the data directory {} is a file; name a directory with --data-dir",
                 directory.display()
             ),
         ));
@@ -217,7 +217,10 @@ mod tests {
         assert_eq!(refused.code, Exit::BAD_DATA);
         assert!(refused.message.contains("thesis.tex"));
         let file = look(&path.join("thesis.tex"), true).unwrap_err();
-        assert!(file.message.ends_with("is a file, not a directory"));
+        assert!(
+            file.message
+                .ends_with("is a file; name a directory with --data-dir")
+        );
         // A store stays one, whatever else lies there.
         std::fs::write(path.join("FORMAT"), "").unwrap();
         assert_eq!(look(path, true).ok(), Some(true));

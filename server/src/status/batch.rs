@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::PreconditionViolation;
 use wald_storage::{
-    AppendError, FailedCheck, FailedCondition, InvalidBatch, LogName, MAX_EPOCH_RISE, Name,
+    AppendError, FailedCheck, FailedCondition, InvalidBatch, LogName, MAX_EPOCH_RISE, Name, Named,
 };
 
 use super::failure::{Failure, Retry};
@@ -118,6 +118,25 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             .fact("limit", limit)
             .refused(Retry::Safe)
             .retry_after(RETRY_QUOTA),
+        AppendError::InvisibleName {
+            log,
+            what,
+            name,
+            character,
+        } => {
+            let (reason, field) = match what {
+                Named::Log => ("INVALID_LOG_NAME", "log"),
+                Named::Producer => ("INVALID_PRODUCER", "condition.producer.id"),
+                Named::Cursor => ("INVALID_CURSOR_NAME", "cursor"),
+            };
+            Failure::new(Code::InvalidArgument, reason, message)
+                .fact("log", log)
+                .fact("name", name)
+                .fact("character", format!("U+{:04X}", u32::from(*character)))
+                .fact("setting", "allow_invisible_names")
+                .field(field)
+                .refused(Retry::Never)
+        }
         AppendError::CursorBeyondTail {
             log,
             cursor,

@@ -92,6 +92,15 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
             (Code::InvalidArgument, "EPOCH_JUMP", never()),
         ),
         (
+            AppendError::InvisibleName {
+                log: log(),
+                what: wald_storage::Named::Producer,
+                name: "a\u{202e}b".into(),
+                character: '\u{202e}',
+            },
+            (Code::InvalidArgument, "INVALID_PRODUCER", never()),
+        ),
+        (
             AppendError::CursorBeyondTail {
                 log: log(),
                 cursor: name(),

@@ -255,7 +255,13 @@ impl Take {
         self.pin.take(self.core.journal.clock.monotonic())?;
         match self.stage {
             Stage::Digesting => self.digest().map(Some),
-            Stage::Sending => self.send(),
+            Stage::Sending => {
+                let part = self.send()?;
+                if part.is_none() {
+                    self.core.backups.ended(self.core.journal.clock.now());
+                }
+                Ok(part)
+            }
         }
     }
 

@@ -21,7 +21,7 @@ pub(super) const FILE: u32 = 0o600;
 const RIGHTS: u32 = 0o777;
 
 /// Files of a store or an archive that lie directly in its directory.
-const FILES: [&str; 9] = [
+const FILES: [&str; 11] = [
     "LOCK",
     "FORMAT",
     "FORMAT.new",
@@ -29,6 +29,8 @@ const FILES: [&str; 9] = [
     "BEGUN.new",
     "REPAIRS",
     "REPAIRS.new",
+    "BACKUP",
+    "BACKUP.new",
     "RESTORING",
     "flush-probe",
 ];

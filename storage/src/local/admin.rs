@@ -160,6 +160,7 @@ impl Core {
         let archive = self.archive.as_ref();
         let holdings = self.logs.holdings();
         let jumps = self.journal.clock_jumps();
+        let held = self.retainer.held_back(self.journal.expiry_now());
         Statistics {
             logs: holdings.logs,
             deleted_logs: holdings.deleted,
@@ -197,6 +198,10 @@ impl Core {
             unattributed_damages,
             scrubbed_bytes: self.scrub.bytes.load(Ordering::Relaxed),
             last_scrub: self.scrub.last_pass(),
+            held_logs: held.logs,
+            held_bytes: held.bytes,
+            held_age: held.age,
+            last_backup: self.backups.last_ended(),
             expiry_lag_micros: self.journal.expiry_lag_micros(),
             clock_jumps_ahead: jumps.ahead,
             clock_jumps_back: jumps.back,

@@ -4,9 +4,14 @@
 //! The committer counts and checks in one step, before it gives a batch its lsns. A batch that
 //! makes several logs passes as a whole or not at all. A store that exceeds a bound (the setting
 //! was lowered) opens and serves; only new logs, producers and cursors are refused.
+//!
+//! The same step refuses new names with characters that people do not see: two logs would look
+//! alike, or a name would read backwards. Existing names stay usable.
+
+use wald_text::shown::{is_invisible, is_odd_blank};
 
 use super::extras::Extras;
-use crate::error::{AppendError, Bounded};
+use crate::error::{AppendError, Bounded, Named};
 use crate::ids::{LogName, Name};
 
 /// Deleted logs that may wait for the sorter beyond `max_logs`: a part of `max_logs`, and some.
@@ -21,6 +26,8 @@ pub(crate) struct Bounds {
     pub(crate) cursors: u64,
     /// Of logs, producers and cursors, as UTF-8.
     pub(crate) name_bytes: u64,
+    /// Whether new names may have characters that people do not see.
+    pub(crate) allow_invisible_names: bool,
 }
 
 /// What all logs together have.
@@ -43,12 +50,14 @@ pub(crate) struct Holdings {
 }
 
 /// What a request adds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     logs: u64,
     producers: u64,
     cursors: u64,
     name_bytes: u64,
+    /// The first new name with a character that people do not see, and that character.
+    invisible: Option<(Named, String, char)>,
 }
 
 impl Wanted {
@@ -60,17 +69,26 @@ impl Wanted {
 
     pub(crate) fn add_log(&mut self, name: &LogName) {
         self.logs += 1;
-        self.name_bytes += name.as_str().len() as u64;
+        self.add_name(Named::Log, name.as_str());
     }
 
     pub(crate) fn add_producer(&mut self, id: &Name) {
         self.producers += 1;
-        self.name_bytes += id.as_str().len() as u64;
+        self.add_name(Named::Producer, id.as_str());
     }
 
     pub(crate) fn add_cursor(&mut self, name: &Name) {
         self.cursors += 1;
-        self.name_bytes += name.as_str().len() as u64;
+        self.add_name(Named::Cursor, name.as_str());
+    }
+
+    fn add_name(&mut self, what: Named, name: &str) {
+        self.name_bytes += name.len() as u64;
+        if self.invisible.is_none() && !name.is_ascii() {
+            let unseen = |c: &char| is_invisible(*c) || is_odd_blank(*c);
+            let found = name.chars().find(unseen);
+            self.invisible = found.map(|character| (what, name.to_owned(), character));
+        }
     }
 
     /// Whether it adds anything.
@@ -110,6 +128,16 @@ impl Bounds {
         wanted: &Wanted,
         log: &LogName,
     ) -> Option<AppendError> {
+        if let Some((what, name, character)) = &wanted.invisible
+            && !self.allow_invisible_names
+        {
+            return Some(AppendError::InvisibleName {
+                log: log.clone(),
+                what: *what,
+                name: name.as_str().into(),
+                character: *character,
+            });
+        }
         let (logs_with_deleted, name_bytes_with_deleted) = self.with_deleted();
         let bounds = [
             (Bounded::Logs, wanted.logs, there.logs, self.logs),

@@ -14,10 +14,11 @@
 
 mod border;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Core, Log, LogState};
+use super::{Core, Log};
 use crate::error::{AdminError, AppendError};
 use crate::ids::{LogId, LogName, Lsn, Position, Timestamp};
 use crate::journal::Answer;
@@ -42,10 +43,37 @@ const PORTION: usize = 128;
 /// back by no more.
 const TELL_AFTER: Duration = Duration::from_secs(600);
 
+/// Least time between two looks at a log that cursors hold as a whole, by the expiry clock: each
+/// reads headers.
+const LOOK_AT_HELD_AFTER: Duration = Duration::from_secs(60);
+
 /// How far retention is.
 pub(crate) struct Retainer {
     pub(crate) control: Control,
     state: Mutex<State>,
+    /// Logs whose cursors hold back records that go past a bound.
+    held: Mutex<HashMap<LogId, Held>>,
+}
+
+/// Records of one log that only cursors keep.
+#[derive(Clone, Copy)]
+struct Held {
+    bytes: u64,
+    /// When the oldest of them arrived; `None` if that cannot be read.
+    arrival: Option<Timestamp>,
+    /// When the log was looked at.
+    looked_at: Timestamp,
+}
+
+/// All that cursors hold back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct HeldBack {
+    /// Logs with such records.
+    pub(crate) logs: u64,
+    /// Bytes of their frames.
+    pub(crate) bytes: u64,
+    /// Age of the oldest of them, by the expiry clock.
+    pub(crate) age: Duration,
 }
 
 struct State {
@@ -87,6 +115,8 @@ pub(crate) struct Pass {
     ages_at: u32,
     bounded: bool,
     bounded_by_age: bool,
+    /// Whether cursors held something back before.
+    holds: bool,
     pub(crate) came_to: RetentionPass,
 }
 
@@ -122,6 +152,32 @@ impl Retainer {
                 producers: false,
                 producers_at: Timestamp::from_micros(i64::MIN),
             }),
+            held: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// All that cursors hold back, as the last pass found it.
+    pub(crate) fn held_back(&self, now: Timestamp) -> HeldBack {
+        let held = self.held.lock();
+        let oldest = held.values().filter_map(|held| held.arrival).min();
+        let age = oldest.map_or(0, |arrival| now.micros().saturating_sub(arrival.micros()));
+        HeldBack {
+            logs: held.len() as u64,
+            bytes: held.values().map(|held| held.bytes).sum(),
+            age: Duration::from_micros(u64::try_from(age).unwrap_or(0)),
+        }
+    }
+
+    fn logs_held(&self) -> Vec<LogId> {
+        self.held.lock().keys().copied().collect()
+    }
+
+    /// Notes what the cursors of a log hold back; `None`: nothing.
+    fn note_held(&self, log: LogId, held: Option<Held>) {
+        let mut all = self.held.lock();
+        match held {
+            Some(held) => drop(all.insert(log, held)),
+            None => drop(all.remove(&log)),
         }
     }
 }
@@ -320,6 +376,7 @@ impl Core {
             ages_at: u32::MAX,
             bounded: false,
             bounded_by_age: false,
+            holds: !self.retainer.logs_held().is_empty(),
             came_to: RetentionPass::default(),
         })
     }
@@ -367,6 +424,9 @@ impl Core {
     fn glance(&self, log: &Arc<Log>, pass: &mut Pass) {
         let state = log.state.read();
         let retention = self.retention_of(&state.config);
+        if pass.holds && !(retention.is_bounded() && retention.respect_cursors) {
+            self.retainer.note_held(log.id, None);
+        }
         if !retention.is_bounded() {
             return;
         }
@@ -402,17 +462,26 @@ impl Core {
 
     /// What a log has to forget.
     fn expiry_of(&self, log: &Arc<Log>, pass: &mut Pass) -> std::io::Result<Option<Expiry>> {
-        let (config, within, created) = {
+        let (config, created, first, tail, cursor) = {
             let state = log.state.read();
-            let within = self.free_to_go(&state, pass.durable);
-            (Arc::clone(&state.config), within, state.create_time)
+            let first = state.coming_first();
+            let cursor = state.lowest_cursor().unwrap_or(first);
+            let config = Arc::clone(&state.config);
+            let tail = state.tail(pass.durable);
+            (config, state.create_time, first, tail, cursor)
         };
         let retention = self.retention_of(&config);
-        let Some((first, limit)) = within else {
-            return Ok(None);
+        // Up to here cursors let go; without any cursor nothing goes.
+        let free = match retention.respect_cursors {
+            true => cursor.min(tail),
+            false => tail,
         };
+        let unbounded = self.config.cursor_hold_bytes == 0;
+        let waits = unbounded && free <= first && self.was_looked_at(log.id, pass.now);
+        if first >= tail || waits {
+            return Ok(None);
+        }
         let mut before = first;
-        let tail = log.state.read().tail(pass.durable);
         if let Some(most) = retention.records() {
             let kept = tail.get().saturating_sub(most);
             before = before.max(Lsn::new(kept));
@@ -427,7 +496,7 @@ impl Core {
                 Some(ages_at) => pass.ages_at = pass.ages_at.min(ages_at),
                 None => {
                     let newest = pass.now.saturating_add_micros(-micros(age));
-                    let border = self.border_by_age(log, (first, limit), (newest, pass.now))?;
+                    let border = self.border_by_age(log, (first, tail), (newest, pass.now))?;
                     before = before.max(border);
                     // What is left of it is looked at by the next pass, unless there was
                     // nothing that could be told to be old.
@@ -440,24 +509,62 @@ impl Core {
                 }
             }
         }
+        let before = before.min(tail);
+        let limit = match before > free {
+            true => self.hold(log, (first, free, before), pass)?,
+            false => {
+                self.retainer.note_held(log.id, None);
+                free
+            }
+        };
         let before = before.min(limit);
         Ok((before > first).then(|| Expiry {
             log: Arc::clone(log),
             before,
             config,
-            respect_cursors: retention.respect_cursors,
+            // Beyond what cursors may hold they are not asked.
+            respect_cursors: retention.respect_cursors && before <= free,
         }))
     }
 
-    /// From where up to where a log may forget; `None` if cursors hold it all.
-    fn free_to_go(&self, state: &LogState, durable: Position) -> Option<(Lsn, Lsn)> {
-        let first = state.coming_first();
-        let tail = state.tail(durable);
-        let limit = match self.retention_of(&state.config).respect_cursors {
-            true => state.lowest_cursor()?.min(tail),
-            false => tail,
+    /// Whether a log that cursors hold as a whole was looked at lately.
+    fn was_looked_at(&self, log: LogId, now: Timestamp) -> bool {
+        let held = self.retainer.held.lock();
+        held.get(&log).is_some_and(|held| {
+            let again = held
+                .looked_at
+                .saturating_add_micros(micros(LOOK_AT_HELD_AFTER));
+            held.looked_at <= now && now < again
+        })
+    }
+
+    /// Notes the records from `free` on, below `before`, which only cursors keep. Returns up to
+    /// where the log may forget: further than `free` if they are more than cursors may hold.
+    fn hold(
+        &self,
+        log: &Arc<Log>,
+        (first, free, before): (Lsn, Lsn, Lsn),
+        pass: &Pass,
+    ) -> std::io::Result<Lsn> {
+        let stored = |lsn| self.stored_before(log, lsn);
+        let mut from = free.max(first);
+        let end = stored(before)?.unwrap_or(0);
+        let most = self.config.cursor_hold_bytes;
+        if most > 0 && end.saturating_sub(stored(from)?.unwrap_or(end)) > most {
+            let total = log.state.read().stored_bytes;
+            let kept = total.saturating_sub(end).saturating_add(most);
+            if let Some(border) = self.border_by_bytes(log, kept, pass.durable)? {
+                from = from.max(border.min(before));
+            }
+        }
+        let held = Held {
+            bytes: end.saturating_sub(stored(from)?.unwrap_or(end)),
+            arrival: self.arrival(log, from)?,
+            looked_at: pass.now,
         };
-        (first < limit).then_some((first, limit))
+        self.retainer
+            .note_held(log.id, (from < before).then_some(held));
+        Ok(from)
     }
 
     /// The second up to which no record of the log is too old; `None` if one may be.
@@ -533,6 +640,12 @@ impl Core {
         let mut state = self.retainer.state.lock();
         if !pass.is_through() {
             return;
+        }
+        for log in self.retainer.logs_held() {
+            let there = self.logs.by_id(log);
+            if there.is_none_or(|there| there.state.read().deleted) {
+                self.retainer.note_held(log, None);
+            }
         }
         state.unbounded_at = (!pass.bounded).then_some(pass.settings);
         if !pass.left {

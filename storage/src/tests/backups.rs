@@ -964,3 +964,27 @@ fn a_backup_of_a_sorted_store_is_whole_whatever_is_sorted_meanwhile() {
     }
     assert!(kept["a"].1.len() < expected["a"].1.len());
 }
+
+#[test]
+fn time_of_the_last_whole_backup_survives_a_restart() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"1").unwrap();
+    assert_eq!(fixture.core.statistics().last_backup, None);
+    // One that ends in the middle is none.
+    let mut cut = begin(&fixture, HashSet::new()).unwrap();
+    next(&mut *cut).unwrap();
+    drop(cut);
+    assert_eq!(fixture.core.statistics().last_backup, None);
+    Shelf::default().save(&fixture, || {}).unwrap();
+    let ended = fixture.core.statistics().last_backup;
+    assert!(ended.is_some());
+    let fixture = fixture.restart();
+    assert_eq!(fixture.core.statistics().last_backup, ended);
+    // A file that is not whole tells nothing, and stops nothing.
+    let text = fixture.disk.contents("BACKUP").unwrap();
+    for bytes in [&text[..text.len() / 2], b"", b"\xff"] {
+        fixture.disk.replace("BACKUP", bytes.to_vec());
+        let again = Fixture::on(fixture.disk.copy());
+        assert_eq!(again.core.statistics().last_backup, None);
+    }
+}

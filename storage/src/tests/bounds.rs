@@ -3,7 +3,7 @@
 use std::io::ErrorKind::StorageFull;
 
 use super::*;
-use crate::error::{AdminError, Bounded, CursorError, FenceError};
+use crate::error::{AdminError, Bounded, CursorError, FenceError, Named};
 use crate::ids::Name;
 use crate::record::{CursorCommit, Producer};
 use crate::sorted::Turns;
@@ -354,4 +354,82 @@ fn an_epoch_rises_by_two_to_the_32_at_a_time_and_no_more() {
     assert_eq!(jump(f.raise("a", Some(beyond))), (beyond, RISE));
     assert_eq!(f.raise("a", None).unwrap(), RISE + 1);
     assert_eq!(f.raise("new", Some(RISE)).unwrap(), RISE);
+}
+
+/// Which name of which kind was refused, and for which character.
+fn unseen(error: AppendError) -> (Named, String, char) {
+    match error {
+        AppendError::InvisibleName {
+            what,
+            name,
+            character,
+            ..
+        } => (what, name.into(), character),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn new_names_that_people_cannot_see_are_refused_on_every_way() {
+    let f = with(bounded(9, 9, 9, 999));
+    f.append_batch(names(&["a", "日本", "plain name"])).unwrap();
+    for odd in [
+        "pay\u{202e}lla",
+        "a\u{200b}",
+        "a\u{a0}b",
+        "\u{feff}a",
+        "a\u{e0041}",
+    ] {
+        let character = odd.chars().find(|c| !c.is_ascii()).unwrap();
+        let log = (Named::Log, odd.to_owned(), character);
+        // The whole batch is refused, also what has a plain name.
+        let refused = f.append_batch(names(&["a", "b", odd])).unwrap_err();
+        assert_eq!(unseen(refused), log);
+        assert!(f.read("b", 0).is_err());
+        match f.raise(odd, None) {
+            Err(FenceError::Append(error)) => assert_eq!(unseen(error), log),
+            other => panic!("{other:?}"),
+        }
+        let created = f
+            .core
+            .create_in_turn(LogName::new(odd).unwrap(), LogConfig::default());
+        f.core.turn();
+        match block_on(created) {
+            Err(AdminError::Append(error)) => assert_eq!(unseen(error), log),
+            other => panic!("{other:?}"),
+        }
+        let refused = f.append_batch(by("a", odd, 0, 0)).unwrap_err();
+        assert_eq!(unseen(refused).0, Named::Producer);
+        match f.moved(cursor("a", odd)) {
+            Err(CursorError::Append(error)) => assert_eq!(unseen(error).0, Named::Cursor),
+            other => panic!("{other:?}"),
+        }
+        let refused = f.append_batch(cursors("a", &["plain", odd])).unwrap_err();
+        assert_eq!(unseen(refused).0, Named::Cursor);
+        f.count();
+    }
+}
+
+#[test]
+fn names_that_people_cannot_see_stay_usable_where_they_exist() {
+    let odd = "pay\u{202e}lla";
+    let mut config = bounded(9, 9, 9, 999);
+    config.allow_invisible_names = true;
+    let f = with(config.clone());
+    f.append_batch(by(odd, odd, 0, 0)).unwrap();
+    f.moved(cursor(odd, odd)).unwrap();
+    let disk = f.disk.clone();
+    drop(f);
+    config.allow_invisible_names = false;
+    let f = Fixture::with(disk, config);
+    f.append_batch(by(odd, odd, 0, 1)).unwrap();
+    f.moved(cursor(odd, odd)).unwrap();
+    f.raise(odd, None).unwrap();
+    assert_eq!(f.read(odd, 0).unwrap().tail_lsn, Lsn::new(2));
+    f.forgotten(odd, odd);
+    f.drop_log(odd);
+    assert_eq!(
+        unseen(f.append_batch(names(&[odd])).unwrap_err()).0,
+        Named::Log
+    );
 }

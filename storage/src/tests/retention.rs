@@ -491,6 +491,93 @@ fn only_what_is_below_the_lowest_cursor_goes_where_cursors_are_respected() {
 }
 
 #[test]
+fn what_cursors_hold_back_is_told_in_logs_bytes_and_age() {
+    let respecting = Retention {
+        respect_cursors: true,
+        ..by_records(2)
+    };
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(respecting));
+    fixture.retain("b", Some(respecting));
+    for log in ["a", "b"] {
+        fixture.fill(log, 10, 100);
+    }
+    fixture.cursor("a", "abandoned", Some(3));
+    fixture.cursor("b", "lively", Some(10));
+    fixture.pass();
+    fixture.clock.advance(HOUR);
+    let now = fixture.core.statistics();
+    assert_eq!((fixture.first("a"), fixture.first("b")), (3, 8));
+    // Records 3 to 7 of "a": five of them, a frame each.
+    assert_eq!(now.held_logs, 1);
+    assert!((500..2_000).contains(&now.held_bytes), "{}", now.held_bytes);
+    assert!(
+        now.held_age >= Duration::from_secs(3600),
+        "{:?}",
+        now.held_age
+    );
+    fixture.cursor("a", "abandoned", None);
+    fixture.cursor("a", "lively", Some(10));
+    fixture.pass();
+    let now = fixture.core.statistics();
+    assert_eq!(
+        (now.held_logs, now.held_bytes, now.held_age),
+        (0, 0, Duration::ZERO)
+    );
+    assert_eq!(fixture.first("a"), 8);
+}
+
+#[test]
+fn logs_that_hold_nothing_any_more_are_not_told() {
+    let respecting = Retention {
+        respect_cursors: true,
+        ..by_records(2)
+    };
+    let fixture = Fixture::new();
+    for log in ["deleted", "changed"] {
+        fixture.retain(log, Some(respecting));
+        fixture.fill(log, 10, 100);
+    }
+    fixture.pass();
+    assert_eq!(fixture.core.statistics().held_logs, 2);
+    let deletion = fixture.core.delete_in_turn(target("deleted"));
+    fixture.core.turn();
+    block_on(deletion).unwrap();
+    fixture.retain("changed", None);
+    fixture.pass();
+    assert_eq!(fixture.core.statistics().held_logs, 0);
+}
+
+#[test]
+fn cursors_hold_back_no_more_than_they_may() {
+    let respecting = Retention {
+        respect_cursors: true,
+        ..by_records(2)
+    };
+    let config = StorageConfig {
+        cursor_hold_bytes: 3_000,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    fixture.retain("a", Some(respecting));
+    fixture.cursor("a", "abandoned", Some(0));
+    for _ in 0..10 {
+        fixture.fill("a", 10, 100);
+        fixture.pass();
+        let held = fixture.core.statistics().held_bytes;
+        // One frame more may stay.
+        assert!(held < 3_000 + 500, "{held}");
+    }
+    let first = fixture.first("a");
+    assert!((60..95).contains(&first), "{first}");
+    // A log whose cursors hold less keeps it.
+    fixture.retain("b", Some(respecting));
+    fixture.fill("b", 10, 100);
+    fixture.pass();
+    assert_eq!(fixture.first("b"), 0);
+}
+
+#[test]
 fn the_servers_bounds_hold_for_logs_without_any_of_their_own() {
     let config = StorageConfig {
         retention: by_records(4),
