@@ -44,9 +44,9 @@ def form(answer):
         # Beyond 2^53 a number in YAML is not exact any more.
         return {"type": "integer", "minimum": int(number[1]), "maximum": min(int(number[2]), 2**53)}
     if "expected a size" in answer:
-        return {"type": ["string", "integer"], "pattern": "^[0-9]+ *(B|KiB|MiB|GiB)?$", "minimum": 0}
-    if "expected a time" in answer:
-        return {"type": "string", "pattern": "^(0|[0-9]+ *(ns|us|ms|s|m|h))$"}
+        return {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGT]i?B|B)?$", "minimum": 0}
+    if "expected a span" in answer:
+        return {"type": "string", "pattern": r"^(0|([0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h|d|w) *)+)$"}
     if choices := re.search(r"expected ([a-z_]+(?:, [a-z_]+)+)\n", answer):
         return {"enum": choices[1].split(", ")}
     return {"type": "string"}

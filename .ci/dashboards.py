@@ -23,10 +23,10 @@ SMALL = ["--segment-bytes", "1MiB", "--max-batch-bytes", "256KiB", "--max-record
 FIRE = {
     "WaldDown": "gone", "WaldJournalFailed": "failed", "WaldDamage": "damaged", "WaldChecksumFailure": "damaged",
     "WaldDurableLag": "stalled", "WaldDiskFull": "full", "WaldRestarts": "restarted", "WaldUncleanStart": "restarted",
-    "WaldErrorBudgetBurn": "hurt",
+    "WaldErrorBudgetBurn": "failed",
 }
 # Faults that no daemon here has. Their alerts fire in grafana/alerts/wald.test.yaml; here their metrics must be there.
-UNSEEN = {"WaldUnattributedLoss", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed"}
+UNSEEN = {"WaldUnattributedLoss", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds"}
 # Panels about faults: here 0 everywhere is no data.
 FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Writes turned away", "Conditions that did not hold",
           "Durable lag", "Checksum failures", "Quarantined records", "Answers with data loss",
@@ -98,9 +98,13 @@ def load(daemon, appends, writers, durability="unspecified", size=200):
 
 def busy(fleet):
     """The daemon that is well: appends of all levels, scans, followers, trims, mistakes of callers."""
-    daemon = fleet.start("load", *SMALL, "--max-open-segments", "2", "--retention-interval", "1s")
+    daemon = fleet.start("load", *SMALL, "--max-open-segments", "2", "--retention-interval", "1s",
+                         "--cursor-lag-logs", "load/*")
     load(daemon, 100, 4)
     daemon.walctl("log", "update", "load/6", "--max-records", "100")
+    # A consumer that never comes back.
+    daemon.walctl("log", "update", "load/7", "--max-records", "100", "--respect-cursors")
+    daemon.walctl("cursor", "set", "load/7", "gone", "1")
     for log in ("load/1", "load/2"):
         fleet.helpers.append(subprocess.Popen([WALCTL, "tail", log, "--output", "jsonl", "--endpoint", daemon.endpoint],
                                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environment()))
@@ -220,7 +224,9 @@ def numbers(series):
 def substituted(query):
     """A query as Grafana sends it when everything is selected."""
     query = query.replace("$__rate_interval_ms", str(1000 * RATE_SECONDS)).replace("$__rate_interval", f"{RATE_SECONDS}s")
-    return query.replace("$job", ".+").replace("$instance", ".+")
+    for name, everything in (("$cluster", ".*"), ("$namespace", ".*"), ("$job", ".+"), ("$instance", ".+")):
+        query = query.replace(name, everything)
+    return query
 
 
 def panels_answer(prometheus, began, ended):
@@ -265,15 +271,22 @@ def alerts_fire(prometheus, began, ended):
             empty.append(f"{rule['name']}: {rule['query']}")
     check("every alert's query has answered", not empty, "\n".join(empty) or f"{len(alerts)} alerts")
     states = {"firing": {}, "pending": {}}
-    well = set()
+    well, bare, clusters = set(), set(), {}
     for one in prometheus.range("ALERTS", began, ended, 1):
         metric = one["metric"]
         states[metric["alertstate"]].setdefault(metric["alertname"], set()).add(metric.get("instance", metric["job"]))
         if metric["job"] == "well" and metric["alertstate"] == "firing":
             well.add(metric["alertname"])
+        if not TARGET_LABELS <= metric.keys():
+            bare.add(metric["alertname"])
+        elif metric["alertstate"] == "firing":
+            clusters.setdefault((metric["alertname"], metric["instance"]), set()).add(metric["cluster"])
     for alert, name in FIRE.items():
         check(f"{alert} fired for {name}", name in states["firing"].get(alert, ()), states["firing"].get(alert, "never"))
     check("no alert fired for the daemon that is well", not well, well or "")
+    check("each alert has all labels of its target", not bare, bare or "")
+    alone = {alert for alert, seen in clusters.items() if alert[0] in FIRE and len(seen) < len(CLUSTERS)}
+    check("each alert fired in every cluster", not alone, alone or f"{len(clusters)} in {len(CLUSTERS)} clusters")
     print(f"pending: {json.dumps({alert: sorted(names) for alert, names in states['pending'].items()})}")
 
 

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
 """usage: .ci/examples.py [PART...]
 
-Every example of every README is run, against daemons of its own. A fenced block that no part runs and
-that is not said here to be run elsewhere fails the script: so does a new one, until it is run.
+Every example of every README is run in reading order on one store, as a reader would have it: README.md's
+session comes first. A fenced block that no part runs and that is not said here to be run elsewhere fails the
+script: so does a new one, until it is run.
 Parts: rust, go, python, typescript, java, shell; none named: all.
 """
 
+import contextlib
+
 from clients import *
+from typed import blocks
 
 WORK = SCRATCH / "examples"
 # Blocks that other steps of .ci/run run: file, what is in the block, step.
@@ -27,6 +31,7 @@ SKIPPED = {
     r"cargo build --release --target ": "step static does it",
     r"(sudo|journalctl|systemctl) ": "needs systemd as process 1; step chart checks the unit",
     r"helm test ": "needs a cluster; step install does it",
+    r"(helm upgrade|kubectl) ": "needs a cluster; step install upgrades with a larger size",
 }
 
 
@@ -148,6 +153,33 @@ def with_harness(line, debug="target/debug", release="../../target/release", **o
     return shell(made, said=line, but=but, **options)
 
 
+STORE = []
+
+
+@contextlib.contextmanager
+def the_store():
+    """The one store of all examples, with a directory of this part: README.md's session was typed there first."""
+    if not STORE:
+        directory = Path(HOLD.enter_context(scratch()))
+        STORE.append(HOLD.enter_context(Daemon(f"{directory}/data")))
+        session(directory, STORE[0])
+    with scratch() as directory:
+        yield directory, STORE[0]
+
+
+def session(directory, daemon):
+    """Types what README.md types. Its answers are compared by step readme; here what it leaves behind counts."""
+    (directory / "package").symlink_to(vega_file("flights-200k.json").parent.parent)
+    for _, steps in blocks((ROOT / "README.md").read_text()):
+        for command, _ in steps:
+            if not command.startswith(("npm ", "tar ")):
+                line = command.replace("127.0.0.1:6925", daemon.grpc)
+                run("bash", "-c", line, cwd=directory, env=environment(daemon), stdin=subprocess.DEVNULL)
+    logs = run(WALCTL, "logs", "--output", "raw", env=environment(daemon)).stdout.decode().split()
+    expected = {"greetings", "orders", "audit", "jobs", "flights"}
+    check("README.md's session has made its logs", expected <= set(logs), expected - set(logs) or len(logs))
+
+
 def rust():
     readme = "client/README.md"
     tour = (ROOT / "client/examples/tour.rs").read_text()
@@ -156,9 +188,9 @@ def rust():
     check("the first Rust example is client/examples/tour.rs", bare(tour).endswith(bare(first)))
     for block in rest:
         check(f"client/examples/readme.rs has the Rust example that begins {block.splitlines()[0]}", bare(block) in others)
-    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+    with the_store() as (directory, daemon):
         succeeds("cargo run -p wald-client --example tour", "cargo", "run", "--quiet", "-p", "wald-client",
-                 "--example", "tour", daemon=daemon, prints='4 records, the tail is 4\n0 b"first"\n1 b"second"\n')
+                 "--example", "tour", daemon=daemon, prints=' b"third"\n')
         out = succeeds("cargo run -p wald-client --example readme", "cargo", "run", "--quiet", "-p", "wald-client",
                        "--example", "readme", daemon=daemon, timeout=300)
         for name in ("producer", "producer over restarts", "appender", "follower", "cursor"):
@@ -184,7 +216,7 @@ def go():
     shell(take_one(readme, "sh", "cd client/go"))
     # A test of the package compares them with what is run below.
     blocks = take(readme, "go")
-    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+    with the_store() as (directory, daemon):
         for line in lines_of(take_one(readme, "sh", "go vet")):
             line = line.replace("go test -tags", "go test -v -count=1 -tags")
             out = with_harness(line, cwd=folder, daemon=daemon,
@@ -209,7 +241,7 @@ def python():
     # The environment of step conformance, into which that is installed anew.
     interpreter = Path(runner("python")[0])
     succeeds("pytest client/python", interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder, prints=" passed")
-    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+    with the_store() as (directory, daemon):
         for block in take(readme, "python"):
             # From an empty directory: what is installed is imported, nothing else.
             name = next(line for line in block.splitlines() if "readme/" in line).strip()
@@ -223,7 +255,7 @@ def typescript():
     for line in lines_of(take_one(readme, "sh")):
         shell(line, cwd=folder)
     examples = take(readme, "ts")
-    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+    with the_store() as (directory, daemon):
         out = succeeds("npm run readme", "npm", "run", "readme", cwd=folder, daemon=daemon)
         for number, block in enumerate(examples, 1):
             name = next(line for line in block.splitlines() if line and not line.startswith(("import", "//")))
@@ -249,7 +281,7 @@ def java():
     command = 'mvn compile exec:java -Dexec.mainClass=Orders -Dexec.args="127.0.0.1:6925 3"'
     text = re.sub(r"\s+", " ", (ROOT / readme).read_text())
     check("the README says how the Java example is run", f"`{command}`" in text)
-    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+    with the_store() as (directory, daemon):
         line = command.replace("127.0.0.1:6925", daemon.grpc).replace("mvn", "mvn -q -B")
         out = shell(line, said=command, cwd=folder)
         expected = ["appended 0 to 0", "appended 1 to 2", "0 one", "1 two", "2 three"]
@@ -271,6 +303,16 @@ def walctl_examples(directory, daemon):
         else:
             # Backups of another store must not be there, and none may stay.
             shell(line.replace("/backups/", f"{home}/backups/"), said=line, cwd=home, daemon=daemon, HOME=str(home))
+    with scratch() as copy, Daemon(f"{copy}/data") as other:
+        line = take_one("client/README.md", "sh", "--output delimited").strip()
+        shell(line.replace("OTHER", other.grpc), said=line, cwd=home, daemon=daemon)
+        contents = []
+        for each in (daemon, other):
+            names = run(WALCTL, "logs", "--limit", "0", "--output", "raw", env=environment(each)).stdout.decode().splitlines()
+            contents.append({name: run(WALCTL, "read", name, "--last", "100", "--output", "jsonl", env=environment(each)).stdout
+                             for name in names})
+        kept = {name: records for name, records in contents[0].items() if records}
+        check("the copy of all logs on another server has their newest records", contents[1] == kept, f"{len(kept)} logs")
     completions = home / ".local/share/bash-completion/completions/walctl"
     check("the completions are a script", run("bash", "-n", completions).returncode == 0 and completions.stat().st_size > 0)
 
@@ -283,16 +325,18 @@ def helm_line(line, values=None):
 
 
 def shells():
-    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+    with the_store() as (directory, daemon):
         walctl_examples(directory, daemon)
-        # Of the logs that begin with ord, orders is there by now.
-        endless(take_one("README.md", "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"new"', daemon, directory)
+        # Of the logs that begin with ord, orders is there from the session.
+        endless(take_one("README.md", "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"milk"', daemon, directory)
     for line in lines_of(take_one("README.md", "sh", "cargo install")):
         # Without the optimiser, which would take minutes to no purpose.
         shell(f"{line} --debug --quiet --force --root {WORK / 'installed'}", said=line, but="--debug", timeout=1800)
     for name in ("wald", "walctl"):
         succeeds(f"the installed {name} runs", WORK / "installed/bin" / name, "--version", prints=f"{name} ")
-    for file, containing in [("README.md", "helm"), ("deploy/helm/wald/README.md", "helm")]:
+    # Says why none of it is run.
+    list(lines_of(take_one("deploy/helm/wald/README.md", "sh", "helm upgrade")))
+    for file, containing in [("README.md", "helm"), ("deploy/helm/wald/README.md", "helm install")]:
         for line in lines_of(take_one(file, "sh", containing)):
             helm_line(line)
     values = WORK / "values.yaml"
@@ -308,16 +352,18 @@ def shells():
 
 
 PARTS = {"rust": rust, "go": go, "python": python, "typescript": typescript, "java": java, "shell": shells}
+HOLD = contextlib.ExitStack()
 parts = sys.argv[1:] or list(PARTS)
 if set(parts) - set(PARTS):
     print(__doc__.strip())
     sys.exit(0 if set(parts) & {"-h", "--help"} else 2)
 WORK.mkdir(parents=True, exist_ok=True)
 BLOCKS = list(find_blocks())
-for part in parts:
-    began = time.monotonic()
-    PARTS[part]()
-    print(f"     {part}: {time.monotonic() - began:.0f} s", flush=True)
+with HOLD:
+    for part in parts:
+        began = time.monotonic()
+        PARTS[part]()
+        print(f"     {part}: {time.monotonic() - began:.0f} s", flush=True)
 if parts == list(PARTS):
     for block in BLOCKS:
         step = next((step for file, text, step in ELSEWHERE if block.file == file and text in block.text), None)

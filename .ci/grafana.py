@@ -36,6 +36,7 @@ type Board = Omit<Plain<Dashboard>, 'panels' | 'annotations' | 'templating'> & {
   uid: string; title: string; description: string; panels: (Shown | Plain<RowPanel>)[];
   annotations: { list: Annotation[] }; templating: { list: Plain<VariableModel>[] } };
 """
+TESTS = ["wald.test.yaml", "wald.days.test.yaml"]
 # Each must be found by the types, or they find nothing.
 MISTAKES = [
     ("an unknown key", '"gridPos":', '"gridPosition":'),
@@ -75,8 +76,11 @@ def dashboards_are_complete():
               and len({panel["title"] for panel in panels}) == len(panels), f"{len(panels)} panels")
         bare = [panel["title"] for panel in panels if not re.search(r"\b[Ww]hen\b", panel["description"])]
         check(f"{path.name}: each description says what to do when it changes", not bare, bare or "")
-        exact = [query for _, query in queries(board) if "$job" not in query or "$instance" not in query]
+        heeded = ("$cluster", "$namespace", "$job", "$instance")
+        exact = [query for _, query in queries(board) if not all(name in query for name in heeded)]
         check(f"{path.name}: each query heeds the variables", not exact, exact or "")
+        named = [query for _, query in queries(board) if re.search(r"\bon ?\(|\bby \((?!cluster, namespace)[^)]*\b(job|instance)\b", query)]
+        check(f"{path.name}: no query takes two clusters for one", not named, named or "")
         fixed = [query for title, query in queries(board) if re.search(r"(rate|increase)\([^[]*\[(?!\$__rate_interval)", query)]
         check(f"{path.name}: each rate is over $__rate_interval", not fixed, fixed or "")
         taken = {}
@@ -97,11 +101,53 @@ def anchors():
     return set(re.findall(r"^### (Wald\w+)$", (ROOT / "grafana" / "README.md").read_text(), re.M))
 
 
+def in_two_clusters(tests):
+    """The tests with each series in two clusters, and each alert expected in both with all labels of the target."""
+    clusters = [{"cluster": cluster, "namespace": "shop", "pod": "wald-0"} for cluster in CLUSTERS]
+    lines, item = [], None
+    source = tests.splitlines()
+    for at, line in enumerate(source):
+        # An alert that is expected ends with the first line that is not deeper.
+        if item is not None and not line.startswith(" " * 12):
+            for labels in clusters:
+                more = [f"              {name}: {value}" for name, value in labels.items()]
+                lines += [item[0], *more, *item[1:]]
+            item = None
+        if line == "          - exp_labels:":
+            item = [line]
+        elif item is not None:
+            item.append(line)
+        elif series := re.fullmatch(r"(      - series: '\w+\{)(.*\}')", line):
+            for labels in clusters:
+                more = "".join(f'{name}="{value}", ' for name, value in labels.items())
+                lines += [f"{series[1]}{more}{series[2]}", *([source[at + 1]] if labels is clusters[0] else [])]
+        else:
+            lines.append(line)
+    if item is not None:
+        for labels in clusters:
+            more = [f"              {name}: {value}" for name, value in labels.items()]
+            lines += [item[0], *more, *item[1:]]
+    return "\n".join(lines) + "\n"
+
+
 def alerts_hold():
     done = run(PROMTOOL, "check", "rules", RULES)
     check("promtool check rules", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1] if done.stdout else done.stderr.decode())
-    done = run(PROMTOOL, "test", "rules", RULES.with_name("wald.test.yaml"))
+    tests = [RULES.with_name(name) for name in TESTS]
+    done = run(PROMTOOL, "test", "rules", *tests)
     check("promtool test rules", done.returncode == 0, (done.stdout + done.stderr).decode().strip()[-3000:])
+    with scratch() as directory:
+        copies = [Path(directory) / name for name in TESTS]
+        rules_here = Path(directory) / RULES.name
+        for test, copy in zip(tests, copies):
+            copy.write_text(in_two_clusters(test.read_text()))
+        rules_here.write_text(RULES.read_text())
+        done = run(PROMTOOL, "test", "rules", *copies)
+        check("promtool test rules with namespace, pod and two clusters", done.returncode == 0,
+              (done.stdout + done.stderr).decode().strip()[-3000:])
+        rules_here.write_text(RULES.read_text().replace("ignoring (setting)", "on (job, instance)"))
+        done = run(PROMTOOL, "test", "rules", copies[0])
+        check("these tests find an expression that takes two clusters for one", done.returncode != 0)
     alerts = rules()
     check("each alert has its runbook, and no runbook is left over", {rule["name"] for rule in alerts} == anchors(),
           {rule["name"] for rule in alerts} ^ anchors() or len(alerts))
@@ -111,7 +157,7 @@ def alerts_hold():
               ("critical", "warning", "info") and {"summary", "description"} <= rule["annotations"].keys()
               and rule["annotations"].get("runbook_url") == link)
     # promtool fails a test whose alert does not come out as listed: an entry without alerts is one that must not fire.
-    found = re.findall(r"alertname: (\w+)\s+exp_alerts:( \[\])?", RULES.with_name("wald.test.yaml").read_text())
+    found = re.findall(r"alertname: (\w+)\s+exp_alerts:( \[\])?", "".join(test.read_text() for test in tests))
     for rule in alerts:
         kinds = {bool(empty) for name, empty in found if name == rule["name"]}
         check(f"{rule['name']} has a test that fires and one that does not", kinds == {True, False}, "" if kinds == {True, False} else kinds)

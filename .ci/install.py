@@ -117,6 +117,11 @@ def life(cluster, directory):
     succeeded(cluster, "a changed setting", "upgrade", "wald", current, "--wait", "--timeout", "2m", "--reuse-values",
               "--set", "config.auto_create=false")
     check("restarts the pod", pod(cluster)["metadata"]["uid"] != uid)
+    template = cluster.get(APPS)["spec"]["volumeClaimTemplates"]
+    done = cluster.helm("upgrade", "wald", current, "--wait", "--timeout", "2m", "--reuse-values", "--set", "persistence.size=200Gi")
+    check("a larger persistence.size is taken, and the claim template stays", done.returncode == 0
+          and cluster.get(APPS)["spec"]["volumeClaimTemplates"] == template, said(done)[-300:] if done.returncode else "")
+    check("the upgrade says how to grow the claim", "patch pvc data-wald-0" in said(done) and "200Gi" in said(done))
     end(cluster, current, kept)
 
 

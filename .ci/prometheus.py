@@ -14,6 +14,9 @@ RULES = ROOT / "grafana" / "alerts" / "wald.rules.yaml"
 PROMETHEUS = SCRATCH / "bin" / "prometheus"
 PROMTOOL = SCRATCH / "bin" / "promtool"
 NODE = SCRATCH / "node"
+# Each target is scraped as if it were in two clusters, whose pods have the same addresses.
+CLUSTERS = ["east", "west"]
+TARGET_LABELS = {"job", "instance", "cluster", "namespace", "pod"}
 # Types of dashboards, their compiler, the plots and the driver of the browser.
 NPM = ["@grafana/schema@13.2.3", "typescript@5.9.3", "uplot@1.6.32", "playwright-core@1.65.1"]
 
@@ -78,8 +81,10 @@ class Prometheus:
         self.address = address
 
     def scrape(self, targets):
-        """Scrapes these from now on: address, job and instance of each."""
-        text = json.dumps([{"targets": [address], "labels": {"job": job, "instance": instance}} for address, job, instance in targets])
+        """Scrapes these from now on, in each cluster: address, job and instance of each."""
+        text = json.dumps([
+            {"targets": [address], "labels": {"job": job, "instance": instance, "cluster": cluster, "namespace": "shop", "pod": f"{instance}-0"}}
+            for address, job, instance in targets for cluster in CLUSTERS])
         new = self.targets.with_suffix(".new")
         new.write_text(text)
         new.rename(self.targets)

@@ -8,9 +8,9 @@ except into answers with such a line.
 """
 
 import re
-import shlex
 
 from common import *
+from typed import blocks
 
 if sys.argv[1:] not in ([], ["--update"]):
     usage()
@@ -26,29 +26,6 @@ VOLATILE = [
     (r'"cursor": "[^"]+"', '"cursor": "C"'),
     (r"in [\d.]+ \w+, \d+ records/s", "in T, N records/s"),
 ]
-
-
-def goes_on(command):
-    """Whether a command does not end with this line."""
-    try:
-        shlex.split(command)
-    except ValueError:
-        return True
-    return command.endswith("\\")
-
-
-def blocks(text):
-    """The console blocks of a text: their place in it, and their commands with answers."""
-    for found in re.finditer(r"^```console\n(.*?)^```$", text, re.M | re.S):
-        steps = []
-        for line in found[1].splitlines():
-            if line.startswith("$ "):
-                steps.append((line[2:], []))
-            elif not steps[-1][1] and goes_on(steps[-1][0]):
-                steps[-1] = (f"{steps[-1][0]}\n{line}", [])
-            else:
-                steps[-1][1].append(line)
-        yield found, steps
 
 
 def same(said, printed):

@@ -55,18 +55,29 @@ console_hosts = {{ list
 {{- end }}
 {{- end }}
 
-{{/* Whole seconds, rounded up, of a time as Wald writes it: 500us, 5ms, 30s, 5m, 1h. */}}
+{{/* Whole seconds, rounded up, of a span as Wald reads it: 500us, 5ms, 30s, 1h30m, 1d. */}}
 {{- define "wald.seconds" -}}
-{{- $number := regexFind "^[0-9]+" . | int64 -}}
-{{- $unit := regexFind "[a-z]+$" . | default "s" -}}
-{{- $whole := dict "s" 1 "m" 60 "h" 3600 -}}
-{{- $part := dict "ns" 1000000000 "us" 1000000 "ms" 1000 -}}
-{{- if hasKey $whole $unit -}}
-{{ mul $number (get $whole $unit) }}
-{{- else -}}
-{{- $parts := get $part $unit | int64 -}}
-{{ div (add $number (sub $parts 1)) $parts }}
+{{- $units := dict "w" 604800.0 "d" 86400.0 "h" 3600.0 "m" 60.0 "s" 1.0 "ms" 0.001 "us" 0.000001 "µs" 0.000001 "ns" 0.000000001 -}}
+{{- $total := 0.0 -}}
+{{- range regexFindAll "[0-9.]+ *[a-zµ]+" . -1 -}}
+{{- $number := regexFind "^[0-9.]+" . | float64 -}}
+{{- $unit := regexFind "[a-zµ]+$" . -}}
+{{- $total = addf $total (mulf $number (get $units $unit | default 1.0)) -}}
 {{- end -}}
+{{ ceil $total | int64 }}
+{{- end }}
+
+{{/*
+Size in the claim template. Kubernetes refuses to change it, so an upgrade keeps the size of the
+StatefulSet that is there; the claim itself is grown as the README says.
+*/}}
+{{- define "wald.templateSize" -}}
+{{- $size := .Values.persistence.size -}}
+{{- $there := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "wald.fullname" .) -}}
+{{- range (dig "spec" "volumeClaimTemplates" (list) $there) -}}
+{{- $size = .spec.resources.requests.storage -}}
+{{- end -}}
+{{ $size }}
 {{- end }}
 
 {{/* What a clean stop may take, and some seconds for the process itself. */}}
