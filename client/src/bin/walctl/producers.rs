@@ -1,14 +1,14 @@
 //! `walctl producer`: the producers of a log.
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
 use jiff::Timestamp;
 use serde_json::json;
 use wald_client::{Client, LogProducer};
 
 use crate::args::ProducerCommand;
 use crate::exit::Exit;
-use crate::output::{Out, Output};
+use crate::output::{Out, Output, note};
+use crate::table::Table;
 
 pub(crate) async fn producer(
     client: &Client,
@@ -21,7 +21,9 @@ pub(crate) async fn producer(
             client
                 .forget_producer(log.as_str(), id.as_str(), log_id)
                 .await?;
-            eprintln!("forgot producer {id:?} of {log:?}; it may begin again with a higher epoch");
+            note(&format!(
+                "forgot producer {id} of {log}; it may begin again with a higher epoch"
+            ));
             Ok(Exit::Ok)
         }
     }
@@ -47,7 +49,7 @@ async fn list(client: &Client, log: &str, log_id: Option<u64>, output: Output) -
                 out.json(&shown(log, producer))?;
             }
         }
-        Output::Raw => {
+        Output::Raw | Output::Delimited => {
             for producer in &all {
                 out.line(&producer.id)?;
             }
@@ -68,22 +70,17 @@ fn shown(log: &str, producer: &LogProducer) -> serde_json::Value {
 }
 
 fn table(producers: &[LogProducer]) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_header(["PRODUCER", "EPOCH", "NEXT", "LAST APPEND"]);
+    let mut table = Table::with_header(["PRODUCER", "EPOCH", "NEXT", "LAST APPEND"]);
     for producer in producers {
-        table.add_row([
+        table.row([
             producer.id.clone(),
             producer.epoch.to_string(),
             producer.next_sequence.to_string(),
             time(producer).unwrap_or_else(|| "-".to_owned()),
         ]);
     }
-    for column in table.column_iter_mut().skip(1).take(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.trim_fmt()
+    table.right([1, 2]);
+    table.text()
 }
 
 /// When the newest batch of the producer arrived.
