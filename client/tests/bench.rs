@@ -353,7 +353,7 @@ async fn server_without_echo_is_told_what_to_do_and_without_metrics_nothing_is_m
         .unwrap();
     let stderr = String::from_utf8(ran.stderr).unwrap();
     assert!(
-        stderr.contains("what the server uses is not told"),
+        stderr.contains("the server's use of resources is not measured"),
         "{stderr}"
     );
     let report: Value = serde_json::from_slice(&ran.stdout).unwrap();

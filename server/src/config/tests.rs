@@ -112,7 +112,7 @@ fn typo_in_a_file_names_the_nearest_key() {
 
 #[test]
 fn every_bad_value_is_named_with_its_origin() {
-    let found = problems(&file("segment_bytes = \"64MB\"\ndrain_delay = \"5\""));
+    let found = problems(&file("segment_bytes = \"64MX\"\ndrain_delay = \"5\""));
     assert_eq!(found.len(), 2);
     assert!(found[0].contains("segment_bytes") && found[0].contains("file wald.toml"));
     assert!(found[1].contains("drain_delay") && found[1].contains("5ms"));

@@ -271,8 +271,8 @@ impl Walked {
             let Some(image) = index.image(&row) else {
                 return;
             };
-            // The index does not tell where the log ended before the run.
-            let before = row.first_lsn.min(image.kept.first);
+            // Records below are in earlier runs, or trimmed.
+            let before = row.first_lsn;
             self.images.push(Images {
                 image,
                 before,

@@ -921,7 +921,7 @@ fn orphans(fixture: &Fixture) -> usize {
 fn index_whose_removal_fails_goes_with_a_later_step_or_start() {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.fill_logs(1, 12);
-    fail_removals(&fixture.disk, 3);
+    fail_removals(&fixture.disk, 2);
     assert!(fixture.core.sort_in_turn().unwrap());
     assert!(orphans(&fixture) > 0);
     let killed = fixture.disk.copy();
