@@ -58,10 +58,11 @@ class Fleet:
         return daemon
 
     def seen(self, name, query):
-        """Waits until Prometheus has seen something of a daemon."""
+        """Waits until Prometheus has seen something of a daemon, in each cluster: it scrapes them at different times."""
         query = query.replace("{", f'{{instance="{name}", ' if "{" in query else "{", 1)
         query = query if "{" in query else re.sub(r"^(\w+)", rf'\1{{instance="{name}"}}', query)
-        waited(f"{query} of {name}", lambda: self.prometheus.get("query", query=query)["result"])
+        clusters = lambda: {one["metric"]["cluster"] for one in self.prometheus.get("query", query=query)["result"]}
+        waited(f"{query} of {name}", lambda: clusters() == set(CLUSTERS))
 
     def strace(self, name, *arguments):
         daemon = self.daemons[name]
