@@ -327,8 +327,8 @@ def helm_line(line, values=None):
 def shells():
     with the_store() as (directory, daemon):
         walctl_examples(directory, daemon)
-        # Of the logs that begin with ord, orders is there from the session.
-        endless(take_one("README.md", "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"milk"', daemon, directory)
+        # Of the logs that begin with ord, orders is there.
+        endless(take_one("README.md", "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"orders"', daemon, directory)
     for line in lines_of(take_one("README.md", "sh", "cargo install")):
         # Without the optimiser, which would take minutes to no purpose.
         shell(f"{line} --debug --quiet --force --root {WORK / 'installed'}", said=line, but="--debug", timeout=1800)
