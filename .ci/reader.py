@@ -163,13 +163,14 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
         with Daemon(copy, *SMALL, *sorter, "--retention-interval", "1h") as daemon:
             settle(daemon, sorter)
             engine = served(daemon)
+            epochs = {name: log["writer_epoch"] for name, log in engine.items()}
             # Of a damaged log they depend on whether the start walked its segments or believed their indexes.
             for name in logs if not sound else []:
                 if name in engine:
                     engine[name]["stored_bytes"] = logs[name]["stored_bytes"]
-                    # Settings and cursors that went with a segment are in an index behind it, which the reader does not
+                    # Settings, cursors and fences that went with a segment are in an index behind it, which the reader does not
                     # ask: the engine tells what the reader does, or what was true before the damage.
-                    for key in ("config", "cursors"):
+                    for key in ("config", "cursors", "writer_epoch"):
                         if whole and name in whole and engine[name][key] == whole[name][key]:
                             engine[name][key] = told(logs)[name][key]
             # A trim that damage took comes back by the runs that were made after it, for who looks there: the engine does not.
@@ -184,7 +185,7 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
             if appends:
                 for name in logs:
                     call = daemon.walctl("append", name, "--output", "json", "--timeout", "5s", "--writer-epoch",
-                                         str(logs[name]["writer_epoch"]), input=b"more\n")
+                                         str(epochs.get(name, 0)), input=b"more\n")
                     refused.append((name, call.returncode == 0))
                 differ = [name for name, taken in refused if taken != logs[name]["tail_proven"]]
                 wrong = wrong or (f"proven tails of {differ}" if differ else "")
