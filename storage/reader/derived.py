@@ -233,10 +233,10 @@ def check_checkpoint(segment, store, walked):
     for one in told["images"]:
         if one["id"] in logs:
             found = differences(what, one, logs[one["id"]], True, bool(store.runs))
-            if not one["producers"] and not one["gone"]:
-                # Right if the log was deleted behind this segment: its producers are gone then.
-                store.of_living += [(one["id"], text) for text in found if ": producers is " in text or ": gone is " in text]
-                found = [text for text in found if ": producers is " not in text and ": gone is " not in text]
-            wrong += found
+            # Right if the log was deleted behind this segment: the engine has forgotten its producers then, and the image
+            # tells the changes of one segment.
+            of_producers = [text for text in found if ": producers is " in text or ": gone is " in text]
+            store.of_living += [(one["id"], text) for text in of_producers]
+            wrong += [text for text in found if text not in of_producers]
     return wrong
 
