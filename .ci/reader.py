@@ -176,7 +176,7 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
             # A trim that damage took comes back by the runs that were made after it, for who looks there: the engine does not.
             back = [name for name in logs if runs and not sound and name in engine and (
                 engine[name]["first_lsn"] < logs[name]["first_lsn"] or engine[name]["expired"] > logs[name]["expired"])]
-            # A trim that went with a segment is in an index behind it, too: the engine tells what was true before the damage.
+            # An index behind a lost segment still has its trim. The engine then tells the state before the damage.
             back += [name for name in logs if whole and not sound and name in engine and name in whole and name not in back
                      and engine[name]["first_lsn"] == whole[name]["first_lsn"] != logs[name]["first_lsn"]]
             Totals.back += len(back)

@@ -13,7 +13,7 @@ use crate::follow::{asked, gap};
 
 const EVENT_WITHIN: Duration = Duration::from_secs(20);
 
-/// What is stored, always together.
+/// The effects and the cursor, stored together.
 #[derive(Default)]
 struct Stored {
     cursor: Option<Cursor>,

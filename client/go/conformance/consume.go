@@ -10,7 +10,7 @@ import (
 	wald "wald.dev/client/go"
 )
 
-// stored is what a consumer has stored: effects and cursor, always together.
+// stored holds the effects and the cursor of a consumer, stored together.
 type stored struct {
 	counting string
 	cursor   []byte
@@ -84,7 +84,7 @@ func consume(ctx context.Context, r *run, a *arguments) (object, error) {
 	}, nil
 }
 
-// life takes so many events; whether it stores the last of them, the caller says.
+// life takes a number of events. The caller says whether it stores the last one.
 func (s *stored) life(ctx context.Context, follower *wald.Follower, count, length int, last bool) error {
 	defer follower.Close()
 	ctx, cancel := context.WithTimeout(ctx, patience)

@@ -191,7 +191,7 @@ async fn limits(client: &Client) -> Result<Limits> {
     Ok(Limits::of(&limits))
 }
 
-/// What the command line says of the records.
+/// Flags that apply to every record.
 struct Given {
     format: Format,
     /// The records themselves; none: they are read.

@@ -142,7 +142,7 @@ fn print(logs: &[Log], output: Output) -> Result<()> {
     Ok(())
 }
 
-/// Names what a deletion takes.
+/// Names the records that a deletion removes.
 fn question(log: &Log) -> String {
     let (first, next) = (log.first_lsn.unwrap_or(0), log.tail_lsn.unwrap_or(0));
     match next.saturating_sub(first) {

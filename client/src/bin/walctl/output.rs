@@ -54,7 +54,7 @@ pub(crate) fn note(text: &str) {
     eprintln!("{}", escaped(text));
 }
 
-/// Asks a person on a terminal whether to do what cannot be undone. Scripts are not asked.
+/// Asks a person on a terminal to confirm a step that nobody can undo. Scripts are not asked.
 #[allow(clippy::print_stderr, reason = "the one place")]
 pub(crate) fn confirmed(question: &str, yes: bool) -> io::Result<bool> {
     let stdin = io::stdin();
@@ -211,12 +211,12 @@ impl Out {
         self.stdout.write_all(bytes)
     }
 
-    /// Hands what is buffered to the reader.
+    /// Writes the buffered bytes to stdout.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.stdout.flush()
     }
 
-    /// Ends a print of records: reports on stderr what the form had no place for.
+    /// Ends a print of records: reports on stderr the parts that the form cannot show.
     pub(crate) fn end(mut self) -> io::Result<()> {
         self.flush()?;
         let (headers, changed) = (self.without_headers, self.changed);
