@@ -179,6 +179,8 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
             # An index behind a lost segment still has its trim. The engine then tells the state before the damage.
             back += [name for name in logs if whole and not sound and name in engine and name in whole and name not in back
                      and engine[name]["first_lsn"] == whole[name]["first_lsn"] != logs[name]["first_lsn"]]
+            # So with a deletion: a log that was gone before the damage stays gone.
+            back += [name for name in logs if whole and not sound and name not in engine and name not in whole]
             Totals.back += len(back)
             wrong = difference(*({name: log for name, log in each.items() if name not in back} for each in (told(logs), engine)))
             refused = []
@@ -187,7 +189,7 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
                     call = daemon.walctl("append", name, "--output", "json", "--timeout", "5s", "--writer-epoch",
                                          str(epochs.get(name, 0)), input=b"more\n")
                     refused.append((name, call.returncode == 0))
-                differ = [name for name, taken in refused if taken != logs[name]["tail_proven"]]
+                differ = [name for name, taken in refused if name in epochs and taken != logs[name]["tail_proven"]]
                 wrong = wrong or (f"proven tails of {differ}" if differ else "")
             daemon.stop() if sound else daemon.kill()
         after, later = read(copy)
