@@ -19,9 +19,6 @@ use super::peer::{OpenCall, Peer, Piece};
 use crate::answers::MayBeHurried;
 use crate::drain::Phase;
 
-/// Most bytes that a call claims of its client's window at a time, so that many calls share it.
-const CLAIM: usize = 64 << 10;
-
 /// Time in which an answer must move when others wait for its room. The kernel and the queue of a
 /// connection take its bytes in pieces of 128 KiB.
 const HURRY_SECONDS: u64 = 4;
@@ -202,7 +199,7 @@ impl Sending<'_> {
         context: &mut Context<'_>,
     ) -> Poll<Result<usize, Broken>> {
         let room = ready!(self.terms.peer.poll_room(context));
-        let wanted = wanted.min(room).min(CLAIM);
+        let wanted = wanted.min(room);
         self.sender.reserve_capacity(wanted);
         loop {
             let capacity = self.sender.capacity();

@@ -17,7 +17,7 @@ use crate::answers::{ANSWERS_BYTES, AnswerShare, Answers};
 use crate::status::TooManyCalls;
 
 /// Most bytes of answers that wait in the HTTP/2 layer for the socket of one connection.
-const QUEUE_BYTES: usize = 256 << 10;
+pub(super) const QUEUE_BYTES: usize = 256 << 10;
 
 /// The same, while all connections together have more than [`ALL_QUEUES_BYTES`] in their queues.
 pub(crate) const SHORT_QUEUE_BYTES: usize = 16 << 10;
