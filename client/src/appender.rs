@@ -144,7 +144,7 @@ impl Appender {
         self.0.batch(batch.request, Reply::Batch).await
     }
 
-    /// Sends what is still gathered, waits for all acks, and ends the session.
+    /// Sends the gathered records, waits for all acks, and ends the session.
     ///
     /// # Errors
     /// The first failure.

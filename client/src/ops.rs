@@ -407,9 +407,9 @@ impl Client {
         })
     }
 
-    /// Ends the server as SIGTERM does: it turns not ready, accepts calls for `delay` (None: its
-    /// setting `drain_delay`), finishes what it accepted, flushes, and ends. Answers when that has
-    /// begun: true if it had begun before.
+    /// Ends the server as SIGTERM does. The server turns not ready, accepts calls for `delay` (None:
+    /// its setting `drain_delay`), finishes accepted calls, flushes, and ends. Returns as soon as the
+    /// server drains: true if it was draining already.
     ///
     /// # Errors
     /// What any call can fail with.

@@ -304,7 +304,7 @@ impl Producer {
         self.pipeline.batch(request, Reply::Log).await
     }
 
-    /// Sends what is still gathered, waits for all acks, and ends the session. An id that was
+    /// Sends the gathered records, waits for all acks, and ends the session. An id that was
     /// drawn at random is forgotten then, so that it takes no room in the log.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ from wald.v1 import wal_pb2
 if TYPE_CHECKING:
     from wald.client import Client
 
-# How long the server's status may come after the end of what it sent, and how often it is looked for.
+# Maximum wait for the server's status after the end of its answers, and the pause between two checks for it.
 _STATUS_SECONDS = 1.0
 _STATUS_POLL_SECONDS = 0.005
 
