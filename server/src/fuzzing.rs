@@ -150,7 +150,7 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
     let engine = engine();
     let epoch = engine.profile().recovery_epoch;
     let limits = engine.profile().limits;
-    match which % 11 {
+    match which % 13 {
         0 => {
             let sent = Sent::new(message.clone());
             let request = decoded::<v1::AppendRequest>(message)
@@ -251,6 +251,36 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
             let done = block_on(engine.sync(target, log.as_ref()));
             done.map_err(|error| status::sync(&error))?;
         }
+        10 => {
+            let request: v1::ListProducersRequest = decoded(message)?;
+            let target = convert::target(&request.log, request.log_id, Access::Read)?;
+            let size = convert::page_size(request.page_size);
+            let after = convert::parse_page_token(&request.page_token)?;
+            with_producer(&engine, &request.log, "p", || {
+                let found = block_on(engine.list_producers(target, after.clone(), size));
+                let found = found.map_err(|error| status::read(&error))?;
+                assert!(found.len() <= size);
+                let after = after.unwrap_or_default();
+                let ids = found.iter().map(|info| info.id.as_str());
+                assert!(ids.clone().is_sorted() && ids.clone().all(|id| *id > *after));
+                for info in &found {
+                    assert_eq!(convert::log_producer(info).id, info.id.as_str());
+                }
+                Ok(())
+            })?;
+        }
+        11 => {
+            let request: v1::ForgetProducerRequest = decoded(message)?;
+            let target = convert::target(&request.log, request.log_id, Access::Write)?;
+            let id = convert::producer_id(&request.producer_id)?;
+            with_producer(&engine, &request.log, id.as_str(), || {
+                let once = || block_on(engine.forget_producer(target.clone(), id.clone()));
+                once().map_err(|error| status::admin(&error))?;
+                let again = once().expect_err("it is forgotten");
+                assert_eq!(status::admin(&again).code(), tonic::Code::NotFound);
+                Ok(())
+            })?;
+        }
         _ => {
             let sent = Sent::new(message.clone());
             let read = convert::session_request(&sent);
@@ -345,6 +375,35 @@ fn reads_back(engine: &LocalEngine, log: &str, from: wald_storage::Lsn, sent: &[
         assert_eq!(bytes(sent), bytes(found));
         assert_eq!((&sent.headers, sent.crc32c), (&found.headers, found.crc32c));
     }
+}
+
+/// Runs `check` while the log has a producer of this id. No input depends on another: the log is
+/// deleted afterwards.
+fn with_producer(
+    engine: &LocalEngine,
+    log: &str,
+    id: &str,
+    check: impl FnOnce() -> Result<(), Status>,
+) -> Result<(), Status> {
+    let request = v1::AppendRequest {
+        log: log.to_owned(),
+        record: Some(v1::Record::default()),
+        condition: Some(v1::AppendCondition {
+            producer: Some(v1::Producer {
+                id: id.to_owned(),
+                ..v1::Producer::default()
+            }),
+            ..v1::AppendCondition::default()
+        }),
+        ..v1::AppendRequest::default()
+    };
+    let (batch, durability) = convert::append(&Sent::from(&request))?;
+    let appended = engine.submit(None, batch, durability).wait();
+    let checked = appended
+        .map_err(|error| status::append(&error))
+        .and_then(|_| check());
+    forget(engine, log);
+    checked
 }
 
 fn forget(engine: &LocalEngine, log: &str) {
@@ -521,6 +580,19 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         .encode_to_vec(),
         v1::SyncRequest {
             target: 1,
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        v1::ListProducersRequest {
+            log: "a".to_owned(),
+            page_size: 5,
+            page_token: convert::page_token("o"),
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        v1::ForgetProducerRequest {
+            log: "a".to_owned(),
+            producer_id: "p".to_owned(),
             ..Default::default()
         }
         .encode_to_vec(),
