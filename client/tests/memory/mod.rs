@@ -26,7 +26,7 @@ use wald_client::proto::wal_service_server::{WalService, WalServiceServer};
 use wald_client::proto::*;
 
 use self::state::State;
-pub(crate) use self::state::refuse;
+pub(crate) use self::state::{StoredProducer, refuse};
 
 mod state;
 
@@ -522,15 +522,23 @@ impl LogService for Memory {
         let request = request.into_inner();
         let mut state = self.state.lock().unwrap();
         let log = state.existing(&request.log, request.log_id)?;
-        let producers = log.producers.iter().map(|(id, producer)| LogProducer {
-            id: id.clone(),
+        let later = |(id, _): &(&String, &StoredProducer)| **id > request.page_token;
+        let found: Vec<_> = log.producers.iter().filter(later).collect();
+        let producers = found.iter().take(2).map(|(id, producer)| LogProducer {
+            id: (*id).clone(),
             epoch: Some(producer.epoch),
-            next_sequence: Some(0),
-            last_append_time: None,
+            next_sequence: Some(producer.batches.len() as u64),
+            last_append_time: Some(prost_types::Timestamp {
+                seconds: 86_400,
+                nanos: 999_000_000,
+            }),
         });
+        let producers: Vec<_> = producers.collect();
+        let last = producers.last().map(|last| last.id.clone());
+        let next_page_token = last.filter(|_| found.len() > 2).unwrap_or_default();
         Ok(Response::new(ListProducersResponse {
-            producers: producers.collect(),
-            next_page_token: String::new(),
+            producers,
+            next_page_token,
         }))
     }
 
@@ -541,8 +549,15 @@ impl LogService for Memory {
         let request = request.into_inner();
         let mut state = self.state.lock().unwrap();
         let log = state.existing(&request.log, request.log_id)?;
-        match log.producers.remove(&request.producer_id) {
-            Some(_) => Ok(Response::new(ForgetProducerResponse {})),
+        let id = request.producer_id;
+        if id.is_empty() || id.len() > 255 || id.contains(char::is_control) {
+            return Err(refuse(Code::InvalidArgument, "INVALID_PRODUCER", &[]));
+        }
+        match log.producers.remove(&id) {
+            Some(producer) => {
+                log.gone.insert(id, producer.epoch);
+                Ok(Response::new(ForgetProducerResponse {}))
+            }
             None => Err(refuse(Code::NotFound, "PRODUCER_NOT_FOUND", &[])),
         }
     }

@@ -14,6 +14,8 @@ pub(crate) struct StoredLog {
     pub(crate) writer_epoch: u64,
     pub(crate) producers: BTreeMap<String, StoredProducer>,
     pub(crate) first_producer_epoch: u64,
+    /// Epochs of forgotten producers, by id.
+    pub(crate) gone: BTreeMap<String, u64>,
     pub(crate) cursors: BTreeMap<String, u64>,
 }
 
@@ -21,7 +23,7 @@ pub(crate) struct StoredLog {
 #[derive(Default)]
 pub(crate) struct StoredProducer {
     pub(crate) epoch: u64,
-    batches: Vec<(Vec<Record>, u64)>,
+    pub(crate) batches: Vec<(Vec<Record>, u64)>,
 }
 
 /// All logs.
@@ -115,6 +117,12 @@ impl State {
         if let Some(wanted) = &condition.producer {
             let new = StoredProducer::default();
             let known = log.producers.get(&wanted.id).unwrap_or(&new);
+            let over = log.gone.get(&wanted.id).map_or(0, |epoch| epoch + 1);
+            let first_epoch = over.max(log.first_producer_epoch);
+            if !log.producers.contains_key(&wanted.id) && wanted.epoch < first_epoch {
+                let facts = [("first_epoch", first_epoch.to_string())];
+                return Err(refuse(Code::FailedPrecondition, "PRODUCER_EXPIRED", &facts));
+            }
             if wanted.epoch < known.epoch {
                 let facts = [("epoch", known.epoch.to_string())];
                 return Err(refuse(Code::FailedPrecondition, "PRODUCER_FENCED", &facts));
