@@ -1,0 +1,61 @@
+/** Connections that break while they are made. */
+import assert from "node:assert/strict";
+import http2 from "node:http2";
+import { syncBuiltinESMExports } from "node:module";
+import net from "node:net";
+import test, { type TestContext } from "node:test";
+
+import { WaldError } from "../src/index.js";
+import { Fake } from "./fake.js";
+
+/**
+ * Destroys the sessions of the first connections right after their sockets have connected. Node emits
+ * "connect" of such a session nevertheless. Returns the number of connections so far.
+ */
+function breakFirst(count: number, context: TestContext): () => number {
+  const connect = http2.connect;
+  let made = 0;
+  const breaking = (authority: string | URL, options?: http2.ClientSessionOptions): http2.ClientHttp2Session => {
+    const { hostname, port } = new URL(authority);
+    const socket = net.connect(Number(port), hostname);
+    const session = connect(authority, { ...options, createConnection: () => socket });
+    if (made++ < count) {
+      socket.once("connect", () => session.destroy(new Error("broken as it was made")));
+    }
+    return session;
+  };
+  context.mock.method(http2, "connect", breaking as typeof http2.connect);
+  syncBuiltinESMExports();
+  context.after(() => {
+    context.mock.restoreAll();
+    syncBuiltinESMExports();
+  });
+  return () => made;
+}
+
+test("a connection that breaks as it is made is made again", async (context) => {
+  const fake = await Fake.start();
+  const made = breakFirst(2, context);
+  const client = fake.client();
+  const { lsn } = await client.append("log", "x");
+  assert.equal(lsn, 0n);
+  assert.equal(made(), 3);
+  assert.deepEqual(fake.records, ["x"]);
+  await client.close();
+  await fake.stop();
+});
+
+test("a call whose connection breaks as it is made was not sent", async (context) => {
+  const fake = await Fake.start();
+  breakFirst(1, context);
+  const client = fake.client({ retry: { maxAttempts: 1 } });
+  await assert.rejects(client.append("log", "x"), (error) => {
+    assert.ok(error instanceof WaldError);
+    assert.deepEqual([error.kind, error.outcome, error.retry], ["NOT_SENT", "NOT_APPLIED", "SAFE"]);
+    return true;
+  });
+  assert.deepEqual(fake.records, []);
+  await client.append("log", "x");
+  await client.close();
+  await fake.stop();
+});
