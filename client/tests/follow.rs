@@ -14,7 +14,7 @@ use wald_client::proto::scan_request::Start;
 use wald_client::{ScanEvent, ScanStream};
 
 /// Records and interruptions up to the lsn before `until`, or the end.
-async fn take(stream: &mut ScanStream, until: u64) -> (Vec<u64>, usize) {
+async fn take(fake: &Fake, stream: &mut ScanStream, until: u64) -> (Vec<u64>, usize) {
     let mut lsns = Vec::new();
     let mut interruptions = 0;
     while lsns.last().is_none_or(|last| last + 1 < until) {
@@ -27,6 +27,7 @@ async fn take(stream: &mut ScanStream, until: u64) -> (Vec<u64>, usize) {
                     assert_eq!(record.data, record.lsn.to_string());
                     lsns.push(record.lsn.get());
                 }
+                fake.taken.send_replace(lsns.last().unwrap() + 1);
             }
             Some(Ok(ScanEvent::Interrupted(_))) => interruptions += 1,
             Some(Ok(_)) => {}
@@ -41,7 +42,7 @@ async fn take(stream: &mut ScanStream, until: u64) -> (Vec<u64>, usize) {
 async fn follow_delivers_each_record_once_over_many_lost_connections() {
     let (fake, client) = Fake::start(60, 2).await;
     let mut stream = client.follow("log").open();
-    let (lsns, interruptions) = take(&mut stream, 60).await;
+    let (lsns, interruptions) = take(&fake, &mut stream, 60).await;
     assert_eq!(lsns, (0..60).collect::<Vec<_>>());
     assert!(interruptions >= 10, "{interruptions}");
     let requests = fake.scan_requests.lock().unwrap();
@@ -56,7 +57,10 @@ async fn follow_delivers_each_record_once_over_many_lost_connections() {
 async fn follow_from_before_the_tail_is_pinned_to_an_lsn() {
     let (fake, client) = Fake::start(20, 0).await;
     let mut stream = client.follow("log").last(5).open();
-    assert_eq!(take(&mut stream, 20).await.0, (15..20).collect::<Vec<_>>());
+    assert_eq!(
+        take(&fake, &mut stream, 20).await.0,
+        (15..20).collect::<Vec<_>>()
+    );
     assert_eq!(
         fake.scan_requests.lock().unwrap()[0].start,
         Some(Start::Lsn(15))
@@ -65,20 +69,20 @@ async fn follow_from_before_the_tail_is_pinned_to_an_lsn() {
 
 #[tokio::test]
 async fn bounded_scan_counts_what_came_over_earlier_connections() {
-    let (_fake, client) = Fake::start(60, 3).await;
+    let (fake, client) = Fake::start(60, 3).await;
     let mut stream = client.scan("log").max_records(20).open();
     assert_eq!(
-        take(&mut stream, u64::MAX).await.0,
+        take(&fake, &mut stream, u64::MAX).await.0,
         (0..20).collect::<Vec<_>>()
     );
 }
 
 #[tokio::test]
 async fn scan_of_everything_ends_at_the_tail() {
-    let (_fake, client) = Fake::start(10, 0).await;
+    let (fake, client) = Fake::start(10, 0).await;
     let mut stream = client.scan("log").from_lsn(4).open();
     assert_eq!(
-        take(&mut stream, u64::MAX).await.0,
+        take(&fake, &mut stream, u64::MAX).await.0,
         (4..10).collect::<Vec<_>>()
     );
     assert!(stream.next().await.is_none());
@@ -86,14 +90,17 @@ async fn scan_of_everything_ends_at_the_tail() {
 
 #[tokio::test]
 async fn cursor_of_a_follower_resumes_after_what_was_taken() {
-    let (_fake, client) = Fake::start(30, 2).await;
+    let (fake, client) = Fake::start(30, 2).await;
     let mut stream = client.follow("log").open();
     assert!(stream.cursor().is_none());
     // Until the message that ends with lsn 10 or later is complete.
     let mut next = 0;
     loop {
         match stream.next().await.unwrap().unwrap() {
-            ScanEvent::Batch(batch) => next = batch.records.last().unwrap().lsn.get() + 1,
+            ScanEvent::Batch(batch) => {
+                next = batch.records.last().unwrap().lsn.get() + 1;
+                fake.taken.send_replace(next);
+            }
             ScanEvent::Progress(_) if next >= 10 => break,
             _ => {}
         }
@@ -102,7 +109,7 @@ async fn cursor_of_a_follower_resumes_after_what_was_taken() {
     drop(stream);
     let mut resumed = client.follow("log").after(cursor).open();
     assert_eq!(
-        take(&mut resumed, 30).await.0,
+        take(&fake, &mut resumed, 30).await.0,
         (next..30).collect::<Vec<_>>()
     );
 }

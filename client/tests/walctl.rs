@@ -412,14 +412,15 @@ async fn absent_server_is_complained_about_once_and_a_scan_gives_up_too() {
 async fn server_that_comes_within_the_timeout_is_waited_for() {
     let mut fixture = Fixture::new().await;
     let behind = fixture.endpoint.replace("http://", "");
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    // The port refuses connections until the socket listens.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     // Without a scheme, too.
-    fixture.endpoint = address.to_string();
+    fixture.endpoint = socket.local_addr().unwrap().to_string();
     tokio::spawn(async move {
+        // The client must meet an absent server first, and nothing shows its attempts from outside.
         tokio::time::sleep(std::time::Duration::from_millis(1_200)).await;
-        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        let listener = socket.listen(16).unwrap();
         while let Ok((mut near, _)) = listener.accept().await {
             let mut far = tokio::net::TcpStream::connect(&behind).await.unwrap();
             tokio::spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });

@@ -15,7 +15,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wald_storage::{
     Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, NoObserver, RealDisk,
@@ -124,10 +124,15 @@ impl Store {
     /// Polls until the sorter has written nothing for 4 seconds: it looks for work every second. With
     /// more logs a look takes longer, and so does a run.
     fn rest(&self) {
+        let deadline = Instant::now() + Duration::from_secs(1800);
         let mut still = 0;
         let mut before = 0;
         while still < 40 + self.logs / 1500 {
             std::thread::sleep(Duration::from_millis(100));
+            assert!(
+                Instant::now() < deadline,
+                "the sorter does not come to rest"
+            );
             let now = self.engine.statistics().sorter_written_bytes;
             still = if now == before { still + 1 } else { 0 };
             before = now;

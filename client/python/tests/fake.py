@@ -137,6 +137,23 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         return [record.data.decode() for _, batch in self.applied.values() for record in batch.records]
 
 
+async def until(holds, seconds=20):
+    """Lets other tasks run until `holds()`; fails after `seconds`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not holds():
+        assert asyncio.get_running_loop().time() < deadline, "the condition never held"
+        await asyncio.sleep(0)
+
+
+async def endlessly(send, seconds=20):
+    """Calls `send` again and again, until the session interrupts; fails after `seconds`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < deadline:
+        await send()
+        await asyncio.sleep(0)
+    raise AssertionError("nothing interrupted it")
+
+
 @contextlib.asynccontextmanager
 async def serving(**settings):
     """A fake, and a client of it whose pauses are short."""

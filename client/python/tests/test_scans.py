@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from fake import DRAINING, LOST, REFUSED, message, refusal, serving
+from fake import DRAINING, LOST, REFUSED, message, refusal, serving, until
 from grpc import StatusCode
 
 import wald
@@ -68,8 +68,7 @@ async def test_follow_that_was_open_goes_on_without_end():
 async def test_silent_stream_counts_as_lost():
     async with serving(silence_timeout=0.3) as (fake, client), client.follow("log") as follower:
         waiting = asyncio.create_task(anext(follower))
-        while len(fake.scans) < 3:
-            await asyncio.sleep(0)
+        await until(lambda: len(fake.scans) >= 3)
         assert isinstance(follower.interruption, wald.DeadlineExceeded)
         waiting.cancel()
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -42,6 +42,8 @@ pub(crate) struct Fake {
     pub(crate) records: Mutex<u64>,
     /// Each scan connection is cut after so many messages, while it is positive.
     pub(crate) messages_per_connection: usize,
+    /// The lsn after the last record that the test has taken from a scan.
+    pub(crate) taken: watch::Sender<u64>,
     cut: broadcast::Sender<()>,
 }
 
@@ -55,6 +57,7 @@ impl Fake {
             scan_requests: Mutex::default(),
             records: Mutex::new(records),
             messages_per_connection,
+            taken: watch::Sender::new(0),
             cut: cut.clone(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -173,7 +176,11 @@ impl WalService for Fake {
             count => tail.min(from + count),
         };
         let follow = request.follow && request.max_records == 0;
-        self.scan_requests.lock().unwrap().push(request);
+        let scans = {
+            let mut scans = self.scan_requests.lock().unwrap();
+            scans.push(request);
+            scans.len()
+        };
         let mut messages = Vec::new();
         let mut next = from;
         while next < until {
@@ -187,11 +194,19 @@ impl WalService for Fake {
             messages.truncate(cut_after);
         }
         let cut = self.cut.clone();
+        let mut taken = self.taken.subscribe();
+        let lsn = |cursor: &[u8]| std::str::from_utf8(cursor).unwrap().parse().unwrap();
+        let sent: u64 = messages.last().map_or(from, |last| lsn(&last.cursor));
         let end = stream::once(async move {
             if cut_short {
-                // Sometimes the last message arrives before the cut, sometimes not.
-                if next.is_multiple_of(2) {
-                    tokio::time::sleep(Duration::from_millis(2)).await;
+                // Every second cut comes after the last message has arrived, the others at once.
+                if scans.is_multiple_of(2) {
+                    let arrival = taken.wait_for(|taken| *taken >= sent);
+                    let arrival = tokio::time::timeout(Duration::from_secs(10), arrival);
+                    arrival
+                        .await
+                        .expect("the test takes what it is sent")
+                        .unwrap();
                 }
                 cut.send(()).unwrap();
             } else if !follow {

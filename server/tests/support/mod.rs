@@ -197,11 +197,12 @@ impl Daemon {
 
     /// Blocks until the log says `message`.
     pub(crate) fn wait_for_log(&self, message: &str) -> String {
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let line = self
                 .log
-                .recv()
-                .unwrap_or_else(|_| panic!("the log ended without {message:?}"));
+                .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+                .unwrap_or_else(|error| panic!("the log has no {message:?}: {error}"));
             if line.contains(message) {
                 return line;
             }
