@@ -183,6 +183,21 @@ async function all() {
   check("markup in a record is shown as text", (await until(async () => (await page.locator("td.data").first().textContent().catch(() => "")).includes("<script>alert(1)"))) !== null);
   check("the name is shown as it is", (await page.locator("h1").textContent()) === "evil/<b>&\"'/../%2f?#");
   check("none of it became an element", (await page.locator("main script, main img, main b:has-text('&')").count()) === 0);
+  // Its producers: all that `walctl producer list` prints, and when each one expires.
+  const odd = "<img src=x onerror=alert(3)>\"'&";
+  for (let index = 0; index < 25; index += 1) daemon.walctl("x\ny\n", "append", "produced", "--format", "lines", "--producer", `${index ? "p" : odd}${String(index).padStart(2, "0")}`, "--producer-epoch", "7");
+  await go("#/log?name=produced");
+  const producers = page.locator(".producers");
+  check("the page of a log says how many producers it shows", (await until(async () => (await producers.locator("summary").textContent({ timeout: 500 }).catch(() => "")) === "Producers: the first 20, by id")) !== null);
+  await producers.locator("summary").click();
+  const listed = JSON.parse(daemon.walctl("", "producer", "list", "produced", "--output", "json"));
+  const shownRows = await producers.locator("tbody tr").evaluateAll((all) => all.map((row) => [...row.cells].map((cell) => cell.textContent)));
+  const utc = (text, days = 0) => new Date(Date.parse(text) + days * 86_400_000).toISOString().slice(0, 19).replace("T", " ");
+  const wanted = listed.slice(0, 20).map((one) => [one.id, "7", String(one.next_sequence - 1), utc(one.last_append_time), utc(one.last_append_time, 7)]);
+  const second = (cells) => JSON.stringify(cells.map((cell) => cell.slice(0, 18)));
+  check("its producers are those that walctl lists, with their expiry", listed.length === 25 && shownRows.length === 20 && shownRows.every((cells, at) => second(cells) === second(wanted[at])), JSON.stringify([shownRows[0], wanted[0]]));
+  check("an id with markup is text", shownRows[0]?.[0] === `${odd}00` && (await page.locator("main img").count()) === 0);
+
   await go("#/log?name=binary");
   await until(async () => (await page.locator("td.data").count()) === 1);
   check("bytes that are no text are shown as hex", (await page.locator("td.data").textContent()).startsWith("00 ff fe 41 42 0a 0d"));

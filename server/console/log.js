@@ -10,6 +10,8 @@ const PAGE = 100;
 /** Rows kept while records come in live. */
 const LIVE_ROWS = 500;
 const REFRESH = 1000;
+/** The server flushes before it names producers, so the page asks for them less often. */
+const REFRESH_PRODUCERS = 10_000;
 
 const REASONS = new Map([
   ["TRIMMED", "trimmed: forgotten on purpose"],
@@ -42,6 +44,12 @@ export function cursors({ cursors, more_cursors }) {
   return shown.length ? `${shown.join(", ")}${more_cursors ? ", …" : ""}` : "none";
 }
 
+/** Rows of the table of producers: id, epoch, last sequence number, last use, expiry. Times are in UTC. */
+export function producerRows({ producers }) {
+  const time = (micros) => instant(micros).slice(0, 19);
+  return producers.map(({ id, epoch, last_sequence, last_append_us, expires_us }) => [id, epoch, last_sequence ?? "–", time(last_append_us), expires_us === null ? "never" : time(expires_us)]);
+}
+
 const gapOf = (item) => ("gap" in item ? item.gap : null);
 
 export class LogView {
@@ -63,6 +71,10 @@ export class LogView {
   build() {
     const button = (text, title, onclick) => h("button", { type: "button", title, onclick }, text);
     this.facts = h("dl", { class: "strip" });
+    this.producersTitle = h("summary");
+    this.producerList = h("tbody");
+    this.producers = h("details", { class: "producers", hidden: true }, this.producersTitle,
+      h("div", {}, h("table", { class: "plain-table" }, h("thead", {}, h("tr", {}, [["Producer"], ["Epoch", "number"], ["Last sequence", "number"], ["Last use (UTC)"], ["Expires (UTC)"]].map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))), this.producerList)));
     this.forms = h("div", { class: "segmented", role: "group", "aria-label": "Show data as" }, FORMS.map((form) => h("button", { type: "button", "aria-pressed": String(form === this.form), onclick: () => this.setForm(form) }, { text: "Text", hex: "Hex", json: "JSON" }[form])));
     this.oldest = button("⇤ Oldest", "The first records kept (Home)", () => this.load({ lsn: this.info?.first_lsn ?? 0 }));
     this.older = button("← Older", "The page before ([)", () => this.load({ before: this.from }));
@@ -79,21 +91,23 @@ export class LogView {
     this.detail = new Detail(() => this.select(null));
     this.root = h("div", { class: "page log" },
       h("div", { class: "bar-top" }, h("a", { href: "#/logs", class: "back", title: "All logs" }, "Logs"), h("span", { class: "quiet" }, "/"), h("h1", { class: "name", title: this.log }, this.log)),
-      this.facts,
+      this.facts, this.producers,
       h("div", { class: "bar-top tools" }, this.forms, h("div", { class: "group" }, this.oldest, this.older, this.newer, this.newest), this.tail,
         h("form", { class: "search", onsubmit: (event) => { event.preventDefault(); this.jumpTo(this.jump.value); } }, this.jump, h("kbd", { title: "Press / to type" }, "/")), this.note),
       h("div", { class: "split" }, h("div", { class: "list" }, this.scroll, this.resume), this.detail.root));
   }
 
   opened() {
-    this.timer = setInterval(() => !document.hidden && this.world.connected && this.refresh(), REFRESH);
+    const every = (time, refresh) => setInterval(() => !document.hidden && this.world.connected && refresh(), time);
+    this.timers = [every(REFRESH, () => this.refresh()), every(REFRESH_PRODUCERS, () => this.refreshProducers())];
     this.refresh();
+    this.refreshProducers();
     if (this.begin) this.load(this.begin);
     else this.setLive(true);
   }
 
   close() {
-    clearInterval(this.timer);
+    this.timers?.forEach(clearInterval);
     this.closed = true;
   }
 
@@ -132,6 +146,20 @@ export class LogView {
     this.enable();
     // A log that was not there when the page was opened may have come since.
     if (this.nextLsn === undefined) this.reconnected(false);
+  }
+
+  async refreshProducers() {
+    let found;
+    try {
+      found = await ask("producers", { log: this.log });
+    } catch {
+      // `refresh` asks for the same log, and says why there is no answer.
+      return;
+    }
+    const rows = producerRows(found);
+    this.producers.hidden = rows.length === 0;
+    say(this.producersTitle, `Producers: ${found.more_producers ? `the first ${rows.length}, by id` : rows.length}`);
+    this.producerList.replaceChildren(...rows.map(([id, epoch, sequence, used, expires]) => h("tr", {}, h("th", { scope: "row", title: id }, id), h("td", { class: "number" }, epoch), h("td", { class: "number" }, sequence), h("td", {}, used), h("td", {}, expires))));
   }
 
   say(text, kind = "") {

@@ -74,6 +74,7 @@ pub(crate) fn router(
         .route("/console/api/live", get(live::live))
         .route("/console/api/logs", get(views::logs))
         .route("/console/api/log", get(views::log))
+        .route("/console/api/producers", get(views::producers))
         .route("/console/api/segments", get(views::segments))
         .route("/console/api/records", get(records::page))
         .route("/console/api/record", get(records::one))

@@ -245,6 +245,57 @@ async fn logs_come_in_pages_by_prefix() {
     assert!(unknown.body.contains("does not exist"));
 }
 
+/// Appends batch `sequence` of a producer.
+async fn produce(daemon: &Daemon, id: &str, epoch: u64, sequence: u64) {
+    let producer = v1::Producer {
+        id: id.to_owned(),
+        epoch,
+        sequence,
+    };
+    let request = v1::AppendRequest {
+        condition: Some(v1::AppendCondition {
+            producer: Some(producer),
+            ..v1::AppendCondition::default()
+        }),
+        ..append("l", "x")
+    };
+    daemon.wal().await.append(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn producers_of_a_log_are_listed_with_their_expiry() {
+    const WEEK_MICROS: i64 = 7 * 24 * 3600 * 1_000_000;
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    assert_eq!(get(&daemon, "/console/api/producers?log=l").status, 404);
+    produce(&daemon, "<b>&", 1 << 32, 0).await;
+    produce(&daemon, "<b>&", 1 << 32, 1).await;
+    let producers = api(&daemon, "producers?log=l");
+    assert_eq!(producers["more_producers"], false);
+    let one = &producers["producers"][0];
+    assert_eq!(
+        (&one["id"], &one["epoch"]),
+        (&"<b>&".into(), &"4294967296".into())
+    );
+    assert_eq!(one["last_sequence"], "1");
+    let used = one["last_append_us"].as_i64().unwrap();
+    assert_eq!(one["expires_us"], used + WEEK_MICROS);
+    for number in 0..25 {
+        produce(&daemon, &format!("p{number:02}"), 0, 0).await;
+    }
+    let producers = api(&daemon, "producers?log=l");
+    let shown = producers["producers"].as_array().unwrap();
+    assert_eq!(
+        (shown.len(), &producers["more_producers"]),
+        (20, &true.into())
+    );
+    assert_eq!(shown[19]["id"], "p18");
+    drop(daemon);
+    let daemon = Daemon::start_in(directory.path(), &["--producer-max-idle", "0"]);
+    let one = &api(&daemon, "producers?log=l")["producers"][0];
+    assert_eq!(one["expires_us"], Value::Null);
+}
+
 #[tokio::test]
 async fn records_come_in_pages_in_both_directions_with_gaps_named() {
     let daemon = Daemon::start(&["--retention-interval", "5ms"]);

@@ -1,10 +1,11 @@
 //! Lists: logs in the order and pages of ListLogs, segments newest first.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
-use wald_storage::{Compression, LogInfo, SegmentInfo, SyncMode};
+use wald_storage::{Compression, LogInfo, ProducerInfo, SegmentInfo, SyncMode};
 
 use super::{Console, Json, Refused};
 use crate::convert;
@@ -13,8 +14,9 @@ use crate::status::{self, Access};
 /// Most entries of a page, and how many if it is not said.
 const MAX_PAGE: usize = 500;
 const DEFAULT_PAGE: usize = 100;
-/// Cursors that the page of a log shows.
+/// Maximum number of cursors, and of producers, on the page of a log.
 const MAX_CURSORS: usize = 20;
+const MAX_PRODUCERS: usize = 20;
 
 fn page_size(asked: Option<usize>) -> usize {
     asked.unwrap_or(DEFAULT_PAGE).clamp(1, MAX_PAGE)
@@ -150,6 +152,65 @@ struct CursorView {
     /// Durable records from the cursor on.
     lag: u64,
     update_time_us: i64,
+}
+
+/// The producers of a log.
+#[derive(Serialize)]
+pub(super) struct Producers {
+    /// The first by id.
+    producers: Vec<ProducerView>,
+    more_producers: bool,
+}
+
+/// A producer of a log. Its numbers are text: clients may choose some above 2^53.
+#[derive(Serialize)]
+struct ProducerView {
+    id: String,
+    epoch: String,
+    /// Sequence number of the newest batch in this epoch; null: there is none.
+    last_sequence: Option<String>,
+    /// When the newest batch arrived.
+    last_append_us: i64,
+    /// When the producer expires if it stays idle; null: producers of this server do not expire.
+    expires_us: Option<i64>,
+}
+
+impl ProducerView {
+    fn new(info: &ProducerInfo, max_idle: Duration) -> Self {
+        let idle = i64::try_from(max_idle.as_micros()).unwrap_or(i64::MAX);
+        let last = info.last_append.micros();
+        Self {
+            id: info.id.as_str().to_owned(),
+            epoch: info.epoch.to_string(),
+            last_sequence: info
+                .next_sequence
+                .checked_sub(1)
+                .map(|last| last.to_string()),
+            last_append_us: last,
+            expires_us: (idle > 0).then(|| last.saturating_add(idle)),
+        }
+    }
+}
+
+/// `GET /console/api/producers?log=`
+///
+/// This is no part of `log`: the engine flushes before it names producers, and a page must still
+/// show its log while the device hangs.
+pub(super) async fn producers(
+    State(console): State<Arc<Console>>,
+    Query(query): Query<LogQuery>,
+) -> Result<Json<Producers>, Refused> {
+    let engine = &console.node.store(Access::Read)?.engine;
+    let target = convert::target(&query.log, None, Access::Read)?;
+    let found = engine.list_producers(target, None, MAX_PRODUCERS + 1).await;
+    let found = found.map_err(|error| status::read(&error))?;
+    let max_idle = console.node.limits.producer_max_idle;
+    Ok(Json(Producers {
+        more_producers: found.len() > MAX_PRODUCERS,
+        producers: (found.iter().take(MAX_PRODUCERS))
+            .map(|producer| ProducerView::new(producer, max_idle))
+            .collect(),
+    }))
 }
 
 /// `GET /console/api/log?log=`
