@@ -28,9 +28,9 @@ FIRE = {
 # Faults that no daemon here has. Their alerts fire in grafana/alerts/wald.test.yaml; here their metrics must be there.
 UNSEEN = {"WaldUnattributedLoss", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds"}
 # Panels about faults: here 0 everywhere is no data.
-FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Writes turned away", "Conditions that did not hold",
+FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Refused calls", "Conditions that did not hold",
           "Durable lag", "Checksum failures", "Quarantined records", "Answers with data loss",
-          "Appends refused by damage", "Journal failed", "Segments closed to open others", "Delivery lag"]
+          "Calls refused by damage", "Journal failed", "Segments closed to open others", "Delivery lag"]
 
 
 def waited(what, holds):

@@ -77,7 +77,7 @@ def file_size(directory):
         with loads(daemon.ready(), data, 6) as running:
             wait_until(lambda: daemon.metric("wald_appended_records_total") > 100)
             run("prlimit", "--pid", daemon.pid, f"--fsize={256 << 10}:", check=True)
-            refused = wait_until(lambda: metric(daemon, 'wald_rejected_total{reason="DISK_FULL"}') != 0, 20)
+            refused = wait_until(lambda: metric(daemon, 'wald_rejected_total{operation="write",reason="DISK_FULL"}') != 0, 20)
             alive = daemon.process.poll() is None
             check(f"{what}: writes beyond it do not end the daemon", refused and alive, daemon.process.poll())
             if alive:

@@ -51,7 +51,7 @@ def greedy_beside_small(data, seconds):
         peak = Peak(daemon)
         with daemon.load(seconds=seconds, appends=10**9, writers=256, bytes=64 << 10, logs=8, prefix="greedy", attempts=1,
                          tolerate=True, ledger=f"{data}.ledger") as greedy:
-            wait_until(lambda: daemon.metric('wald_rejected_total{reason="BUSY"}') > 0)
+            wait_until(lambda: daemon.metric('wald_rejected_total{operation="write",reason="BUSY"}') > 0)
             beside = daemon.load(seconds=seconds - 5, **SMALL).result()
             told = greedy.result()
             entries = greedy.entries()

@@ -193,7 +193,7 @@ def crowds(directory):
         with Held("idle", "-count", 2, "-seconds", "12s", *session) as peers:
             done = daemon.walctl("--timeout", "4s", "append", "a", "-", input=b"x\n").returncode
             # The peers have sent their calls; the daemon may not have read all of them yet.
-            refused = 'wald_rejected_total{reason="BUSY"}'
+            refused = 'wald_rejected_total{operation="write",reason="BUSY"}'
             wait_until(lambda: daemon.metric(refused) > 400, 10)
             calls = daemon.metric(refused)
         check("beyond max_calls calls are refused, and others get in", peers.ready and done == 0 and calls > 400, calls)

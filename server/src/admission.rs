@@ -39,9 +39,9 @@ use tower::BoxError;
 use wald_storage::AppendError;
 
 use crate::drain::Phase;
-use crate::metrics::{Class, Metrics, Rpc};
+use crate::metrics::{Class, Rpc};
 use crate::shortage::Shortage;
-use crate::status::{self, Access, TooManyCalls};
+use crate::status::{self, Access};
 use crate::transport::{HttpAnswer, HttpResult, Hurry, Incoming, Patience, Peer};
 use session::Window;
 pub(crate) use session::{Admitted, Intake, Passage};
@@ -210,7 +210,6 @@ pub(crate) struct Admission {
     session_window: u64,
     largest_append: u64,
     phase: watch::Receiver<Phase>,
-    metrics: Arc<Metrics>,
 }
 
 impl Admission {
@@ -221,7 +220,6 @@ impl Admission {
         session_window: u64,
         largest_append: u64,
         phase: watch::Receiver<Phase>,
-        metrics: Arc<Metrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
             appends: Budget::new(limit),
@@ -230,7 +228,6 @@ impl Admission {
             session_window,
             largest_append,
             phase,
-            metrics,
         })
     }
 
@@ -241,18 +238,6 @@ impl Admission {
             total(&self.appends),
             total(&self.others) + total(&self.health),
         )
-    }
-
-    /// The refusal of a call that is one too many. `None`: nobody knows its RPC, which may write.
-    pub(crate) fn calls_busy(&self, calls: &TooManyCalls, rpc: Option<Rpc>) -> Status {
-        if rpc.is_none_or(|rpc| rpc.access == Access::Write) {
-            let busy = AppendError::Busy {
-                inflight: calls.open as u64,
-                limit: calls.limit as u64,
-            };
-            self.metrics.write_failed(&busy);
-        }
-        status::calls_busy(calls)
     }
 
     /// The call that `serve` makes of a request of that connection, which is admitted as it arrives.
@@ -375,7 +360,6 @@ impl Held {
             return status::requests_busy(inflight, limit);
         }
         let error = AppendError::Busy { inflight, limit };
-        self.admission.metrics.write_failed(&error);
         status::append(&error)
     }
 

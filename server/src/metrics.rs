@@ -10,6 +10,7 @@ mod deadline;
 mod lag;
 mod observer;
 mod process;
+mod refusals;
 mod totals;
 
 use std::sync::OnceLock;
@@ -53,16 +54,6 @@ fn byte_buckets() -> Vec<f64> {
     (3..=13).map(|power| 4f64.powi(power)).collect()
 }
 
-/// Reasons for which a write is turned away, whatever it asks for.
-const REJECTIONS: [&str; 7] = [
-    "BUSY",
-    "QUOTA",
-    "DISK_FULL",
-    "DRAINING",
-    "JOURNAL_FAILED",
-    "STARTING",
-    "QUARANTINED",
-];
 /// Reasons for which a condition fails.
 const CONDITIONS: [&str; 9] = [
     "POSITION_MISMATCH",
@@ -163,7 +154,6 @@ pub(crate) struct Metrics {
     sessions: IntGauge,
     admitted: IntGaugeVec,
     memory: OnceLock<Memory>,
-    rejected: IntCounterVec,
     condition_failures: IntCounterVec,
     state: StateGauges,
     recovery_seconds: GaugeVec,
@@ -585,12 +575,6 @@ impl Metrics {
             sessions: make.gauge("wald_append_sessions", "Open append sessions.")?,
             admitted,
             memory: OnceLock::new(),
-            rejected: make.counters(
-                "wald_rejected_total",
-                "Writes that were refused because of the server's state, by reason.",
-                "reason",
-                &REJECTIONS,
-            )?,
             condition_failures: make.counters(
                 "wald_condition_failures_total",
                 "Conditions of appends that did not hold, by reason.",
@@ -670,9 +654,8 @@ impl Metrics {
         self.engine.replied(time, requests);
     }
 
-    /// An append, or a trim or change of a log, was not acked.
-    pub(crate) fn write_failed(&self, error: &AppendError) {
-        let rejected = |reason: &str| self.rejected.with_label_values(&[reason]).inc();
+    /// Counts the conditions of an append that did not hold. Refusals are counted where calls end.
+    pub(crate) fn append_failed(&self, error: &AppendError) {
         let condition = |reason: &str| {
             self.condition_failures.with_label_values(&[reason]).inc();
         };
@@ -688,16 +671,14 @@ impl Metrics {
                 condition("PRODUCER_EXPIRED");
             }
             AppendError::ProducerConflict { .. } => condition("PRODUCER_CONFLICT"),
-            AppendError::Quota { .. } => rejected("QUOTA"),
-            AppendError::TailUnproven { .. } => rejected("QUARANTINED"),
-            AppendError::Busy { .. } | AppendError::NoDescriptors => rejected("BUSY"),
-            AppendError::DiskFull => rejected("DISK_FULL"),
-            AppendError::Draining => rejected("DRAINING"),
-            AppendError::JournalFailed(_) => rejected("JOURNAL_FAILED"),
-            // The first five are the caller's; what ended the session is counted, and not
-            // what came after; the last was not turned away, and shows in
-            // wald_journal_failed and as grpc_code Internal.
-            AppendError::Invalid(_)
+            AppendError::Quota { .. }
+            | AppendError::TailUnproven { .. }
+            | AppendError::Busy { .. }
+            | AppendError::NoDescriptors
+            | AppendError::DiskFull
+            | AppendError::Draining
+            | AppendError::JournalFailed(_)
+            | AppendError::Invalid(_)
             | AppendError::EpochJump { .. }
             | AppendError::InvisibleName { .. }
             | AppendError::LogNotFound { .. }
@@ -705,11 +686,6 @@ impl Metrics {
             | AppendError::SessionEnded
             | AppendError::Unknown(_) => {}
         }
-    }
-
-    /// A write came before the store was open.
-    pub(crate) fn write_came_early(&self) {
-        self.rejected.with_label_values(&["STARTING"]).inc();
     }
 
     /// A backup was taken by its client to the end.

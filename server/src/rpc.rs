@@ -25,9 +25,7 @@ use tonic::{Request, Response, Status};
 use wald_proto::codec::{Encoded, Sent};
 use wald_proto::stored::wal_service_server::WalService;
 use wald_proto::v1;
-use wald_storage::{
-    AdminError, LogEngine, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp,
-};
+use wald_storage::{LogEngine, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
 
 use crate::answers::AnswerShare;
 use crate::config::LogPatterns;
@@ -68,22 +66,6 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    fn store_to_write(&self) -> Result<&Store, Status> {
-        let store = self.store(Access::Write);
-        if store.is_err() {
-            self.metrics.write_came_early();
-        }
-        store
-    }
-
-    /// Answers a change of a log that was not carried out.
-    fn admin_failed(&self, error: &AdminError) -> Status {
-        if let AdminError::Append(error) = error {
-            self.metrics.write_failed(error);
-        }
-        status::admin(error)
-    }
-
     pub(crate) fn store(&self, access: Access) -> Result<&Store, Status> {
         self.store.get().ok_or_else(|| status::starting(access))
     }

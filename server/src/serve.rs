@@ -198,7 +198,6 @@ impl Server {
                 config.session_window_bytes.0,
                 largest_message(config)?,
                 node.phase.clone(),
-                Arc::clone(&node.metrics),
             ),
             routes: routes(&node, &life.health, config)?,
             http: addresses.1,

@@ -511,7 +511,10 @@ async fn producers_out_of_turn_are_told_where_they_stand() {
     expect("producers", &status, quota, SAFE, &facts);
     let gaps = r#"wald_condition_failures_total{reason="PRODUCER_GAP"}"#;
     assert_eq!(daemon.metric(gaps), 6.0);
-    assert_eq!(daemon.metric(r#"wald_rejected_total{reason="QUOTA"}"#), 1.0);
+    assert_eq!(
+        daemon.metric(r#"wald_rejected_total{operation="write",reason="QUOTA"}"#),
+        1.0
+    );
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ async fn more_than_the_budget_is_busy_with_a_time_to_come_back_and_not_written()
         assert!(!pause.is_zero());
     }
     assert_eq!(tail(&daemon, "a").await.unwrap(), acked);
-    let rejected = daemon.metric(r#"wald_rejected_total{reason="BUSY"}"#);
+    let rejected = daemon.metric(r#"wald_rejected_total{operation="write",reason="BUSY"}"#);
     assert_eq!(rejected, f64::from(u32::try_from(busy.len()).unwrap()));
     assert_eq!(daemon.metric("wald_inflight_bytes"), 0.0);
     // Nothing is left of the pressure.
@@ -219,6 +219,8 @@ async fn unread_answers_make_reads_busy_and_never_writes() {
             (Code::ResourceExhausted, "BUSY")
         );
     }
+    let rejected = r#"wald_rejected_total{operation="read",reason="BUSY"}"#;
+    assert_eq!(daemon.metric(rejected), 2.0);
     // Its answer names all logs, and is as large as those of reads that are counted.
     let names: Vec<_> = (0..LOGS)
         .map(|log| format!("{log}-{}", "n".repeat(200)))

@@ -394,7 +394,7 @@ async fn sessions_wait_where_an_append_would_be_busy() {
         assert_eq!(session.await.unwrap(), (0..100).collect::<Vec<_>>());
     }
     assert_eq!(
-        daemon.metric(r#"wald_rejected_total{reason="BUSY"}"#),
+        daemon.metric(r#"wald_rejected_total{operation="write",reason="BUSY"}"#),
         0.0,
         "a session is not turned away"
     );

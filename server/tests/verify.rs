@@ -76,6 +76,8 @@ async fn damage_under_a_running_daemon_is_named_and_quarantined_at_once() {
         ..v1::ReadRequest::default()
     };
     assert_eq!(wal.read(read).await.unwrap_err().code(), Code::DataLoss);
+    let rejected = r#"wald_rejected_total{operation="read",reason="QUARANTINED"}"#;
+    assert_eq!(daemon.metric(rejected), 1.0);
     assert_eq!(daemon.metric("wald_quarantined_records"), 1.0);
     assert_eq!(
         daemon.metric("wald_checksum_failures_total{where=\"verify\"}"),

@@ -324,7 +324,6 @@ impl<S: Source> Intake<S> {
                 Entry::StuckIn(inflight) if self.poll_over(length, context).is_ready() => {
                     let limit = self.window.0.admission.appends.limit;
                     let error = AppendError::Busy { inflight, limit };
-                    self.window.0.admission.metrics.write_failed(&error);
                     return Poll::Ready(Err(status::append(&error)));
                 }
                 Entry::BudgetFull | Entry::StuckIn(_) => {
@@ -356,7 +355,6 @@ mod tests {
 
     use super::*;
     use crate::drain::Phase;
-    use crate::metrics::Metrics;
 
     /// Bytes that come in these frames; afterwards the client waits or has closed.
     struct Frames {
@@ -383,8 +381,7 @@ mod tests {
     fn admission(limit: u64, window: u64) -> Arc<Admission> {
         let (phase, receiver) = watch::channel(Phase::Serving);
         std::mem::forget(phase);
-        let metrics = Arc::new(Metrics::new().unwrap());
-        Admission::new(limit, window, 1 << 20, receiver, metrics)
+        Admission::new(limit, window, 1 << 20, receiver)
     }
 
     /// Messages with their prefixes, cut into frames of `size` bytes.

@@ -24,6 +24,7 @@ use tracing::Span;
 
 use super::Maker;
 use super::deadline::{Deadline, MalformedTimeout, grpc_timeout};
+use super::refusals::{AllRefusals, Refusals};
 use crate::status::Access;
 use crate::trace;
 
@@ -133,6 +134,7 @@ struct Method {
     unary: bool,
     started: IntCounter,
     handled: Vec<IntCounter>,
+    refused: Refusals,
     seconds: Histogram,
 }
 
@@ -144,10 +146,12 @@ type Methods = HashMap<String, (Rpc, Option<Arc<Method>>)>;
 pub(super) struct Calls {
     methods: Arc<Methods>,
     unknown: Arc<Method>,
+    refusals: AllRefusals,
 }
 
 impl Calls {
     pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
+        let refusals = AllRefusals::new(make)?;
         let labels = ["grpc_type", "grpc_service", "grpc_method"];
         let counters = |name: &str, help: &str, labels: &[&str]| {
             make.register(IntCounterVec::new(Opts::new(name, help), labels)?)
@@ -176,14 +180,16 @@ impl Calls {
             is_one_message: matches!(kind, "unary" | "server_stream"),
         };
         let method = |kind: &str, service: &str, name: &str| {
+            let access = rpc(kind, "", name).access;
             Arc::new(Method {
-                access: rpc(kind, "", name).access,
+                access,
                 unary: kind == "unary",
                 started: started.with_label_values(&[kind, service, name]),
                 handled: CODES
                     .iter()
                     .map(|code| handled.with_label_values(&[kind, service, name, code]))
                     .collect(),
+                refused: refusals.of(access).clone(),
                 seconds: seconds.with_label_values(&[kind, service, name]),
             })
         };
@@ -206,10 +212,17 @@ impl Calls {
             let known = (rpc(kind, &path, &name), None);
             methods.insert(path, known);
         }
+        let unknown = method("unary", "unknown", "unknown");
         Ok(Self {
             methods: Arc::new(methods),
-            unknown: method("unary", "unknown", "unknown"),
+            unknown,
+            refusals,
         })
+    }
+
+    /// Writes that the state of the server refused since the process started.
+    pub(super) fn refused_writes(&self) -> u64 {
+        self.refusals.writes()
     }
 
     pub(super) fn counter(&self, ceiling: Option<Duration>) -> CallCounter {
@@ -332,7 +345,11 @@ impl Call {
     fn count_if_told(&mut self, headers: &HeaderMap) {
         if let Some(code) = headers.get(Status::GRPC_STATUS) {
             let code = code.to_str().ok().and_then(|code| code.parse().ok());
-            self.count(code.unwrap_or(UNKNOWN));
+            let code = code.unwrap_or(UNKNOWN);
+            if !self.counted {
+                self.method.refused.count(code, headers);
+            }
+            self.count(code);
         }
     }
 }

@@ -73,7 +73,8 @@ fn every_promised_metric_is_there_before_anything_happened() {
 fn every_combination_of_labels_starts_at_zero() {
     let text = text(&Metrics::new().unwrap());
     for line in [
-        r#"wald_rejected_total{reason="BUSY"} 0"#,
+        r#"wald_rejected_total{operation="read",reason="READ_FAILED"} 0"#,
+        r#"wald_rejected_total{operation="write",reason="BUSY"} 0"#,
         r#"wald_condition_failures_total{reason="POSITION_MISMATCH"} 0"#,
         r#"wald_condition_failures_total{reason="FENCED"} 0"#,
         r#"wald_condition_failures_total{reason="PRODUCER_GAP"} 0"#,
@@ -118,14 +119,13 @@ fn what_happens_is_counted_where_it_belongs() {
     metrics.deduplicated();
     drop(metrics.session_opened());
     let _open = metrics.session_opened();
-    metrics.write_failed(&AppendError::DiskFull);
-    metrics.write_failed(&AppendError::ProducerGap {
+    metrics.append_failed(&AppendError::ProducerGap {
         log: LogName::new("a").unwrap(),
         producer: Name::new("p").unwrap(),
         given: 1,
         expected: 0,
     });
-    metrics.write_failed(&AppendError::ConditionsFailed(vec![FailedCondition {
+    metrics.append_failed(&AppendError::ConditionsFailed(vec![FailedCondition {
         log: LogName::new("a").unwrap(),
         check: FailedCheck::LogMissing,
     }]));
@@ -154,7 +154,6 @@ fn what_happens_is_counted_where_it_belongs() {
         r#"wald_read_duration_seconds_count{op="scan"} 1"#,
         "wald_deduplicated_total 1",
         "wald_append_sessions 1",
-        r#"wald_rejected_total{reason="DISK_FULL"} 1"#,
         r#"wald_condition_failures_total{reason="PRODUCER_GAP"} 1"#,
         r#"wald_condition_failures_total{reason="LOG_MISSING"} 1"#,
         r#"wald_segments{state="sealed"} 2"#,

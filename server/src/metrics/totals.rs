@@ -4,7 +4,7 @@
 use prometheus::Histogram;
 use prometheus::core::Metric as _;
 
-use super::{Metrics, REJECTIONS};
+use super::Metrics;
 
 /// Sums since the process started.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -17,7 +17,7 @@ pub(crate) struct Totals {
     pub(crate) read_records: u64,
     /// Bytes of stored bodies given to readers.
     pub(crate) read_bytes: u64,
-    /// Writes turned away because of the server's state.
+    /// Writes that the state of the server refused.
     pub(crate) rejected: u64,
     /// Appends by the durability they reached: durable, written, accepted.
     pub(crate) appends: [Buckets; 3],
@@ -78,11 +78,10 @@ pub(crate) fn float(number: u64) -> f64 {
 impl Metrics {
     /// What has been counted so far.
     pub(crate) fn totals(&self) -> Totals {
-        let rejected = |reason: &&str| self.rejected.with_label_values(&[reason]).get();
         let mut totals = Totals {
             append_records: self.appended_records.get(),
             append_bytes: self.appended_bytes.get(),
-            rejected: REJECTIONS.iter().map(rejected).sum(),
+            rejected: self.calls.refused_writes(),
             appends: [
                 Buckets::of(&self.append_durable),
                 Buckets::of(&self.append_written),

@@ -8,9 +8,7 @@ use std::time::Instant;
 use tonic::{Request, Response, Status};
 use wald_proto::codec::Sent;
 use wald_proto::v1;
-use wald_storage::{
-    AppendError, Appended, Batch, FenceError, LogName, Lsn, OneOrMore, Records, TrimError,
-};
+use wald_storage::{AppendError, Appended, Batch, LogName, Lsn, OneOrMore, Records};
 
 use super::{Answer, Node, refuse_late};
 use crate::convert;
@@ -23,7 +21,7 @@ pub(super) async fn append(
     request: Request<Sent<v1::AppendRequest>>,
 ) -> Answer<v1::AppendResponse> {
     let taken = Instant::now();
-    let store = node.store_to_write()?;
+    let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let (batch, durability) = convert::append(&request.into_inner())?;
     let submitted = Submitted::new(&batch, taken);
@@ -40,7 +38,7 @@ pub(super) async fn append_batch(
     request: Request<Sent<v1::AppendBatchRequest>>,
 ) -> Answer<v1::AppendBatchResponse> {
     let taken = Instant::now();
-    let store = node.store_to_write()?;
+    let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let limits = store.engine.profile().limits;
     let (batch, durability) = convert::append_batch(&request.into_inner(), &limits)?;
@@ -98,7 +96,7 @@ impl Submitted {
                 Ok((appended, acked))
             }
             Err(error) => {
-                node.metrics.write_failed(&error);
+                node.metrics.append_failed(&error);
                 Err(status::append(&error))
             }
         }
@@ -138,7 +136,7 @@ pub(super) async fn sync(
     node: &Node,
     request: Request<v1::SyncRequest>,
 ) -> Answer<v1::SyncResponse> {
-    let store = node.store_to_write()?;
+    let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::sync_target(request.target)?;
@@ -160,7 +158,7 @@ pub(super) async fn trim(
     node: &Node,
     request: Request<v1::TrimRequest>,
 ) -> Answer<v1::TrimResponse> {
-    let store = node.store_to_write()?;
+    let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::target(&request.log, request.log_id, Access::Write)?;
@@ -168,12 +166,7 @@ pub(super) async fn trim(
         .engine
         .trim(target, Lsn::new(request.before_lsn))
         .await
-        .map_err(|error| {
-            if let TrimError::Append(error) = &error {
-                node.metrics.write_failed(error);
-            }
-            status::trim(&error)
-        })?;
+        .map_err(|error| status::trim(&error))?;
     Ok(Response::new(v1::TrimResponse {
         first_lsn: Some(first.get()),
     }))
@@ -183,7 +176,7 @@ pub(super) async fn fence(
     node: &Node,
     request: Request<v1::FenceRequest>,
 ) -> Answer<v1::FenceResponse> {
-    let store = node.store_to_write()?;
+    let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::target(&request.log, request.log_id, Access::Write)?;
@@ -191,11 +184,6 @@ pub(super) async fn fence(
         .engine
         .fence(target, request.writer_epoch)
         .await
-        .map_err(|error| {
-            if let FenceError::Append(error) = &error {
-                node.metrics.write_failed(error);
-            }
-            status::fence(&error)
-        })?;
+        .map_err(|error| status::fence(&error))?;
     Ok(Response::new(convert::fence_response(&fenced)))
 }

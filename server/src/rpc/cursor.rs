@@ -14,7 +14,7 @@ impl v1::cursor_service_server::CursorService for Services {
         &self,
         request: Request<v1::CommitCursorRequest>,
     ) -> Answer<v1::CommitCursorResponse> {
-        let store = self.0.store_to_write()?;
+        let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let commit = request.into_inner().commit.unwrap_or_default();
         let commit = convert::cursor_commit(format_args!("commit"), commit)?;
@@ -81,7 +81,7 @@ impl v1::cursor_service_server::CursorService for Services {
         &self,
         request: Request<v1::DeleteCursorRequest>,
     ) -> Answer<v1::DeleteCursorResponse> {
-        let store = self.0.store_to_write()?;
+        let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
@@ -99,7 +99,7 @@ impl Node {
     /// Answers a change of a cursor that was not carried out.
     fn cursor_failed(&self, error: &CursorError) -> Status {
         if let CursorError::Append(error) = error {
-            self.metrics.write_failed(error);
+            self.metrics.append_failed(error);
         }
         status::cursor(error, Access::Write)
     }

@@ -13,7 +13,7 @@ impl v1::log_service_server::LogService for Services {
         &self,
         request: Request<v1::CreateLogRequest>,
     ) -> Answer<v1::CreateLogResponse> {
-        let store = self.0.store_to_write()?;
+        let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();
         let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
@@ -22,7 +22,7 @@ impl v1::log_service_server::LogService for Services {
             .engine
             .create_log(name, config)
             .await
-            .map_err(|error| self.0.admin_failed(&error))?;
+            .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::CreateLogResponse {
             log: Some(convert::log(&info)),
         }))
@@ -66,7 +66,7 @@ impl v1::log_service_server::LogService for Services {
         &self,
         request: Request<v1::UpdateLogRequest>,
     ) -> Answer<v1::UpdateLogResponse> {
-        let store = self.0.store_to_write()?;
+        let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();
         let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
@@ -75,7 +75,7 @@ impl v1::log_service_server::LogService for Services {
             .engine
             .update_log(name, change)
             .await
-            .map_err(|error| self.0.admin_failed(&error))?;
+            .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::UpdateLogResponse {
             log: Some(convert::log(&info)),
         }))
@@ -85,7 +85,7 @@ impl v1::log_service_server::LogService for Services {
         &self,
         request: Request<v1::DeleteLogRequest>,
     ) -> Answer<v1::DeleteLogResponse> {
-        let store = self.0.store_to_write()?;
+        let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
@@ -93,7 +93,7 @@ impl v1::log_service_server::LogService for Services {
             .engine
             .delete_log(target)
             .await
-            .map_err(|error| self.0.admin_failed(&error))?;
+            .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::DeleteLogResponse {}))
     }
 
@@ -128,7 +128,7 @@ impl v1::log_service_server::LogService for Services {
         &self,
         request: Request<v1::ForgetProducerRequest>,
     ) -> Answer<v1::ForgetProducerResponse> {
-        let store = self.0.store_to_write()?;
+        let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
@@ -137,7 +137,7 @@ impl v1::log_service_server::LogService for Services {
             .engine
             .forget_producer(target, id)
             .await
-            .map_err(|error| self.0.admin_failed(&error))?;
+            .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::ForgetProducerResponse {}))
     }
 }

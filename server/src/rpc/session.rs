@@ -74,7 +74,7 @@ pub(super) fn append_session(
     extensions: &Extensions,
     received: Box<Intake>,
 ) -> Result<Answers<Framed>, Status> {
-    let store = node.store_to_write()?;
+    let store = node.store(Access::Write)?;
     refuse_late(extensions)?;
     let (acks, told) = mpsc::channel(ACKS);
     let run = Run {

@@ -67,7 +67,7 @@ impl Fixture {
         ));
         let calls = Arc::new(Calls {
             counter: metrics.call_counter(None),
-            admission: Admission::new(64 << 20, 4 << 20, 16 << 20, node.phase.clone(), metrics),
+            admission: Admission::new(64 << 20, 4 << 20, 16 << 20, node.phase.clone()),
             routes,
             http: None,
         });
@@ -220,6 +220,49 @@ impl Fixture {
         }
     }
 
+    /// Reads of every service, all of which must be refused.
+    async fn reads_refused(&mut self) -> Vec<Status> {
+        let log = || "a".to_owned();
+        let scan = v1::ScanRequest {
+            selector: Some(v1::scan_request::Selector::Log(log())),
+            ..v1::ScanRequest::default()
+        };
+        let read = v1::ReadRequest {
+            log: log(),
+            ..v1::ReadRequest::default()
+        };
+        let tail = v1::GetTailRequest {
+            log: log(),
+            ..v1::GetTailRequest::default()
+        };
+        let producers = v1::ListProducersRequest {
+            log: log(),
+            ..v1::ListProducersRequest::default()
+        };
+        let cursors = v1::ListCursorsRequest {
+            log: log(),
+            ..v1::ListCursorsRequest::default()
+        };
+        let get = v1::GetLogRequest { log: log() };
+        vec![
+            self.wal.read(read).await.unwrap_err(),
+            self.wal.scan(scan).await.unwrap_err(),
+            self.wal.get_tail(tail).await.unwrap_err(),
+            self.logs.get_log(get).await.unwrap_err(),
+            self.logs.list_producers(producers).await.unwrap_err(),
+            self.cursors.list_cursors(cursors).await.unwrap_err(),
+        ]
+    }
+
+    /// The value of `wald_rejected_total` for an operation and a reason.
+    fn rejected(&self, operation: &str, reason: &str) -> usize {
+        let text = self.node.metrics.encode(None, &[]).unwrap();
+        let name = format!("wald_rejected_total{{operation=\"{operation}\",reason=\"{reason}\"}} ");
+        let text = String::from_utf8(text).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(&name));
+        line.unwrap().parse().unwrap()
+    }
+
     async fn durable_tail(&mut self) -> u64 {
         let request = v1::GetTailRequest {
             log: "a".to_owned(),
@@ -287,9 +330,17 @@ async fn before_the_store_is_open_everything_is_unavailable_and_not_applied() {
     let mut fixture = Fixture::starting().await;
     let mut refused = fixture.writes_refused().await;
     refused.push(fixture.session(1).await.1.unwrap_err());
+    assert_eq!(fixture.rejected("write", "STARTING"), refused.len());
     for status in refused {
         expect(&status, (Code::Unavailable, "STARTING"), NOT_APPLIED, true);
     }
+    let refused = fixture.reads_refused().await;
+    for status in &refused {
+        let details = status.get_error_details();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert_eq!(details.error_info().unwrap().reason, "STARTING");
+    }
+    assert_eq!(fixture.rejected("read", "STARTING"), refused.len());
 }
 
 #[tokio::test]
@@ -299,13 +350,17 @@ async fn append_in_flight_when_a_flush_fails_is_unknown_and_what_comes_later_not
     fixture.disk.fail_sync(1);
     let status = fixture.append("a").await.unwrap_err();
     expect(&status, (Code::Internal, "JOURNAL_FAILED"), UNKNOWN, false);
+    assert_eq!(fixture.rejected("write", "JOURNAL_FAILED"), 0);
     let failed = (Code::Unavailable, "JOURNAL_FAILED");
-    for status in fixture.writes_refused().await {
-        expect(&status, failed, NOT_APPLIED, true);
+    let refused = fixture.writes_refused().await;
+    for status in &refused {
+        expect(status, failed, NOT_APPLIED, true);
     }
     let (acked, end) = fixture.session(3).await;
     let status = end.unwrap_err();
     expect(&status, failed, NOT_APPLIED, true);
+    let counted = fixture.rejected("write", "JOURNAL_FAILED");
+    assert_eq!(counted, refused.len() + 1);
     assert_eq!(
         (acked, fact(&status, "request_id")),
         (0, Some("0".to_owned()))

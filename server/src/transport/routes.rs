@@ -174,7 +174,7 @@ impl ConnectionCalls {
         counter.call(request, |mut request, head| {
             let is_probe = head.rpc.is_some_and(|rpc| rpc.class == Class::Probe);
             if !is_probe && let Err(calls) = self.peer.check_calls() {
-                return CheckedCall::refused(admission.calls_busy(&calls, head.rpc));
+                return CheckedCall::refused(status::calls_busy(&calls));
             }
             let rpc = match book::check(&request, head, *http) {
                 Ok(rpc) => rpc,
