@@ -33,13 +33,16 @@ def flat(daemon, when):
 def come_and_go(directory):
     """Logs that are deleted until no more are taken, in a store that has nothing else to sort."""
     with Daemon(directory, "--max-logs", 1) as daemon:
-        code, made = 0, 0
-        while code == 0 and made < sized(2000, 1100):
-            code, _, said = daemon.ready().call("wald.v1.LogService/CreateLog", {"log": "comes"})
-            if code == 0:
-                code, _, said = daemon.call("wald.v1.LogService/DeleteLog", {"log": "comes"})
-                made += 1
-        check("deleted logs are bounded, too, or forgotten in time", code == 0 or "deleted logs" in said, f"{made} logs; {said[-200:]}")
+        done, made = None, 0
+        while made < sized(2000, 1100):
+            done = daemon.ready().walctl("log", "create", "comes")
+            done = done if done.returncode else daemon.walctl("log", "delete", "comes", "--yes")
+            if done.returncode:
+                break
+            made += 1
+        said = done.stderr.decode()
+        check("deleted logs are bounded, too, or forgotten in time", done.returncode == 0 or "deleted logs" in said,
+              f"{made} logs; {said[-200:]}")
         fine = wait_until(lambda: append(daemon, "stays")[0] == 0, 20)
         check("they are forgotten within seconds, though there is nothing else to sort", fine)
 
@@ -55,10 +58,9 @@ with scratch() as temporary:
         check(f"{ATTEMPTS:,} attempts to make logs: the bound holds", made["logs"] < BOUND and daemon.metric("wald_logs") <= BOUND
               and made["logs"] + made["refused"] == ATTEMPTS and made["refused"] > 0, made)
         # A batch takes all of its logs or none, so that a few places may be left.
-        code = 0
-        for number in range(600):
-            if code == 0:
-                code, _, said = append(daemon, f"one/{number}")
+        left = (daemon.walctl("append", f"one/{number}", "-", input=b"x\n").returncode for number in range(600))
+        any(left)
+        code, _, said = append(daemon, "one/more")
         fine = "QUOTA" in said and "max_logs" in said and str(BOUND) in said
         check("another log is refused with the setting, the limit and what is used", code != 0 and fine, said[-400:])
         code, answer, said = append(daemon, "ours")

@@ -37,7 +37,7 @@ def sort(directory):
     with Daemon(directory) as daemon:
         seen, since = None, began
         # It waits for 20 s before it does what can wait.
-        while time.monotonic() < since + 35:
+        while time.monotonic() < since + sized(35, 25):
             metrics = daemon.metrics()
             now = metrics["wald_sorter_written_bytes_total"]
             if now != seen:

@@ -24,6 +24,8 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 WALD = Path(os.environ.get("WALD_BINARY") or TARGET / "release" / "wald")
 WALCTL = TARGET / "release" / "walctl"
 LOAD = TARGET / "release" / "examples" / "load"
+# Examples of the client whose speed does not count: as `cargo test --workspace` leaves them.
+EXAMPLES = TARGET / "debug" / "examples"
 # On the same file system as the build: not a tmpfs, where a flush is nothing.
 SCRATCH = TARGET / "ci"
 VEGA = "2.11.0"

@@ -10,8 +10,7 @@ BIN = SCRATCH / "bin"
 PYTHON = SCRATCH / "deploy" / "bin"
 CHART = ROOT / "deploy" / "helm" / "wald"
 # What the step `static` of .ci/run makes.
-# Built there by .ci/run.
-STATIC = TARGET / "static" / f"{os.uname().machine}-unknown-linux-musl" / "release"
+STATIC = TARGET / f"{os.uname().machine}-unknown-linux-musl" / "release"
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 
 

@@ -45,8 +45,10 @@ def built(*arguments):
 
 def layers(directory, every):
     """For each layer: its command, and what it finds in its environment."""
-    engine = built("test", "-p", "wald-storage", "--features", "known-bad,zstd", "--lib")["wald_storage"]
-    threads = built("test", "-p", "wald-storage", "--features", "known-bad,shuttle", "--lib")["wald_storage"]
+    # As in .ci/run.
+    wrong = "test", "--workspace", "--lib", "--features"
+    engine = built(*wrong, "wald-storage/known-bad,wald-storage/zstd")["wald_storage"]
+    threads = built(*wrong, "wald-storage/known-bad,wald-storage/shuttle")["wald_storage"]
 
     def modules(binary, names, **environment):
         return [binary, *(f"tests::{name}::" for name in names)], environment

@@ -25,10 +25,7 @@ def program(language):
     made = SCRATCH / "clients" / language
     command = runner(language)
     if language == "rust":
-        folder = Path(command[0]).parent
-        build("cargo", "build", *(["--release"] if folder.parent.name == "release" else []), "-p", "wald-client",
-              "--example", "ledger", cwd=ROOT)
-        return [folder / "ledger"]
+        return [EXAMPLES / "ledger"]
     if language == "go":
         build("go", "build", "-o", made / "ledger", "./examples/ledger", cwd=ROOT / FOLDERS["go"])
         return [made / "ledger"]

@@ -11,7 +11,7 @@ import socket
 
 from common import *
 
-ROLLING = TARGET / "release" / "examples" / "rolling"
+ROLLING = EXAMPLES / "rolling"
 # Appends between two restarts.
 LOAD_BETWEEN = 500
 

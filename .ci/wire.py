@@ -125,9 +125,11 @@ def slow(directory):
     """A link on which bytes move, slowly."""
     with Daemon(directory / "slow", "--keepalive-interval", "1s", "--keepalive-timeout", "5s",
                 "--stream-progress-timeout", "8s") as daemon:
-        for scans, what in (1, "a scan at 50 kB/s lives on, though its pings are answered late"), \
-                           (20, "20 scans that share 50 kB/s live on, though most wait for their turn"):
-            (told,) = wire("slow", "-seconds", "15s", "-scans", scans, daemon.grpc)
+        # Each on a connection of its own.
+        with ThreadPoolExecutor(2) as pool:
+            one, many = pool.map(lambda scans: wire("slow", "-seconds", "15s", "-scans", scans, daemon.grpc)[0], (1, 20))
+        for told, what in (one, "a scan at 50 kB/s lives on, though its pings are answered late"), \
+                          (many, "20 scans that share 50 kB/s live on, though most wait for their turn"):
             check(what, told.get("ended") in ("", None, "time") and told.get("bytes", 0) > 300_000, told)
 
 
