@@ -113,10 +113,6 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
             Reason::ProducerNotFound => {
                 "`walctl producer list` shows the producers that the log knows".to_owned()
             }
-            Reason::InvalidProducer => {
-                "a producer's id has 1 to 255 bytes of UTF-8 without control or invisible characters"
-                    .to_owned()
-            }
             Reason::LogExists => "`walctl log get` shows it, `walctl log update` changes it".to_owned(),
             Reason::Fenced => fenced(error, asked)?,
             Reason::PositionMismatch => match (error.fact("cursor"), error.fact("log")) {
