@@ -398,13 +398,7 @@ pub(crate) fn sync(error: &SyncError) -> Status {
         SyncError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
             .fact("log", log)
             .refused(Retry::Never),
-        SyncError::DiskFull => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
-            .refused(Retry::Safe)
-            .retry_after(RETRY_LATER),
-        SyncError::NoDescriptors => Failure::new(Code::ResourceExhausted, "BUSY", message)
-            .fact("resource", "file descriptors")
-            .refused(Retry::Safe)
-            .retry_after(RETRY_LATER),
+        SyncError::Refused(error) => append_failure(error),
         SyncError::JournalFailed(_) => {
             Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
         }

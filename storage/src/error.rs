@@ -740,19 +740,23 @@ pub enum SyncError {
         /// The unknown log.
         log: LogName,
     },
-    /// Buffered records of `manual` logs could not be written: there is no space. They
-    /// stay buffered.
-    #[error("no space to write what is buffered")]
-    DiskFull,
-    /// Buffered records of `manual` logs could not be written: no file descriptor was left to make a
-    /// segment ready. The records stay buffered.
-    #[error(
-        "no file descriptor is left to write buffered records; they stay buffered; retry later, and raise the limit of open files (`ulimit -n`, LimitNOFILE) if this lasts"
-    )]
-    NoDescriptors,
+    /// The cause also refuses appends. Buffered records of `manual` logs stay buffered.
+    #[error(transparent)]
+    Refused(AppendError),
     /// The journal failed; what was not durable before may or may not be.
     #[error("the journal failed; it refuses to flush until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),
+}
+
+impl From<AppendError> for SyncError {
+    fn from(error: AppendError) -> Self {
+        match error {
+            AppendError::JournalFailed(error) | AppendError::Unknown(error) => {
+                Self::JournalFailed(error)
+            }
+            other => Self::Refused(other),
+        }
+    }
 }
 
 /// Why a backup was not made, or not finished.

@@ -31,7 +31,7 @@ use self::expiry::{Clocks, Jumps, Shown};
 use self::prefixes::Prefixes;
 use self::recent::Recent;
 use self::waiting::Waiting;
-pub(crate) use self::waiting::{Answer, Outcome, Waiter};
+pub(crate) use self::waiting::{Answer, Placement, Reply, Waiter};
 use crate::clock::Clock;
 use crate::ids::{Position, RecoveryEpoch, Timestamp};
 use crate::known_bad::{self, Mistake};

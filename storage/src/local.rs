@@ -44,10 +44,10 @@ use crate::error::{AppendError, OpenError, ReadError, SyncError};
 use crate::ids::{LogName, Lsn, Position, RecoveryEpoch};
 use crate::index::Indexes;
 use crate::indexer::{Indexer, Wanted};
-use crate::journal::committer::{Committer, Operation, Submission};
+use crate::journal::Journal;
+use crate::journal::committer::{Barrier, Committer, Operation, Submission};
 use crate::journal::compress;
 use crate::journal::pool::{Pool, Use};
-use crate::journal::{Answer, Journal};
 use crate::metrics::Observer;
 use crate::quarantine::Damages;
 use crate::read::OpenSegments;
@@ -288,9 +288,12 @@ impl Core {
         let (ticket, answer) = Ticket::new();
         let submission = Submission {
             requests: batch.requests(),
-            operation: Operation::Append { batch, digests },
+            operation: Operation::Append {
+                batch,
+                digests,
+                ticket: answer,
+            },
             level,
-            answer: Answer::Ticket(answer),
             cost,
             submitted: self.journal.clock.monotonic(),
             session: session.cloned(),
@@ -300,11 +303,10 @@ impl Core {
     }
 
     /// Queues what costs nothing of the budget.
-    fn push(&self, operation: Operation, level: Durability, answer: Answer) {
+    fn push(&self, operation: Operation, level: Durability) {
         let submission = Submission {
             operation,
             level,
-            answer,
             cost: 0,
             requests: 1,
             submitted: self.journal.clock.monotonic(),
@@ -363,18 +365,18 @@ impl Core {
     }
 
     fn leave(&self, always: bool, purpose: Use) -> Awaited<Result<Position, SyncError>> {
-        self.ask(Operation::Leave { always, purpose }, Durability::Durable)
+        self.ask(Barrier::Leave { always, purpose }, Durability::Durable)
     }
 
     pub(crate) fn barrier(&self, level: Durability) -> Awaited<Result<Position, SyncError>> {
-        self.ask(Operation::Barrier, level)
+        self.ask(Barrier::Plain, level)
     }
 
-    fn ask(&self, operation: Operation, level: Durability) -> Awaited<Result<Position, SyncError>> {
+    fn ask(&self, barrier: Barrier, level: Durability) -> Awaited<Result<Position, SyncError>> {
         let (promise, awaited) = Promise::new();
         match self.journal.failure() {
             Some(error) => promise.keep(Err(SyncError::JournalFailed(error))),
-            None => self.push(operation, level, Answer::Sync(promise)),
+            None => self.push(Operation::Barrier(barrier, promise), level),
         }
         awaited
     }

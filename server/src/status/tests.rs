@@ -663,8 +663,8 @@ fn a_failed_barrier_is_internal_and_unknown() {
     let got = seen(&sync(&SyncError::LogNotFound { log: log() }));
     assert_eq!(got.code, Code::NotFound);
     for (error, reason) in [
-        (SyncError::DiskFull, "DISK_FULL"),
-        (SyncError::NoDescriptors, "BUSY"),
+        (SyncError::Refused(AppendError::DiskFull), "DISK_FULL"),
+        (SyncError::Refused(AppendError::NoDescriptors), "BUSY"),
     ] {
         let got = seen(&sync(&error));
         assert_eq!(

@@ -99,7 +99,7 @@ pub(crate) async fn begin(
     let failed = |error| match error {
         SyncError::JournalFailed(error) => Err(BackupError::JournalFailed(error)),
         // What is buffered only cannot be saved for want of space.
-        SyncError::DiskFull | SyncError::NoDescriptors | SyncError::LogNotFound { .. } => Ok(()),
+        SyncError::Refused(_) | SyncError::LogNotFound { .. } => Ok(()),
     };
     // Where there is no space for another segment, what this one holds is saved as it is.
     let mut unfinished = false;

@@ -34,18 +34,19 @@ use super::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use super::pool::{Pool, Use};
 use super::recent::Keeper;
 use super::segment::Segment;
-use super::{Answer, Journal, LIFE_BYTES, Outcome, Waiter, frame};
+use super::{Answer, Journal, LIFE_BYTES, Reply, Waiter, frame};
 use crate::disk::{DiskFile, is_out_of_space};
-use crate::engine::{AppendTimes, LogTarget, Ordered};
-use crate::error::AppendError;
+use crate::engine::{AppendTimes, Fenced, LogTarget};
+use crate::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
 use crate::ids::{LogId, LogName, Lsn, Name, Position, SegmentId, Timestamp};
 use crate::indexer::Indexer;
 use crate::local::{Adds, Allowed, Bounds, Creation, Log, Logs};
 use crate::metrics::Phase;
 use crate::record::{
-    Batch, Compression, CursorCommit, Durability, LogConfig, LogConfigChange, SyncMode,
+    Batch, Compression, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, SyncMode,
 };
 use crate::session::Session;
+use crate::ticket::TicketAnswer;
 
 /// A group is written when it has grown to this.
 const GROUP_BYTES: usize = 4 << 20;
@@ -58,22 +59,39 @@ const BLOCK_BYTES: usize = 4096;
 /// Appends of one log that meet in a group share a frame up to this.
 const COALESCED_BYTES: usize = 256 << 10;
 
-/// What is asked of the committer.
+/// A request to the committer, with its caller.
 pub(crate) enum Operation {
     Append {
         batch: Batch,
         /// Of each log's records as they were sent, where it names a producer.
         digests: Vec<u128>,
+        ticket: TicketAnswer,
     },
     Fence {
         target: LogTarget,
         epoch: Option<u64>,
+        answer: Answer<Fenced, FenceError>,
     },
-    CommitCursor(CursorCommit),
-    DeleteCursor {
+    Cursor(CursorChange, Answer<Option<Cursor>, CursorError>),
+    Admin(AdminChange, Answer<(), AdminError>),
+    Trim {
         target: LogTarget,
-        cursor: Name,
+        before: Lsn,
+        answer: Answer<Lsn, TrimError>,
     },
+    /// Trims by retention, as far as the logs still stand as it saw them.
+    Expire(Vec<Expiry>, Answer<Vec<Option<Lsn>>, AppendError>),
+    Barrier(Barrier, Answer<Position, SyncError>),
+}
+
+/// A change of a consumer's cursor.
+pub(crate) enum CursorChange {
+    Commit(CursorCommit),
+    Delete { target: LogTarget, cursor: Name },
+}
+
+/// A change of logs that has no answer but success.
+pub(crate) enum AdminChange {
     Create {
         name: LogName,
         config: LogConfig,
@@ -83,28 +101,38 @@ pub(crate) enum Operation {
         change: LogConfigChange,
     },
     Delete(LogTarget),
-    Trim {
-        target: LogTarget,
-        before: Lsn,
-    },
     ForgetProducer {
         target: LogTarget,
         producer: Name,
     },
     /// Forgets producers, as far as they have stayed idle.
     ForgetIdle(Vec<Idle>),
-    /// Trims by retention, as far as the logs still stand as it saw them.
-    Expire(Vec<Expiry>),
-    /// A marker that tells what the expiry clock shows.
+}
+
+/// What is answered when everything before it is safe.
+pub(crate) enum Barrier {
+    /// Nothing is done.
+    Plain,
+    /// A marker is written that tells what the expiry clock shows.
     TellClock,
-    /// Nothing but to be answered when everything before it is safe.
-    Barrier,
     /// The segment is left, if it says anything or in any case: what is finished can be copied.
     /// The next segment is taken for this purpose.
-    Leave {
-        always: bool,
-        purpose: Use,
-    },
+    Leave { always: bool, purpose: Use },
+}
+
+impl Operation {
+    /// Its reply if nothing of it is done.
+    fn refused(self, error: AppendError) -> Reply {
+        match self {
+            Self::Append { ticket, .. } => Reply::Append(ticket, Err(error)),
+            Self::Fence { answer, .. } => Reply::Fence(answer, Err(error.into())),
+            Self::Cursor(_, answer) => Reply::Cursor(answer, Err(error.into())),
+            Self::Admin(_, answer) => Reply::Admin(answer, Err(error.into())),
+            Self::Trim { answer, .. } => Reply::Trim(answer, Err(error.into())),
+            Self::Expire(_, answer) => Reply::Expire(answer, Err(error)),
+            Self::Barrier(_, answer) => Reply::Sync(answer, Err(error.into())),
+        }
+    }
 }
 
 /// One request on its way.
@@ -112,7 +140,6 @@ pub(crate) struct Submission {
     pub(crate) operation: Operation,
     /// The level to answer at.
     pub(crate) level: Durability,
-    pub(crate) answer: Answer,
     /// Bytes taken from the budget, given back by the answer.
     pub(crate) cost: u64,
     /// How many requests it is: more than one if they were joined.
@@ -169,8 +196,7 @@ struct Pending {
     level: Durability,
     /// `None` = the end of the group.
     need: Option<Position>,
-    answer: Answer,
-    outcome: Outcome,
+    reply: Reply,
     cost: u64,
     requests: u32,
     /// In memory only: answered as accepted.
@@ -182,7 +208,12 @@ struct Pending {
 
 /// What came of placing one request: the position that must be safe before the answer
 /// (`None` = the end of the group), and the answer.
-type Placed = (Option<Position>, Outcome);
+type Placed<T, E> = (Option<Position>, Result<T, E>);
+
+/// A refusal that reveals nothing of the store.
+fn refused<T, E: From<AppendError>>(error: AppendError) -> Placed<T, E> {
+    (Some(Position::ZERO), Err(error.into()))
+}
 
 pub(crate) struct Committer {
     journal: Arc<Journal>,
@@ -438,21 +469,18 @@ impl Committer {
         let Submission {
             operation,
             level,
-            answer,
             cost,
             requests,
             submitted,
             session,
         } = submission;
-        if !matches!(operation, Operation::Delete(_)) {
+        if !matches!(operation, Operation::Admin(AdminChange::Delete(_), _)) {
             self.end_deletions();
         }
         if self.closed || self.journal.failure().is_some() {
-            let outcome = Outcome::Refused(AppendError::Draining);
             let waiter = Waiter {
                 need: Position::ZERO,
-                answer,
-                outcome,
+                reply: operation.refused(AppendError::Draining),
                 cost,
                 requests,
                 since: submitted,
@@ -465,39 +493,76 @@ impl Committer {
         }
         let ended = session.as_ref().is_some_and(Session::has_ended_in_turn);
         let mut deleted = None;
-        let (need, outcome) = match operation {
-            _ if ended => {
-                let outcome = Outcome::Refused(AppendError::SessionEnded);
-                (Some(Position::ZERO), outcome)
+        let (need, reply) = match operation {
+            operation if ended => {
+                let reply = operation.refused(AppendError::SessionEnded);
+                (Some(Position::ZERO), reply)
             }
-            Operation::Append { batch, digests } => match self.buffer(&batch, level, &session) {
-                Some(placed) => placed,
-                None => self.append(&batch, &digests),
-            },
-            Operation::Fence { target, epoch } => self.fence(&target, epoch),
-            Operation::CommitCursor(commit) => self.commit_cursor(&commit),
-            Operation::DeleteCursor { target, cursor } => self.delete_cursor(&target, &cursor),
-            Operation::Create { name, config } => self.create(name, config),
-            Operation::Configure { name, change } => self.configure(&name, &change),
-            Operation::Delete(target) => match self.delete(&target) {
-                Ok((log, end)) => {
-                    deleted = Some(log);
-                    (Some(end), Outcome::Done)
-                }
-                Err(placed) => placed,
-            },
-            Operation::Trim { target, before } => self.trim(&target, before),
-            Operation::ForgetProducer { target, producer } => {
-                self.forget_producer(&target, &producer)
+            Operation::Append {
+                batch,
+                digests,
+                ticket,
+            } => {
+                let buffered = self.buffer(&batch, level, &session);
+                let (need, result) = buffered.unwrap_or_else(|| self.append(&batch, &digests));
+                (need, Reply::Append(ticket, result))
             }
-            Operation::ForgetIdle(idle) => self.forget_idle(&idle),
-            Operation::Expire(expiries) => self.expire(&expiries),
-            Operation::TellClock => self.tell_clock(),
-            Operation::Barrier => self.barrier(),
-            Operation::Leave { always, purpose } => self.leave(always, purpose),
+            Operation::Fence {
+                target,
+                epoch,
+                answer,
+            } => {
+                let (need, result) = self.fence(&target, epoch);
+                (need, Reply::Fence(answer, result))
+            }
+            Operation::Cursor(change, answer) => {
+                let (need, result) = match change {
+                    CursorChange::Commit(commit) => self.commit_cursor(&commit),
+                    CursorChange::Delete { target, cursor } => self.delete_cursor(&target, &cursor),
+                };
+                (need, Reply::Cursor(answer, result))
+            }
+            Operation::Admin(change, answer) => {
+                let (need, result) = match change {
+                    AdminChange::Create { name, config } => self.create(name, config),
+                    AdminChange::Configure { name, change } => self.configure(&name, &change),
+                    AdminChange::Delete(target) => match self.delete(&target) {
+                        Ok((log, end)) => {
+                            deleted = Some(log);
+                            (Some(end), Ok(()))
+                        }
+                        Err((reveals, error)) => (Some(reveals), Err(error)),
+                    },
+                    AdminChange::ForgetProducer { target, producer } => {
+                        self.forget_producer(&target, &producer)
+                    }
+                    AdminChange::ForgetIdle(idle) => self.forget_idle(&idle),
+                };
+                (need, Reply::Admin(answer, result))
+            }
+            Operation::Trim {
+                target,
+                before,
+                answer,
+            } => {
+                let (need, result) = self.trim(&target, before);
+                (need, Reply::Trim(answer, result))
+            }
+            Operation::Expire(expiries, answer) => {
+                let (need, result) = self.expire(&expiries);
+                (need, Reply::Expire(answer, result))
+            }
+            Operation::Barrier(barrier, answer) => {
+                let (need, result) = match barrier {
+                    Barrier::Plain => self.barrier(),
+                    Barrier::TellClock => self.tell_clock(),
+                    Barrier::Leave { always, purpose } => self.leave(always, purpose),
+                };
+                (need, Reply::Sync(answer, result))
+            }
         };
-        match (&outcome, &session) {
-            (Outcome::Refused(_), Some(session)) => session.end_in_turn(),
+        match (&reply, &session) {
+            (Reply::Append(_, Err(_)), Some(session)) => session.end_in_turn(),
             // What waits for its group goes with it.
             (_, Some(session)) if need.is_none() => session.enter(self.position(0)),
             _ => {}
@@ -505,8 +570,7 @@ impl Committer {
         let pending = Pending {
             level,
             need,
-            answer,
-            outcome,
+            reply,
             cost,
             requests,
             buffered: need == Some(NEVER),
@@ -519,22 +583,16 @@ impl Committer {
         }
     }
 
-    fn barrier(&mut self) -> Placed {
-        let outcome = match self.write_all_buffered() {
-            Ok(()) => Outcome::Done,
-            Err(error) => match error.shortage() {
-                Some(shortage) => Outcome::SyncRefused(shortage),
-                None => Outcome::Refused(error),
-            },
-        };
+    fn barrier(&mut self) -> Placed<(), SyncError> {
+        let written = self.write_all_buffered();
         self.finish_open();
-        (Some(self.end()), outcome)
+        (Some(self.end()), written.map_err(Into::into))
     }
 
     /// Leaves the segment, so that everything before is in finished ones, flushed. One that
     /// tells of no log is not worth it, unless what it says of the run before is nowhere
     /// else.
-    fn leave(&mut self, always: bool, purpose: Use) -> Placed {
+    fn leave(&mut self, always: bool, purpose: Use) -> Placed<(), SyncError> {
         let left = self.write_all_buffered().and_then(|()| {
             if !always && self.touched.is_empty() && !self.first_of_run {
                 return Ok(());
@@ -542,15 +600,8 @@ impl Committer {
             self.finish_open();
             self.roll_now(purpose)
         });
-        let outcome = match left {
-            Ok(()) => Outcome::Done,
-            Err(error) => match error.shortage() {
-                Some(shortage) => Outcome::SyncRefused(shortage),
-                None => Outcome::Refused(error),
-            },
-        };
         // The roll has flushed all there was.
-        (Some(Position::ZERO), outcome)
+        (Some(Position::ZERO), left.map_err(Into::into))
     }
 
     fn allowed(&self) -> Allowed {
@@ -669,8 +720,7 @@ impl Committer {
             let Pending {
                 level,
                 need,
-                answer,
-                outcome,
+                reply,
                 cost,
                 requests,
                 buffered,
@@ -682,11 +732,10 @@ impl Committer {
                 true => NEVER,
                 false => need.unwrap_or(written).min(written),
             };
-            tell_order(&answer, &outcome);
+            reply.tell_order();
             let waiter = Waiter {
                 need,
-                answer,
-                outcome,
+                reply,
                 cost,
                 requests,
                 since: now,
@@ -739,22 +788,5 @@ impl Committer {
         if std::mem::take(&mut self.without_space) {
             tracing::info!("the journal can be written again");
         }
-    }
-}
-
-/// Tells an append its place. Not before it is written: a group that is void gives its
-/// places to others.
-fn tell_order(answer: &Answer, outcome: &Outcome) {
-    if let (
-        Answer::Ticket(ticket),
-        Outcome::Appended {
-            appends, position, ..
-        },
-    ) = (answer, outcome)
-    {
-        ticket.order(Ordered {
-            appends: appends.clone(),
-            position: *position,
-        });
     }
 }

@@ -6,56 +6,88 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Journal;
-use crate::disk::Shortage;
-use crate::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore};
+use crate::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore, Ordered};
 use crate::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
 use crate::ids::{Lsn, Position};
 use crate::local::Log;
 use crate::record::{Cursor, Durability};
 use crate::ticket::{Promise, TicketAnswer};
 
-/// Who is to be told.
-pub(crate) enum Answer {
-    Ticket(TicketAnswer),
-    Admin(Promise<Result<(), AdminError>>),
-    Trim(Promise<Result<Lsn, TrimError>>),
-    Fence(Promise<Result<Fenced, FenceError>>),
-    /// What is left of it: `None` if it was to be forgotten.
-    Cursor(Promise<Result<Option<Cursor>, CursorError>>),
-    Sync(Promise<Result<Position, SyncError>>),
-    Expire(Promise<Result<Vec<Option<Lsn>>, AppendError>>),
+/// The promise of an answer to a caller.
+pub(crate) type Answer<T, E> = Promise<Result<T, E>>;
+
+/// What became of an append.
+pub(crate) struct Placement {
+    pub(crate) appends: OneOrMore<LogAppended>,
+    pub(crate) logs: OneOrMore<Arc<Log>>,
+    /// `None`: it has no frame, because it only checks, or is in memory only.
+    pub(crate) position: Option<Position>,
 }
 
-/// What to tell, once it is safe to.
-pub(crate) enum Outcome {
-    Appended {
-        appends: OneOrMore<LogAppended>,
-        logs: OneOrMore<Arc<Log>>,
-        position: Option<Position>,
-    },
-    /// A refusal: waits too, because it reveals state.
-    Refused(AppendError),
-    AdminRefused(AdminError),
-    Trimmed(Lsn),
-    /// Of each trim by retention the first record kept before; `None` if nothing was to do
-    /// any more.
-    Expired(Vec<Option<Lsn>>),
-    TrimRefused(TrimError),
-    Fenced(Fenced),
-    FenceRefused(FenceError),
-    Cursor(Option<Cursor>),
-    CursorRefused(CursorError),
-    /// Buffered records could not be written because the host ran out of something.
-    SyncRefused(Shortage),
-    Done,
+/// A request's answer beside the caller that waits for it. Both have the same types, so that no request gets the
+/// answer of another kind. A refusal waits too where it reveals state.
+pub(crate) enum Reply {
+    Append(TicketAnswer, Result<Placement, AppendError>),
+    Admin(Answer<(), AdminError>, Result<(), AdminError>),
+    Trim(Answer<Lsn, TrimError>, Result<Lsn, TrimError>),
+    Fence(Answer<Fenced, FenceError>, Result<Fenced, FenceError>),
+    /// The cursor as it is now; `None` if it was deleted.
+    Cursor(
+        Answer<Option<Cursor>, CursorError>,
+        Result<Option<Cursor>, CursorError>,
+    ),
+    /// Answered with what is durable then.
+    Sync(Answer<Position, SyncError>, Result<(), SyncError>),
+    /// Of each trim by retention the first record that was kept before; `None` if there was nothing left to do.
+    Expire(
+        Answer<Vec<Option<Lsn>>, AppendError>,
+        Result<Vec<Option<Lsn>>, AppendError>,
+    ),
+}
+
+impl Reply {
+    /// Makes it a refusal.
+    pub(super) fn refuse(&mut self, error: AppendError) {
+        match self {
+            Self::Append(_, result) => *result = Err(error),
+            Self::Admin(_, result) => *result = Err(error.into()),
+            Self::Trim(_, result) => *result = Err(error.into()),
+            Self::Fence(_, result) => *result = Err(error.into()),
+            Self::Cursor(_, result) => *result = Err(error.into()),
+            Self::Sync(_, result) => *result = Err(error.into()),
+            Self::Expire(_, result) => *result = Err(error),
+        }
+    }
+
+    /// Tells an append its place. Not before it is written: a group that is void gives its places to
+    /// others.
+    pub(super) fn tell_order(&self) {
+        if let Self::Append(ticket, Ok(placement)) = self {
+            ticket.order(Ordered {
+                appends: placement.appends.clone(),
+                position: placement.position,
+            });
+        }
+    }
+
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Append(_, result) => result.is_err(),
+            Self::Admin(_, result) => result.is_err(),
+            Self::Trim(_, result) => result.is_err(),
+            Self::Fence(_, result) => result.is_err(),
+            Self::Cursor(_, result) => result.is_err(),
+            Self::Sync(_, result) => result.is_err(),
+            Self::Expire(_, result) => result.is_err(),
+        }
+    }
 }
 
 /// One request that waits.
 pub(crate) struct Waiter {
     /// Everything below must have reached the level before the answer.
     pub(crate) need: Position,
-    pub(crate) answer: Answer,
-    pub(crate) outcome: Outcome,
+    pub(crate) reply: Reply,
     /// Bytes that the answer gives back to the budget.
     pub(crate) cost: u64,
     pub(crate) requests: u32,
@@ -216,108 +248,45 @@ impl Waiting {
 }
 
 impl Journal {
-    /// Tells one request its outcome, `reached` being how safe everything it rests on
-    /// is now.
+    /// Answers one request. Everything that its answer rests on is as safe as `reached`.
     pub(crate) fn answer(&self, waiter: Waiter, reached: Durability) {
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
-        match (waiter.answer, waiter.outcome) {
-            (
-                Answer::Ticket(ticket),
-                Outcome::Appended {
-                    appends,
-                    logs,
-                    position,
-                },
-            ) => {
+        match waiter.reply {
+            Reply::Append(ticket, Ok(placement)) => {
                 let durable = self.durable();
-                let durable_lsns = logs
-                    .iter()
-                    .map(|log| log.state.read().tail(durable))
-                    .collect();
+                let logs = placement.logs.iter();
+                let durable_lsns = logs.map(|log| log.state.read().tail(durable)).collect();
                 let mut times = waiter.times;
                 if reached == Durability::Durable {
                     times.flush = self.clock.monotonic().duration_since(waiter.since);
                 }
                 ticket.settle(Ok(Appended {
-                    appends,
+                    appends: placement.appends,
                     durable_lsns,
                     durability: reached,
-                    position,
+                    position: placement.position,
                     times,
                 }));
             }
-            (Answer::Ticket(ticket), Outcome::Refused(error)) => ticket.settle(Err(error)),
-            (Answer::Ticket(ticket), _) => {
-                debug_assert!(false, "an append has an append's outcome");
-                ticket.settle(Err(AppendError::Draining));
-            }
-            (Answer::Trim(promise), Outcome::Trimmed(first)) => promise.keep(Ok(first)),
-            (Answer::Trim(promise), Outcome::TrimRefused(error)) => promise.keep(Err(error)),
-            (Answer::Trim(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
-            (Answer::Trim(promise), _) => {
-                debug_assert!(false, "a trim has a trim's outcome");
-                promise.keep(Err(AppendError::Draining.into()));
-            }
-            (Answer::Fence(promise), Outcome::Fenced(fenced)) => promise.keep(Ok(fenced)),
-            (Answer::Fence(promise), Outcome::FenceRefused(error)) => promise.keep(Err(error)),
-            (Answer::Fence(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
-            (Answer::Fence(promise), _) => {
-                debug_assert!(false, "a fence has a fence's outcome");
-                promise.keep(Err(AppendError::Draining.into()));
-            }
-            (Answer::Cursor(promise), Outcome::Cursor(cursor)) => promise.keep(Ok(cursor)),
-            (Answer::Cursor(promise), Outcome::CursorRefused(error)) => promise.keep(Err(error)),
-            (Answer::Cursor(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
-            (Answer::Cursor(promise), _) => {
-                debug_assert!(false, "a cursor has a cursor's outcome");
-                promise.keep(Err(AppendError::Draining.into()));
-            }
-            (Answer::Admin(promise), Outcome::AdminRefused(error)) => promise.keep(Err(error)),
-            (Answer::Admin(promise), Outcome::Refused(error)) => promise.keep(Err(error.into())),
-            (Answer::Admin(promise), _) => promise.keep(Ok(())),
-            (Answer::Expire(promise), Outcome::Expired(before)) => promise.keep(Ok(before)),
-            (Answer::Expire(promise), Outcome::Refused(error)) => promise.keep(Err(error)),
-            (Answer::Expire(promise), _) => {
-                debug_assert!(false, "an expiry has an expiry's outcome");
-                promise.keep(Err(AppendError::Draining));
-            }
-            (Answer::Sync(promise), Outcome::SyncRefused(shortage)) => {
-                promise.keep(Err(match shortage {
-                    Shortage::Space => SyncError::DiskFull,
-                    Shortage::Descriptors => SyncError::NoDescriptors,
-                }));
-            }
-            (Answer::Sync(promise), _) => promise.keep(Ok(self.durable())),
+            Reply::Append(ticket, Err(error)) => ticket.settle(Err(error)),
+            Reply::Admin(promise, result) => promise.keep(result),
+            Reply::Trim(promise, result) => promise.keep(result),
+            Reply::Fence(promise, result) => promise.keep(result),
+            Reply::Cursor(promise, result) => promise.keep(result),
+            Reply::Sync(promise, result) => promise.keep(result.map(|()| self.durable())),
+            Reply::Expire(promise, result) => promise.keep(result),
         }
     }
 
-    /// Tells one request that the journal failed. An append that was handed to a write
-    /// may or may not survive; a refusal certainly did nothing.
-    pub(super) fn answer_failed(&self, waiter: Waiter) {
+    /// Answers one request after the journal failed. A request that was handed to a write may or may
+    /// not survive; a refused one certainly did nothing.
+    pub(super) fn answer_failed(&self, mut waiter: Waiter) {
         let Some(error) = self.failure() else { return };
-        self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
-        let refused = matches!(
-            waiter.outcome,
-            Outcome::Refused(_)
-                | Outcome::AdminRefused(_)
-                | Outcome::TrimRefused(_)
-                | Outcome::FenceRefused(_)
-                | Outcome::CursorRefused(_)
-        );
-        let told = if refused {
-            AppendError::JournalFailed(Arc::clone(&error))
-        } else {
-            AppendError::Unknown(Arc::clone(&error))
-        };
-        match waiter.answer {
-            Answer::Ticket(ticket) => ticket.settle(Err(told)),
-            Answer::Admin(promise) => promise.keep(Err(told.into())),
-            Answer::Trim(promise) => promise.keep(Err(told.into())),
-            Answer::Fence(promise) => promise.keep(Err(told.into())),
-            Answer::Cursor(promise) => promise.keep(Err(told.into())),
-            Answer::Sync(promise) => promise.keep(Err(SyncError::JournalFailed(error))),
-            Answer::Expire(promise) => promise.keep(Err(told)),
-        }
+        waiter.reply.refuse(match waiter.reply.is_refusal() {
+            true => AppendError::JournalFailed(error),
+            false => AppendError::Unknown(error),
+        });
+        self.answer(waiter, Durability::Accepted);
     }
 }
 

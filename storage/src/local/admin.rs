@@ -11,8 +11,7 @@ use crate::engine::{LogTarget, SegmentContents, SegmentInfo, Statistics};
 use crate::error::{AdminError, ReadError, SyncError, TrimError};
 use crate::ids::{LogName, Lsn, Name, Position};
 use crate::index::SealedIndex;
-use crate::journal::Answer;
-use crate::journal::committer::Operation;
+use crate::journal::committer::{AdminChange, Operation};
 use crate::journal::frame;
 use crate::journal::segment::Segment;
 use crate::record::{Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, Visibility};
@@ -35,11 +34,11 @@ impl Core {
     }
 
     /// Asks the committer; answered when the change is on the device.
-    pub(super) fn administer(&self, operation: Operation) -> Awaited<Result<(), AdminError>> {
+    pub(super) fn administer(&self, change: AdminChange) -> Awaited<Result<(), AdminError>> {
         let (promise, awaited) = Promise::new();
         match self.refusal() {
             Some(error) => promise.keep(Err(error.into())),
-            None => self.push(operation, Durability::Durable, Answer::Admin(promise)),
+            None => self.push(Operation::Admin(change, promise), Durability::Durable),
         }
         awaited
     }
@@ -49,7 +48,7 @@ impl Core {
         name: LogName,
         config: LogConfig,
     ) -> Result<LogInfo, AdminError> {
-        self.administer(Operation::Create {
+        self.administer(AdminChange::Create {
             name: name.clone(),
             config,
         })
@@ -62,7 +61,7 @@ impl Core {
         name: LogName,
         change: LogConfigChange,
     ) -> Result<LogInfo, AdminError> {
-        self.administer(Operation::Configure {
+        self.administer(AdminChange::Configure {
             name: name.clone(),
             change,
         })
@@ -75,7 +74,7 @@ impl Core {
         target: LogTarget,
         producer: Name,
     ) -> Awaited<Result<(), AdminError>> {
-        self.administer(Operation::ForgetProducer { target, producer })
+        self.administer(AdminChange::ForgetProducer { target, producer })
     }
 
     /// Lists producers, and makes durable what the list shows.
@@ -116,18 +115,17 @@ impl Core {
 
     pub(super) fn trim(&self, target: LogTarget, before: Lsn) -> Awaited<Result<Lsn, TrimError>> {
         let (promise, awaited) = Promise::new();
-        let answer = match self.refusal() {
-            Some(error) => {
-                promise.keep(Err(error.into()));
-                return awaited;
-            }
-            None => Answer::Trim(promise),
-        };
-        self.push(
-            Operation::Trim { target, before },
-            Durability::Durable,
-            answer,
-        );
+        match self.refusal() {
+            Some(error) => promise.keep(Err(error.into())),
+            None => self.push(
+                Operation::Trim {
+                    target,
+                    before,
+                    answer: promise,
+                },
+                Durability::Durable,
+            ),
+        }
         awaited
     }
 

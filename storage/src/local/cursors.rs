@@ -4,8 +4,7 @@ use super::Core;
 use crate::engine::{Fenced, LogTarget};
 use crate::error::{CursorError, FenceError, ReadError};
 use crate::ids::{LogId, Name};
-use crate::journal::Answer;
-use crate::journal::committer::Operation;
+use crate::journal::committer::{CursorChange, Operation};
 use crate::record::{Cursor, CursorCommit, Durability, Visibility};
 use crate::ticket::{Awaited, Promise};
 
@@ -22,9 +21,12 @@ impl Core {
         match self.refusal() {
             Some(error) => promise.keep(Err(error.into())),
             None => self.push(
-                Operation::Fence { target, epoch },
+                Operation::Fence {
+                    target,
+                    epoch,
+                    answer: promise,
+                },
                 Durability::Durable,
-                Answer::Fence(promise),
             ),
         }
         awaited
@@ -35,7 +37,7 @@ impl Core {
             log: commit.log.clone(),
             cursor: commit.cursor.clone(),
         };
-        let moved = self.move_cursor(Operation::CommitCursor(commit)).await?;
+        let moved = self.move_cursor(CursorChange::Commit(commit)).await?;
         moved.ok_or(missing)
     }
 
@@ -44,7 +46,7 @@ impl Core {
         target: LogTarget,
         cursor: Name,
     ) -> Result<(), CursorError> {
-        self.move_cursor(Operation::DeleteCursor { target, cursor })
+        self.move_cursor(CursorChange::Delete { target, cursor })
             .await
             .map(drop)
     }
@@ -52,12 +54,12 @@ impl Core {
     /// Asks the committer; answered when the change is on the device.
     pub(crate) fn move_cursor(
         &self,
-        operation: Operation,
+        change: CursorChange,
     ) -> Awaited<Result<Option<Cursor>, CursorError>> {
         let (promise, awaited) = Promise::new();
         match self.refusal() {
             Some(error) => promise.keep(Err(error.into())),
-            None => self.push(operation, Durability::Durable, Answer::Cursor(promise)),
+            None => self.push(Operation::Cursor(change, promise), Durability::Durable),
         }
         awaited
     }

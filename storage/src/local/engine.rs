@@ -19,7 +19,7 @@ use crate::error::{
     VerifyError,
 };
 use crate::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
-use crate::journal::committer::Operation;
+use crate::journal::committer::AdminChange;
 use crate::metrics::{Observer, Worker};
 use crate::read;
 use crate::record::{
@@ -299,7 +299,7 @@ impl LogEngine for LocalEngine {
     }
 
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>> {
-        Box::pin(self.core.administer(Operation::Delete(log)))
+        Box::pin(self.core.administer(AdminChange::Delete(log)))
     }
 
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>> {

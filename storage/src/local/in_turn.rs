@@ -5,7 +5,7 @@ use super::drive::By;
 use crate::error::AdminError;
 use crate::ids::LogName;
 use crate::indexer::Wanted;
-use crate::journal::committer::Operation;
+use crate::journal::committer::AdminChange;
 use crate::record::{Batch, Durability, LogConfig};
 use crate::ticket::{Awaited, Ticket};
 
@@ -38,7 +38,7 @@ impl Core {
         name: LogName,
         config: LogConfig,
     ) -> Awaited<Result<(), AdminError>> {
-        self.administer(Operation::Create { name, config })
+        self.administer(AdminChange::Create { name, config })
     }
 
     /// Takes a request of no session into the queue.
@@ -112,7 +112,7 @@ mod of_tests {
             change: impl Into<LogConfigChange>,
         ) -> Awaited<Result<(), AdminError>> {
             let change = change.into();
-            self.administer(Operation::Configure { name, change })
+            self.administer(AdminChange::Configure { name, change })
         }
 
         /// Waits, in a later turn, for everything before to be as safe.
@@ -125,7 +125,7 @@ mod of_tests {
 
         /// Deletes a log in a later turn.
         pub(crate) fn delete_in_turn(&self, target: LogTarget) -> Awaited<Result<(), AdminError>> {
-            self.administer(Operation::Delete(target))
+            self.administer(AdminChange::Delete(target))
         }
 
         /// One that is to be answered as its logs' sync modes say.

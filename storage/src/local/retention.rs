@@ -21,8 +21,7 @@ use std::time::{Duration, Instant};
 use super::{Core, Log};
 use crate::error::{AdminError, AppendError};
 use crate::ids::{LogId, LogName, Lsn, Position, Timestamp};
-use crate::journal::Answer;
-use crate::journal::committer::{Expiry, Idle, Operation};
+use crate::journal::committer::{AdminChange, Barrier, Expiry, Idle, Operation};
 use crate::journal::expiry::micros;
 use crate::known_bad::{self, Mistake};
 use crate::metrics::RetentionPass;
@@ -335,7 +334,7 @@ impl Core {
 
     /// Hands in a portion.
     pub(crate) fn forget_idle(&self, portion: Vec<Idle>) -> Awaited<Result<(), AdminError>> {
-        self.administer(Operation::ForgetIdle(portion))
+        self.administer(AdminChange::ForgetIdle(portion))
     }
 
     /// The next pass looks at all producers again.
@@ -598,11 +597,7 @@ impl Core {
         let (promise, awaited) = Promise::new();
         match self.refusal() {
             Some(error) => promise.keep(Err(error)),
-            None => self.push(
-                Operation::Expire(portion),
-                Durability::Durable,
-                Answer::Expire(promise),
-            ),
+            None => self.push(Operation::Expire(portion, promise), Durability::Durable),
         }
         awaited
     }
@@ -667,7 +662,7 @@ impl Core {
         }
         state.told = now;
         drop(state);
-        Some(self.ask(Operation::TellClock, Durability::Durable))
+        Some(self.ask(Barrier::TellClock, Durability::Durable))
     }
 }
 

@@ -85,14 +85,14 @@ impl Fixture {
     }
 
     fn moved(&self, commit: CursorCommit) -> Result<(), CursorError> {
-        let operation = crate::journal::committer::Operation::CommitCursor(commit);
+        let operation = crate::journal::committer::CursorChange::Commit(commit);
         let moved = self.core.move_cursor(operation);
         self.core.turn();
         block_on(moved).map(drop)
     }
 
     fn forgotten(&self, log: &str, cursor: &str) {
-        let operation = crate::journal::committer::Operation::DeleteCursor {
+        let operation = crate::journal::committer::CursorChange::Delete {
             target: target(log),
             cursor: Name::new(cursor).unwrap(),
         };

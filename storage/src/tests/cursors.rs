@@ -233,7 +233,7 @@ fn a_move_that_a_power_cut_could_take_back_is_not_shown() {
     let mut moves: Vec<Awaited<_>> =
         vec![
             f.core
-                .move_cursor(crate::journal::committer::Operation::CommitCursor(to(
+                .move_cursor(crate::journal::committer::CursorChange::Commit(to(
                     "a", "x", 1,
                 ))),
         ];

@@ -18,7 +18,7 @@ use super::*;
 use crate::directory::{DIRECTORIES, REPAIRS};
 use crate::disk::Disk;
 use crate::ids::Name;
-use crate::journal::committer::Operation;
+use crate::journal::committer::CursorChange;
 use crate::journal::frame::{self, Kind};
 use crate::journal::segment::Life;
 use crate::record::{Compression, CursorCommit, GapReason, LogConfig, Producer};
@@ -154,7 +154,7 @@ impl Writing {
             expected_lsn: None,
             log_id: None,
         };
-        let operation = Operation::CommitCursor(commit);
+        let operation = CursorChange::Commit(commit);
         let awaited = self.fixture.core.move_cursor(operation);
         self.fixture.core.turn();
         block_on(awaited).unwrap();

@@ -288,7 +288,10 @@ fn without_descriptors_appends_are_refused_and_trims_go_on() {
     let sync = fixture.core.sync_in_turn(Durability::Durable);
     fixture.core.turn();
     let sync = poll_now(sync).unwrap();
-    assert!(matches!(sync, Err(SyncError::NoDescriptors)), "{sync:?}");
+    assert!(
+        matches!(sync, Err(SyncError::Refused(AppendError::NoDescriptors))),
+        "{sync:?}"
+    );
     // Trims and deletions have the reserve.
     let trimmed = fixture.core.trim_in_turn(target("a"), Lsn::new(2));
     fixture.core.turn();

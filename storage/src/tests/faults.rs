@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::disk::{CallKind, Disk};
+use crate::error::SyncError;
 use crate::ids::Position;
 use crate::record::{GapReason, LogCheck};
 
@@ -624,4 +625,20 @@ fn a_segment_that_was_missing_and_comes_back_is_read_again() {
             disk = f.disk.clone();
         }
     }
+}
+
+#[test]
+fn sync_behind_the_end_of_the_journal_is_refused() {
+    let f = Fixture::new();
+    f.core.close().unwrap();
+    let mut sync = f.core.sync_in_turn(Durability::Durable);
+    f.core.turn();
+    let mut context = Context::from_waker(Waker::noop());
+    let Poll::Ready(answer) = Pin::new(&mut sync).poll(&mut context) else {
+        panic!("a turn answers everything");
+    };
+    assert!(
+        matches!(answer, Err(SyncError::Refused(AppendError::Draining))),
+        "{answer:?}"
+    );
 }

@@ -18,7 +18,7 @@ use rand::{RngExt, SeedableRng};
 use super::*;
 use crate::disk::Disk;
 use crate::ids::Name;
-use crate::journal::committer::Operation;
+use crate::journal::committer::CursorChange;
 use crate::record::{Compression, CursorCommit, LogConfig, Producer, Retention, SyncMode};
 
 const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "e"];
@@ -304,9 +304,9 @@ impl History {
         let cursor = Name::new(["x", "y", "z"][self.random.random_range(0..3)]).unwrap();
         let operation = if self.chance(20) {
             let target = target(log);
-            Operation::DeleteCursor { target, cursor }
+            CursorChange::Delete { target, cursor }
         } else {
-            Operation::CommitCursor(CursorCommit {
+            CursorChange::Commit(CursorCommit {
                 log: LogName::new(log).unwrap(),
                 cursor,
                 lsn: Lsn::new(self.random.random_range(0..20)),

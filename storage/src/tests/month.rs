@@ -25,7 +25,7 @@ use super::*;
 use crate::disk::counted::held_bytes;
 use crate::disk::{Disk, is_out_of_space};
 use crate::ids::Name;
-use crate::journal::committer::Operation;
+use crate::journal::committer::CursorChange;
 use crate::local::retention::Ends;
 use crate::quarantine::QUARANTINE_FILES;
 use crate::record::{CursorCommit, Producer, Retention};
@@ -485,7 +485,7 @@ impl Month {
         let core = self.core();
         let name = "cursor/0";
         let tail = Lsn::new(self.logs.get(name).map_or(0, |known| known.tail));
-        let moved = core.move_cursor(Operation::CommitCursor(CursorCommit {
+        let moved = core.move_cursor(CursorChange::Commit(CursorCommit {
             log: LogName::new(name).unwrap(),
             cursor: Name::new("consumer").unwrap(),
             lsn: tail,
@@ -501,7 +501,7 @@ impl Month {
     fn change_reader(&mut self) -> bool {
         let core = self.core();
         let name = |day: u64| Name::new(&format!("reader/{day}")).unwrap();
-        let moved = core.move_cursor(Operation::CommitCursor(CursorCommit {
+        let moved = core.move_cursor(CursorChange::Commit(CursorCommit {
             log: LogName::new("age/0").unwrap(),
             cursor: name(self.day),
             lsn: Lsn::ZERO,
@@ -511,7 +511,7 @@ impl Month {
         core.turn();
         // All of the last days go, since a try may have had no answer.
         for day in self.day.saturating_sub(3)..self.day {
-            let removed = core.move_cursor(Operation::DeleteCursor {
+            let removed = core.move_cursor(CursorChange::Delete {
                 target: target("age/0"),
                 cursor: name(day),
             });

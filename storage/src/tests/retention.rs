@@ -139,17 +139,17 @@ impl Fixture {
 
     /// Moves a cursor, or forgets it.
     fn cursor(&self, log: &str, cursor: &str, lsn: Option<u64>) {
-        use crate::journal::committer::Operation;
+        use crate::journal::committer::CursorChange;
         let cursor = crate::ids::Name::new(cursor).unwrap();
         let operation = match lsn {
-            Some(lsn) => Operation::CommitCursor(crate::record::CursorCommit {
+            Some(lsn) => CursorChange::Commit(crate::record::CursorCommit {
                 log: LogName::new(log).unwrap(),
                 cursor,
                 lsn: Lsn::new(lsn),
                 expected_lsn: None,
                 log_id: None,
             }),
-            None => Operation::DeleteCursor {
+            None => CursorChange::Delete {
                 target: target(log),
                 cursor,
             },

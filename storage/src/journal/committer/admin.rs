@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{About, Committer, Placed};
+use super::{About, Committer, Placed, refused};
 use crate::engine::LogTarget;
 use crate::error::{AdminError, AppendError, TrimError};
 use crate::ids::{LogId, LogName, Lsn, Position};
-use crate::journal::Outcome;
 use crate::journal::body::{Created, MAX_CONFIG_LEN};
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
@@ -17,7 +16,7 @@ use crate::record::{LogConfig, LogConfigChange};
 const MOST_DELETIONS: usize = 256;
 
 impl Committer {
-    pub(super) fn create(&mut self, name: LogName, config: LogConfig) -> Placed {
+    pub(super) fn create(&mut self, name: LogName, config: LogConfig) -> Placed<(), AdminError> {
         if let Some(log) = self.logs.by_name(name.as_str()) {
             self.finish_open();
             let reveals = log.state.read().created_end;
@@ -25,37 +24,41 @@ impl Committer {
                 log: name,
                 log_id: log.id,
             };
-            return (Some(reveals), Outcome::AdminRefused(error));
+            return (Some(reveals), Err(error));
         }
         if self.settings.uncertain {
             let error = AppendError::TailUnproven {
                 log: name,
                 from: Lsn::ZERO,
             };
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         let frames = HEADER_BYTES + Created::max_len(name.as_str()).next_multiple_of(8);
         let directory = DirectoryBuilder::entry_len(Some(name.as_str()));
         if let Err(error) = self.secure(frames, directory, Use::Growth) {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         if let Some(error) = self.no_room(&Adds::log(&name), &name) {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         self.finish_open();
         self.push_created(&name, config, 0);
-        (None, Outcome::Done)
+        (None, Ok(()))
     }
 
-    pub(super) fn configure(&mut self, name: &LogName, change: &LogConfigChange) -> Placed {
+    pub(super) fn configure(
+        &mut self,
+        name: &LogName,
+        change: &LogConfigChange,
+    ) -> Placed<(), AdminError> {
         let Some(log) = self.logs.by_name(name.as_str()) else {
             let error = AdminError::LogNotFound { log: name.clone() };
-            return (Some(Position::ZERO), Outcome::AdminRefused(error));
+            return (Some(Position::ZERO), Err(error));
         };
         let directory = DirectoryBuilder::entry_len(None);
         let frame = HEADER_BYTES + MAX_CONFIG_LEN;
         if let Err(error) = self.secure(frame, directory, Use::Reserve) {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         self.finish_open();
         let (next, config) = {
@@ -79,15 +82,18 @@ impl Committer {
         if bounded {
             self.journal.note_retention();
         }
-        (None, Outcome::Done)
+        (None, Ok(()))
     }
 
     /// Begins to delete a log: it is gone with [`Committer::end_deletions`], up to which only
     /// other logs may be deleted.
     ///
     /// # Errors
-    /// What it is refused with.
-    pub(super) fn delete(&mut self, target: &LogTarget) -> Result<(Arc<Log>, Position), Placed> {
+    /// What it is refused with, and the position that the refusal reveals.
+    pub(super) fn delete(
+        &mut self,
+        target: &LogTarget,
+    ) -> Result<(Arc<Log>, Position), (Position, AdminError)> {
         let name = target.name.as_str();
         let directory = DirectoryBuilder::entry_len(None);
         // The segment they are in must know of them when it is left. First: a group that finds no
@@ -105,7 +111,7 @@ impl Committer {
             let error = AdminError::LogNotFound {
                 log: target.name.clone(),
             };
-            return Err((Some(Position::ZERO), Outcome::AdminRefused(error)));
+            return Err((Position::ZERO, error));
         };
         if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
             let error = AdminError::LogReplaced {
@@ -115,10 +121,10 @@ impl Committer {
             };
             self.finish_open();
             let reveals = log.state.read().created_end;
-            return Err((Some(reveals), Outcome::AdminRefused(error)));
+            return Err((reveals, error));
         }
         if let Err(error) = self.secure(HEADER_BYTES, directory, Use::Reserve) {
-            return Err((Some(Position::ZERO), Outcome::Refused(error)));
+            return Err((Position::ZERO, error.into()));
         }
         self.finish_open();
         // What is in memory only never gets a place.
@@ -148,7 +154,7 @@ impl Committer {
         for (log, mut pending) in std::mem::take(&mut self.deletions) {
             if let Some(error) = &refused {
                 pending.need = Some(Position::ZERO);
-                pending.outcome = Outcome::Refused(error.clone());
+                pending.reply.refuse(error.clone());
             }
             if gone {
                 {
@@ -168,12 +174,12 @@ impl Committer {
         }
     }
 
-    pub(super) fn trim(&mut self, target: &LogTarget, before: Lsn) -> Placed {
+    pub(super) fn trim(&mut self, target: &LogTarget, before: Lsn) -> Placed<Lsn, TrimError> {
         let unknown = TrimError::LogNotFound {
             log: target.name.clone(),
         };
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
-            return (Some(Position::ZERO), Outcome::TrimRefused(unknown));
+            return (Some(Position::ZERO), Err(unknown));
         };
         self.finish_open();
         if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
@@ -182,10 +188,7 @@ impl Committer {
                 expected,
                 actual: log.id,
             };
-            return (
-                Some(log.state.read().created_end),
-                Outcome::TrimRefused(error),
-            );
+            return (Some(log.state.read().created_end), Err(error));
         }
         // What is in memory goes first; without space for it a trim below it goes on.
         let room = match self.write_buffered(&log) {
@@ -199,7 +202,7 @@ impl Committer {
         let directory = DirectoryBuilder::entry_len(None);
         let room = room.and_then(|()| self.secure(HEADER_BYTES, directory, Use::Reserve));
         if let Err(error) = room {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         self.finish_open();
         let (tail, first, last_end) = {
@@ -212,10 +215,10 @@ impl Committer {
                 tail,
                 asked: before,
             };
-            return (Some(last_end), Outcome::TrimRefused(error));
+            return (Some(last_end), Err(error));
         }
         if before <= first {
-            return (Some(last_end), Outcome::Trimmed(first));
+            return (Some(last_end), Ok(first));
         }
         let header = self.push_frame(About::act(Kind::Trim, before), log.id, None, |_| {});
         let start = self.position(0);
@@ -226,7 +229,7 @@ impl Committer {
         }
         self.touch(&log);
         self.journal.trimming(header.end(), Arc::clone(&log));
-        (None, Outcome::Trimmed(before))
+        (None, Ok(before))
     }
 
     pub(super) fn push_created(

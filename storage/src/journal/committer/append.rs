@@ -5,14 +5,14 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::producers::Recognised;
-use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES};
+use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES, refused};
 use crate::codec;
 use crate::digest::Digest;
 use crate::engine::{LogAppended, OneOrMore};
 use crate::error::AppendError;
 use crate::ids::{Lsn, Position};
 use crate::index::Place;
-use crate::journal::Outcome;
+use crate::journal::Placement;
 use crate::journal::body::{Created, CursorBody};
 use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind, producer_len};
 use crate::local::{Checked, Log, check};
@@ -26,7 +26,11 @@ pub(super) fn stored_bytes(records: &LogRecords) -> usize {
 
 impl Committer {
     /// Checks and places one batch.
-    pub(super) fn append(&mut self, batch: &Batch, digests: &[u128]) -> Placed {
+    pub(super) fn append(
+        &mut self,
+        batch: &Batch,
+        digests: &[u128],
+    ) -> Placed<Placement, AppendError> {
         let targets: OneOrMore<Option<Arc<Log>>> = batch
             .logs
             .iter()
@@ -37,19 +41,19 @@ impl Committer {
             Recognised::Repeat(placed) | Recognised::Refused(placed) => return placed,
         }
         if let Err(error) = self.make_room(batch, &targets) {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         match check(&self.logs, batch, &targets, &self.allowed()) {
             Checked::Refused { error, reveals } => {
-                return (Some(reveals), Outcome::Refused(error));
+                return (Some(reveals), Err(error));
             }
             Checked::Passed { reveals } if batch.logs.is_empty() && batch.cursors.is_empty() => {
-                let outcome = Outcome::Appended {
+                let placement = Placement {
                     appends: OneOrMore::new(),
                     logs: OneOrMore::new(),
                     position: None,
                 };
-                return (Some(reveals), outcome);
+                return (Some(reveals), Ok(placement));
             }
             Checked::Passed { .. } => {}
         }
@@ -61,14 +65,12 @@ impl Committer {
             }
             _ => self.append_unit(batch, targets, digests),
         };
-        (
-            None,
-            Outcome::Appended {
-                appends,
-                logs,
-                position: Some(position),
-            },
-        )
+        let placement = Placement {
+            appends,
+            logs,
+            position: Some(position),
+        };
+        (None, Ok(placement))
     }
 
     /// Room for all of a batch, behind what the logs that it looks at have in memory only: its

@@ -6,13 +6,12 @@ use std::sync::atomic::Ordering;
 use smallvec::smallvec;
 
 use super::append::stored_bytes;
-use super::{About, COALESCED_BYTES, Committer, NEVER, Placed};
+use super::{About, COALESCED_BYTES, Committer, NEVER, Placed, refused};
 use crate::codec;
 use crate::engine::LogAppended;
 use crate::error::AppendError;
-use crate::ids::Position;
 use crate::index::Place;
-use crate::journal::Outcome;
+use crate::journal::Placement;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::local::{Buffered, Checked, Log, check};
 use crate::record::{Batch, Durability, SyncMode, Visibility};
@@ -28,7 +27,7 @@ impl Committer {
         batch: &Batch,
         level: Durability,
         session: &Option<Session>,
-    ) -> Option<Placed> {
+    ) -> Option<Placed<Placement, AppendError>> {
         let [records] = batch.logs.as_slice() else {
             return None;
         };
@@ -63,22 +62,22 @@ impl Committer {
             room = self.write_out();
         }
         if let Err(error) = room {
-            return Some((Some(Position::ZERO), Outcome::Refused(error)));
+            return Some(refused(error));
         }
         let targets = [Some(Arc::clone(&log))];
         if let Checked::Refused { error, reveals } =
             check(&self.logs, batch, &targets, &self.allowed())
         {
-            return Some((Some(reveals), Outcome::Refused(error)));
+            return Some((Some(reveals), Err(error)));
         }
         let append = self.buffer_records(&log, &records.records);
         log.watch().wake_at(Visibility::Accepted);
-        let outcome = Outcome::Appended {
+        let placement = Placement {
             appends: smallvec![append],
             logs: smallvec![log],
             position: None,
         };
-        Some((Some(NEVER), outcome))
+        Some((Some(NEVER), Ok(placement)))
     }
 
     /// The most bytes of records that requests share a frame up to.

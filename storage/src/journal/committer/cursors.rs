@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{About, Committer, Placed};
+use super::{About, Committer, Placed, refused};
 use crate::engine::LogTarget;
 use crate::error::{AppendError, CursorError};
 use crate::ids::{LogName, Lsn, Name, Position};
-use crate::journal::Outcome;
 use crate::journal::body::CursorBody;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
@@ -14,7 +13,10 @@ use crate::local::{Adds, Load, Log, Mark, check_cursor};
 use crate::record::{Cursor, CursorCommit};
 
 impl Committer {
-    pub(super) fn commit_cursor(&mut self, commit: &CursorCommit) -> Placed {
+    pub(super) fn commit_cursor(
+        &mut self,
+        commit: &CursorCommit,
+    ) -> Placed<Option<Cursor>, CursorError> {
         self.finish_open();
         let Some(log) = self.logs.by_name(commit.log.as_str()) else {
             return unknown(&commit.log);
@@ -23,7 +25,7 @@ impl Committer {
             .write_buffered(&log)
             .and_then(|()| self.secure_cursor(&commit.cursor, Use::Growth));
         if let Err(error) = room {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         self.finish_open();
         let reveals = log.state.read().last_end;
@@ -39,10 +41,10 @@ impl Committer {
         let refused = refused.or_else(|| self.no_room(&adds, &commit.log));
         if !failed.is_empty() {
             let error = AppendError::ConditionsFailed(failed);
-            return (Some(reveals), Outcome::Refused(error));
+            return (Some(reveals), Err(error.into()));
         }
         if let Some(error) = refused {
-            return (Some(reveals), Outcome::Refused(error));
+            return (Some(reveals), Err(error.into()));
         }
         self.push_cursor(&commit.log, &commit.cursor, Some(commit.lsn), 0);
         let cursor = Cursor {
@@ -51,10 +53,14 @@ impl Committer {
             lsn: commit.lsn,
             update_time: self.arrival,
         };
-        (None, Outcome::Cursor(Some(cursor)))
+        (None, Ok(Some(cursor)))
     }
 
-    pub(super) fn delete_cursor(&mut self, target: &LogTarget, cursor: &Name) -> Placed {
+    pub(super) fn delete_cursor(
+        &mut self,
+        target: &LogTarget,
+        cursor: &Name,
+    ) -> Placed<Option<Cursor>, CursorError> {
         self.finish_open();
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
             return unknown(&target.name);
@@ -66,21 +72,21 @@ impl Committer {
                 expected,
                 actual: log.id,
             };
-            return (Some(reveals), Outcome::CursorRefused(error));
+            return (Some(reveals), Err(error));
         }
         if cursor_of(&log, cursor).is_none() {
             let error = CursorError::NotFound {
                 log: target.name.clone(),
                 cursor: cursor.clone(),
             };
-            return (Some(reveals), Outcome::CursorRefused(error));
+            return (Some(reveals), Err(error));
         }
         if let Err(error) = self.secure_cursor(cursor, Use::Reserve) {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         self.finish_open();
         self.push_cursor(&target.name, cursor, None, 0);
-        (None, Outcome::Cursor(None))
+        (None, Ok(None))
     }
 
     fn secure_cursor(&mut self, cursor: &Name, purpose: Use) -> Result<(), AppendError> {
@@ -136,7 +142,7 @@ fn cursor_of(log: &Arc<Log>, cursor: &Name) -> Option<Mark> {
     *extras.cursors.get(cursor)?.newest()
 }
 
-fn unknown(log: &LogName) -> Placed {
+fn unknown(log: &LogName) -> Placed<Option<Cursor>, CursorError> {
     let error = CursorError::LogNotFound { log: log.clone() };
-    (Some(Position::ZERO), Outcome::CursorRefused(error))
+    (Some(Position::ZERO), Err(error))
 }

@@ -6,11 +6,10 @@
 
 use std::sync::Arc;
 
-use super::{About, Committer, Placed};
+use super::{About, Committer, Placed, refused};
 use crate::engine::{Fenced, LogTarget};
 use crate::error::{AppendError, FenceError};
 use crate::ids::{Lsn, Position};
-use crate::journal::Outcome;
 use crate::journal::body::Created;
 use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
@@ -18,7 +17,11 @@ use crate::local::{Adds, Creation, Log, MAX_EPOCH_RISE};
 use crate::record::LogConfig;
 
 impl Committer {
-    pub(super) fn fence(&mut self, target: &LogTarget, epoch: Option<u64>) -> Placed {
+    pub(super) fn fence(
+        &mut self,
+        target: &LogTarget,
+        epoch: Option<u64>,
+    ) -> Placed<Fenced, FenceError> {
         let log = self.logs.by_name(target.name.as_str());
         self.finish_open();
         if let Some(expected) = target.log_id
@@ -30,7 +33,7 @@ impl Committer {
                 actual: log.as_ref().map(|log| log.id),
             };
             let reveals = log.map_or(Position::ZERO, |log| log.state.read().created_end);
-            return (Some(reveals), Outcome::FenceRefused(error));
+            return (Some(reveals), Err(error));
         }
         match log {
             Some(log) => self.fence_log(&log, epoch),
@@ -38,7 +41,7 @@ impl Committer {
         }
     }
 
-    fn fence_log(&mut self, log: &Arc<Log>, epoch: Option<u64>) -> Placed {
+    fn fence_log(&mut self, log: &Arc<Log>, epoch: Option<u64>) -> Placed<Fenced, FenceError> {
         let (current, unproven, tail, last_end) = {
             let state = log.state.read();
             let epoch = state.writer_epoch();
@@ -49,7 +52,7 @@ impl Committer {
                 log: log.name.clone(),
                 from: tail,
             };
-            return (Some(last_end), Outcome::Refused(error));
+            return (Some(last_end), Err(error.into()));
         }
         let given = epoch.unwrap_or(current.saturating_add(1));
         if given <= current {
@@ -58,7 +61,7 @@ impl Committer {
                 given,
                 current,
             };
-            return (Some(last_end), Outcome::FenceRefused(error));
+            return (Some(last_end), Err(error));
         }
         if given - current > MAX_EPOCH_RISE {
             let error = AppendError::EpochJump {
@@ -67,35 +70,37 @@ impl Committer {
                 given,
                 current,
             };
-            return (Some(last_end), Outcome::Refused(error));
+            return (Some(last_end), Err(error.into()));
         }
         let directory = DirectoryBuilder::entry_len(None);
         let room = self
             .write_buffered(log)
             .and_then(|()| self.secure(HEADER_BYTES, directory, Use::Reserve));
         if let Err(error) = room {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         self.finish_open();
-        (None, Outcome::Fenced(self.push_fence(log, given)))
+        (None, Ok(self.push_fence(log, given)))
     }
 
     /// Fences a log that does not exist: makes it.
-    fn fence_new(&mut self, target: &LogTarget, epoch: Option<u64>) -> Placed {
+    fn fence_new(&mut self, target: &LogTarget, epoch: Option<u64>) -> Placed<Fenced, FenceError> {
         let log = target.name.clone();
         let given = epoch.unwrap_or(1);
-        let refused = match self.creation() {
-            Creation::ByAppend if given == 0 => Outcome::FenceRefused(FenceError::Fenced {
+        let error = match self.creation() {
+            Creation::ByAppend if given == 0 => FenceError::Fenced {
                 log,
                 given,
                 current: 0,
-            }),
+            },
             Creation::ByAppend if given > MAX_EPOCH_RISE => {
-                Outcome::Refused(AppendError::EpochJump {
+                let current = 0;
+                let producer = None;
+                FenceError::Append(AppendError::EpochJump {
                     log,
-                    producer: None,
+                    producer,
                     given,
-                    current: 0,
+                    current,
                 })
             }
             Creation::ByAppend => {
@@ -109,18 +114,18 @@ impl Committer {
                     Ok(()) => {
                         self.finish_open();
                         let log = self.push_created(&log, LogConfig::default(), CONTINUES);
-                        return (None, Outcome::Fenced(self.push_fence(&log, given)));
+                        return (None, Ok(self.push_fence(&log, given)));
                     }
-                    Err(error) => Outcome::Refused(error),
+                    Err(error) => FenceError::Append(error),
                 }
             }
-            Creation::ByRequest => Outcome::FenceRefused(FenceError::LogNotFound { log }),
-            Creation::Unproven => Outcome::Refused(AppendError::TailUnproven {
+            Creation::ByRequest => FenceError::LogNotFound { log },
+            Creation::Unproven => FenceError::Append(AppendError::TailUnproven {
                 log,
                 from: Lsn::ZERO,
             }),
         };
-        (Some(Position::ZERO), refused)
+        (Some(Position::ZERO), Err(error))
     }
 
     fn push_fence(&mut self, log: &Arc<Log>, epoch: u64) -> Fenced {

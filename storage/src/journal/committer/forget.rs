@@ -7,11 +7,10 @@
 
 use std::sync::Arc;
 
-use super::{About, Committer, Placed};
+use super::{About, Committer, Placed, refused};
 use crate::engine::LogTarget;
 use crate::error::{AdminError, AppendError};
 use crate::ids::{Name, Position, Timestamp};
-use crate::journal::Outcome;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
 use crate::local::{Forgotten, Load, Log, MAX_GONE};
@@ -31,14 +30,18 @@ pub(crate) struct Idle {
 }
 
 impl Committer {
-    pub(super) fn forget_producer(&mut self, target: &LogTarget, producer: &Name) -> Placed {
+    pub(super) fn forget_producer(
+        &mut self,
+        target: &LogTarget,
+        producer: &Name,
+    ) -> Placed<(), AdminError> {
         self.finish_open();
         let log = self.logs.by_name(target.name.as_str());
         let Some(log) = log else {
             let error = AdminError::LogNotFound {
                 log: target.name.clone(),
             };
-            return (Some(Position::ZERO), Outcome::AdminRefused(error));
+            return (Some(Position::ZERO), Err(error));
         };
         if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
             let error = AdminError::LogReplaced {
@@ -47,7 +50,7 @@ impl Committer {
                 actual: log.id,
             };
             let reveals = log.state.read().created_end;
-            return (Some(reveals), Outcome::AdminRefused(error));
+            return (Some(reveals), Err(error));
         }
         let (known, last_end) = {
             let state = log.state.read();
@@ -60,16 +63,16 @@ impl Committer {
                 log: target.name.clone(),
                 producer: producer.clone(),
             };
-            return (Some(last_end), Outcome::AdminRefused(error));
+            return (Some(last_end), Err(error));
         };
         match self.push_forgotten(&log, vec![(producer.clone(), epoch)], Use::Reserve) {
-            Ok(()) => (None, Outcome::Done),
-            Err(error) => (Some(Position::ZERO), Outcome::Refused(error)),
+            Ok(()) => (None, Ok(())),
+            Err(error) => refused(error),
         }
     }
 
     /// Forgets those of the producers that are still idle.
-    pub(super) fn forget_idle(&mut self, idle: &[Idle]) -> Placed {
+    pub(super) fn forget_idle(&mut self, idle: &[Idle]) -> Placed<(), AdminError> {
         self.finish_open();
         for Idle { log, producers } in idle {
             // The log may be gone, or its creation was taken back.
@@ -86,7 +89,7 @@ impl Committer {
                 if bytes + more > FRAME_BYTES {
                     let full = std::mem::take(&mut over);
                     if let Err(error) = self.push_forgotten(log, full, Use::Expiry) {
-                        return (Some(Position::ZERO), Outcome::Refused(error));
+                        return refused(error);
                     }
                     bytes = 0;
                 }
@@ -96,10 +99,10 @@ impl Committer {
             if !over.is_empty()
                 && let Err(error) = self.push_forgotten(log, over, Use::Expiry)
             {
-                return (Some(Position::ZERO), Outcome::Refused(error));
+                return refused(error);
             }
         }
-        (None, Outcome::Done)
+        (None, Ok(()))
     }
 
     /// The frame that forgets producers of a log that exists.

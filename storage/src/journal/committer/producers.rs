@@ -7,7 +7,7 @@ use crate::digest::{Digest, Sent};
 use crate::engine::LogAppended;
 use crate::error::AppendError;
 use crate::ids::{LogName, Position};
-use crate::journal::Outcome;
+use crate::journal::Placement;
 use crate::local::{Creation, Load, Log, Producers, Recall, Remembered};
 use crate::record::{Batch, Producer};
 
@@ -16,9 +16,9 @@ pub(super) enum Recognised {
     /// One to be checked and placed.
     New,
     /// One that was applied: the answer that it got then.
-    Repeat(Placed),
+    Repeat(Placed<Placement, AppendError>),
     /// One that its producer may not send.
-    Refused(Placed),
+    Refused(Placed<Placement, AppendError>),
 }
 
 impl Committer {
@@ -53,7 +53,7 @@ impl Committer {
                 (Recall::Repeat(batch), Some(log)) => repeats.push((log, producer, batch)),
                 (recall, _) => {
                     let error = refusal(&records.log, producer, recall);
-                    return Recognised::Refused((Some(reveals), Outcome::Refused(error)));
+                    return Recognised::Refused((Some(reveals), Err(error)));
                 }
             }
         }
@@ -67,7 +67,7 @@ impl Committer {
                 sequence: producer.sequence,
                 what: "it was part of a batch over other logs",
             };
-            return Recognised::Refused((Some(reveals), Outcome::Refused(error)));
+            return Recognised::Refused((Some(reveals), Err(error)));
         }
         Recognised::Repeat(self.answer_again(&repeats))
     }
@@ -89,14 +89,17 @@ impl Committer {
         (known.unwrap_or_else(unknown), reveals)
     }
 
-    fn answer_again(&self, repeats: &[(&Arc<Log>, &Producer, Remembered)]) -> Placed {
+    fn answer_again(
+        &self,
+        repeats: &[(&Arc<Log>, &Producer, Remembered)],
+    ) -> Placed<Placement, AppendError> {
         let appends = repeats
             .iter()
             .map(|(log, _, batch)| batch.answer(log.id))
             .collect();
         let newest = repeats.iter().map(|(_, _, batch)| batch.position).max();
         let position = newest.unwrap_or(Position::ZERO);
-        let outcome = Outcome::Appended {
+        let placement = Placement {
             appends,
             logs: repeats.iter().map(|(log, ..)| Arc::clone(log)).collect(),
             position: Some(position),
@@ -104,7 +107,7 @@ impl Committer {
         // What is in the group at hand shares its fate; what was written before is as safe
         // as the group that it was in, which ends beyond it.
         let in_group = position >= self.position(0);
-        ((!in_group).then(|| position.advance(1)), outcome)
+        ((!in_group).then(|| position.advance(1)), Ok(placement))
     }
 
     /// Notes what repeats of a batch are to be answered.

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{About, Committer, NO_LOG, Placed};
-use crate::ids::{Lsn, Position};
-use crate::journal::Outcome;
+use super::{About, Committer, NO_LOG, Placed, refused};
+use crate::error::{AppendError, SyncError};
+use crate::ids::Lsn;
 use crate::journal::body::Marker;
 use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
@@ -24,16 +24,16 @@ pub(crate) struct Expiry {
 
 impl Committer {
     /// Makes all of these trims, or none if there is no room.
-    pub(super) fn expire(&mut self, expiries: &[Expiry]) -> Placed {
+    pub(super) fn expire(&mut self, expiries: &[Expiry]) -> Placed<Vec<Option<Lsn>>, AppendError> {
         self.finish_open();
         let frames = expiries.len() * HEADER_BYTES;
         let directory = expiries.len() * DirectoryBuilder::entry_len(None);
         if let Err(error) = self.secure(frames, directory, Use::Expiry) {
-            return (Some(Position::ZERO), Outcome::Refused(error));
+            return refused(error);
         }
         let placed = expiries.iter().map(|expiry| self.expire_one(expiry));
         let placed = placed.collect();
-        (None, Outcome::Expired(placed))
+        (None, Ok(placed))
     }
 
     /// The first record kept before; `None` if there is nothing to do any more.
@@ -68,16 +68,12 @@ impl Committer {
     }
 
     /// Tells what the expiry clock shows, for the start after an end that tells nothing.
-    pub(super) fn tell_clock(&mut self) -> Placed {
+    pub(super) fn tell_clock(&mut self) -> Placed<(), SyncError> {
         self.finish_open();
         let frame = HEADER_BYTES + Marker::MAX_LEN.next_multiple_of(8);
         let directory = DirectoryBuilder::entry_len(None);
         if let Err(error) = self.secure(frame, directory, Use::Growth) {
-            let outcome = match error.shortage() {
-                Some(shortage) => Outcome::SyncRefused(shortage),
-                None => Outcome::Refused(error),
-            };
-            return (Some(Position::ZERO), outcome);
+            return refused(error);
         }
         let marker = Marker {
             expiry: Some(self.expiry),
@@ -85,6 +81,6 @@ impl Committer {
         self.push_frame(About::act(Kind::Marker, Lsn::ZERO), NO_LOG, None, |out| {
             marker.put(out);
         });
-        (None, Outcome::Done)
+        (None, Ok(()))
     }
 }

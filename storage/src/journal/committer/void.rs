@@ -12,10 +12,10 @@ use std::io;
 use std::sync::Arc;
 
 use super::{Committer, Pending};
-use crate::disk::{Shortage, is_out_of_space};
+use crate::disk::is_out_of_space;
 use crate::error::AppendError;
 use crate::ids::Position;
-use crate::journal::{Answer, Outcome};
+use crate::journal::Reply;
 use crate::local::{BeforeForgotten, Buffered, Load, Log, LogState, ProducerBefore, Standing};
 
 /// What the group in hand has changed, and how it was before.
@@ -202,14 +202,13 @@ impl Pending {
             session.end_in_turn();
         }
         self.need = Some(Position::ZERO);
-        self.outcome = match self.answer {
+        match &mut self.reply {
             // What came before it and was not refused is written.
-            Answer::Sync(_) if nothing_left => {
+            Reply::Sync(_, result) if nothing_left => {
                 self.need = Some(start);
-                Outcome::Done
+                *result = Ok(());
             }
-            Answer::Sync(_) => Outcome::SyncRefused(Shortage::Space),
-            _ => Outcome::Refused(AppendError::DiskFull),
-        };
+            reply => reply.refuse(AppendError::DiskFull),
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::codec;
 use crate::engine::Fenced;
 use crate::error::{AdminError, CursorError, FailedCheck, FenceError, SyncError, TrimError};
 use crate::ids::{LogId, Name, Position};
-use crate::journal::committer::Operation;
+use crate::journal::committer::CursorChange;
 use crate::local::retention;
 use crate::record::{Compression, Cursor, CursorCommit, LogConfig, Producer, Retention, SyncMode};
 use crate::ticket::Awaited;
@@ -230,8 +230,8 @@ impl Run {
     ) -> Asked {
         let name = Name::new(cursor).unwrap();
         let operation = match lsn {
-            Some(lsn) => Operation::CommitCursor(commit(log, name, lsn)),
-            None => Operation::DeleteCursor {
+            Some(lsn) => CursorChange::Commit(commit(log, name, lsn)),
+            None => CursorChange::Delete {
                 target: target(log),
                 cursor: name,
             },
@@ -571,7 +571,7 @@ impl Run {
                         self.ledger.all_durable();
                         Came::Done
                     }
-                    Err(SyncError::DiskFull) => Came::Refused,
+                    Err(SyncError::Refused(AppendError::DiskFull)) => Came::Refused,
                     Err(_) => Came::Maybe,
                 };
                 (came, vec![Effect::Force], Durability::Durable)
