@@ -25,6 +25,12 @@ use crate::verify::Offline;
 /// So many ranges of one acceptance are written down.
 const LISTED: usize = 10_000;
 
+/// Maximum bytes that `REPAIRS` keeps of entries before the newest one.
+const EARLIER_BYTES: usize = 1 << 20;
+
+/// An entry of `REPAIRS` begins with these words, at the start of a line.
+const ENTRY: &str = "loss accepted ";
+
 /// What a store has lost, and nobody has accepted yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Loss {
@@ -151,7 +157,7 @@ pub fn accept_loss(
 fn told(loss: &Loss, by: &str) -> String {
     let mut text = String::new();
     let version = env!("CARGO_PKG_VERSION");
-    let _ = writeln!(text, "loss accepted {by}, wald {version}");
+    let _ = writeln!(text, "{ENTRY}{by}, wald {version}");
     for gap in loss.gaps.iter().take(LISTED) {
         let _ = match (&gap.log, gap.from, gap.to) {
             (Some(log), Some(from), Some(to)) => {
@@ -206,12 +212,64 @@ fn told(loss: &Loss, by: &str) -> String {
     text
 }
 
-/// Adds to `REPAIRS`, durably: whole or not at all.
+/// Adds to `REPAIRS`, durably: whole or not at all. The oldest entries go where those before the newest
+/// one exceed [`EARLIER_BYTES`].
 fn note(disk: &dyn Disk, text: &str) -> std::io::Result<()> {
     let mut all = Vec::new();
     if disk.list("")?.iter().any(|name| name == REPAIRS) {
         all = read_whole(disk, REPAIRS)?;
     }
     all.extend_from_slice(text.as_bytes());
-    directory::replace(disk, REPAIRS, REPAIRS_NEW, &all)
+    directory::replace(disk, REPAIRS, REPAIRS_NEW, newest_entries(&all))
+}
+
+/// The newest entry, and the entries before it that fit [`EARLIER_BYTES`]. The engine reads none of
+/// them: links in the journal say which losses were accepted.
+fn newest_entries(all: &[u8]) -> &[u8] {
+    let begins = |at: &usize| {
+        let is_line = *at == 0 || all[*at - 1] == b'\n';
+        is_line && all[*at..].starts_with(ENTRY.as_bytes())
+    };
+    let mut entries = (0..all.len()).rev().filter(begins);
+    let Some(newest) = entries.next() else {
+        return &all[all.len().saturating_sub(EARLIER_BYTES)..];
+    };
+    if newest <= EARLIER_BYTES {
+        return all;
+    }
+    let fits = |at: &usize| newest - at <= EARLIER_BYTES;
+    let first = entries.take_while(fits).last().unwrap_or(newest);
+    &all[first..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SimDisk;
+
+    #[test]
+    fn repairs_keep_the_newest_entry_and_a_bounded_number_of_earlier_ones() {
+        let disk = SimDisk::new();
+        let mut written = 0;
+        for number in 0..200 {
+            let list = "  lost: log \"a\", lsns 0 to 9 (exclusive)\n".repeat(500);
+            let text = format!("{ENTRY}by {number}\n{list}");
+            note(&disk, &text).unwrap();
+            let done = format!("  done: recovery epoch {number} began\n");
+            note(&disk, &done).unwrap();
+            written += text.len() + done.len();
+            let kept = String::from_utf8(disk.contents(REPAIRS).unwrap()).unwrap();
+            assert!(kept.starts_with(ENTRY) && kept.ends_with(&done));
+            assert!(kept.len() <= EARLIER_BYTES + text.len() + done.len());
+            let whole = kept.len() == written;
+            assert_eq!(whole, written <= EARLIER_BYTES + text.len() + done.len());
+        }
+        // An entry that is larger than the bound stays, alone.
+        let large = format!("{ENTRY}by all\n{}", "  lost\n".repeat(EARLIER_BYTES));
+        note(&disk, &large).unwrap();
+        let kept = disk.contents(REPAIRS).unwrap();
+        assert!(kept.ends_with(large.as_bytes()) && kept.len() <= large.len() + EARLIER_BYTES);
+        note(&disk, &format!("{ENTRY}again\n")).unwrap();
+        assert_eq!(disk.contents(REPAIRS).unwrap(), b"loss accepted again\n");
+    }
 }
