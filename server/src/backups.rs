@@ -178,7 +178,7 @@ pub(crate) fn failed(error: &RestoreError) -> Exit {
 pub(crate) fn open_failed(error: &OpenError) -> Exit {
     let code = match error {
         OpenError::Locked { .. } => IN_USE,
-        OpenError::Damaged(_) => DATA_LOSS,
+        OpenError::Damaged(_) | OpenError::UnreadEnd { .. } => DATA_LOSS,
         OpenError::Config(_)
         | OpenError::NotAStore { .. }
         | OpenError::NoStore { .. }

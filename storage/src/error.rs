@@ -908,6 +908,18 @@ pub enum OpenError {
         /// What, and where.
         what: String,
     },
+    /// The device cannot read the end of the journal, where the newest acknowledged records may be.
+    #[error(
+        "the device cannot read bytes {from} to {to} of {file}, where the newest acknowledged records may be; nothing was changed: start again when the device can read them, or give them up with `wald repair --accept-loss`"
+    )]
+    UnreadEnd {
+        /// The segment, below the data directory.
+        file: String,
+        /// The first byte.
+        from: u64,
+        /// The byte behind the last one.
+        to: u64,
+    },
     /// Damage was found and `on_damage = refuse`.
     #[error("the store is damaged and on_damage is refuse: {0}")]
     Damaged(String),

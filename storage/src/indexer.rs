@@ -83,7 +83,8 @@ pub(crate) struct Progress {
     pub(crate) checkpoint_bytes: u64,
     /// The last segment that the newest checkpoint covers.
     pub(crate) covered: Option<SegmentId>,
-    newest: Option<Newest>,
+    /// How the journal stood at the end of the newest segment with an index.
+    pub(crate) newest: Option<Newest>,
 }
 
 #[derive(Default)]
@@ -123,14 +124,14 @@ pub(crate) struct Indexer {
 }
 
 /// The newest segment with an index, as a checkpoint must tell of it.
-struct Newest {
-    id: SegmentId,
-    before: Option<SegmentId>,
-    end: Position,
-    chain: u32,
-    next_log_counter: u64,
-    arrival: Timestamp,
-    expiry: Timestamp,
+pub(crate) struct Newest {
+    pub(crate) id: SegmentId,
+    pub(crate) before: Option<SegmentId>,
+    pub(crate) end: Position,
+    pub(crate) chain: u32,
+    pub(crate) next_log_counter: u64,
+    pub(crate) arrival: Timestamp,
+    pub(crate) expiry: Timestamp,
 }
 
 impl Indexer {

@@ -9,6 +9,7 @@ mod begin;
 mod content;
 mod drafts;
 mod files;
+mod history;
 mod key;
 mod known;
 mod runs;
@@ -17,17 +18,20 @@ mod walk;
 mod witness;
 
 pub(crate) use self::files::base_of;
+pub(crate) use self::history::bound_ends;
 pub(crate) use self::known::{damage_in, index_from_frames, last_whole_unit};
 pub(crate) use self::runs::Found as FoundRun;
 pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::content::Content;
 use self::drafts::{Drafts, Found};
 use self::files::{LoadedTail, Used};
+use self::history::{End, add_end};
 use self::key::FoundKey;
 use self::runs::Runs;
 use self::walk::{Bytes, Item, Walked};
@@ -138,11 +142,16 @@ pub(crate) struct Recovered {
     last: Option<SegmentId>,
     before: Option<SegmentId>,
     tail: Option<Tail>,
-    history: Vec<(RecoveryEpoch, Position)>,
+    history: Vec<End>,
     /// Files in `journal/` without frames, to be used again.
     unused: Vec<SegmentId>,
     /// Files in `journal/` that hold something which cannot be used.
     unreadable: Vec<SegmentId>,
+    /// Files without frames whose first frame the device could not read: offsets.
+    unread_first: Vec<(SegmentId, Range<u64>)>,
+    /// Bytes at the end of the journal that the device could not read: the file, offsets. The newest
+    /// records may be there.
+    unread_end: Option<(String, Range<u64>)>,
     /// The key of digests, as far as segments were read.
     key: FoundKey,
     /// Files in `pool/`.
@@ -190,7 +199,7 @@ pub(crate) struct Begun {
     pub(crate) journal: Arc<Journal>,
     pub(crate) logs: Arc<Logs>,
     pub(crate) damages: Damages,
-    pub(crate) history: Vec<(RecoveryEpoch, Position)>,
+    pub(crate) history: Vec<End>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) indexes: Indexes,
     pub(crate) indexer: Arc<Indexer>,
@@ -216,6 +225,13 @@ pub(crate) fn recover(
         // Files are not where the checkpoint says: the segments themselves are asked.
         None => new().read_wholly(&**disk, (clock, observer), Trust::Indexes)?,
     };
+    if let Some((file, bytes)) = &recovered.unread_end {
+        return Err(OpenError::UnreadEnd {
+            file: file.clone(),
+            from: bytes.start,
+            to: bytes.end,
+        });
+    }
     if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
         return Err(OpenError::Damaged(recovered.what_is_damaged()));
     }
@@ -288,6 +304,8 @@ impl Recovered {
             history: Vec::new(),
             unused: Vec::new(),
             unreadable: Vec::new(),
+            unread_first: Vec::new(),
+            unread_end: None,
             key: FoundKey::default(),
             free: Vec::new(),
             left: Vec::new(),
@@ -361,7 +379,14 @@ impl Recovered {
         }
         let tail = self.drop_unwritten(disk, &mut used)?;
         let tail = self.look_behind_seal(disk, &mut used, tail)?;
+        self.look_for_unread_end(&used, tail.as_ref());
         self.read(disk, &used, tail, observer)?;
+        if let Some((file, bytes)) = &self.unread_end {
+            self.findings.push(format!(
+                "the device cannot read bytes {} to {} of {file}, where the journal ends; acknowledged records there, if any, are lost",
+                bytes.start, bytes.end
+            ));
+        }
         self.read_key(disk)?;
         self.times.segments = clock.monotonic().duration_since(begun);
         Ok(Some(self))
@@ -724,7 +749,7 @@ impl Recovered {
         if link.recovery_epoch > self.epoch {
             // Epochs that left nothing ended there too.
             let ended = RecoveryEpoch::new(link.recovery_epoch.get() - 1);
-            self.history.push((ended, link.predecessor_end));
+            add_end(&mut self.history, ended, link.predecessor_end);
             self.epoch = link.recovery_epoch;
             self.next_log_counter = 1;
         }

@@ -186,7 +186,7 @@ fn exit(error: &OpenError) -> Exit {
         | OpenError::Version { .. }
         | OpenError::TooNew { .. }
         | OpenError::Damaged(_) => Exit::BAD_DATA,
-        OpenError::Io { .. } => Exit::IO,
+        OpenError::UnreadEnd { .. } | OpenError::Io { .. } => Exit::IO,
     };
     Exit::new(code, error.to_string())
 }
@@ -280,6 +280,14 @@ mod tests {
                 65,
             ),
             (OpenError::Damaged("lsn 7".to_owned()), 65),
+            (
+                OpenError::UnreadEnd {
+                    file: "journal/1.seg".to_owned(),
+                    from: 8192,
+                    to: 12_288,
+                },
+                74,
+            ),
             (
                 OpenError::Io {
                     action: "making d".to_owned(),

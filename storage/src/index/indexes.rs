@@ -115,7 +115,9 @@ impl Indexes {
         let id = segment.life.id;
         let known = {
             let mut state = self.state.lock();
-            if let Some(index) = state.in_memory(id) {
+            // The file may be read again after an error that passed.
+            let whole = |index: &Arc<SealedIndex>| !index.is_partial();
+            if let Some(index) = state.in_memory(id).filter(whole) {
                 return Ok(Some(index));
             }
             state.large(id)
@@ -125,6 +127,9 @@ impl Indexes {
             None => self.read_large(id)?,
         };
         let large = large.filter(|large| large.head().is_of(&segment.life, segment.base));
+        if large.is_some() {
+            self.state.lock().drop_partial(id);
+        }
         let paged = |large| {
             let (disk, readers) = (Arc::clone(&self.disk), Arc::clone(&self.readers));
             Arc::new(SealedIndex::paged(large, disk, readers))
@@ -237,6 +242,13 @@ impl State {
         let (index, used) = self.cached.get_mut(&id)?;
         *used = self.uses;
         Some(Arc::clone(index))
+    }
+
+    /// The file is good after all.
+    fn drop_partial(&mut self, id: SegmentId) {
+        if self.pinned.get(&id).is_some_and(|index| index.is_partial()) {
+            self.pinned.remove(&id);
+        }
     }
 
     /// What is kept of a file that was found good.

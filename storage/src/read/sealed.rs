@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::reach::{Reach, far};
 use crate::ids::{LogId, Lsn, Position};
-use crate::index::{Below, Chain, Found, Row, SealedIndex};
+use crate::index::{self, Below, Chain, Found, Row, SealedIndex};
 use crate::journal::segment::Segment;
 use crate::local::Core;
 use crate::metrics::ChecksumSite;
@@ -222,6 +222,19 @@ impl Core {
         );
         let index = Arc::new(made?);
         self.indexes.pin(Arc::clone(&index));
+        self.let_next_start_write_index(segment);
         Ok(Some(index))
+    }
+
+    /// Sets the index of a segment aside: a start writes an index that is missing, and does not look
+    /// into those that a checkpoint spares it.
+    fn let_next_start_write_index(&self, segment: &Segment) {
+        let set_aside = || match index::set_aside(&self.backups, segment.life.id)? {
+            true => self.disk.sync_directory("index"),
+            false => Ok(()),
+        };
+        if let Err(error) = set_aside() {
+            tracing::warn!(segment = %segment.life.id, %error, "a damaged index cannot be set aside");
+        }
     }
 }

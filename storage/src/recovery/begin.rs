@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::history::add_end;
 use super::{Begun, Recovered, RecoveryReport, Tail};
 use crate::checkpoint;
 use crate::clock::Clock;
@@ -14,7 +15,7 @@ use crate::disk::{Disk, is_out_of_space};
 use crate::error::OpenError;
 use crate::ids::{LogId, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::{index_id, index_path};
-use crate::indexer::Indexer;
+use crate::indexer::{Indexer, Newest};
 use crate::journal::body::Link;
 use crate::journal::committer::{Committer, Resume, Settings};
 use crate::journal::expiry::Clocks;
@@ -148,6 +149,17 @@ impl Recovered {
             && self.accepted.is_empty()
             && finished.damages.is_empty()
             && !finished.uncertain;
+        // A checkpoint need not wait until this run leaves a segment, which a full disk may prevent.
+        let tail = self.tail.as_ref().filter(|tail| tail.path.is_some());
+        self.progress.newest = tail.map(|tail| Newest {
+            id: tail.id,
+            before: tail.before,
+            end: tail.end,
+            chain: tail.chain,
+            next_log_counter: self.next_log_counter,
+            arrival,
+            expiry: shows,
+        });
         let indexer = Arc::new(Indexer::new(self.progress));
         let mut committer = Committer::new(
             Arc::clone(&journal),
@@ -257,7 +269,7 @@ impl Recovered {
         let first = RecoveryEpoch::first_of(self.store.id);
         if self.store.created {
             // No record of any lower epoch is here: those belong to other stores.
-            self.history.push((first.before(), Position::ZERO));
+            add_end(&mut self.history, first.before(), Position::ZERO);
             self.epoch = first;
         } else if !self.clean {
             let mut ended = self.epoch.max(self.highest_epoch).plus(self.lost_starts);
@@ -265,7 +277,7 @@ impl Recovered {
                 // The start that made the store was cut off, or all of its files are lost.
                 ended = ended.max(first);
             }
-            self.history.push((ended, end));
+            add_end(&mut self.history, ended, end);
             self.epoch = ended.next();
         } else {
             return;

@@ -14,9 +14,10 @@
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile, read_some};
+use crate::disk::{Disk, DiskFile, UNREADABLE, read_some};
 
 /// Files of up to this size are read at once, bytes. Small in tests, so that they walk windows of
 /// small segments.
@@ -177,6 +178,25 @@ impl<'d> Content<'d> {
             }
         }
         windows
+    }
+
+    /// The bytes from the first to the last of `length` bytes from `offset` on that the device could
+    /// not read; `None` if it could read all of them. Known only of a file that is read around the
+    /// page cache.
+    pub(crate) fn unreadable(&self, offset: u64, length: u64) -> Option<Range<u64>> {
+        let Source::Device { disk, path, .. } = &self.source else {
+            return None;
+        };
+        let to = offset.saturating_add(length);
+        // A later read may have succeeded.
+        let is_bad = |stretch: &Range<u64>| {
+            let (from, to) = (stretch.start.max(offset), stretch.end.min(to));
+            let length = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
+            let bytes = self.piece(from, length);
+            !bytes.is_empty() && bytes.iter().all(|byte| *byte == UNREADABLE)
+        };
+        let stretches = disk.unreadable().of(path).into_iter().filter(is_bad);
+        stretches.reduce(|first, last| first.start..last.end)
     }
 
     /// Reads a window that holds `length` bytes from `offset` on.

@@ -1,10 +1,12 @@
 //! The files of a store: which hold frames, and what each says of itself.
 
+use std::ops::Range;
+
 use super::Recovered;
 use super::content::Content;
 use super::walk::{Bytes, Walked};
 use crate::directory;
-use crate::disk::{Disk, DiskFile, read_some};
+use crate::disk::{Disk, DiskFile, UNREADABLE, read_some};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
 use crate::journal::body::Link;
@@ -20,6 +22,10 @@ const LOOK_BYTES: u64 = 8 << 20;
 
 /// Frames are looked for in pieces of this size, bytes.
 const PAGE: usize = 4096;
+
+/// Number of times that a start reads the end of the journal while the device cannot read it. Errors
+/// of a device may pass.
+const END_TRIES: u32 = 3;
 
 /// Of the first frame, enough to tell whether a newer version wrote it.
 const FIRST_BYTES: u64 = 4096;
@@ -71,6 +77,20 @@ impl Used {
     /// the cache must not be believed after a failed flush.
     pub(super) fn tail_content<'d>(&self, disk: &'d dyn Disk) -> Result<Content<'d>, OpenError> {
         Content::from_device(disk, &self.path, self.life.size).map_err(self.failed())
+    }
+
+    /// Reads the last segment and walks it. Reads again while the device cannot read its end.
+    fn read_tail<'d>(&self, disk: &'d dyn Disk) -> Result<LoadedTail<'d>, OpenError> {
+        let mut tries = 0;
+        loop {
+            let content = self.tail_content(disk)?;
+            let walked = self.as_bytes(&content).walk_last();
+            self.check(&content)?;
+            tries += 1;
+            if walked.unread.is_none() || tries == END_TRIES {
+                return Ok(LoadedTail { content, walked });
+            }
+        }
     }
 
     /// Reports an error of the disk under a walk.
@@ -176,6 +196,18 @@ impl Recovered {
         self.drop_unwritten(disk, used)
     }
 
+    /// The journal goes on in a file whose first frame the device cannot read, if it has left the last
+    /// segment that was found, or if the last start began that file.
+    pub(super) fn look_for_unread_end(&mut self, used: &[Used], tail: Option<&LoadedTail<'_>>) {
+        let last = used.last().map(|last| last.life.id).or(self.last);
+        let left = tail.map_or(!self.clean, |tail| tail.walked.is_sealed());
+        let begun = self.last_begun.map(|begun| begun.segment);
+        let goes_on = |(id, _): &(SegmentId, _)| Some(*id) > last && (left || Some(*id) <= begun);
+        let first = self.unread_first.iter().find(|first| goes_on(first));
+        let first = first.map(|(id, bytes)| (journal_path(*id), bytes.clone()));
+        self.unread_end = self.unread_end.take().or(first);
+    }
+
     /// Where a link names a segment before the one that lies before it, the start that wrote
     /// the link had found nothing whole in those between. It keeps the file that the seal
     /// before it names until the link is flushed, so a power cut may leave that file behind.
@@ -250,7 +282,15 @@ impl Recovered {
         if let Some(newer) = first.and_then(|first| frame::newer(first, life.salt)) {
             return Err(newer.refused(&path, LIFE_BYTES));
         }
-        match frames(&life, &*file, look).map_err(fail())? {
+        let (mut found, mut first) = (None, None);
+        for _ in 0..END_TRIES {
+            found = frames(&life, &*file, look).map_err(fail())?;
+            first = unread_first(disk, &path, &*file).map_err(fail())?;
+            if found.is_some() || first.is_none() {
+                break;
+            }
+        }
+        match found {
             None if life.id != id => Ok(None),
             Some((base, link)) => Ok(Some(Used {
                 life,
@@ -259,6 +299,7 @@ impl Recovered {
                 link,
             })),
             None => {
+                self.unread_first.extend(first.map(|bytes| (id, bytes)));
                 self.unused.push(id);
                 Ok(None)
             }
@@ -313,11 +354,12 @@ impl Recovered {
         used: &mut Vec<Used>,
     ) -> Result<Option<LoadedTail<'d>>, OpenError> {
         while let Some(last) = used.last() {
-            let content = last.tail_content(disk)?;
-            let walked = last.as_bytes(&content).walk_last();
-            last.check(&content)?;
-            if walked.end > last.base.advance(LIFE_BYTES) {
-                return Ok(Some(LoadedTail { content, walked }));
+            let tail = last.read_tail(disk)?;
+            if let Some(bytes) = tail.walked.unread.clone() {
+                self.unread_end = Some((last.path.clone(), bytes));
+            }
+            if tail.walked.end > last.base.advance(LIFE_BYTES) {
+                return Ok(Some(tail));
             }
             if last.misnamed().is_none() {
                 self.unused.push(last.life.id);
@@ -350,6 +392,23 @@ fn frames(
     let found = any_frame(life, &content);
     content.check()?;
     Ok(found)
+}
+
+/// Offsets of the header of a segment's first frame, if the device cannot read it.
+fn unread_first(
+    disk: &dyn Disk,
+    path: &str,
+    file: &dyn DiskFile,
+) -> std::io::Result<Option<Range<u64>>> {
+    let header = LIFE_BYTES..LIFE_BYTES + frame::HEADER_BYTES as u64;
+    let covers = |bad: &Range<u64>| bad.start < header.end && header.start < bad.end;
+    if !disk.unreadable().of(path).iter().any(covers) {
+        return Ok(None);
+    }
+    // A later read may have succeeded.
+    let bytes = read_some(file, header.start, frame::HEADER_BYTES as u64)?;
+    let is_bad = !bytes.is_empty() && bytes.iter().all(|byte| *byte == UNREADABLE);
+    Ok(is_bad.then_some(header))
 }
 
 /// The position of a segment's first byte, if any frame of it is good.

@@ -1,26 +1,28 @@
 //! What checkpoints and index files tell, so that segments need not be read; and the
 //! indexes that a start makes of those it does read.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
 use super::content::Content;
 use super::drafts::{Drafts, Found};
 use super::files::Used;
+use super::history::bound_ends;
 use super::walk::{self, Bytes, Item, Walked};
 use super::{Recovered, Tail};
 use crate::checkpoint::{self, SegmentEntry, Summary};
 use crate::disk::{Disk, DiskFile};
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
-use crate::index::{SealedIndex, index_path, read_index};
+use crate::index::{SealedIndex, index_id, index_path, read_index};
 use crate::journal::body::Link;
 use crate::journal::segment;
 use crate::journal::segment::{Hole, Life, Segment};
 
 impl Recovered {
-    /// Begins with the newest checkpoint that is good and whose segments are there, if
-    /// that is `wanted`. What it tells that was there is missed in any case.
+    /// Begins with the newest checkpoint that is good, and whose segments and their indexes are there,
+    /// if that is `wanted`. A start without it makes an index that is missing: nothing else does. What it tells that was there is missed in any case.
     pub(super) fn read_checkpoint(
         &mut self,
         disk: &dyn Disk,
@@ -28,6 +30,14 @@ impl Recovered {
         wanted: bool,
     ) -> Result<(), OpenError> {
         let fail = || OpenError::io("reading a checkpoint");
+        let indexes = match wanted {
+            true => disk.list("index").map_err(fail())?,
+            false => Vec::new(),
+        };
+        let indexed: HashSet<SegmentId> =
+            indexes.iter().filter_map(|name| index_id(name)).collect();
+        let mut runs = self.runs.found.iter().map(|found| found.run.id());
+        let runs_are_indexed = runs.all(|id| indexed.contains(&id));
         for id in checkpoint::list(disk).map_err(fail())?.into_iter().rev() {
             let bytes = match checkpoint::read(disk, id) {
                 Ok(Some(bytes)) => bytes,
@@ -61,9 +71,11 @@ impl Recovered {
             let mut listed = ids.iter().peekable();
             let there = |s: &SegmentEntry| {
                 while listed.next_if(|id| **id < s.life.id).is_some() {}
-                listed.peek() == Some(&&s.life.id) || self.runs.hold(s.life.id)
+                let is_here = listed.peek() == Some(&&s.life.id) && indexed.contains(&s.life.id);
+                is_here || self.runs.hold(s.life.id)
             };
-            if !self.goes_with_runs(&summary) || !summary.segments.iter().all(there) {
+            let goes_with_runs = runs_are_indexed && self.goes_with_runs(&summary);
+            if !goes_with_runs || !summary.segments.iter().all(there) {
                 self.note_witness(summary.last, checkpoint::path(id));
                 continue;
             }
@@ -91,6 +103,7 @@ impl Recovered {
         self.epoch = summary.epoch;
         self.next_log_counter = summary.next_log_counter;
         self.history = summary.history;
+        bound_ends(&mut self.history);
         self.clean = summary.clean;
         self.drafts.arrival = summary.arrival;
         self.expiry = summary.expiry;

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
+use super::history::add_end;
 use super::witness::any_index;
 use super::{Recovered, Tail, Trust};
 use crate::bounds;
@@ -191,7 +192,7 @@ impl Recovered {
         self.drafts.arrival = self.drafts.arrival.max(head.arrival);
         for (epoch, end) in &head.history {
             if *epoch >= self.epoch {
-                self.history.push((*epoch, *end));
+                add_end(&mut self.history, *epoch, *end);
             }
         }
         if head.epoch > self.epoch {

@@ -6,6 +6,8 @@
 //! or beyond D are a torn tail, and whatever follows them proves nothing, since a power
 //! cut may keep later sectors and lose earlier ones.
 
+use std::ops::Range;
+
 use super::content::Content;
 use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
@@ -47,6 +49,9 @@ pub(crate) struct Walked {
     pub(crate) chain: u32,
     /// What was cut off: from `end`, so many bytes that are not zeros of a fresh file.
     pub(crate) torn: u64,
+    /// Offsets of bytes that the device could not read and that end the walk. They may hold a frame
+    /// that was flushed, so nothing may be cut off here.
+    pub(crate) unread: Option<Range<u64>>,
 }
 
 impl Walked {
@@ -339,12 +344,30 @@ impl<'a> Bytes<'a> {
                 _ => break,
             }
         }
+        walk.unread = self.unread_frame(walk.position);
         let cut = walk.cut_open_unit();
         let end = walk.position;
         // A unit that was cut begins before the first bad bytes.
         let rest = rest.filter(|_| !cut).unwrap_or_else(|| self.rest(end));
         let torn = self.debris(end, &rest);
         walk.done(torn)
+    }
+
+    /// Offsets of the bytes of the frame at a position that the device could not read, if any.
+    fn unread_frame(&self, position: Position) -> Option<Range<u64>> {
+        if self.look(position, 8, are_zeros) {
+            // The length of a header is not zero: none was written here.
+            return None;
+        }
+        let claimed = |bytes: &[u8]| {
+            let here = frame::claimed_position(bytes) == Some(position.get());
+            here.then(|| claimed_header(bytes))
+        };
+        let length = match self.header(position) {
+            Some(header) => frame_bytes(&header),
+            None => (self.look(position, HEADER_BYTES, claimed)).unwrap_or(HEADER_BYTES),
+        };
+        (self.bytes).unreadable(position.since(self.base), length as u64)
     }
 
     /// How many bytes from `end` on are neither zeros nor plainly of an earlier life. `rest`:
@@ -370,6 +393,7 @@ struct Walk<'a> {
     /// Chain value the next header must carry; `None` after a hole.
     chain: Option<u32>,
     last_chain: u32,
+    unread: Option<Range<u64>>,
 }
 
 impl<'a> Walk<'a> {
@@ -381,6 +405,7 @@ impl<'a> Walk<'a> {
             position,
             chain: Some(0),
             last_chain: 0,
+            unread: None,
         }
     }
 
@@ -434,6 +459,7 @@ impl<'a> Walk<'a> {
             end: self.position,
             chain: self.last_chain,
             torn,
+            unread: self.unread,
         }
     }
 }

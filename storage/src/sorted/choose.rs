@@ -46,6 +46,7 @@ use crate::journal::body::Link;
 use crate::journal::frame::{self, Header, Kind};
 use crate::journal::segment::Segment;
 use crate::local::Core;
+use crate::recovery::bound_ends;
 use crate::sync::atomic::Ordering;
 
 /// Runs are written anew when more than one part in so many of what is live is dead besides.
@@ -349,9 +350,14 @@ impl Core {
     /// # Errors
     /// If there is no file descriptor to read the index.
     pub(super) fn sound_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
-        let sound = segment.is_indexed() && segment.holes.read().is_empty();
-        let index = self.indexes.stream(segment)?.filter(|_| sound);
-        Ok(index.filter(|index| !index.is_partial() && !segment.is_misnamed()))
+        if !segment.is_indexed() || !segment.holes.read().is_empty() || segment.is_misnamed() {
+            return Ok(None);
+        }
+        let index = match self.indexes.stream(segment)? {
+            None => self.sealed_index(segment)?,
+            index => index,
+        };
+        Ok(index.filter(|index| !index.is_partial()))
     }
 
     /// What the run of these segments will say of itself; `None` if they do not tell.
@@ -605,11 +611,13 @@ impl Core {
             sources.push(Source { segment, index });
         }
         let history = chosen.iter().flat_map(|run| run.head.history.clone());
+        let mut history: Vec<_> = history.collect();
+        bound_ends(&mut history);
         let head = Head {
             first: first.head.first,
             before_first: first.head.before_first,
             first_base: first.head.first_base,
-            history: history.collect(),
+            history,
             order: Vec::new(),
             forgotten: chosen.iter().filter_map(|run| run.head.forgotten).max(),
             ..last.head.clone()

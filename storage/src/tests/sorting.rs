@@ -938,3 +938,76 @@ fn index_whose_removal_fails_goes_with_a_later_step_or_start() {
     fixture.core.sort_in_turn().unwrap();
     assert_eq!(orphans(&fixture), 0);
 }
+
+/// A store that ended cleanly, with runs and with segments that a checkpoint covers and that are to be
+/// sorted.
+fn covered() -> (SimDisk, Arc<TestClock>, Vec<String>) {
+    let (disk, clock, expected) = unsorted();
+    let fixture = start(&disk, &clock).unwrap();
+    fixture.core.close().unwrap();
+    (disk, clock, expected)
+}
+
+/// Sorts all there is. Returns the number of segments that are left.
+fn sort_all(fixture: &Fixture) -> usize {
+    for _ in 0..5 {
+        fixture.clock.advance(30_000_000);
+        fixture.sort();
+    }
+    fixture.core.journal.segments.read().len()
+}
+
+#[test]
+fn start_writes_an_index_that_is_gone_and_its_segment_is_sorted() {
+    let (disk, clock, expected) = covered();
+    let left = sort_all(&start(&disk.copy(), &clock).unwrap());
+    let names = disk.list("index").unwrap();
+    assert!(names.len() > 4, "{names:?}");
+    for name in names {
+        let disk = disk.copy();
+        let path = format!("index/{name}");
+        disk.remove(&path).unwrap();
+        let fixture = start(&disk, &clock).unwrap();
+        fixture.core.turn();
+        assert!(disk.contents(&path).is_some(), "{path} is there again");
+        assert_eq!(sort_all(&fixture), left, "{path} was lost");
+        fixture.assert_told(&expected, &path);
+    }
+}
+
+#[test]
+fn damaged_index_is_written_by_the_start_after_it_is_found() {
+    let (disk, clock, expected) = covered();
+    let left = sort_all(&start(&disk.copy(), &clock).unwrap());
+    for name in disk.list("index").unwrap() {
+        let disk = disk.copy();
+        let path = format!("index/{name}");
+        let at = disk.contents(&path).unwrap().len() / 2;
+        flip(&disk, &path, at);
+        let fixture = start(&disk, &clock).unwrap();
+        sort_all(&fixture);
+        fixture.assert_told(&expected, &path);
+        drop(fixture);
+        let fixture = start(&disk, &clock).unwrap();
+        assert!(sort_all(&fixture) <= left + 1, "{path} was damaged");
+        fixture.assert_told(&expected, &path);
+    }
+}
+
+#[test]
+fn index_that_could_not_be_read_for_a_while_is_read_again() {
+    let (disk, clock, expected) = covered();
+    let left = sort_all(&start(&disk.copy(), &clock).unwrap());
+    let fixture = start(&disk, &clock).unwrap();
+    let reads = |call: &crate::disk::Call<'_>| {
+        call.kind == crate::disk::CallKind::Read && call.path.starts_with("index/")
+    };
+    // A read, the same read again, and the read of the page fail.
+    for nth in 1..=2 {
+        fixture.disk.fail_call(reads, nth, 5);
+    }
+    fixture.read("a", 61).unwrap();
+    assert_eq!(fixture.disk.faults_left(), 0, "the errors came");
+    assert_eq!(sort_all(&fixture), left);
+    fixture.assert_told(&expected, "after errors of an index");
+}

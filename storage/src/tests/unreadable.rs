@@ -177,41 +177,139 @@ fn repair_backup_and_restore_pass_an_unreadable_page() {
     sample.check(disk, &missing, "after a repair");
 }
 
-#[test]
-fn an_unreadable_page_of_an_unproven_tail_is_a_torn_tail() {
-    let sample = Sample::with(RECORD_BYTES);
+/// A store whose newest record is acknowledged, and that no later frame proves flushed. Returns the
+/// last segment, and the offsets of the record's frame in it.
+fn unproven_tail(sample: &Sample) -> (SimDisk, String, usize, usize) {
     let fixture = Fixture::on(sample.disk.copy());
     fixture.append("e", &[1; 5000]).unwrap();
     let from = fixture.core.journal.written();
-    // Nothing behind this record proves it flushed.
     fixture.append("e", &[2; 20_000]).unwrap();
     let current = fixture.core.journal.current();
     let offset = |position| usize::try_from(current.offset(position)).unwrap();
     let (from, to) = (offset(from), offset(fixture.core.journal.written()));
-    let (disk, path) = (fixture.disk.clone(), current.path());
-    drop((fixture, current));
+    (fixture.disk.clone(), current.path(), from, to)
+}
+
+/// If a start cannot read the end of the journal, an operator accepts the loss. Returns whether that was
+/// so.
+pub(super) fn give_up_unread_end(disk: &SimDisk) -> bool {
+    let config = small_config();
+    let opened = open(&disk.copy(), &config, &TestClock::new());
+    let refused = matches!(opened, Err(OpenError::UnreadEnd { .. }));
+    if refused {
+        let store: Arc<dyn Disk> = Arc::new(disk.clone());
+        accept_loss(&store, &config, TestClock::new(), "by a test").unwrap();
+    }
+    refused
+}
+
+fn is_unread_end(opened: Result<(Arc<Core>, RecoveryReport), OpenError>, file: &str) -> bool {
+    match opened {
+        Err(OpenError::UnreadEnd { file: named, .. }) => named == file,
+        Err(error) => panic!("{error}"),
+        Ok(_) => false,
+    }
+}
+
+#[test]
+fn a_start_that_cannot_read_the_end_of_the_journal_is_refused() {
+    let sample = Sample::with(RECORD_BYTES);
+    let (disk, path, from, to) = unproven_tail(&sample);
+    let whole = disk.contents(&path).unwrap();
+    let start = from / PAGE * PAGE;
     let mut tried = 0;
-    for page in (from.next_multiple_of(PAGE)..to + 3 * PAGE).step_by(PAGE) {
+    for page in (start..to + 3 * PAGE).step_by(PAGE) {
         let what = format!("page {page} of {from} to {to}");
         let disk = disk.copy();
         lose_sector(&disk, &path, page);
+        let before = disk.fingerprint();
+        let refused = is_unread_end(open(&disk, &small_config(), &TestClock::new()), &path);
+        assert_eq!(refused, page <= to, "{what}");
+        tried += 1;
+        if !refused {
+            continue;
+        }
+        assert_eq!(disk.fingerprint(), before, "{what}: nothing was changed");
+        // The error passes, and nothing is lost.
+        let passed = disk.copy();
+        passed.replace(&path, whole.clone());
+        assert_eq!(Fixture::on(passed).contents("e").len(), 2, "{what}");
+        // An operator gives the record up.
+        let store: Arc<dyn Disk> = Arc::new(disk.clone());
+        let loss = examine(&store, &small_config()).unwrap();
+        assert!(loss.findings[0].contains("cannot read"), "{loss:?}");
+        accept_loss(&store, &small_config(), TestClock::new(), "by a test").unwrap();
+        let repairs = String::from_utf8(disk.contents("REPAIRS").unwrap()).unwrap();
+        assert!(repairs.contains("where the journal ends"), "{repairs}");
         let fixture = Fixture::on(disk);
-        assert_eq!(fixture.report.damage, [], "{what}");
-        let records = if page < to { 1 } else { 2 };
-        let found = fixture.contents("e");
-        assert_eq!(found.len(), records, "{what}");
-        assert!(found[0] == [1; 5000], "{what}");
-        assert!(
-            found.get(1).is_none_or(|data| *data == [2; 20_000]),
-            "{what}"
-        );
+        // The frame that creates the log may lie before the first record.
+        let is_there = fixture.core.logs.by_name("e").is_some();
+        let found = if is_there {
+            fixture.contents("e")
+        } else {
+            Vec::new()
+        };
+        let left = usize::from(page >= from);
+        assert_eq!(found.len(), left, "{what}");
+        assert!(found.iter().all(|data| *data == [1; 5000]), "{what}");
         fixture.append("e", b"goes on").unwrap();
         let fixture = fixture.restart();
-        assert_eq!(fixture.contents("e").len(), records + 1, "{what}");
+        assert_eq!(fixture.contents("e").len(), left + 1, "{what}");
         assert_eq!(fixture.contents("a").len(), sample.count("a"), "{what}");
-        tried += 1;
     }
     assert!(tried > 6, "{tried} pages");
+}
+
+#[test]
+fn an_error_at_the_end_of_the_journal_that_passes_costs_nothing() {
+    let sample = Sample::with(RECORD_BYTES);
+    let (disk, path, from, to) = unproven_tail(&sample);
+    assert!((from..to).contains(&PASSING), "{from} to {to}");
+    // The long read, the same read again, and the read of the page fail.
+    for nth in 1..=3 {
+        disk.fail_call(reads_passing, nth, rustix::io::Errno::IO.raw_os_error());
+    }
+    let fixture = Fixture::on(disk.clone());
+    assert_eq!(disk.faults_left(), 0, "the errors came: {path}");
+    assert_eq!(fixture.report.damage, []);
+    assert_eq!(fixture.report.torn_bytes, 0);
+    assert_eq!(fixture.contents("e").len(), 2);
+}
+
+/// A byte of the newest record of [`unproven_tail`].
+const PASSING: usize = 20_000;
+
+fn reads_passing(call: &crate::disk::Call<'_>) -> bool {
+    let at = PASSING as u64;
+    let reads = call.kind == crate::disk::CallKind::ReadFromDevice;
+    reads && call.offset <= at && at < call.offset + call.length
+}
+
+#[test]
+fn a_last_segment_whose_first_page_is_unreadable_refuses_the_start() {
+    let fixture = Fixture::new();
+    let path = loop {
+        fixture.append("a", &[7; PAGE]).unwrap();
+        fixture.core.pool().fill().unwrap();
+        if super::faults::used_paths(&fixture.disk).len() == 2 {
+            break super::faults::used_paths(&fixture.disk).pop().unwrap();
+        }
+    };
+    let count = fixture.contents("a").len();
+    let disk = fixture.disk.clone();
+    drop(fixture);
+    // All frames of the segment lie in these pages.
+    for page in [FIRST_FRAME, FIRST_FRAME + PAGE] {
+        lose_sector(&disk, &path, page);
+    }
+    let refused = open(&disk, &small_config(), &TestClock::new());
+    assert!(is_unread_end(refused, &path));
+    let store: Arc<dyn Disk> = Arc::new(disk.clone());
+    accept_loss(&store, &small_config(), TestClock::new(), "by a test").unwrap();
+    let fixture = Fixture::on(disk);
+    assert_eq!(fixture.contents("a").len(), count - 1);
+    fixture.append("a", b"goes on").unwrap();
+    assert_eq!(fixture.restart().contents("a").len(), count);
 }
 
 #[test]
