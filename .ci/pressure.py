@@ -9,7 +9,7 @@ machine or of the driver: at these rates the driver mostly sleeps.
 
 from common import *
 
-seconds = sized(60, 16)
+seconds = sized(60, 24)
 if len(sys.argv) == 2 and sys.argv[1].isdigit():
     seconds = int(sys.argv[1])
 else:

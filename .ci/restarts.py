@@ -9,7 +9,10 @@ first finds a clean end.
 
 import socket
 
+from clients import examples
 from common import *
+
+examples()
 
 ROLLING = EXAMPLES / "rolling"
 # Appends between two restarts.

@@ -108,6 +108,7 @@ export class LogView {
 
   close() {
     this.timers?.forEach(clearInterval);
+    this.asksProducers?.abort();
     this.closed = true;
   }
 
@@ -149,12 +150,17 @@ export class LogView {
   }
 
   async refreshProducers() {
+    // A device that hangs keeps an answer for seconds.
+    if (this.asksProducers) return;
+    this.asksProducers = new AbortController();
     let found;
     try {
-      found = await ask("producers", { log: this.log });
+      found = await ask("producers", { log: this.log }, this.asksProducers.signal);
     } catch {
       // `refresh` asks for the same log, and says why there is no answer.
       return;
+    } finally {
+      this.asksProducers = null;
     }
     const rows = producerRows(found);
     this.producers.hidden = rows.length === 0;

@@ -49,6 +49,8 @@ struct Console {
     history: Arc<History>,
     streams: Arc<Semaphore>,
     reads: Arc<Semaphore>,
+    /// Lists of producers, one at a time: each may flush.
+    producers: Semaphore,
 }
 
 /// The routes, with a sampler behind them that runs as long as the process. `streams` bounds
@@ -68,6 +70,7 @@ pub(crate) fn router(
         history,
         streams: Arc::new(Semaphore::new(streams.min(MAX_STREAMS))),
         reads: Arc::new(Semaphore::new(MAX_READS)),
+        producers: Semaphore::new(1),
     });
     let api = Router::new()
         .route("/console/api/server", get(server::server))

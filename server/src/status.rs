@@ -68,6 +68,7 @@ pub(crate) fn read(error: &ReadError) -> Status {
         ReadError::JournalFailed(_) => {
             Failure::new(Code::Unavailable, "JOURNAL_FAILED", message).retry_after(RETRY_LATER)
         }
+        ReadError::Refused(error) => append_failure(error).of_read(message),
         ReadError::Io(_) => {
             Failure::new(Code::Unavailable, "READ_FAILED", message).retry_after(RETRY_SOON)
         }
@@ -398,7 +399,7 @@ pub(crate) fn sync(error: &SyncError) -> Status {
         SyncError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
             .fact("log", log)
             .refused(Retry::Never),
-        SyncError::Refused(error) => append_failure(error),
+        SyncError::Refused(error) => append_failure(error).with_message(message),
         SyncError::JournalFailed(_) => {
             Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
         }

@@ -577,6 +577,9 @@ pub enum ReadError {
     /// The start or bound does not go with the selection.
     #[error("{0}")]
     InvalidScan(&'static str),
+    /// The answer rests on changes that cannot be made durable now.
+    #[error("the changes that the answer rests on cannot be made durable now: {0}")]
+    Refused(#[source] AppendError),
     /// The journal failed: what lies beyond the durable lsn cannot be told now.
     #[error(
         "the journal failed; records beyond the durable lsn cannot be read until a restart: {0}"
@@ -740,9 +743,9 @@ pub enum SyncError {
         /// The unknown log.
         log: LogName,
     },
-    /// The cause also refuses appends. Buffered records of `manual` logs stay buffered.
-    #[error(transparent)]
-    Refused(AppendError),
+    /// The cause also refuses appends. Records of `manual` logs that were not written stay buffered.
+    #[error("the flush was refused: {0}")]
+    Refused(#[source] AppendError),
     /// The journal failed; what was not durable before may or may not be.
     #[error("the journal failed; it refuses to flush until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
+use tonic::Status;
 use wald_storage::{Compression, LogInfo, ProducerInfo, SegmentInfo, SyncMode};
 
 use super::{Console, Json, Refused};
@@ -17,6 +18,9 @@ const DEFAULT_PAGE: usize = 100;
 /// Maximum number of cursors, and of producers, on the page of a log.
 const MAX_CURSORS: usize = 20;
 const MAX_PRODUCERS: usize = 20;
+
+/// Longest time in which producers are listed, others' turns included.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn page_size(asked: Option<usize>) -> usize {
     asked.unwrap_or(DEFAULT_PAGE).clamp(1, MAX_PAGE)
@@ -195,14 +199,20 @@ impl ProducerView {
 /// `GET /console/api/producers?log=`
 ///
 /// This is no part of `log`: the engine flushes before it names producers, and a page must still
-/// show its log while the device hangs.
+/// show its log while the device hangs. So lists wait for each other, and for [`LIST_TIMEOUT`].
 pub(super) async fn producers(
     State(console): State<Arc<Console>>,
     Query(query): Query<LogQuery>,
 ) -> Result<Json<Producers>, Refused> {
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
-    let found = engine.list_producers(target, None, MAX_PRODUCERS + 1).await;
+    let list = async {
+        let _turn = console.producers.acquire().await;
+        engine.list_producers(target, None, MAX_PRODUCERS + 1).await
+    };
+    let found = tokio::time::timeout(LIST_TIMEOUT, list).await;
+    let found =
+        found.map_err(|_| Status::unavailable("the device flushes too slowly; ask again"))?;
     let found = found.map_err(|error| status::read(&error))?;
     let max_idle = console.node.limits.producer_max_idle;
     Ok(Json(Producers {

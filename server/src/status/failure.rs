@@ -80,6 +80,17 @@ impl Failure {
         }
     }
 
+    pub(super) fn with_message(mut self, message: String) -> Self {
+        self.message = message;
+        self
+    }
+
+    /// The same for a call that writes nothing: it has no outcome.
+    pub(super) fn of_read(mut self, message: String) -> Self {
+        self.effect = None;
+        self.with_message(message)
+    }
+
     pub(super) fn refused(mut self, retry: Retry) -> Self {
         self.effect = Some((Outcome::NotApplied, retry));
         self

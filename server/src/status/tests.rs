@@ -677,6 +677,17 @@ fn a_failed_barrier_is_internal_and_unknown() {
 }
 
 #[test]
+fn reads_that_need_a_flush_are_refused_as_appends_are_without_outcome() {
+    for (error, reason) in [
+        (AppendError::Draining, "DRAINING"),
+        (AppendError::DiskFull, "DISK_FULL"),
+    ] {
+        let got = seen(&read(&ReadError::Refused(error)));
+        assert_eq!((got.reason.as_str(), got.effect), (reason, None));
+    }
+}
+
+#[test]
 fn refusals_of_the_server_itself_tell_an_outcome_only_for_writes() {
     let name = |access| seen(&invalid_log_name("log", InvalidLogName::Empty, access));
     assert_eq!(name(Access::Write).effect, effect("NOT_APPLIED", "NEVER"));

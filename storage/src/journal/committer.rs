@@ -90,7 +90,7 @@ pub(crate) enum CursorChange {
     Delete { target: LogTarget, cursor: Name },
 }
 
-/// A change of logs that has no answer but success.
+/// A change of a log, or of its producers. It is answered with success or an error.
 pub(crate) enum AdminChange {
     Create {
         name: LogName,
@@ -109,7 +109,7 @@ pub(crate) enum AdminChange {
     ForgetIdle(Vec<Idle>),
 }
 
-/// What is answered when everything before it is safe.
+/// A request that waits until everything before it is safe.
 pub(crate) enum Barrier {
     /// Nothing is done.
     Plain,

@@ -16,7 +16,7 @@ use crate::ticket::{Promise, TicketAnswer};
 /// The promise of an answer to a caller.
 pub(crate) type Answer<T, E> = Promise<Result<T, E>>;
 
-/// What became of an append.
+/// The places of an append.
 pub(crate) struct Placement {
     pub(crate) appends: OneOrMore<LogAppended>,
     pub(crate) logs: OneOrMore<Arc<Log>>,
@@ -38,7 +38,7 @@ pub(crate) enum Reply {
     ),
     /// Answered with what is durable then.
     Sync(Answer<Position, SyncError>, Result<(), SyncError>),
-    /// Of each trim by retention the first record that was kept before; `None` if there was nothing left to do.
+    /// For each trim by retention, the first record that was kept before; `None` if there was nothing left to do.
     Expire(
         Answer<Vec<Option<Lsn>>, AppendError>,
         Result<Vec<Option<Lsn>>, AppendError>,

@@ -1,6 +1,5 @@
 //! Administration of logs, and numbers for operators.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -96,7 +95,8 @@ impl Core {
                 .await
                 .map_err(|error| match error {
                     SyncError::JournalFailed(error) => ReadError::JournalFailed(error),
-                    other => ReadError::Io(Arc::new(io::Error::other(other))),
+                    SyncError::Refused(error) => ReadError::Refused(error),
+                    SyncError::LogNotFound { log } => ReadError::LogNotFound { log },
                 })?;
         }
         Ok(found)

@@ -89,7 +89,7 @@ impl Committer {
     /// other logs may be deleted.
     ///
     /// # Errors
-    /// What it is refused with, and the position that the refusal reveals.
+    /// The position that the refusal reveals, and its reason.
     pub(super) fn delete(
         &mut self,
         target: &LogTarget,
