@@ -12,6 +12,7 @@ use super::history::bound_ends;
 use super::walk::{self, Bytes, Item, Walked};
 use super::{Recovered, Tail};
 use crate::checkpoint::{self, SegmentEntry, Summary};
+use crate::directory;
 use crate::disk::{Disk, DiskFile};
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
@@ -22,7 +23,8 @@ use crate::journal::segment::{Hole, Life, Segment};
 
 impl Recovered {
     /// Begins with the newest checkpoint that is good, and whose segments and their indexes are there,
-    /// if that is `wanted`. A start without it makes an index that is missing: nothing else does. What it tells that was there is missed in any case.
+    /// if that is `wanted`. A start without it makes an index that is missing: nothing else does. Segments and runs that
+    /// it names are missed in any case.
     pub(super) fn read_checkpoint(
         &mut self,
         disk: &dyn Disk,
@@ -31,7 +33,7 @@ impl Recovered {
     ) -> Result<(), OpenError> {
         let fail = || OpenError::io("reading a checkpoint");
         let indexes = match wanted {
-            true => disk.list("index").map_err(fail())?,
+            true => directory::list(disk, "index").map_err(fail())?,
             false => Vec::new(),
         };
         let indexed: HashSet<SegmentId> =
