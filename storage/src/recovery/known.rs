@@ -1,7 +1,6 @@
 //! What checkpoints and index files tell, so that segments need not be read; and the
 //! indexes that a start makes of those it does read.
 
-use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
@@ -32,14 +31,14 @@ impl Recovered {
         wanted: bool,
     ) -> Result<(), OpenError> {
         let fail = || OpenError::io("reading a checkpoint");
-        let indexes = match wanted {
-            true => directory::list(disk, "index").map_err(fail())?,
-            false => Vec::new(),
-        };
-        let indexed: HashSet<SegmentId> =
-            indexes.iter().filter_map(|name| index_id(name)).collect();
+        let mut indexed = Vec::new();
+        if wanted {
+            directory::visit(disk, "index", &mut |name| indexed.extend(index_id(name)))
+                .map_err(fail())?;
+        }
+        indexed.sort_unstable();
         let mut runs = self.runs.found.iter().map(|found| found.run.id());
-        let runs_are_indexed = runs.all(|id| indexed.contains(&id));
+        let runs_are_indexed = runs.all(|id| indexed.binary_search(&id).is_ok());
         for id in checkpoint::list(disk).map_err(fail())?.into_iter().rev() {
             let bytes = match checkpoint::read(disk, id) {
                 Ok(Some(bytes)) => bytes,
@@ -69,12 +68,14 @@ impl Recovered {
                 self.note_witness(summary.last, checkpoint::path(id));
                 return Ok(());
             }
-            // Both are in order, and there may be many.
-            let mut listed = ids.iter().peekable();
+            // All are in order, and there may be many.
+            let (mut listed, mut indexed) = (ids.iter().peekable(), indexed.iter().peekable());
             let there = |s: &SegmentEntry| {
-                while listed.next_if(|id| **id < s.life.id).is_some() {}
-                let is_here = listed.peek() == Some(&&s.life.id) && indexed.contains(&s.life.id);
-                is_here || self.runs.hold(s.life.id)
+                let id = s.life.id;
+                while listed.next_if(|listed| **listed < id).is_some() {}
+                while indexed.next_if(|indexed| **indexed < id).is_some() {}
+                let is_here = listed.peek() == Some(&&id) && indexed.peek() == Some(&&id);
+                is_here || self.runs.hold(id)
             };
             let goes_with_runs = runs_are_indexed && self.goes_with_runs(&summary);
             if !goes_with_runs || !summary.segments.iter().all(there) {
