@@ -41,7 +41,7 @@ def lend_libraries(target):
                 elif entry.name.startswith("lib") or entry.suffix == ".d":
                     os.link(entry, copy)
             except (FileNotFoundError, shutil.Error):
-                # A build is at work there. What it makes now is compiled here, too.
+                # Another build writes there now. This folder compiles that library itself.
                 shutil.rmtree(copy, ignore_errors=True)
 
 

@@ -35,6 +35,13 @@ async fn forget(fixture: &Fixture, id: &str) -> Ran {
     }
 }
 
+/// Runs a command that must fail with this exit code and this text.
+async fn fails(fixture: &Fixture, command: &str, code: i32, text: &str) {
+    let ran = fixture.walctl(command, "").await;
+    assert_eq!(ran.code, code, "{command}");
+    assert!(ran.stderr.contains(text), "{}", ran.stderr);
+}
+
 #[tokio::test]
 async fn producers_are_listed_by_id_over_all_pages() {
     let fixture = with_producers().await;
@@ -84,13 +91,7 @@ async fn list_of_a_log_without_producers_is_empty() {
     fixture.walctl("append log", "x\n").await;
     let json = fixture.walctl("producer list log --output json", "").await;
     assert_eq!((json.code, json.stdout.as_str()), (0, "[]\n"));
-    let missing = fixture.walctl("producer list other", "").await;
-    assert_eq!(missing.code, 3);
-    assert!(
-        missing.stderr.contains("LOG_NOT_FOUND"),
-        "{}",
-        missing.stderr
-    );
+    fails(&fixture, "producer list other", 3, "LOG_NOT_FOUND").await;
 }
 
 #[tokio::test]
@@ -140,13 +141,7 @@ async fn forget_of_a_missing_producer_says_where_to_look() {
         assert!(told.contains("walctl producer list"), "{told}");
         assert_eq!(told.lines().count(), 1, "{told}");
     }
-    let missing = fixture.walctl("producer forget other a", "").await;
-    assert_eq!(missing.code, 3);
-    assert!(
-        missing.stderr.contains("LOG_NOT_FOUND"),
-        "{}",
-        missing.stderr
-    );
+    fails(&fixture, "producer forget other a", 3, "LOG_NOT_FOUND").await;
 }
 
 #[tokio::test]
@@ -166,15 +161,11 @@ async fn bad_ids_are_refused_and_nothing_is_forgotten() {
         ("producer forget log a --log-id x", "--log-id"),
         ("producer list", "<LOG>"),
     ] {
-        let refused = fixture.walctl(usage, "").await;
-        assert_eq!(refused.code, 2, "{usage}");
-        assert!(refused.stderr.contains(part), "{}", refused.stderr);
+        fails(&fixture, usage, 2, part).await;
     }
     for command in ["forget log a", "list log"] {
         let command = format!("producer {command} --log-id 99");
-        let other = fixture.walctl(&command, "").await;
-        assert_eq!(other.code, 1);
-        assert!(other.stderr.contains("LOG_REPLACED"), "{}", other.stderr);
+        fails(&fixture, &command, 1, "LOG_REPLACED").await;
     }
     let left = fixture.walctl("producer list log --output raw", "").await;
     assert_eq!(left.stdout, "a\nb\nc\n");

@@ -26,8 +26,8 @@ pub use memory::{give_back_memory, keep_little_free_memory};
 pub use private::{Owner, Strangers, make_directories, owner, strangers};
 pub use real::RealDisk;
 pub use sim::{Call, CallKind, CutPoint, Filter, Lie, SimDisk};
-pub(crate) use unreadable::UNREADABLE;
 pub use unreadable::Unreadable;
+pub(crate) use unreadable::are_unreadable;
 
 /// What is under the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -60,7 +60,7 @@ impl AllRefusals {
         let counters = make.register(IntCounterVec::new(
             Opts::new(
                 "wald_rejected_total",
-                "Calls that were refused because of the server's state, by operation (read, write) and reason. A session counts once, when it ends: so does each session and follower that a stopping server ends (DRAINING).",
+                "Calls that were refused because of the server's state, by operation (read, write) and reason. A session counts once, when it ends. A stopping server ends each session and follower with DRAINING.",
             ),
             &["operation", "reason"],
         )?)?;

@@ -220,7 +220,7 @@ impl Fixture {
         }
     }
 
-    /// Reads of every service, all of which must be refused.
+    /// Calls reads of every service, and returns their refusals.
     async fn reads_refused(&mut self) -> Vec<Status> {
         let log = || "a".to_owned();
         let scan = v1::ScanRequest {

@@ -98,7 +98,7 @@ pub(crate) async fn begin(
         .ok_or(BackupError::Busy { running: AT_A_TIME })?;
     let failed = |error| match error {
         SyncError::JournalFailed(error) => Err(BackupError::JournalFailed(error)),
-        // What is buffered only cannot be saved for want of space.
+        // Buffered records that cannot be written now are not in the backup.
         SyncError::Refused(_) | SyncError::LogNotFound { .. } => Ok(()),
     };
     // Where there is no space for another segment, what this one holds is saved as it is.

@@ -27,6 +27,11 @@ pub(crate) const PIECE_BYTES: u64 = 4096;
 /// Stands for each byte that cannot be read. Zeros would pass for space that was never written.
 pub(crate) const UNREADABLE: u8 = 0xE5;
 
+/// Whether each of these bytes stands for one that the device could not read.
+pub(crate) fn are_unreadable(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && bytes.iter().all(|byte| *byte == UNREADABLE)
+}
+
 /// Maximum number of stretches that a disk remembers. The log names the others too.
 const MOST: usize = 1024;
 

@@ -113,7 +113,7 @@ pub(crate) enum AdminChange {
 pub(crate) enum Barrier {
     /// Nothing is done.
     Plain,
-    /// A marker is written that tells what the expiry clock shows.
+    /// A marker with the time of the expiry clock is written.
     TellClock,
     /// The segment is left, if it says anything or in any case: what is finished can be copied.
     /// The next segment is taken for this purpose.

@@ -36,7 +36,7 @@ pub(crate) enum Reply {
         Answer<Option<Cursor>, CursorError>,
         Result<Option<Cursor>, CursorError>,
     ),
-    /// Answered with what is durable then.
+    /// The answer is the durable position at the time of the answer.
     Sync(Answer<Position, SyncError>, Result<(), SyncError>),
     /// For each trim by retention, the first record that was kept before; `None` if there was nothing left to do.
     Expire(

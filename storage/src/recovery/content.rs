@@ -17,7 +17,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile, UNREADABLE, read_some};
+use crate::disk::{Disk, DiskFile, are_unreadable, read_some};
 
 /// Files of up to this size are read at once, bytes. Small in tests, so that they walk windows of
 /// small segments.
@@ -193,7 +193,7 @@ impl<'d> Content<'d> {
             let (from, to) = (stretch.start.max(offset), stretch.end.min(to));
             let length = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
             let bytes = self.piece(from, length);
-            !bytes.is_empty() && bytes.iter().all(|byte| *byte == UNREADABLE)
+            are_unreadable(&bytes)
         };
         let stretches = disk.unreadable().of(path).into_iter().filter(is_bad);
         stretches.reduce(|first, last| first.start..last.end)

@@ -6,7 +6,7 @@ use super::Recovered;
 use super::content::Content;
 use super::walk::{Bytes, Walked};
 use crate::directory;
-use crate::disk::{Disk, DiskFile, UNREADABLE, read_some};
+use crate::disk::{Disk, DiskFile, are_unreadable, read_some};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
 use crate::journal::body::Link;
@@ -407,8 +407,7 @@ fn unread_first(
     }
     // A later read may have succeeded.
     let bytes = read_some(file, header.start, frame::HEADER_BYTES as u64)?;
-    let is_bad = !bytes.is_empty() && bytes.iter().all(|byte| *byte == UNREADABLE);
-    Ok(is_bad.then_some(header))
+    Ok(are_unreadable(&bytes).then_some(header))
 }
 
 /// The position of a segment's first byte, if any frame of it is good.
