@@ -3,7 +3,8 @@
 
 Every command of the client README's block about `walctl bench`, for short: the daemon of it runs with its echo
 service, each command ends well and says what it counted, and the files it is told to write are there. What it
-measures here says nothing; how fast anything is, is not checked. The calls to the system that an append costs are.
+measures here says nothing; how fast anything is, is not checked. With `.ci/run --all` the calls to the system that
+a group of appends costs are: how appends fall into groups is up to the machine, and a quiet one has 3 to 7 calls.
 """
 
 import shlex
@@ -45,10 +46,11 @@ with scratch() as temporary:
                 file.unlink(missing_ok=True)
     with Daemon(Path(temporary) / "plain") as daemon:
         # A timer that makes its event loop wake itself costs calls for each append, not for each group: 12 a group, once.
-        run(WALCTL, "bench", "append", "--in-flight", "256", "--duration", "2s", "--endpoint", daemon.endpoint, env=clean_environment())
-        written = int(re.search(r"syscw: (\d+)", Path(f"/proc/{daemon.pid}/io").read_text())[1])
-        groups = daemon.metric("wald_group_requests_count")
-        check("a group of 256 appends in flight costs less than 8 calls that write", 0 < written < 8 * groups, f"{written} calls, {groups:.0f} groups")
+        if sized(False, True):
+            run(WALCTL, "bench", "append", "--in-flight", "256", "--duration", "2s", "--endpoint", daemon.endpoint, env=clean_environment())
+            written = int(re.search(r"syscw: (\d+)", Path(f"/proc/{daemon.pid}/io").read_text())[1])
+            groups = daemon.metric("wald_group_requests_count")
+            check("a group of 256 appends in flight costs less than 8 calls that write", 0 < written < 8 * groups, f"{written} calls, {groups:.0f} groups")
         done = run(WALCTL, "bench", "append", "--echo", "--duration", "200ms", "--endpoint", daemon.endpoint, env=clean_environment())
         check("a daemon without echo says how to have it", done.returncode != 0 and b"--echo" in done.stderr, done.stderr.decode().strip()[-200:])
 finish()
