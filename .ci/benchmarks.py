@@ -390,9 +390,9 @@ def short(results):
     widest = max(row["median"]["most_per_second"] / row["median"]["least_per_second"] for row in by.values())
     echo = [times(entries.get(f"W1, {amount}" + (" in flight" if amount == 1 else ""), {}).get("ratio")) for amount in amounts]
     rows.append(["wald, of its own gRPC echo: another client and run", *echo])
-    return (f"Durable appends of {told['about']['bytes']} B a second, by so many in flight, beside servers that install from registries, through the\n"
-            "clients that programs in Go have, and by the load generators of their protocols (a Go program's gRPC client takes\n"
-            "more of the processor than the server, and shares it), in one run\n"
+    return (f"Durable appends of {told['about']['bytes']} B per second, by number in flight, next to servers that install from registries. The loads\n"
+            "come from each server's client for Go, and from the load generators of their protocols. A Go program's gRPC client\n"
+            "takes more of the processor than the server, and shares it. One run\n"
             f"on {told['about']['cores']} shared cores ({told['about']['at'][:10]}; medians of {told['about']['rounds']}; "
             f"a bare flush took {number(told['about']['bare_flush']['p50_us'])} µs):\n\n"
             + table(["", *(f"{amount} in flight" for amount in amounts)], rows)

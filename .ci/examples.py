@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/examples.py [PART...]
 
-Every example of every README is run in reading order on one store, as a reader would have it: README.md's
-session comes first. A fenced block that no part runs and that is not said here to be run elsewhere fails the
-script: so does a new one, until it is run.
-Parts: rust, go, python, typescript, java, shell; none named: all.
+Every example of every README and of docs/ is run in reading order on one store, as a reader would have it: the
+quickstart's session comes first. The code of docs/ is quoted from programs that are run. A fenced block that no part
+runs and that is not said here to be run elsewhere fails the script: so does a new one, until it is run.
+Parts: rust, go, python, typescript, java, shell, book; none named: all.
 """
 
 import contextlib
@@ -13,16 +13,26 @@ from clients import *
 from typed import blocks
 
 WORK = SCRATCH / "examples"
+QUICKSTART = "docs/src/quickstart.md"
+# Programs that checks run, by language: docs/ quotes them. READMEs of Python and TypeScript are run as they are.
+QUOTED = {
+    "rust": ["client/examples/*.rs", "client/tests/administration.rs"],
+    "go": ["client/go/example_test.go", "client/go/examples/*/main.go"],
+    "python": ["client/python/README.md", "client/python/examples/*.py"],
+    "ts": ["client/typescript/README.md", "client/typescript/examples/*.ts"],
+}
 # Where Rust programs of users are built.
 PROGRAMS = WORK / "rust" / "target"
 # Blocks that other steps of .ci/run run: file, what is in the block, step.
 ELSEWHERE = [
     ("README.md", "$ ", "readme"),
     ("README.md", "cargo run --release", "start, test"),
+    ("docs/src/quickstart.md", "$ ", "readme"),
+    ("docs/src/restore.md", "$ ", "readme"),
+    ("docs/src/restore.md", "wald verify /backups/wald", "backup"),
+    ("docs/src/operations.md", "$ wald verify /var/lib/wald", "verify"),
     ("client/README.md", "$ walctl bench append", "bench"),
     ("client/conformance/README.md", "-- RUNNER...", "conformance"),
-    ("server/README.md", "$ wald verify /var/lib/wald", "verify"),
-    ("server/README.md", "wald verify /backups/wald", "backup"),
     ("storage/reader/README.md", "$ pip install", "reader"),
 ]
 # Commands that are not run, and why. The rest of their block is.
@@ -49,7 +59,7 @@ class Block:
 
 
 def find_blocks():
-    names = run("git", "ls-files", "*README.md", cwd=ROOT, check=True).stdout.decode().split()
+    names = run("git", "ls-files", "*README.md", "docs/src/*.md", cwd=ROOT, check=True).stdout.decode().split()
     for name in names:
         text = (ROOT / name).read_text(encoding="utf-8")
         for found in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```$", text, re.M | re.S):
@@ -160,7 +170,7 @@ STORE = []
 
 @contextlib.contextmanager
 def the_store():
-    """The one store of all examples, with a directory of this part: README.md's session was typed there first."""
+    """The one store of all examples, with a directory of this part: the quickstart was typed there first."""
     if not STORE:
         directory = Path(HOLD.enter_context(scratch()))
         STORE.append(HOLD.enter_context(Daemon(f"{directory}/data")))
@@ -170,16 +180,16 @@ def the_store():
 
 
 def session(directory, daemon):
-    """Types what README.md types. Its answers are compared by step readme; here what it leaves behind counts."""
+    """Types the quickstart. Step readme compares its answers; here its logs are needed."""
     (directory / "package").symlink_to(vega_file("flights-200k.json").parent.parent)
-    for _, steps in blocks((ROOT / "README.md").read_text()):
+    for _, steps in blocks((ROOT / QUICKSTART).read_text()):
         for command, _ in steps:
             if not command.startswith(("npm ", "tar ")):
                 line = command.replace("127.0.0.1:6925", daemon.grpc)
                 run("bash", "-c", line, cwd=directory, env=environment(daemon), stdin=subprocess.DEVNULL)
     logs = run(WALCTL, "logs", "--output", "raw", env=environment(daemon)).stdout.decode().split()
     expected = {"greetings", "orders", "audit", "jobs", "flights"}
-    check("README.md's session has made its logs", expected <= set(logs), expected - set(logs) or len(logs))
+    check("the quickstart has made its logs", expected <= set(logs), expected - set(logs) or len(logs))
 
 
 def rust():
@@ -343,7 +353,7 @@ def shells():
     with the_store() as (directory, daemon):
         walctl_examples(directory, daemon)
         # Of the logs that begin with ord, orders is there.
-        endless(take_one("README.md", "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"orders"', daemon, directory)
+        endless(take_one(QUICKSTART, "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"orders"', daemon, directory)
     for line in lines_of(take_one("README.md", "sh", "cargo install")):
         # `cargo build --release` has built the server so. The client's examples have other features: without the
         # optimiser, which would take minutes to no purpose, and where a program that uses it was built.
@@ -368,7 +378,18 @@ def shells():
     check("the form of the conformance cases is JSON", json.loads(sketch.replace("[ ... ]", "[]"))["cases"])
 
 
-PARTS = {"rust": rust, "go": go, "python": python, "typescript": typescript, "java": java, "shell": shells}
+def book():
+    """The code of docs/ is quoted."""
+    for language, patterns in QUOTED.items():
+        sources = [bare(path.read_text()) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+        quotes = [block for block in BLOCKS if block.language == language and block.file.startswith("docs/src/")]
+        check(f"docs/ has examples in {language}", quotes)
+        for block in quotes:
+            block.run = True
+            check(f"{block} is quoted from a program that is run", any(bare(block.text) in source for source in sources))
+
+
+PARTS = {"rust": rust, "go": go, "python": python, "typescript": typescript, "java": java, "shell": shells, "book": book}
 HOLD = contextlib.ExitStack()
 parts = sys.argv[1:] or list(PARTS)
 if set(parts) - set(PARTS):

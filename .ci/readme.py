@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/readme.py [--update]
 
-Runs every `console` block of README.md, in order, in an empty directory with the daemon on its
-default ports, and compares what it prints with what README says. Times, rates, cursors and the
-like may differ. A line `...` stands for any lines. --update writes what was printed into README,
-except into answers with such a line.
+Runs every `console` block of README.md, of the quickstart and of the restore page, in order. Each page gets an empty
+directory with a daemon on the default ports. Compares the output with the page. Times, rates, cursors and the like may
+differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
+Also checks the links of all Markdown files, and that the list of errors is complete.
 """
 
 import re
@@ -15,6 +15,8 @@ from typed import blocks
 if sys.argv[1:] not in ([], ["--update"]):
     usage()
 README = ROOT / "README.md"
+BOOK = ROOT / "docs" / "src"
+TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md"]
 VOLATILE = [
     (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
@@ -25,6 +27,14 @@ VOLATILE = [
     (r'"logId": "\d+"', '"logId": "I"'),
     (r'"cursor": "[^"]+"', '"cursor": "C"'),
     (r"in [\d.]+ \w+, \d+ records/s", "in T, N records/s"),
+    # Of backups: each has its own name, place and sizes.
+    (r"backup [-\w]+", "backup B"),
+    (r"position \d+", "position P"),
+    (r"recovery epoch \d+", "recovery epoch E"),
+    (r"[\d.]+ [KM]?i?B( in| of it| checked|; the next)", r"SIZE\1"),
+    (r"in \d+ files", "in N files"),
+    (r"\d+ files,", "N files,"),
+    (r"in \d+ seconds?", "in T"),
 ]
 
 
@@ -45,29 +55,63 @@ def perform(command, directory):
     return done.stdout.decode().rstrip("\n").expandtabs(8).splitlines()
 
 
+def prefixed(page):
+    return page.relative_to(ROOT)
+
+
+def links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        there = (page.parent / link) if link else page
+        check(f"{prefixed(page)}: the link {link or '#' + anchor} leads somewhere", there.exists())
+        if anchor and there.suffix == ".md" and there.exists():
+            check(f"{prefixed(page)}: {link}#{anchor} names a heading", anchor in anchors(there))
+
+
+def anchors(page):
+    """Names of the headings of a page, as GitHub and mdBook make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def typed(page):
+    """Types the sessions of one page; gives back the page with the printed answers."""
+    updated = text = page.read_text()
+    with scratch() as directory:
+        daemon = subprocess.Popen([WALD], cwd=directory, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+        try:
+            first = next((line for line in daemon.stderr if "wald is serving" in line), "")
+            check(f"{prefixed(page)}: wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
+            for found, steps in blocks(text):
+                shown = []
+                for command, said in steps:
+                    printed = perform(command, directory)
+                    check(f"$ {command.splitlines()[0][:90]}", same(said, printed),
+                          "" if same(said, printed) else "\n".join(["it printed", *printed[:60]]))
+                    shown += [f"$ {command}", *(said if "..." in said else printed)]
+                updated = updated.replace(found[0], "```console\n" + "\n".join(shown) + "\n```")
+            daemon.send_signal(signal.SIGTERM)
+            check("SIGTERM ends it with 0", daemon.wait(timeout=60) == 0)
+        finally:
+            daemon.kill()
+    return updated
+
+
 text = README.read_text()
-for what in ("cargo run --release", "cargo test --workspace", ".ci/run"):
-    check(f"README says {what}", what in text)
-for link in re.findall(r"\]\(([^)#:]+)\)", text):
-    check(f"README's link {link} leads somewhere", (ROOT / link).exists())
-updated = text
-with scratch() as directory:
-    daemon = subprocess.Popen([WALD], cwd=directory, env=clean_environment(), stderr=subprocess.PIPE, text=True)
-    try:
-        first = next((line for line in daemon.stderr if "wald is serving" in line), "")
-        check("wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
-        for found, steps in blocks(text):
-            shown = []
-            for command, said in steps:
-                printed = perform(command, directory)
-                check(f"$ {command.splitlines()[0][:90]}", same(said, printed),
-                      "" if same(said, printed) else "\n".join(["it printed", *printed[:60]]))
-                shown += [f"$ {command}", *(said if "..." in said else printed)]
-            updated = updated.replace(found[0], "```console\n" + "\n".join(shown) + "\n```")
-        daemon.send_signal(signal.SIGTERM)
-        check("SIGTERM ends it with 0", daemon.wait(timeout=60) == 0)
-    finally:
-        daemon.kill()
-if "--update" in sys.argv:
-    README.write_text(updated)
+for command in ("cargo run --release", "cargo test --workspace", ".ci/run"):
+    check(f"README says {command}", command in text)
+pages = sorted(BOOK.glob("*.md"))
+summary = (BOOK / "SUMMARY.md").read_text()
+for page in pages:
+    check(f"the book's summary has {page.name}", page.name == "SUMMARY.md" or f"({page.name})" in summary)
+for name in run("git", "ls-files", "*.md", cwd=ROOT, check=True).stdout.decode().split():
+    links_lead_somewhere(ROOT / name)
+errors = (BOOK / "errors.md").read_text()
+for language, pattern in [("src/reason.rs", r' = "([A-Z_]+)",'), ("go/reason.go", r'= Reason\("([A-Z_]+)"\)')]:
+    missing = {reason for reason in re.findall(pattern, (ROOT / "client" / language).read_text()) if reason not in errors}
+    check(f"errors.md has every reason of client/{language}", not missing, missing or "")
+for page in TYPED:
+    updated = typed(page)
+    if "--update" in sys.argv:
+        page.write_text(updated)
 finish()
