@@ -4,7 +4,8 @@
 Runs every `console` block of README.md, of the quickstart and of the restore page, in order. Each page gets an empty
 directory with a daemon on the default ports. Compares the output with the page. Times, rates, cursors and the like may
 differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
-Also checks the links of all Markdown files, and that the list of errors is complete.
+Also checks the links of all Markdown files, that the list of errors is complete, and that the page of metrics is as
+/metrics has it.
 """
 
 import re
@@ -16,6 +17,7 @@ if sys.argv[1:] not in ([], ["--update"]):
     usage()
 README = ROOT / "README.md"
 BOOK = ROOT / "docs" / "src"
+START, END = "<!-- metrics: written by .ci/readme.py --update -->", "<!-- end of metrics -->"
 TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md"]
 VOLATILE = [
     (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
@@ -28,7 +30,7 @@ VOLATILE = [
     (r'"cursor": "[^"]+"', '"cursor": "C"'),
     (r"in [\d.]+ \w+, \d+ records/s", "in T, N records/s"),
     # Of backups: each has its own name, place and sizes.
-    (r"backup [-\w]+", "backup B"),
+    (r"backup [-.\w]+", "backup B"),
     (r"position \d+", "position P"),
     (r"recovery epoch \d+", "recovery epoch E"),
     (r"[\d.]+ [KM]?i?B( in| of it| checked|; the next)", r"SIZE\1"),
@@ -74,6 +76,31 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def metrics_table(exposed):
+    """Every metric that /metrics shows by default: name, labels, type, and its help text."""
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", exposed, re.M))
+    types = dict(re.findall(r"^# TYPE (\S+) (.*)$", exposed, re.M))
+    rows = ["| metric | labels | type | meaning |", "|---|---|---|---|"]
+    for name in sorted(helps):
+        samples = re.findall(rf"^{name}(?:_bucket)?{{(.*?)}} ", exposed, re.M)
+        labels = sorted({label for sample in samples for label in re.findall(r'(\w+)="', sample)} - {"le"})
+        rows.append(f"| `{name}` | {', '.join(labels)} | {types[name]} | {helps[name].replace('|', chr(92) + '|')} |")
+    return "\n".join(rows)
+
+
+def metrics_page():
+    """The page of metrics, as a new daemon exposes them."""
+    with urllib.request.urlopen("http://127.0.0.1:6926/metrics") as answer:
+        table = metrics_table(answer.read().decode())
+    page = BOOK / "metrics.md"
+    before, rest = page.read_text().split(START)
+    old, after = rest.split(END)
+    check("docs/src/metrics.md is as /metrics has it", "--update" in sys.argv or old.strip() == table,
+          "run .ci/readme.py --update")
+    if "--update" in sys.argv:
+        page.write_text(f"{before}{START}\n{table}\n{END}{after}")
+
+
 def typed(page):
     """Types the sessions of one page; gives back the page with the printed answers."""
     updated = text = page.read_text()
@@ -82,6 +109,8 @@ def typed(page):
         try:
             first = next((line for line in daemon.stderr if "wald is serving" in line), "")
             check(f"{prefixed(page)}: wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
+            if page == README:
+                metrics_page()
             for found, steps in blocks(text):
                 shown = []
                 for command, said in steps:
