@@ -273,6 +273,16 @@ impl SimDisk {
         state.files.insert(inode, Inode::settled(bytes, path));
     }
 
+    /// Flips bits of a byte in the page cache. The device has the right byte.
+    ///
+    /// # Panics
+    /// If there is no such file, or no such byte.
+    pub fn flip_cached(&self, path: &str, at: usize, bits: u8) {
+        let mut state = self.0.lock();
+        let inode = state.names.get(path).copied().expect("a file of that name");
+        state.inode(inode).bytes[at] ^= bits;
+    }
+
     /// From now on the device cannot read these bytes of a file. A write to the whole of a page
     /// makes that page readable.
     ///
@@ -292,6 +302,7 @@ impl SimDisk {
         let mut copy = State {
             next_inode: state.next_inode,
             names: state.names.clone(),
+            directories: state.directories.clone(),
             durable_names: state.names.clone(),
             capacity: state.capacity,
             hides_capacity: state.hides_capacity,
@@ -315,6 +326,7 @@ impl SimDisk {
             files: state.files.clone(),
             next_inode: state.next_inode,
             names: state.names.clone(),
+            directories: state.directories.clone(),
             durable_names: state.durable_names.clone(),
             unsynced_names: state.unsynced_names.clone(),
             capacity: state.capacity,
@@ -416,16 +428,23 @@ impl Disk for SimDisk {
     }
 
     fn create_directory(&self, path: &str) -> io::Result<()> {
-        let call = Call::of(CallKind::CreateDirectory, path);
-        self.0.lock().enter(&call).map(drop)
+        let mut state = self.0.lock();
+        state.enter(&Call::of(CallKind::CreateDirectory, path))?;
+        state.directories.insert(path.to_owned());
+        Ok(())
     }
 
     fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
         let mut state = self.0.lock();
         state.enter(&Call::of(CallKind::List, directory))?;
         let paths = state.names.keys();
-        paths
-            .filter(|path| parent(path) == directory)
+        let mut there = paths.filter(|path| parent(path) == directory).peekable();
+        // As a real disk. Files that a test puts there make their directory.
+        let is_there = directory.is_empty() || state.directories.contains(directory);
+        if there.peek().is_none() && !is_there {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        there
             .filter_map(|path| path.rsplit('/').next())
             .for_each(each);
         Ok(())

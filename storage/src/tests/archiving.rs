@@ -99,6 +99,7 @@ impl Disk for Under {
 }
 
 fn archive_of(disk: &SimDisk) -> Arc<dyn Disk> {
+    disk.create_directory("archive").unwrap();
     Arc::new(Under(disk.clone()))
 }
 

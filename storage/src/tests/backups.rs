@@ -66,8 +66,16 @@ fn next(backup: &mut dyn Backup) -> Result<Option<BackupPart>, BackupError> {
 }
 
 /// Where backups are kept, as a client does: content by its digest.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Shelf(SimDisk);
+
+impl Default for Shelf {
+    fn default() -> Self {
+        let disk = SimDisk::default();
+        disk.create_directory("files").unwrap();
+        Self(disk)
+    }
+}
 
 impl Shelf {
     fn known(&self) -> HashSet<u128> {
@@ -123,7 +131,7 @@ impl Shelf {
         BackupView::open(Arc::new(self.0.clone()), manifest, at).map(Arc::new)
     }
 
-    fn restore(&self, manifest: &BackupManifest, at: Option<Position>) -> SimDisk {
+    pub(super) fn restore(&self, manifest: &BackupManifest, at: Option<Position>) -> SimDisk {
         let target = SimDisk::new();
         self.restore_to(manifest, at, &target).unwrap();
         target

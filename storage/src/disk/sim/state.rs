@@ -15,6 +15,8 @@ pub(super) struct State {
     pub(super) files: HashMap<u64, Inode>,
     pub(super) next_inode: u64,
     pub(super) names: BTreeMap<String, u64>,
+    /// Directories that were created. They outlive power cuts.
+    pub(super) directories: BTreeSet<String>,
     pub(super) durable_names: BTreeMap<String, u64>,
     pub(super) unsynced_names: Vec<NameChange>,
     /// Number, path and holder of the lock.
