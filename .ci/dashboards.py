@@ -26,7 +26,7 @@ FIRE = {
     "WaldErrorBudgetBurn": "failed",
 }
 # Faults that no daemon here has. Their alerts fire in grafana/alerts/wald.test.yaml; here their metrics must be there.
-UNSEEN = {"WaldUnattributedLoss", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds"}
+UNSEEN = {"WaldUnattributedLoss", "WaldHeldBack", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds"}
 # Panels about faults: here 0 everywhere is no data.
 FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Refused calls", "Conditions that did not hold",
           "Durable lag", "Checksum failures", "Quarantined records", "Answers with data loss",

@@ -203,6 +203,7 @@ struct StateGauges {
     unreadable_bytes: IntGauge,
     indexing_failed: IntGauge,
     unattributed_losses: IntGauge,
+    held_back: IntGauge,
     scrubbed_bytes: IntCounter,
     last_scrub: Gauge,
     last_backup: Gauge,
@@ -301,7 +302,11 @@ impl StateGauges {
             )?,
             quarantined_records: make.gauge(
                 "wald_quarantined_records",
-                "Records that are known to be damaged. Above 0 restore them from a backup, or accept the loss.",
+                "Records that are known to be damaged, and neither trimmed nor accepted as lost. Above 0 restore them from a backup, or accept the loss.",
+            )?,
+            held_back: make.gauge(
+                "wald_held_back",
+                "Reasons why no checkpoint is written, nothing is sorted and no space comes back. 0: all of it goes on. Above 0, `walctl status` names the reasons.",
             )?,
             unreadable_bytes: make.gauge(
                 "wald_unreadable_bytes",
@@ -455,6 +460,7 @@ impl StateGauges {
         self.indexing_failed.set(i64::from(now.indexing_failed));
         self.unattributed_losses
             .set(signed(now.unattributed_damages));
+        self.held_back.set(signed(now.held_back.len() as u64));
         let scrubbed = self.scrubbed_bytes.get();
         self.scrubbed_bytes
             .inc_by(now.scrubbed_bytes.saturating_sub(scrubbed));

@@ -12,7 +12,7 @@ ENTRY = struct.Struct("<IIII")
 
 def image(data):
     """An image of a log, in words."""
-    found = {"cursors": {}, "producers": {}, "missing": [], "gone": {}}
+    found = {"cursors": {}, "producers": {}, "missing": [], "gone": {}, "lost": []}
     for number, value in fields(data):
         if number == 17:
             cursor = message(value)
@@ -29,6 +29,9 @@ def image(data):
         elif number == 20:
             start, at = varint(value, 0)
             found["missing"].append((start, varint(value, at)[0]))
+        elif number == 21:
+            start, at = varint(value, 0)
+            found["lost"].append((start, start + varint(value, at)[0]))
         else:
             found[number] = value
     chain, at, data = [], 0, found.get(15, b"")
@@ -42,7 +45,8 @@ def image(data):
             "stored": found.get(10, 0), "deleted": bool(found.get(11)), "config": found.get(12, b""),
             "touched": found.get(13, 0), "created_in": found.get(14, 0), "chain": chain,
             "epoch": found.get(16, 0), "cursors": found["cursors"], "producers": found["producers"],
-            "expired": found.get(19, 0), "missing": found["missing"], "first_epoch": found.get(22, 0), "gone": found["gone"]}
+            "expired": found.get(19, 0), "missing": found["missing"], "first_epoch": found.get(22, 0), "gone": found["gone"],
+            "lost": found["lost"]}
 
 
 def remembered(data, digest_bytes):

@@ -155,12 +155,15 @@ def check(run, placed, told):
             run.problems.append(f"log {log}: lsns {before} to {first} are neither there nor told to be dropped")
         for one, other in zip(batches, batches[1:]):
             next_lsn = one.first_lsn + one.count
-            for start, end in held["missing"]:
-                # A restored log may lack what its archive did not hold.
+            for start, end in sorted(held["missing"] + held["lost"]):
+                # A restored log may lack records that its archive did not hold, and any log may lack records that damage took.
                 next_lsn = end if start <= next_lsn < end else next_lsn
             if next_lsn != other.first_lsn:
                 run.problems.append(f"log {log}: lsns between {one.first_lsn} and {other.first_lsn} are missing")
-        if batches and batches[-1].first_lsn + batches[-1].count != held["next"]:
+        ends = batches[-1].first_lsn + batches[-1].count if batches else held["next"]
+        for start, end in sorted(held["lost"]):
+            ends = end if start <= ends < end else ends
+        if batches and ends != held["next"]:
             run.problems.append(f"log {log}: ends at another lsn than its image says")
     if run.head.get(18, 0) != len(run.images):
         run.problems.append(f"it has {len(run.images)} images and says {run.head.get(18, 0)}")
@@ -176,8 +179,11 @@ def enter(run, store):
         store.problem(f"sorted/{run.path.name}: {what}")
     for number, (held, _) in run.images.items():
         log = store.log(None, number)
+        before = log.quarantined
         store.adopt(None, held, run.head.get(6, 0))
-        log.quarantined, log.ahead = [], held["first"]
+        log.quarantined, log.ahead = before, held["first"]
+        for start, end in held["lost"]:
+            log.lose(start, end)
         log.chain, log.touched = held["chain"], held["touched"]
         log.batches += run.batches.get(number, [])
         store.below[number] = log.chain

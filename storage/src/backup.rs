@@ -244,6 +244,12 @@ impl Backups {
         Ok(())
     }
 
+    /// A file has other content from now on: nothing that was known of it holds, and it stays.
+    pub(crate) fn replaced(&self, path: &str) {
+        self.state.lock().doomed.retain(|doomed| doomed != path);
+        self.forget(path);
+    }
+
     /// Removes several files. Returns whether a backup holds one of them.
     ///
     /// # Errors

@@ -16,6 +16,7 @@
 //! | 12 | a log: its [`Image`] |
 //! | 13 | what the expiry clock showed |
 //! | 14 | the last segment that a sorted run stands for; 11 tells of those behind it |
+//! | 16 | losses that were accepted, as in a link; records that damage took are in the images |
 
 use std::io;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::directory;
 use crate::disk::{Disk, DiskFile, read_whole};
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::index::Image;
+use crate::journal::body::Accepted;
 use crate::journal::frame::{RunningCrc, crc32c};
 use crate::journal::segment::Life;
 use crate::known_bad::{self, Mistake};
@@ -70,6 +72,8 @@ pub(crate) struct Summary {
     pub(crate) sorted: Option<SegmentId>,
     /// Those behind, in journal order; the last is `last`.
     pub(crate) segments: Vec<SegmentEntry>,
+    /// Losses that were accepted.
+    pub(crate) accepted: Vec<Accepted>,
 }
 
 /// A checkpoint that is being written, piece by piece: one of a million logs is large. The file
@@ -124,6 +128,9 @@ impl<'a> Writer<'a> {
             wire::put_varint(&mut part, segment.end.since(segment.base));
             part.extend_from_slice(&segment.life.salt.to_le_bytes());
             wire::put_bytes(&mut out, 11, &part);
+        }
+        for accepted in &summary.accepted {
+            wire::put_bytes(&mut out, 16, &accepted.encode());
         }
         Ok(Self {
             disk,
@@ -342,6 +349,7 @@ pub(crate) fn take_apart<'a>(
         history: Vec::new(),
         sorted: None,
         segments: Vec::new(),
+        accepted: Vec::new(),
     };
     let (mut low, mut high) = (0, 0);
     for field in wire::fields(bytes.get(HEADER..)?) {
@@ -368,6 +376,7 @@ pub(crate) fn take_apart<'a>(
             (11, Value::Bytes(part)) => summary.segments.push(segment(part)?),
             (12, Value::Bytes(image)) => log(image)?,
             (14, Value::Varint(id)) => summary.sorted = Some(bounds::segment(id)?),
+            (16, Value::Bytes(part)) => summary.accepted.push(Accepted::decode(part)?),
             _ => {}
         }
     }
@@ -435,6 +444,10 @@ mod tests {
             history: vec![(RecoveryEpoch::new(2), Position::new(1 << 50))],
             sorted: Some(SegmentId::new(7)),
             segments: vec![segment(8), segment(9)],
+            accepted: vec![Accepted {
+                before: Position::new(9 << 32),
+                ..Accepted::default()
+            }],
         }
     }
 

@@ -445,6 +445,9 @@ pub struct Statistics {
     pub unreadable_bytes: u64,
     /// Whether the last index or checkpoint could not be written.
     pub indexing_failed: bool,
+    /// Why checkpoints, sorting and the return of space are held back, in sentences. Empty:
+    /// nothing is.
+    pub held_back: Vec<String>,
     /// Bytes read by scrubbing since the start.
     pub scrubbed_bytes: u64,
     /// When scrubbing last came through all that was sealed; `None` if it has not yet.

@@ -7,17 +7,19 @@
 //! Meanwhile indexes stay in memory, up to a bound. Beyond it appends that need a new segment are
 //! refused.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::checkpoint::{self, SegmentEntry, Summary, Writer};
 use crate::disk::{Shortage, memory, shortage};
-use crate::ids::{Position, SegmentId, Timestamp};
-use crate::index::{self, Image, NewRow, SealedIndex, index_path};
+use crate::ids::{LogId, Position, SegmentId, Timestamp};
+use crate::index::{Image, NewRow, SealedIndex, index_path};
+use crate::journal::body::Accepted;
 use crate::journal::segment::Segment;
-use crate::local::{Core, Log};
+use crate::local::{Core, ExtrasImage, Log, Lost};
+use crate::sorted::{self, Run};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -75,9 +77,8 @@ pub(crate) struct Sealed {
 pub(crate) struct Progress {
     /// Built and not written yet.
     pub(crate) unwritten: VecDeque<Arc<SealedIndex>>,
-    /// Whether the store is whole: of a damaged one no checkpoint is written, so that
-    /// every start finds the damage again.
-    pub(crate) sound: bool,
+    /// Segments and runs in which damage was found since their index was made, by their base.
+    damaged: BTreeSet<Position>,
     /// Bytes of segments that a start would read indexes of.
     pub(crate) since_checkpoint: u64,
     pub(crate) checkpoint_bytes: u64,
@@ -142,10 +143,9 @@ impl Indexer {
         }
     }
 
-    /// The last segment that a checkpoint covers, of a store without damage.
+    /// The last segment that a checkpoint covers.
     pub(crate) fn covered(&self) -> Option<SegmentId> {
-        let progress = self.progress.lock();
-        progress.covered.filter(|_| progress.sound)
+        self.progress.lock().covered
     }
 
     /// Nothing is indexed, and no checkpoint written, as long as what this returns is held.
@@ -244,7 +244,7 @@ impl Indexer {
             };
             let ends = wanted == Wanted::AtEnd;
             let due = ends || progress.since_checkpoint >= least;
-            if due && progress.sound && core.damages.is_empty() {
+            if due && !core.is_in_doubt() {
                 core.write_checkpoint(ends, &mut progress)?;
                 used += progress.checkpoint_bytes;
             }
@@ -293,6 +293,33 @@ impl Drop for Running<'_> {
     }
 }
 
+/// The image of a log at `end` that no index describes: only damage shows that the log was there.
+fn first_image(log: &Log, end: Position) -> Image {
+    let state = log.state.read();
+    let image = state.image(log.id, Some(log.name.clone()));
+    let next = state.tail(end);
+    let extras = ExtrasImage {
+        writer_epoch: state.writer_epoch(),
+        ..ExtrasImage::default()
+    };
+    Image {
+        next,
+        kept: image.kept.up_to(next),
+        last_end: image.last_end.min(end),
+        extras: (!extras.is_empty()).then(|| Box::new(extras)),
+        lost: state.lost_between(Position::ZERO, end),
+        ..image
+    }
+}
+
+/// Outcome of a try to write a checkpoint.
+#[derive(PartialEq, Eq)]
+enum Tried {
+    Done,
+    /// More records are known to be lost since it began: some logs in it do not list them.
+    Learned,
+}
+
 impl Core {
     /// Builds the index of a segment; from then on it tells where the frames are. Returns its
     /// size in bytes.
@@ -314,6 +341,10 @@ impl Core {
             let (places, below) = {
                 let state = log.state.read();
                 let places = state.places.within(from, limit).to_vec();
+                if !image.deleted {
+                    // Some of it may have been found since the segment was left.
+                    image.lost = state.lost_between(segment.base, limit);
+                }
                 (places, state.chain.below_next())
             };
             touched.push((log, image.keep_changes(segment.base)));
@@ -348,44 +379,97 @@ impl Core {
         bytes
     }
 
-    /// A segment was found damaged: without its index and without checkpoints the next start
-    /// reads it, and finds that too. This run keeps the index in memory.
+    /// A segment was found damaged: without its index and without checkpoints a start reads it,
+    /// and finds that too. The index is kept in memory, and written again with the damage before
+    /// the next checkpoint.
     pub(crate) fn let_next_start_find(&self, segment: &Segment) {
+        // An index that is being made or written now goes too, and every later one knows of the damage.
+        let mut progress = self.indexer.progress.lock();
         if !segment.is_indexed() {
             return;
         }
-        // What is being written now goes too, and what comes after knows of the damage.
-        let _progress = self.indexer.progress.lock();
+        progress.damaged.insert(segment.base);
         let forget = || {
             if let Some(index) = self.indexes.get(segment)? {
                 self.indexes.pin(index);
             }
-            if index::set_aside(&self.backups, segment.life.id)? {
-                self.disk.sync_directory("index")?;
-            }
-            checkpoint::set_aside(&*self.disk, &self.backups)
+            self.set_index_aside(segment)
         };
         if let Err(error) = forget() {
             tracing::warn!(segment = %segment.life.id, %error, "the next start may not find this damage before it is read again");
         }
+        self.forget_checkpoints(&mut progress);
+    }
+
+    /// The checkpoints list other losses than there are. No start begins with them, and another is
+    /// written soon.
+    pub(crate) fn forget_checkpoints(&self, progress: &mut Progress) {
+        progress.covered = None;
+        // A start that is cut off has all of it to read.
+        progress.since_checkpoint = u64::MAX / 2;
+        if let Err(error) = checkpoint::set_aside(&*self.disk, &self.backups) {
+            tracing::warn!(%error, "the next start may begin with a checkpoint that does not know of all damage");
+        }
+    }
+
+    /// The indexes of segments that were found damaged are made again, with the damage.
+    fn remake_damaged(&self, progress: &mut Progress) -> io::Result<()> {
+        while let Some(base) = progress.damaged.first().copied() {
+            // One of a segment that is not served any more is not written.
+            if let Some(segment) = self.journal.segment_at(base).filter(|s| s.base == base)
+                && let Some(index) = self.whole_index(&segment)?
+            {
+                let lost = |log| self.lost_within(log, &segment);
+                let made = index.with_lost(&segment.life, lost);
+                index.check_reads()?;
+                if let Some(made) = made.map(Arc::new) {
+                    self.indexes.pin(Arc::clone(&made));
+                    let unwritten = &mut progress.unwritten;
+                    unwritten.retain(|index| index.base != base);
+                    unwritten.push_back(made);
+                }
+            }
+            progress.damaged.remove(&base);
+        }
+        Ok(())
+    }
+
+    /// Records of a log that damage took in a segment or run.
+    pub(crate) fn lost_within(&self, log: LogId, segment: &Segment) -> Vec<Lost> {
+        let Some(log) = self.logs.by_id(log) else {
+            return Vec::new();
+        };
+        let (from, to) = self.reach_of(segment);
+        log.state.read().lost_between(from, to)
+    }
+
+    /// Positions that a segment stands for. A run also stands for missing segments right before it.
+    pub(crate) fn reach_of(&self, segment: &Segment) -> (Position, Position) {
+        if !sorted::is_address(segment.base) {
+            return (segment.base, segment.limit());
+        }
+        let runs = self.journal.runs();
+        let at = runs.iter().position(|run| run.segment.base == segment.base);
+        let Some(at) = at else {
+            return (Position::ZERO, Position::ZERO);
+        };
+        let before = at.checked_sub(1).and_then(|before| runs.get(before));
+        let from = before.map_or(Position::ZERO, |run| run.head.limit);
+        (from, runs[at].head.limit)
     }
 
     fn write_indexes(&self, progress: &mut Progress) -> io::Result<()> {
+        self.remake_damaged(progress)?;
         let mut result = Ok(());
         let mut written = Vec::new();
         while let Some(index) = progress.unwritten.front() {
-            let segment = self.journal.segment_at(index.base);
-            if segment.is_some_and(|segment| !segment.holes.read().is_empty()) {
-                // Found damaged meanwhile: the next start is to find that too.
-                progress.unwritten.pop_front();
-                continue;
-            }
             let path = index_path(index.segment);
             let new = format!("{path}.new");
             result = checkpoint::replace(&*self.disk, &new, &path, &[index.bytes()]);
             if result.is_err() {
                 break;
             }
+            self.backups.replaced(&path);
             written.extend(progress.unwritten.pop_front());
         }
         if written.is_empty() {
@@ -405,8 +489,16 @@ impl Core {
 
     /// Writes how all logs stood at the end of the newest indexed segment.
     fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<()> {
+        // Each time one index more is in memory.
+        while self.try_checkpoint(ends, progress)? == Tried::Learned {
+            self.forget_checkpoints(progress);
+        }
+        Ok(())
+    }
+
+    fn try_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<Tried> {
         let Some(newest) = &progress.newest else {
-            return Ok(());
+            return Ok(Tried::Done);
         };
         let started = self.journal.clock.monotonic();
         let mut writer = Writer::new(&*self.disk, &self.summary(newest, ends))?;
@@ -458,19 +550,52 @@ impl Core {
                 },
                 _ => {
                     let segment = base.and_then(|base| self.journal.segment_at(base));
-                    of_base = match segment {
-                        Some(segment) => self.whole_index(&segment)?,
-                        None => None,
+                    let (index, learned) = match segment {
+                        Some(segment) => self.index_or_anew(&segment)?,
+                        None => (None, false),
                     };
+                    if learned {
+                        return Ok(Tried::Learned);
+                    }
+                    of_base = index;
                     of_base.as_slice()
                 }
             };
             while let Some((_, id, chain)) = moved.next_if(|(other, ..)| *other == base) {
                 let image = |index: &Arc<SealedIndex>| index.image(&index.row(id)?);
                 match told.iter().rev().find_map(image) {
-                    Some(image) => writer.add(&self.whole_image(Image { chain, ..image }))?,
+                    Some(image) => {
+                        let log = self.logs.by_id(id);
+                        let lost = log.map_or_else(Vec::new, |log| {
+                            let state = log.state.read();
+                            let mut lost = state.lost_between(Position::ZERO, newest.end);
+                            // Later frames gave these lsns again.
+                            let again = |lost: &&Lost| !state.is_lost(lost.from, lost.to);
+                            lost.extend(image.lost.iter().filter(again));
+                            lost.sort_unstable_by_key(|lost| lost.from);
+                            lost
+                        });
+                        writer.add(&self.whole_image(Image {
+                            chain,
+                            lost,
+                            ..image
+                        }))?;
+                    }
+                    // Only a segment that is missing had it then.
+                    None if base.is_none() => {
+                        if let Some(log) = self.logs.by_id(id) {
+                            writer.add(&first_image(&log, newest.end))?;
+                        }
+                    }
                     // Its index is damaged, which the next start finds out, or cannot be read now.
-                    None => return told.iter().try_for_each(|index| index.check_reads()),
+                    None => {
+                        told.iter().try_for_each(|index| index.check_reads())?;
+                        tracing::warn!(
+                            log_id = id.get(),
+                            "no checkpoint is written: no index describes this log, and the next start makes the index again"
+                        );
+                        return Ok(Tried::Done);
+                    }
                 }
             }
             for index in told {
@@ -482,7 +607,7 @@ impl Core {
         progress.since_checkpoint = 0;
         let took = self.journal.clock.monotonic().duration_since(started);
         self.journal.observer.checkpoint(took);
-        Ok(())
+        Ok(Tried::Done)
     }
 
     /// An image of the newest index that tells of a log, with all of the log's producers.
@@ -546,6 +671,24 @@ impl Core {
             history: self.history.clone(),
             sorted: self.journal.runs().last().map(|run| run.head.last),
             segments,
+            accepted: self.accepted_still(),
         }
+    }
+
+    /// Losses that were accepted, as far as damage that they cover may still be there.
+    fn accepted_still(&self) -> Vec<Accepted> {
+        let runs = self.journal.runs();
+        let sorted_end = self.journal.sorted_end();
+        let damaged = |run: &Arc<Run>| !run.segment.holes.read().is_empty();
+        let last_damaged = runs
+            .iter()
+            .filter(|run| damaged(run))
+            .map(|run| run.head.first_base);
+        let from = last_damaged.min().unwrap_or(sorted_end);
+        let accepted = self.damages.accepted().iter();
+        accepted
+            .filter(|accepted| accepted.before > from)
+            .cloned()
+            .collect()
     }
 }

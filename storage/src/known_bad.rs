@@ -37,6 +37,8 @@ pub(crate) enum Mistake {
     SortedIndexesStay,
     /// Idle producers stay for ever.
     ProducersNeverExpire,
+    /// As long as any damage is known, no checkpoint is written and nothing is sorted.
+    DamageStopsCheckpoints,
 }
 
 #[cfg(not(feature = "known-bad"))]
@@ -59,7 +61,7 @@ mod chosen {
     use crate::disk::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 
     /// Each by the name that `WALD_KNOWN_BAD` has for it.
-    const NAMES: [(&str, Mistake); 14] = [
+    const NAMES: [(&str, Mistake); 15] = [
         ("no_flush", Mistake::NoFlush),
         ("flush_result_ignored", Mistake::FlushResultIgnored),
         ("no_directory_flush", Mistake::NoDirectoryFlush),
@@ -77,6 +79,7 @@ mod chosen {
         ("leftovers_stay", Mistake::LeftoversStay),
         ("sorted_indexes_stay", Mistake::SortedIndexesStay),
         ("producers_never_expire", Mistake::ProducersNeverExpire),
+        ("damage_stops_checkpoints", Mistake::DamageStopsCheckpoints),
     ];
 
     /// Whether this is the mistake to make.

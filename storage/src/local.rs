@@ -19,6 +19,7 @@ pub(crate) mod retention;
 pub(crate) mod submit;
 mod versions;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(crate) use self::bounds::{Bounds, Load, Wanted as Adds};
@@ -26,7 +27,7 @@ pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_curso
 use self::drive::{By, Intake};
 pub use self::engine::LocalEngine;
 pub(crate) use self::extras::{Extras, ExtrasImage, Mark, Missing, producers_in};
-pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Standing, TrimBy};
+pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Lost, Standing, TrimBy, without};
 pub(crate) use self::producers::{
     Before as ProducerBefore, BeforeForgotten, Forgotten, MAX_EPOCH_RISE, MAX_GONE, Producers,
     Recall, Remembered,
@@ -41,7 +42,7 @@ use crate::directory;
 use crate::disk::{Disk, DiskLock};
 use crate::engine::{DurabilityTruth, LogTarget};
 use crate::error::{AppendError, OpenError, ReadError, SyncError};
-use crate::ids::{LogName, Lsn, Position, RecoveryEpoch};
+use crate::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch};
 use crate::index::Indexes;
 use crate::indexer::{Indexer, Wanted};
 use crate::journal::Journal;
@@ -76,6 +77,8 @@ pub(crate) struct Core {
     pub(crate) journal: Arc<Journal>,
     pub(crate) logs: Arc<Logs>,
     pub(crate) damages: Damages,
+    /// Why the start holds back checkpoints and sorting, in sentences.
+    held_back: Vec<String>,
     pub(crate) open_segments: OpenSegments,
     pub(crate) indexes: Indexes,
     pub(crate) store_id: u128,
@@ -156,6 +159,9 @@ impl Core {
             recovered
                 .forget_indexes(&disk)
                 .map_err(OpenError::io("removing indexes"))?;
+            recovered
+                .set_bad_runs_aside(&*disk)
+                .map_err(OpenError::io("moving a run that cannot be used"))?;
             recovered.accept_loss();
         }
         if matches!(start, Start::ResetClock) {
@@ -185,6 +191,7 @@ impl Core {
             journal: begun.journal,
             logs: begun.logs,
             damages: begun.damages,
+            held_back: begun.held_back,
             open_segments,
             indexes: begun.indexes,
             store_id: store.id,
@@ -205,7 +212,57 @@ impl Core {
             archive,
             lock,
         });
+        for why in &core.held_back {
+            tracing::error!("{why}; until then no checkpoint is written and nothing is sorted");
+        }
         Ok((core, report))
+    }
+
+    /// Why no checkpoint is written and nothing sorted, in sentences; nothing if both go on.
+    /// Damage whose records are known holds back nothing.
+    pub(crate) fn held_back(&self) -> Vec<String> {
+        let mut reasons = self.held_back.clone();
+        if let Some(position) = self.damages.first_doubt().filter(|_| reasons.is_empty()) {
+            reasons.push(format!(
+                "records at position {position} cannot be read, and nothing tells whose they were; restart the daemon"
+            ));
+        }
+        reasons.extend(self.sorter.stuck());
+        reasons
+    }
+
+    /// Whether damage that nothing attributes to logs holds back checkpoints and sorting.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        !self.held_back.is_empty() || self.damages.first_doubt().is_some()
+    }
+
+    /// Behind the damage of a segment or run lies nothing that a sorted run is made of: forgets
+    /// damage between these positions that no reader misses anything of.
+    pub(crate) fn forget_damage(&self, from: Position, to: Position) {
+        let durable = self.journal.durable();
+        let within = |position: Position| from <= position && position < to;
+        let hit = self.damages.between(from, to).into_iter();
+        let hit = hit.filter_map(|damage| Some((damage.log.as_ref()?.id, damage.log?)));
+        let hit: BTreeMap<LogId, Arc<Log>> = hit.collect();
+        // Nothing is missed below these.
+        let mut kept_from = BTreeMap::new();
+        for (id, log) in hit {
+            let mut state = log.state.write();
+            let kept = match state.deleted {
+                true => Lsn::new(u64::MAX),
+                false => state.first(durable),
+            };
+            state.forget_damage(|lost| within(lost.position) && lost.to <= kept);
+            kept_from.insert(id, kept);
+        }
+        self.damages.forget(|damage| {
+            let gone = |log: &Arc<Log>| {
+                kept_from
+                    .get(&log.id)
+                    .is_some_and(|kept| damage.to <= *kept)
+            };
+            within(damage.position) && damage.log.as_ref().map_or(damage.harmless, gone)
+        });
     }
 
     /// Where files wait for a new life.

@@ -8,7 +8,8 @@ use crate::directory;
 use crate::disk::Disk;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::journal::body::Accepted;
-use crate::local::Log;
+use crate::known_bad::{self, Mistake};
+use crate::local::{Log, Lost};
 use crate::record::{Gap, GapReason};
 use crate::sync::RwLock;
 
@@ -33,9 +34,50 @@ pub(crate) struct Damage {
     pub(crate) to: Lsn,
     /// Somebody has accepted that it is lost: it is named as before, and alarms nobody.
     pub(crate) accepted: bool,
+    /// No record is lost: only the order in which records were committed, or a second copy.
+    pub(crate) harmless: bool,
 }
 
 impl Damage {
+    /// Records of one log.
+    pub(crate) fn of(log: Arc<Log>, lost: &Lost) -> Self {
+        Self {
+            position: lost.position,
+            log: Some(log),
+            from: lost.from,
+            to: lost.to,
+            accepted: lost.accepted,
+            harmless: false,
+        }
+    }
+
+    /// Damage that nothing attributes to a log.
+    pub(crate) fn of_nobody(position: Position, harmless: bool) -> Self {
+        Self {
+            position,
+            log: None,
+            from: Lsn::ZERO,
+            to: Lsn::ZERO,
+            accepted: false,
+            harmless,
+        }
+    }
+
+    /// The first record that is still missed; `None` if a trim or a deletion took all of them.
+    pub(crate) fn missed_from(&self) -> Option<Lsn> {
+        let Some(log) = &self.log else {
+            return Some(self.from);
+        };
+        let state = log.state.read();
+        let from = self.from.max(state.coming_first());
+        (!state.deleted && from < self.to).then_some(from)
+    }
+
+    /// Whether an operator should know of it: it is neither accepted nor forgotten.
+    fn alarms(&self) -> bool {
+        !self.accepted && self.missed_from().is_some()
+    }
+
     /// As readers are told of it.
     pub(crate) fn gap(&self) -> Gap {
         Gap {
@@ -77,9 +119,10 @@ impl Damages {
                 && other.from == damage.from
                 && other.log.as_ref().map(|log| log.id) == damage.log.as_ref().map(|log| log.id)
         };
-        if !damages.iter().any(same) {
-            let index = damages.partition_point(|other| other.position <= damage.position);
-            damages.insert(index, damage);
+        let first = damages.partition_point(|other| other.position < damage.position);
+        let last = damages.partition_point(|other| other.position <= damage.position);
+        if !damages.get(first..last).unwrap_or(&[]).iter().any(same) {
+            damages.insert(last, damage);
         }
     }
 
@@ -101,16 +144,57 @@ impl Damages {
         damages.iter().filter(took).cloned().collect()
     }
 
-    /// Whether none is known.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.known.read().is_empty()
+    /// Records of a log that counted as lost can be read.
+    pub(crate) fn find_again(&self, log: LogId, from: Lsn, to: Lsn) {
+        let mut damages = self.known.write();
+        let of_log = |damage: &Damage| damage.log.as_ref().is_some_and(|other| other.id == log);
+        let all = std::mem::take(&mut *damages).into_iter();
+        *damages = all
+            .flat_map(|damage| match of_log(&damage) {
+                true => {
+                    let (below, above) = (damage.to.min(from), damage.from.max(to));
+                    let first = Damage {
+                        to: below,
+                        ..damage.clone()
+                    };
+                    let rest = Damage {
+                        from: above,
+                        ..damage
+                    };
+                    let is_left = |damage: &Damage| damage.from < damage.to;
+                    [Some(first).filter(is_left), Some(rest).filter(is_left)]
+                }
+                false => [Some(damage), None],
+            })
+            .flatten()
+            .collect();
+    }
+
+    /// Forgets damage that `gone` picks.
+    pub(crate) fn forget(&self, gone: impl Fn(&Damage) -> bool) {
+        self.known.write().retain(|damage| !gone(damage));
+    }
+
+    /// Where records may be missing that nothing attributes to a log; `None` if nowhere.
+    pub(crate) fn first_doubt(&self) -> Option<Position> {
+        let damages = self.known.read();
+        let stops_all = known_bad::makes(Mistake::DamageStopsCheckpoints);
+        let is_doubt =
+            |damage: &Damage| damage.log.is_none() && !damage.harmless && !damage.accepted;
+        let doubt = damages.iter().find(|damage| stops_all || is_doubt(damage));
+        doubt.map(|damage| damage.position)
+    }
+
+    /// Losses that were accepted.
+    pub(crate) fn accepted(&self) -> &[Accepted] {
+        &self.accepted
     }
 
     /// How many logs lost records, and how many places of the journal lost something that
-    /// nothing attributes; without losses that were accepted.
+    /// nothing attributes; without losses that were accepted, trimmed or deleted.
     pub(crate) fn logs(&self) -> (u64, u64) {
         let damages = self.known.read();
-        let new = || damages.iter().filter(|damage| !damage.accepted);
+        let new = || damages.iter().filter(|damage| damage.alarms());
         let known = new().filter_map(|damage| damage.log.as_ref());
         let mut ids: Vec<_> = known.map(|log| log.id).collect();
         let unknown = new().count() - ids.len();
@@ -119,15 +203,19 @@ impl Damages {
         (ids.len() as u64, unknown as u64)
     }
 
-    /// How many records that is, without those whose loss was accepted.
+    /// How many records that is, without those whose loss was accepted, and without trimmed and
+    /// deleted ones.
     pub(crate) fn records(&self) -> u64 {
-        self.known
-            .read()
-            .iter()
-            .filter(|damage| !damage.accepted)
-            .map(|damage| damage.to.since(damage.from))
-            .sum()
+        let damages = self.known.read();
+        let new = damages.iter().filter(|damage| !damage.accepted);
+        new.filter_map(|damage| Some(damage.to.since(damage.missed_from()?)))
+            .fold(0, u64::saturating_add)
     }
+}
+
+/// Name of a sorted run whose loss was accepted.
+pub(crate) fn run_path(id: SegmentId) -> String {
+    format!("{DIRECTORY}/{id}.run")
 }
 
 /// Keeps the debris of a torn tail. Returns the number of bytes kept. The oldest debris goes where all
@@ -177,10 +265,11 @@ pub(crate) fn files(disk: &dyn Disk) -> io::Result<Vec<(String, u64)>> {
     paths(disk)?.into_iter().map(size).collect()
 }
 
-/// Paths of debris, the oldest first: names begin with the segment's number. Files of others are none.
+/// Paths of torn tails and of runs that were set aside, the oldest first: names begin with the number
+/// of the segment. Files of others are none.
 pub(crate) fn paths(disk: &dyn Disk) -> io::Result<Vec<String>> {
     let mut names = directory::list(disk, DIRECTORY)?;
-    names.retain(|name| name.ends_with(".torn"));
+    names.retain(|name| name.ends_with(".torn") || name.ends_with(".run"));
     names.sort_unstable();
     let path = |name| format!("{DIRECTORY}/{name}");
     Ok(names.into_iter().map(path).collect())

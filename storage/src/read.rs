@@ -30,9 +30,9 @@ use crate::codec;
 use crate::engine::{Page, ReadRequest, ReadStart};
 use crate::error::ReadError;
 use crate::ids::{Lsn, Position};
-use crate::index::Place;
+use crate::index::{Place, SealedIndex};
 use crate::journal::segment::{Hole, Segment};
-use crate::local::{Core, Log};
+use crate::local::{Core, Log, Lost};
 use crate::metrics::ChecksumSite;
 use crate::quarantine::Damage;
 use crate::record::{GapReason, StoredBatch, Visibility};
@@ -74,10 +74,15 @@ impl Core {
         position: Position,
         site: ChecksumSite,
     ) {
-        let known = log.state.read().damage_from(place.first_lsn);
-        if site != ChecksumSite::Read
-            && known.is_some_and(|(from, to)| from <= place.first_lsn && place.next_lsn() <= to)
-        {
+        let is_known = log.state.read().is_lost(place.first_lsn, place.next_lsn());
+        if is_known {
+            // Of an earlier run of the process. Only where the bytes are is new.
+            if let Some(segment) = self.journal.segment_at(place.position) {
+                segment.add_hole(Hole {
+                    from: place.position,
+                    to: place.end(),
+                });
+            }
             return;
         }
         self.journal.observer.checksum_failure(site);
@@ -89,18 +94,20 @@ impl Core {
             position = position.get(),
             "records do not match their checksum; they are quarantined"
         );
-        {
-            let mut state = log.state.write();
-            state.places.remove(place.position);
-            state.add_damage(place.first_lsn, place.next_lsn());
-        }
-        self.damages.add(Damage {
-            position,
-            log: Some(Arc::clone(log)),
+        let lost = Lost {
             from: place.first_lsn,
             to: place.next_lsn(),
+            position,
             accepted: false,
-        });
+        };
+        let new = {
+            let mut state = log.state.write();
+            state.places.remove(place.position);
+            state.add_damage(lost)
+        };
+        for lost in new {
+            self.damages.add(Damage::of(Arc::clone(log), &lost));
+        }
         if let Some(segment) = self.journal.segment_at(place.position) {
             segment.add_hole(Hole {
                 from: place.position,
@@ -108,6 +115,47 @@ impl Core {
             });
             self.let_next_start_find(&segment);
         }
+    }
+
+    /// Damage took these records. Those that are not known to be lost become known. Returns whether
+    /// there are any: then the caller forgets the checkpoints, which do not list them.
+    pub(crate) fn learn_of(&self, log: &Arc<Log>, lost: Lost) -> bool {
+        let new = log.state.write().add_damage(lost);
+        let any = !new.is_empty();
+        for lost in new {
+            self.journal.observer.checksum_failure(ChecksumSite::Scrub);
+            tracing::error!(
+                log = log.name.as_str(),
+                log_id = log.id.get(),
+                from_lsn = lost.from.get(),
+                to_lsn = lost.to.get(),
+                position = lost.position.get(),
+                "records are missing; they are quarantined"
+            );
+            self.damages.add(Damage::of(Arc::clone(log), &lost));
+        }
+        any
+    }
+
+    /// Damage took the records that the index of a segment lists, which was made again. Returns as
+    /// [`Core::learn_of`].
+    pub(crate) fn learn_lost(&self, index: &SealedIndex) -> bool {
+        let mut any = false;
+        for row in index.rows() {
+            let lost = index.image(&row).map_or_else(Vec::new, |image| image.lost);
+            if let Some(log) = self.logs.by_id(row.log_id).filter(|_| !lost.is_empty()) {
+                for lost in lost {
+                    any |= self.learn_of(&log, lost);
+                }
+            }
+        }
+        any
+    }
+
+    /// Whether the bytes of damage are gone, and a sorted run says which records were in them.
+    pub(crate) fn is_carried(&self, damage: &Damage) -> bool {
+        let run = self.journal.run_at(damage.position);
+        run.is_some_and(|run| run.segment.holes.read().is_empty())
     }
 
     fn stored(&self, log: &Log, frame: Frame) -> StoredBatch {

@@ -19,7 +19,7 @@ mod witness;
 
 pub(crate) use self::files::base_of;
 pub(crate) use self::history::bound_ends;
-pub(crate) use self::known::{damage_in, index_from_frames, last_whole_unit};
+pub(crate) use self::known::{Around, damage_in, index_anew, index_from_frames, last_whole_unit};
 pub(crate) use self::runs::Found as FoundRun;
 pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 
@@ -44,7 +44,7 @@ use crate::directory::{self, LastBegun, ReadBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId, Timestamp};
-use crate::index::Indexes;
+use crate::index::{Indexes, SealedIndex, index_id, old_id};
 use crate::indexer::{Indexer, Progress};
 use crate::journal::body::{Accepted, Closing, Marker};
 use crate::journal::committer::Committer;
@@ -103,6 +103,18 @@ pub struct RecoveryReport {
     pub accepted: Vec<Gap>,
     /// Whatever else people should know, in sentences.
     pub findings: Vec<String>,
+}
+
+impl RecoveryReport {
+    /// Names the damage whose records are still missed.
+    fn tell_damages(&mut self, damages: &[Damage]) {
+        let missed = damages
+            .iter()
+            .filter(|damage| damage.missed_from().is_some());
+        let (accepted, damage): (Vec<_>, Vec<_>) = missed.partition(|damage| damage.accepted);
+        self.damage = damage.into_iter().map(Damage::gap).collect();
+        self.accepted = accepted.into_iter().map(Damage::gap).collect();
+    }
 }
 
 /// The last segment, when all is read.
@@ -182,6 +194,7 @@ pub(crate) struct Recovered {
     lacks_facts: bool,
     /// Damage so far that nothing attributes, in sentences. A checkpoint may end the doubt.
     doubts: Vec<String>,
+    /// Damage, in sentences.
     findings: Vec<String>,
     /// Facts that are no damage: files of others, and a torn tail that found no space in quarantine.
     notes: Vec<String>,
@@ -207,6 +220,8 @@ pub(crate) struct Begun {
     pub(crate) quarantine_bytes: u64,
     /// Files that the start could not remove.
     pub(crate) left: Vec<String>,
+    /// Why no checkpoint is written and nothing sorted, in sentences; nothing if both go on.
+    pub(crate) held_back: Vec<String>,
     /// The key of digests.
     pub(crate) secret: Secret,
     pub(crate) report: RecoveryReport,
@@ -232,7 +247,7 @@ pub(crate) fn recover(
             to: bytes.end,
         });
     }
-    if recovered.is_damaged() && config.on_damage == OnDamage::Refuse {
+    if config.on_damage == OnDamage::Refuse && recovered.is_damaged() {
         return Err(OpenError::Damaged(recovered.what_is_damaged()));
     }
     recovered.check_room()?;
@@ -256,11 +271,9 @@ pub(crate) fn inspect(
     let torn = recovered.tail.as_ref().map_or(0, |tail| tail.torn);
     recovered.enter_epoch(end);
     let mut report = recovered.report(end, torn);
-    let finished = recovered.drafts.finish(&mut report.findings);
-    let (accepted, damage): (Vec<_>, Vec<_>) =
-        finished.damages.iter().partition(|damage| damage.accepted);
-    report.damage = damage.into_iter().map(Damage::gap).collect();
-    report.accepted = accepted.into_iter().map(Damage::gap).collect();
+    let sorted_end = recovered.runs.end();
+    let finished = recovered.drafts.finish(sorted_end, &mut report.findings);
+    report.tell_damages(&finished.damages);
     report.logs = finished.logs.len() as u64;
     report.records = finished.records;
     Ok(report)
@@ -466,12 +479,21 @@ impl Recovered {
             let (bytes, walked) = match (tail.take_if(|_| is_last), link) {
                 (Some(tail), _) => (tail.content, tail.walked),
                 (None, link) => {
-                    let bytes = segment.content(disk)?;
-                    let walked = match link {
-                        Some(link) => segment.as_bytes(&bytes).walk_finished(link.predecessor_end),
-                        None => segment.as_bytes(&bytes).walk_last(),
+                    let walk = |bytes: &Content<'_>| match link {
+                        Some(link) => segment.as_bytes(bytes).walk_before(link),
+                        None => segment.as_bytes(bytes).walk_last(),
                     };
-                    (bytes, walked)
+                    let bytes = segment.content(disk)?;
+                    let walked = walk(&bytes);
+                    if walked.holes().is_empty() {
+                        (bytes, walked)
+                    } else {
+                        // The memory of that read may be wrong.
+                        segment.check(&bytes)?;
+                        let bytes = segment.device_content(disk)?;
+                        let walked = walk(&bytes);
+                        (bytes, walked)
+                    }
                 }
             };
             if let Some((at, newer)) = segment.as_bytes(&bytes).newer(&walked) {
@@ -644,16 +666,30 @@ impl Recovered {
         }
         accepted.places.extend(self.damaged_runs());
         self.accept(&accepted);
+        // Doubt held back the indexes of some.
+        let unwritten = &mut self.progress.unwritten;
+        for segment in self.segments.values().filter(|s| !s.is_misnamed()) {
+            let index = self.indexes.get(segment).ok().flatten();
+            let is_new = |index: &Arc<SealedIndex>| !unwritten.iter().any(|i| i.base == index.base);
+            if let Some(index) = index.filter(is_new) {
+                unwritten.push_back(index);
+            }
+        }
         self.accepting = Some(accepted);
         self.lost_before = None;
         self.clean = false;
     }
 
-    /// Bytes that do not verify, without those whose loss was accepted.
+    /// Bytes that do not verify, without those whose loss was accepted, and without those whose
+    /// records are all trimmed.
     fn new_holes(&self) -> Vec<Hole> {
+        let forgotten = self.drafts.forgotten();
         let mut holes = Vec::new();
         for segment in self.segments.values() {
-            let new = |hole: &&Hole| !self.drafts.is_accepted(hole.from, hole.to);
+            let new = |hole: &&Hole| {
+                let is_forgotten = forgotten.range(hole.from..hole.to).next().is_some();
+                !is_forgotten && !self.drafts.is_accepted(hole.from, hole.to)
+            };
             holes.extend(segment.holes.read().iter().filter(new).copied());
         }
         holes
@@ -672,8 +708,9 @@ impl Recovered {
     /// What is lost and not accepted yet.
     pub(crate) fn loss(self) -> Loss {
         let mut findings = self.findings;
-        let finished = self.drafts.finish(&mut findings);
-        let new = finished.damages.iter().filter(|damage| !damage.accepted);
+        let finished = self.drafts.finish(self.runs.end(), &mut findings);
+        let new = finished.damages.iter();
+        let new = new.filter(|damage| !damage.accepted && damage.missed_from().is_some());
         let logs = finished.logs.all();
         let mut unproven: Vec<LogName> = logs
             .iter()
@@ -694,7 +731,7 @@ impl Recovered {
     /// The logs whose names begin with `prefix`, by name.
     pub(crate) fn logs(mut self, prefix: &str) -> Vec<LogInfo> {
         const END: Position = Position::new(u64::MAX);
-        let finished = self.drafts.finish(&mut self.findings);
+        let finished = self.drafts.finish(self.runs.end(), &mut self.findings);
         let mut logs: Vec<_> = (finished.logs.all().iter())
             .filter(|log| log.name.as_str().starts_with(prefix) && !log.state.read().deleted)
             .map(|log| {
@@ -735,6 +772,13 @@ impl Recovered {
             ));
             // It may have been the first of a new epoch.
             self.lost_starts += 1;
+            if let Some(missing) = self.trace_between(disk, segment.life.id)? {
+                self.drafts.mark_uncertain(segment.base);
+                self.findings.push(format!(
+                    "segment {missing} is missing or unreadable, before segment {}",
+                    segment.life.id
+                ));
+            }
             return Ok(());
         };
         // The newest counts: the clock may have gone back.
@@ -789,6 +833,22 @@ impl Recovered {
         Ok(())
     }
 
+    /// A segment between the last one and `next` that only an unreadable file or an index shows.
+    fn trace_between(
+        &self,
+        disk: &dyn Disk,
+        next: SegmentId,
+    ) -> Result<Option<SegmentId>, OpenError> {
+        let mut found: Vec<SegmentId> = self.unreadable.clone();
+        directory::visit(disk, "index", &mut |name| {
+            found.extend(index_id(name).or_else(|| old_id(name)));
+        })
+        .map_err(OpenError::io("listing indexes"))?;
+        let is_run = |id: &SegmentId| self.runs.found.iter().any(|run| run.run.id() == *id);
+        let mut found = found.into_iter();
+        Ok(found.find(|id| Some(*id) > self.last && *id < next && !is_run(id)))
+    }
+
     /// Applies one walked segment. Returns the holes that no directory explains.
     fn apply_segment(
         &mut self,
@@ -802,7 +862,7 @@ impl Recovered {
             .segments
             .values()
             .next_back()
-            .map_or(Position::ZERO, |before| {
+            .map_or(bytes.base, |before| {
                 before.end.read().unwrap_or(before.base)
             });
         // Where the atomic unit at hand began.
@@ -964,12 +1024,15 @@ impl Recovered {
                 "the sorted run of positions {from} to {to} does not match its checksums"
             ));
         }
+        if found.is_empty() {
+            found.push("records were lost, and nobody has accepted that".to_owned());
+        }
         found.join("; ")
     }
 
     fn is_damaged(&self) -> bool {
         let holes = !self.new_holes().is_empty() || !self.damaged_runs().is_empty();
-        holes || !self.findings.is_empty()
+        holes || !self.findings.is_empty() || self.drafts.misses_records()
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod appending;
 mod archiving;
+mod around_damage;
 mod backups;
 mod bounds;
 mod combined;

@@ -423,11 +423,15 @@ fn finding(finding: &Finding) -> v1::Finding {
 
 /// What is known to be damaged; `None` if nothing is.
 pub(crate) fn damage_summary(now: &Statistics) -> Option<v1::DamageSummary> {
-    let some = now.quarantined_records > 0 || now.damaged_logs > 0 || now.unattributed_damages > 0;
+    let some = now.quarantined_records > 0
+        || now.damaged_logs > 0
+        || now.unattributed_damages > 0
+        || !now.held_back.is_empty();
     some.then_some(v1::DamageSummary {
         quarantined_records: now.quarantined_records,
         log_count: now.damaged_logs,
         unattributed_count: now.unattributed_damages,
+        held_back: now.held_back.clone(),
     })
 }
 

@@ -58,6 +58,7 @@ fn every_promised_metric_is_there_before_anything_happened() {
         "wald_unreadable_bytes",
         "wald_indexing_failed",
         "wald_unattributed_losses",
+        "wald_held_back",
         "wald_engine_panics_total",
         "wald_recovery_duration_seconds",
         "wald_recovery_epoch",

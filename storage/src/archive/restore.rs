@@ -365,6 +365,7 @@ impl Restoring {
             created_in: None,
             chain: Chain::default(),
             extras: (!extras.is_empty()).then(|| Box::new(extras)),
+            lost: Vec::new(),
             ..self.image.clone()
         }
     }
@@ -451,6 +452,7 @@ impl Work<'_> {
             records: 0,
             pack_bytes: 0,
             images_at: 0,
+            accepted: Vec::new(),
             forgotten: None,
         };
         let writing = || RestoreError::io(format!("writing {path} in {}", self.target.location()));

@@ -290,7 +290,35 @@ impl Take {
         Ok(BackupPart::Manifest(Arc::clone(&self.manifest)))
     }
 
+    /// Whether a derived file tells of damage that the content in this backup does not have: a
+    /// segment or run in it rotted after it was saved.
+    fn has_rotted_since(&self) -> bool {
+        let core = &self.core;
+        let rotted = |segment: &Segment| {
+            let (from, to) = core.reach_of(segment);
+            let damages = core.damages.between(from, to);
+            damages.iter().any(|damage| !core.is_carried(damage))
+        };
+        match (&self.sources[self.at].kind, self.at.checked_sub(1)) {
+            (Kind::Index, Some(before)) => match &self.sources[before].kind {
+                Kind::Segment(segment, _) => {
+                    let whole = self.whole.iter();
+                    let mut whole = whole.filter(|whole| whole.base == segment.base);
+                    whole.any(|segment| rotted(segment))
+                }
+                _ => false,
+            },
+            (Kind::Checkpoint(_), _) => self.whole.iter().any(|segment| rotted(segment)),
+            _ => false,
+        }
+    }
+
     fn begin_digest(&mut self) -> Result<(), BackupError> {
+        if self.has_rotted_since() {
+            // Nothing rests on it: a start does without.
+            self.at += 1;
+            return Ok(());
+        }
         let source = &self.sources[self.at];
         match source.open(&self.core) {
             Ok(reading) => {
@@ -397,13 +425,16 @@ impl Take {
         known.retain(|damage| {
             let journal = &self.core.journal;
             let is_at = |segment: &Arc<Segment>| match sorted::is_address(segment.base) {
+                // A run without bad bytes may say that it is without these records.
                 true => {
                     let run = journal.run_at(damage.position);
-                    run.is_some_and(|run| run.id() == segment.life.id)
+                    let at = run.is_some_and(|run| run.id() == segment.life.id);
+                    at && !self.core.is_carried(damage)
                 }
                 false => segment.has_hole_at(damage.position),
             };
-            !damage.accepted && !self.whole.iter().any(is_at)
+            let missed = damage.missed_from().is_some();
+            missed && !damage.accepted && !self.whole.iter().any(is_at)
         });
         let journal = Arc::clone(&self.core.journal);
         let damage = known.into_iter().map(|damage| BackupDamage {

@@ -7,7 +7,7 @@ use super::chain::{Chain, Node};
 use crate::bounds;
 use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::body;
-use crate::local::{ExtrasImage, Kept, Producers};
+use crate::local::{ExtrasImage, Kept, Lost, Producers};
 use crate::record::LogConfig;
 use crate::wire::{self, Value};
 
@@ -36,7 +36,13 @@ pub(crate) struct Image {
     pub(crate) chain: Chain,
     /// Writer epoch, producers, cursors.
     pub(crate) extras: Option<Box<ExtrasImage>>,
+    /// Records that damage took, in order: in the index of a segment and in a run only those
+    /// that were there, in a checkpoint all.
+    pub(crate) lost: Vec<Lost>,
 }
+
+/// Field of records that damage took.
+const LOST: u32 = 21;
 
 impl Image {
     /// Leaves only the changes of producers since a position, as an index tells them. Returns all
@@ -84,6 +90,11 @@ impl Image {
             extras.encode(out);
         }
         wire::put_uint(out, 19, self.kept.expired);
+        for lost in &self.lost {
+            part.clear();
+            lost.put(&mut part);
+            wire::put_bytes(out, LOST, &part);
+        }
     }
 
     pub(crate) fn decode(input: &[u8]) -> Option<Self> {
@@ -104,6 +115,7 @@ impl Image {
             created_in: None,
             chain: Chain::default(),
             extras: None,
+            lost: Vec::new(),
         };
         let mut extras = ExtrasImage::default();
         let segment = |id| Some(Some(bounds::segment(id)?).filter(|id| id.get() != 0));
@@ -128,6 +140,7 @@ impl Image {
                 (14, Value::Varint(id)) => image.created_in = segment(id)?,
                 (15, Value::Bytes(roots)) => image.chain = chain(roots)?,
                 (19, Value::Varint(records)) => image.kept.expired = bounds::records(records)?,
+                (LOST, Value::Bytes(lost)) => image.lost.push(Lost::decode(lost)?),
                 (field, value) => extras.take(field, value)?,
             }
         }
@@ -221,6 +234,12 @@ mod tests {
             created_in: None,
             chain,
             extras: Some(Box::new(extras())),
+            lost: vec![Lost {
+                from: Lsn::new(5),
+                to: Lsn::new(9),
+                position: Position::new(1 << 40),
+                accepted: true,
+            }],
         };
         let mut bytes = Vec::new();
         image.encode(&mut bytes);

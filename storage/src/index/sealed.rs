@@ -31,7 +31,7 @@ use crate::disk::Disk;
 use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
 use crate::journal::frame::{RunningCrc, crc32c};
 use crate::journal::segment::Life;
-use crate::local::{Producers, producers_in};
+use crate::local::{Lost, Producers, producers_in};
 use crate::sorted;
 use crate::wire::{u32_at, u64_at};
 
@@ -235,11 +235,39 @@ impl SealedIndex {
     ) -> Self {
         let mut builder = IndexBuilder::new(base, new.len());
         let mut before = None;
-        for row in new {
+        for mut row in new {
             debug_assert!(before.replace(row.image.id) < Some(row.image.id));
+            if !sorted::is_address(base) {
+                // Indexes of earlier segments list their own losses.
+                let limit = base.advance(life.size);
+                let lost = &mut row.image.lost;
+                lost.retain(|lost| base <= lost.position && lost.position < limit);
+            }
             builder.push(row);
         }
         builder.finish(life, end, chain).into_index()
+    }
+
+    /// The same index, and more records that damage took of each log, by `lost`. `None` if an image
+    /// cannot be read.
+    pub(crate) fn with_lost(&self, life: &Life, lost: impl Fn(LogId) -> Vec<Lost>) -> Option<Self> {
+        let rows = self.rows().map(|row| {
+            let image = self.image(&row)?;
+            let mut all = lost(row.log_id);
+            for old in &image.lost {
+                let is_new = !all.iter().any(|l| l.from <= old.from && old.to <= l.to);
+                all.extend(is_new.then_some(*old));
+            }
+            all.sort_unstable_by_key(|lost| lost.from);
+            Some(NewRow {
+                image: Image { lost: all, ..image },
+                places: self.entries(&row).from(0).collect(),
+                below: row.below,
+            })
+        });
+        let rows = rows.collect::<Option<Vec<_>>>()?;
+        let (base, end, chain) = (self.base, self.end, self.chain);
+        Some(Self::build(life, base, end, chain, rows.into_iter()))
     }
 
     /// The same, made from the frames of its segment alone.

@@ -340,24 +340,12 @@ impl Accepted {
         to <= self.before && (self.all || self.places.iter().any(within))
     }
 
-    /// Whether the loss of these records, which shows at `position`, was accepted.
-    pub(crate) fn covers_records(
-        &self,
-        position: Position,
-        log: LogId,
-        from: Lsn,
-        to: Lsn,
-    ) -> bool {
-        let within = |lost: &(LogId, Lsn, Lsn)| lost.0 == log && lost.1 <= from && to <= lost.2;
-        position < self.before && (self.all || self.lost.iter().any(within))
-    }
-
     /// Whether the loss of a log's name was accepted.
     pub(crate) fn covers_log(&self, log: LogId) -> bool {
         self.all || self.lost.iter().any(|(lost, ..)| *lost == log)
     }
 
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         wire::put_uint(&mut out, 1, self.before.get());
         wire::put_uint(&mut out, 2, u64::from(self.all));
@@ -378,7 +366,7 @@ impl Accepted {
         out
     }
 
-    fn decode(input: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
         let mut accepted = Self::default();
         for field in wire::fields(input) {
             match field? {

@@ -194,6 +194,7 @@ impl Core {
             indexing_failed: self.indexer.trouble().is_some(),
             damaged_logs,
             unattributed_damages,
+            held_back: self.held_back(),
             scrubbed_bytes: self.scrub.bytes.load(Ordering::Relaxed),
             last_scrub: self.scrub.last_pass(),
             held_logs: held.logs,

@@ -15,6 +15,7 @@ use thin_vec::ThinVec;
 use super::bounds::{Holdings, Load};
 use super::extras::{Extras, ExtrasImage, Missing};
 use super::producers::Producers;
+use crate::bounds;
 use crate::sync::{Mutex, RwLock};
 
 use crate::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentOrNone, Timestamp};
@@ -22,6 +23,7 @@ use crate::index::{Chain, Image, Place, Places};
 use crate::record::{Compression, GapReason, LogConfig, LogInfo};
 use crate::threads;
 use crate::watch::{Watch, Watched};
+use crate::wire;
 
 /// Where a log begins, and how what lies before went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,6 +62,61 @@ impl Kept {
                 expired: self.expired.saturating_add(more),
             },
         }
+    }
+}
+
+/// Records of one log that damage took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lost {
+    pub(crate) from: Lsn,
+    /// The lsn behind the last of them.
+    pub(crate) to: Lsn,
+    /// Where in the journal they were, as far as that is known.
+    pub(crate) position: Position,
+    /// An operator has accepted the loss.
+    pub(crate) accepted: bool,
+}
+
+/// Losses but for the records from `from` up to `to`.
+pub(crate) fn without(losses: &[Lost], from: Lsn, to: Lsn) -> Vec<Lost> {
+    let cut = |lost: &Lost| {
+        let (below, above) = (lost.to.min(from), lost.from.max(to));
+        [
+            Lost { to: below, ..*lost },
+            Lost {
+                from: above,
+                ..*lost
+            },
+        ]
+    };
+    let rest = losses.iter().flat_map(cut);
+    rest.filter(|lost| lost.from < lost.to).collect()
+}
+
+impl Lost {
+    /// Appends it to a message.
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        for number in [
+            self.from.get(),
+            self.to.since(self.from),
+            self.position.get(),
+            u64::from(self.accepted),
+        ] {
+            wire::put_varint(out, number);
+        }
+    }
+
+    /// Reads one. `None` if it is malformed.
+    pub(crate) fn decode(mut input: &[u8]) -> Option<Self> {
+        let mut number = || wire::take_varint(&mut input);
+        let from = bounds::lsn(number()?)?;
+        let lost = Self {
+            from,
+            to: bounds::lsn(from.get().checked_add(number()?)?)?,
+            position: bounds::position(number()?)?,
+            accepted: number()? != 0,
+        };
+        (lost.from < lost.to).then_some(lost)
     }
 }
 
@@ -129,8 +186,9 @@ pub(crate) struct LogState {
     pub(crate) create_time: Timestamp,
     pub(crate) update_time: Timestamp,
     pub(crate) stored_bytes: u64,
-    /// Lsns that are lost to damage, in order: from, to (exclusive).
-    pub(crate) damage: ThinVec<(Lsn, Lsn)>,
+    /// Records that are lost to damage, in order and not overlapping. Trimmed ones stay until
+    /// the sorter has passed them, so that readers of the journal learn why they are gone.
+    pub(crate) damage: ThinVec<Lost>,
     /// Damage may have taken records at and beyond `next`.
     pub(crate) unproven: bool,
     pub(crate) deleted: bool,
@@ -263,14 +321,33 @@ impl LogState {
     pub(crate) fn apply_trims(&mut self, durable: Position) {
         self.kept = self.kept(durable);
         self.trims.retain(|(end, _)| *end > durable);
-        let first = self.kept.first;
-        self.damage.retain(|(_, to)| *to > first);
     }
 
     /// The damaged range that holds `lsn`, or begins first after it.
     pub(crate) fn damage_from(&self, lsn: Lsn) -> Option<(Lsn, Lsn)> {
-        let index = self.damage.partition_point(|(_, to)| *to <= lsn);
-        self.damage.get(index).copied()
+        let index = self.damage.partition_point(|lost| lost.to <= lsn);
+        let mut lost = self.damage.get(index..)?.iter();
+        let first = lost.next()?;
+        let adjacent = lost.scan(first.to, |to, next| {
+            (next.from == *to).then(|| {
+                *to = next.to;
+                *to
+            })
+        });
+        Some((first.from, adjacent.last().unwrap_or(first.to)))
+    }
+
+    /// Whether damage took all records from `from` up to `to`.
+    pub(crate) fn is_lost(&self, from: Lsn, to: Lsn) -> bool {
+        let index = self.damage.partition_point(|lost| lost.to <= from);
+        let mut reached = from;
+        for lost in self.damage.iter().skip(index) {
+            if reached >= to || lost.from > reached {
+                break;
+            }
+            reached = lost.to;
+        }
+        reached >= to
     }
 
     /// Ranges that this store has never had, in order.
@@ -288,32 +365,60 @@ impl LogState {
         }
     }
 
-    /// Notes that records are lost to damage; ranges stay sorted and apart.
-    pub(crate) fn add_damage(&mut self, from: Lsn, to: Lsn) {
-        if from >= to {
-            return;
-        }
-        self.damage.push((from, to));
-        self.damage.sort_unstable();
-        let mut merged: ThinVec<(Lsn, Lsn)> = ThinVec::with_capacity(self.damage.len());
-        for (from, to) in self.damage.drain(..) {
-            match merged.last_mut() {
-                Some(last) if from <= last.1 => last.1 = last.1.max(to),
-                _ => merged.push((from, to)),
+    /// Notes that records are lost to damage. Records that are known to be lost keep the place
+    /// that they were lost at. Returns the records that were not known to be lost.
+    pub(crate) fn add_damage(&mut self, lost: Lost) -> Vec<Lost> {
+        let mut from = lost.from;
+        let mut at = self.damage.partition_point(|known| known.to <= from);
+        let mut new = Vec::new();
+        while from < lost.to {
+            let next = self.damage.get(at).copied();
+            let to = next.map_or(lost.to, |next| next.from.min(lost.to));
+            if from < to {
+                let part = Lost { from, to, ..lost };
+                self.damage.insert(at, part);
+                new.push(part);
+                at += 1;
             }
+            from = next.map_or(lost.to, |next| next.to);
+            at += 1;
         }
-        self.damage = merged;
+        new
+    }
+
+    /// Records that counted as lost can be read.
+    pub(crate) fn find_again(&mut self, from: Lsn, to: Lsn) {
+        self.damage = without(&self.damage, from, to).into();
+    }
+
+    /// Forgets damage that no reader can meet any more: `gone` says which.
+    pub(crate) fn forget_damage(&mut self, gone: impl Fn(&Lost) -> bool) {
+        self.damage.retain(|lost| !gone(lost));
+    }
+
+    /// Records that damage took between these positions.
+    pub(crate) fn lost_between(&self, from: Position, to: Position) -> Vec<Lost> {
+        if self.deleted {
+            return Vec::new();
+        }
+        let within = |lost: &&Lost| from <= lost.position && lost.position < to;
+        self.damage.iter().filter(within).copied().collect()
+    }
+
+    /// Whether records that damage took are still missed: they are neither trimmed nor deleted.
+    pub(crate) fn misses(&self, lost: &Lost) -> bool {
+        !self.deleted && lost.to > self.coming_first()
     }
 
     /// A record has the lsn `from` again, after the loss of all records from there on was accepted.
     /// Returns whether all of them are lost, and so count as lost no more.
     pub(crate) fn give_again(&mut self, from: Lsn) -> bool {
-        let is_last = |lost: &(Lsn, Lsn)| lost.0 <= from && lost.1 == self.next;
-        if !self.damage.last().is_some_and(is_last) {
+        if !self.is_lost(from, self.next) {
             return false;
         }
-        if let Some((first, _)) = self.damage.pop() {
-            self.add_damage(first, from);
+        self.damage.retain(|lost| lost.from < from);
+        if let Some(last) = self.damage.last_mut() {
+            last.to = last.to.min(from);
         }
         self.next = from;
         true
@@ -331,8 +436,8 @@ impl LogState {
     pub(crate) fn records(&self) -> u64 {
         let kept = self.next.since(self.coming_first());
         let first = self.coming_first();
-        let damaged = self.damage.iter().filter(|(_, to)| *to > first);
-        let damaged = damaged.map(|(from, to)| to.since((*from).max(first)));
+        let damaged = self.damage.iter().filter(|lost| lost.to > first);
+        let damaged = damaged.map(|lost| lost.to.since(lost.from.max(first)));
         let missing = self.missing().iter();
         let missing = missing.map(|m| m.to.since(m.from.max(first)));
         damaged.chain(missing).fold(kept, u64::saturating_sub)
@@ -370,7 +475,7 @@ impl LogState {
         }
     }
 
-    /// How the log stands, apart from what is in memory only and what is damaged.
+    /// How the log stands, without records that are in memory only.
     pub(crate) fn image(&self, id: LogId, name: Option<LogName>) -> Image {
         Image {
             id,
@@ -395,13 +500,17 @@ impl LogState {
                 .extras
                 .as_deref()
                 .map(|extras| Box::new(ExtrasImage::from(extras))),
+            lost: match self.deleted {
+                true => Vec::new(),
+                false => self.damage.to_vec(),
+            },
         }
     }
 
     /// A log that stands as its image tells.
     pub(crate) fn of_image(image: Image) -> Self {
         let extras = image.extras.as_deref();
-        Self {
+        let mut state = Self {
             next: image.next,
             last_time: image.last_time,
             created_end: image.created_end,
@@ -422,14 +531,20 @@ impl LogState {
             ages_at: 0,
             touched_in: image.touched_in.into(),
             created_in: image.created_in.into(),
+        };
+        for lost in image.lost {
+            state.add_damage(lost);
         }
+        state
     }
 
     /// What an image does not tell stays as it was before. Of producers it tells changes, of each
     /// at most `window` batches.
     pub(crate) fn follow(&mut self, before: &mut Self, window: u64) {
         self.places = std::mem::take(&mut before.places);
-        self.damage = std::mem::take(&mut before.damage);
+        for lost in before.damage.drain(..) {
+            self.add_damage(lost);
+        }
         self.unproven = before.unproven;
         let producers = before
             .extras

@@ -222,19 +222,20 @@ impl Core {
         );
         let index = Arc::new(made?);
         self.indexes.pin(Arc::clone(&index));
-        self.let_next_start_write_index(segment);
+        // A start writes an index that is missing, and does not look into those that a checkpoint
+        // spares it.
+        if let Err(error) = self.set_index_aside(segment) {
+            tracing::warn!(segment = %segment.life.id, %error, "a damaged index cannot be set aside");
+        }
         Ok(Some(index))
     }
 
-    /// Sets the index of a segment aside: a start writes an index that is missing, and does not look
-    /// into those that a checkpoint spares it.
-    fn let_next_start_write_index(&self, segment: &Segment) {
-        let set_aside = || match index::set_aside(&self.backups, segment.life.id)? {
+    /// Sets the index of a segment or run aside, durably. The next start begins without a checkpoint,
+    /// reads the frames and writes the index.
+    pub(crate) fn set_index_aside(&self, segment: &Segment) -> io::Result<()> {
+        match index::set_aside(&self.backups, segment.life.id)? {
             true => self.disk.sync_directory("index"),
             false => Ok(()),
-        };
-        if let Err(error) = set_aside() {
-            tracing::warn!(segment = %segment.life.id, %error, "a damaged index cannot be set aside");
         }
     }
 }

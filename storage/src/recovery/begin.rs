@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::history::add_end;
 use super::{Begun, Recovered, RecoveryReport, Tail};
+use crate::backup::Backups;
 use crate::checkpoint;
 use crate::clock::Clock;
 use crate::config::StorageConfig;
@@ -21,11 +22,11 @@ use crate::journal::committer::{Committer, Resume, Settings};
 use crate::journal::expiry::Clocks;
 use crate::journal::pool::{Pool, Use};
 use crate::journal::segment::Segment;
-use crate::journal::{Journal, largest_unit};
+use crate::journal::{Journal, largest_unit, segment};
 use crate::metrics::Observer;
 use crate::quarantine;
-use crate::quarantine::{Damage, Damages};
-use crate::sorted::Volume;
+use crate::quarantine::Damages;
+use crate::sorted::{self, Volume};
 
 const DAY_MICROS: i64 = 24 * 3600 * 1_000_000;
 
@@ -98,15 +99,20 @@ impl Recovered {
         let file = Arc::clone(&ready.file);
         let segment = Arc::new(Segment::begun(ready.life, self.next_base, ready.file));
         let link = self.link(ready.life.size);
+        let mut held_back = self.files_in_the_way();
         let mut report = self.report(end, torn_bytes);
         let arrival = self.drafts.arrival;
         let now = clock.now();
         let shows = self.expiry_at_start(now);
-        let finished = self.drafts.finish(&mut report.findings);
-        let (accepted, damage): (Vec<_>, Vec<_>) =
-            finished.damages.iter().partition(|damage| damage.accepted);
-        report.damage = damage.into_iter().map(Damage::gap).collect();
-        report.accepted = accepted.into_iter().map(Damage::gap).collect();
+        let sorted_end = self.runs.end();
+        let finished = self.drafts.finish(sorted_end, &mut report.findings);
+        report.tell_damages(&finished.damages);
+        if finished.uncertain {
+            held_back.push(
+                "records are missing, and nothing tells whose they were; stop the daemon and run `wald repair --accept-loss`"
+                    .to_owned(),
+            );
+        }
         let logs = Arc::new(finished.logs);
         report.logs = logs.len() as u64;
         report.records = finished.records;
@@ -143,12 +149,7 @@ impl Recovered {
             next_log_counter: self.next_log_counter,
             arrival,
         };
-        let is_sound = report.findings.is_empty();
-        report.findings.append(&mut self.notes);
-        self.progress.sound = is_sound
-            && self.accepted.is_empty()
-            && finished.damages.is_empty()
-            && !finished.uncertain;
+        let lists_losses = self.progress.covered.is_some() || finished.damages.is_empty();
         // A checkpoint need not wait until this run leaves a segment, which a full disk may prevent.
         let tail = self.tail.as_ref().filter(|tail| tail.path.is_some());
         self.progress.newest = tail.map(|tail| Newest {
@@ -220,6 +221,9 @@ impl Recovered {
             written => written,
         };
         written.map_err(fail())?;
+        if !lists_losses {
+            set_checkpoints_aside(disk, &indexer);
+        }
         let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
         report.times.begin = journal.clock.monotonic().duration_since(started);
         let damages = Damages::new(finished.damages, finished.accepted);
@@ -235,9 +239,35 @@ impl Recovered {
             committer,
             quarantine_bytes,
             left: self.left,
+            held_back,
             secret,
             report,
         })
+    }
+
+    /// Files that keep checkpoints and the sorter from their work. Both may drop
+    /// the only trace that later starts have of a loss.
+    fn files_in_the_way(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for (id, _) in &self.runs.bad {
+            found.push(format!(
+                "{} cannot be used; put it back from a copy, or stop the daemon and run `wald repair --accept-loss`",
+                sorted::path(*id)
+            ));
+        }
+        for segment in self
+            .segments
+            .values()
+            .filter(|segment| segment.is_misnamed())
+        {
+            found.push(format!(
+                "{} holds segment {}; stop the daemon and rename the file to {}",
+                segment.path(),
+                segment.life.id,
+                segment::journal_path(segment.life.id)
+            ));
+        }
+        found
     }
 
     /// The key of the store's digests. It is drawn for a store that has none: a new one, or one
@@ -372,7 +402,7 @@ impl Recovered {
             torn_bytes,
             damage: Vec::new(),
             accepted: Vec::new(),
-            findings: self.findings.clone(),
+            findings: self.findings.iter().chain(&self.notes).cloned().collect(),
         }
     }
 }
@@ -470,6 +500,18 @@ impl<'a> Spare<'a> {
             let _gone = self.disk.remove(&path);
         }
         self.paths = Some(Vec::new());
+    }
+}
+
+/// The start found damage and did not begin with a checkpoint. Those that are there may not list the
+/// lost records, and a later start could begin with one when all indexes are there again.
+fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexer: &Indexer) {
+    // No backup runs of a store that is not open.
+    let backups = Backups::new(Arc::clone(disk));
+    if let Err(error) = checkpoint::set_aside(&**disk, &backups) {
+        tracing::warn!(%error, "checkpoints that do not list all lost records cannot be set aside; the next start reads the same segments again");
+        // No start begins with a checkpoint while an index is missing.
+        indexer.hold().unwritten.clear();
     }
 }
 

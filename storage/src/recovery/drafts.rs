@@ -4,6 +4,7 @@
 
 mod learn;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
@@ -18,7 +19,7 @@ use crate::journal::body::{self, Accepted, Closing, Created, CursorBody};
 use crate::journal::compress;
 use crate::journal::frame::{DirectoryEntry, Header, Kind};
 use crate::journal::segment::Life;
-use crate::local::{Forgotten, Kept, Log, LogState, Logs, Mark, Remembered, TrimBy};
+use crate::local::{Forgotten, Kept, Log, LogState, Logs, Lost, Mark, Remembered, TrimBy, without};
 use crate::quarantine::Damage;
 use crate::record::{LogConfig, Producer};
 use crate::repair::UnnamedLog;
@@ -123,20 +124,11 @@ pub(super) struct Found<'a> {
     pub(super) unit: Position,
 }
 
-/// Records found missing: of which log, and where in the journal that shows.
-struct Missing {
-    position: Position,
-    log: LogId,
-    from: Lsn,
-    to: Lsn,
-}
-
 /// Logs in the making.
 #[derive(Default)]
 pub(super) struct Drafts {
     /// In the order in which they were met, which is that of memory, too.
     logs: IndexMap<LogId, Draft, LogIdHash>,
-    missing: Vec<Missing>,
     /// The segment being applied, and the logs it touches.
     segment: Option<SegmentId>,
     touched: Vec<LogId>,
@@ -209,7 +201,7 @@ impl Drafts {
 
     /// These losses were accepted: what they left in doubt goes on from what was found.
     pub(super) fn accept(&mut self, accepted: Accepted) {
-        self.accepted.push(accepted);
+        self.accepted_before(vec![accepted]);
         self.count_doubts();
         self.name_accepted();
     }
@@ -220,19 +212,61 @@ impl Drafts {
         self.uncertain = new.max().copied();
     }
 
+    /// These losses were accepted before the checkpoint at hand.
+    pub(super) fn accepted_before(&mut self, accepted: Vec<Accepted>) {
+        for accepted in accepted {
+            if !self.accepted.contains(&accepted) {
+                self.accepted.push(accepted);
+            }
+        }
+    }
+
     /// Everything that is lost and not accepted yet, but for the bytes.
     pub(super) fn to_accept(&self) -> Accepted {
-        let doubts = self.unattributed.iter();
-        let lost = self.missing.iter().filter(|m| !self.is_accepted_loss(m));
+        let doubts = self.unattributed.iter().chain(&self.harmless);
+        let mut lost = Vec::new();
+        for (id, draft) in &self.logs {
+            let state = draft.log.state.read();
+            let new = state.damage.iter();
+            let new = new.filter(|lost| !self.is_accepted_loss(*id, lost));
+            lost.extend(new.map(|lost| (*id, lost.from, lost.to)));
+        }
         let nameless = self.logs.iter().filter(|(_, draft)| !draft.named);
+        lost.extend(nameless.map(|(id, _)| (*id, Lsn::ZERO, Lsn::ZERO)));
         Accepted {
             places: doubts.map(|at| (*at, at.advance(1))).collect(),
-            lost: lost
-                .map(|m| (m.log, m.from, m.to))
-                .chain(nameless.map(|(id, _)| (*id, Lsn::ZERO, Lsn::ZERO)))
-                .collect(),
+            lost,
             ..Accepted::default()
         }
+    }
+
+    /// Whether records are lost that are still missed, and nobody has accepted that; or some
+    /// may be.
+    pub(super) fn misses_records(&self) -> bool {
+        let mut drafts = self.logs.iter();
+        self.is_uncertain()
+            || drafts.any(|(id, draft)| {
+                let state = draft.log.state.read();
+                let missed = |lost: &Lost| state.misses(lost) && !self.is_accepted_loss(*id, lost);
+                state.damage.iter().any(missed)
+            })
+    }
+
+    /// Where damage lies that no reader misses anything of: it is trimmed, or its log is deleted.
+    pub(super) fn forgotten(&self) -> BTreeSet<Position> {
+        let mut forgotten = BTreeSet::new();
+        let mut missed = BTreeSet::new();
+        for draft in self.logs.values() {
+            let state = draft.log.state.read();
+            for lost in &state.damage {
+                match state.misses(lost) {
+                    true => missed.insert(lost.position),
+                    false => forgotten.insert(lost.position),
+                };
+            }
+        }
+        forgotten.retain(|position| !missed.contains(position));
+        forgotten
     }
 
     pub(super) fn is_accepted(&self, from: Position, to: Position) -> bool {
@@ -241,15 +275,48 @@ impl Drafts {
             .any(|accepted| accepted.covers(from, to))
     }
 
-    fn is_accepted_loss(&self, missing: &Missing) -> bool {
-        let Missing {
-            position,
-            log,
-            from,
-            to,
-        } = *missing;
-        let covers = |accepted: &Accepted| accepted.covers_records(position, log, from, to);
-        self.accepted.iter().any(covers)
+    /// Acceptances may name the same records in other parts.
+    fn is_accepted_loss(&self, log: LogId, lost: &Lost) -> bool {
+        let later = self.accepted.iter().filter(|a| lost.position < a.before);
+        let mut rest = vec![*lost];
+        for accepted in later {
+            if accepted.all {
+                return true;
+            }
+            for (_, from, to) in accepted.lost.iter().filter(|(of, ..)| *of == log) {
+                rest = without(&rest, *from, *to);
+            }
+        }
+        lost.accepted || rest.is_empty()
+    }
+
+    /// Records of a log that damage took between these positions.
+    pub(super) fn lost_between(&self, log: LogId, from: Position, to: Position) -> Vec<Lost> {
+        let draft = self.logs.get(&log);
+        draft.map_or_else(Vec::new, |draft| {
+            draft.log.state.read().lost_between(from, to)
+        })
+    }
+
+    /// Whether damage lies between these positions that nothing attributes to logs.
+    pub(super) fn has_doubt(&self, from: Position, to: Position) -> bool {
+        let mut within = self
+            .unattributed
+            .iter()
+            .filter(|at| from <= **at && **at < to);
+        within.any(|at| !self.is_accepted(*at, at.advance(1)))
+    }
+
+    /// Where records were that damage took.
+    pub(super) fn lost_at(&self) -> BTreeSet<Position> {
+        let mut found = BTreeSet::new();
+        for draft in self.logs.values() {
+            let state = draft.log.state.read();
+            if !state.deleted {
+                found.extend(state.damage.iter().map(|lost| lost.position));
+            }
+        }
+        found
     }
 
     pub(super) fn is_uncertain(&self) -> bool {
@@ -264,26 +331,14 @@ impl Drafts {
         let draft = self.draft(id);
         draft.proven = draft.proven.max(position);
         let state = draft.state();
-        state.add_damage(from, to);
+        state.add_damage(Lost {
+            from,
+            to,
+            position,
+            accepted: false,
+        });
         state.next = state.next.max(to);
         state.last_end = state.last_end.max(position);
-        let known = |m: &Missing| m.log == id && m.from <= from && to <= m.to;
-        if !self.missing.iter().any(known) {
-            self.missing.push(Missing {
-                position,
-                log: id,
-                from,
-                to,
-            });
-        }
-    }
-
-    /// Records of a log from `from` on count as lost no more.
-    fn find_again(&mut self, id: LogId, from: Lsn) {
-        for missing in self.missing.iter_mut().filter(|missing| missing.log == id) {
-            missing.to = missing.to.min(from);
-        }
-        self.missing.retain(|missing| missing.from < missing.to);
     }
 
     /// Applies one frame. `hole` is where a jump of lsns must come from: the last hole
@@ -321,11 +376,10 @@ impl Drafts {
             return;
         };
         // One look at the table for most frames: there may be hundreds of thousands.
-        let draft = self.touch(header.log_id, segment);
-        let mut expected = draft.state().next;
-        if header.first_lsn < expected && draft.state().give_again(header.first_lsn) {
+        let state = self.touch(header.log_id, segment).state();
+        let mut expected = state.next;
+        if header.first_lsn < expected && state.give_again(header.first_lsn) {
             expected = header.first_lsn;
-            self.find_again(header.log_id, expected);
         }
         if header.first_lsn < expected {
             self.findings.push(format!(
@@ -626,6 +680,14 @@ impl Drafts {
         self.put(draft);
     }
 
+    /// A later segment has a record of a log with the lsn `from`.
+    pub(super) fn give_again(&mut self, id: LogId, from: Lsn) {
+        let state = self.draft(id).state();
+        if from < state.next {
+            state.give_again(from);
+        }
+    }
+
     /// Records below `next` that nothing told of are missing.
     pub(super) fn lose_before(&mut self, position: Position, id: LogId, next: Lsn) {
         let known = self.logs.get(&id);
@@ -673,7 +735,15 @@ impl Drafts {
             next = state.next;
             image.chain = state.chain.clone();
         }
-        if row.first_lsn != next || row.below != image.chain.below_next() {
+        // Damage may have taken the first ones that it had.
+        let mut reaches = next;
+        for lost in &image.lost {
+            if lost.from <= reaches {
+                reaches = reaches.max(lost.to);
+            }
+        }
+        let goes_on = row.first_lsn == next || (next < row.first_lsn && row.first_lsn <= reaches);
+        if !goes_on || row.below != image.chain.below_next() {
             return None;
         }
         image.chain.push(index.base);
@@ -717,23 +787,48 @@ impl Drafts {
         SealedIndex::build(life, base, end, chain, rows)
     }
 
-    /// Everything is applied: logs as they are served.
-    pub(super) fn finish(mut self, findings: &mut Vec<String>) -> Finished {
+    /// Everything is applied: logs as they are served. Runs end at `sorted_end`.
+    pub(super) fn finish(mut self, sorted_end: Position, findings: &mut Vec<String>) -> Finished {
         let unnamed = self.unnamed();
         let mut records = 0;
+        let mut damages = Vec::new();
         let mut logs = Vec::with_capacity(self.logs.len());
-        for (_, mut draft) in std::mem::take(&mut self.logs) {
+        for (id, mut draft) in std::mem::take(&mut self.logs) {
+            let mut lost = std::mem::take(&mut draft.state().damage);
+            for lost in &mut lost {
+                lost.accepted = self.is_accepted_loss(id, lost);
+            }
             if !draft.named {
+                if draft.state().deleted {
+                    lost.clear();
+                }
+                damages.extend(lost.iter().map(|lost| Damage {
+                    from: lost.from,
+                    to: lost.to,
+                    accepted: lost.accepted,
+                    ..Damage::of_nobody(lost.position, false)
+                }));
                 continue;
             }
             let proven = draft.proven;
             let state = draft.state();
+            if !state.deleted {
+                state.damage = lost;
+            }
             state.unproven |= self.uncertain.is_some_and(|uncertain| proven <= uncertain);
             // Everything found is on the device by now.
             state.apply_trims(Position::new(u64::MAX));
             state.settle_extras();
+            // Readers learn from the runs how trimmed records went.
+            let kept = state.coming_first();
+            state.forget_damage(|lost| lost.position < sorted_end && lost.to <= kept);
             if !state.deleted {
                 records = u64::saturating_add(records, state.records());
+            }
+            if !state.damage.is_empty() {
+                let state = draft.log.state.read();
+                let of_log = |lost| Damage::of(Arc::clone(&draft.log), lost);
+                damages.extend(state.damage.iter().map(of_log));
             }
             logs.push(draft.log);
         }
@@ -744,30 +839,16 @@ impl Drafts {
             )
         }));
         let logs = Logs::of(logs);
-        let mut damages: Vec<Damage> = self
-            .missing
-            .iter()
-            .filter(|missing| {
-                logs.by_id(missing.log)
-                    .is_none_or(|log| !log.state.read().deleted)
-            })
-            .map(|missing| Damage {
-                position: missing.position,
-                log: logs.by_id(missing.log),
-                from: missing.from,
-                to: missing.to,
-                accepted: self.is_accepted_loss(missing),
-            })
-            .collect();
-        let nobody = |position: &Position| Damage {
-            position: *position,
-            log: None,
-            from: Lsn::ZERO,
-            to: Lsn::ZERO,
+        let nobody = |position: &Position, harmless| Damage {
             accepted: self.is_accepted(*position, position.advance(1)),
+            ..Damage::of_nobody(*position, harmless)
         };
-        damages.extend(self.unattributed.iter().map(nobody));
-        damages.extend(self.harmless.iter().map(nobody));
+        damages.extend(self.unattributed.iter().map(|at| nobody(at, false)));
+        damages.extend(self.harmless.iter().map(|at| nobody(at, true)));
+        damages.sort_by_key(|damage| {
+            let log = damage.log.as_ref().map(|log| log.id);
+            (damage.position, log, damage.from)
+        });
         findings.append(&mut self.findings);
         Finished {
             logs,

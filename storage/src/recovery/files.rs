@@ -73,9 +73,10 @@ impl Used {
         Content::open(disk, &self.path).map_err(self.failed())
     }
 
-    /// The bytes of a segment whose end may never have been flushed: from the device, because
-    /// the cache must not be believed after a failed flush.
-    pub(super) fn tail_content<'d>(&self, disk: &'d dyn Disk) -> Result<Content<'d>, OpenError> {
+    /// The bytes of a segment, read from the device: the end of the last one may never have been flushed,
+    /// and the cache must not be believed after a failed flush. Bad bytes of another one may lie in the
+    /// cache only.
+    pub(super) fn device_content<'d>(&self, disk: &'d dyn Disk) -> Result<Content<'d>, OpenError> {
         Content::from_device(disk, &self.path, self.life.size).map_err(self.failed())
     }
 
@@ -83,7 +84,7 @@ impl Used {
     fn read_tail<'d>(&self, disk: &'d dyn Disk) -> Result<LoadedTail<'d>, OpenError> {
         let mut tries = 0;
         loop {
-            let content = self.tail_content(disk)?;
+            let content = self.device_content(disk)?;
             let walked = self.as_bytes(&content).walk_last();
             self.check(&content)?;
             tries += 1;

@@ -1,6 +1,7 @@
 //! What checkpoints and index files tell, so that segments need not be read; and the
 //! indexes that a start makes of those it does read.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -11,14 +12,16 @@ use super::history::bound_ends;
 use super::walk::{self, Bytes, Item, Walked};
 use super::{Recovered, Tail};
 use crate::checkpoint::{self, SegmentEntry, Summary};
-use crate::directory;
+use crate::directory::{self, Store};
 use crate::disk::{Disk, DiskFile};
 use crate::error::OpenError;
-use crate::ids::{Position, SegmentId};
-use crate::index::{SealedIndex, index_id, index_path, read_index};
-use crate::journal::body::Link;
+use crate::ids::{LogId, Lsn, Position, SegmentId};
+use crate::index::{Image, SealedIndex, index_id, index_path, read_index};
+use crate::journal::body::{Accepted, Link};
+use crate::journal::frame;
 use crate::journal::segment;
 use crate::journal::segment::{Hole, Life, Segment};
+use crate::metrics::NoObserver;
 
 impl Recovered {
     /// Begins with the newest checkpoint that is good, and whose segments and their indexes are there,
@@ -110,6 +113,7 @@ impl Recovered {
         self.clean = summary.clean;
         self.drafts.arrival = summary.arrival;
         self.expiry = summary.expiry;
+        self.drafts.accepted_before(summary.accepted);
         self.last = Some(summary.last);
         self.before = summary.before;
         let mut segments = Vec::with_capacity(summary.segments.len());
@@ -183,8 +187,8 @@ impl Recovered {
         Ok(true)
     }
 
-    /// From now on an index tells where the frames of a walked segment are. Of a damaged
-    /// segment it is not written: every start is to find the damage.
+    /// From now on an index tells where the frames of a walked segment are, and which records
+    /// damage took of it.
     pub(super) fn seal(&mut self, used: &Used, segment: &Segment, walked: &Walked, bytes: u64) {
         let index = self
             .drafts
@@ -196,8 +200,11 @@ impl Recovered {
         self.indexes.pin(Arc::clone(&index));
         segment.set_indexed();
         self.progress.since_checkpoint += bytes;
-        let whole = segment.holes.read().is_empty() && walked.end.since(used.base) <= bytes;
-        if whole && used.misnamed().is_none() {
+        // Records may be missing that no index can name.
+        let doubt = self
+            .drafts
+            .has_doubt(used.base, used.base.advance(used.life.size));
+        if used.misnamed().is_none() && !doubt {
             self.progress.unwritten.push_back(index);
         }
     }
@@ -240,6 +247,81 @@ pub(crate) fn last_whole_unit(
         _ => None,
     });
     Ok(ends.filter(|end| *end <= until).max())
+}
+
+/// The logs of a segment in older and newer ones.
+pub(crate) struct Around<'a> {
+    /// How a log stood before the segment.
+    pub(crate) before: &'a dyn Fn(LogId) -> io::Result<Option<Image>>,
+    /// The lsn that a log goes on with behind the segment.
+    pub(crate) goes_on: &'a dyn Fn(LogId) -> io::Result<Lsn>,
+}
+
+/// The index of a sealed segment with all that it tells of its logs, made from its frames, from
+/// the link of its successor, and from older and newer segments with its `logs`. `None` if damage that nobody
+/// has accepted leaves some of that in doubt.
+///
+/// # Errors
+/// If the segment cannot be read, or if `logs` fails.
+pub(crate) fn index_anew(
+    disk: &Arc<dyn Disk>,
+    segment: &Segment,
+    link: Option<&Link>,
+    (accepted, producer_window): (&[Accepted], u64),
+    logs: &Around<'_>,
+) -> io::Result<Option<SealedIndex>> {
+    let store = Store {
+        id: segment.life.store_id,
+        created: false,
+    };
+    let content = Content::from_device(&**disk, &segment.path(), segment.life.size)?;
+    let bytes = Bytes {
+        life: &segment.life,
+        base: segment.base,
+        bytes: &content,
+    };
+    let walked = match (link, *segment.end.read()) {
+        (Some(link), _) => bytes.walk_before(link),
+        (None, Some(end)) => bytes.walk_finished(end),
+        (None, None) => return Ok(None),
+    };
+    let closings = link.and_then(|link| link.closings.as_deref());
+    let mut touched = BTreeSet::new();
+    for item in &walked.items {
+        if let Item::Frame { header, .. } = item {
+            touched.insert(header.log_id);
+            let directory = frame::directory_of(&bytes.frame(header), header);
+            let entries = directory.iter().flat_map(|directory| &directory.entries);
+            touched.extend(entries.map(|entry| entry.log_id));
+        }
+    }
+    touched.extend(
+        closings
+            .iter()
+            .copied()
+            .flatten()
+            .map(|closing| closing.log_id),
+    );
+    let mut recovered = Recovered::new(disk, store, producer_window);
+    for log in touched.iter().copied() {
+        if let Some(image) = (logs.before)(log)? {
+            let end = image.last_end;
+            recovered.drafts.apply_sorted(image, end);
+        }
+    }
+    let holes = recovered.apply_segment(bytes, &walked, &NoObserver);
+    recovered.drafts.accepted_before(accepted.to_vec());
+    recovered.explain(segment.life.id, &holes, closings);
+    content.check()?;
+    if recovered.drafts.has_doubt(segment.base, segment.limit()) {
+        return Ok(None);
+    }
+    for log in touched {
+        recovered.drafts.give_again(log, (logs.goes_on)(log)?);
+    }
+    let (end, chain) = (walked.end, walked.chain);
+    let drafts = &mut recovered.drafts;
+    Ok(Some(drafts.seal(&segment.life, segment.base, end, chain)))
 }
 
 /// The index of a sealed segment made from its frames alone, for a run in which its file

@@ -1,7 +1,7 @@
 //! Sorted runs at a start: which there are, what they say of the logs, and what a crash of
 //! the sorter left behind.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -15,8 +15,10 @@ use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
 use crate::index::{SealedIndex, base_of_index, index_id, old_id, read_index};
-use crate::journal::segment::{Segment, journal_path};
+use crate::journal::segment::{Hole, Segment, journal_path};
 use crate::known_bad::{self, Mistake};
+use crate::local::Lost;
+use crate::quarantine;
 use crate::sorted::{self, BadRun, Opened, Run};
 
 /// The runs of a store, and what is left of their making.
@@ -28,6 +30,8 @@ pub(super) struct Runs {
     pub(super) bad: Vec<(SegmentId, String)>,
     /// Whether they follow each other from the beginning of the journal on, and none is bad.
     pub(super) whole: bool,
+    /// Where one does not follow the one before.
+    gaps: Vec<Position>,
     /// Begun and never published.
     unfinished: Vec<SegmentId>,
     /// Contained in another: that was made of them.
@@ -46,6 +50,13 @@ impl Runs {
     /// The last segment that a run stands for.
     pub(super) fn last(&self) -> Option<SegmentId> {
         self.found.last().map(|found| found.run.head.last)
+    }
+
+    /// Behind the last position that runs stand for.
+    pub(super) fn end(&self) -> Position {
+        self.found
+            .last()
+            .map_or(Position::ZERO, |found| found.run.head.limit)
     }
 
     /// Files that the next start removes: what a crash of the sorter left.
@@ -113,7 +124,10 @@ impl Recovered {
                 runs.stale.push(opened.life.id);
                 continue;
             }
-            runs.whole &= head.before_first == runs.last();
+            if head.before_first != runs.last() {
+                runs.whole = false;
+                runs.gaps.push(head.first_base);
+            }
             end = head.limit;
             let base = sorted::base_of(opened.life.id);
             let path = sorted::path(opened.life.id);
@@ -139,19 +153,34 @@ impl Recovered {
     /// it knows what they leave out.
     pub(super) fn goes_with_runs(&self, summary: &Summary) -> bool {
         let forgotten = |found: &Found| found.run.head.forgotten > Some(summary.last);
-        self.runs.whole
-            && summary.sorted <= self.runs.last()
-            && !self.runs.found.iter().any(forgotten)
+        let of_runs = self
+            .runs
+            .found
+            .iter()
+            .flat_map(|found| &found.run.head.accepted);
+        let accepted: Vec<_> = of_runs.chain(&summary.accepted).collect();
+        let is_accepted = |at: &Position| accepted.iter().any(|a| a.covers(*at, at.advance(1)));
+        let whole = self.runs.bad.is_empty() && self.runs.gaps.iter().all(is_accepted);
+        whole && summary.sorted <= self.runs.last() && !self.runs.found.iter().any(forgotten)
     }
 
     /// Applies what runs say that a checkpoint does not cover. They follow each other.
     pub(super) fn apply_runs(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
         let found = std::mem::take(&mut self.runs.found);
+        let lost_at = match self.last {
+            Some(_) => self.drafts.lost_at(),
+            None => BTreeSet::new(),
+        };
+        let mut before = Position::ZERO;
         for Found { opened, run } in &found {
-            if Some(run.head.last) > self.last {
-                self.apply_run(disk, opened, run)
-                    .map_err(OpenError::io(format!("reading {}", run.segment.path())))?;
-            }
+            let stands_for = before..run.head.limit.max(before);
+            let applied = match Some(run.head.last) > self.last {
+                true => self.apply_run(disk, opened, run),
+                false if lost_at.range(stands_for).next().is_none() => Ok(()),
+                false => find_holes(disk, run),
+            };
+            applied.map_err(OpenError::io(format!("reading {}", run.segment.path())))?;
+            before = run.head.limit;
         }
         self.runs.found = found;
         Ok(())
@@ -167,6 +196,9 @@ impl Recovered {
             ));
             self.drafts.mark_uncertain(head.first_base);
         }
+        for accepted in &head.accepted {
+            self.accept(accepted);
+        }
         let is_same = |index: &SealedIndex| {
             let same =
                 index.end == run.segment.base.advance(opened.end) && index.chain == opened.chain;
@@ -176,6 +208,7 @@ impl Recovered {
         let trusted = self.trust >= Trust::Indexes && self.runs.whole;
         match index.filter(|_| trusted) {
             Some(index) => {
+                note_holes(&run.segment, &index);
                 for row in index.rows() {
                     self.highest_epoch = self.highest_epoch.max(row.log_id.epoch());
                     if let Some(image) = index.image(&row) {
@@ -258,23 +291,57 @@ impl Recovered {
                 "{} does not tell of all of its logs any more",
                 run.segment.path()
             ));
-        } else if !walked.holes.is_empty() && !walked.loses_records() {
+        } else if !walked.holes.is_empty() && !walked.lost_records() {
             // Nobody's records: but it is not as it was.
             self.drafts.mark_damaged(first);
         }
         if !self.only_looks {
-            let index = Arc::new(walked.index(opened));
+            let index = walked.index(opened);
+            let from = self.last_limit(head.first_base);
+            let lost = |log| self.drafts.lost_between(log, from, head.limit);
+            let with_lost = match walked.holes.is_empty() {
+                true => None,
+                false => index.with_lost(&opened.life, lost),
+            };
+            let index = Arc::new(with_lost.unwrap_or(index));
             self.indexes.pin(Arc::clone(&index));
-            if walked.holes.is_empty() {
+            // Where the header of a pack is lost, no index says that the run is damaged.
+            let places = walked.packs.iter().map(|pack| pack.place.position);
+            let places: BTreeSet<Position> = places.collect();
+            let listed = walked.holes.iter().all(|hole| places.contains(&hole.from));
+            if !walked.lost_images && listed {
                 self.progress.unwritten.push_back(index);
             }
         }
         Ok(())
     }
 
+    /// Where the run ends that lies right before the one that begins at `base`.
+    fn last_limit(&self, base: Position) -> Position {
+        match self.last {
+            Some(_) => self.next_base.min(base),
+            None => Position::ZERO,
+        }
+    }
+
+    /// The loss of runs that cannot be used was accepted: their files go where nothing looks for
+    /// runs, and the space of other things there is bounded.
+    pub(crate) fn set_bad_runs_aside(&mut self, disk: &dyn Disk) -> io::Result<()> {
+        if self.runs.bad.is_empty() {
+            return Ok(());
+        }
+        for (id, _) in std::mem::take(&mut self.runs.bad) {
+            disk.rename(&sorted::path(id), &quarantine::run_path(id))?;
+        }
+        disk.sync_directory("quarantine")?;
+        disk.sync_directory("sorted")
+    }
+
     /// Removes files that nothing names any more: what a crash of the sorter left, and indexes of what
     /// is sorted. A file that cannot be removed is noted in `left`.
     pub(super) fn clear_sorting(&mut self, disk: &dyn Disk) -> io::Result<()> {
+        // The loss of missing ones was accepted.
+        self.runs.whole |= self.runs.bad.is_empty() && !self.drafts.is_uncertain();
         self.clear_indexes(disk)?;
         let runs = &mut self.runs;
         if !runs.whole || known_bad::makes(Mistake::LeftoversStay) {
@@ -345,6 +412,40 @@ impl Recovered {
                 self.left.push(path);
             }
             _ => {}
+        }
+    }
+}
+
+/// Notes the damage of a run that a checkpoint covers, so that the sorter writes it again.
+fn find_holes(disk: &dyn Disk, run: &Run) -> io::Result<()> {
+    let segment = &run.segment;
+    let index = read_index(disk, run.id())?;
+    match index.filter(|index| index.is_of(&segment.life, segment.base)) {
+        Some(index) => note_holes(segment, &index),
+        None => {
+            for hole in sorted::holes_of(disk, segment)? {
+                segment.add_hole(hole);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Notes where a run is damaged, by its index. Records that are lost and have a place are lost there.
+/// Others were lost before the run was made.
+fn note_holes(segment: &Segment, index: &SealedIndex) {
+    for row in index.rows() {
+        let Some(image) = index.image(&row).filter(|image| !image.lost.is_empty()) else {
+            continue;
+        };
+        for place in index.entries(&row).from(0) {
+            let hit = |lost: &Lost| lost.from < place.next_lsn() && place.first_lsn < lost.to;
+            if image.lost.iter().any(hit) {
+                segment.add_hole(Hole {
+                    from: place.position,
+                    to: place.end(),
+                });
+            }
         }
     }
 }

@@ -160,7 +160,8 @@ pub(crate) fn account(
     recovered.only_looks = true;
     let recovered = recovered.read_wholly(&**disk, (clock, &NoObserver), Trust::Frames)?;
     let mut consequences = Vec::new();
-    let finished = recovered.drafts.finish(&mut consequences);
+    let sorted_end = recovered.runs.end();
+    let finished = recovered.drafts.finish(sorted_end, &mut consequences);
     Ok(Account {
         damages: finished.damages,
         consequences,

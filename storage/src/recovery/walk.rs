@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::content::Content;
 use crate::ids::Position;
 use crate::journal::LIFE_BYTES;
-use crate::journal::body::Seal;
+use crate::journal::body::{Link, Seal};
 use crate::journal::compress;
 use crate::journal::frame::{self, HEADER_BYTES, Header, Kind, Newer};
 use crate::journal::segment::Life;
@@ -318,6 +318,17 @@ impl<'a> Bytes<'a> {
             }
         }
         walk.done(0)
+    }
+
+    /// Walks a segment up to where the link of its successor says that it ended.
+    pub(super) fn walk_before(&self, link: &Link) -> Walked {
+        let walked = self.walk_finished(link.predecessor_end);
+        match link.predecessor_chain {
+            // A link that is damaged itself does not say.
+            0 => walked,
+            // Its own last frame may be damaged.
+            chain => Walked { chain, ..walked },
+        }
     }
 
     /// Walks the last segment: the journal ends at its seal, or where its bytes end to

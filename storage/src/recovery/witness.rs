@@ -142,6 +142,9 @@ impl Recovered {
         let Some(summary) = summary.filter(|_| is_here) else {
             return;
         };
+        for accepted in summary.accepted {
+            self.drafts.accept(accepted);
+        }
         // All that was in doubt up to here is known.
         self.doubts.clear();
         self.drafts.end_doubt(end);
@@ -159,15 +162,19 @@ impl Recovered {
         }
     }
 
-    /// Sets aside the indexes of damaged files and all checkpoints, so that later starts find the
-    /// damage.
+    /// Sets aside the indexes of segments and of damaged runs, and all checkpoints, so that later
+    /// starts find the damage.
     pub(crate) fn forget_indexes(&self, disk: &Arc<dyn Disk>) -> io::Result<()> {
         // No backup runs of a store that is not open.
         let backups = Backups::new(Arc::clone(disk));
         checkpoint::set_aside(&**disk, &backups)?;
         let runs = self.runs.found.iter().map(|found| &found.run.segment);
         let mut any = false;
-        for segment in self.segments.values().chain(runs) {
+        // An index may list records that the logs go on without from now on.
+        for segment in self.segments.values() {
+            any |= index::set_aside(&backups, segment.life.id)?;
+        }
+        for segment in runs {
             if !segment.holes.read().is_empty() {
                 any |= index::set_aside(&backups, segment.life.id)?;
             }

@@ -4,8 +4,11 @@
 //! bodies are verified and copied. What is trimmed or deleted, durably, is left out; a frame
 //! that holds a record that is kept is kept whole.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+
+use bytes::Bytes;
 
 use super::head::Head;
 use super::open::stored;
@@ -13,12 +16,15 @@ use super::pack::{Piece, pieces, put_images};
 use super::write::Writer;
 use super::{Run, base_of};
 use crate::archive::{Archiving, Pending};
+use crate::disk::read_some;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{Image, IndexBuilder, IndexFile, NewRow, Place, Row, SealedIndex};
+use crate::journal::LIFE_BYTES;
+use crate::journal::body::Closing;
 use crate::journal::frame::{self, Header, Kind};
 use crate::journal::pool::Claim;
 use crate::journal::segment::{Life, Segment};
-use crate::local::{Core, Kept, Log, Producers};
+use crate::local::{Core, Kept, Log, LogState, Lost, Producers, without};
 use crate::metrics::ChecksumSite;
 use crate::verify::pace::Stop;
 
@@ -39,6 +45,18 @@ impl Source {
             .filter(|header| told == (header.kind, header.position, header.first_lsn, header.count))
     }
 
+    /// The batch at the front of `bytes`, if it verifies.
+    fn batch<'b>(&self, place: &Place, bytes: &'b [u8]) -> Option<(Header, &'b [u8])> {
+        let header = self.header(Kind::Batch, place, bytes)?;
+        Some((header, frame::verified_body(bytes, &header)?))
+    }
+
+    /// Header and pieces of the pack at the front of `bytes`, if its header verifies.
+    fn pack(&self, place: &Place, bytes: &[u8]) -> Option<(Header, Vec<Piece>)> {
+        let header = self.header(Kind::Pack, place, bytes)?;
+        Some((header, pieces(bytes, &header)?))
+    }
+
     fn is_run(&self) -> bool {
         super::is_address(self.segment.base)
     }
@@ -54,12 +72,14 @@ pub(super) struct Built {
     pub(super) written: u64,
     /// The file of what retention took, and is not in it.
     pub(super) archived: Option<Pending>,
+    /// Records in it that counted as lost: log, from, to.
+    pub(super) found: Vec<(Arc<Log>, Lsn, Lsn)>,
 }
 
 /// Why there is no run.
 pub(super) enum Failed {
     Stop(Stop),
-    /// A source is damaged; readers know of it by now.
+    /// Another run took the place of a source.
     Damaged,
 }
 
@@ -85,6 +105,10 @@ pub(super) struct Build<'a> {
     pub(super) known_deleted: Option<SegmentId>,
     /// The last segment in which a log was deleted that is left out for this.
     pub(super) forgotten: Option<SegmentId>,
+    /// How logs stood at the end of segments that are missing between the sources.
+    pub(super) gone: BTreeMap<LogId, Gone>,
+    /// Records that counted as lost and can be read: log, from, to.
+    pub(super) found: Vec<(Arc<Log>, Lsn, Lsn)>,
     pub(super) spend: &'a mut dyn FnMut(u64) -> Result<(), Stop>,
     pub(super) claim: &'a Claim<'a>,
 }
@@ -120,6 +144,7 @@ impl Build<'_> {
         let mut at = vec![0; self.sources.len()];
         let (mut read, mut written) = (0, 0);
         while let Some(log) = self.next_log(&at) {
+            let gone = self.gone.remove(&log);
             let mut rows: Vec<(usize, Row)> = Vec::new();
             for (number, source) in self.sources.iter().enumerate() {
                 if at[number] < source.index.len() {
@@ -134,8 +159,11 @@ impl Build<'_> {
                 writer: &mut writer,
                 archiving: archiving.as_mut(),
                 next: Lsn::ZERO,
+                at: head.first_base.advance(LIFE_BYTES),
+                gaps: Vec::new(),
+                found: Vec::new(),
             };
-            let bytes = self.log(&mut out, &mut described, log, &rows, head.end)?;
+            let bytes = self.log(&mut out, &mut described, (log, gone), &rows, &head)?;
             read += bytes;
             let mut wrote = writer.take_written();
             written += wrote;
@@ -172,6 +200,7 @@ impl Build<'_> {
             read,
             written: written.max(life.size),
             archived,
+            found: std::mem::take(&mut self.found),
         })
     }
 
@@ -184,8 +213,8 @@ impl Build<'_> {
     fn next_log(&self, at: &[usize]) -> Option<LogId> {
         let rows = self.sources.iter().zip(at);
         let next = rows.filter(|(source, at)| **at < source.index.len());
-        next.map(|(source, at)| source.index.row_at(*at).log_id)
-            .min()
+        let next = next.map(|(source, at)| source.index.row_at(*at).log_id);
+        next.chain(self.gone.keys().next().copied()).min()
     }
 
     /// One log, of which these are the rows. Returns the bytes read.
@@ -193,16 +222,37 @@ impl Build<'_> {
         &mut self,
         out: &mut Out<'_, '_>,
         described: &mut Described,
-        id: LogId,
+        (id, missing): (LogId, Option<Gone>),
         rows: &[(usize, Row)],
-        end: Position,
+        head: &Head,
     ) -> Result<u64, Failed> {
-        let Some((newest, row)) = rows.last() else {
-            return Ok(0);
-        };
-        let image = self.sources[*newest].index.image(row);
-        let mut image = image.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         let log = self.core.logs.by_id(id);
+        let mut image = match rows.last() {
+            Some((newest, row)) => self.sources[*newest].index.image(row),
+            None => match self.earlier_row(id) {
+                Some((index, row)) => index.image(&row),
+                // Only the missing segment had it, and nobody knows its name.
+                None if log.is_none() => return Ok(0),
+                None => log.as_ref().map(|log| {
+                    let image = log.state.read().image(id, Some(log.name.clone()));
+                    Image {
+                        next: Lsn::ZERO,
+                        last_end: Position::ZERO,
+                        ..image
+                    }
+                }),
+            },
+        }
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        let newest = rows.last().map(|(number, _)| *number);
+        let missing = missing.filter(|missing| newest < Some(missing.before));
+        // Then the image has all producers.
+        let is_newest = missing
+            .as_ref()
+            .is_some_and(|missing| missing.newest.is_some());
+        if let Some(missing) = missing {
+            missing.apply_to(&mut image);
+        }
         let (gone, kept) = fate(self.core, log.as_deref());
         let known_to_checkpoints = image.touched_in <= self.known_deleted;
         if image.deleted && self.earlier.is_empty() && known_to_checkpoints {
@@ -211,13 +261,13 @@ impl Build<'_> {
             return Ok(0);
         }
         image.chain = self.chain(id, rows)?;
-        if !image.deleted {
+        if !image.deleted && !is_newest {
             let producers = self.producers(rows)?;
             if !producers.is_empty() || image.extras.is_some() {
                 image.extras.get_or_insert_default().producers = producers;
             }
         }
-        let before = self.next_before(id, rows);
+        let before = self.next_before(id);
         // What is trimmed later than the run ends is trimmed all the same.
         let kept = match gone {
             true => Kept {
@@ -249,13 +299,36 @@ impl Build<'_> {
                 read += self.copy(out, source, row, &keep)?;
             }
         }
+        if let Some(log) = log.as_ref().filter(|_| !gone) {
+            out.pass_to(kept.first, image.next);
+            self.learn_of_gaps(log, &out.gaps)?;
+        }
         let places = out.writer.end_log()?;
         if places.is_empty() && image.next > before && !gone {
             let dropped = image.next.since(before);
-            out.writer.drop_log(id, image.next, dropped, end)?;
+            out.writer.drop_log(id, image.next, dropped, head.end)?;
         }
         if let Some(archiving) = &mut out.archiving {
             archiving.end_log(&image)?;
+        }
+        // Damage that was found by now, here or before: the gap goes along, and has its name.
+        image.lost = match &log {
+            Some(log) if !gone => {
+                let from = before.max(kept.first);
+                let state = log.state.read();
+                let mut lost = state.damage.to_vec();
+                for (first, next) in &out.found {
+                    lost = without(&lost, *first, *next);
+                }
+                let within = |lost: &Lost| lost.to > from && lost.from < image.next;
+                lost.into_iter().filter(within).collect()
+            }
+            _ => Vec::new(),
+        };
+        if let Some(log) = &log {
+            let found = std::mem::take(&mut out.found).into_iter();
+            self.found
+                .extend(found.map(|(first, next)| (Arc::clone(log), first, next)));
         }
         described.before.push(before);
         described.builder.push(NewRow {
@@ -266,14 +339,42 @@ impl Build<'_> {
         Ok(read)
     }
 
-    /// The next lsn of a log before the run.
-    fn next_before(&self, id: LogId, rows: &[(usize, Row)]) -> Lsn {
-        match rows.first() {
-            Some((number, row)) if !self.sources[*number].is_run() => row.first_lsn,
-            _ => self
-                .earlier_row(id)
-                .map_or(Lsn::ZERO, |(_, row)| row.next_lsn),
+    /// Records that no source has, whatever the reason, are lost: none is passed over in silence.
+    ///
+    /// # Errors
+    /// Of a read of an index: then it is not known what the sources have.
+    fn learn_of_gaps(&self, log: &Arc<Log>, gaps: &[(Lsn, Lsn, Position)]) -> io::Result<()> {
+        if gaps.is_empty() {
+            return Ok(());
         }
+        self.check_reads()?;
+        let missing = log.state.read().missing().to_vec();
+        let mut any = false;
+        for (from, to, position) in gaps {
+            // The archive that the log was restored from lacked these.
+            let mut lost = vec![Lost {
+                from: *from,
+                to: *to,
+                position: *position,
+                accepted: false,
+            }];
+            for missing in &missing {
+                lost = without(&lost, missing.from, missing.to);
+            }
+            for lost in lost {
+                any |= self.core.learn_of(log, lost);
+            }
+        }
+        if any {
+            self.core.forget_checkpoints(&mut self.core.indexer.hold());
+        }
+        Ok(())
+    }
+
+    /// The next lsn of a log before the run. Runs begin with the store: in no run lies nothing.
+    fn next_before(&self, id: LogId) -> Lsn {
+        self.earlier_row(id)
+            .map_or(Lsn::ZERO, |(_, row)| row.next_lsn)
     }
 
     fn earlier_row(&self, id: LogId) -> Option<(&SealedIndex, Row)> {
@@ -329,10 +430,11 @@ impl Build<'_> {
                 return Err(io::Error::from(io::ErrorKind::InvalidData).into());
             };
             let (start, length) = (first.position, last.end().since(first.position));
-            let bytes = self
-                .core
-                .open_segments
-                .read(&source.segment, start, length)?;
+            let bytes = match self.core.open_segments.read(&source.segment, start, length) {
+                // Somebody took the file away.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Bytes::new(),
+                bytes => bytes?,
+            };
             read += length;
             for place in &places {
                 let from =
@@ -356,13 +458,18 @@ impl Build<'_> {
         bytes: &[u8],
         keep: &Keep<'_>,
     ) -> Result<(), Failed> {
-        let header = source.header(Kind::Batch, place, bytes);
-        let body = header.and_then(|header| Some((header, frame::verified_body(bytes, &header)?)));
-        let Some((header, body)) = body else {
-            if out.misses(keep, place.next_lsn(), place.count) {
+        let again;
+        let mut found = source.batch(place, bytes);
+        if found.is_none() {
+            again = self.read_again(source, place)?;
+            found = source.batch(place, &again);
+        }
+        let Some((header, body)) = found else {
+            let is_missed = out.misses(keep, place.next_lsn(), place.count);
+            if is_missed || keep.has_lost(place.first_lsn, place.next_lsn()) {
                 return Ok(());
             }
-            return Err(self.damaged(source, keep, place, place.position));
+            return self.damaged(source, keep, place, place.position);
         };
         let piece = Piece {
             first_lsn: header.first_lsn,
@@ -385,21 +492,36 @@ impl Build<'_> {
         bytes: &[u8],
         keep: &Keep<'_>,
     ) -> Result<(), Failed> {
-        let header = source.header(Kind::Pack, place, bytes);
-        let told = header.and_then(|header| Some((header, pieces(bytes, &header)?)));
+        let mut again = None;
+        let mut told = source.pack(place, bytes);
+        if told.is_none() {
+            let read = again.insert(self.read_again(source, place)?);
+            told = source.pack(place, read);
+        }
         let Some((header, pieces)) = told else {
-            if out.misses(keep, place.next_lsn(), place.count) {
+            let is_missed = out.misses(keep, place.next_lsn(), place.count);
+            if is_missed || keep.has_lost(place.first_lsn, place.next_lsn()) {
                 return Ok(());
             }
             let start = self.core.journal.first_of_run(&source.segment);
-            return Err(self.damaged(source, keep, place, start));
+            return self.damaged(source, keep, place, start);
         };
         for piece in pieces {
             if piece.next_lsn() <= keep.from {
                 continue;
             }
-            let Some(body) = stored(bytes, header.header_len as usize, &piece) else {
-                if out.misses(keep, piece.next_lsn(), piece.count) {
+            let body_at = header.header_len as usize;
+            let mut body = stored(bytes, body_at, &piece);
+            if body.is_none() {
+                let read = match again.take() {
+                    Some(read) => read,
+                    None => self.read_again(source, place)?,
+                };
+                body = stored(again.insert(read), body_at, &piece);
+            }
+            let Some(body) = body else {
+                let is_missed = out.misses(keep, piece.next_lsn(), piece.count);
+                if is_missed || keep.has_lost(piece.first_lsn, piece.next_lsn()) {
                     continue;
                 }
                 let hit = Place {
@@ -407,27 +529,110 @@ impl Build<'_> {
                     count: piece.count,
                     ..*place
                 };
-                return Err(self.damaged(source, keep, &hit, piece.position));
+                self.damaged(source, keep, &hit, piece.position)?;
+                continue;
             };
             out.put(keep, piece, body)?;
         }
         Ok(())
     }
 
-    /// A frame of a source does not verify: that is told like any other damage, and nothing
-    /// of the store is sorted any more.
+    /// Reads a frame again, from the device: the memory of the first read may be wrong, and no other
+    /// copy is left when the run replaces its sources. Returns fewer bytes where the file is cut or gone.
+    fn read_again(&self, source: &Source, place: &Place) -> io::Result<Bytes> {
+        let (disk, path) = (&*self.core.disk, source.segment.path());
+        let from = source.segment.offset(place.position);
+        let length = u64::from(place.frame_len);
+        let read = match disk.read_range_from_device(&path, from, length) {
+            // The page cache cannot be passed here.
+            Ok(None) => disk
+                .open(&path)
+                .and_then(|file| read_some(&*file, from, length))
+                .map(Bytes::from),
+            Ok(Some(bytes)) => Ok(bytes),
+            Err(error) => Err(error),
+        };
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Bytes::new()),
+            read => read,
+        }
+    }
+
+    /// A frame of a source does not verify. Its records are quarantined, as after any damage, and the
+    /// run lists them as lost.
     fn damaged(
         &self,
         source: &Source,
         keep: &Keep<'_>,
         place: &Place,
         position: Position,
-    ) -> Failed {
-        if let (Some(log), false) = (keep.log, source.segment.is_retired()) {
-            self.core
-                .quarantine_at(log, place, position, ChecksumSite::Scrub);
+    ) -> Result<(), Failed> {
+        // An index that could not be read leads to the wrong bytes.
+        self.check_reads()?;
+        match keep.log {
+            Some(log) if !source.segment.is_retired() => {
+                self.core
+                    .quarantine_at(log, place, position, ChecksumSite::Scrub);
+                Ok(())
+            }
+            _ => Err(Failed::Damaged),
         }
-        Failed::Damaged
+    }
+}
+
+/// How a log stood at the end of a segment that is missing, as the link of the next one tells.
+pub(super) struct Gone {
+    pub(super) closing: Closing,
+    pub(super) segment: SegmentId,
+    pub(super) end: Position,
+    /// The number of the source behind it.
+    pub(super) before: usize,
+    /// The whole image, if nothing touched the log between that segment and the choice of the task.
+    /// Clients append while the run is built, so the state of the log is not read again.
+    pub(super) newest: Option<Box<Image>>,
+}
+
+impl Gone {
+    /// How a log stands that a missing segment touched last, before a source. `None` if a frame behind
+    /// `limit` touches it by now: the committer changes a log before it notes the segment.
+    pub(super) fn of(
+        (log, state): (&Log, &LogState),
+        segment: SegmentId,
+        before: usize,
+        limit: Position,
+    ) -> Option<Self> {
+        let image = state.image(log.id, Some(log.name.clone()));
+        (image.last_end <= limit).then(|| Self {
+            closing: Closing {
+                log_id: log.id,
+                next_lsn: image.next,
+                name: None,
+                deleted: image.deleted,
+                first_lsn: image.kept.first,
+                expired: image.kept.expired,
+                writer_epoch: state.writer_epoch(),
+            },
+            segment,
+            end: image.last_end,
+            before,
+            newest: Some(Box::new(image)),
+        })
+    }
+
+    fn apply_to(self, image: &mut Image) {
+        if let Some(newest) = self.newest {
+            *image = *newest;
+        }
+        image.next = image.next.max(self.closing.next_lsn);
+        image.deleted |= self.closing.deleted;
+        image.last_end = image.last_end.max(self.end);
+        image.touched_in = Some(self.segment);
+        if self.closing.deleted {
+            image.extras = None;
+        } else if self.closing.writer_epoch > 0 {
+            let extras = image.extras.get_or_insert_default();
+            extras.writer_epoch = extras.writer_epoch.max(self.closing.writer_epoch);
+        }
     }
 }
 
@@ -449,12 +654,34 @@ struct Keep<'a> {
     first: Lsn,
 }
 
+impl Keep<'_> {
+    /// Whether damage is known to have taken these records.
+    fn has_lost(&self, first: Lsn, next: Lsn) -> bool {
+        self.log
+            .is_some_and(|log| log.state.read().is_lost(first, next))
+    }
+
+    /// Whether damage is known to have taken any of these records.
+    fn misses_some(&self, first: Lsn, next: Lsn) -> bool {
+        self.log.is_some_and(|log| {
+            let damage = log.state.read().damage_from(first);
+            damage.is_some_and(|(from, _)| from < next)
+        })
+    }
+}
+
 /// Where the frames of a log go.
 struct Out<'w, 'a> {
     writer: &'w mut Writer,
     archiving: Option<&'w mut Archiving<'a>>,
     /// The lsn of the log that comes next.
     next: Lsn,
+    /// Position of the piece before, or where the run begins.
+    at: Position,
+    /// Records that were not there: from, to, and where the piece before them was.
+    gaps: Vec<(Lsn, Lsn, Position)>,
+    /// Records that counted as lost and can be read: from, to.
+    found: Vec<(Lsn, Lsn)>,
 }
 
 impl Out<'_, '_> {
@@ -467,9 +694,22 @@ impl Out<'_, '_> {
         if piece.first_lsn < self.next {
             return Err(io::Error::from(io::ErrorKind::InvalidData).into());
         }
+        if keep.misses_some(piece.first_lsn, piece.next_lsn()) {
+            self.found.push((piece.first_lsn, piece.next_lsn()));
+        }
         let dropped = piece.first_lsn.since(self.next);
+        self.pass_to(keep.first, piece.first_lsn);
         self.next = piece.next_lsn();
+        self.at = piece.position;
         Ok(self.writer.add(piece, body, dropped)?)
+    }
+
+    /// Records from `first` on are kept; the next ones that there are begin at `lsn`.
+    fn pass_to(&mut self, first: Lsn, lsn: Lsn) {
+        let from = self.next.max(first);
+        if from < lsn {
+            self.gaps.push((from, lsn, self.at));
+        }
     }
 
     /// Whether records that do not verify are nobody's any more but the archive's, which does

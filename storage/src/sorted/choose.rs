@@ -29,24 +29,27 @@
 //! - The newest finished segment is left for backups. If much of it is dead, the journal leaves its
 //!   segment for one of the reserve, so that the newest finished one is another.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use super::Run;
-use super::build::{Source, fate};
+use bytes::Bytes;
+
+use super::build::{Gone, Source, fate};
 use super::head::Head;
 use super::room::bytes_of_run;
-use super::sort::Standing;
+use super::sort::{Fault, Standing};
+use super::{Run, is_address};
 use crate::checkpoint;
 use crate::config::{LARGEST_RUN, MOST_SOURCES};
-use crate::ids::{RecoveryEpoch, SegmentId};
+use crate::ids::{LogId, Lsn, RecoveryEpoch, SegmentId};
 use crate::index::{Row, SealedIndex};
 use crate::indexer::Wanted;
-use crate::journal::body::Link;
-use crate::journal::frame::{self, Header, Kind};
+use crate::journal::body::{Accepted, Link};
+use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
 use crate::journal::segment::Segment;
 use crate::local::Core;
-use crate::recovery::bound_ends;
+use crate::recovery;
 use crate::sync::atomic::Ordering;
 
 /// Runs are written anew when more than one part in so many of what is live is dead besides.
@@ -93,8 +96,57 @@ pub(super) struct Task {
     pub(super) earlier: usize,
     /// How many runs are replaced.
     pub(super) replaced: usize,
+    /// The last segment that earlier runs stand for.
+    after: Option<SegmentId>,
     /// Bytes that the run and its index take, at most.
     pub(super) bytes: u64,
+    /// Links behind segments that are missing: the number of the source, its own link; none if the
+    /// link is damaged.
+    gaps: Vec<(usize, Option<Link>)>,
+}
+
+impl Task {
+    /// Whether a segment is missing that the run will stand for.
+    fn lacks(&self, id: SegmentId) -> bool {
+        let mut sources = self.sources.iter();
+        Some(id) > self.after && id < self.head.last && !sources.any(|s| s.segment.life.id == id)
+    }
+
+    /// How logs stood at the end of segments that are missing. Nothing else tells of it, once the
+    /// links are gone.
+    pub(super) fn gone(&self, core: &Core) -> BTreeMap<LogId, Gone> {
+        let mut gone = BTreeMap::new();
+        if let Some((last, _)) = self.gaps.last() {
+            // The start asked also the indexes of missing segments, and checkpoints.
+            for log in core.logs.all_known() {
+                let state = log.state.read();
+                let touched_in = state.touched_in.get().filter(|id| self.lacks(*id));
+                let limit = self.head.limit;
+                let stood =
+                    touched_in.and_then(|segment| Gone::of((&log, &state), segment, *last, limit));
+                gone.extend(stood.map(|stood| (log.id, stood)));
+            }
+        }
+        for (number, link) in &self.gaps {
+            let Some(link) = link else {
+                continue;
+            };
+            let Some(segment) = link.predecessor else {
+                continue;
+            };
+            for closing in link.closings.iter().flatten() {
+                let of_log = Gone {
+                    closing: closing.clone(),
+                    segment,
+                    end: link.predecessor_end,
+                    before: *number,
+                    newest: None,
+                };
+                gone.entry(closing.log_id).or_insert(of_log);
+            }
+        }
+        gone
+    }
 }
 
 /// What a run is made of.
@@ -201,7 +253,7 @@ impl Core {
 
     /// Whether deleted logs are to be forgotten, however little there is to be sorted.
     pub(super) fn is_crowded(&self) -> bool {
-        (self.config.bounds()).is_crowded(&self.logs.holdings()) && self.damages.is_empty()
+        (self.config.bounds()).is_crowded(&self.logs.holdings()) && !self.is_in_doubt()
     }
 
     /// Whether the segment with the newest deletion is still written, or left alone as the newest
@@ -222,7 +274,7 @@ impl Core {
         let step = if short || crowded { 1 } else { most };
         let (sealed, newest) = self.unsorted();
         let bytes: u64 = sealed.iter().map(|segment| segment.file_bytes()).sum();
-        if bytes < step || sealed.is_empty() || !self.damages.is_empty() {
+        if bytes < step || sealed.is_empty() || self.is_in_doubt() {
             return Ok(None);
         }
         // Segments that do not tell of runs are the last that an older version would take
@@ -261,7 +313,7 @@ impl Core {
         let (mut bytes, mut live, mut images, mut dead) = (0, 0, 0, 0);
         let (mut records, mut pieces) = (0, 0);
         let mut successor = None;
-        for segment in sealed {
+        for segment in sealed.iter().map(Arc::clone) {
             if Some(segment.life.id) > covered {
                 successor.get_or_insert(segment);
                 break;
@@ -307,19 +359,92 @@ impl Core {
         if sources.is_empty() || !worth {
             return Ok(None);
         }
-        let Some(successor) = successor.or(newest) else {
+        let mut behind = sealed.into_iter().skip(sources.len()).chain(newest);
+        let Some(mut successor) = behind.next() else {
             return Ok(None);
         };
-        let Some(head) = self.head_of(&sources, &successor, runs)? else {
-            return Ok(None);
+        let head = loop {
+            if let Some(head) = self.head_of(&sources, &successor, runs)? {
+                break head;
+            }
+            // A link is damaged, or a segment missing: the run ends behind it.
+            let Some(next) = behind.next() else {
+                return Ok(None);
+            };
+            if Some(successor.life.id) > covered {
+                self.indexer.work(self, Wanted::AtRest);
+                covered = self.indexer.covered();
+            }
+            if Some(successor.life.id) > covered {
+                return Ok(None);
+            }
+            let Some(index) = self.sound_index(&successor)? else {
+                return Ok(None);
+            };
+            live += self.live_bytes(&index);
+            images += index.file_bytes();
+            records += lsns(&index);
+            pieces += index.entries_len() as u64;
+            index.check_reads()?;
+            let is_large = records > MOST_LSNS || pieces > MOST_PIECES;
+            if is_large || bytes_of_run(live, images / 2) > room {
+                self.sorter.stop_at(
+                    successor.life.id,
+                    Fault::Link,
+                    format!(
+                        "the first frame of {} is damaged, and a run that ends behind it would be too large; \
+                         make space, or delete logs",
+                        successor.path()
+                    ),
+                );
+                return Ok(None);
+            }
+            let segment = std::mem::replace(&mut successor, next);
+            sources.push(Source { segment, index });
         };
+        let gaps = self.gaps_between(&sources, runs)?;
         Ok(Some(Task {
             sources,
+            after: runs.last().map(|run| run.head.last),
             head,
             earlier: runs.len(),
             replaced: 0,
             bytes: bytes_of_run(live, images / 2),
+            gaps,
         }))
+    }
+
+    /// Links of the sources that stand behind a missing segment, each with the number of its source.
+    fn gaps_between(
+        &self,
+        sources: &[Source],
+        runs: &[Arc<Run>],
+    ) -> io::Result<Vec<(usize, Option<Link>)>> {
+        let mut before = runs.last().map_or(0, |run| run.head.last.get());
+        let mut gaps = Vec::new();
+        for (number, Source { segment, .. }) in sources.iter().enumerate() {
+            let first = segment.first();
+            let head = self.read_link(segment, HEADER_BYTES as u64)?;
+            let header = frame::decode_header(&head, segment.life.salt);
+            let follows = header.is_some_and(|header| {
+                let whole = header.kind == Kind::Link && header.position == first;
+                whole && header.log_id.get() == before
+            });
+            if !follows {
+                let link = self.link_of(segment)?;
+                gaps.push((number, link.map(|(_, link)| link)));
+            }
+            before = segment.life.id.get();
+        }
+        Ok(gaps)
+    }
+
+    /// The first bytes of the first frame of a segment; none if its file is gone.
+    fn read_link(&self, segment: &Segment, bytes: u64) -> io::Result<Bytes> {
+        match self.open_segments.read(segment, segment.first(), bytes) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Bytes::new()),
+            read => read,
+        }
     }
 
     /// Whether the newest finished segment has enough dead bytes to be worth a segment of the reserve.
@@ -328,7 +453,7 @@ impl Core {
         let (_, Some(newest)) = self.unsorted() else {
             return Ok(false);
         };
-        if self.pool().lendable() == 0 || !self.damages.is_empty() {
+        if self.pool().lendable() == 0 || self.is_in_doubt() {
             return Ok(false);
         }
         let Some(index) = self.sound_index(&newest)? else {
@@ -345,19 +470,146 @@ impl Core {
         self.config.segment_bytes / 4
     }
 
-    /// The index of a segment or run that nothing is wrong with.
+    /// The index of a segment or run, read or made again.
     ///
     /// # Errors
-    /// If there is no file descriptor to read the index.
+    /// If there is no file descriptor to read the index or its segment.
     pub(super) fn sound_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
-        if !segment.is_indexed() || !segment.holes.read().is_empty() || segment.is_misnamed() {
+        let (index, learned) = self.index_or_anew(segment)?;
+        if learned {
+            self.forget_checkpoints(&mut self.indexer.hold());
+        }
+        Ok(index)
+    }
+
+    /// The same, and whether more records are known to be lost since: the caller forgets the
+    /// checkpoints then.
+    ///
+    /// # Errors
+    /// As of [`Core::sound_index`].
+    pub(crate) fn index_or_anew(
+        &self,
+        segment: &Segment,
+    ) -> io::Result<(Option<Arc<SealedIndex>>, bool)> {
+        if !segment.is_indexed() || segment.is_misnamed() {
+            return Ok((None, false));
+        }
+        let mut index = self.indexes.stream(segment)?;
+        if index.is_none() && !segment.is_retired() {
+            index = self.sealed_index(segment)?;
+        }
+        let mut learned = false;
+        if index.as_ref().is_some_and(|index| index.is_partial()) {
+            index = self.index_anew(segment)?;
+            learned = index.as_ref().is_some_and(|index| self.learn_lost(index));
+        }
+        match index {
+            Some(_) => self.sorter.pass(segment.life.id, Fault::Index),
+            None if segment.is_retired() => {}
+            None => self.sorter.stop_at(
+                segment.life.id,
+                Fault::Index,
+                format!(
+                    "the index of {} is damaged, and cannot be made again now; restart the daemon",
+                    segment.path()
+                ),
+            ),
+        }
+        Ok((index, learned))
+    }
+
+    /// The index of a journal segment, made from its frames and from images in older indexes. The caller
+    /// learns which records are lost. Readers do not use it: its rows do not lead to older rows.
+    pub(crate) fn index_anew(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
+        if is_address(segment.base) {
             return Ok(None);
         }
-        let index = match self.indexes.stream(segment)? {
-            None => self.sealed_index(segment)?,
-            index => index,
+        if let Some(made) = self.sorter.made.lock().get(&segment.life.id) {
+            return Ok(Some(Arc::clone(made)));
+        }
+        let (runs, segments) = self.journal.runs_and_segments();
+        let (older, newer): (Vec<_>, Vec<_>) = segments
+            .into_iter()
+            .filter(|other| other.base != segment.base)
+            .partition(|other| other.base < segment.base);
+        let runs = runs.iter().map(|run| Arc::clone(&run.segment));
+        let mut told = Vec::new();
+        for file in runs.chain(older) {
+            let made = self.sorter.made.lock().get(&file.life.id).cloned();
+            let index = match made {
+                Some(made) => Some(made),
+                // That of a run can always be made again.
+                None => match self.indexes.stream(&file)? {
+                    None if is_address(file.base) => self.sealed_index(&file)?,
+                    index => index,
+                },
+            };
+            told.push(index.filter(|index| !index.is_partial()));
+        }
+        let before = |log: LogId| {
+            for index in told.iter().rev() {
+                // It is damaged too.
+                let Some(index) = index else {
+                    return Err(io::ErrorKind::NotFound.into());
+                };
+                let row = index.row(log);
+                let image = row.map(|row| index.image(&row));
+                index.check_reads()?;
+                if let Some(image) = image {
+                    return Ok(image);
+                }
+            }
+            Ok(None)
         };
-        Ok(index.filter(|index| !index.is_partial()))
+        // After the loss of all records from some lsn on was accepted, the log went on from there.
+        let goes_on = |log: LogId| {
+            for segment in newer.iter().filter(|segment| segment.is_indexed()) {
+                let index = self.indexes.stream(segment)?;
+                let Some(index) = index.filter(|index| !index.is_partial()) else {
+                    return Err(io::ErrorKind::NotFound.into());
+                };
+                let row = index.row(log);
+                index.check_reads()?;
+                if let Some(row) = row {
+                    return Ok(row.first_lsn);
+                }
+            }
+            let log = self.logs.by_id(log);
+            Ok(log.map_or(Lsn::new(u64::MAX), |log| {
+                let state = log.state.read();
+                let newest = state.places.from(0).first();
+                newest.map_or(state.next, |place| place.first_lsn)
+            }))
+        };
+        let link = match newer.first() {
+            Some(next) => self.link_of(next)?.map(|(_, link)| link),
+            None => None,
+        };
+        let link = link.filter(|link| link.predecessor == Some(segment.life.id));
+        let known = (self.damages.accepted(), self.config.producer_window);
+        let logs = recovery::Around {
+            before: &before,
+            goes_on: &goes_on,
+        };
+        let made = recovery::index_anew(&self.disk, segment, link.as_ref(), known, &logs);
+        if segment.is_retired() {
+            // It was sorted meanwhile, and its file may have another life.
+            return Ok(None);
+        }
+        match made {
+            Ok(Some(index)) => {
+                let index = Arc::new(index);
+                let (id, made) = (segment.life.id, Arc::clone(&index));
+                self.sorter.made.lock().insert(id, made);
+                if segment.is_retired() {
+                    self.sorter.made.lock().remove(&id);
+                }
+                Ok(Some(index))
+            }
+            Ok(None) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// What the run of these segments will say of itself; `None` if they do not tell.
@@ -409,22 +661,46 @@ impl Core {
             pack_bytes: 0,
             images_at: 0,
             forgotten: None,
+            accepted: self.accepted_in(sources),
         }))
+    }
+
+    /// Losses that the links of these segments say were accepted, as far as they may still matter.
+    fn accepted_in(&self, sources: &[Source]) -> Vec<Accepted> {
+        let of_source = |before| sources.iter().any(|source| source.segment.base == before);
+        let accepted = self.damages.accepted().iter();
+        let accepted = accepted.filter(|accepted| of_source(accepted.before));
+        accepted
+            .map(|accepted| self.still_matters(accepted))
+            .collect()
+    }
+
+    /// An acceptance without the records that nobody misses any more.
+    fn still_matters(&self, accepted: &Accepted) -> Accepted {
+        let missed = |(log, _, to): &&(LogId, Lsn, Lsn)| {
+            let log = self.logs.by_id(*log);
+            log.is_none_or(|log| {
+                let state = log.state.read();
+                !state.deleted && *to > state.first(self.journal.durable())
+            })
+        };
+        Accepted {
+            lost: accepted.lost.iter().filter(missed).copied().collect(),
+            ..accepted.clone()
+        }
     }
 
     fn link_of(&self, segment: &Segment) -> io::Result<Option<(Header, Link)>> {
         // Most are small; one tells of all logs that the segment before touched.
         let first = segment.first();
-        let mut bytes = self.open_segments.read(segment, first, 64 << 10)?;
+        let mut bytes = self.read_link(segment, 64 << 10)?;
         let header = frame::decode_header(&bytes, segment.life.salt)
             .filter(|header| header.kind == Kind::Link && header.position == first);
         let Some(header) = header else {
             return Ok(None);
         };
         if header.frame_len() > bytes.len() as u64 {
-            bytes = self
-                .open_segments
-                .read(segment, first, header.frame_len())?;
+            bytes = self.read_link(segment, header.frame_len())?;
         }
         let link = frame::verified_body(&bytes, &header).and_then(Link::decode);
         Ok(link.map(|link| (header, link)))
@@ -432,7 +708,7 @@ impl Core {
 
     /// Runs that are worth to be written anew.
     pub(super) fn next_runs(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
-        if !self.damages.is_empty() || self.indexer.covered().is_none() {
+        if self.is_in_doubt() {
             return Ok(None);
         }
         let mut shares = Vec::with_capacity(runs.len());
@@ -477,6 +753,12 @@ impl Core {
                     Ok(None)
                 }
             };
+        }
+        // One that is damaged becomes one that is whole, and says which records are lost.
+        let damaged = |at: &usize| !runs[*at].segment.holes.read().is_empty();
+        let fits = |at: &usize| shares[*at].bytes_again() <= room;
+        if let Some(at) = (0..runs.len()).find(|at| damaged(at) && fits(at)) {
+            return self.task_of_runs(runs, at, &shares[at..=at]);
         }
         let largest = self.sorter.largest_run.load(Ordering::Relaxed);
         let merges = self.room_without_growth(room);
@@ -612,7 +894,8 @@ impl Core {
         }
         let history = chosen.iter().flat_map(|run| run.head.history.clone());
         let mut history: Vec<_> = history.collect();
-        bound_ends(&mut history);
+        recovery::bound_ends(&mut history);
+        let accepted = chosen.iter().flat_map(|run| &run.head.accepted);
         let head = Head {
             first: first.head.first,
             before_first: first.head.before_first,
@@ -620,14 +903,17 @@ impl Core {
             history,
             order: Vec::new(),
             forgotten: chosen.iter().filter_map(|run| run.head.forgotten).max(),
+            accepted: accepted.map(|a| self.still_matters(a)).collect(),
             ..last.head.clone()
         };
         Ok(Some(Task {
             sources,
             head,
+            after: None,
             earlier: at,
             replaced: count,
             bytes: shares.iter().map(Share::bytes_again).sum(),
+            gaps: Vec::new(),
         }))
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::bounds;
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::journal::body::Accepted;
 use crate::wire::{self, Value};
 
 /// Which segments a run stands for, and how the journal stood at their end.
@@ -38,6 +39,8 @@ pub(crate) struct Head {
     /// Logs that were deleted up to this segment may have been left out: a checkpoint that
     /// ends before it would bring them back.
     pub(crate) forgotten: Option<SegmentId>,
+    /// Losses that links of these segments say were accepted, as far as they still matter.
+    pub(crate) accepted: Vec<Accepted>,
 }
 
 impl Head {
@@ -81,6 +84,9 @@ impl Head {
         wire::put_uint(&mut out, 18, self.logs);
         wire::put_uint(&mut out, 19, self.images_at);
         wire::put_uint(&mut out, 17, self.forgotten.map_or(0, SegmentId::get));
+        for accepted in &self.accepted {
+            wire::put_bytes(&mut out, 20, &accepted.encode());
+        }
         out
     }
 
@@ -105,6 +111,7 @@ impl Head {
             pack_bytes: 0,
             images_at: 0,
             forgotten: None,
+            accepted: Vec::new(),
         };
         for field in wire::fields(input) {
             match field? {
@@ -133,6 +140,7 @@ impl Head {
                 (18, Value::Varint(logs)) => head.logs = bounds::records(logs)?,
                 (19, Value::Varint(at)) => head.images_at = bounds::offset(at)?,
                 (17, Value::Varint(id)) => head.forgotten = Some(bounds::segment(id)?),
+                (20, Value::Bytes(part)) => head.accepted.push(Accepted::decode(part)?),
                 _ => {}
             }
         }
@@ -155,6 +163,7 @@ fn order(mut part: &[u8]) -> Option<Vec<(Position, u64)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{LogId, Lsn};
 
     #[test]
     fn a_head_reads_back() {
@@ -178,6 +187,11 @@ mod tests {
             pack_bytes: 4000,
             images_at: 9000,
             forgotten: Some(SegmentId::new(3)),
+            accepted: vec![Accepted {
+                before: Position::new(1 << 33),
+                lost: vec![(LogId::new(7), Lsn::new(1), Lsn::new(4))],
+                ..Accepted::default()
+            }],
         };
         let bytes = head.encode();
         assert_eq!(Head::decode(&bytes), Some(head));

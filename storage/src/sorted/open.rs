@@ -188,11 +188,25 @@ pub(crate) struct Walked {
     pub(crate) lost_images: bool,
 }
 
-/// Reads all frames of a run.
+/// Reads all frames of a run. If some do not verify, all are read again, from the device: the memory of
+/// the first read may be wrong.
 pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<Walked> {
-    let file = disk.open(&path(opened.life.id))?;
+    let path = path(opened.life.id);
+    let file = disk.open(&path)?;
     let mut read = |from: u64, bytes: u64| Ok(some(&*file, from, bytes)?.into());
-    match walk_with(opened, &mut read) {
+    let walked = walk_with(opened, &mut read).and_then(|walked| {
+        if walked.holes.is_empty() {
+            return Ok(walked);
+        }
+        walk_with(opened, &mut |from, bytes| {
+            match disk.read_range_from_device(&path, from, bytes)? {
+                Some(bytes) => Ok(bytes),
+                // The page cache cannot be passed here.
+                None => Ok(some(&*file, from, bytes)?.into()),
+            }
+        })
+    });
+    match walked {
         Ok(walked) => Ok(walked),
         Err(Stop::Io(error)) => Err(error),
         Err(Stop::Stopped) => Err(io::ErrorKind::Interrupted.into()),
@@ -300,10 +314,14 @@ impl Walked {
             lost.push((next, images.image.next));
         }
         let extras = images.image.extras.as_deref();
-        for missing in extras.map_or(&[][..], |extras| &extras.missing) {
+        let missing = extras.map_or(&[][..], |extras| &extras.missing);
+        let missing = missing.iter().map(|missing| (missing.from, missing.to));
+        // Damage took these before the run was made.
+        let before = images.image.lost.iter().map(|lost| (lost.from, lost.to));
+        for (gone, end) in missing.chain(before) {
             lost = lost
                 .into_iter()
-                .flat_map(|(from, to)| [(from, to.min(missing.from)), (from.max(missing.to), to)])
+                .flat_map(|(from, to)| [(from, to.min(gone)), (from.max(end), to)])
                 .filter(|(from, to)| from < to)
                 .collect();
         }
@@ -333,8 +351,8 @@ impl Walked {
         Some(piece.position)
     }
 
-    /// Whether records that were kept cannot be read.
-    pub(crate) fn loses_records(&self) -> bool {
+    /// Whether records that were in the run cannot be read.
+    pub(crate) fn lost_records(&self) -> bool {
         self.images.iter().any(|i| !self.lost_of(i).is_empty())
     }
 
@@ -365,6 +383,17 @@ impl Walked {
 /// Where the frames of a run do not verify, as addresses.
 pub(crate) fn holes_of(disk: &dyn Disk, segment: &Segment) -> io::Result<Vec<Hole>> {
     Ok(walk(disk, &reopened(disk, segment)?)?.holes)
+}
+
+/// Records of a log that were in a run and cannot be read: from, to. `None` if its image is damaged.
+pub(crate) fn lost_of(
+    disk: &dyn Disk,
+    segment: &Segment,
+    log: LogId,
+) -> io::Result<Option<Vec<(Lsn, Lsn)>>> {
+    let walked = walk(disk, &reopened(disk, segment)?)?;
+    let image = walked.images.iter().find(|i| i.image.id == log);
+    Ok(image.map(|images| walked.lost_of(images)))
 }
 
 fn reopened(disk: &dyn Disk, segment: &Segment) -> io::Result<Opened> {

@@ -8,10 +8,11 @@
 //!
 //! A crash before the rename leaves files that the next start removes; one after it leaves
 //! the old files beside the run, and the next start removes those. Only what the newest
-//! checkpoint covers is sorted, and nothing of a store with damage: recovery is to find that
-//! where it is.
+//! checkpoint covers is sorted. Damage costs its own records only: the run says which are lost,
+//! and readers learn it from there. Where nothing tells whose records damage took, nothing is
+//! sorted until an operator accepts the loss.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use super::{Run, base_of, new_path, path};
 use crate::checkpoint;
 use crate::disk::{is_out_of_descriptors, is_out_of_space, memory};
 use crate::ids::{Position, SegmentId};
-use crate::index::{index_path, old_path};
+use crate::index::{SealedIndex, index_path, old_path};
 use crate::journal::pool::Claim;
 use crate::journal::segment::{Segment, journal_path};
 use crate::known_bad::{self, Mistake};
@@ -76,6 +77,17 @@ pub(crate) struct Sorter {
     pub(super) idle_at: Mutex<Option<Standing>>,
     /// Whether an operator was warned that no run fits the free space.
     pub(super) is_stuck: AtomicBool,
+    /// Segments and runs that it cannot use, and why.
+    stuck: Mutex<BTreeMap<(SegmentId, Fault), String>>,
+    /// Indexes of segments that were made again, until the segments are sorted.
+    pub(super) made: Mutex<HashMap<SegmentId, Arc<SealedIndex>>>,
+}
+
+/// A part of a segment or run that the sorter cannot use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fault {
+    Index,
+    Link,
 }
 
 /// Facts that must change before another look at segments can find more.
@@ -99,7 +111,28 @@ impl Sorter {
             least_refused: AtomicU64::new(u64::MAX),
             idle_at: Mutex::new(None),
             is_stuck: AtomicBool::new(false),
+            stuck: Mutex::default(),
+            made: Mutex::default(),
         }
+    }
+
+    /// Why it cannot go on; nothing if it can.
+    pub(crate) fn stuck(&self) -> Vec<String> {
+        self.stuck.lock().values().cloned().collect()
+    }
+
+    /// It cannot use this segment or run.
+    pub(super) fn stop_at(&self, id: SegmentId, fault: Fault, why: String) {
+        let mut stuck = self.stuck.lock();
+        if stuck.get(&(id, fault)) != Some(&why) {
+            tracing::warn!("{why}; nothing is sorted until then");
+            stuck.insert((id, fault), why);
+        }
+    }
+
+    /// The fault is gone.
+    pub(super) fn pass(&self, id: SegmentId, fault: Fault) {
+        self.stuck.lock().remove(&(id, fault));
     }
 
     fn moved(&self) -> u64 {
@@ -382,6 +415,8 @@ impl Core {
             earlier: &earlier,
             known_deleted,
             forgotten: None,
+            gone: task.gone(self),
+            found: Vec::new(),
             spend,
             claim,
         };
@@ -396,6 +431,7 @@ impl Core {
             head,
             index,
             archived,
+            found,
             ..
         } = built;
         let id = life.id;
@@ -453,17 +489,33 @@ impl Core {
         });
         // Nobody else changes them; but behind those of the task there may be more by now.
         let mut runs = self.journal.runs();
+        let before = task.earlier.checked_sub(1).and_then(|at| runs.get(at));
+        let from = before.map_or(Position::ZERO, |run| run.head.limit);
+        let to = run.head.limit;
         runs.splice(task.earlier..task.earlier + task.replaced, [run]);
         let retired = {
             // Indexes and checkpoints are written of what is there as a whole.
-            let _indexing = self.indexer.hold();
+            let mut indexing = self.indexer.hold();
             let retired = self.journal.enter_runs(runs);
             let ids: Vec<SegmentId> = retired.iter().map(|segment| segment.life.id).collect();
+            self.sorter.made.lock().retain(|id, _| !ids.contains(id));
+            let mut stuck = self.sorter.stuck.lock();
+            stuck.retain(|(id, _), _| !ids.contains(id));
+            drop(stuck);
             self.indexes.forget(ids.iter().copied());
             self.open_segments.close(ids);
             self.logs.forget_deleted(self.journal.sorted_end());
+            for (log, from, to) in &found {
+                log.state.write().find_again(*from, *to);
+                self.damages.find_again(log.id, *from, *to);
+            }
+            if !found.is_empty() {
+                // They list these records as lost.
+                self.forget_checkpoints(&mut indexing);
+            }
             retired
         };
+        self.forget_damage(from, to);
         let gone: u64 = retired.iter().map(|file| file.file_bytes()).sum();
         let freed = gone.saturating_sub(life.size);
         self.sorter.freed.fetch_add(freed, Ordering::Relaxed);
@@ -522,7 +574,11 @@ impl Core {
             true => 0,
             false => self.pool().room(),
         };
-        let whole = |segment: &&Arc<Segment>| segment.file_bytes() == self.config.segment_bytes;
+        // A file that was damaged once may lie on bad sectors.
+        let whole = |segment: &&Arc<Segment>| {
+            let sound = segment.holes.read().is_empty();
+            sound && segment.file_bytes() == self.config.segment_bytes
+        };
         let (again, rest): (Vec<&Arc<Segment>>, Vec<_>) =
             segments.into_iter().partition(|segment| whole(segment));
         let again_ids: Vec<SegmentId> = again.iter().map(|s| s.life.id).collect();

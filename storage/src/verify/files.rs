@@ -159,7 +159,7 @@ pub(crate) fn strays(
         }
     }
     for name in list(disk, "quarantine")? {
-        if !name.ends_with(".torn") {
+        if !name.ends_with(".torn") && !name.ends_with(".run") {
             note(format!("quarantine/{name}"), false);
         }
     }

@@ -347,6 +347,8 @@ impl<'a> Run<'a> {
                 lsns.expect_gaps();
             }
             for images in &walked.images {
+                // Damage took records before the run was made.
+                self.needs_account |= !images.image.lost.is_empty();
                 lsns.set(images.image.id, images.image.next);
             }
         }

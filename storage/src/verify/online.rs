@@ -235,7 +235,7 @@ impl Core {
             .damages
             .between(Position::ZERO, Position::new(u64::MAX))
         {
-            if damage.accepted {
+            if damage.accepted || damage.harmless {
                 continue;
             }
             let position = damage.position;

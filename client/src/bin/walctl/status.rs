@@ -102,7 +102,15 @@ impl Status<'_> {
         }
         row("journal", self.journal());
         if let Some(damage) = &info.damage {
-            row("damage", damaged(damage));
+            if damage.quarantined_records > 0 || damage.unattributed_count > 0 {
+                row("damage", damaged(damage));
+            }
+            for why in &damage.held_back {
+                row(
+                    "held back",
+                    format!("no checkpoint, no sorting, no space comes back: {why}"),
+                );
+            }
         }
         if let Some(why) = &info.archive_failure {
             row(
@@ -199,6 +207,7 @@ impl Status<'_> {
                 "quarantined_records": damage.quarantined_records,
                 "log_count": damage.log_count,
                 "unattributed_count": damage.unattributed_count,
+                "held_back": damage.held_back,
             })),
             "archive_failure": info.archive_failure,
         })
@@ -334,6 +343,7 @@ mod tests {
                 quarantined_records: 12,
                 log_count: 1,
                 unattributed_count: 0,
+                held_back: vec!["records are missing".into()],
             }),
             archive_failure: Some("archive /mnt/a: no space".into()),
             ..Default::default()
@@ -371,6 +381,7 @@ mod tests {
             "12 records of 1 log QUARANTINED; `walctl verify` names them",
             "2 segments, 2.00 KiB, positions 0 to 1536, 1 DAMAGED",
             "FAILING, so that nothing is dropped: archive /mnt/a: no space",
+            "no checkpoint, no sorting, no space comes back: records are missing",
         ] {
             assert!(table.contains(words), "no {words:?} in\n{table}");
         }

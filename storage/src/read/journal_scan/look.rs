@@ -239,6 +239,10 @@ impl Work {
         if deleted {
             parts = vec![(damage.from, damage.to, GapReason::Deleted)];
         }
+        if self.core.is_carried(damage) {
+            // The run tells of all that went some other way.
+            parts.retain(|(_, _, reason)| *reason == GapReason::Quarantined);
+        }
         parts.retain(|(from, to, _)| from < to);
         let gap = |(from, to, reason)| Gap {
             log: Some(log.name.clone()),
@@ -298,6 +302,8 @@ impl Work {
         stop: Position,
     ) -> Result<Going, ReadError> {
         let start = self.at;
+        // Most stretches have none. Where a jump of lsns shows damage, it lies among good frames.
+        let has_damage = !self.core.damages.between(start, stop).is_empty();
         while self.at < stop {
             let from = usize::try_from(self.at.since(start)).unwrap_or(usize::MAX);
             let Some(bytes) = buffer.get(from..) else {
@@ -320,9 +326,16 @@ impl Work {
             if going != Going::On {
                 return Ok(going);
             }
-            if self.at == header.position {
+            if self.at != header.position {
+                continue;
+            }
+            if !has_damage {
                 self.at = header.end();
                 self.skip = 0;
+            } else if self.pass(header.end()) == Going::Full {
+                // A gap comes next, in another message. These records were given.
+                self.skip = u64::from(header.count);
+                return Ok(Going::Full);
             }
         }
         Ok(Going::On)
@@ -496,20 +509,25 @@ impl Work {
     /// record between.
     fn lose_frame(&mut self, segment: &Segment, stop: Position) -> Result<(), ReadError> {
         let to = self.resynchronise(segment, stop)?;
-        segment.add_hole(Hole { from: self.at, to });
         // Memory first: places that leave it meanwhile are in the index then.
         let in_memory = (!segment.is_indexed()).then(|| self.lost_in_memory(to));
         let lost: Vec<(Arc<Log>, Place)> = match self.core.sealed_index(segment)? {
             Some(index) => {
+                let made = match index.is_partial() {
+                    true => self.core.index_anew(segment)?,
+                    false => None,
+                };
+                if segment.is_retired() {
+                    // Its bytes may be of another life.
+                    return Ok(());
+                }
+                if made.as_ref().is_some_and(|made| self.core.learn_lost(made)) {
+                    self.core.forget_checkpoints(&mut self.core.indexer.hold());
+                }
+                let index = made.unwrap_or(index);
                 if index.is_partial() {
                     // It cannot tell what was here: that something was is said.
-                    self.core.damages.add(Damage {
-                        position: self.at,
-                        log: None,
-                        from: Lsn::ZERO,
-                        to: Lsn::ZERO,
-                        accepted: false,
-                    });
+                    self.core.damages.add(Damage::of_nobody(self.at, false));
                 }
                 self.lost_in_index(&index, to)
             }
@@ -518,6 +536,8 @@ impl Work {
         for (log, place) in lost {
             self.core.quarantine(&log, &place);
         }
+        // Last: a reader that comes here again after an error must not pass bytes that nobody named.
+        segment.add_hole(Hole { from: self.at, to });
         // Also if nobody's records are known to be gone.
         self.core.let_next_start_find(segment);
         Ok(())

@@ -4,7 +4,7 @@ use super::Drafts;
 use crate::ids::{LogId, LogName, Lsn, Position};
 use crate::index::{Image, SealedIndex};
 use crate::journal::segment::Hole;
-use crate::local::{Extras, Producers};
+use crate::local::{Extras, Lost, Producers};
 use crate::repair::UnnamedLog;
 
 /// How the logs of a segment stood before its frames were applied.
@@ -47,6 +47,9 @@ impl Drafts {
                 let hit = |hole: &Hole| hole.from < place.end() && place.position < hole.to;
                 if holes.iter().any(hit) {
                     let (from, to) = (place.first_lsn, place.next_lsn());
+                    // Damage took those before it when the index was made.
+                    let seen = self.draft(row.log_id).state().next;
+                    self.lose(place.position, row.log_id, seen, from);
                     self.lose(place.position, row.log_id, from, to);
                 }
             }
@@ -75,8 +78,14 @@ impl Drafts {
         }
         let (config, update_time) = (image.config.clone(), image.update_time);
         let extras = image.extras.as_deref().map(Extras::from);
-        let seen = self.draft(id).state().next;
+        let state = self.draft(id).state();
+        let seen = state.next;
         if !deleted {
+            // Damage took these before the image was made.
+            for lost in image.lost.iter().filter(|lost| lost.to > seen) {
+                let from = lost.from.max(seen);
+                state.add_damage(Lost { from, ..*lost });
+            }
             self.lose(end, id, seen, image.next);
         }
         self.learn_standing(image);

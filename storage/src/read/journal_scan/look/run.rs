@@ -16,8 +16,9 @@ use crate::ids::{Lsn, Position};
 use crate::index::Place;
 use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, Kind};
-use crate::local::Log;
+use crate::local::{Log, Lost};
 use crate::metrics::ChecksumSite;
+use crate::quarantine::Damage;
 use crate::read::Fault;
 use crate::read::reach::{Reach, far};
 use crate::sorted::{self, Entry, PACK_HEADER_BYTES, Piece, Run};
@@ -106,13 +107,7 @@ impl Work {
         let behind = order
             .get(number + 1)
             .map_or(run.head.limit, |(first, _)| *first);
-        self.core.damages.add(crate::quarantine::Damage {
-            position: self.at,
-            log: None,
-            from: Lsn::ZERO,
-            to: Lsn::ZERO,
-            accepted: false,
-        });
+        self.core.damages.add(Damage::of_nobody(self.at, true));
         self.core.let_next_start_find(&run.segment);
         Ok(self.pass(behind.max(self.at.advance(8))))
     }
@@ -191,8 +186,8 @@ impl Work {
         (log, piece): (&Arc<Log>, Piece),
         next: Position,
     ) -> Result<Going, ReadError> {
-        let damage = log.state.read().damage_from(piece.first_lsn);
-        if damage.is_some_and(|(from, _)| from <= piece.first_lsn) {
+        let is_lost = log.state.read().is_lost(piece.first_lsn, piece.next_lsn());
+        if is_lost {
             // Named by what is known of damage.
             return Ok(self.on_to(next));
         }
@@ -207,7 +202,14 @@ impl Work {
             crate::read::frames::piece_body(&piece, &bytes, 0)
         };
         match self.take_records(log, records, body)? {
-            Taken::Going(Going::On) => Ok(self.on_to(next)),
+            Taken::Going(Going::On) => {
+                let going = self.on_to(next);
+                if going == Going::Full {
+                    // A gap comes next, in another message. This piece was given.
+                    self.skip = u64::from(piece.count);
+                }
+                Ok(going)
+            }
             Taken::Going(going) => Ok(going),
             Taken::Damaged if run.segment.is_retired() => Ok(Going::Again),
             Taken::Damaged => {
@@ -326,14 +328,38 @@ impl Work {
             entries.get(at).filter(|place| place.position == position)
         });
         if let Some(place) = place {
-            let known = log.state.read().damage_from(place.first_lsn);
-            let known =
-                known.is_some_and(|(from, to)| from <= place.first_lsn && place.next_lsn() <= to);
-            if !known {
+            let is_known = log.state.read().is_lost(place.first_lsn, place.next_lsn());
+            if !is_known {
                 self.core
                     .quarantine_at(log, &place, entry.position, ChecksumSite::Read);
             }
+        } else {
+            self.lose_unlisted(run, entry, log)?;
         }
         Ok(self.on_to(next))
+    }
+
+    /// No index lists a pack whose header is lost: it was made again from the run. The records around
+    /// the pack show which are missing.
+    fn lose_unlisted(&self, run: &Run, entry: &Entry, log: &Arc<Log>) -> Result<(), ReadError> {
+        let lost = sorted::lost_of(&*self.core.disk, &run.segment, log.id)?;
+        let mut any = lost.is_none();
+        if any {
+            let doubt = Damage::of_nobody(entry.position, false);
+            self.core.damages.add(doubt);
+        }
+        for (from, to) in lost.unwrap_or_default() {
+            let lost = Lost {
+                from,
+                to,
+                position: entry.position,
+                accepted: false,
+            };
+            any |= self.core.learn_of(log, lost);
+        }
+        if any {
+            self.core.let_next_start_find(&run.segment);
+        }
+        Ok(())
     }
 }

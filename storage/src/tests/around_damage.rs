@@ -1,0 +1,706 @@
+//! Damage costs itself only: checkpoints are written, segments sorted and space given back around
+//! it. The gap keeps its name until its records are trimmed or deleted, or until an operator
+//! accepts the loss. After that the store is as if it had never been damaged.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::config::OnDamage;
+use crate::disk::Disk;
+use crate::index::Place;
+use crate::journal::segment::Segment;
+use crate::record::GapReason;
+use crate::repair::{Loss, accept_loss, examine};
+use crate::sorted::{Load, Of};
+use crate::verify::{Control, Offline, Severity};
+
+const LOGS: [&str; 4] = ["a", "b/1", "b/2", "c"];
+
+type Lsns = BTreeMap<String, BTreeSet<u64>>;
+
+/// Where the damage is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum At {
+    Segment,
+    Run,
+}
+
+/// How it is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Read,
+    Verify,
+    /// A start that has to read all frames.
+    Start,
+    Sorter,
+}
+
+/// How the damage ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Trimmed,
+    Deleted,
+    Accepted,
+}
+
+/// A store, and the records that were appended to it.
+struct Store {
+    fixture: Fixture,
+    records: BTreeMap<String, Vec<Vec<u8>>>,
+    first: BTreeMap<String, u64>,
+}
+
+impl Store {
+    fn new() -> Self {
+        Self {
+            fixture: Fixture::with(SimDisk::new(), sorting::config()),
+            records: BTreeMap::new(),
+            first: BTreeMap::new(),
+        }
+    }
+
+    /// Appends to all logs until this number of segments is full.
+    fn fill(&mut self, segments: u64) {
+        let begun = self.fixture.core.journal.current().base;
+        for number in 0u64.. {
+            for (at, log) in LOGS.iter().enumerate() {
+                let size = usize::try_from((number * 7919 + at as u64) % 900).unwrap();
+                let mut data = number.to_le_bytes().to_vec();
+                data.resize(500 + size, 7);
+                self.append(log, &data);
+            }
+            let base = self.fixture.core.journal.current().base;
+            if base.since(begun) >= segments * (64 << 10) {
+                return;
+            }
+        }
+    }
+
+    fn append(&mut self, log: &str, data: &[u8]) {
+        let appended = self.fixture.append(log, data).unwrap();
+        let records = self.records.entry(log.to_owned()).or_default();
+        let first = appended.appends[0].first_lsn.get();
+        assert_eq!(
+            first,
+            records.len() as u64,
+            "no lsn of {log} is given twice"
+        );
+        records.push(data.to_vec());
+        self.fixture.clock.advance(1000);
+    }
+
+    fn trim(&mut self, log: &str, before: u64) {
+        self.fixture.trim(log, before);
+        self.first.insert(log.to_owned(), before);
+    }
+
+    fn restart(&mut self, how: impl FnOnce(Fixture) -> Fixture) {
+        replace_with(&mut self.fixture, how);
+    }
+
+    /// Reads every log, and all of them by a scan. Every record must be right or named. Returns
+    /// the lsns that are named.
+    fn named(&self, what: &str) -> Lsns {
+        let mut named = Lsns::new();
+        for (log, records) in &self.records {
+            let mut next = self.first.get(log).copied().unwrap_or(0);
+            while next < records.len() as u64 {
+                match self.fixture.read(log, next) {
+                    Ok(page) => {
+                        for batch in &page.batches {
+                            for (lsn, data) in (batch.first_lsn.get()..).zip(payloads(batch)) {
+                                let expected = &records[usize::try_from(lsn).unwrap()];
+                                assert_eq!(&data, expected, "{what}: {log} {lsn}");
+                            }
+                        }
+                        assert!(page.next_lsn.get() > next, "{what}: {log} at {next}");
+                        next = page.next_lsn.get();
+                    }
+                    Err(ReadError::Quarantined { from, to, .. }) => {
+                        let to = to.expect("a known end").get();
+                        let of_log = named.entry(log.clone()).or_default();
+                        of_log.extend(from.get()..to);
+                        next = to;
+                    }
+                    Err(error) => panic!("{what}: {log} at {next}: {error}"),
+                }
+            }
+        }
+        assert_eq!(self.named_by_scan(what), named, "{what}: by a scan of all");
+        named
+    }
+
+    fn named_by_scan(&self, what: &str) -> Lsns {
+        let mut scan = self.fixture.scan(Selector::All, ScanStart::First, false);
+        let (mut named, mut told, mut found) = (Lsns::new(), Lsns::new(), Lsns::new());
+        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+            for gap in chunk.gaps {
+                let log = gap.log.expect("a log").as_str().to_owned();
+                let lsns = gap.from.unwrap().get()..gap.to.unwrap().get();
+                let into = match gap.reason {
+                    GapReason::Quarantined => &mut named,
+                    _ => &mut told,
+                };
+                into.entry(log).or_default().extend(lsns);
+            }
+            for batch in chunk.batches {
+                let lsns = batch.first_lsn.get()..batch.next_lsn().get();
+                let of_log = found.entry(batch.log.as_str().to_owned()).or_default();
+                of_log.extend(lsns);
+            }
+        }
+        for (log, records) in &self.records {
+            let all =
+                [&named, &told, &found].map(|lsns| lsns.get(log).cloned().unwrap_or_default());
+            let all: BTreeSet<u64> = all.into_iter().flatten().collect();
+            let whole: BTreeSet<u64> = (0..records.len() as u64).collect();
+            assert_eq!(all, whole, "{what}: nothing of {log} is skipped in silence");
+        }
+        named
+    }
+
+    /// Sorts all there is, and sees that nothing holds it back.
+    fn sorts(&mut self, what: &str) {
+        self.fill(3);
+        let steps = self.fixture.sort();
+        assert!(steps > 0, "{what}: something is sorted");
+        let statistics = self.fixture.core.statistics();
+        assert_eq!(statistics.held_back, Vec::<String>::new(), "{what}");
+        let left = statistics.unsorted_bytes;
+        assert!(
+            left <= 2 * (64 << 10),
+            "{what}: {left} bytes are not sorted"
+        );
+        let checkpoints = self.fixture.disk.list("checkpoint").unwrap();
+        assert!(!checkpoints.is_empty(), "{what}: a checkpoint is written");
+    }
+
+    /// A frame or pack of a log with its file, in the middle of the finished files.
+    fn place(&self, at: At, log: &str) -> (Arc<Segment>, Place) {
+        let core = &self.fixture.core;
+        let id = core.logs.by_name(log).unwrap().id;
+        let (runs, segments) = core.journal.runs_and_segments();
+        let files = match at {
+            At::Run => runs.iter().map(|run| Arc::clone(&run.segment)).collect(),
+            At::Segment => segments,
+        };
+        let file = Arc::clone(&files[files.len() / 2]);
+        let index = core.indexes.get(&file).unwrap().unwrap();
+        let entries = index.entries(&index.row(id).unwrap());
+        let middle = entries.len() / 2;
+        let place = entries.from(middle).find(|place| place.frame_len > 400);
+        (file, place.unwrap())
+    }
+
+    fn flip(&self, file: &Segment, place: &Place, offset: u64) {
+        let at = file.offset(place.position) + offset;
+        super::flip(
+            &self.fixture.disk,
+            &file.path(),
+            usize::try_from(at).unwrap(),
+        );
+    }
+
+    /// The worst that a verification finds, lost records, and all findings for people.
+    fn verify(&self) -> (Option<Severity>, u64, String) {
+        let offline = Offline::open(Arc::new(self.fixture.disk.copy())).unwrap();
+        let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
+        let losses = report.findings.iter();
+        let losses = losses.filter(|finding| finding.severity == Severity::Loss);
+        let lost = losses.filter_map(|finding| finding.lsns);
+        let lost = lost.map(|(from, to)| to.since(from)).sum();
+        let worst = report.severity();
+        (worst, lost, format!("{:?}", report.findings))
+    }
+
+    fn examine(&self) -> Loss {
+        let disk: Arc<dyn Disk> = Arc::new(self.fixture.disk.copy());
+        examine(&disk, &self.fixture.config).unwrap()
+    }
+
+    /// Starts a copy of the store that refuses damage.
+    fn refuses(&self) -> bool {
+        let config = StorageConfig {
+            on_damage: OnDamage::Refuse,
+            ..self.fixture.config.clone()
+        };
+        let opened = open(&self.fixture.disk.copy(), &config, &self.fixture.clock);
+        matches!(opened, Err(OpenError::Damaged(_)))
+    }
+
+    /// After every kind of start the same is named, and counted.
+    fn stays_named(&mut self, expected: &Lsns, what: &str) {
+        let count: u64 = expected.values().map(|lsns| lsns.len() as u64).sum();
+        for start in ["killed", "clean", "bare"] {
+            let what = format!("{what}, {start}");
+            self.restart(|fixture| match start {
+                "killed" => fixture.restart(),
+                "clean" => fixture.restart_cleanly(),
+                _ => bare(fixture),
+            });
+            assert_eq!(&self.named(&what), expected, "{what}");
+            let statistics = self.fixture.core.statistics();
+            assert_eq!(statistics.quarantined_records, count, "{what}");
+            let report = &self.fixture.report;
+            let reported = report
+                .damage
+                .iter()
+                .map(|gap| gap.to.unwrap().since(gap.from.unwrap()));
+            assert_eq!(reported.sum::<u64>(), count, "{what}: {:?}", report.damage);
+            assert_eq!(self.refuses(), count > 0, "{what}");
+            let (_, lost, findings) = self.verify();
+            assert_eq!(lost, count, "{what}: {findings}");
+            let gaps = self.examine().gaps;
+            let gaps = gaps
+                .iter()
+                .map(|gap| gap.to.unwrap().since(gap.from.unwrap()));
+            assert_eq!(gaps.sum::<u64>(), count, "{what}");
+        }
+    }
+
+    fn accept(&mut self) {
+        self.restart(|fixture| {
+            let Fixture {
+                disk,
+                config,
+                clock,
+                core,
+                ..
+            } = fixture;
+            drop(core);
+            let store: Arc<dyn Disk> = Arc::new(disk.clone());
+            let by = "by a test";
+            accept_loss(&store, &config, Arc::clone(&clock) as Arc<dyn Clock>, by).unwrap();
+            let (core, report) = open(&disk, &config, &clock).unwrap();
+            Fixture {
+                disk,
+                clock,
+                config,
+                core,
+                report,
+            }
+        });
+    }
+
+    /// Nobody is alarmed, and everything goes on.
+    fn is_as_new(&mut self, named: &Lsns, what: &str) {
+        for start in ["killed", "clean", "bare"] {
+            let what = format!("{what}, {start}");
+            self.sorts(&what);
+            self.restart(|fixture| match start {
+                "killed" => fixture.restart(),
+                "clean" => fixture.restart_cleanly(),
+                _ => bare(fixture),
+            });
+            assert_eq!(&self.named(&what), named, "{what}");
+            assert_eq!(self.fixture.report.damage, [], "{what}");
+            let statistics = self.fixture.core.statistics();
+            assert_eq!(statistics.quarantined_records, 0, "{what}");
+            assert_eq!(statistics.unattributed_damages, 0, "{what}");
+            assert!(!self.refuses(), "{what}");
+            assert_eq!(self.examine(), Loss::default(), "{what}");
+            let (severity, _, findings) = self.verify();
+            assert!(severity <= Some(Severity::Note), "{what}: {findings}");
+        }
+    }
+}
+
+/// Starts without derived files.
+pub(super) fn bare(fixture: Fixture) -> Fixture {
+    for directory in ["index", "checkpoint"] {
+        for name in fixture.disk.list(directory).unwrap() {
+            let path = format!("{directory}/{name}");
+            fixture.disk.remove(&path).unwrap();
+        }
+    }
+    fixture.restart()
+}
+
+fn replace_with(fixture: &mut Fixture, how: impl FnOnce(Fixture) -> Fixture) {
+    let placeholder = Fixture::new();
+    let old = std::mem::replace(fixture, placeholder);
+    *fixture = how(old);
+}
+
+/// A store with one damaged frame or pack, which was found. Returns the lsns that are lost.
+fn damaged(at: At, by: By, offset: u64, what: &str) -> (Store, Lsns) {
+    let mut store = Store::new();
+    store.append("early", b"once");
+    store.fill(5);
+    if at == At::Run {
+        store.fixture.sort();
+        store.fill(3);
+    }
+    // No record is in memory after it.
+    store.restart(Fixture::restart_cleanly);
+    let (file, place) = store.place(at, "b/1");
+    let offset = if offset == 0 {
+        u64::from(place.frame_len) / 2
+    } else {
+        offset
+    };
+    store.flip(&file, &place, offset);
+    match by {
+        By::Read => {}
+        By::Verify => {
+            let core = Arc::clone(&store.fixture.core);
+            core.verify(None, &Control::new(0), &mut |_| {}).unwrap();
+        }
+        By::Start => store.restart(bare),
+        By::Sorter => store.sorts(what),
+    }
+    let named = store.named(what);
+    let lost = &named["b/1"];
+    assert!(named.len() == 1 && !lost.is_empty(), "{what}: {named:?}");
+    assert!(lost.len() < 70, "{what}: one frame or one pack: {lost:?}");
+    (store, named)
+}
+
+#[test]
+fn checkpoints_and_sorting_go_on_around_damage_and_its_gap_stays_named() {
+    for at in [At::Segment, At::Run] {
+        for by in [By::Read, By::Verify, By::Start, By::Sorter] {
+            // In the header, and in the middle of the body.
+            for offset in [40, 0] {
+                let what = format!("{at:?}, found by {by:?}, offset {offset}");
+                let (mut store, named) = damaged(at, by, offset, &what);
+                store.stays_named(&named, &format!("{what}, before sorting"));
+                store.sorts(&what);
+                store.stays_named(&named, &format!("{what}, sorted"));
+                store.sorts(&format!("{what}, again"));
+                store.stays_named(&named, &format!("{what}, sorted twice"));
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_that_is_trimmed_deleted_or_accepted_is_forgotten() {
+    for at in [At::Segment, At::Run] {
+        for (sorted, end) in [
+            (false, End::Trimmed),
+            (false, End::Deleted),
+            (false, End::Accepted),
+            (true, End::Trimmed),
+            (true, End::Deleted),
+            (true, End::Accepted),
+        ] {
+            let what = format!("{at:?}, sorted {sorted}, {end:?}");
+            let (mut store, mut named) = damaged(at, By::Read, 0, &what);
+            if sorted {
+                store.sorts(&what);
+                store.stays_named(&named, &what);
+            }
+            match end {
+                End::Trimmed => {
+                    let last = *named["b/1"].last().unwrap();
+                    store.trim("b/1", last + 1);
+                    named.clear();
+                }
+                End::Deleted => {
+                    let deleted = store.fixture.core.delete_in_turn(target("b/1"));
+                    store.fixture.core.turn();
+                    drop(deleted);
+                    store.records.remove("b/1");
+                    named.clear();
+                }
+                End::Accepted => store.accept(),
+            }
+            store.is_as_new(&named, &what);
+        }
+    }
+}
+
+#[test]
+fn sorter_keeps_records_that_only_the_page_cache_has_wrong() {
+    // A run is written again only where damage is known.
+    for (at, is_read) in [(At::Segment, false), (At::Segment, true), (At::Run, true)] {
+        // In the header, and in the middle of the body.
+        for offset in [40, 0] {
+            let what = format!("{at:?}, read before: {is_read}, offset {offset}");
+            let mut store = Store::new();
+            store.fill(5);
+            if at == At::Run {
+                store.fixture.sort();
+                store.fill(3);
+            }
+            store.restart(Fixture::restart_cleanly);
+            let (file, place) = store.place(at, "b/1");
+            let offset = match offset {
+                0 => u64::from(place.frame_len) / 2,
+                offset => offset,
+            };
+            let offset = usize::try_from(file.offset(place.position) + offset).unwrap();
+            store.fixture.disk.flip_cached(&file.path(), offset, 1);
+            if is_read {
+                let named = store.named(&what);
+                assert!(!named["b/1"].is_empty(), "{what}: it cannot be read");
+            }
+            store.sorts(&what);
+            assert_eq!(store.named(&what), Lsns::new(), "{what}");
+            store.is_as_new(&Lsns::new(), &what);
+        }
+    }
+}
+
+#[test]
+fn a_deleted_log_is_made_again_although_damage_had_hit_it() {
+    let (mut store, _) = damaged(At::Segment, By::Read, 0, "a deletion");
+    let deleted = store.fixture.core.delete_in_turn(target("b/1"));
+    store.fixture.core.turn();
+    drop(deleted);
+    store.records.remove("b/1");
+    store.append("b/1", b"a new life");
+    store.is_as_new(&Lsns::new(), "a deletion");
+    assert_eq!(store.fixture.contents("b/1")[0], b"a new life");
+}
+
+#[test]
+fn a_missing_segment_is_sorted_around_and_its_logs_stay_what_they_were() {
+    let mut store = Store::new();
+    store.fill(2);
+    store.append("gone", b"soon");
+    store.fill(2);
+    let before = store.fixture.core.journal.current();
+    // All that is known of this log lies in one segment, and the end of the other one.
+    let there = |fixture: &Fixture| fixture.core.journal.current().base == before.base;
+    store.append("only", b"here");
+    let deleted = store.fixture.core.delete_in_turn(target("gone"));
+    store.fixture.core.turn();
+    drop(deleted);
+    store.records.remove("gone");
+    assert!(there(&store.fixture), "in one segment");
+    store.fill(3);
+    store.restart(Fixture::restart_cleanly);
+    store.fixture.disk.remove(&before.path()).unwrap();
+    store.restart(bare);
+    let named = store.named("gone");
+    assert_eq!(named["only"], BTreeSet::from([0]));
+    store.stays_named(&named, "before sorting");
+    store.sorts("a missing segment");
+    store.stays_named(&named, "sorted");
+    store.append("only", b"there");
+    let gone = store.fixture.read("gone", 0);
+    assert!(
+        matches!(gone, Err(ReadError::LogNotFound { .. })),
+        "{gone:?}"
+    );
+    store.sorts("appended");
+    store.stays_named(&named, "appended");
+    store.accept();
+    store.is_as_new(&named, "accepted");
+}
+
+#[test]
+fn log_of_a_missing_segment_takes_appends_while_a_run_is_built() {
+    let mut store = Store::new();
+    // One step takes the first 16 segments.
+    let config = StorageConfig {
+        sorter_step_bytes: 8 << 20,
+        ..sorting::config()
+    };
+    store.fixture = Fixture::with(SimDisk::new(), config);
+    store.fill(4);
+    let before = store.fixture.core.journal.current();
+    store.append("only", b"here");
+    store.fill(16);
+    store.restart(Fixture::restart_cleanly);
+    store.fixture.disk.remove(&before.path()).unwrap();
+    store.restart(bare);
+    let named = store.named("gone");
+    store.fill(3);
+    let fixture = &store.fixture;
+    let records = store.records.get_mut("only").unwrap();
+    let step = fixture
+        .core
+        .sort_step(Of::Segments, Load::AtRest, &mut |_| {
+            let data = records.len().to_le_bytes().to_vec();
+            let appended = fixture.append("only", &data).unwrap();
+            let first = appended.appends[0].first_lsn.get();
+            assert_eq!(first, records.len() as u64);
+            records.push(data);
+            Ok(())
+        });
+    assert!(step.unwrap(), "something is sorted");
+    assert!(records.len() > 2, "it took appends");
+    assert_eq!(fixture.runs(), 1);
+    assert!(fixture.core.journal.sorted_end() > before.base);
+    store.stays_named(&named, "sorted while it was appended to");
+    store.fill(16);
+    assert!(store.fixture.sort() > 0);
+    store.stays_named(&named, "sorted again");
+}
+
+#[test]
+fn damaged_links_seals_orders_and_images_hold_nothing_back() {
+    use crate::journal::frame::{self, Kind};
+    for (at, kind) in [
+        (At::Segment, Kind::Link),
+        (At::Segment, Kind::Seal),
+        (At::Run, Kind::Order),
+        (At::Run, Kind::Images),
+        (At::Run, Kind::Run),
+    ] {
+        let what = format!("{kind:?}");
+        let mut store = Store::new();
+        store.fill(5);
+        if at == At::Run {
+            store.fixture.sort();
+            store.fill(3);
+        }
+        store.restart(Fixture::restart_cleanly);
+        let (file, _) = store.place(at, "b/1");
+        let path = file.path();
+        let mut bytes = store.fixture.disk.contents(&path).unwrap();
+        let mut offset = 8192;
+        while let Some(header) = frame::decode_header(&bytes[offset..], file.life.salt) {
+            if header.kind == kind {
+                break;
+            }
+            offset += usize::try_from(header.frame_len()).unwrap();
+        }
+        bytes[offset + 70] ^= 1;
+        store.fixture.disk.replace(&path, bytes);
+        let core = &store.fixture.core;
+        core.verify(None, &Control::new(0), &mut |_| {}).unwrap();
+        store.sorts(&what);
+        assert_eq!(store.named(&what), Lsns::new());
+        store.is_as_new(&Lsns::new(), &what);
+    }
+}
+
+#[test]
+fn a_damaged_index_below_a_checkpoint_holds_nothing_back() {
+    let mut store = Store::new();
+    store.fill(5);
+    store.restart(Fixture::restart_cleanly);
+    let (file, _) = store.place(At::Segment, "b/1");
+    let index = crate::index::index_path(file.life.id);
+    flip(&store.fixture.disk, &index, 100);
+    store.restart(Fixture::restart_cleanly);
+    store.sorts("a damaged index");
+    assert_eq!(store.named("a damaged index"), Lsns::new());
+    store.is_as_new(&Lsns::new(), "a damaged index");
+}
+
+#[test]
+fn damage_found_for_want_of_an_index_stays_named_when_the_index_is_back() {
+    let what = "found for want of an index";
+    let mut store = Store::new();
+    store.fill(5);
+    store.restart(Fixture::restart_cleanly);
+    let (file, place) = store.place(At::Segment, "b/1");
+    store.flip(&file, &place, u64::from(place.frame_len) / 2);
+    let index = crate::index::index_path(file.life.id);
+    store.fixture.disk.remove(&index).unwrap();
+    store.restart(Fixture::restart);
+    // Only this start reads the segment. It ends before a checkpoint is due.
+    let core = &store.fixture.core;
+    core.indexer.work(core, crate::indexer::Wanted::WhenDue);
+    assert!(store.fixture.disk.contents(&index).is_some(), "{what}");
+    let count = core.statistics().quarantined_records;
+    assert!(count > 0, "{what}");
+    store.restart(Fixture::restart);
+    assert_eq!(
+        store.fixture.core.statistics().quarantined_records,
+        count,
+        "{what}"
+    );
+    let named = store.named(what);
+    store.stays_named(&named, what);
+    store.sorts(what);
+    store.stays_named(&named, what);
+}
+
+#[test]
+fn restored_store_goes_on_around_damage_until_it_is_trimmed() {
+    for at in [At::Segment, At::Run] {
+        let what = format!("{at:?}, restored");
+        let (mut store, named) = damaged(at, By::Read, 0, &what);
+        let shelf = backups::Shelf::default();
+        let (manifest, _) = shelf.save(&store.fixture, || {}).unwrap();
+        let disk = shelf.restore(&manifest, None);
+        store.restart(|fixture| {
+            drop(fixture);
+            Fixture::with(disk, sorting::config())
+        });
+        assert_eq!(store.named(&what), named, "{what}");
+        store.sorts(&what);
+        store.stays_named(&named, &what);
+        let last = *named["b/1"].last().unwrap();
+        store.trim("b/1", last + 1);
+        store.is_as_new(&Lsns::new(), &what);
+    }
+}
+
+#[test]
+fn loss_that_nothing_attributes_holds_back_until_it_is_accepted() {
+    let mut store = Store::new();
+    store.fill(2);
+    let tails: Vec<usize> = LOGS.iter().map(|log| store.records[*log].len()).collect();
+    store.restart(Fixture::restart);
+    let last = store.fixture.core.journal.current();
+    let lost: Vec<Vec<u8>> = LOGS.iter().map(|_| vec![1; 9000]).collect();
+    for (log, data) in LOGS.iter().zip(&lost) {
+        store.fixture.append(log, data).unwrap();
+    }
+    store.restart(|fixture| {
+        let Fixture {
+            disk,
+            core,
+            config,
+            clock,
+            ..
+        } = fixture;
+        drop(core);
+        disk.remove(&last.path()).unwrap();
+        let (core, report) = open(&disk, &config, &clock).unwrap();
+        Fixture {
+            disk,
+            clock,
+            config,
+            core,
+            report,
+        }
+    });
+    let held_back = store.fixture.core.statistics().held_back;
+    assert!(
+        held_back[0].contains("wald repair --accept-loss"),
+        "{held_back:?}"
+    );
+    assert_eq!(store.fixture.sort(), 0);
+    store.accept();
+    let now: Vec<usize> = LOGS.iter().map(|log| store.records[*log].len()).collect();
+    assert_eq!(now, tails);
+    store.is_as_new(&Lsns::new(), "accepted");
+}
+
+#[test]
+fn a_run_that_cannot_be_used_holds_back_until_its_loss_is_accepted() {
+    for gone in [true, false] {
+        let what = format!("gone: {gone}");
+        let mut store = Store::new();
+        for _ in 0..3 {
+            store.fill(4);
+            store.fixture.core.sort_in_turn().unwrap();
+        }
+        let runs = store.fixture.core.journal.runs();
+        assert!(runs.len() > 1, "{what}: {}", runs.len());
+        let path = runs[runs.len() - 1].segment.path();
+        drop(runs);
+        store.restart(|fixture| {
+            match gone {
+                true => fixture.disk.remove(&path).unwrap(),
+                false => fixture.disk.replace(&path, vec![7; 9000]),
+            }
+            bare(fixture)
+        });
+        let held_back = store.fixture.core.statistics().held_back;
+        assert!(!held_back.is_empty(), "{what}");
+        assert_eq!(store.fixture.sort(), 0, "{what}");
+        store.accept();
+        let named = store.named(&what);
+        assert!(!named.is_empty(), "{what}");
+        store.is_as_new(&named, &what);
+    }
+}
