@@ -55,9 +55,6 @@ const SETTLED: u64 = 4;
 /// A figure of the last days may be this part of 10 of the first days' highest one.
 const GROWTH: u64 = 15;
 
-/// Whether bits flip in every fourth month. Damage still ends checkpoints and sorting.
-const DAMAGES: bool = false;
-
 /// Logs that stay all the time, and their retention.
 fn kept() -> Vec<(String, Retention)> {
     let mut logs = vec![
@@ -794,7 +791,8 @@ fn highest(days: &[&Figures]) -> Figures {
 fn live(seed: u64, days: u64) -> Vec<String> {
     let mut month = Month::new(seed);
     let runs_on = seed % 2 == 1;
-    let damages = DAMAGES && seed % 4 == 2;
+    // Bits flip in every fourth month.
+    let damages = seed % 4 == 2;
     let mut measured: BTreeMap<u64, Figures> = BTreeMap::new();
     while month.day < days {
         month.live_a_day(damages);
