@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: .ci/reader.py [ROUNDS] [SEED]
 
-The independent reader of data directories (storage/reader, written from storage/README.md alone) against the
+The independent reader of data directories (storage/reader, written from storage/FORMAT.md alone) against the
 engine. In each of ROUNDS (2) rounds a daemon with segments of 64 KiB gets a random load: all sync modes, lz4, batches
 over several logs, producers, fences, cursors, trims, retention, deletions, kills and clean stops. In every other round
 it sorts. Its directory is

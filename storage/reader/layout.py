@@ -1,4 +1,4 @@
-"""Bytes of a data directory, as storage/README.md describes them. Pure: bytes in, values out."""
+"""Bytes of a data directory, as storage/FORMAT.md describes them. Pure: bytes in, values out."""
 
 import struct
 from dataclasses import dataclass, field

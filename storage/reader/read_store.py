@@ -7,7 +7,7 @@ store, one for each log in the order of their names. --records adds each log's r
 The digest of a log's records is XXH3-128 of, for each: lsn (8 bytes), time in microseconds (8), then behind their
 lengths (8 bytes each) data, key and value of each header, and checksum (4 bytes, or none).
 
-Written from storage/README.md and from nothing else, so that the document and the engine can be held against each other.
+Written from storage/FORMAT.md and from nothing else, so that the document and the engine can be held against each other.
 Wants the packages of requirements.txt. Ends with 0 if nothing is wrong, 1 if something is damaged, 2 if the
 directory cannot be read.
 """

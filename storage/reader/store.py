@@ -1,4 +1,4 @@
-"""What a data directory holds, by the rules of recovery in storage/README.md. Changes nothing.
+"""What a data directory holds, by the rules of recovery in storage/FORMAT.md. Changes nothing.
 
 All segments are walked, also those that a start would not read. What index files and checkpoints say is used where
 a segment is damaged, as a start uses it, and compared with the segments where it is not (derived.py).

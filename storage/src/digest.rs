@@ -176,7 +176,7 @@ mod tests {
             crc32c: Some(0x0102_0304),
         };
         let batch: Records = [full, Record::default()].into_iter().collect();
-        // Computed by storage/reader/highway.py, which is written from the README.
+        // Computed by storage/reader/highway.py, which is written from FORMAT.md.
         let expected = 0xf294_c3ed_0ee5_45fe_f39c_7f56_d66a_cd23;
         assert_eq!(PUBLISHED.digest(&batch), expected);
     }

@@ -1,7 +1,7 @@
 //! The storage engine of Wald: one journal, many logs.
 //!
-//! `README.md` beside this crate is its design: the format to the byte, the commit
-//! protocol, recovery, the fault model, and the decisions behind them.
+//! Three pages next to this crate are its design. `README.md` has the commit protocol, recovery,
+//! sorting and faults; `FORMAT.md` every byte of a store; `DECISIONS.md` the reasons.
 
 mod archive;
 mod backup;

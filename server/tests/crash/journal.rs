@@ -1,5 +1,5 @@
 //! The journal's files from outside, just well enough to see a roll happen: frames are
-//! followed by their lengths and their chain, as storage's README lays them out. And the
+//! followed by their lengths and their chain, as `storage/FORMAT.md` lays them out. And the
 //! sorted runs, to see that there are any.
 
 use std::collections::BTreeSet;
