@@ -5,8 +5,8 @@ The independent reader of data directories (storage/reader, written from storage
 engine. In each of ROUNDS (2) rounds a daemon with segments of 64 KiB gets a random load: all sync modes, lz4, batches
 over several logs, producers, fences, cursors, trims, retention, deletions, kills and clean stops. In every other round
 it sorts. Its directory is
-read as it is, with its tail torn, with bytes flipped, with files missing; each time by the reader, and by a
-daemon that starts on a copy. Both must tell the same logs, records, cursors and missing ranges, and refuse the same
+read as it is, with its tail torn, with bytes flipped, with files missing, and after damage was sorted; each time by the
+reader, and by a daemon that starts on a copy. Both must tell the same logs, records, cursors and missing ranges, and refuse the same
 appends; index files and checkpoints must say what the segments say. The golden directories
 (storage/tests/golden) must read as what is kept beside them says.
 """
@@ -24,6 +24,8 @@ SMALL = ["--segment-bytes", "64KiB"]
 # What sorts two segments at a time, and what does not.
 SORTER = ["--sorter-enabled", "--sorter-step-bytes", "256KiB"]
 UNSORTED = ["--sorter-enabled=false"]
+# The kind of a frame of records.
+BATCH = 1
 SYNC_MODES = ["strict", "batch", "interval", "async", "manual"]
 
 
@@ -378,6 +380,40 @@ def harm(directory, temporary, draw):
         directory, temporary, lambda copy: flip(copy / "journal" / path.name, draw.randrange(104), 3)), False, whole=whole)
 
 
+def sort_damage(directory, temporary, draw):
+    """Damage that went into sorted runs: the runs verify, and their images name the lost records."""
+    copy = changed(directory, temporary, lambda _: None)
+    before = {path.name for path, _ in used(copy)}
+
+    def fill(daemon):
+        """Some four segments of records that nobody trims."""
+        for number in range(24):
+            data = f"{number} {draw.random()} ".encode() * 500
+            daemon.walctl("append", f"lost/{number % 3}", input=data[:10000] + b"\n", check=True)
+
+    with Daemon(copy, *SMALL, *UNSORTED) as daemon:
+        fill(daemon)
+        daemon.kill()
+    damaged = [path for path, _ in used(copy) if path.name not in before][1:3]
+    for path, in_header in zip(damaged, (False, True)):
+        data = path.read_bytes()
+        # The kind of a frame is in its byte 7. Behind the frame at hand lies another one, so a header can be lost.
+        batches = [at for at in frames(path)[0][:-1] if data[at + 7] == BATCH]
+        at = draw.choice(batches)
+        flip(path, at + (40 if in_header else 100), draw.randrange(8))
+    with Daemon(copy, *SMALL, *SORTER, "--retention-interval", "1h") as daemon:
+        fill(daemon)
+        gone = wait_until(lambda: not any(path.exists() for path in damaged), 30)
+        check("segments with damage are sorted", len(damaged) == 2 and gone, [path.name for path in damaged])
+        daemon.stop() if draw.random() < 0.5 else daemon.kill()
+    store, logs = read(copy)
+    lost = {name: log["quarantined"] for name, log in logs.items() if log["quarantined"]}
+    count = sum(end - start for gaps in lost.values() for start, end in gaps)
+    # Each frame has one record.
+    check("runs name the lost records, and no others", count == 2 and all(name.startswith("lost/") for name in lost), lost)
+    compare("sorted damage", copy, True)
+
+
 def golden():
     """Every golden directory reads as what is kept beside it says."""
     archives = sorted(GOLDEN.glob("*/*.tar.gz"))
@@ -438,6 +474,8 @@ for number in range(rounds):
             compare(f"round {number}: after {'a clean stop' if clean else 'a kill'}", data, True,
                     sorter=draw.choice([SORTER, UNSORTED]) if sorts else UNSORTED)
         harm(data, temporary, draw)
+        if sorts:
+            sort_damage(data, temporary, draw)
 if rounds:
     check("digests of producers' batches are those of their records, unless times were moved",
           Totals.same > 2 * Totals.other, f"{Totals.same} of {Totals.same + Totals.other}")

@@ -147,7 +147,8 @@ def check(run, placed, told):
         run.problems.append("the order tells other pieces than there are")
     if sorted(told, key=lambda one: one[:2]) != told:
         run.problems.append("the order is none")
-    dropped = {one[1]: one[4] for one in reversed(told) if one[4]}
+    # Records before the first piece of a log. Later entries count records that damage took between two pieces.
+    dropped = {one[1]: one[4] for one in reversed(told)}
     for log, (held, before) in run.images.items():
         batches = run.batches.get(log, [])
         first = batches[0].first_lsn if batches else held["next"]
@@ -177,11 +178,14 @@ def enter(run, store):
     read_run(run, store)
     for what in run.problems:
         store.problem(f"sorted/{run.path.name}: {what}")
-    for number, (held, _) in run.images.items():
+    for number, (held, before) in run.images.items():
         log = store.log(None, number)
-        before = log.quarantined
+        # Records of runs that are missing.
+        log.lose(log.next, before)
+        # The run has the records that the image adds to the log, or names them as lost.
+        known = [list(lost) for lost in log.quarantined]
         store.adopt(None, held, run.head.get(6, 0))
-        log.quarantined, log.ahead = before, held["first"]
+        log.quarantined, log.ahead = known, held["first"]
         for start, end in held["lost"]:
             log.lose(start, end)
         log.chain, log.touched = held["chain"], held["touched"]
