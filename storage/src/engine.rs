@@ -220,7 +220,8 @@ pub struct ScanRequest {
     pub until_lsn: Option<Lsn>,
     /// Stop after so many records; 0 = no bound.
     pub max_records: u64,
-    /// Go on with what is appended later.
+    /// Go on with what is appended later. A scan that does not follow ends at the tail of the
+    /// moment it began.
     pub follow: bool,
     /// What to see; `None` = what the sync mode acknowledges.
     pub visibility: Option<Visibility>,
@@ -235,7 +236,8 @@ pub struct ScanChunk {
     pub gaps: Vec<Gap>,
     /// Records, per log in lsn order, over logs in commit order.
     pub batches: Vec<StoredBatch>,
-    /// Whether the end, as it was when this chunk was made, is reached.
+    /// Whether the end is reached: of a scan that follows, the tail when this chunk was made, of
+    /// a plain scan, the tail when the scan began.
     pub caught_up: bool,
     /// Resumes exactly after this chunk.
     pub cursor: Bytes,

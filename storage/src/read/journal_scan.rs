@@ -34,6 +34,9 @@ pub(super) struct JournalScan {
     not_before: Option<Timestamp>,
     /// What was published when the journal was last looked at.
     seen: Position,
+    /// The published position at the moment the scan began; `None` for a scan that follows.
+    /// Records that are appended later do not keep a plain scan from its end.
+    end: Option<Position>,
     lost: bool,
 }
 
@@ -46,6 +49,7 @@ impl JournalScan {
     ) -> Result<Self, ReadError> {
         let core = Arc::clone(&common.core);
         let follow = common.follow;
+        let end = (!follow).then(|| core.journal.published(common.visibility));
         let mut scan = Self {
             common,
             followed: follow.then(|| core.journal.prefixes.follow(&prefix)),
@@ -54,6 +58,7 @@ impl JournalScan {
             skip: 0,
             not_before: None,
             seen: Position::ZERO,
+            end,
             lost: false,
         };
         match (start, cursor) {
@@ -98,6 +103,7 @@ impl JournalScan {
             self.common.reserve().await;
             let core = Arc::clone(&self.common.core);
             let published = core.journal.published(self.common.visibility);
+            let published = self.end.map_or(published, |end| published.min(end));
             (self.at, self.skip) = self.jump(published);
             let work = Work {
                 published,

@@ -51,6 +51,9 @@ pub(super) struct LogScan {
     /// The log it is under way in: it may be deleted, and sorted away, meanwhile.
     log: Option<Arc<Log>>,
     until: Lsn,
+    /// The tail at the moment the scan began; the maximum for a scan that follows. Records that
+    /// are appended later do not keep a plain scan from its end.
+    end: Lsn,
     /// It was told that the log is gone.
     told_deleted: bool,
 }
@@ -287,11 +290,16 @@ impl LogScan {
             at,
             log: None,
             until,
+            end: Lsn::new(u64::MAX),
             told_deleted: false,
         };
         // Before the log is looked up: a log that is created meanwhile lies above it.
         let position = scan.published();
-        match (scan.locate()?, scan.at) {
+        let log = scan.locate()?;
+        if let Some(log) = log.as_ref().filter(|_| !scan.common.follow) {
+            scan.end = tail_at(log, scan.common.visibility, scan.published());
+        }
+        match (log, scan.at) {
             (Some(log), At::Start(ReadStart::TailOffset(back))) => scan.pin(log, back),
             (None, At::Start(ReadStart::Lsn(asked))) if asked > Lsn::ZERO => {
                 return Err(ReadError::BeyondTail {
@@ -422,7 +430,7 @@ impl LogScan {
                 log: Arc::clone(&log),
                 at: self.at,
                 visibility: self.common.visibility,
-                until: self.until,
+                until: self.until.min(self.end),
                 records: self.common.remaining,
                 bytes: self.common.chunk_bytes,
             };
@@ -504,7 +512,7 @@ impl LogScan {
             position: published,
         };
         self.log = Some(Arc::clone(log));
-        let at_tail = next >= tail;
+        let at_tail = next >= tail.min(self.end);
         if at_tail && unproven && !self.common.caught_up {
             gaps.push(gap(Some(next), None, GapReason::Quarantined));
         }

@@ -57,6 +57,45 @@ fn a_scan_of_everything_is_in_commit_order_and_each_log_in_lsn_order() {
     assert_eq!(found.len(), 54);
 }
 
+/// A scan that gives one record in each chunk, and does not follow.
+fn slow_scan(fixture: &Fixture, selector: Selector) -> Box<dyn Scan> {
+    let request = ScanRequest {
+        selector,
+        start: ScanStart::First,
+        until_lsn: None,
+        max_records: 0,
+        follow: false,
+        visibility: None,
+        chunk_bytes: 1,
+    };
+    fixture.begin(request).unwrap()
+}
+
+#[test]
+fn plain_scan_ends_at_the_tail_of_its_beginning() {
+    for selector in [one("p/1"), Selector::Prefix("p/".to_owned()), Selector::All] {
+        let fixture = mixed();
+        let mut whole = fixture.scan(selector.clone(), ScanStart::First, false);
+        let (expected, _) = drain(&mut whole);
+        let mut scan = slow_scan(&fixture, selector.clone());
+        let (mut found, mut caught_up) = (Vec::new(), false);
+        // A reader that appends each record to a log that it reads.
+        while let Some(chunk) = next_chunk(&mut scan).expect("it does not wait").unwrap() {
+            found.extend(records(&chunk));
+            caught_up = chunk.caught_up;
+            fixture.append("p/1", b"later").unwrap();
+            assert!(found.len() <= expected.len(), "it reads later records");
+        }
+        assert_eq!(found, expected);
+        assert!(caught_up, "the last chunk reaches the end of the scan");
+        // Its cursor goes on with the records that came later.
+        let start = ScanStart::Cursor(scan.cursor());
+        let (later, _) = drain(&mut fixture.scan(selector, start, false));
+        assert_eq!(later.len(), expected.len());
+        assert!(later.iter().all(|(_, _, data)| data == b"later"));
+    }
+}
+
 #[test]
 fn a_cursor_resumes_between_any_two_records() {
     let fixture = mixed();

@@ -110,10 +110,14 @@ impl Fixture {
     /// What scans of many logs give, from the beginning and from cursors on the way; gaps of
     /// one log that touch are one.
     fn told_of_many(&self, selector: &Selector, start: ScanStart) -> String {
-        let mut scan = self.scan(selector.clone(), start, false);
+        Self::told_by(&mut self.scan(selector.clone(), start, false))
+    }
+
+    /// What a scan gives up to its end.
+    fn told_by(scan: &mut Box<dyn Scan>) -> String {
         let mut out = String::new();
         let mut gaps: Vec<Gap> = Vec::new();
-        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+        while let Some(chunk) = next_chunk(scan).unwrap().unwrap() {
             for gap in chunk.gaps {
                 if gap.reason == GapReason::Deleted {
                     // A deleted log is forgotten when it is sorted.
@@ -286,6 +290,20 @@ fn a_scan_goes_on_behind_its_cursor_whatever_was_sorted_meanwhile() {
     for (selector, start, told) in &asked {
         let now = fixture.told_of_many(selector, start.clone());
         assert!(now.starts_with(told.as_str()), "{told}---{now}");
+    }
+}
+
+#[test]
+fn plain_scan_ends_within_a_run_that_was_sorted_after_it_began() {
+    for selector in [Selector::All, Selector::Prefix("b/".to_owned()), one("c")] {
+        let fixture = Fixture::with(SimDisk::new(), config());
+        fixture.fill_logs(1, 2);
+        let expected = fixture.told_of_many(&selector, ScanStart::First);
+        let mut scan = fixture.scan(selector, ScanStart::First, false);
+        // The end of the scan lies in a segment in the middle of those that are sorted.
+        fixture.fill_logs(2, 6);
+        assert!(fixture.sort() > 0);
+        assert_eq!(Fixture::told_by(&mut scan), expected);
     }
 }
 

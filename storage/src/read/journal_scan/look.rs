@@ -199,8 +199,10 @@ impl Work {
             .map(|(_, next)| Arc::clone(next))
     }
 
-    /// Goes over a stretch that holds nothing readable, naming what is damaged in it.
+    /// Goes over a stretch that holds nothing readable, naming what is damaged in it, up to
+    /// `published` at most.
     fn pass(&mut self, to: Position) -> Going {
+        let to = to.min(self.published);
         let damages = self.core.damages.between(self.at, to);
         let gaps: Vec<Gap> = damages
             .into_iter()

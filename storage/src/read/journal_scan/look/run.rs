@@ -61,6 +61,10 @@ impl Work {
                 if entry.position < self.at {
                     continue;
                 }
+                if entry.position >= self.published {
+                    // A plain scan may end within a run that was sorted after the scan began.
+                    return Ok(self.pass(self.published));
+                }
                 let next = entries.get(index + 1).map_or(behind, |next| next.position);
                 let going = match entry.at {
                     Ok(piece) => self.take_piece(run, entry, piece, next, &mut packs)?,
