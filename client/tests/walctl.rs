@@ -107,6 +107,25 @@ async fn expected_lsn_is_chained_over_requests_and_a_mismatch_fails() {
 }
 
 #[tokio::test]
+async fn time_before_the_newest_of_its_log_is_warned_of() {
+    let fixture = Fixture::new().await;
+    let ran = fixture
+        .walctl("append log --time 2026-01-02T00:00:00Z --text new", "")
+        .await;
+    assert!(!ran.stderr.contains("warning"), "{}", ran.stderr);
+    let warning = "walctl: warning: record 1 of log has the time 2026-01-02T00:00:00.000000Z, not \
+                   2026-01-01T00:00:00.000000Z";
+    let ran = fixture
+        .walctl("append log --time 2026-01-01T00:00:00Z --text old", "")
+        .await;
+    assert_eq!(ran.code, 0);
+    assert!(ran.stderr.contains(warning), "{}", ran.stderr);
+    let line = r#"{"log": "log", "text": "old", "time": "2026-01-01T00:00:00Z"}"#;
+    let ran = fixture.walctl("batch", line).await;
+    assert!(ran.stderr.contains("record 2 of log has"), "{}", ran.stderr);
+}
+
+#[tokio::test]
 async fn batch_prints_what_each_log_got() {
     let fixture = Fixture::new().await;
     let lines = r#"{"log": "a", "text": "1"}

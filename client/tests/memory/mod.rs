@@ -229,11 +229,18 @@ impl WalService for Memory {
             return Err(Status::with_error_details(Code::NotFound, message, details));
         };
         let tail = Some(batch.records.len() as u64);
+        let from = match request.start {
+            Some(read_request::Start::Lsn(lsn)) => lsn,
+            _ => 0,
+        };
+        let kept = usize::try_from(from).unwrap().min(batch.records.len());
+        batch.records.drain(..kept);
+        batch.first_lsn = Some(from);
         batch.records.truncate(match request.max_records {
             0 => 100,
             count => count as usize,
         });
-        let next = Some(batch.records.len() as u64);
+        let next = Some(from + batch.records.len() as u64);
         Ok(Response::new(ReadResponse {
             batch: Some(batch),
             next_lsn: next,

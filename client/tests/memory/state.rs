@@ -177,7 +177,12 @@ impl State {
         let count = batch.records.len() as u64;
         let first = repeat.unwrap_or(log.records.len() as u64);
         if repeat.is_none() {
-            log.records.extend(batch.records.clone());
+            for mut record in batch.records.clone() {
+                // As the contract says: a stored time never goes back.
+                let newest = log.records.last().map_or(0, |last| last.timestamp_us);
+                record.timestamp_us = record.timestamp_us.max(newest);
+                log.records.push(record);
+            }
             if let Some(producer) = batch.condition.and_then(|condition| condition.producer) {
                 let known = log.producers.entry(producer.id).or_default();
                 if producer.epoch > known.epoch {

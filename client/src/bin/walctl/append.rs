@@ -32,6 +32,7 @@ use crate::output::{Out, Output, say};
 use crate::pack::{Limits, Pack, Packer, Route};
 use crate::parse::Moment;
 use crate::progress::{Progress, counted};
+use crate::times::Times;
 
 /// Packs read ahead; each is up to 4 MiB.
 const PACKS_AHEAD: usize = 4;
@@ -77,8 +78,11 @@ pub(crate) async fn run(
     };
     let mut packs = read_ahead(input, given, Packer::new(limits, plan.route));
     let mut progress = Progress::begin(size);
+    let mut times = Times::default();
     let ended = tokio::select! {
-        ended = load(client, &args, timeout, &mut packs, &mut progress) => ended.map(|()| Exit::Ok),
+        ended = load(client, &args, timeout, &mut packs, (&mut progress, &mut times)) => {
+            ended.map(|()| Exit::Ok)
+        }
         _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
     };
     progress.end(matches!(ended, Ok(Exit::Ok)));
@@ -86,6 +90,9 @@ pub(crate) async fn run(
         hint(&args);
     }
     report(&progress, output)?;
+    if ended.is_ok() {
+        times.warn(client).await;
+    }
     if let Ok(Exit::Interrupted) = ended {
         say(match args.producer {
             Some(_) => "interrupted; the same command with the same input goes on",
@@ -277,7 +284,7 @@ async fn load(
     args: &AppendArgs,
     timeout: Option<Duration>,
     packs: &mut mpsc::Receiver<Item>,
-    progress: &mut Progress,
+    (progress, times): (&mut Progress, &mut Times),
 ) -> Result<()> {
     let durability = args
         .durability
@@ -292,7 +299,9 @@ async fn load(
             batch = batch.timeout(timeout.unwrap_or(PATIENCE));
         }
         let mut is_old = false;
+        let mut given = Vec::with_capacity(pack.logs.len());
         for (log, entries) in pack.logs {
+            given.push(entries.first().map_or(0, |entry| entry.timestamp_us));
             let mut condition = Condition::new();
             if let Some(lsn) = expected {
                 condition = condition.expected_lsn(lsn);
@@ -314,7 +323,12 @@ async fn load(
         };
         match appended {
             Ok(Some(ack)) if is_repeat(&ack) => progress.known(records, consumed),
-            Ok(Some(ack)) => progress.acked(records, bytes, consumed, &ack),
+            Ok(Some(ack)) => {
+                progress.acked(records, bytes, consumed, &ack);
+                for (append, given) in ack.appends.iter().zip(given) {
+                    times.note(append, given);
+                }
+            }
             Ok(None) => progress.known(records, consumed),
             Err(error) if sequences.is_too_old(&error) => progress.known(records, consumed),
             Err(error) => return Err(failed(error, args, records, progress)),

@@ -160,8 +160,9 @@ pub(crate) struct AppendArgs {
     /// Header for every record; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse::header)]
     pub(crate) header: Vec<(String, String)>,
-    /// Time of records without their own: RFC 3339, or a span before now (10m) [default: the
-    /// server's clock]
+    /// Time of records without their own: RFC 3339, or a span before now (10m). The times of a log
+    /// never go back: an earlier time than its newest is stored as the newest, with a warning
+    /// [default: the server's clock]
     #[arg(long, value_name = "TIME", value_parser = parse::moment)]
     pub(crate) time: Option<Moment>,
     /// Name of a producer: the load goes on after a lost connection, and can be run again from

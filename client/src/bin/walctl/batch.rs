@@ -4,15 +4,16 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use anyhow::{Context, Result};
-use wald_client::{Check, Client, Condition, Durability, Lsn, Record};
+use wald_client::{Check, Client, Condition, Durability, Lsn};
 
 use crate::args::BatchArgs;
 use crate::exit::{Exit, Usage};
 use crate::input::{self, Entry, Format};
 use crate::output::{Out, Output};
+use crate::times::Times;
 
-/// Records by log, logs in the order in which they first occur.
-type Logs = Vec<(String, Vec<Record>)>;
+/// Entries by log, logs in the order in which they first occur.
+type Logs = Vec<(String, Vec<Entry>)>;
 
 fn read(input: impl Read) -> Result<Logs> {
     let mut logs = Logs::new();
@@ -21,10 +22,9 @@ fn read(input: impl Read) -> Result<Logs> {
         count += 1;
         let log = entry.log.clone();
         let log = log.with_context(|| format!("record {count} names no `log`"))?;
-        let record = entry.into_record();
         match logs.iter_mut().find(|(name, _)| *name == log) {
-            Some((_, records)) => records.push(record),
-            None => logs.push((log, vec![record])),
+            Some((_, entries)) => entries.push(entry),
+            None => logs.push((log, vec![entry])),
         }
         Ok(())
     })?;
@@ -50,12 +50,14 @@ pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Res
         .map_or(Durability::Unspecified, Durability::from);
     let mut expected = args.expect;
     let mut batch = client.append_batch().durability(durability);
-    for (log, records) in logs {
+    let mut given = Vec::with_capacity(logs.len());
+    for (log, entries) in logs {
+        given.push(entries.first().map_or(0, |entry| entry.timestamp_us));
         let mut condition = Condition::new();
         if let Some(place) = expected.iter().position(|(name, _)| *name == log) {
             condition = condition.expected_lsn(expected.swap_remove(place).1);
         }
-        batch = batch.log_if(log, condition, records);
+        batch = batch.log_if(log, condition, entries.into_iter().map(Entry::into_record));
     }
     for (log, lsn) in expected {
         batch = batch.check(Check::new(log).expected_lsn(lsn));
@@ -80,11 +82,18 @@ pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Res
         }
     }
     out.flush()?;
+    let mut times = Times::default();
+    for (append, given) in ack.appends.iter().zip(given) {
+        times.note(append, given);
+    }
+    times.warn(client).await;
     Ok(Exit::Ok)
 }
 
 #[cfg(test)]
 mod tests {
+    use wald_client::Record;
+
     use super::*;
 
     #[test]
@@ -94,6 +103,11 @@ mod tests {
 
             {"log": "b", "value": {"n": 1.0}, "headers": [{"key": "k", "value": "v"}]}"#;
         let logs = read(&input[..]).unwrap();
+        let records = |entries: Vec<Entry>| entries.into_iter().map(Entry::into_record).collect();
+        let logs: Vec<(String, Vec<Record>)> = logs
+            .into_iter()
+            .map(|(log, entries)| (log, records(entries)))
+            .collect();
         let third = Record::new(r#"{"n": 1.0}"#).header("k", "v");
         assert_eq!(
             logs,

@@ -20,6 +20,7 @@ mod progress;
 mod scan;
 mod status;
 mod table;
+mod times;
 mod verify;
 
 use std::time::Duration;
