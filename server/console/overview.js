@@ -119,7 +119,7 @@ export class Overview {
     const damage = server.store?.recovery.damage ?? [];
     const ranges = server.store?.recovery.damaged_ranges ?? 0;
     const said = [
-      ...damage.map((gap) => ["bad", `Records ${gap.from_lsn ?? "?"} to ${gap.to_lsn ?? "?"} of ${gap.log ?? "an unknown log"} are damaged; found at start.`]),
+      ...damage.map((gap) => ["bad", `Records ${gap.from_lsn ?? "?"} to ${gap.to_lsn == null ? "?" : gap.to_lsn - 1} of ${gap.log ?? "an unknown log"} are damaged; found at start.`]),
       ...(ranges > damage.length ? [["bad", `${count(ranges - damage.length)} more damaged ranges.`]] : []),
       ...(server.store?.recovery.findings ?? []).map((text) => ["warn", text]),
       ...server.warnings.map((text) => ["warn", text]),

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use wald_proto::backup::{self, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE};
 use wald_storage::{
     BackupManifest, BackupView, Disk, OpenError, Position, RealDisk, RecoveryEpoch, RestoreError,
-    Timestamp,
+    Timestamp, records_in_words,
 };
 
 use crate::convert;
@@ -193,7 +193,9 @@ pub(crate) fn open_failed(error: &OpenError) -> Exit {
 fn tell_damage(manifest: &BackupManifest) {
     for damage in &manifest.damage {
         let place = match (&damage.records, damage.to) {
-            (Some((log, from, to)), _) => format!("records {from} to {to} of log {log:?}"),
+            (Some((log, from, to)), _) => {
+                format!("{} of log {log:?}", records_in_words(*from, *to))
+            }
             (None, Some(to)) => format!("positions {} to {to}", damage.from),
             (None, None) => format!("position {}", damage.from),
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::config::ConfigError;
 use crate::disk::Shortage;
-use crate::ids::{LogId, LogName, Lsn, Name, Position, Timestamp};
+use crate::ids::{LogId, LogName, Lsn, Name, Position, Timestamp, records_in_words};
 
 /// Why an append was not acknowledged.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -559,9 +559,9 @@ pub enum ReadError {
         asked: Lsn,
     },
     /// The records are damaged on disk.
-    #[error("records {from} to {} of log {log:?} are damaged", match to {
-        Some(to) => format!("{to} (exclusive)"),
-        None => "an unknown end".to_owned(),
+    #[error("damage in log {log:?}: {}", match to {
+        Some(to) => records_in_words(*from, *to),
+        None => format!("records from {from} on"),
     })]
     Quarantined {
         /// The log.

@@ -48,6 +48,15 @@ impl Lsn {
     }
 }
 
+/// The records from `first` to before `end` as messages name them: with the last one, not with
+/// the one after it. Example: `records 20000 to 20999`.
+pub fn records_in_words(first: Lsn, end: Lsn) -> String {
+    match end.get().saturating_sub(1) {
+        last if last <= first.get() => format!("record {first}"),
+        last => format!("records {first} to {last}"),
+    }
+}
+
 impl fmt::Display for Lsn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -474,6 +483,19 @@ pub enum InvalidLogName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn range_of_records_is_named_with_its_last_lsn() {
+        let words = |first, end| records_in_words(Lsn::new(first), Lsn::new(end));
+        assert_eq!(words(20_000, 21_000), "records 20000 to 20999");
+        assert_eq!(words(7, 8), "record 7");
+        let error = crate::ReadError::Quarantined {
+            log: LogName::new("a").unwrap(),
+            from: Lsn::new(3),
+            to: Some(Lsn::new(7)),
+        };
+        assert_eq!(error.to_string(), "damage in log \"a\": records 3 to 6");
+    }
 
     #[test]
     fn log_name_accepts_255_bytes_and_not_256() {

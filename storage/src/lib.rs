@@ -76,7 +76,7 @@ pub use error::{
 pub use expiry_clock::{expiry_clock, reset_expiry_clock};
 pub use ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
-    RecoveryEpoch, SegmentId, Timestamp,
+    RecoveryEpoch, SegmentId, Timestamp, records_in_words,
 };
 pub use journal::MIN_SEGMENT_BYTES;
 pub use local::LocalEngine;

@@ -14,7 +14,7 @@ use crate::config::{OnDamage, StorageConfig};
 use crate::directory::{self, Format, REPAIRS, REPAIRS_NEW};
 use crate::disk::{Disk, read_whole};
 use crate::error::OpenError;
-use crate::ids::{LogId, LogName};
+use crate::ids::{LogId, LogName, records_in_words};
 use crate::local::{Core, Start};
 use crate::metrics::NoObserver;
 use crate::record::Gap;
@@ -161,11 +161,8 @@ fn told(loss: &Loss, by: &str) -> String {
     for gap in loss.gaps.iter().take(LISTED) {
         let _ = match (&gap.log, gap.from, gap.to) {
             (Some(log), Some(from), Some(to)) => {
-                writeln!(
-                    text,
-                    "  lost: log {:?}, lsns {from} to {to} (exclusive)",
-                    log.as_str()
-                )
+                let records = records_in_words(from, to);
+                writeln!(text, "  lost: log {:?}, {records}", log.as_str())
             }
             _ => writeln!(text, "  lost: records that nothing attributes"),
         };
@@ -252,7 +249,7 @@ mod tests {
         let disk = SimDisk::new();
         let mut written = 0;
         for number in 0..200 {
-            let list = "  lost: log \"a\", lsns 0 to 9 (exclusive)\n".repeat(500);
+            let list = "  lost: log \"a\", records 0 to 8\n".repeat(500);
             let text = format!("{ENTRY}by {number}\n{list}");
             note(&disk, &text).unwrap();
             let done = format!("  done: recovery epoch {number} began\n");

@@ -23,7 +23,7 @@ pub(crate) mod segment;
 
 use std::fmt;
 
-use crate::ids::{LogId, LogName, Lsn, Position, SegmentId};
+use crate::ids::{LogId, LogName, Lsn, Position, SegmentId, records_in_words};
 
 pub(crate) use self::offline::Reader;
 pub use self::offline::{Offline, OfflineReport};
@@ -125,9 +125,13 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.log, self.log_id, self.lsns) {
-            (Some(log), _, Some((from, to))) => write!(f, "log {log:?}, lsn {from} to {to}: ")?,
+            (Some(log), _, Some((from, to))) => {
+                write!(f, "log {log:?}, {}: ", records_in_words(from, to))?;
+            }
             (Some(log), _, None) => write!(f, "log {log:?}: ")?,
-            (None, Some(id), Some((from, to))) => write!(f, "log {id}, lsn {from} to {to}: ")?,
+            (None, Some(id), Some((from, to))) => {
+                write!(f, "log {id}, {}: ", records_in_words(from, to))?;
+            }
             _ => {}
         }
         f.write_str(&self.detail)

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use wald_proto::v1;
 use wald_storage::{
     BackupDamage, BackupFile, BackupManifest, LogName, Lsn, Position, RecoveryEpoch, Timestamp,
+    records_in_words,
 };
 
 use super::{proto_timestamp, uuid};
@@ -49,7 +50,9 @@ pub(crate) fn backup_chunk(file: usize, offset: u64, data: Bytes) -> v1::BackupR
 
 fn finding(damage: &BackupDamage) -> v1::Finding {
     let detail = match (&damage.records, damage.to) {
-        (Some((log, from, to)), _) => format!("records {from} to {to} of log {log:?} are damaged"),
+        (Some((log, from, to)), _) => {
+            format!("damage in log {log:?}: {}", records_in_words(*from, *to))
+        }
         (None, Some(to)) => format!(
             "positions {} to {to} do not match their checksums",
             damage.from
@@ -115,4 +118,22 @@ pub(crate) fn kept_manifest(manifest: &v1::BackupManifest) -> Option<BackupManif
         files: manifest.files.iter().map(file).collect::<Option<_>>()?,
         damage: manifest.findings.iter().filter_map(damage).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_of_a_backup_names_the_last_damaged_lsn() {
+        let log = LogName::new("a").expect("a name");
+        let found = finding(&BackupDamage {
+            segment: None,
+            from: Position::ZERO,
+            to: None,
+            records: Some((log, Lsn::new(20_000), Lsn::new(21_000))),
+        });
+        assert_eq!(found.detail, "damage in log \"a\": records 20000 to 20999");
+        assert_eq!((found.from_lsn, found.to_lsn), (Some(20_000), Some(21_000)));
+    }
 }

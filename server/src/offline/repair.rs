@@ -7,7 +7,9 @@ use std::sync::Arc;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use jiff::Timestamp;
 use serde_json::json;
-use wald_storage::{Disk, Loss, RealDisk, RecoveryReport, StorageConfig, SystemClock};
+use wald_storage::{
+    Disk, Loss, RealDisk, RecoveryReport, StorageConfig, SystemClock, records_in_words,
+};
 
 use super::{DATA_LOSS, Output, not_opened, output_of, written};
 use crate::serve::Exit;
@@ -89,11 +91,8 @@ fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io:
     for gap in &loss.gaps {
         match (&gap.log, gap.from, gap.to) {
             (Some(log), Some(from), Some(to)) => {
-                writeln!(
-                    out,
-                    "lost: log {:?}, lsns {from} to {to} (exclusive)",
-                    log.as_str()
-                )?;
+                let records = records_in_words(from, to);
+                writeln!(out, "lost: log {:?}, {records}", log.as_str())?;
             }
             _ => writeln!(out, "lost: records that nothing attributes to a log")?,
         }
