@@ -191,6 +191,17 @@ async fn closed_pipe_is_not_an_error() {
 }
 
 #[tokio::test]
+async fn append_that_a_bad_line_stops_says_how_to_go_on() {
+    let fixture = Fixture::new().await;
+    let input = format!("{}{{oops\n", "1\n".repeat(1_200));
+    let ran = fixture.walctl("append log --format jsonl", &input).await;
+    assert_eq!(ran.code, 1);
+    assert_eq!(fixture.memory.payloads("log").len(), 1_200);
+    let next = "the first 1,200 records of the input are appended; give only the rest";
+    assert!(ran.stderr.contains(next), "{}", ran.stderr);
+}
+
+#[tokio::test]
 async fn interrupted_append_says_how_far_it_came_and_exits_with_130() {
     let fixture = Fixture::new().await;
     let mut child = fixture

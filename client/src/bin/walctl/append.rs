@@ -26,7 +26,7 @@ use wald_client::proto::ServerLimits;
 use wald_client::{BatchAck, Client, Condition, Durability, Error, Lsn, Outcome, Reason};
 
 use crate::args::AppendArgs;
-use crate::exit::{Exit, Usage};
+use crate::exit::{self, Asked, Exit, Usage};
 use crate::input::{self, Entry, Format};
 use crate::output::{Out, Output, say};
 use crate::pack::{Limits, Pack, Packer, Route};
@@ -70,8 +70,9 @@ pub(crate) async fn run(
         say("reading records from the terminal, one a line; Ctrl-D ends");
         hint(&args);
     }
+    let format = plan.format;
     let given = Given {
-        format: plan.format,
+        format,
         texts: args.text.clone(),
         headers: args.header.clone(),
         timestamp_us: args.time.map_or(0, |Moment(micros)| micros),
@@ -93,13 +94,46 @@ pub(crate) async fn run(
     if ended.is_ok() {
         times.warn(client).await;
     }
-    if let Ok(Exit::Interrupted) = ended {
-        say(match args.producer {
-            Some(_) => "interrupted; the same command with the same input goes on",
-            None => "interrupted; the request underway may have been appended, too",
-        });
+    let exit = match ended {
+        Ok(Exit::Interrupted) => {
+            say(match args.producer {
+                Some(_) => "interrupted; the same command with the same input goes on",
+                None => "interrupted; the request underway may have been appended, too",
+            });
+            Exit::Interrupted
+        }
+        Ok(exit) => return Ok(exit),
+        Err(error) => exit::report(&error, Asked::of_append(&args)),
+    };
+    if let Some(text) = go_on(args.producer.is_some(), format, progress.done()) {
+        say(&text);
     }
-    ended
+    Ok(exit)
+}
+
+/// How to append the rest of an input whose first records are appended: the whole input would
+/// append them twice.
+fn go_on(has_producer: bool, format: Format, records: u64) -> Option<String> {
+    if records == 0 {
+        return None;
+    }
+    let appended = match records {
+        1 => "the first record of the input is appended".to_owned(),
+        many => format!("the first {} of the input are appended", counted(many)),
+    };
+    Some(match has_producer {
+        true => format!("{appended}; the same command with the same input skips them"),
+        false => {
+            let rest = match format {
+                Format::Lines => format!(", with `tail -n +{}`,", records.saturating_add(1)),
+                _ => String::new(),
+            };
+            format!(
+                "{appended}; give only the rest{rest} to the next run. A load with --producer ID can be \
+                 run again from the start"
+            )
+        }
+    })
 }
 
 /// A file's name where the log's belongs is an easy mistake, and would wait for stdin.
@@ -418,6 +452,23 @@ mod tests {
             panic!("an append");
         };
         plan(&args)
+    }
+
+    #[test]
+    fn load_that_stopped_says_how_to_append_the_rest() {
+        let said = |has_producer, format, records| go_on(has_producer, format, records);
+        assert_eq!(said(false, Format::Lines, 0), None);
+        let lines = said(false, Format::Lines, 157_000).unwrap();
+        assert!(
+            lines.starts_with("the first 157,000 records of the input are appended; give only")
+        );
+        assert!(lines.contains("`tail -n +157001`"), "{lines}");
+        assert!(!said(false, Format::Json, 1).unwrap().contains("tail -n"));
+        assert!(
+            said(true, Format::Lines, 1)
+                .unwrap()
+                .contains("the same command")
+        );
     }
 
     #[test]

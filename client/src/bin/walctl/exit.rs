@@ -5,7 +5,7 @@ use std::io;
 use tonic::Code;
 use wald_client::{Error, ErrorKind, Outcome, Reason};
 
-use crate::args::Command;
+use crate::args::{AppendArgs, Command};
 use crate::output::say;
 
 /// Exit codes; scripts rely on them.
@@ -50,9 +50,15 @@ impl Asked {
         match command {
             Command::Fence(_) => Self::Fence,
             Command::Batch(_) => Self::AppendToMany,
-            Command::Append(args) if args.log_from_field.is_some() => Self::AppendToMany,
-            Command::Append(_) => Self::Append,
+            Command::Append(args) => Self::of_append(args),
             _ => Self::Else,
+        }
+    }
+
+    pub(crate) fn of_append(args: &AppendArgs) -> Self {
+        match args.log_from_field.is_some() {
+            true => Self::AppendToMany,
+            false => Self::Append,
         }
     }
 }
@@ -151,7 +157,7 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
             }
             Reason::Trimmed => return read_on("first_lsn"),
             Reason::Quarantined => return read_on("to_lsn"),
-            Reason::DiskFull => "make space on the server's disk, then repeat".to_owned(),
+            Reason::DiskFull => "make space on the server's disk, then go on".to_owned(),
             Reason::Rate | Reason::Starting => "try again in a moment".to_owned(),
             Reason::JournalFailed if error.outcome() == Outcome::Unknown => {
                 "it may or may not be appended; read the tail once the server is back".to_owned()

@@ -69,9 +69,14 @@ impl Progress {
             .set_message(format!("{} known", counted(self.known)));
     }
 
+    /// Records at the beginning of the input that are in their logs.
+    pub(crate) fn done(&self) -> u64 {
+        self.records + self.known
+    }
+
     /// Whether there was no record at all.
     pub(crate) fn is_empty(&self) -> bool {
-        self.records == 0 && self.known == 0
+        self.done() == 0
     }
 
     /// Takes the bar away and says what was appended; nothing, if nothing was and it did
