@@ -2,6 +2,8 @@ package wald
 
 import (
 	"context"
+	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +21,9 @@ import (
 
 // DefaultEndpoint is where a server listens unless configured otherwise.
 const DefaultEndpoint = "127.0.0.1:6925"
+
+// DefaultPort is the port of an endpoint that names none.
+const DefaultPort = "6925"
 
 // Answers stay below 1 MiB unless one record alone is larger; the server's limit on
 // records can be raised, so leave room.
@@ -101,7 +106,8 @@ func WithGRPC(options ...grpc.DialOption) DialOption {
 const DefaultTimeout = 10 * time.Second
 
 // Dial makes a client of the server at endpoint, such as DefaultEndpoint or
-// "http://localhost:6925". It connects with the first call.
+// "http://localhost". The port is DefaultPort unless the endpoint names another. Dial connects
+// with the first call.
 func Dial(endpoint string, options ...DialOption) (*Client, error) {
 	s := settings{
 		connectTimeout:    5 * time.Second,
@@ -148,10 +154,31 @@ func parseEndpoint(endpoint string, s *settings) (string, error) {
 			target = strings.TrimSuffix(rest, "/")
 		}
 	}
-	if target == "" {
-		return "", invalid("%q is not an endpoint such as %s", endpoint, DefaultEndpoint)
+	if strings.Contains(target, "://") || strings.HasPrefix(target, "unix:") || strings.HasPrefix(target, "dns:") {
+		// A name of gRPC's own, such as dns:///wald:6925.
+		return target, nil
 	}
-	return target, nil
+	return completed(target)
+}
+
+// completed gives an endpoint without a port the default one. gRPC would take 443.
+func completed(target string) (string, error) {
+	if strings.Contains(target, "@") {
+		return "", invalid("an endpoint has no user name: give one such as %s", DefaultEndpoint)
+	}
+	host, port, failure := net.SplitHostPort(target)
+	if failure != nil {
+		bare := strings.TrimSuffix(strings.TrimPrefix(target, "["), "]")
+		host, port, failure = net.SplitHostPort(net.JoinHostPort(bare, DefaultPort))
+	}
+	number, wrong := strconv.ParseUint(port, 10, 16)
+	if failure != nil || host == "" || strings.Contains(host, "/") {
+		return "", invalid("%q is not an endpoint such as %s", target, DefaultEndpoint)
+	}
+	if wrong != nil || number == 0 {
+		return "", invalid("%q is not an endpoint such as %s: its port is not a number from 1 to 65535", target, DefaultEndpoint)
+	}
+	return net.JoinHostPort(host, port), nil
 }
 
 func (s *settings) dialOptions() []grpc.DialOption {

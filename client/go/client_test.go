@@ -175,10 +175,23 @@ func TestCloseWaitsForAppendsUnderWay(t *testing.T) {
 	<-closing
 }
 
+func TestEndpointsGetTheDefaultPort(t *testing.T) {
+	for endpoint, target := range map[string]string{
+		"localhost": "localhost:6925", "http://localhost/": "localhost:6925", "[::1]": "[::1]:6925",
+		"http://localhost:80": "localhost:80", "dns:///wald": "dns:///wald",
+	} {
+		got, err := parseEndpoint(endpoint, &settings{})
+		if err != nil || got != target {
+			t.Errorf("%q: %q, %v", endpoint, got, err)
+		}
+	}
+}
+
 func TestEndpointsAreUnderstood(t *testing.T) {
 	for endpoint, good := range map[string]bool{
 		"127.0.0.1:6925": true, "http://localhost:6925": true, "http://localhost:6925/": true,
-		"": false, "http://": false, "https://localhost:6925": false,
+		"": false, "http://": false, "https://localhost:6925": false, "127.0.0.1:179250": false,
+		"localhost:0": false, "localhost:x": false, "me:secret@localhost": false,
 	} {
 		client, err := Dial(endpoint)
 		if (err == nil) != good {

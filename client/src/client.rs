@@ -13,11 +13,9 @@ use wald_proto::v1::log_service_client::LogServiceClient;
 use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
+use crate::endpoint;
 use crate::error::{Error, ErrorKind, Outcome, innermost_text};
 use crate::retry::{Repeat, RetryPolicy};
-
-/// Where a server listens unless configured otherwise.
-pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:6925";
 
 /// Deadline of calls that name none.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -92,7 +90,7 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Connect`].
-    pub async fn connect(self) -> Result<Client, Error> {
+    pub async fn connect(mut self) -> Result<Client, Error> {
         let channel = self.transport()?.connect().await.map_err(|error| {
             Error::new(ErrorKind::Connect {
                 endpoint: self.endpoint.clone(),
@@ -109,7 +107,7 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`].
-    pub fn connect_lazy(self) -> Result<Client, Error> {
+    pub fn connect_lazy(mut self) -> Result<Client, Error> {
         let channel = self.transport()?.connect_lazy();
         Ok(Client {
             channel,
@@ -117,26 +115,15 @@ impl ClientBuilder {
         })
     }
 
-    fn transport(&self) -> Result<Endpoint, Error> {
+    fn transport(&mut self) -> Result<Endpoint, Error> {
+        self.endpoint = endpoint::complete(&self.endpoint).map_err(Error::new)?;
         let invalid = || {
             Error::new(ErrorKind::InvalidEndpoint {
                 endpoint: self.endpoint.clone(),
+                why: "",
             })
         };
-        let full = match self.endpoint.contains("://") {
-            true => self.endpoint.clone(),
-            false => format!("http://{}", self.endpoint),
-        };
-        let endpoint = Endpoint::from_shared(full).map_err(|_| invalid())?;
-        let uri = endpoint.uri();
-        if uri.scheme_str() == Some("https") {
-            return Err(Error::new(ErrorKind::Tls {
-                endpoint: self.endpoint.clone(),
-            }));
-        }
-        if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {
-            return Err(invalid());
-        }
+        let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(|_| invalid())?;
         endpoint
             .connect_timeout(self.connect_timeout)
             .tcp_nodelay(true)
@@ -153,8 +140,8 @@ impl ClientBuilder {
 }
 
 impl Client {
-    /// Connects to a server, such as [`DEFAULT_ENDPOINT`] or `localhost:6925`, with default
-    /// settings.
+    /// Connects to a server, such as [`DEFAULT_ENDPOINT`](crate::DEFAULT_ENDPOINT) or
+    /// `localhost`, with default settings. The port is 6925 unless the endpoint names another.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Connect`].
@@ -173,6 +160,11 @@ impl Client {
             silence_timeout: Duration::from_secs(60),
             retry: RetryPolicy::default(),
         }
+    }
+
+    /// The endpoint of the server, with scheme and port.
+    pub fn endpoint(&self) -> &str {
+        &self.settings.endpoint
     }
 
     pub(crate) fn wal(&self) -> WalServiceClient<Channel> {

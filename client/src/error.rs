@@ -37,10 +37,12 @@ struct Inner {
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The endpoint is not a URI such as `http://127.0.0.1:6925`; nothing was sent.
-    #[error("`{endpoint}` is not an endpoint such as http://127.0.0.1:6925")]
+    #[error("`{endpoint}` is not an endpoint such as http://127.0.0.1:6925{why}")]
     InvalidEndpoint {
-        /// What was given.
+        /// The endpoint that was given, without a password.
         endpoint: String,
+        /// The part that is wrong, as the end of the message; may be empty.
+        why: &'static str,
     },
     /// The endpoint asks for TLS, which there is not yet; nothing was sent.
     #[error("`{endpoint}` asks for TLS; there is no TLS yet, use http://")]

@@ -120,8 +120,20 @@ const MISTAKES: &[Mistake] = &[
     (
         "logs --endpoint http://",
         "",
-        1,
+        2,
         "HOST:PORT, such as 127.0.0.1:6925",
+    ),
+    (
+        "logs --endpoint 127.0.0.1:179250",
+        "",
+        2,
+        "its port is not a number from 1 to 65535",
+    ),
+    (
+        "status --endpoint http://me:secret@localhost",
+        "",
+        2,
+        "http://...@localhost` is not",
     ),
     (
         "logs --endpoint 127.0.0.1:1 --timeout 200ms",

@@ -470,7 +470,7 @@ async fn tls_is_refused_by_name() {
     let mut fixture = Fixture::new().await;
     fixture.endpoint = "https://127.0.0.1:6925".to_owned();
     let refused = fixture.walctl("health", "").await;
-    assert_eq!(refused.code, 1);
+    assert_eq!(refused.code, 2);
     assert!(refused.stderr.contains("no TLS yet"), "{}", refused.stderr);
 }
 

@@ -124,6 +124,27 @@ def test_endpoint_that_asks_for_tls_is_refused():
         wald.Client("https://127.0.0.1:6925")
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "complete"),
+    [
+        ("localhost", "localhost:6925"),
+        ("http://localhost/", "localhost:6925"),
+        ("[::1]", "[::1]:6925"),
+        ("http://localhost:80", "localhost:80"),
+        ("dns:///wald", "dns:///wald"),
+    ],
+)
+def test_endpoint_without_a_port_gets_the_default_one(endpoint, complete):
+    assert wald.Client(endpoint).endpoint == complete
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:179250", "localhost:0", "localhost:x", "me:secret@localhost", ""])
+def test_endpoint_that_would_connect_elsewhere_is_refused(endpoint):
+    with pytest.raises(ValueError) as refused:
+        wald.Client(endpoint)
+    assert "secret" not in str(refused.value)
+
+
 async def test_only_one_start_is_taken():
     async with serving() as (_, client):
         with pytest.raises(ValueError, match="at most one"):

@@ -45,6 +45,9 @@ import { Session, type SessionOptions } from "./session.js";
 /** Where a server listens unless configured otherwise. */
 export const DEFAULT_ENDPOINT = "http://127.0.0.1:6925";
 
+/** Port of an endpoint that names none. */
+const DEFAULT_PORT = 6925;
+
 /** Answers stay below 1 MiB unless one record alone is larger; the server's limit on records can be raised, so leave room. */
 const MAX_ANSWER_BYTES = 64 << 20;
 
@@ -517,7 +520,7 @@ function logIdOf({ logId }: { logId?: bigint }): { logId?: bigint } {
   return logId === undefined ? {} : { logId };
 }
 
-/** `localhost:6925` -> `http://localhost:6925`. */
+/** `localhost` -> `http://localhost:6925`. */
 function authorityOf(endpoint: string): string {
   let url: URL;
   try {
@@ -531,5 +534,13 @@ function authorityOf(endpoint: string): string {
   if (url.protocol !== "http:" || url.hostname === "") {
     throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}`);
   }
-  return url.origin;
+  if (url.username !== "" || url.password !== "") {
+    throw usageError(`an endpoint has no user name; give one such as ${DEFAULT_ENDPOINT}`);
+  }
+  // The URL leaves out port 80, which is the default of HTTP and not of Wald.
+  const named = /:(\d+)\/?$/.exec(endpoint);
+  if (named !== null && Number(named[1]) === 0) {
+    throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}: its port is 0`);
+  }
+  return `http://${url.hostname}:${named === null ? DEFAULT_PORT : Number(named[1])}`;
 }

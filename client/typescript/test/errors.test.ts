@@ -135,7 +135,7 @@ test("refused stream was not sent, broken one may have been applied, silent end 
 });
 
 test("endpoints are checked before anything is sent", () => {
-  for (const endpoint of ["https://127.0.0.1:1", "ftp://127.0.0.1", "http://", "::"]) {
+  for (const endpoint of ["https://127.0.0.1:1", "ftp://127.0.0.1", "http://", "::", "127.0.0.1:179250", "localhost:0", "me:x@localhost"]) {
     assert.throws(() => Client.lazy(endpoint), { kind: "USAGE", outcome: "NOT_APPLIED" });
   }
 });

@@ -48,6 +48,8 @@ from wald.v1 import (
 )
 
 DEFAULT_ENDPOINT = "127.0.0.1:6925"
+# Port of an endpoint that names none.
+_DEFAULT_PORT = 6925
 
 # Answers stay below 1 MiB unless one record alone is larger; the server's limit on records
 # can be raised, so leave room.
@@ -81,9 +83,7 @@ class Client:
         silence_timeout: float = 60.0,
         retry: RetryPolicy = RetryPolicy(),
     ):
-        if endpoint.startswith("https://"):
-            raise ValueError(f"`{endpoint}` asks for TLS; there is no TLS yet, use http://")
-        self.endpoint = endpoint.removeprefix("http://").rstrip("/")
+        self.endpoint = _complete(endpoint)
         self.timeout = timeout
         self.silence_timeout = silence_timeout
         self.retry = retry
@@ -599,6 +599,26 @@ def one_start(**starts) -> None:
     given = [name for name, value in starts.items() if value is not None]
     if len(given) > 1:
         raise ValueError(f"at most one of {', '.join(given)} says where to begin")
+
+
+def _complete(endpoint: str) -> str:
+    """The endpoint as `HOST:PORT`. The transport would take port 443 for one without a port."""
+    if endpoint.startswith("https://"):
+        raise ValueError("the endpoint asks for TLS; there is no TLS yet, use http://")
+    target = endpoint.removeprefix("http://").rstrip("/")
+    if "@" in target:
+        raise ValueError(f"an endpoint has no user name; give one such as {DEFAULT_ENDPOINT}")
+    if target.startswith(("unix:", "dns:", "ipv4:", "ipv6:")):
+        return target
+    wrong = f"`{endpoint}` is not an endpoint such as {DEFAULT_ENDPOINT}"
+    host, colon, port = target.rpartition(":")
+    if not colon or (target.startswith("[") and target.endswith("]")):
+        host, port = target, str(_DEFAULT_PORT)
+    if not host or "/" in host:
+        raise ValueError(wrong)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{wrong}: its port is not a number from 1 to 65535")
+    return f"{host}:{port}"
 
 
 def _milliseconds(seconds: float) -> int:

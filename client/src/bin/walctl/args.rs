@@ -29,7 +29,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Global {
-    /// Where the server listens: HOST:PORT, or http://HOST:PORT.
+    /// Where the server listens: HOST:PORT, or http://HOST:PORT. Without a port, it is 6925.
     #[arg(long, global = true, env = "WALD_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
     pub(crate) endpoint: String,
     /// Give up on a call after this long, such as 5s; until then connecting, and what is

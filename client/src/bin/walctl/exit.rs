@@ -101,6 +101,10 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     if find::<io::Error>(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return Exit::Ok;
     }
+    let kind = find::<Error>(error).map(Error::kind);
+    if let Some(ErrorKind::InvalidEndpoint { .. } | ErrorKind::Tls { .. }) = kind {
+        return Exit::Usage;
+    }
     match find::<Error>(error).map(Error::code) {
         Some(Code::NotFound | Code::OutOfRange) => Exit::NotFound,
         Some(Code::Unavailable | Code::DeadlineExceeded) => Exit::Unavailable,

@@ -45,7 +45,7 @@ fn main() {
 }
 
 #[tokio::main]
-async fn run(args: Args) -> Result<Exit> {
+async fn run(mut args: Args) -> Result<Exit> {
     let has_records = matches!(
         args.command,
         Command::Read(_) | Command::Scan(_) | Command::Tail(_)
@@ -67,6 +67,7 @@ async fn run(args: Args) -> Result<Exit> {
         builder = builder.timeout(timeout).connect_timeout(timeout);
     }
     let client = builder.connect_lazy()?;
+    args.global.endpoint = client.endpoint().to_owned();
     // An append says how far it came, so it minds interruptions itself.
     if let Command::Append(append) = args.command {
         return append::run(&client, append, args.global.timeout, args.global.output).await;

@@ -1,0 +1,116 @@
+//! Endpoints: `HOST`, `HOST:PORT` and `http://HOST:PORT`.
+
+use tonic::transport::Uri;
+
+use crate::error::ErrorKind;
+
+/// Where a server listens unless configured otherwise.
+pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:6925";
+
+/// Port of an endpoint that names none.
+const DEFAULT_PORT: u16 = 6925;
+
+/// The endpoint with scheme and port.
+///
+/// # Errors
+/// [`ErrorKind::Tls`]; [`ErrorKind::InvalidEndpoint`] if there is no host, a port outside of 1 to
+/// 65535, a path, or a user name, which a server would never see.
+pub(crate) fn complete(endpoint: &str) -> Result<String, ErrorKind> {
+    let invalid = |why| ErrorKind::InvalidEndpoint {
+        endpoint: without_user(endpoint),
+        why,
+    };
+    let full = match endpoint.contains("://") {
+        true => endpoint.to_owned(),
+        false => format!("http://{endpoint}"),
+    };
+    let uri: Uri = full.parse().map_err(|_| invalid(""))?;
+    let authority = uri.authority().ok_or_else(|| invalid(""))?;
+    if authority.as_str().contains('@') {
+        return Err(invalid(": leave the user name out, no server asks for one"));
+    }
+    match uri.scheme_str() {
+        Some("http") => {}
+        Some("https") => {
+            return Err(ErrorKind::Tls {
+                endpoint: endpoint.to_owned(),
+            });
+        }
+        _ => return Err(invalid("")),
+    }
+    let host = authority.host();
+    if host.is_empty() {
+        return Err(invalid(""));
+    }
+    if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+        return Err(invalid(": leave the path out"));
+    }
+    let port = match authority.as_str().get(host.len()..).unwrap_or_default() {
+        "" => Some(DEFAULT_PORT),
+        port => port.strip_prefix(':').and_then(|port| port.parse().ok()),
+    };
+    match port {
+        Some(port @ 1..) => Ok(format!("http://{host}:{port}")),
+        _ => Err(invalid(": its port is not a number from 1 to 65535")),
+    }
+}
+
+/// The endpoint as a message may show it: without a password.
+fn without_user(endpoint: &str) -> String {
+    let Some((user, host)) = endpoint.rsplit_once('@') else {
+        return endpoint.to_owned();
+    };
+    match user.split_once("://") {
+        Some((scheme, _)) => format!("{scheme}://...@{host}"),
+        None => format!("...@{host}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_without_a_port_has_the_default_one() {
+        for (given, expected) in [
+            ("localhost", "http://localhost:6925"),
+            ("http://wald/", "http://wald:6925"),
+            ("[::1]", "http://[::1]:6925"),
+            ("[::1]:80", "http://[::1]:80"),
+            ("http://127.0.0.1:80", "http://127.0.0.1:80"),
+        ] {
+            assert_eq!(complete(given).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn endpoint_that_would_connect_elsewhere_is_refused() {
+        for (given, why) in [
+            ("127.0.0.1:179250", "1 to 65535"),
+            ("127.0.0.1:0", "1 to 65535"),
+            ("localhost:", "1 to 65535"),
+            ("localhost:6925/logs", "path"),
+            ("http://", "is not an endpoint"),
+            ("ftp://localhost", "is not an endpoint"),
+            ("https://localhost", "no TLS yet"),
+        ] {
+            let error = complete(given).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn password_in_an_endpoint_is_refused_and_not_shown() {
+        for given in [
+            "http://me:secret@host:6925",
+            "me:secret@host",
+            "https://me:secret@host",
+        ] {
+            let error = complete(given).unwrap_err().to_string();
+            assert!(
+                error.contains("user name") && !error.contains("secret"),
+                "{error}"
+            );
+        }
+    }
+}
