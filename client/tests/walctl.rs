@@ -142,6 +142,16 @@ async fn batch_prints_what_each_log_got() {
 }
 
 #[tokio::test]
+async fn batch_of_too_many_records_names_the_setting_that_it_passes() {
+    let fixture = Fixture::new().await;
+    let line = "{\"log\": \"a\", \"text\": \"1\"}\n";
+    let ran = fixture.walctl("batch", &line.repeat(1_500)).await;
+    assert_eq!(ran.code, 1);
+    let next = "split it, or raise max_batch_records of the server";
+    assert!(ran.stderr.contains(next), "{}", ran.stderr);
+}
+
+#[tokio::test]
 async fn unknown_log_exits_with_3_and_says_what_to_do() {
     let fixture = Fixture::new().await;
     let missing = fixture.walctl("read nothing", "").await;

@@ -83,7 +83,14 @@ impl State {
     ) -> Result<AppendBatchResponse, Status> {
         let records: usize = request.batches.iter().map(|b| b.records.len()).sum();
         if records > 1_000 {
-            return Err(refuse(Code::InvalidArgument, "REQUEST_TOO_LARGE", &[]));
+            let facts = [
+                ("records", records),
+                ("limit_records", 1_000),
+                ("bytes", 9),
+                ("limit_bytes", 99),
+            ];
+            let facts = facts.map(|(name, value)| (name, value.to_string()));
+            return Err(refuse(Code::InvalidArgument, "REQUEST_TOO_LARGE", &facts));
         }
         let mut repeats = Vec::new();
         for batch in &request.batches {

@@ -262,6 +262,21 @@ fn flat(table: &toml::Table) -> Vec<(String, &toml::Value)> {
 /// The known key that `key` was probably meant to be.
 pub(crate) fn nearest(key: &str) -> Option<&'static str> {
     let key = key.to_lowercase().replace('-', "_");
+    let typo = |name: &&str| strsim::osa_distance(&key, name) <= 2;
+    // `listen` in a table [server] is no `server_listen`: tables are part of the name.
+    let in_table = |name: &&str| {
+        let table = key.strip_suffix(*name);
+        table.is_some_and(|table| table.ends_with('_'))
+    };
+    let mut names = SETTINGS.iter().map(|setting| setting.name);
+    if names.clone().find(typo).is_none()
+        && let Some(name) = names
+            .by_ref()
+            .filter(in_table)
+            .max_by_key(|name| name.len())
+    {
+        return Some(name);
+    }
     SETTINGS
         .iter()
         .map(|setting| (strsim::jaro_winkler(&key, setting.name), setting.name))

@@ -102,6 +102,13 @@ fn settings_in_the_docs_are_those_of_this_version() {
 }
 
 #[test]
+fn setting_in_a_table_that_is_no_part_of_its_name_is_found() {
+    assert_eq!(nearest("server_listen"), Some("listen"));
+    assert_eq!(nearest("wald_storage_data_dir"), Some("data_dir"));
+    assert_eq!(nearest("otlp_endpiont"), Some("otlp_endpoint"));
+}
+
+#[test]
 fn typo_in_a_file_names_the_nearest_key() {
     let found = problems(&file("segmnt_bytes = \"1MiB\"\nlistn = \":0\""));
     assert_eq!(found.len(), 2);

@@ -27,7 +27,7 @@ use wald_client::{BatchAck, Client, Condition, Durability, Error, Lsn, Outcome, 
 
 use crate::args::AppendArgs;
 use crate::exit::{self, Asked, Exit, Usage};
-use crate::input::{self, Entry, Format};
+use crate::input::{self, Entry, Format, Reader};
 use crate::output::{Out, Output, say};
 use crate::pack::{Limits, Pack, Packer, Route};
 use crate::parse::Moment;
@@ -281,7 +281,7 @@ fn read_ahead(
         let read = match given.texts.is_empty() {
             true => input::records(
                 BufReader::with_capacity(1 << 16, counted),
-                given.format,
+                (Reader::Append, given.format),
                 &mut push,
             ),
             false => {

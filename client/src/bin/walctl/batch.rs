@@ -8,7 +8,7 @@ use wald_client::{Check, Client, Condition, Durability, Lsn};
 
 use crate::args::BatchArgs;
 use crate::exit::{Exit, Usage};
-use crate::input::{self, Entry, Format};
+use crate::input::{self, Entry, Format, Reader};
 use crate::output::{Out, Output};
 use crate::times::Times;
 
@@ -18,7 +18,7 @@ type Logs = Vec<(String, Vec<Entry>)>;
 fn read(input: impl Read) -> Result<Logs> {
     let mut logs = Logs::new();
     let mut count = 0;
-    input::records(input, Format::Json, &mut |entry: Entry| {
+    input::records(input, (Reader::Batch, Format::Json), &mut |entry: Entry| {
         count += 1;
         let log = entry.log.clone();
         let log = log.with_context(|| format!("record {count} names no `log`"))?;

@@ -168,8 +168,14 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
             }
             Reason::JournalFailed => "the server's log says more".to_owned(),
             Reason::DeadlineExceeded => "--timeout allows more".to_owned(),
-            Reason::RecordTooLarge | Reason::RequestTooLarge => {
-                "split it, or raise max_record_bytes or max_batch_bytes of the server".to_owned()
+            Reason::RecordTooLarge if error.fact("limit_headers").is_some() => {
+                "give it fewer or shorter headers".to_owned()
+            }
+            Reason::RecordTooLarge => {
+                "split it, or raise max_record_bytes of the server or the log".to_owned()
+            }
+            Reason::RequestTooLarge => {
+                format!("split it, or raise {} of the server", passed_limits(error))
             }
             _ => return None,
         });
@@ -199,6 +205,20 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
 /// longer because of it.
 const IN_DOUBT: &str = "an earlier attempt of this request may have been appended; compare the end of \
                         the log with the input (`walctl tail LOG`), and load with --producer ID";
+
+/// The settings whose bound a request passes.
+fn passed_limits(error: &Error) -> &'static str {
+    let passes = |fact, limit| error.fact_number(fact) > error.fact_number(limit);
+    match (
+        passes("records", "limit_records"),
+        passes("bytes", "limit_bytes"),
+    ) {
+        (true, true) => "max_batch_records and max_batch_bytes",
+        (false, true) => "max_batch_bytes",
+        // Logs, checks and cursors of a request have the bound of its records.
+        (true, false) | (false, false) => "max_batch_records",
+    }
+}
 
 /// What a failed --expected-lsn means: only a log that is longer than expected was
 /// appended to.

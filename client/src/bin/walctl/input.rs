@@ -115,12 +115,25 @@ impl Entry {
 /// Where records go. An error ends the reading.
 type Sink<'a> = &'a mut dyn FnMut(Entry) -> Result<()>;
 
+/// The command that reads an input, which decides the remedies that errors name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// It takes every format, named with --format.
+    Append,
+    /// It takes [`Format::Json`] only.
+    Batch,
+}
+
 /// Calls `sink` with each record, in order.
 ///
 /// # Errors
 /// The sink's error, or the place in the input that the format does not allow.
-pub(crate) fn records(input: impl Read, format: Format, sink: Sink<'_>) -> Result<()> {
-    let input = &mut *checked(input, format)?;
+pub(crate) fn records(
+    input: impl Read,
+    (reader, format): (Reader, Format),
+    sink: Sink<'_>,
+) -> Result<()> {
+    let input = &mut *checked(input, (reader, format))?;
     match format {
         Format::Lines => lines(input, &mut |_, line| {
             sink(Entry::plain(Bytes::copy_from_slice(line)))
@@ -130,11 +143,11 @@ pub(crate) fn records(input: impl Read, format: Format, sink: Sink<'_>) -> Resul
             if line.is_empty() {
                 return Ok(());
             }
-            json_line(number, line)?;
+            json_line(number, line, reader)?;
             sink(Entry::plain(Bytes::copy_from_slice(line)))
         }),
         Format::JsonArray => json_array(input, sink),
-        Format::Json => json_records(input, sink),
+        Format::Json => json_records(input, reader, sink),
         Format::Raw => {
             let mut record = Vec::new();
             let read = input.read_to_end(&mut record);
@@ -149,13 +162,16 @@ pub(crate) fn records(input: impl Read, format: Format, sink: Sink<'_>) -> Resul
 ///
 /// # Errors
 /// If the input is text in UTF-16, or compressed, and the format is text.
-fn checked<'a>(mut input: impl Read + 'a, format: Format) -> Result<Box<dyn BufRead + 'a>> {
+fn checked<'a>(
+    mut input: impl Read + 'a,
+    (reader, format): (Reader, Format),
+) -> Result<Box<dyn BufRead + 'a>> {
     let mut head = Vec::new();
     let read = input.by_ref().take(6).read_to_end(&mut head);
     read.context("cannot read the input")?;
     let ended = head.len() < 6;
     if format.is_text() {
-        refuse_foreign(&head)?;
+        refuse_foreign(&head, reader)?;
         if head.starts_with(b"\xef\xbb\xbf") {
             match format {
                 // A line of text is kept to the byte.
@@ -175,11 +191,18 @@ fn checked<'a>(mut input: impl Read + 'a, format: Format) -> Result<Box<dyn BufR
     })
 }
 
-fn refuse_foreign(head: &[u8]) -> Result<()> {
+fn refuse_foreign(head: &[u8], reader: Reader) -> Result<()> {
+    let (command, or_raw) = match reader {
+        Reader::Append => (
+            "append ...",
+            "; or append it as one record with --format raw",
+        ),
+        Reader::Batch => ("batch", ""),
+    };
     if head.starts_with(b"\xff\xfe") || head.starts_with(b"\xfe\xff") {
         bail!(
-            "the input is UTF-16 (byte 0: {:02x} {:02x}); convert it with `iconv -f UTF-16 -t UTF-8`, \
-             or append it as one record with --format raw",
+            "the input is UTF-16 (byte 0: {:02x} {:02x}); convert it with `iconv -f UTF-16 -t \
+             UTF-8`{or_raw}",
             head[0],
             head[1]
         );
@@ -193,10 +216,13 @@ fn refuse_foreign(head: &[u8]) -> Result<()> {
     ];
     for (magic, name, tool) in packed {
         if head.starts_with(magic) {
+            let named = match reader {
+                Reader::Append => " and name the --format",
+                Reader::Batch => "",
+            };
             bail!(
                 "the input is compressed ({name}, by its first bytes); unpack it with `{tool} FILE | \
-                 walctl append ... -` and name the --format, or append it as one record with --format \
-                 raw"
+                 walctl {command} -`{named}{or_raw}"
             );
         }
     }
@@ -219,22 +245,30 @@ fn lines(input: &mut dyn BufRead, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>
 }
 
 /// Checks that a line is JSON.
-fn json_line(number: u64, line: &[u8]) -> Result<()> {
+fn json_line(number: u64, line: &[u8], reader: Reader) -> Result<()> {
+    const BATCH: &str = "correct it; see walctl batch --help";
+    const LINES: &str = "correct it, or append lines as they are with --format lines";
     if let Err(error) = std::str::from_utf8(line) {
         let at = error.valid_up_to();
         bail!(
-            "line {number}, byte {}: {:02x} is not UTF-8, so the line is not JSON; correct it, or append \
-             lines as they are with --format lines",
+            "line {number}, byte {}: {:02x} is not UTF-8, so the line is not JSON; {}",
             at + 1,
-            line[at]
+            line[at],
+            match reader {
+                Reader::Append => LINES,
+                Reader::Batch => BATCH,
+            }
         );
     }
     let Err(error) = serde_json::from_slice::<&RawValue>(line) else {
         return Ok(());
     };
-    let remedy = match number == 1 && error.is_eof() && matches!(line[0], b'{' | b'[') {
-        true => "a value over several lines is --format json-array",
-        false => "correct it, or append lines as they are with --format lines",
+    let goes_on = number == 1 && error.is_eof() && matches!(line[0], b'{' | b'[');
+    let remedy = match (reader, goes_on) {
+        (Reader::Append, true) => "a value over several lines is --format json-array",
+        (Reader::Append, false) => LINES,
+        (Reader::Batch, true) => "write each record on one line; see walctl batch --help",
+        (Reader::Batch, false) => BATCH,
     };
     bail!(
         "line {number}, byte {} is not JSON: {}; {remedy}",
@@ -373,21 +407,24 @@ impl JsonEntry {
     }
 }
 
-fn json_records(input: &mut dyn BufRead, sink: Sink<'_>) -> Result<()> {
+fn json_records(input: &mut dyn BufRead, reader: Reader, sink: Sink<'_>) -> Result<()> {
     lines(input, &mut |number, line| {
         let line = line.trim_ascii();
         if line.is_empty() {
             return Ok(());
         }
-        json_line(number, line)?;
+        json_line(number, line, reader)?;
         let entry = serde_json::from_slice::<JsonEntry>(line)
             .map_err(|error| anyhow::anyhow!(without_place(&error)))
             .and_then(JsonEntry::into_entry)
-            .with_context(|| {
-                format!(
+            .with_context(|| match reader {
+                Reader::Append => format!(
                     "line {number} is not a record as --output json prints it (a line that is a payload \
                      is --format jsonl)"
-                )
+                ),
+                Reader::Batch => {
+                    format!("line {number} is not a record (see walctl batch --help)")
+                }
             })?;
         sink(entry)
     })
@@ -465,7 +502,7 @@ mod tests {
 
     fn entries(input: &[u8], format: Format) -> Result<Vec<Entry>> {
         let mut found = Vec::new();
-        records(input, format, &mut |entry| {
+        records(input, (Reader::Append, format), &mut |entry| {
             found.push(entry);
             Ok(())
         })?;
@@ -585,7 +622,7 @@ mod tests {
     #[test]
     fn error_of_the_sink_comes_back_as_it_was() {
         let stop = &mut |_| bail!("enough");
-        let error = records(&b"[1]"[..], Format::JsonArray, stop).unwrap_err();
+        let error = records(&b"[1]"[..], (Reader::Append, Format::JsonArray), stop).unwrap_err();
         assert_eq!(error.to_string(), "enough");
     }
 
