@@ -148,6 +148,20 @@ async fn a_manifest_that_cannot_be_read_is_named_and_stops_nothing() {
 }
 
 #[tokio::test]
+async fn directory_that_cannot_be_read_is_not_called_no_directory_of_backups() {
+    let fixture = Fixture::new().await;
+    std::fs::create_dir_all(fixture.shelf()).unwrap();
+    let listed = || fixture.walctl(&["backup", "list"], &fixture.shelf(), &[]);
+    assert!(said(&listed().await).contains("is no directory of backups"));
+    // A link to itself: the system refuses the path, as it does where a right is missing.
+    let manifests = fixture.shelf().join("backups");
+    std::os::unix::fs::symlink(&manifests, &manifests).unwrap();
+    let refused = said(&listed().await);
+    let expected = format!("cannot read {}: ", manifests.display());
+    assert!(refused.contains(&expected), "{refused}");
+}
+
+#[tokio::test]
 async fn the_data_directory_of_a_store_is_none_for_backups() {
     let fixture = Fixture::new().await;
     for name in ["FORMAT", "journal"] {

@@ -85,9 +85,15 @@ fn wants_json(matches: &ArgMatches) -> bool {
 fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
     let manifests = directory.join(MANIFESTS);
     if !is_directory_of_backups(directory) {
-        let what = match is_store(directory) && manifests.is_dir() {
-            true => "is a store; move its backups/ and files/ to a directory of their own",
-            false => "is no directory of backups",
+        let what = match (is_store(directory), manifests.metadata()) {
+            (true, Ok(found)) if found.is_dir() => {
+                "is a store; move its backups/ and files/ to a directory of their own"
+            }
+            (_, Err(error)) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                let text = format!("cannot read {}: {error}", manifests.display());
+                return Err(Exit::new(FAILED, text));
+            }
+            _ => "is no directory of backups",
         };
         return Err(Exit::new(FAILED, format!("{} {what}", directory.display())));
     }

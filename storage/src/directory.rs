@@ -1,5 +1,6 @@
 //! The data directory itself: its lock, its FORMAT file, what it promises.
 
+use std::io;
 use std::time::Duration;
 
 use crate::bounds;
@@ -36,6 +37,20 @@ pub(crate) struct Store {
     pub(crate) created: bool,
 }
 
+/// The error of an action on a file of the store, or on the data directory itself (an empty
+/// name): with the path, and with the remedy where the right to it is missing.
+fn at(disk: &dyn Disk, action: &str, name: &str) -> impl FnOnce(io::Error) -> OpenError {
+    let slash = if name.is_empty() { "" } else { "/" };
+    let action = format!("{action} {}{slash}{name}", disk.location());
+    move |source| {
+        let remedy = match source.kind() {
+            io::ErrorKind::PermissionDenied => " (only the user who owns the store may do this)",
+            _ => "",
+        };
+        OpenError::io(format!("{action}{remedy}"))(source)
+    }
+}
+
 /// Locks the directory for this process.
 pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn DiskLock>, OpenError> {
     let holder = format!(
@@ -44,7 +59,7 @@ pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn DiskLock>, OpenError> {
         env!("CARGO_PKG_VERSION")
     );
     disk.lock(LOCK, &holder)
-        .map_err(OpenError::io("locking the data directory"))?
+        .map_err(at(disk, "locking", LOCK))?
         .map_err(|holder| OpenError::Locked {
             directory: disk.location().into(),
             holder,
@@ -56,9 +71,7 @@ pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn DiskLock>, OpenError> {
 /// # Errors
 /// If a restore into it was cut off.
 pub(crate) fn check_restored(disk: &dyn Disk) -> Result<Vec<String>, OpenError> {
-    let names = disk
-        .list("")
-        .map_err(OpenError::io("listing the data directory"))?;
+    let names = disk.list("").map_err(at(disk, "listing", ""))?;
     if names.iter().any(|name| name == RESTORING) {
         return Err(OpenError::NotAStore {
             what: format!(
@@ -69,8 +82,7 @@ pub(crate) fn check_restored(disk: &dyn Disk) -> Result<Vec<String>, OpenError> 
     }
     // Nothing but files has the names of files, also where a start would do without.
     for directory in DIRECTORIES {
-        visit(disk, directory, &mut |_| {})
-            .map_err(OpenError::io(format!("listing {directory}")))?;
+        visit(disk, directory, &mut |_| {}).map_err(at(disk, "listing", directory))?;
     }
     Ok(names)
 }
@@ -147,9 +159,7 @@ pub(crate) enum Format {
 /// # Errors
 /// If it cannot be read, or is of a newer version.
 pub(crate) fn look(disk: &dyn Disk) -> Result<Format, OpenError> {
-    let names = disk
-        .list("")
-        .map_err(OpenError::io("listing the data directory"))?;
+    let names = disk.list("").map_err(at(disk, "listing", ""))?;
     if !names.iter().any(|name| name == FORMAT) {
         return Ok(Format::Missing);
     }
@@ -167,7 +177,7 @@ pub(crate) fn look(disk: &dyn Disk) -> Result<Format, OpenError> {
 /// If a process has it.
 pub(crate) fn lock_shared(disk: &dyn Disk) -> Result<Option<Box<dyn DiskLock>>, OpenError> {
     disk.lock_shared(LOCK)
-        .map_err(OpenError::io("looking at the lock of the data directory"))?
+        .map_err(at(disk, "looking at the lock", LOCK))?
         .map_err(|holder| OpenError::Locked {
             directory: disk.location().into(),
             holder,
@@ -482,4 +492,23 @@ fn probe(disk: &dyn Disk, clock: &dyn Clock) -> std::io::Result<Vec<Duration>> {
     }
     disk.remove(PROBE)?;
     Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SimDisk;
+
+    #[test]
+    fn missing_right_is_reported_with_the_path_and_the_owner() {
+        let denied = |name| {
+            let error = io::ErrorKind::PermissionDenied.into();
+            at(&SimDisk::new(), "locking", name)(error).to_string()
+        };
+        assert!(denied(LOCK).starts_with("locking memory/LOCK (only the user who owns"));
+        assert!(denied("").starts_with("locking memory (only"));
+        assert!(denied("").contains("permission denied"));
+        let broken = at(&SimDisk::new(), "locking", LOCK)(io::ErrorKind::TimedOut.into());
+        assert!(broken.to_string().starts_with("locking memory/LOCK: "));
+    }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File, TryLockError};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -83,8 +83,15 @@ pub(crate) struct Shelf {
 impl Shelf {
     /// Opens it to look at it.
     pub(crate) fn look(dir: &Path) -> Result<Self> {
-        if !dir.join(MANIFESTS).is_dir() {
-            bail!("{} is no directory of backups", dir.display());
+        let manifests = dir.join(MANIFESTS);
+        match fs::metadata(&manifests) {
+            Ok(found) if found.is_dir() => {}
+            Err(error)
+                if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Err(error).with_context(|| format!("cannot read {}", manifests.display()));
+            }
+            _ => bail!("{} is no directory of backups", dir.display()),
         }
         for part in [FILES, MANIFESTS] {
             private::check_part(&dir.join(part))?;
@@ -104,7 +111,10 @@ impl Shelf {
                 dir.display()
             );
         }
-        let fail = || format!("cannot make {}", dir.display());
+        let fail = || match dir.try_exists() {
+            Ok(false) => format!("cannot make {}", dir.display()),
+            _ => format!("cannot write to {}", dir.display()),
+        };
         let is_new = !dir.join(MANIFESTS).is_dir();
         for part in [FILES, MANIFESTS] {
             private::make_part(&dir.join(part)).with_context(fail)?;
