@@ -500,6 +500,23 @@ async fn read_that_stops_early_says_how_to_go_on() {
 }
 
 #[tokio::test]
+async fn page_that_its_bytes_end_says_how_to_go_on() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log", &"x\n".repeat(1_600)).await;
+    let part = fixture
+        .walctl("read log --max 100000 --output raw", "")
+        .await;
+    assert_eq!(part.stdout.lines().count(), 1_500);
+    assert!(
+        part.stderr.contains("--from 1500 goes on"),
+        "{}",
+        part.stderr
+    );
+    assert!(part.stderr.contains("walctl scan"), "{}", part.stderr);
+    assert!(!part.stderr.contains("--max"), "{}", part.stderr);
+}
+
+#[tokio::test]
 async fn file_where_the_log_belongs_is_noticed() {
     let fixture = Fixture::new().await;
     let done = fixture.walctl("append Cargo.toml", "").await;

@@ -67,6 +67,7 @@ pub(crate) fn backup_argument() -> Arg {
 fn json_argument() -> Arg {
     Arg::new("output")
         .long("output")
+        .short('o')
         .value_name("FORM")
         .help("Form of what is printed on stdout")
         .default_value("text")

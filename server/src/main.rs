@@ -28,6 +28,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
@@ -44,7 +45,16 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     wald_storage::keep_little_free_memory();
-    let matches = command().get_matches();
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => match misplaced(&error) {
+            Some(tip) => {
+                eprintln!("wald: {tip}");
+                return ExitCode::from(2);
+            }
+            None => error.exit(),
+        },
+    };
     let source = Source::new(&matches);
     if let Some((name, matches)) = matches.subcommand() {
         let configured = || Ok(source.effective()?.config);
@@ -110,13 +120,38 @@ fn tell(source: &Source, exit: &Exit) {
     }
 }
 
+/// What to write instead of a word that clap takes for a command: a value of the setting before
+/// it, or a data directory.
+fn misplaced(error: &clap::Error) -> Option<String> {
+    if error.kind() != ErrorKind::InvalidSubcommand {
+        return None;
+    }
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    if let "true" | "false" | "yes" | "no" | "on" | "off" = word.as_str() {
+        return Some(format!(
+            "{word:?} is no command; a value of a switch stands behind an equals sign, such as \
+             --reflection={word}"
+        ));
+    }
+    let is_path = word.contains('/') || std::path::Path::new(word).exists();
+    is_path.then(|| {
+        format!(
+            "{word:?} is no command; to serve a directory, write --data-dir {word}; to look at it, \
+             `wald verify {word}`"
+        )
+    })
+}
+
 fn command() -> Command {
     let mut command = Command::new("wald")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Write-ahead logs as a service: appends that are on the device when acked.")
         .after_help(
-            "Every setting is also a variable (WALD_SEGMENT_BYTES) and a key of the file given \
-             with --config (segment_bytes); flags win, then variables, then the file.",
+            "Every setting is a flag (--segment-bytes), a variable (WALD_SEGMENT_BYTES) and a key of \
+             the file given with --config (segment_bytes); flags win, then variables, then the \
+             file. `wald --help` describes them all.",
         )
         .arg(
             Arg::new("config")
@@ -165,6 +200,7 @@ fn command() -> Command {
             .env(&*env_name(setting.name).leak())
             .value_name("VALUE")
             .help(format!("{} [default: {}]", doc.join(" "), setting.default))
+            .hide_short_help(true)
             .hide_env(true)
             .action(ArgAction::Set)
             .global(true);

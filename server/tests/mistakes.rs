@@ -13,6 +13,8 @@ type Mistake = (&'static str, i32, &'static str);
 const MISTAKES: &[Mistake] = &[
     ("--segment-byte 1MiB", 2, "'--segment-bytes'"),
     ("sreve", 2, "'serve'"),
+    ("./data", 2, "--data-dir ./data"),
+    ("--reflection false", 2, "--reflection=false"),
     ("config", 2, "--help"),
     ("config check --segment-bytes 1gb", 78, "write GB"),
     (

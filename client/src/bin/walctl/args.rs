@@ -37,7 +37,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "SPAN", value_parser = wald_text::units::span)]
     pub(crate) timeout: Option<Duration>,
     /// Form of what is printed on stdout.
-    #[arg(long, global = true, value_enum, default_value_t = Output::Text)]
+    #[arg(long, short = 'o', global = true, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
 }
 
@@ -131,7 +131,7 @@ On a terminal, control characters and invisible ones are escaped in every form.
 Missing records are named on stderr; if they are damaged or lost, the exit code is 5.";
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = APPEND_HELP, override_usage = "walctl append [OPTIONS] <LOG> [FILE]\n       \
+#[command(after_long_help = APPEND_HELP, override_usage = "walctl append [OPTIONS] <LOG> [FILE]\n       \
     walctl append [OPTIONS] --log-from-field <FIELD> [FILE]")]
 pub(crate) struct AppendArgs {
     /// The log, and the file to read; without a file, or with `-`, stdin. The log is left
@@ -171,7 +171,7 @@ pub(crate) struct AppendArgs {
     pub(crate) producer: Option<String>,
     /// Incarnation of the producer; a higher one shuts out lower ones and recognises none of
     /// their batches
-    #[arg(long, value_name = "EPOCH", default_value_t = 0, requires = "producer")]
+    #[arg(long, value_name = "EPOCH", default_value_t = 0, requires = "producer", value_parser = parse::count::<u64>)]
     pub(crate) producer_epoch: u64,
     /// How durable records must be before the next batch goes out [default: as the log's
     /// sync mode says].
@@ -179,15 +179,15 @@ pub(crate) struct AppendArgs {
     pub(crate) durability: Option<DurabilityArg>,
     /// The first record must get this lsn, each next one the next: nobody else may append
     /// meanwhile. Makes batches safe to repeat after a lost connection.
-    #[arg(long, value_name = "LSN", conflicts_with = "log_from_field")]
+    #[arg(long, value_name = "LSN", conflicts_with = "log_from_field", value_parser = parse::lsn)]
     pub(crate) expected_lsn: Option<u64>,
     /// The writer epoch that `walctl fence` gave you; needed once the log was fenced.
-    #[arg(long, value_name = "EPOCH", conflicts_with = "log_from_field")]
+    #[arg(long, value_name = "EPOCH", conflicts_with = "log_from_field", value_parser = parse::count::<u64>)]
     pub(crate) writer_epoch: Option<u64>,
 }
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = BATCH_HELP)]
+#[command(after_long_help = BATCH_HELP)]
 pub(crate) struct BatchArgs {
     /// The file to read; without one, or with `-`, stdin.
     pub(crate) file: Option<PathBuf>,
@@ -205,16 +205,17 @@ pub(crate) struct ReadArgs {
     /// The log.
     pub(crate) log: String,
     /// Begin at this lsn [default: the first record kept].
-    #[arg(long, value_name = "LSN", group = "start")]
+    #[arg(long, value_name = "LSN", group = "start", value_parser = parse::lsn)]
     pub(crate) from: Option<u64>,
     /// Begin at the first record of this time or later: RFC 3339, or so long ago (10m).
     #[arg(long, value_name = "TIME", value_parser = parse::moment, group = "start")]
     pub(crate) time: Option<Moment>,
     /// Begin so many records before the tail.
-    #[arg(long, value_name = "N", group = "start")]
+    #[arg(long, value_name = "N", group = "start", value_parser = parse::count::<u64>)]
     pub(crate) last: Option<u64>,
-    /// At most so many records.
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    /// Most records to read
+    #[arg(long, alias = "limit", value_name = "N", default_value_t = 100,
+        value_parser = parse::count::<u32>)]
     pub(crate) max: u32,
     /// Wait so long for a first record if there is none.
     #[arg(long, value_name = "SPAN", value_parser = wald_text::units::span)]
@@ -228,7 +229,7 @@ pub(crate) struct ReadArgs {
 }
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = SCAN_HELP, group(clap::ArgGroup::new("selector").required(true)))]
+#[command(after_long_help = SCAN_HELP, group(clap::ArgGroup::new("selector").required(true)))]
 pub(crate) struct ScanArgs {
     /// The log.
     #[arg(group = "selector")]
@@ -243,13 +244,13 @@ pub(crate) struct ScanArgs {
     #[arg(long, value_name = "LSN|TIME", value_parser = parse::place)]
     pub(crate) from: Option<Place>,
     /// End before this lsn; one log only.
-    #[arg(long, value_name = "LSN")]
+    #[arg(long, value_name = "LSN", value_parser = parse::lsn)]
     pub(crate) until: Option<u64>,
-    /// End after so many records.
-    #[arg(long, value_name = "N")]
+    /// Most records to read
+    #[arg(long, alias = "max", value_name = "N", value_parser = parse::count::<u64>)]
     pub(crate) limit: Option<u64>,
-    /// Go on with what is appended later; reconnects by itself.
-    #[arg(long)]
+    /// Go on with records that are appended later, and reconnect automatically
+    #[arg(long, short = 'f')]
     pub(crate) follow: bool,
     /// Which records to see [default: those that each log's sync mode acks].
     #[arg(long, value_enum)]
@@ -263,9 +264,15 @@ pub(crate) struct ScanArgs {
 pub(crate) struct TailArgs {
     /// The log; if there is none yet, waits for it.
     pub(crate) log: String,
-    /// Begin so many records before the tail.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    /// Begin this number of records before the tail
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = parse::count::<u64>)]
     pub(crate) last: u64,
+    /// Most records to print [default: no bound]
+    #[arg(long, alias = "max", value_name = "N", value_parser = parse::count::<u64>)]
+    pub(crate) limit: Option<u64>,
+    /// Go on with records that are appended later; this is what tail does, with or without it
+    #[arg(long = "follow", short = 'f', hide = true)]
+    pub(crate) _follow: bool,
     /// Which records to see [default: those that the log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
@@ -279,8 +286,9 @@ pub(crate) struct LogsArgs {
     /// Only logs whose names start with this.
     #[arg(long, default_value = "")]
     pub(crate) prefix: String,
-    /// At most so many logs; 0 is all of them.
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    /// Most logs to list; 0 = all
+    #[arg(long, alias = "max", value_name = "N", default_value_t = 100,
+        value_parser = parse::count::<u32>)]
     pub(crate) limit: u32,
     /// Go on where an earlier list ended.
     #[arg(long, value_name = "TOKEN")]
@@ -304,7 +312,7 @@ pub(crate) enum LogCommand {
         /// The log.
         log: String,
         /// Only if the log has this number.
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
         /// Do not ask
         #[arg(long, short = 'y')]
@@ -328,7 +336,7 @@ pub(crate) struct ConfigureArgs {
     #[arg(long, value_name = "SIZE", value_parser = wald_text::units::size)]
     pub(crate) max_bytes: Option<u64>,
     /// Forget the oldest records beyond so many; 0: however many.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse::count::<u64>)]
     pub(crate) max_records: Option<u64>,
     /// Whether nothing at or beyond the lowest cursor is forgotten, and nothing at all as long
     /// as there is none.
@@ -350,10 +358,10 @@ pub(crate) struct TrimArgs {
     /// The log.
     pub(crate) log: String,
     /// Forget every record below this lsn; at most the log's next.
-    #[arg(long, value_name = "LSN")]
+    #[arg(long, value_name = "LSN", value_parser = parse::lsn)]
     pub(crate) before: u64,
     /// Only if the log has this number.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
     pub(crate) log_id: Option<u64>,
     /// Do not ask
     #[arg(long, short = 'y')]
@@ -370,10 +378,10 @@ pub(crate) struct FenceArgs {
     /// The log.
     pub(crate) log: String,
     /// The new epoch; must exceed the current one [default: the current one and 1].
-    #[arg(long, value_name = "EPOCH")]
+    #[arg(long, value_name = "EPOCH", value_parser = parse::count::<u64>)]
     pub(crate) writer_epoch: Option<u64>,
     /// Only if the log has this number.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
     pub(crate) log_id: Option<u64>,
 }
 
@@ -392,7 +400,7 @@ pub(crate) enum CursorCommand {
         )]
         prefix: String,
         /// Only if the log has this number.
-        #[arg(long, value_name = "ID", requires = "log")]
+        #[arg(long, value_name = "ID", requires = "log", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
     },
     /// Show a cursor.
@@ -402,7 +410,7 @@ pub(crate) enum CursorCommand {
         /// The cursor.
         cursor: String,
         /// Only if the log has this number.
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
     },
     /// Move a cursor, or make it.
@@ -414,7 +422,7 @@ pub(crate) enum CursorCommand {
         /// The cursor.
         cursor: String,
         /// Only if the log has this number.
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
     },
 }
@@ -426,7 +434,7 @@ pub(crate) enum ProducerCommand {
         /// The log
         log: String,
         /// Number that the log must have
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
     },
     /// Forget a producer, which makes room for another one; its epoch is over
@@ -436,7 +444,7 @@ pub(crate) enum ProducerCommand {
         /// Id of the producer
         id: String,
         /// Number that the log must have
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
     },
 }
@@ -448,12 +456,13 @@ pub(crate) struct CursorSetArgs {
     /// The cursor.
     pub(crate) cursor: String,
     /// The next lsn to read; at most the log's next.
+    #[arg(value_parser = parse::lsn)]
     pub(crate) lsn: u64,
     /// Only if the cursor stands here; 0 also if there is none yet.
-    #[arg(long, value_name = "LSN")]
+    #[arg(long, value_name = "LSN", value_parser = parse::lsn)]
     pub(crate) expected_lsn: Option<u64>,
     /// Only if the log has this number.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
     pub(crate) log_id: Option<u64>,
 }
 
@@ -498,7 +507,7 @@ store has damage it is saved as it is, named on stderr, the exit code is 5, and 
 nothing.";
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = BACKUP_HELP, args_conflicts_with_subcommands = true,
+#[command(after_long_help = BACKUP_HELP, args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true)]
 pub(crate) struct BackupArgs {
     #[command(subcommand)]
@@ -507,7 +516,7 @@ pub(crate) struct BackupArgs {
     #[arg(required = true)]
     pub(crate) dir: Option<PathBuf>,
     /// Keep so many backups, this one included, and remove older ones once it is there.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = parse::one_or_more)]
     pub(crate) keep: Option<u64>,
     /// Most bytes that the server reads in a second, such as 50MB [default: no bound]
     #[arg(
@@ -532,7 +541,7 @@ pub(crate) enum BackupCommand {
         /// The directory.
         dir: PathBuf,
         /// How many to keep.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, value_name = "N", value_parser = parse::one_or_more)]
         keep: u64,
     },
 }

@@ -21,6 +21,7 @@ mod scan;
 mod status;
 mod table;
 mod times;
+mod tips;
 mod verify;
 
 use std::time::Duration;
@@ -34,7 +35,13 @@ use crate::exit::{Asked, Exit, Usage};
 use crate::output::{Out, Output, confirmed, say};
 
 fn main() {
-    let args = Args::parse();
+    let args = Args::try_parse().unwrap_or_else(|error| {
+        if let Some(tip) = tips::of(&error) {
+            say(&format!("{tip}; see --help"));
+            std::process::exit(Exit::Usage as i32);
+        }
+        error.exit()
+    });
     let asked = Asked::of(&args.command);
     let exit = match run(args) {
         Ok(exit) => exit,

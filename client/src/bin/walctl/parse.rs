@@ -62,6 +62,29 @@ pub(crate) fn record_size(text: &str) -> Result<u32, String> {
     u32::try_from(bytes).map_err(|_| "a record has less than 4GiB".to_owned())
 }
 
+/// A number of things: whole, without unit.
+pub(crate) fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse()
+        .map_err(|_| "expected a whole number without sign and unit, such as 1000".to_owned())
+}
+
+/// A number of things that is not 0.
+pub(crate) fn one_or_more(text: &str) -> Result<u64, String> {
+    match count(text)? {
+        0 => Err("expected 1 or more".to_owned()),
+        count => Ok(count),
+    }
+}
+
+/// The number of a record in its log.
+pub(crate) fn lsn(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| {
+        "expected an lsn, a whole number such as 12; `walctl read LOG --time 10m --max 1` shows the \
+         lsn of a time"
+            .to_owned()
+    })
+}
+
 /// A number as the names of segments have it.
 pub(crate) fn hexadecimal(text: &str) -> Result<u64, String> {
     u64::from_str_radix(text, 16).map_err(|_| "expected up to 16 hexadecimal digits".to_owned())

@@ -40,8 +40,16 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
         return Ok(Exit::NotFound);
     }
     if next < tail {
+        let is_full = batch.records.len() as u64 >= u64::from(args.max);
+        let more = match is_full {
+            true => "--max allows more at a time",
+            // The server ends a page before it passes its bound in bytes.
+            false => {
+                "this page is as large as an answer gets (1 MiB), and `walctl scan` reads on by itself"
+            }
+        };
         say(&format!(
-            "there are more, up to lsn {}: --from {next} goes on, --max allows more at a time",
+            "there are more, up to lsn {}: --from {next} goes on; {more}",
             tail.get().saturating_sub(1),
         ));
     }
@@ -98,10 +106,15 @@ pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Res
         .map_or(Visibility::Unspecified, Visibility::from);
     let out = Out::of_records(output, args.unescaped)?;
     announce_wait(client, &args.log).await?;
-    let scan = client
+    let mut scan = client
         .follow(args.log)
         .last(args.last)
         .visibility(visibility);
+    match args.limit {
+        Some(0) => return Ok(Exit::Ok),
+        Some(count) => scan = scan.max_records(count),
+        None => {}
+    }
     print(scan, out, false).await
 }
 
