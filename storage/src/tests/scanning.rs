@@ -78,12 +78,13 @@ fn plain_scan_ends_at_the_tail_of_its_beginning() {
         let mut whole = fixture.scan(selector.clone(), ScanStart::First, false);
         let (expected, _) = drain(&mut whole);
         let mut scan = slow_scan(&fixture, selector.clone());
-        let (mut found, mut caught_up) = (Vec::new(), false);
+        let (mut found, mut appended, mut caught_up) = (Vec::new(), 0, false);
         // A reader that appends each record to a log that it reads.
         while let Some(chunk) = next_chunk(&mut scan).expect("it does not wait").unwrap() {
             found.extend(records(&chunk));
             caught_up = chunk.caught_up;
             fixture.append("p/1", b"later").unwrap();
+            appended += 1;
             assert!(found.len() <= expected.len(), "it reads later records");
         }
         assert_eq!(found, expected);
@@ -91,7 +92,7 @@ fn plain_scan_ends_at_the_tail_of_its_beginning() {
         // Its cursor goes on with the records that came later.
         let start = ScanStart::Cursor(scan.cursor());
         let (later, _) = drain(&mut fixture.scan(selector, start, false));
-        assert_eq!(later.len(), expected.len());
+        assert_eq!(later.len(), appended);
         assert!(later.iter().all(|(_, _, data)| data == b"later"));
     }
 }
@@ -301,7 +302,11 @@ fn a_scan_from_the_tail_begins_when_it_is_asked_for() {
         let tail = fixture.contents("q").len() as u64;
         let mut scan = fixture.scan(one("q"), ScanStart::TailOffset(1), follow);
         fixture.append("q", b"new").unwrap();
-        assert_eq!(lsns(&drain(&mut scan).0), [tail - 1, tail]);
+        let expected: &[u64] = match follow {
+            true => &[tail - 1, tail],
+            false => &[tail - 1],
+        };
+        assert_eq!(lsns(&drain(&mut scan).0), expected);
     }
 }
 
