@@ -27,6 +27,7 @@ use tonic::Status;
 
 use crate::status::{self, Access};
 
+pub(crate) use answer::rfc3339;
 pub(crate) use answer::{
     MAX_RESPONSE_BYTES, ServerLimits, SessionAck, append_batch_response, append_response, cursor,
     damage_summary, decode, fence_response, log, log_producer, proto_duration, proto_timestamp,

@@ -54,7 +54,7 @@ pub enum AppendError {
     /// The batch is older than those whose answers are remembered; nothing was written,
     /// now. Whether it was applied once is not known any more.
     #[error(
-        "sequence {given} of producer {producer:?} of log {log:?} is older than what is remembered, {oldest} and later; it is never appended again"
+        "producer {producer:?}, log {log:?}: sequence {given} is too old to check for duplicates (oldest known: {oldest}); nothing was appended now, and the batch may have been appended before"
     )]
     ProducerExpired {
         /// The log.
@@ -69,7 +69,7 @@ pub enum AppendError {
     /// The producer was forgotten, or the log does not know the producer and its epoch is over;
     /// nothing was written, now. Whether the batch was applied once is not known any more.
     #[error(
-        "producer {producer:?} of log {log:?} was forgotten, or is unknown: epochs below {first_epoch} are over, {given} was given; nothing was appended now. Begin with epoch {first_epoch} and sequence 0"
+        "producer {producer:?}, log {log:?}: the log does not know the producer, or forgot it, and its epochs below {first_epoch} are over (given: {given}); nothing was appended now. Begin with epoch {first_epoch} and sequence 0"
     )]
     ProducerForgotten {
         /// The log.
@@ -529,7 +529,9 @@ pub enum ReadError {
         log: LogName,
     },
     /// The name belongs to another log now.
-    #[error("log {log:?} has id {actual}, not {expected}: it was deleted and created again")]
+    #[error(
+        "log {log:?} has id {actual}, not {expected}: an earlier log of this name may have had that id"
+    )]
     LogReplaced {
         /// The log.
         log: LogName,
@@ -609,7 +611,9 @@ pub enum AdminError {
         log: LogName,
     },
     /// The name belongs to another log now.
-    #[error("log {log:?} has id {actual}, not {expected}: it was deleted and created again")]
+    #[error(
+        "log {log:?} has id {actual}, not {expected}: an earlier log of this name may have had that id"
+    )]
     LogReplaced {
         /// The log.
         log: LogName,
@@ -641,7 +645,9 @@ pub enum TrimError {
         log: LogName,
     },
     /// The name belongs to another log now.
-    #[error("log {log:?} has id {actual}, not {expected}: it was deleted and created again")]
+    #[error(
+        "log {log:?} has id {actual}, not {expected}: an earlier log of this name may have had that id"
+    )]
     LogReplaced {
         /// The log.
         log: LogName,
@@ -712,7 +718,9 @@ pub enum CursorError {
         log: LogName,
     },
     /// The name belongs to another log now.
-    #[error("log {log:?} has id {actual}, not {expected}: it was deleted and created again")]
+    #[error(
+        "log {log:?} has id {actual}, not {expected}: an earlier log of this name may have had that id"
+    )]
     LogReplaced {
         /// The log.
         log: LogName,

@@ -241,7 +241,7 @@ fn show_as_text(records: &mut [v1::Record], batch: &StoredBatch) {
 }
 
 /// RFC 3339 in UTC with microseconds; empty for a time outside the years it can say.
-fn rfc3339(time: Timestamp) -> String {
+pub(crate) fn rfc3339(time: Timestamp) -> String {
     jiff::Timestamp::from_microsecond(time.micros())
         .map(|time| time.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string())
         .unwrap_or_default()

@@ -6,10 +6,14 @@ use tonic::{Code, Status};
 use tonic_types::PreconditionViolation;
 use wald_storage::{
     AppendError, FailedCheck, FailedCondition, InvalidBatch, LogName, MAX_EPOCH_RISE, Name, Named,
+    Timestamp,
 };
+
+use wald_text::units::shown_span;
 
 use super::failure::{Failure, Retry};
 use super::{RETRY_LATER, RETRY_SOON};
+use crate::convert::rfc3339;
 
 /// When to come back after a quota, which passes only if somebody makes room.
 const RETRY_QUOTA: Duration = Duration::from_secs(10);
@@ -273,16 +277,35 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
             now,
             ahead_micros,
             max_micros,
-        } => failure("TIMESTAMP_IN_FUTURE")
-            .fact("log", log)
-            .fact("index", index)
-            .fact("timestamp_us", timestamp.micros())
-            .fact("now_us", now.micros())
-            .fact("ahead_us", ahead_micros)
-            .fact("limit_us", max_micros)
-            .field(format!("records[{index}].timestamp_us")),
+        } => Failure::new(
+            Code::InvalidArgument,
+            "TIMESTAMP_IN_FUTURE",
+            format!(
+                "record {index} of log {log:?} has the time {}, and the server's clock shows {}; \
+                 max_timestamp_ahead allows {} more",
+                shown_time(*timestamp),
+                shown_time(*now),
+                shown_span(Duration::from_micros(max_micros.unsigned_abs())),
+            ),
+        )
+        .fact("log", log)
+        .fact("index", index)
+        .fact("timestamp_us", timestamp.micros())
+        .fact("now_us", now.micros())
+        .fact("ahead_us", ahead_micros)
+        .fact("limit_us", max_micros)
+        .field(format!("records[{index}].timestamp_us")),
     };
     failure.refused(Retry::Never)
+}
+
+/// A time in RFC 3339; in microseconds if it is out of the calendar, as nanoseconds are that were
+/// given for microseconds.
+fn shown_time(time: Timestamp) -> String {
+    match rfc3339(time) {
+        text if text.is_empty() => format!("{} us", time.micros()),
+        text => text,
+    }
 }
 
 /// The reason of one failed condition; also a label of `wald_condition_failures_total`.

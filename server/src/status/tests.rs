@@ -706,3 +706,43 @@ fn refusals_of_the_server_itself_tell_an_outcome_only_for_writes() {
     );
     assert_eq!(got.effect, effect("NOT_APPLIED", "SAFE"));
 }
+
+#[test]
+fn future_time_is_refused_with_times_and_the_setting() {
+    let refused = AppendError::Invalid(InvalidBatch::TimestampInFuture {
+        log: log(),
+        index: 0,
+        timestamp: Timestamp::from_micros(1_800_000_000_000_000),
+        now: Timestamp::from_micros(1_700_000_000_000_000),
+        ahead_micros: 100_000_000_000_000,
+        max_micros: 60_000_000,
+    });
+    let message = append(&refused).message().to_owned();
+    for part in [
+        "2027-01-15T08:00:00",
+        "2023-11-14T22:13:20",
+        "max_timestamp_ahead allows 1m",
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn texts_of_refusals_do_not_contradict_their_outcome() {
+    let expired = AppendError::ProducerExpired {
+        log: log(),
+        producer: wald_storage::Name::new("p").unwrap(),
+        given: 3,
+        oldest: 7,
+    };
+    let message = append(&expired).message().to_owned();
+    assert!(
+        message.contains("nothing was appended now, and the batch may have been appended before")
+    );
+    let wrong = AdminError::LogReplaced {
+        log: log(),
+        expected: wald_storage::LogId::new(5),
+        actual: wald_storage::LogId::new(4),
+    };
+    assert!(!admin(&wrong).message().contains("created again"));
+}

@@ -153,7 +153,7 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
                     .to_owned()
             }
             Reason::LogReplaced => {
-                "the log was deleted and made again; `walctl log get` shows its --log-id".to_owned()
+                "`walctl log get` shows the --log-id of the log".to_owned()
             }
             Reason::BeyondTail => "`walctl log get` shows the next lsn".to_owned(),
             Reason::Quota => {
