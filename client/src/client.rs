@@ -203,6 +203,13 @@ impl Client {
         Error::from_status(status, &self.settings.endpoint, deadline)
     }
 
+    pub(crate) fn timed_out(&self, after: Duration) -> Error {
+        Error::new(ErrorKind::Timeout {
+            endpoint: self.settings.endpoint.clone(),
+            after,
+        })
+    }
+
     /// Makes a unary call, and repeats it as far as that is safe and `timeout` reaches.
     pub(crate) async fn call<Q, A, F, S>(
         &self,
@@ -226,7 +233,7 @@ impl Client {
             let error = match tokio::time::timeout_at(deadline, send(attempt)).await {
                 Ok(Ok(answer)) => return Ok(answer.into_inner()),
                 Ok(Err(status)) => self.error(&status, timeout),
-                Err(_) => Error::new(ErrorKind::Timeout(timeout)),
+                Err(_) => self.timed_out(timeout),
             };
             failures += 1;
             let pause = self.settings.retry.pause(failures, &error);

@@ -72,8 +72,13 @@ pub enum ErrorKind {
     #[error("the connection was lost: {0}")]
     ConnectionLost(String),
     /// The deadline passed; a write may have been applied, or still be.
-    #[error("no answer within {0:?}")]
-    Timeout(Duration),
+    #[error("no answer from {endpoint} within {after:?}")]
+    Timeout {
+        /// The server.
+        endpoint: String,
+        /// The deadline.
+        after: Duration,
+    },
     /// The server answered with an error.
     #[error(transparent)]
     Server(ServerError),
@@ -214,7 +219,7 @@ impl Error {
             ErrorKind::Connect { .. } | ErrorKind::NotSent(_) | ErrorKind::ConnectionLost(_) => {
                 Code::Unavailable
             }
-            ErrorKind::Timeout(_) => Code::DeadlineExceeded,
+            ErrorKind::Timeout { .. } => Code::DeadlineExceeded,
             ErrorKind::Server(error) => error.code,
             ErrorKind::Foreign { code, .. } => *code,
             ErrorKind::Contract(_) => Code::Internal,
@@ -284,7 +289,7 @@ impl Error {
             } => Outcome::NotApplied,
             ErrorKind::Behind { outcome, .. } => *outcome,
             ErrorKind::ConnectionLost(_)
-            | ErrorKind::Timeout(_)
+            | ErrorKind::Timeout { .. }
             | ErrorKind::Foreign { .. }
             | ErrorKind::Contract(_)
             | ErrorKind::Gone => Outcome::Unknown,
@@ -296,7 +301,7 @@ impl Error {
     pub fn retry(&self) -> Retry {
         let retry = match self.kind() {
             ErrorKind::Connect { .. } | ErrorKind::NotSent(_) => Retry::Safe,
-            ErrorKind::ConnectionLost(_) | ErrorKind::Timeout(_) => Retry::SafeWithCondition,
+            ErrorKind::ConnectionLost(_) | ErrorKind::Timeout { .. } => Retry::SafeWithCondition,
             ErrorKind::Foreign {
                 code: Code::Unavailable,
                 ..
@@ -381,11 +386,15 @@ fn failed_check(violation: tonic_types::PreconditionViolation) -> FailedCheck {
 
 /// Reads a status without ErrorInfo of Wald's.
 fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
+    let timeout = || ErrorKind::Timeout {
+        endpoint: endpoint.to_owned(),
+        after: deadline,
+    };
     let mut innermost = None;
     let mut source = status.source();
     while let Some(error) = source {
         if error.is::<tonic::TimeoutExpired>() {
-            return ErrorKind::Timeout(deadline);
+            return timeout();
         }
         if let Some(error) = error.downcast_ref::<tonic::ConnectError>() {
             let detail = error
@@ -412,7 +421,7 @@ fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
     // The transport on the other side calls its timer's end CANCELLED.
     let timed_out = status.code() == Code::Cancelled && status.message() == "Timeout expired";
     if timed_out || status.code() == Code::DeadlineExceeded {
-        return ErrorKind::Timeout(deadline);
+        return timeout();
     }
     ErrorKind::Foreign {
         code: status.code(),

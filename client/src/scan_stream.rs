@@ -163,7 +163,7 @@ impl Underway {
                 Ok(())
             }
             Ok(Err(status)) => Err(self.client.error(&status, timeout)),
-            Err(_) => Err(Error::new(ErrorKind::Timeout(timeout))),
+            Err(_) => Err(self.client.timed_out(timeout)),
         }
     }
 
@@ -201,7 +201,7 @@ impl Underway {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => return self.end(),
             Ok(Err(status)) => return Err(self.client.error(&status, timeout)),
-            Err(_) => return Err(Error::new(ErrorKind::Timeout(timeout))),
+            Err(_) => return Err(self.client.timed_out(timeout)),
         };
         let cursor = message.cursor.clone();
         let (events, count) = events(message)?;

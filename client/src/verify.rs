@@ -39,7 +39,7 @@ impl Client {
                 done: false,
             }),
             Ok(Err(status)) => Err(self.error(&status, timeout)),
-            Err(_) => Err(Error::new(ErrorKind::Timeout(timeout))),
+            Err(_) => Err(self.timed_out(timeout)),
         }
     }
 }
@@ -62,7 +62,7 @@ impl VerifyStream {
             }
             Ok(Ok(None)) => Err(Error::contract("VerifyResponse.done")),
             Ok(Err(status)) => Err(self.client.error(&status, timeout)),
-            Err(_) => Err(Error::new(ErrorKind::Timeout(timeout))),
+            Err(_) => Err(self.client.timed_out(timeout)),
         }
     }
 }

@@ -151,7 +151,8 @@ async fn a_manifest_that_cannot_be_read_is_named_and_stops_nothing() {
 async fn directory_that_cannot_be_read_is_not_called_no_directory_of_backups() {
     let fixture = Fixture::new().await;
     std::fs::create_dir_all(fixture.shelf()).unwrap();
-    let listed = || fixture.walctl(&["backup", "list"], &fixture.shelf(), &[]);
+    let shelf = fixture.shelf();
+    let listed = || fixture.walctl(&["list"], &shelf, &[]);
     assert!(said(&listed().await).contains("is no directory of backups"));
     // A link to itself: the system refuses the path, as it does where a right is missing.
     let manifests = fixture.shelf().join("backups");

@@ -130,6 +130,9 @@ async fn deadline_leaves_the_outcome_of_an_append_unknown() {
         .timeout(timeout)
         .await
         .unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Timeout(_)), "{error:?}");
+    assert!(
+        matches!(error.kind(), ErrorKind::Timeout { .. }),
+        "{error:?}"
+    );
     assert_eq!(error.outcome(), Outcome::Unknown);
 }

@@ -212,6 +212,29 @@ async fn append_that_a_bad_line_stops_says_how_to_go_on() {
 }
 
 #[tokio::test]
+async fn full_stdout_is_named() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log --text x", "").await;
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut command = fixture.command("scan log");
+    let ran = command
+        .stdin(Stdio::null())
+        .stdout(full)
+        .output()
+        .await
+        .unwrap();
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(ran.status.code(), Some(1));
+    assert!(
+        said.contains("cannot write to stdout: No space left"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
 async fn interrupted_append_says_how_far_it_came_and_exits_with_130() {
     let fixture = Fixture::new().await;
     let mut child = fixture
@@ -435,6 +458,56 @@ async fn absent_server_exits_with_4_and_wrong_usage_with_2() {
         absent.stderr
     );
     assert_eq!(absent.stderr.lines().count(), 1);
+}
+
+#[tokio::test]
+async fn server_without_an_answer_is_named_and_so_is_the_outcome() {
+    let mut fixture = Fixture::new().await;
+    // It takes connections, and says nothing.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    fixture.endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let no_answer = format!("no answer from {} within 300ms", fixture.endpoint);
+    for (command, outcome) in [
+        (
+            "append log --text x --timeout 300ms",
+            "nothing was appended: ",
+        ),
+        ("batch --timeout 300ms", "may or may not be made"),
+        ("log create log --timeout 300ms", "may or may not be made"),
+        ("logs --timeout 300ms", "--timeout allows more"),
+    ] {
+        let ran = fixture
+            .walctl(command, r#"{"log": "log", "text": "x"}"#)
+            .await;
+        assert_eq!(ran.code, 4, "{}", ran.stderr);
+        assert!(ran.stderr.contains(&no_answer), "{}", ran.stderr);
+        assert!(ran.stderr.contains(outcome), "{}", ran.stderr);
+    }
+    let read = fixture.walctl("logs --timeout 300ms", "").await.stderr;
+    assert!(!read.contains("may or may not"), "{read}");
+}
+
+#[tokio::test]
+async fn server_of_http_1_is_said_to_be_no_wald_server() {
+    use tokio::io::AsyncReadExt;
+    let mut fixture = Fixture::new().await;
+    let other = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    fixture.endpoint = format!("http://{}", other.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = other.accept().await {
+            let _ = connection.read(&mut [0; 1024]).await;
+            let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+            let _ = connection.write_all(answer).await;
+        }
+    });
+    for command in [
+        "logs --timeout 500ms",
+        "health",
+        "append log --text x --timeout 500ms",
+    ] {
+        let ran = fixture.walctl(command, "").await;
+        assert!(ran.stderr.contains("no Wald server"), "{}", ran.stderr);
+    }
 }
 
 #[tokio::test]

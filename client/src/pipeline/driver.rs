@@ -183,7 +183,7 @@ impl Driver {
                     None => requests = None,
                 },
                 () = sleep_until(give_up_at), if !self.in_flight.is_empty() => {
-                    return Ended::Failed(Error::new(ErrorKind::Timeout(self.patience)));
+                    return Ended::Failed(self.client.timed_out(self.patience));
                 }
             }
         }

@@ -64,7 +64,7 @@ pub(crate) async fn run(
         // Read by nobody: the records are given.
         false => (Box::new(io::empty()) as Box<dyn Read + Send>, None),
     };
-    let limits = limits(client).await?;
+    let limits = limits(client).await.context("nothing was appended")?;
     let from_terminal = plan.file.is_none() && args.text.is_empty() && io::stdin().is_terminal();
     if from_terminal {
         say("reading records from the terminal, one a line; Ctrl-D ends");

@@ -24,11 +24,36 @@ pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Re
         (Some(BackupCommand::List { dir }), _) => list(&dir, output),
         (Some(BackupCommand::Prune { dir, keep }), _) => prune(&dir, keep, output),
         (None, Some(dir)) => {
+            if let Some(meant) = misspelt(&dir) {
+                return Err(Usage(format!(
+                    "{0} is no directory, and looks like `{meant}`; write ./{0} for a new \
+                     directory of that name",
+                    dir.display()
+                ))
+                .into());
+            }
             let asked = (args.keep, args.max_bytes_per_second);
             backup(client, &dir, asked, output).await
         }
         (None, None) => Err(Usage("name the directory".to_owned()).into()),
     }
+}
+
+/// The command that the name of a new directory was probably meant to be.
+fn misspelt(dir: &Path) -> Option<&'static str> {
+    let name = dir.to_str()?;
+    if name.contains('/') || dir.exists() {
+        return None;
+    }
+    [
+        ("list", "walctl backup list"),
+        ("prune", "walctl backup prune"),
+        ("restore", "wald restore"),
+        ("verify", "wald verify"),
+    ]
+    .into_iter()
+    .find(|(word, _)| strsim::osa_distance(name, word) <= 2)
+    .map(|(_, command)| command)
 }
 
 /// What a backup took.

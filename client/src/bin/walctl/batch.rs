@@ -1,7 +1,7 @@
 //! `walctl batch`: records for several logs, all or nothing.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read};
 
 use anyhow::{Context, Result};
 use wald_client::{Check, Client, Condition, Durability, Lsn};
@@ -9,7 +9,7 @@ use wald_client::{Check, Client, Condition, Durability, Lsn};
 use crate::args::BatchArgs;
 use crate::exit::{Exit, Usage};
 use crate::input::{self, Entry, Format, Reader};
-use crate::output::{Out, Output};
+use crate::output::{Out, Output, say};
 use crate::times::Times;
 
 /// Entries by log, logs in the order in which they first occur.
@@ -33,7 +33,12 @@ fn read(input: impl Read) -> Result<Logs> {
 
 pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Result<Exit> {
     let logs = match args.file.filter(|file| file.as_os_str() != "-") {
-        None => read(io::stdin().lock())?,
+        None => {
+            if io::stdin().is_terminal() {
+                say("reading records from the terminal, one JSON object a line; Ctrl-D ends");
+            }
+            read(io::stdin().lock())?
+        }
         Some(path) => {
             read(File::open(&path).with_context(|| format!("cannot open {}", path.display()))?)?
         }

@@ -83,6 +83,12 @@ fn sentence(error: &anyhow::Error, asked: Asked) -> String {
     } else if find::<Usage>(error).is_some() {
         text.push_str("; see --help");
     }
+    if let Some(error) = find::<Error>(error)
+        && error.outcome() == Outcome::Unknown
+        && !text.contains("may or may not")
+    {
+        text.push_str("; the change may or may not be made");
+    }
     // One line, whatever the server put into its message; [`say`] escapes the rest.
     text.replace(['\n', '\r'], " ")
 }
@@ -181,6 +187,13 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
         });
     }
     match error.kind() {
+        ErrorKind::Connect { detail, .. }
+        | ErrorKind::ConnectionLost(detail)
+        | ErrorKind::NotSent(detail)
+            if speaks_no_http2(detail) =>
+        {
+            Some(NOT_WALD.to_owned())
+        }
         ErrorKind::ConnectionLost(_) if asked == Asked::Append => Some(
             "compare the end of the log with the input (`walctl tail LOG`); --producer ID makes a load \
              safe to run again"
@@ -192,13 +205,22 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
         ErrorKind::Connect { .. } => {
             Some("is the server running? --endpoint or WALD_ENDPOINT says where".to_owned())
         }
-        ErrorKind::Timeout(_) => Some("--timeout allows more".to_owned()),
+        ErrorKind::Timeout { .. } => Some("--timeout allows more".to_owned()),
         ErrorKind::Foreign {
             code: Code::Unimplemented,
             ..
         } => Some("is this a Wald server, and as new as this walctl?".to_owned()),
         _ => None,
     }
+}
+
+/// The advice for a server that answers in HTTP/1, or in no HTTP at all.
+const NOT_WALD: &str = "that is no Wald server: it does not speak gRPC (HTTP/2). A Wald server has gRPC \
+                        on port 6925, and metrics and the console on 6926";
+
+/// Whether the transport failed because the peer's first bytes are no HTTP/2.
+fn speaks_no_http2(detail: &str) -> bool {
+    detail.contains("frame with invalid size") || detail.contains("malformed frame")
 }
 
 /// What to do where an earlier attempt of the same request may have been applied: then the log is

@@ -96,12 +96,29 @@ struct JsonRecord<'a> {
     data: Option<String>,
 }
 
+/// Stdout, whose errors name it: "No space left on device" alone does not say where.
+struct Named(Stdout);
+
+impl Write for Named {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(named)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(named)
+    }
+}
+
+fn named(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot write to stdout: {error}"))
+}
+
 /// Stdout, buffered.
 pub(crate) struct Out {
     form: Output,
     /// Whether a person sees it as it is.
     terminal: bool,
-    stdout: BufWriter<Stdout>,
+    stdout: BufWriter<Named>,
     /// Records whose headers, or whose exact payload, JSON lines do not have.
     without_headers: u64,
     changed: u64,
@@ -113,7 +130,7 @@ impl Out {
         Self {
             form,
             terminal: stdout.is_terminal(),
-            stdout: BufWriter::with_capacity(1 << 16, stdout),
+            stdout: BufWriter::with_capacity(1 << 16, Named(stdout)),
             without_headers: 0,
             changed: 0,
         }

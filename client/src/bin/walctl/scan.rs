@@ -66,6 +66,15 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
         )
         .into());
     }
+    if let (Some(Place::Lsn(from)), Some(until)) = (args.from, args.until)
+        && from >= until
+    {
+        return Err(Usage(format!(
+            "--from {from} --until {until} is no record: --until is the lsn after the last one, so it \
+             must exceed --from"
+        ))
+        .into());
+    }
     let out = Out::of_records(output, args.unescaped)?;
     if let (Some(log), true) = (&args.log, args.follow) {
         announce_wait(client, log).await?;
@@ -177,7 +186,9 @@ fn sentence(gap: &Gap) -> String {
     let why = match gap.reason {
         GapReason::Trimmed => "trimmed",
         GapReason::Expired => "expired by retention",
-        GapReason::Quarantined => "damaged on the server's disk; restore them from a backup",
+        GapReason::Quarantined => {
+            "damaged on the server's disk, or given up by `wald repair`; a backup may have them"
+        }
         GapReason::Lost => "lost in a crash before they were durable",
         GapReason::Deleted => "gone with the log, which was deleted",
         GapReason::Unspecified => "missing",

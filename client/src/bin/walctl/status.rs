@@ -89,7 +89,8 @@ impl Status<'_> {
         row("recovery epoch", info.recovery_epoch.to_string());
         row("sync mode", self.sync_mode());
         if info.default_retention.is_some() {
-            row("retention", retention(info.default_retention.as_ref()));
+            let kept = retention(info.default_retention.as_ref());
+            row("retention", format!("{kept}, in logs without their own"));
         }
         if let Some(truth) = &info.durability {
             row("flushes", flushes(truth));
