@@ -141,7 +141,7 @@ impl fmt::Display for Finding {
 /// What to do about faults.
 pub(crate) mod advice {
     /// Records are gone.
-    pub(crate) const LOST: &str = "everything else is served; restore these records from a backup, or accept the loss with `wald repair --accept-loss`";
+    pub(crate) const LOST: &str = "everything else is served; put the file back from a restored backup, which loses nothing (`wald repair --help`), or accept the loss with `wald repair --accept-loss`";
     /// It is not known which.
     pub(crate) const UNPROVEN: &str = "logs without later records refuse appends; restore from a backup, or accept the loss with `wald repair --accept-loss`";
     /// Somebody said so.

@@ -137,8 +137,9 @@ fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io:
         ),
         None => writeln!(
             out,
-            "nothing was changed; restore a backup (`wald restore`), or go on without what is lost: \
-             `wald repair --accept-loss`"
+            "nothing was changed; with a backup that has the segment, nothing need be lost: restore it \
+             elsewhere (`wald restore`), and put its file in place of the damaged one in journal/. To \
+             go on without the lost records: `wald repair --accept-loss`"
         ),
     }
 }

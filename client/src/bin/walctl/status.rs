@@ -233,8 +233,8 @@ fn damaged(damage: &DamageSummary) -> String {
         ));
     }
     text.push_str(
-        "; `walctl verify` names them; restore them from a backup, or accept the loss with `wald \
-         repair --accept-loss`",
+        "; `walctl verify` names them; put their files back from a restored backup, which loses \
+         nothing (`wald repair --help`), or accept the loss with `wald repair --accept-loss`",
     );
     text
 }
