@@ -128,6 +128,12 @@ const MISTAKES: &[Mistake] = &[
         "`walctl log get` shows the next lsn",
     ),
     ("verify --max-bytes-per-second 5mb", "", 2, "write MB"),
+    (
+        "verify --max-bytes-per-second 50",
+        "",
+        1,
+        "is 50B, which is very slow",
+    ),
     ("logs --timeout 5", "", 2, "a unit is missing"),
     (
         "scan log --from 3 --until 2",

@@ -353,6 +353,7 @@ fn restore(
     let storage = config
         .storage()
         .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+    let is_new = !target.exists();
     let disk: Arc<dyn Disk> =
         RealDisk::open(target).map_err(|error| backups::open_failed(&error))?;
     let bar = bar(0);
@@ -362,7 +363,13 @@ fn restore(
         bar.inc(bytes);
     });
     bar.finish_and_clear();
-    let restored = restored.map_err(|error| backups::failed(&error))?;
+    let restored = restored.map_err(|error| {
+        if is_new {
+            // Removes only a directory that nothing was written to.
+            let _ = std::fs::remove_dir(target);
+        }
+        backups::failed(&error)
+    })?;
     tell(&restored, target, json)?;
     Ok(
         match restored.findings.is_empty() && restored.report.findings.is_empty() {

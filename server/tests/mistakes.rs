@@ -57,6 +57,11 @@ const MISTAKES: &[Mistake] = &[
     ),
     ("verify missing", 1, "name it on the command line"),
     ("archive list", 2, "--archive"),
+    (
+        "archive restore --archive . --log nosuch --to new",
+        1,
+        "nosuch",
+    ),
     ("delete-logs", 2, "--prefix <PREFIX>"),
 ];
 
@@ -80,5 +85,7 @@ fn each_answer_to_a_mistake_names_the_next_step() {
             wrong.push(format!("wald {arguments}: {} {said}", done.status));
         }
     }
+    let made = directory.path().join("new");
+    assert!(!made.exists(), "a restore of nothing leaves no directory");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

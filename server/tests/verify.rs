@@ -151,6 +151,15 @@ async fn commands_look_at_a_directory_that_nobody_serves_and_say_how_it_is() {
     );
     let lines = String::from_utf8(only.stdout).unwrap();
     assert_eq!(lines.matches("\"frame\"").count(), 1, "{lines}");
+    for what in [
+        &["dump", "--log", "nosuch"][..],
+        &["dump", "--log", "nosuch", "--index"],
+    ] {
+        let none = offline(directory.path(), what);
+        assert_eq!(none.status.code(), Some(1), "{none:?}");
+        let said = String::from_utf8(none.stderr).unwrap();
+        assert!(said.contains("nothing of log \"nosuch\""), "{said}");
+    }
     let text = offline(directory.path(), &["dump"]).stdout;
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("unmistakable\\u{1b} payload") && !text.contains('\u{1b}'));

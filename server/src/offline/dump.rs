@@ -12,7 +12,7 @@ use wald_storage::{
     Timestamp,
 };
 
-use super::{Output, escaped, failed, json_line, open, output_of, put_json, written};
+use super::{FAILED, Output, escaped, failed, json_line, open, output_of, put_json, written};
 use crate::serve::Exit;
 
 /// So many characters of a payload are shown to people.
@@ -40,7 +40,7 @@ pub(super) fn command() -> Command {
             "Shows the frames of a data directory that nobody serves, in order, with all that \
              their headers say; records shortened in text, whole in JSON (text if they are UTF-8, \
              else data in base64). Stretches that do not verify are named. Changes nothing.\n\n\
-             Exit codes: 0 ok, 1 it could not be read, 2 usage, 4 a daemon has the directory.",
+             Exit codes: 0 ok, 1 it could not be read, or nothing of the log is there, 2 usage, 4 a daemon has the directory.",
         )
         .arg(super::directory_argument())
         .arg(super::output_argument())
@@ -92,9 +92,11 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
         out: BufWriter::new(io::stdout().lock()),
         form: output_of(matches),
         printed: 0,
+        found: false,
         result: Ok(()),
     };
     let mut take = |piece: Dumped| printer.take(&piece);
+    let log = filter.log.clone();
     let read = if matches.get_flag("index") {
         offline.dump_indexes(&filter, &mut take)
     } else if matches.get_flag("checkpoint") {
@@ -102,15 +104,26 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
     } else {
         offline.dump_frames(&filter, &mut take)
     };
+    let found = printer.found;
     written(printer.end())?;
     read.map_err(|error| failed(&error))?;
-    Ok(0)
+    match log {
+        Some(log) if !found => Err(Exit::new(
+            FAILED,
+            format!(
+                "nothing of log {log:?} is here that fits; `wald dump` without --log shows all"
+            ),
+        )),
+        _ => Ok(0),
+    }
 }
 
 struct Printer<'a> {
     out: BufWriter<StdoutLock<'a>>,
     form: Output,
     printed: u64,
+    /// Whether something of a log was printed, and not only the places where it could be.
+    found: bool,
     result: io::Result<()>,
 }
 
@@ -118,6 +131,7 @@ impl Printer<'_> {
     fn take(&mut self, piece: &Dumped) -> Result<(), Enough> {
         self.result = self.print(piece);
         self.printed += 1;
+        self.found |= matches!(piece, Dumped::Frame(_) | Dumped::Row(_) | Dumped::Log(_));
         self.result.as_ref().map_err(|_| Enough).copied()
     }
 

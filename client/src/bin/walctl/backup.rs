@@ -17,6 +17,7 @@ use self::shelf::{Found, Kept, Receiving, Shelf, hex};
 use crate::args::{BackupArgs, BackupCommand};
 use crate::exit::{Damaged, Exit, Usage};
 use crate::output::{Out, Output, rfc3339, say};
+use crate::parse;
 use crate::table::Table;
 
 pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Result<Exit> {
@@ -32,6 +33,7 @@ pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Re
                 ))
                 .into());
             }
+            parse::warn_of_slow(args.max_bytes_per_second);
             let asked = (args.keep, args.max_bytes_per_second);
             backup(client, &dir, asked, output).await
         }

@@ -62,6 +62,19 @@ pub(crate) fn record_size(text: &str) -> Result<u32, String> {
     u32::try_from(bytes).map_err(|_| "a record has less than 4GiB".to_owned())
 }
 
+/// Bytes per second below this are slower than any device, so a unit was probably forgotten.
+const SLOW_BYTES_PER_SECOND: u64 = 64 << 10;
+
+/// Warns of a rate that was probably meant to have a larger unit.
+pub(crate) fn warn_of_slow(bytes_per_second: u64) {
+    if (1..SLOW_BYTES_PER_SECOND).contains(&bytes_per_second) {
+        crate::output::say(&format!(
+            "warning: --max-bytes-per-second is {}, which is very slow; write a unit, such as 50MB",
+            units::shown_size(bytes_per_second)
+        ));
+    }
+}
+
 /// A number of things: whole, without unit.
 pub(crate) fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse()

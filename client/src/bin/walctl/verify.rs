@@ -13,8 +13,10 @@ use crate::args::VerifyArgs;
 use crate::exit::Exit;
 use crate::logs::word;
 use crate::output::{Out, Output};
+use crate::parse;
 
 pub(crate) async fn run(client: &Client, args: VerifyArgs, output: Output) -> Result<Exit> {
+    parse::warn_of_slow(args.max_bytes_per_second);
     let mut verification = client
         .verify(args.segment, args.max_bytes_per_second)
         .await?;
