@@ -299,6 +299,10 @@ impl Acceptor {
             if let Ok(Ok(permit)) = tokio::time::timeout(ROOM_PAUSE, freed).await {
                 return Some(permit);
             }
+            tracing::warn!(
+                "all of max_connections are taken, and each has calls; a new connection waits for one of \
+                 them to end, and its client gets no answer"
+            );
         }
     }
 

@@ -66,6 +66,24 @@ async fn old_connection_takes_no_more_calls_and_ends_after_its_grace() {
 }
 
 #[tokio::test]
+async fn connection_that_waits_for_a_place_is_logged() {
+    let daemon = Daemon::start(&["--max-connections=1"]);
+    let (client, _ended) = connect(&daemon).await;
+    let watch = call(&client, "/grpc.health.v1.Health/Watch").await.unwrap();
+    let mut watch = watch.into_body();
+    assert!(watch.data().await.unwrap().is_ok());
+    let address = daemon.start["grpc"].as_str().unwrap();
+    let _waiting = TcpStream::connect(address).await.unwrap();
+    let line = loop {
+        let line = daemon.log.recv_timeout(Duration::from_secs(30)).unwrap();
+        if line.contains("max_connections") {
+            break line;
+        }
+    };
+    assert!(line.contains("a new connection waits"), "{line}");
+}
+
+#[tokio::test]
 async fn service_that_is_not_there_is_unimplemented() {
     let daemon = Daemon::start(&[]);
     let (client, _ended) = connect(&daemon).await;

@@ -28,7 +28,7 @@ pub(crate) struct Daemon {
     directory: Option<TempDir>,
     /// What the start line said.
     pub(crate) start: serde_json::Value,
-    log: mpsc::Receiver<String>,
+    pub(crate) log: mpsc::Receiver<String>,
 }
 
 /// The command without a subcommand, with nothing taken from the environment; but
