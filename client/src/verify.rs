@@ -4,7 +4,7 @@ use tonic::Streaming;
 use wald_proto::v1;
 
 use crate::client::Client;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 
 /// A verification under way. Dropping it ends it.
 #[derive(Debug)]

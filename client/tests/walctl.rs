@@ -223,7 +223,9 @@ async fn full_stdout_is_named() {
     let ran = command
         .stdin(Stdio::null())
         .stdout(full)
-        .output()
+        .spawn()
+        .unwrap()
+        .wait_with_output()
         .await
         .unwrap();
     let said = String::from_utf8(ran.stderr).unwrap();
