@@ -78,11 +78,11 @@ impl Damage {
         !self.accepted && self.missed_from().is_some()
     }
 
-    /// As readers are told of it.
+    /// As a start and a repair report it: without the records that a trim took.
     pub(crate) fn gap(&self) -> Gap {
         Gap {
             log: self.log.as_ref().map(|log| log.name.clone()),
-            from: Some(self.from),
+            from: Some(self.missed_from().unwrap_or(self.from)),
             to: Some(self.to),
             reason: GapReason::Quarantined,
         }

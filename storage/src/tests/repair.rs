@@ -75,6 +75,49 @@ fn a_loss_of_newest_segments_is_found_by_a_verification_after_further_starts_too
 }
 
 #[test]
+fn trimmed_and_deleted_damage_is_no_loss_to_repair_and_verify() {
+    let fixture = Fixture::new();
+    let records: &[&[u8]] = &[b"first", b"needle", b"third", b"last"];
+    for log in ["a", "b"] {
+        fixture.append_batch(batch(&[(log, records)])).unwrap();
+    }
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    for log in ["a", "b"] {
+        fixture.append(log, b"good").unwrap();
+    }
+    fixture.core.idle();
+    let Fixture { disk, core, .. } = fixture;
+    drop(core);
+    let path = used_paths(&disk)[0].clone();
+    let mut bytes = disk.contents(&path).unwrap();
+    let needles: Vec<_> = (0..bytes.len())
+        .filter(|at| bytes[*at..].starts_with(b"needle"))
+        .collect();
+    assert_eq!(needles.len(), 2);
+    needles.iter().for_each(|at| bytes[*at] ^= 1);
+    disk.replace(&path, bytes);
+    let fixture = Fixture::on(disk);
+    let deleted = fixture.core.delete_in_turn(target("b"));
+    fixture.core.turn();
+    drop(deleted);
+    for (trim, lost) in [(0, Some((0, 4))), (2, Some((2, 4))), (4, None)] {
+        fixture.trim_to("a", trim);
+        let copy: Arc<dyn Disk> = Arc::new(fixture.disk.copy());
+        let loss = examine(&copy, &fixture.config).unwrap();
+        let range = |(from, to): (Lsn, Lsn)| (from.get(), to.get());
+        let gaps = loss.gaps.iter().filter_map(|gap| gap.from.zip(gap.to));
+        let repaired: Vec<_> = gaps.map(range).collect();
+        assert_eq!(repaired, Vec::from_iter(lost), "repair after trim {trim}");
+        assert_eq!(loss.is_empty(), lost.is_none(), "{loss:?}");
+        let (_, findings) = worst(&fixture.disk);
+        let losses = findings.iter().filter(|f| f.severity == Severity::Loss);
+        let verified: Vec<_> = losses.filter_map(|found| found.lsns).map(range).collect();
+        assert_eq!(verified, Vec::from_iter(lost), "verify after trim {trim}");
+    }
+}
+
+#[test]
 fn a_loss_that_was_accepted_is_a_note_to_whoever_verifies() {
     for gone in [true, false] {
         let Fixture { disk, core, .. } = store();
