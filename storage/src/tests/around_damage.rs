@@ -514,7 +514,7 @@ fn log_of_a_missing_segment_takes_appends_while_a_run_is_built() {
     let step = fixture
         .core
         .sort_step(Of::Segments, Load::AtRest, &mut |_| {
-            let data = records.len().to_le_bytes().to_vec();
+            let data = (records.len() as u64).to_le_bytes().to_vec();
             let appended = fixture.append("only", &data).unwrap();
             let first = appended.appends[0].first_lsn.get();
             assert_eq!(first, records.len() as u64);
