@@ -497,9 +497,14 @@ async fn server_of_http_1_is_said_to_be_no_wald_server() {
     fixture.endpoint = format!("http://{}", other.local_addr().unwrap());
     tokio::spawn(async move {
         while let Ok((mut connection, _)) = other.accept().await {
-            let _ = connection.read(&mut [0; 1024]).await;
-            let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
-            let _ = connection.write_all(answer).await;
+            tokio::spawn(async move {
+                // Preface, settings and window update of HTTP/2, and a part of the request.
+                let _ = connection.read_exact(&mut [0; 150]).await;
+                let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+                let _ = connection.write_all(answer).await;
+                // A close before the client has read would take the answer with it.
+                let _ = tokio::io::copy(&mut connection, &mut tokio::io::sink()).await;
+            });
         }
     });
     for command in [

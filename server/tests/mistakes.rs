@@ -59,8 +59,8 @@ const MISTAKES: &[Mistake] = &[
     ("archive list", 2, "--archive"),
     (
         "archive restore --archive . --log nosuch --to new",
-        1,
-        "nosuch",
+        3,
+        "holds nothing of that",
     ),
     ("delete-logs", 2, "--prefix <PREFIX>"),
 ];
