@@ -681,7 +681,7 @@ impl Metrics {
             | AppendError::TailUnproven { .. }
             | AppendError::Busy { .. }
             | AppendError::NoDescriptors
-            | AppendError::DiskFull
+            | AppendError::DiskFull(_)
             | AppendError::Draining
             | AppendError::JournalFailed(_)
             | AppendError::Invalid(_)

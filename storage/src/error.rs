@@ -173,8 +173,8 @@ pub enum AppendError {
     },
     /// No segment could be prepared; nothing was written. Appends resume by
     /// themselves when space is back.
-    #[error("no space for another segment in the data directory")]
-    DiskFull,
+    #[error("no space for another segment in the data directory{0}")]
+    DiskFull(FreeSpace),
     /// No file descriptor was left to make a segment ready; nothing was written. Appends resume
     /// without a restart when descriptors are free again.
     #[error(
@@ -204,6 +204,28 @@ fn epoch_jump(log: &LogName, producer: Option<&Name>, given: u64, current: u64) 
     format!(
         "{whose} {given} is too far above the current epoch, {current}: an epoch rises by at most {MAX_EPOCH_RISE} at a time; nothing was written"
     )
+}
+
+/// Free space of the volume, in bytes, when a request was refused for want of space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FreeSpace {
+    /// Free bytes. `None` if the file system does not report them.
+    pub free_bytes: Option<u64>,
+    /// Free bytes with which the request succeeds. `None` if a write failed for another reason than
+    /// the bytes that the file system reports, such as a quota.
+    pub needed_bytes: Option<u64>,
+}
+
+impl std::fmt::Display for FreeSpace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.free_bytes, self.needed_bytes) {
+            (Some(free), Some(needed)) => {
+                write!(f, ": {free} bytes are free, {needed} bytes must be free")
+            }
+            (None, Some(needed)) => write!(f, ": {needed} bytes must be free"),
+            (_, None) => Ok(()),
+        }
+    }
 }
 
 /// Something that a client names.
@@ -303,7 +325,7 @@ impl AppendError {
     /// The shortage of the host that refused the append, if one did: it ends without a restart.
     pub(crate) fn shortage(&self) -> Option<Shortage> {
         match self {
-            Self::DiskFull => Some(Shortage::Space),
+            Self::DiskFull(_) => Some(Shortage::Space),
             Self::NoDescriptors => Some(Shortage::Descriptors),
             _ => None,
         }
@@ -313,7 +335,7 @@ impl AppendError {
 impl From<Shortage> for AppendError {
     fn from(shortage: Shortage) -> Self {
         match shortage {
-            Shortage::Space => Self::DiskFull,
+            Shortage::Space => Self::DiskFull(FreeSpace::default()),
             Shortage::Descriptors => Self::NoDescriptors,
         }
     }

@@ -70,8 +70,8 @@ pub use engine::{
 };
 pub use error::{
     AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck,
-    FailedCondition, FenceError, InvalidBatch, MAX_EPOCH_RISE, Named, OpenError, ReadError,
-    RestoreError, SyncError, TrimError, VerifyError,
+    FailedCondition, FenceError, FreeSpace, InvalidBatch, MAX_EPOCH_RISE, Named, OpenError,
+    ReadError, RestoreError, SyncError, TrimError, VerifyError,
 };
 pub use expiry_clock::{expiry_clock, reset_expiry_clock};
 pub use ids::{

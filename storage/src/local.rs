@@ -415,10 +415,10 @@ impl Core {
         }
     }
 
-    /// Leaves the segment that is being written, for one of the reserve: the sorter gets to the newest
-    /// finished one, in which enough is dead to fill the reserve again.
+    /// Leaves the segment that is being written, for one of the reserve or a small one: the sorter gets
+    /// to the newest finished one, in which enough is dead to fill the reserve again.
     pub(crate) fn leave_on_reserve(&self) {
-        drop(self.leave(true, Use::Reserve));
+        drop(self.leave(true, Use::Leave));
     }
 
     fn leave(&self, always: bool, purpose: Use) -> Awaited<Result<Position, SyncError>> {

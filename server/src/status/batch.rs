@@ -170,7 +170,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
                 .refused(Retry::Safe)
                 .retry_after(RETRY_SOON)
         }
-        AppendError::DiskFull => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
+        AppendError::DiskFull(_) => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
             .refused(Retry::Safe)
             .retry_after(RETRY_LATER),
         AppendError::NoDescriptors => Failure::new(Code::ResourceExhausted, "BUSY", message)

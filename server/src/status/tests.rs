@@ -4,8 +4,9 @@ use std::sync::Arc;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use wald_storage::{
-    AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, InvalidBatch,
-    InvalidLogName, LogId, LogName, Lsn, Name, ReadError, SyncError, Timestamp, TrimError,
+    AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, FreeSpace,
+    InvalidBatch, InvalidLogName, LogId, LogName, Lsn, Name, ReadError, SyncError, Timestamp,
+    TrimError,
 };
 
 use super::{
@@ -125,7 +126,7 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
             (Code::ResourceExhausted, "BUSY", safe()),
         ),
         (
-            AppendError::DiskFull,
+            AppendError::DiskFull(FreeSpace::default()),
             (Code::ResourceExhausted, "DISK_FULL", safe()),
         ),
         (
@@ -663,7 +664,10 @@ fn a_failed_barrier_is_internal_and_unknown() {
     let got = seen(&sync(&SyncError::LogNotFound { log: log() }));
     assert_eq!(got.code, Code::NotFound);
     for (error, reason) in [
-        (SyncError::Refused(AppendError::DiskFull), "DISK_FULL"),
+        (
+            SyncError::Refused(AppendError::DiskFull(FreeSpace::default())),
+            "DISK_FULL",
+        ),
         (SyncError::Refused(AppendError::NoDescriptors), "BUSY"),
     ] {
         let got = seen(&sync(&error));
@@ -680,7 +684,7 @@ fn a_failed_barrier_is_internal_and_unknown() {
 fn reads_that_need_a_flush_are_refused_as_appends_are_without_outcome() {
     for (error, reason) in [
         (AppendError::Draining, "DRAINING"),
-        (AppendError::DiskFull, "DISK_FULL"),
+        (AppendError::DiskFull(FreeSpace::default()), "DISK_FULL"),
     ] {
         let got = seen(&read(&ReadError::Refused(error)));
         assert_eq!((got.reason.as_str(), got.effect), (reason, None));

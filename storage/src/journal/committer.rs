@@ -37,7 +37,9 @@ use super::segment::Segment;
 use super::{Answer, Journal, LIFE_BYTES, Reply, Waiter, frame};
 use crate::disk::{DiskFile, is_out_of_space};
 use crate::engine::{AppendTimes, Fenced, LogTarget};
-use crate::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
+use crate::error::{
+    AdminError, AppendError, CursorError, FenceError, FreeSpace, SyncError, TrimError,
+};
 use crate::ids::{LogId, LogName, Lsn, Name, Position, SegmentId, Timestamp};
 use crate::indexer::Indexer;
 use crate::local::{Adds, Allowed, Bounds, Creation, Log, Logs};
@@ -381,7 +383,7 @@ impl Committer {
     /// If the journal failed, or there is no space: it can be called again then.
     pub(crate) fn begin(&mut self) -> io::Result<()> {
         let written = self.write_out();
-        if matches!(written, Err(AppendError::DiskFull)) {
+        if matches!(written, Err(AppendError::DiskFull(_))) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.journal.flush();
@@ -600,8 +602,13 @@ impl Committer {
             self.finish_open();
             self.roll_now(purpose)
         });
-        // The roll has flushed all there was.
-        (Some(Position::ZERO), left.map_err(Into::into))
+        let need = match purpose {
+            // The end of the segment before goes back once this link is flushed.
+            Use::Leave => self.end(),
+            // The roll has flushed all there was.
+            _ => Position::ZERO,
+        };
+        (Some(need), left.map_err(Into::into))
     }
 
     fn allowed(&self) -> Allowed {
@@ -682,7 +689,7 @@ impl Committer {
         self.answer_pending();
         match self.journal.failure() {
             Some(error) => Err(AppendError::JournalFailed(error)),
-            None if void => Err(AppendError::DiskFull),
+            None if void => Err(AppendError::DiskFull(FreeSpace::default())),
             None => Ok(()),
         }
     }

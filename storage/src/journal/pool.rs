@@ -17,6 +17,7 @@ use crate::bounds;
 use crate::clock::Clock;
 use crate::digest::Secret;
 use crate::disk::{Disk, DiskFile, is_out_of_descriptors, is_out_of_space, is_shortage};
+use crate::error::FreeSpace;
 use crate::ids::SegmentId;
 use crate::known_bad::{self, Mistake};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +44,9 @@ pub(crate) enum Use {
     Reserve,
     /// The first segment of a start, which also takes the space that sorting keeps.
     Start,
+    /// The segment in which the journal goes on so that the sorter gets to the one before. It may be
+    /// the last ready one. Without one it is a small one, which also takes the space that sorting keeps.
+    Leave,
 }
 
 /// A segment without frames.
@@ -119,7 +123,18 @@ struct State {
     failed: Option<LastFailure>,
     /// Space ran out, and the reserve has not been whole since.
     starved: bool,
+    /// Records were refused for want of space, and none got any since.
+    refused: Option<Refused>,
     stopped: bool,
+}
+
+/// A refusal of records for want of space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Refused {
+    /// Whether they needed another segment, next to a whole reserve.
+    rolls: bool,
+    /// Bytes of the segments that were missing.
+    segment_bytes: u64,
 }
 
 /// The last preparation that failed.
@@ -188,6 +203,7 @@ impl Pool {
                 unflushed: None,
                 failed: None,
                 starved: false,
+                refused: None,
                 stopped: false,
             }),
             changed: Condvar::new(),
@@ -205,15 +221,18 @@ impl Pool {
         let keep = match purpose {
             Use::Growth => self.reserve,
             Use::Expiry => self.reserve.div_ceil(2),
-            Use::Reserve | Use::Start => 0,
+            Use::Reserve | Use::Start | Use::Leave => 0,
         };
-        let takes_small = matches!(purpose, Use::Reserve | Use::Start);
+        let takes_small = matches!(purpose, Use::Reserve | Use::Start | Use::Leave);
         let mut state = self.state.lock();
         loop {
             if state.ready.len() > keep
                 && let Some(ready) = state.ready.pop_front()
             {
                 self.note_shortage(&mut state);
+                if purpose == Use::Growth {
+                    state.refused = None;
+                }
                 self.changed.notify_all();
                 return Ok(ready);
             }
@@ -221,7 +240,12 @@ impl Pool {
                 self.changed.wait(&mut state);
                 continue;
             }
-            match self.try_to_prepare(&mut state, purpose) {
+            let prepared = match purpose {
+                // The space of a whole one is the sorter's.
+                Use::Leave => Err(io::ErrorKind::StorageFull.into()),
+                _ => self.try_to_prepare(&mut state, purpose),
+            };
+            match prepared {
                 Err(error) if takes_small && is_out_of_space(&error) => {
                     let id = state.next_id;
                     state.next_id = id.next();
@@ -256,7 +280,62 @@ impl Pool {
             }
             self.try_to_prepare(&mut state, Use::Growth)?;
         }
+        state.refused = state.refused.filter(|refused| refused.rolls);
         Ok(())
+    }
+
+    /// Describes the space that is missing for a request that was refused. `rolls`: it needs
+    /// another segment. Warns when records are refused, and again when they need more segments.
+    pub(crate) fn refuse(&self, purpose: Use, rolls: bool) -> FreeSpace {
+        let mut state = self.state.lock();
+        let space = self.space_for(&state, purpose, rolls);
+        let segment_bytes = self.missing_bytes(&state, purpose, rolls);
+        let is_news = (state.refused).is_none_or(|before| segment_bytes > before.segment_bytes);
+        // A segment that is being made may succeed.
+        if purpose == Use::Growth && !state.preparing && is_news {
+            state.refused = Some(Refused {
+                rolls,
+                segment_bytes,
+            });
+            tracing::warn!(
+                free_bytes = space.free_bytes,
+                needed_bytes = space.needed_bytes,
+                "the disk is full, so appends are refused; they go on when needed_bytes are free, and trims and deletions go on; free space on the volume, or delete or trim logs"
+            );
+        }
+        space
+    }
+
+    /// The space that is missing for records. `None` unless records were refused for it.
+    pub(crate) fn refusal(&self) -> Option<FreeSpace> {
+        let state = self.state.lock();
+        let space = self.space_for(&state, Use::Growth, state.refused?.rolls);
+        let is_there = space.free_bytes >= space.needed_bytes && space.free_bytes.is_some();
+        (!is_there).then_some(space)
+    }
+
+    /// Free bytes, and free bytes with which a request succeeds. `rolls`: it needs another segment.
+    fn space_for(&self, state: &State, purpose: Use, rolls: bool) -> FreeSpace {
+        let bytes = self.missing_bytes(state, purpose, rolls);
+        FreeSpace {
+            free_bytes: self.free_bytes(),
+            needed_bytes: Some(bytes + KEEP_FREE_BYTES + self.kept_for_sorting()),
+        }
+    }
+
+    /// Bytes of the segments that must be made for a request. `rolls`: it needs another segment.
+    fn missing_bytes(&self, state: &State, purpose: Use, rolls: bool) -> u64 {
+        let segments = match purpose {
+            Use::Growth => self.reserve + usize::from(rolls),
+            Use::Expiry => self.reserve.div_ceil(2) + 1,
+            Use::Reserve | Use::Start | Use::Leave => 0,
+        };
+        let there = state.ready.len() + state.free.len();
+        match segments {
+            // A small one is enough.
+            0 => MIN_SEGMENT_BYTES,
+            _ => segments.saturating_sub(there) as u64 * self.segment_bytes,
+        }
     }
 
     /// Whether space had run out, so that [`Pool::restore_reserve`] looks for some.
@@ -598,9 +677,9 @@ impl Pool {
         size: u64,
         purpose: Use,
     ) -> io::Result<(String, Arc<dyn DiskFile>)> {
-        // Where the file system reports free space, nothing is tried in vain. Only a start takes the
-        // space that is kept for sorting.
-        if purpose != Use::Start && self.lacks(size) {
+        // Where the file system reports free space, nothing is tried in vain. Only a start, and the
+        // sorter itself, take the space that is kept for sorting.
+        if !matches!(purpose, Use::Start | Use::Leave) && self.lacks(size) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let path = pool_path(id);

@@ -29,7 +29,12 @@ impl Core {
                 "the device cannot read bytes {from} to {to} of {path}, and {more} other stretches of files: take a backup, and move the store to another device"
             )
         });
-        trouble.into_iter().chain(unreadable)
+        let refused = self.pool.refusal().map(|space| {
+            format!(
+                "the disk is full, so appends are refused{space}; free space on the volume, or delete or trim logs"
+            )
+        });
+        trouble.into_iter().chain(unreadable).chain(refused)
     }
 
     /// Asks the committer; answered when the change is on the device.

@@ -45,6 +45,7 @@ use crate::config::{LARGEST_RUN, MOST_SOURCES};
 use crate::ids::{LogId, Lsn, RecoveryEpoch, SegmentId};
 use crate::index::{Row, SealedIndex};
 use crate::indexer::Wanted;
+use crate::journal::MIN_SEGMENT_BYTES;
 use crate::journal::body::{Accepted, Link};
 use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
 use crate::journal::segment::Segment;
@@ -447,22 +448,28 @@ impl Core {
         }
     }
 
-    /// Whether the newest finished segment has enough dead bytes to be worth a segment of the reserve.
-    /// Only frames count: a segment that was left early must not lead to the next one.
+    /// Whether the newest finished segment has enough dead bytes to be worth a segment of the reserve,
+    /// and its run fits the free space without that segment. Only frames count: a segment that was
+    /// left early must not lead to the next one.
     pub(super) fn hides_dead(&self) -> io::Result<bool> {
         let (_, Some(newest)) = self.unsorted() else {
             return Ok(false);
         };
-        if self.pool().lendable() == 0 || self.is_in_doubt() {
+        if self.is_in_doubt() {
             return Ok(false);
         }
         let Some(index) = self.sound_index(&newest)? else {
             return Ok(false);
         };
         let frames = index.end.since(newest.first());
-        let kept = self.live_bytes(&index) + index.file_bytes();
+        let (live, of_logs) = (self.live_bytes(&index), index.file_bytes());
         index.check_reads()?;
-        Ok(frames.saturating_sub(kept) >= self.worth_when_short())
+        let room = self.pool().room_for_sorting();
+        let room = room.map_or(self.config.segment_bytes, |free| {
+            free.saturating_sub(MIN_SEGMENT_BYTES)
+        });
+        let fits = bytes_of_run(live, of_logs / 2) <= room;
+        Ok(fits && frames.saturating_sub(live + of_logs) >= self.worth_when_short())
     }
 
     /// Dead bytes in segments, or in runs, that are worth a step on a full disk.

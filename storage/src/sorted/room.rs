@@ -4,10 +4,12 @@
 //! the pool keeps some ([`Volume::sorting_reserve`]): records, trims and retention leave it alone.
 //! It is enough to write any run of the store again. So runs grow only up to a part of the volume.
 
+use std::io;
 use std::sync::Arc;
 
 use super::Run;
-use crate::disk::Disk;
+use crate::disk::{Disk, is_out_of_space};
+use crate::journal::segment::Segment;
 use crate::local::Core;
 use crate::sync::atomic::Ordering;
 
@@ -22,6 +24,10 @@ const RESERVE_PART_OF_SEGMENT: u64 = 12;
 /// A run takes 1/32 more than its records and images, and these bytes.
 const OVERHEAD_PART: u64 = 32;
 const OVERHEAD_BYTES: u64 = 32 << 10;
+
+/// On a full disk the unused end of a finished segment goes back to the file system if it is at
+/// least this part of a segment (1/4).
+const UNUSED_PART: u64 = 4;
 
 /// Small segments are sorted together up to these bytes: a run of one would take more than it gives.
 const SMALL: u64 = 1 << 20;
@@ -113,6 +119,44 @@ impl Core {
             None => u64::MAX,
         };
         room.min(self.sorter.least_refused.load(Ordering::Relaxed))
+    }
+
+    /// Gives the unused ends of finished segments back to the file system, as a start does with the
+    /// segment before its own. Segments that were left early have some.
+    ///
+    /// # Errors
+    /// Of the file system, unless it has no space for the change.
+    pub(super) fn give_ends_back(&self) -> io::Result<()> {
+        let current = self.journal.current();
+        // Its link says where the segment before it ends.
+        if self.journal.durable() <= current.first() {
+            return Ok(());
+        }
+        let finished: Vec<Arc<Segment>> = {
+            let segments = self.journal.segments.read();
+            let finished = segments.range(..current.base);
+            finished.map(|(_, segment)| Arc::clone(segment)).collect()
+        };
+        for segment in finished {
+            let Some(end) = *segment.end.read() else {
+                continue;
+            };
+            let used = end.since(segment.base).next_multiple_of(4096);
+            let unused = segment.file_bytes().saturating_sub(used);
+            let is_whole = segment.holes.read().is_empty() && !segment.is_misnamed();
+            // A file of the full size can have another life.
+            if unused < self.config.segment_bytes / UNUSED_PART || !is_whole {
+                continue;
+            }
+            match self.disk.open(&segment.path())?.set_size(used) {
+                Err(error) if is_out_of_space(&error) => {}
+                cut => {
+                    cut?;
+                    segment.cut(used);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The part of the room that a run may take which is larger than those it is made of. When the

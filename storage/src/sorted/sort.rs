@@ -226,6 +226,9 @@ impl Core {
             self.leave_to_sorter();
             turns.left = Some(began);
         }
+        if self.pool().is_short() {
+            self.give_ends_back()?;
+        }
         let sorted = self.sort_step(Of::Segments, load, spend)?;
         if sorted {
             load = Load::Busy;

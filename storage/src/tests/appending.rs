@@ -225,7 +225,7 @@ fn a_full_disk_refuses_before_anything_moved_and_resumes_by_itself() {
         }
         assert!(accepted < 20, "the pool has an end");
     };
-    assert!(matches!(refused, AppendError::DiskFull), "{refused}");
+    assert!(matches!(refused, AppendError::DiskFull(_)), "{refused}");
     assert_eq!(fixture.contents("a").len(), accepted);
     fixture.disk.set_full(false);
     fixture.clock.advance(1_000_000);

@@ -303,7 +303,10 @@ fn a_void_group_counts_nothing() {
     f.core.turn();
     for ticket in &mut refused {
         let answer = settled(ticket).unwrap();
-        assert!(matches!(answer, Err(AppendError::DiskFull)), "{answer:?}");
+        assert!(
+            matches!(answer, Err(AppendError::DiskFull(_))),
+            "{answer:?}"
+        );
     }
     assert_eq!(f.core.logs.holdings(), before);
     f.count();

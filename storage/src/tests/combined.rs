@@ -313,7 +313,7 @@ impl Run {
             Some(Err(AppendError::Unknown(_))) | None => {
                 self.logs.entry(name).or_default().maybe = added;
             }
-            Some(Err(AppendError::DiskFull)) => counts.full += 1,
+            Some(Err(AppendError::DiskFull(_))) => counts.full += 1,
             Some(Err(_)) => {}
         }
     }

@@ -17,7 +17,7 @@ fn fill(fixture: &Fixture) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
         data.resize(sizes[usize::try_from(number % 4).unwrap()], 7);
         match fixture.append("a", &data) {
             Ok(_) => acked.push(data),
-            Err(AppendError::DiskFull) => refused += 1,
+            Err(AppendError::DiskFull(_)) => refused += 1,
             Err(AppendError::Unknown(_)) => return (acked, Some(data)),
             Err(AppendError::JournalFailed(_)) => return (acked, None),
             Err(error) => panic!("{error}"),
@@ -126,13 +126,16 @@ fn a_group_in_a_full_copy_is_taken_back_with_the_space_of_the_pool() {
     assert!(ready > 0);
     // Its first blocks find space, the others and zeros over the first do not.
     let refused = fixture.append("a", &[1; 20_000]);
-    assert!(matches!(refused, Err(AppendError::DiskFull)), "{refused:?}");
+    assert!(
+        matches!(refused, Err(AppendError::DiskFull(_))),
+        "{refused:?}"
+    );
     assert!(fixture.core.journal.failure().is_none());
     assert!(fixture.core.pool().counts().0 < ready);
     // Records do not get into the space that was given up; people's requests do.
     assert!(matches!(
         fixture.append("a", &[1; 10]),
-        Err(AppendError::DiskFull)
+        Err(AppendError::DiskFull(_))
     ));
     let trimmed = fixture.core.trim_in_turn(target("a"), Lsn::new(1));
     fixture.core.turn();

@@ -464,7 +464,7 @@ fn indexes_that_cannot_be_written_take_a_bounded_amount_of_memory() {
         }
         assert!(acked < 100_000, "appends go on without a bound");
     };
-    assert!(matches!(refused, AppendError::DiskFull), "{refused}");
+    assert!(matches!(refused, AppendError::DiskFull(_)), "{refused}");
     assert!(fixture.core.indexer.trouble().is_some());
     // More than one segment was begun since, and trims go on.
     assert!(fixture.core.journal.segments.read().len() > 3);

@@ -583,7 +583,10 @@ fn a_void_group_takes_back_producers_fences_cursors_and_its_sessions() {
     f.core.turn();
     for ticket in &mut tickets {
         let answer = settled(ticket).unwrap();
-        assert!(matches!(answer, Err(AppendError::DiskFull)), "{answer:?}");
+        assert!(
+            matches!(answer, Err(AppendError::DiskFull(_))),
+            "{answer:?}"
+        );
     }
     assert!(awaited_now(&mut fence).unwrap().is_err());
     assert!(awaited_now(&mut made).unwrap().is_err());
@@ -619,13 +622,16 @@ fn what_a_session_has_in_memory_only_does_not_outlive_what_it_sent_before() {
     });
     f.core.turn();
     let [first, rest @ ..] = &mut tickets;
-    assert!(matches!(settled(first), Some(Err(AppendError::DiskFull))));
+    assert!(matches!(
+        settled(first),
+        Some(Err(AppendError::DiskFull(_)))
+    ));
     for after in rest {
         let answer = settled(after).unwrap();
         assert!(
             matches!(
                 answer,
-                Err(AppendError::DiskFull | AppendError::SessionEnded)
+                Err(AppendError::DiskFull(_) | AppendError::SessionEnded)
             ),
             "{answer:?}"
         );

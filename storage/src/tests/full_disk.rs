@@ -142,7 +142,7 @@ impl Load {
         let mut appends: Vec<(_, _, Fate, _)> = Vec::new();
         for (data, logs, mut ticket) in self.appends {
             let answer = settled(&mut ticket).expect("everyone is answered");
-            full += usize::from(matches!(answer, Err(AppendError::DiskFull)));
+            full += usize::from(matches!(answer, Err(AppendError::DiskFull(_))));
             if let Err(AppendError::ConditionsFailed(failed)) = &answer {
                 let actual = Lsn::new(2);
                 let expected = Lsn::new(1);
@@ -159,7 +159,7 @@ impl Load {
             let answer = poll(answer).expect("everyone is answered");
             full += usize::from(matches!(
                 answer,
-                Err(AdminError::Append(AppendError::DiskFull))
+                Err(AdminError::Append(AppendError::DiskFull(_)))
             ));
             match answer {
                 Err(AdminError::Append(error)) => fate::<()>(&Err(error)),
@@ -179,7 +179,7 @@ impl Load {
                     Fate::Done
                 }
                 Err(TrimError::Append(error)) => {
-                    full += usize::from(matches!(error, AppendError::DiskFull));
+                    full += usize::from(matches!(error, AppendError::DiskFull(_)));
                     fate::<()>(&Err(error))
                 }
                 Err(error) => panic!("{error}"),
@@ -391,7 +391,10 @@ fn a_void_group_of_the_same_bytes_leaves_nothing_behind_a_shorter_one() {
     ];
     f.core.turn();
     for ticket in &mut both {
-        assert!(matches!(settled(ticket), Some(Err(AppendError::DiskFull))));
+        assert!(matches!(
+            settled(ticket),
+            Some(Err(AppendError::DiskFull(_)))
+        ));
     }
     f.append("a", b"1").unwrap();
     let f = f.restart();
@@ -424,7 +427,10 @@ fn a_roll_without_space_is_done_later() {
             let f = about_to_roll();
             let records = f.contents("a").len();
             f.disk.fail_write(nth, StorageFull, part);
-            assert!(matches!(f.append("a", &data), Err(AppendError::DiskFull)));
+            assert!(matches!(
+                f.append("a", &data),
+                Err(AppendError::DiskFull(_))
+            ));
             assert_eq!(f.contents("a").len(), records);
             f.append("a", &data).unwrap();
             assert_eq!(segments(&f), before + 1);
@@ -440,7 +446,7 @@ fn fill(f: &Fixture, data: &[u8]) -> usize {
     for appended in 0..100 {
         match f.append("a", data) {
             Ok(_) => {}
-            Err(AppendError::DiskFull) => return appended,
+            Err(AppendError::DiskFull(_)) => return appended,
             Err(error) => panic!("{error}"),
         }
     }
@@ -483,12 +489,12 @@ fn trims_and_deletions_go_on_when_appends_are_refused_and_leave_them_refused() {
         assert_eq!(trim(&f, "t", n + 1).unwrap(), Lsn::new(n + 1));
         delete(&f, target(&format!("d/{n}"))).unwrap();
         f.clock.advance(10_000);
-        assert!(matches!(f.append("a", &[1]), Err(AppendError::DiskFull)));
+        assert!(matches!(f.append("a", &[1]), Err(AppendError::DiskFull(_))));
         let mut created = f.core.create_in_turn(name("x"), LogConfig::default());
         f.core.turn();
         assert!(matches!(
             poll(&mut created).unwrap(),
-            Err(AdminError::Append(AppendError::DiskFull))
+            Err(AdminError::Append(AppendError::DiskFull(_)))
         ));
     }
     assert!(
@@ -566,7 +572,7 @@ fn trims_by_retention_go_on_and_leave_some_of_the_reserve_to_people() {
     };
     let refused = (1..3000).find_map(|before| Some((before, expire(before).err()?)));
     let (before, error) = refused.expect("there is room for so many trims");
-    assert!(matches!(error, AppendError::DiskFull), "{error}");
+    assert!(matches!(error, AppendError::DiskFull(_)), "{error}");
     assert!(before > 300, "{before} went on");
     for n in 0..200 {
         assert_eq!(trim(&f, "t", n + 1).unwrap(), Lsn::new(n + 1));
@@ -595,7 +601,7 @@ fn a_restart_on_a_full_disk_serves_reads_and_trims_and_refuses_appends() {
         is_spotless(&f.report);
         assert_eq!(f.contents("a").len(), records);
         assert_eq!(trim(&f, "t", round).unwrap(), Lsn::new(round));
-        assert!(matches!(f.append("a", &[1]), Err(AppendError::DiskFull)));
+        assert!(matches!(f.append("a", &[1]), Err(AppendError::DiskFull(_))));
     }
     f.disk.set_full(false);
     f.clock.advance(1_000_000);
@@ -665,7 +671,7 @@ fn a_trim_of_what_is_written_needs_no_space_for_what_is_in_memory() {
     assert_eq!(trim(&f, "m", 1).unwrap(), Lsn::new(1));
     assert!(matches!(
         trim(&f, "m", 2),
-        Err(TrimError::Append(AppendError::DiskFull))
+        Err(TrimError::Append(AppendError::DiskFull(_)))
     ));
     f.disk.set_full(false);
     f.clock.advance(1_000_000);
@@ -693,7 +699,7 @@ fn a_clean_end_looks_for_space_once_more_for_what_is_in_memory() {
     let mut accepted = f.core.enqueue_by_mode(None, batch(&[("m", &[&data])]));
     f.core.turn();
     settled(&mut accepted).unwrap().unwrap();
-    assert!(matches!(f.append("a", &[1]), Err(AppendError::DiskFull)));
+    assert!(matches!(f.append("a", &[1]), Err(AppendError::DiskFull(_))));
     // Space is back, and so soon that no request would look for it yet.
     f.disk.set_full(false);
     let f = f.restart_cleanly();
@@ -708,7 +714,7 @@ fn a_log_whose_creation_is_void_is_known_to_nobody_and_its_id_is_not_given_again
     f.core.turn();
     assert!(matches!(
         settled(&mut first),
-        Some(Err(AppendError::DiskFull))
+        Some(Err(AppendError::DiskFull(_)))
     ));
     let epoch = f.core.journal.recovery_epoch;
     let store = crate::directory::read_format(&f.disk).unwrap();

@@ -285,7 +285,7 @@ impl Run {
                     Some(Err(error)) => {
                         let passes = matches!(
                             error,
-                            AppendError::DiskFull
+                            AppendError::DiskFull(_)
                                 | AppendError::Unknown(_)
                                 | AppendError::JournalFailed(_)
                                 | AppendError::ProducerGap { .. }

@@ -71,7 +71,7 @@ impl Store {
                 self.kept.insert(log, next + 1);
                 true
             }
-            Err(AppendError::DiskFull) => false,
+            Err(AppendError::DiskFull(_)) => false,
             Err(error) => panic!("{error}"),
         }
     }
@@ -424,4 +424,69 @@ fn run_is_made_of_a_bounded_number_of_small_segments() {
     let covered: u64 = runs.iter().map(segments).sum();
     assert!(covered >= 256, "{covered} segments are sorted");
     assert!(runs.iter().all(|run| run.head.pack_bytes < 128 * MIB));
+}
+
+#[test]
+fn space_of_a_deleted_log_comes_back_when_others_took_the_free_space() {
+    // As a volume of 100 MiB at the defaults: there is room for five segments and a half.
+    let (volume, segment) = (22 * MIB, 4 * MIB);
+    let config = StorageConfig {
+        segment_bytes: segment,
+        ..config()
+    };
+    for taken in (0..).step_by(512 << 10) {
+        let mut store = Store::new(volume, config.clone(), 60_000);
+        store.fill(&[0], true);
+        // Another program takes free bytes, up to the last MiB.
+        if taken + MIB > store.f.disk.free_bytes().unwrap().unwrap() {
+            assert!(taken > segment, "{taken} bytes were too many");
+            break;
+        }
+        store.f.disk.set_capacity(volume - taken);
+        store.delete(0);
+        let again = store.fill(&[1], true);
+        assert!(
+            again > segment / 2,
+            "{taken} bytes taken: {again} were appended; {}",
+            store.spread()
+        );
+        store.assert_whole();
+        let mut store = store.restart();
+        store.assert_whole();
+        let more = store.fill(&[1], true);
+        assert!(
+            more <= segment,
+            "{taken} bytes taken: a start has room for {more} more"
+        );
+    }
+}
+
+#[test]
+fn refusal_names_the_free_bytes_with_which_appends_go_on() {
+    for record in [12_000, 3000] {
+        let volume = 8 * MIB;
+        let mut store = Store::new(volume, config(), record);
+        store.fill(&all(), true);
+        let refused = store.f.append(&name(0), &text(0, 0, record));
+        let Err(AppendError::DiskFull(space)) = refused else {
+            panic!("the disk is full: {refused:?}");
+        };
+        let (free, needed) = (space.free_bytes.unwrap(), space.needed_bytes.unwrap());
+        assert!(free < needed, "{free} of {needed} bytes are free");
+        let said = AppendError::DiskFull(space).to_string();
+        assert!(
+            said.contains(&format!("{needed} bytes must be free")),
+            "{said}"
+        );
+        let caveat = |store: &Store| store.f.core.caveats().find(|said| said.contains("is full"));
+        let shown = caveat(&store).expect("the status says that the disk is full");
+        assert!(shown.contains(&needed.to_string()), "{shown}");
+        store.f.disk.set_capacity(volume + needed - free - 1);
+        store.f.clock.advance(2 * SECOND);
+        assert!(!store.append(0), "a byte too few");
+        store.f.disk.set_capacity(volume + needed - free);
+        store.f.clock.advance(2 * SECOND);
+        assert!(store.append(0), "the bytes are there");
+        assert_eq!(caveat(&store), None);
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{About, Committer, DIRECTORY_BYTES, GROUP_BYTES, NO_LOG};
-use crate::disk::shortage;
+use crate::disk::{Shortage, shortage};
 use crate::error::AppendError;
 use crate::ids::{LogId, Lsn, SegmentId};
 use crate::indexer::Sealed;
@@ -36,14 +36,15 @@ impl Committer {
         }
         if self.on_reserve && purpose == Use::Growth {
             let whole = self.pool.restore_reserve();
-            self.spared(whole)?;
+            let rolls = !self.fits(frames, directory);
+            self.spared(whole, purpose, rolls)?;
         }
         if !self.fits(frames, directory) {
             if purpose == Use::Growth {
                 self.indexer.has_room(self.segment.life.size)?;
             }
             let taken = self.pool.take(purpose);
-            let ready = self.spared(taken)?;
+            let ready = self.spared(taken, purpose, true)?;
             self.roll(ready, purpose)?;
         }
         match self.journal.failure() {
@@ -95,21 +96,31 @@ impl Committer {
     pub(super) fn roll_now(&mut self, purpose: Use) -> Result<(), AppendError> {
         if self.on_reserve && purpose == Use::Growth {
             let whole = self.pool.restore_reserve();
-            self.spared(whole)?;
+            self.spared(whole, purpose, true)?;
         }
         if purpose == Use::Growth {
             self.indexer.has_room(self.segment.life.size)?;
         }
         let taken = self.pool.take(purpose);
-        let ready = self.spared(taken)?;
+        let ready = self.spared(taken, purpose, true)?;
         self.roll(ready, purpose)
     }
 
     /// The pool's answer. Any error but a lack of space or of file descriptors fails the journal.
-    fn spared<T>(&self, result: io::Result<T>) -> Result<T, AppendError> {
+    /// `rolls`: another segment is needed.
+    fn spared<T>(
+        &self,
+        result: io::Result<T>,
+        purpose: Use,
+        rolls: bool,
+    ) -> Result<T, AppendError> {
         result.map_err(|error| {
-            if let Some(shortage) = shortage(&error) {
-                return shortage.into();
+            match shortage(&error) {
+                Some(Shortage::Space) => {
+                    return AppendError::DiskFull(self.pool.refuse(purpose, rolls));
+                }
+                Some(shortage) => return shortage.into(),
+                None => {}
             }
             let told = Arc::new(io::Error::new(error.kind(), error.to_string()));
             self.journal.fail("making a segment ready", &error);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::{Committer, Pending};
 use crate::disk::is_out_of_space;
-use crate::error::AppendError;
+use crate::error::{AppendError, FreeSpace};
 use crate::ids::Position;
 use crate::journal::Reply;
 use crate::local::{BeforeForgotten, Buffered, Load, Log, LogState, ProducerBefore, Standing};
@@ -208,7 +208,7 @@ impl Pending {
                 self.need = Some(start);
                 *result = Ok(());
             }
-            reply => reply.refuse(AppendError::DiskFull),
+            reply => reply.refuse(AppendError::DiskFull(FreeSpace::default())),
         }
     }
 }

@@ -83,7 +83,7 @@ fn came(error: &AppendError) -> Came {
         | AppendError::EpochJump { .. }
         | AppendError::CursorBeyondTail { .. }
         | AppendError::LogNotFound { .. }
-        | AppendError::DiskFull
+        | AppendError::DiskFull(_)
         | AppendError::JournalFailed(_)
         | AppendError::Invalid(_) => Came::Refused,
         error => panic!("{error}"),
@@ -571,7 +571,7 @@ impl Run {
                         self.ledger.all_durable();
                         Came::Done
                     }
-                    Err(SyncError::Refused(AppendError::DiskFull)) => Came::Refused,
+                    Err(SyncError::Refused(AppendError::DiskFull(_))) => Came::Refused,
                     Err(_) => Came::Maybe,
                 };
                 (came, vec![Effect::Force], Durability::Durable)
