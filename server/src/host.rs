@@ -33,33 +33,53 @@ pub(crate) fn check_owner(config: &Config, directory: &Path) -> Result<(), Exit>
 const BESIDE_SEGMENTS: u64 = 1 << 20;
 
 /// Refuses a volume on which the first segments would not fit: the one that is written, the next one,
-/// and the reserve.
+/// and the reserve. For a new store (`is_new`) the free space counts, because without it no append
+/// would ever succeed.
 ///
 /// # Errors
 /// With the least size and the settings to change.
-pub(crate) fn check_volume(config: &Config, directory: &Path) -> Result<(), Exit> {
+pub(crate) fn check_volume(config: &Config, directory: &Path, is_new: bool) -> Result<(), Exit> {
     // The directory may still be made. Where nothing can be looked at, opening it reports why.
     let there = directory.ancestors().find(|path| path.exists());
     let Some(Ok(volume)) = there.map(rustix::fs::statvfs) else {
         return Ok(());
     };
     let size = volume.f_blocks.saturating_mul(volume.f_frsize);
+    let free = volume.f_bavail.saturating_mul(volume.f_frsize);
+    match lacks_space(config, size, is_new.then_some(free)) {
+        None => Ok(()),
+        Some(what) => Err(Exit::new(
+            Exit::CONFIG,
+            format!("the volume of {} has {what}", directory.display()),
+        )),
+    }
+}
+
+/// Why a volume of `size` bytes is too small, or its free bytes too few for a new store.
+fn lacks_space(config: &Config, size: u64, free: Option<u64>) -> Option<String> {
     let segments = config.reserve_segments as u64 + 2;
     let least = segments.saturating_mul(config.segment_bytes.0) + BESIDE_SEGMENTS;
-    // Some file systems do not tell their size.
-    if size == 0 || size >= least {
-        return Ok(());
+    // Some file systems do not report their size.
+    if size == 0 {
+        return None;
     }
-    Err(Exit::new(
-        Exit::CONFIG,
-        format!(
-            "the volume of {} has {}, and Wald needs {} at least: {segments} segments of {}; use a \
-             larger volume, or lower segment_bytes or reserve_segments",
-            directory.display(),
-            Size(size),
-            Size(least),
-            config.segment_bytes
-        ),
+    let needed = format!(
+        "Wald needs {} at least: {segments} segments of {}",
+        Size(least),
+        config.segment_bytes
+    );
+    if size < least {
+        return Some(format!(
+            "{}, and {needed}; use a larger volume, or lower segment_bytes or reserve_segments",
+            Size(size)
+        ));
+    }
+    let free = free.filter(|free| *free < least)?;
+    // Rounded, because an exact number of bytes is hard to read.
+    let free = Size(free & !((1 << 20) - 1));
+    Some(format!(
+        "{free} free, and a new store cannot take appends there: {needed}; free space on the \
+         volume, use another one, or lower segment_bytes or reserve_segments"
     ))
 }
 
@@ -101,5 +121,36 @@ pub(crate) fn write_no_core() {
             %error,
             "core files cannot be switched off, so a crash may write records to one; set LimitCORE=0 or ulimit -c 0"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn free_space_counts_for_a_new_store_and_size_for_every_one() {
+        let config = Layers::default().resolve().unwrap().config;
+        for free in [6, 20, 37, 64] {
+            let why = lacks_space(&config, 100 * MIB, Some(free * MIB)).unwrap();
+            assert!(why.starts_with(&format!("{free}MiB free")), "{why}");
+            assert!(why.contains("Wald needs 65MiB at least"), "{why}");
+            assert!(
+                why.contains("lower segment_bytes or reserve_segments"),
+                "{why}"
+            );
+        }
+        assert_eq!(lacks_space(&config, 100 * MIB, Some(65 * MIB)), None);
+        // A store that is there goes on with the space that it has.
+        assert_eq!(lacks_space(&config, 100 * MIB, None), None);
+        let why = lacks_space(&config, 48 * MIB, None).unwrap();
+        assert!(
+            why.starts_with("48MiB, and Wald needs 65MiB at least"),
+            "{why}"
+        );
+        assert_eq!(lacks_space(&config, 0, Some(0)), None);
     }
 }

@@ -124,7 +124,7 @@ impl Server {
         let metrics = Arc::new(metrics);
         host::check_owner(config, &config.data_dir)?;
         let existing = open::look(&config.data_dir, config.create_store)?;
-        host::check_volume(config, &config.data_dir)?;
+        host::check_volume(config, &config.data_dir, !existing)?;
         let ports = bind(config);
         if !existing && let Err(exit) = ports {
             // Nothing is made that would not be used.
