@@ -99,6 +99,13 @@ pub(crate) fn open(
             id: read_format(disk)?,
             created: false,
         }
+    } else if let Some(file) = file_of_records(disk)? {
+        return Err(OpenError::NotAStore {
+            what: format!(
+                "{} has files of records ({file}) but no FORMAT file; `wald repair --accept-loss` writes it again from their contents",
+                disk.location()
+            ),
+        });
     } else if !may_create {
         return Err(OpenError::NoStore {
             directory: disk.location().into(),
@@ -191,7 +198,25 @@ pub(crate) fn owns(name: &str) -> bool {
 
 /// Whether it is one that a start that was cut off leaves behind.
 pub(crate) fn leaves_behind(name: &str) -> bool {
-    [FORMAT_NEW, BEGUN_NEW, BACKUP_NEW, PROBE].contains(&name)
+    [FORMAT_NEW, BEGUN_NEW, REPAIRS_NEW, BACKUP_NEW, PROBE].contains(&name)
+}
+
+/// Whether a name directly in the data directory is one of Wald's: of a store, of a start that was cut
+/// off, or of a restore.
+pub fn is_own_name(name: &str) -> bool {
+    owns(name) || leaves_behind(name) || name == RESTORING || DIRECTORIES.contains(&name)
+}
+
+/// The first file of records in a data directory, if there is one. Without FORMAT it shows that a store
+/// lost FORMAT.
+fn file_of_records(disk: &dyn Disk) -> Result<Option<String>, OpenError> {
+    for directory in ["journal", "sorted"] {
+        let names = list(disk, directory).map_err(OpenError::io(format!("listing {directory}")))?;
+        if let Some(name) = names.first() {
+            return Ok(Some(format!("{directory}/{name}")));
+        }
+    }
+    Ok(None)
 }
 
 /// What FORMAT says: the largest body only if that is more than any store may have.
@@ -254,16 +279,6 @@ pub(crate) fn write_format(disk: &dyn Disk, id: u128, largest_body: u32) -> Resu
 }
 
 fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
-    // A directory that is not there yet has no segments.
-    let segments = disk.list("journal").unwrap_or_default();
-    if !segments.is_empty() {
-        return Err(OpenError::NotAStore {
-            what: format!(
-                "{} has journal segments but no FORMAT file; `wald repair --accept-loss` writes it anew from what they say",
-                disk.location()
-            ),
-        });
-    }
     let mut id = [0; 16];
     disk.draw(&mut id)
         .map_err(OpenError::io("drawing a store id"))?;

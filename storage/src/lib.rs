@@ -53,6 +53,7 @@ pub use backup::{BackupCheck, BackupView, Restored, content_path};
 pub use clock::{Clock, SystemClock};
 pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use digest::Digest;
+pub use directory::is_own_name;
 pub use disk::{
     Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Filter,
     Lie, Owner, RealDisk, SimDisk, Strangers, Unreadable, give_back_memory,

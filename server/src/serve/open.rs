@@ -13,27 +13,17 @@ use super::Exit;
 use crate::config::Config;
 use crate::metrics::Metrics;
 
-/// What the directory of a store has, or may have before the store is made.
-const OWN_NAMES: [&str; 12] = [
-    STORE_MARK,
-    "FORMAT.new",
-    "LOCK",
-    "BEGUN",
-    "RESTORING",
-    "index",
-    "journal",
-    "sorted",
-    "checkpoint",
-    "pool",
-    "quarantine",
-    // A file system's own.
-    "lost+found",
-];
+/// A directory that file systems make.
+const LOST_AND_FOUND: &str = "lost+found";
 
 /// Makes a directory a store.
 const STORE_MARK: &str = "FORMAT";
 
-/// Whether the directory has a store already, as far as can be seen without the lock.
+/// Directories with the records of a store.
+const OF_RECORDS: [&str; 2] = ["journal", "sorted"];
+
+/// Whether the directory has a store already, or records of one that lost FORMAT, as far as can be
+/// seen without the lock.
 ///
 /// # Errors
 /// If a store cannot or should not be made here: a mistyped `--data-dir` must not put one
@@ -67,12 +57,16 @@ fn look_around(directory: &Path) -> Result<bool, Exit> {
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     names.sort_unstable();
-    if names.iter().any(|name| name == STORE_MARK) {
+    // Opening the store reports that FORMAT is missing.
+    let has_files = |name: &str| {
+        std::fs::read_dir(directory.join(name)).is_ok_and(|mut entries| entries.next().is_some())
+    };
+    if names.iter().any(|name| name == STORE_MARK) || OF_RECORDS.into_iter().any(has_files) {
         return Ok(true);
     }
     match names
         .iter()
-        .find(|name| !OWN_NAMES.contains(&name.as_str()))
+        .find(|name| !wald_storage::is_own_name(name) && *name != LOST_AND_FOUND)
     {
         None => Ok(false),
         Some(other) => Err(Exit::new(
@@ -196,6 +190,8 @@ mod tests {
     use std::io;
     use std::path::PathBuf;
 
+    use wald_storage::NoObserver;
+
     use super::*;
 
     #[test]
@@ -225,6 +221,44 @@ mod tests {
         std::fs::write(path.join("FORMAT"), "").unwrap();
         assert_eq!(look(path, true).ok(), Some(true));
         assert_eq!(look(path, false).ok(), Some(true));
+    }
+
+    #[test]
+    fn store_without_format_is_no_other_directory_whatever_lies_there() {
+        for other in [
+            "BACKUP",
+            "REPAIRS",
+            "flush-probe",
+            "BEGUN.new",
+            "thesis.tex",
+        ] {
+            for records in OF_RECORDS {
+                let directory = tempfile::tempdir().unwrap();
+                let path = directory.path();
+                std::fs::create_dir(path.join(records)).unwrap();
+                std::fs::write(path.join(other), "").unwrap();
+                // Without records it is a store that was not made yet, or files of others.
+                assert_eq!(look(path, true).is_ok(), other != "thesis.tex", "{other}");
+                let file = path.join(records).join("0000000000000001.seg");
+                std::fs::write(file, "").unwrap();
+                for may_create in [true, false] {
+                    assert_eq!(look(path, may_create).ok(), Some(true), "{other}");
+                    let disk = RealDisk::open(path).unwrap();
+                    let config = StorageConfig {
+                        create_store: may_create,
+                        ..StorageConfig::default()
+                    };
+                    let clock = Arc::new(SystemClock);
+                    let opened = LocalEngine::open(disk, config, clock, Arc::new(NoObserver));
+                    let error = opened.map(drop).unwrap_err();
+                    let said = exit(&error).message;
+                    assert!(
+                        said.contains("no FORMAT file; `wald repair"),
+                        "{other}: {said}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

@@ -291,6 +291,41 @@ fn a_store_without_its_format_file_gets_it_back_from_its_segments() {
 }
 
 #[test]
+fn store_without_format_and_journal_is_known_by_its_sorted_runs() {
+    let config = StorageConfig {
+        sorter_step_bytes: 256 << 10,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    while fixture.core.journal.segments.read().len() < 12 {
+        fixture.append("a", &[1; 12_000]).unwrap();
+    }
+    while fixture.core.sort_in_turn().unwrap() {}
+    let sim = fixture.disk.clone();
+    let (disk, mut config, clock) = stop(fixture);
+    assert!(!disk.list("sorted").unwrap().is_empty());
+    sim.remove("FORMAT").unwrap();
+    for name in sim.list("journal").unwrap() {
+        sim.remove(&format!("journal/{name}")).unwrap();
+    }
+    // A new store would take the place of these records.
+    for create_store in [true, false] {
+        config.create_store = create_store;
+        let refused = open(&sim, &config, &clock).map(drop);
+        assert!(
+            matches!(refused, Err(OpenError::NotAStore { .. })),
+            "{refused:?}"
+        );
+    }
+    let loss = examine(&disk, &config).unwrap();
+    assert!(loss.format);
+    accept_loss(&disk, &config, clock, "by a test").unwrap();
+    let fixture = Fixture::on(sim);
+    assert!(!fixture.report.created);
+    assert!(fixture.contents("a").len() > 20);
+}
+
+#[test]
 fn an_acceptance_that_is_cut_off_is_one_or_none_and_can_be_repeated() {
     let mut cuts = 0;
     for calls in 1.. {

@@ -128,15 +128,20 @@ impl Offline {
     }
 }
 
-/// The store that most segments say they belong to.
+/// The store that most segments and sorted runs say they belong to.
 fn store_of_segments(disk: &dyn Disk) -> io::Result<Option<u128>> {
     let mut votes: BTreeMap<u128, u64> = BTreeMap::new();
-    for name in files::list(disk, "journal")? {
-        let Some(id) = id_of(&name) else { continue };
-        let mut head = vec![0; usize::try_from(LIFE_BYTES).map_err(io::Error::other)?];
-        let length = disk.open(&journal_path(id))?.read_full_at(&mut head, 0)?;
-        if let Ok(life) = Life::decode(&head[..length]) {
-            *votes.entry(life.store_id).or_default() += 1;
+    for directory in ["journal", "sorted"] {
+        for name in files::list(disk, directory)? {
+            if id_of(&name).is_none() {
+                continue;
+            }
+            let mut head = vec![0; usize::try_from(LIFE_BYTES).map_err(io::Error::other)?];
+            let file = disk.open(&format!("{directory}/{name}"))?;
+            let length = file.read_full_at(&mut head, 0)?;
+            if let Ok(life) = Life::decode(&head[..length]) {
+                *votes.entry(life.store_id).or_default() += 1;
+            }
         }
     }
     Ok(votes.into_iter().max_by_key(|(_, n)| *n).map(|(id, _)| id))
