@@ -198,8 +198,10 @@ settings! {
     max_timestamp_ahead: Duration = "1m";
     /// Whether the first append to an unknown name creates the log.
     auto_create: bool = "true";
-    /// What a start does about damage below the proven end of the journal. quarantine:
-    /// names the damaged records and serves everything else; refuse: does not start.
+    /// Reaction of a start to damage that it finds. quarantine: names the damaged records and serves
+    /// everything else; refuse: does not start (exit code 65). A start finds missing
+    /// and shortened files, and damaged frames that no index covers: mostly the newest. It does not read
+    /// older records. Run `wald verify` before the start to check all of them.
     on_damage: DamagePolicy = "quarantine";
     /// What to do when a flush or write of the journal fails. exit: answer what is in
     /// flight and exit with code 70, so that the supervisor restarts and recovery finds
@@ -244,7 +246,7 @@ settings! {
     /// deleted comes back. Once a store was sorted, versions that do not know of it refuse it.
     sorter_enabled: bool = "true";
     /// Disk space that sorting takes beyond 1.3 times what is kept: for segments that wait, and for
-    /// what is written while that which it takes the place of is still there. At least four segments.
+    /// new files while the files that they replace still exist. Less than 4 segments counts as 4 segments.
     sorter_step_bytes: Size = "512MiB";
     /// How much the sorter reads and writes in a second; appends go first. 0: no bound.
     sorter_bytes_per_second: Size = "0B";

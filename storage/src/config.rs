@@ -131,8 +131,8 @@ pub struct StorageConfig {
     /// deleted comes back. Default: yes.
     pub sorter_enabled: bool,
     /// Disk space for sorting, in bytes, beyond 1.3 times what is live: segments that wait, and
-    /// runs that are written while those that they take the place of are still there. At least
-    /// four segments. Default: 512 MiB. A run is at most 3 GiB, so values above 24 GiB change nothing.
+    /// runs that are written while those that they take the place of are still there. Less than
+    /// 4 segments counts as 4 segments. Default: 512 MiB. A run is at most 3 GiB, so values above 24 GiB change nothing.
     pub sorter_step_bytes: u64,
     /// Bytes that the sorter reads and writes in a second. Default: 0, as many as it can
     /// beside appends, which go first.
