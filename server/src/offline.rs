@@ -9,12 +9,13 @@ mod dump;
 mod repair;
 mod verify;
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueEnum, value_parser};
-use wald_storage::{Disk, Offline, OpenError, RealDisk};
+use wald_storage::{Disk, Gap, Offline, OpenError, RealDisk};
 pub(crate) use wald_text::shown::escaped;
 use wald_text::shown::escaped_json;
 
@@ -28,6 +29,36 @@ pub(crate) const FAILED: u8 = 1;
 pub(crate) const IN_USE: u8 = 4;
 /// Something is damaged or lost.
 pub(crate) const DATA_LOSS: u8 = 5;
+
+/// Maximum number of lines of one kind that people get.
+const MOST_LINES: usize = 16;
+
+/// Splits a list into the part that people see line by line, and the rest, which gets one line.
+pub(crate) fn few<T>(all: &[T]) -> (&[T], &[T]) {
+    all.split_at(all.len().min(MOST_LINES))
+}
+
+/// Totals of gaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gaps {
+    pub(crate) ranges: usize,
+    pub(crate) records: u64,
+    pub(crate) logs: usize,
+}
+
+impl Gaps {
+    pub(crate) fn of<'a>(gaps: impl Iterator<Item = &'a Gap> + Clone) -> Self {
+        let records = gaps
+            .clone()
+            .filter_map(|gap| Some(gap.to?.since(gap.from?)));
+        let logs: BTreeSet<_> = gaps.clone().filter_map(|gap| gap.log.as_ref()).collect();
+        Self {
+            ranges: gaps.count(),
+            records: records.sum(),
+            logs: logs.len(),
+        }
+    }
+}
 
 /// Form of what is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -16,7 +16,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use wald_proto::echo::echo_service_server::EchoServiceServer;
 use wald_proto::v1;
-use wald_storage::{Clock, LogEngine, RecoveryReport, SystemClock};
+use wald_storage::{Clock, Gap, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::Admission;
 use crate::config::{Config, FlushFailurePolicy, Value};
@@ -24,6 +24,7 @@ use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::logging;
 use crate::metrics::Metrics;
+use crate::offline::{Gaps, few};
 use crate::plan::Limits;
 use crate::rpc::{Direct, Echo, Node, Services, Store};
 use crate::transport::{Calls, Listener, Routes, Transport};
@@ -489,12 +490,27 @@ fn announce(
         );
     }
     // The places are among the findings.
-    for gap in report.damage.iter().filter(|gap| gap.log.is_some()) {
+    let damaged: Vec<&Gap> = report
+        .damage
+        .iter()
+        .filter(|gap| gap.log.is_some())
+        .collect();
+    let (shown, rest) = few(&damaged);
+    for gap in shown {
         tracing::error!(
             log = gap.log.as_ref().map(|log| log.as_str()),
             from_lsn = gap.from.map(|lsn| lsn.get()),
             to_lsn = gap.to.map(|lsn| lsn.get()),
             "records are damaged; everything else is served"
+        );
+    }
+    if !rest.is_empty() {
+        let rest = Gaps::of(rest.iter().copied());
+        tracing::error!(
+            ranges = rest.ranges,
+            records = rest.records,
+            logs = rest.logs,
+            "more records are damaged; `wald repair --output json` lists all of them while the daemon is stopped"
         );
     }
     if !report.accepted.is_empty() {
@@ -503,8 +519,15 @@ fn announce(
             "the loss of records was accepted earlier; they stay named to readers"
         );
     }
-    for finding in &report.findings {
+    let (shown, rest) = few(&report.findings);
+    for finding in shown {
         tracing::warn!(finding = finding.as_str(), "found while opening the store");
+    }
+    if !rest.is_empty() {
+        tracing::warn!(
+            findings = rest.len(),
+            "more was found while opening the store; `wald repair --output json` lists all of it while the daemon is stopped"
+        );
     }
     if let Some(warning) = config.can_be_lost() {
         let sync_mode = config.sync_mode.show();

@@ -11,7 +11,7 @@ use wald_storage::{
     Disk, Loss, RealDisk, RecoveryReport, StorageConfig, SystemClock, records_in_words,
 };
 
-use super::{DATA_LOSS, Output, not_opened, output_of, written};
+use super::{DATA_LOSS, Gaps, Output, few, not_opened, output_of, written};
 use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
@@ -84,11 +84,15 @@ fn who() -> String {
     name.unwrap_or_else(|| "an unnamed user".to_owned())
 }
 
+/// The way to all lines of a kind.
+const ALL: &str = "`wald repair --output json` lists all";
+
 fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io::Result<()> {
     if loss.is_empty() {
         return writeln!(out, "nothing is lost, or all of it was accepted before");
     }
-    for gap in &loss.gaps {
+    let (shown, rest) = few(&loss.gaps);
+    for gap in shown {
         match (&gap.log, gap.from, gap.to) {
             (Some(log), Some(from), Some(to)) => {
                 let records = records_in_words(from, to);
@@ -97,14 +101,30 @@ fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io:
             _ => writeln!(out, "lost: records that nothing attributes to a log")?,
         }
     }
-    for log in &loss.unproven {
+    if !rest.is_empty() {
+        let Gaps {
+            ranges,
+            records,
+            logs,
+        } = Gaps::of(rest.iter());
+        writeln!(
+            out,
+            "lost: {ranges} more ranges with {records} records of {logs} logs; {ALL}"
+        )?;
+    }
+    let (shown, rest) = few(&loss.unproven);
+    for log in shown {
         let log = log.as_str();
         writeln!(
             out,
             "in doubt: log {log:?}: newer records than those found may be lost"
         )?;
     }
-    for log in &loss.unnamed {
+    if !rest.is_empty() {
+        writeln!(out, "in doubt: {} more logs; {ALL}", rest.len())?;
+    }
+    let (shown, rest) = few(&loss.unnamed);
+    for log in shown {
         writeln!(
             out,
             "unnamed: the name of log {} is lost; its {} records ({} bytes) are in log {:?} once the loss is accepted",
@@ -114,14 +134,26 @@ fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io:
             log.name.as_str()
         )?;
     }
+    if !rest.is_empty() {
+        let records: u64 = rest.iter().map(|log| log.records).sum();
+        let logs = rest.len();
+        writeln!(
+            out,
+            "unnamed: {logs} more logs with {records} records; {ALL}"
+        )?;
+    }
     if loss.unknown_logs {
         writeln!(
             out,
             "in doubt: logs may have existed of which nothing is left"
         )?;
     }
-    for finding in &loss.findings {
+    let (shown, rest) = few(&loss.findings);
+    for finding in shown {
         writeln!(out, "found: {finding}")?;
+    }
+    if !rest.is_empty() {
+        writeln!(out, "found: {} more; {ALL}", rest.len())?;
     }
     if loss.format {
         writeln!(
@@ -179,4 +211,59 @@ fn document(loss: &Loss, done: Option<&RecoveryReport>) -> serde_json::Value {
         "accepted": done.is_some(),
         "recovery_epoch": done.map(|report| report.recovery_epoch.get()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use wald_storage::{Gap, GapReason, LogId, LogName, Lsn, UnnamedLog};
+
+    use super::*;
+
+    /// Loss of 1,000 ranges with 3 records each, of 100 logs.
+    fn large() -> Loss {
+        let name = |number: u64| LogName::new(&format!("log/{number}")).unwrap();
+        let gap = |number: u64| Gap {
+            log: Some(name(number % 100)),
+            from: Some(Lsn::new(10 * number)),
+            to: Some(Lsn::new(10 * number + 3)),
+            reason: GapReason::Quarantined,
+        };
+        Loss {
+            gaps: (0..1000).map(gap).collect(),
+            unproven: (0..40).map(name).collect(),
+            unnamed: (0..40)
+                .map(|number| UnnamedLog {
+                    log_id: LogId::new(number),
+                    name: name(number),
+                    records: 2,
+                    bytes: 5,
+                })
+                .collect(),
+            findings: vec!["a segment is gone".to_owned(); 60],
+            ..Loss::default()
+        }
+    }
+
+    #[test]
+    fn large_loss_takes_few_lines_of_text_and_is_whole_as_json() {
+        let mut out = Vec::new();
+        text(&mut out, &large(), None).unwrap();
+        let said = String::from_utf8(out).unwrap();
+        for (kind, last) in [
+            (
+                "lost: ",
+                "lost: 984 more ranges with 2952 records of 100 logs; ",
+            ),
+            ("in doubt: ", "in doubt: 24 more logs; "),
+            ("unnamed: ", "unnamed: 24 more logs with 48 records; "),
+            ("found: ", "found: 44 more; "),
+        ] {
+            let lines: Vec<&str> = said.lines().filter(|line| line.starts_with(kind)).collect();
+            assert_eq!(lines.len(), 17, "{said}");
+            assert_eq!(lines[16], format!("{last}{ALL}"));
+        }
+        let document = document(&large(), None);
+        assert_eq!(document["lost"].as_array().unwrap().len(), 1000);
+        assert_eq!(document["findings"].as_array().unwrap().len(), 60);
+    }
 }

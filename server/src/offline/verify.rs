@@ -1,5 +1,6 @@
 //! `wald verify`: checks all that is stored, and says exactly what is wrong.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _, Write};
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use serde_json::json;
 use wald_storage::{Control, Finding, FindingKind, OfflineReport, Severity};
 
-use super::{DATA_LOSS, Output, failed, open, output_of, written};
+use super::{DATA_LOSS, Output, failed, few, open, output_of, written};
 use crate::backups;
 use crate::config::{Size, Value as _};
 use crate::serve::Exit;
@@ -82,15 +83,22 @@ fn bar() -> ProgressBar {
 }
 
 fn text(out: &mut impl Write, report: &OfflineReport) -> io::Result<()> {
-    for finding in &report.findings {
-        writeln!(out, "{}", line(finding))?;
-        writeln!(out, "        {}", finding.advice)?;
-    }
-    for (path, bytes) in &report.quarantine {
+    shown(out, &report.findings)?;
+    let (kept, rest) = few(&report.quarantine);
+    for (path, bytes) in kept {
         writeln!(
             out,
             "note    {path}: {} cut off a torn tail by an earlier start; kept to be looked at",
             HumanBytes(*bytes)
+        )?;
+    }
+    if !rest.is_empty() {
+        let bytes = rest.iter().map(|(_, bytes)| bytes).sum();
+        writeln!(
+            out,
+            "note    {} more files with {} cut off torn tails; {ALL}",
+            rest.len(),
+            HumanBytes(bytes)
         )?;
     }
     if report.torn_bytes > 0 {
@@ -120,6 +128,46 @@ fn text(out: &mut impl Write, report: &OfflineReport) -> io::Result<()> {
         HumanCount(report.records),
         HumanBytes(report.checked_bytes),
     )
+}
+
+/// The way to all findings.
+const ALL: &str = "`wald verify --output json` lists all";
+
+/// The first findings of each kind, in their order, and totals of the others.
+fn shown(out: &mut impl Write, findings: &[Finding]) -> io::Result<()> {
+    let mut kinds: Vec<((Severity, FindingKind), Vec<&Finding>)> = Vec::new();
+    for finding in findings {
+        let kind = (finding.severity, finding.kind);
+        let at = kinds.iter().position(|(known, _)| *known == kind);
+        let at = at.unwrap_or_else(|| {
+            kinds.push((kind, Vec::new()));
+            kinds.len() - 1
+        });
+        let of_kind = &mut kinds[at].1;
+        of_kind.push(finding);
+        if of_kind.len() <= few(of_kind).0.len() {
+            writeln!(out, "{}", line(finding))?;
+            writeln!(out, "        {}", finding.advice)?;
+        }
+    }
+    for ((severity, of), found) in kinds {
+        let (_, rest) = few(&found);
+        if rest.is_empty() {
+            continue;
+        }
+        let records = rest.iter().filter_map(|finding| finding.lsns);
+        let records: u64 = records.map(|(from, to)| to.since(from)).sum();
+        let logs: BTreeSet<_> = rest.iter().filter_map(|finding| finding.log_id).collect();
+        writeln!(
+            out,
+            "{:<8}{} more of kind {} ({records} records of {} logs); {ALL}",
+            word(severity),
+            rest.len(),
+            kind(of),
+            logs.len()
+        )?;
+    }
+    Ok(())
 }
 
 /// A finding on one line.
@@ -224,4 +272,42 @@ fn lines(out: &mut impl Write, report: &OfflineReport) -> io::Result<()> {
         super::json_line(out, &json!({ "finding": value(finding) }))?;
     }
     super::json_line(out, &json!({ "summary": summary(report) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use wald_storage::{LogId, Lsn, Position};
+
+    use super::*;
+
+    #[test]
+    fn many_findings_of_a_kind_take_few_lines_and_others_stay_visible() {
+        let finding = |severity, kind, number: u64| Finding {
+            kind,
+            severity,
+            file: Some("journal/0000000000000002.seg".to_owned()),
+            segment: Some(2),
+            positions: Some((Position::new(number), Position::new(number + 1))),
+            log: None,
+            log_id: Some(LogId::new(number % 7)),
+            lsns: Some((Lsn::new(number), Lsn::new(number + 2))),
+            detail: "gone".to_owned(),
+            advice: "restore a backup",
+        };
+        let missing = (0..3000).map(|n| finding(Severity::Loss, FindingKind::Missing, n));
+        let mut findings: Vec<Finding> = missing.collect();
+        findings.push(finding(Severity::Loss, FindingKind::Checksum, 5000));
+        findings.push(finding(Severity::Damage, FindingKind::Missing, 6000));
+        let mut out = Vec::new();
+        shown(&mut out, &findings).unwrap();
+        let said = String::from_utf8(out).unwrap();
+        // Each has a line of advice.
+        assert_eq!(said.lines().count(), 2 * (16 + 2) + 1, "{said}");
+        for lsn in ["5000", "6000"] {
+            assert!(said.contains(&format!("lsn {lsn} to")), "{said}");
+        }
+        let last = said.lines().last().unwrap();
+        let rest = "LOSS    2984 more of kind missing (5968 records of 7 logs); ";
+        assert_eq!(last, format!("{rest}{ALL}"));
+    }
 }
