@@ -129,6 +129,8 @@ reasons! {
     InvalidPageToken = "INVALID_PAGE_TOKEN",
     /// A path that the configuration does not have.
     InvalidUpdateMask = "INVALID_UPDATE_MASK",
+    /// A value of a log's configuration is outside the bounds of the contract or of the server.
+    InvalidLogConfig = "INVALID_LOG_CONFIG",
     /// No such segment.
     SegmentNotFound = "SEGMENT_NOT_FOUND",
 }
