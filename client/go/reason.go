@@ -101,6 +101,8 @@ const (
 	ErrInvalidUpdateMask = Reason("INVALID_UPDATE_MASK")
 	// ErrInvalidLogConfig: a log's configuration that the server's does not allow.
 	ErrInvalidLogConfig = Reason("INVALID_LOG_CONFIG")
+	// ErrSegmentNotFound: no such segment.
+	ErrSegmentNotFound = Reason("SEGMENT_NOT_FOUND")
 	// ErrReadFailed: the store could not be read; it may pass.
 	ErrReadFailed = Reason("READ_FAILED")
 	// ErrDeadlineExceeded: the call's deadline passed on the server.
