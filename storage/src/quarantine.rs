@@ -15,6 +15,10 @@ use crate::sync::RwLock;
 
 const DIRECTORY: &str = "quarantine";
 
+/// Ends of the names of torn tails, and of runs whose loss was accepted.
+const TORN: &str = ".torn";
+const RUN: &str = ".run";
+
 /// Debris of a torn tail is kept up to this, for people to look at.
 pub(crate) const DEBRIS_BYTES: usize = 1 << 20;
 
@@ -213,13 +217,14 @@ impl Damages {
     }
 }
 
-/// Name of a sorted run whose loss was accepted.
+/// Name of a sorted run whose loss was accepted. Only people remove such a file: it may hold the last
+/// copy of its records.
 pub(crate) fn run_path(id: SegmentId) -> String {
-    format!("{DIRECTORY}/{id}.run")
+    format!("{DIRECTORY}/{id}{RUN}")
 }
 
 /// Keeps the debris of a torn tail. Returns the number of bytes kept. The oldest debris goes where all
-/// of it exceeds [`QUARANTINE_BYTES`] or [`QUARANTINE_FILES`].
+/// debris exceeds [`QUARANTINE_BYTES`] or [`QUARANTINE_FILES`]. Runs that were set aside do not count.
 pub(crate) fn keep_debris(
     disk: &dyn Disk,
     segment: SegmentId,
@@ -227,8 +232,8 @@ pub(crate) fn keep_debris(
     debris: &[u8],
 ) -> io::Result<u64> {
     let kept = &debris[..debris.len().min(DEBRIS_BYTES)];
-    let path = format!("{DIRECTORY}/{segment}-{offset:08x}.torn");
-    let mut files = files(disk)?;
+    let path = format!("{DIRECTORY}/{segment}-{offset:08x}{TORN}");
+    let mut files = sized(disk, debris_paths(disk)?)?;
     if let Some(index) = files.iter().position(|(other, _)| *other == path) {
         // A start that was cut short had come this far.
         disk.remove(&path)?;
@@ -256,20 +261,29 @@ pub(crate) fn bytes(disk: &dyn Disk) -> io::Result<u64> {
     Ok(files(disk)?.iter().map(|(_, bytes)| bytes).sum())
 }
 
-/// Debris by path, the oldest first, and the bytes of each.
+/// Debris and runs that were set aside, by path, the oldest first, and the bytes of each.
 pub(crate) fn files(disk: &dyn Disk) -> io::Result<Vec<(String, u64)>> {
+    sized(disk, paths(disk, &[TORN, RUN])?)
+}
+
+fn sized(disk: &dyn Disk, paths: Vec<String>) -> io::Result<Vec<(String, u64)>> {
     let size = |path: String| {
         let bytes = disk.open(&path)?.size()?;
         Ok((path, bytes))
     };
-    paths(disk)?.into_iter().map(size).collect()
+    paths.into_iter().map(size).collect()
 }
 
-/// Paths of torn tails and of runs that were set aside, the oldest first: names begin with the number
-/// of the segment. Files of others are none.
-pub(crate) fn paths(disk: &dyn Disk) -> io::Result<Vec<String>> {
+/// Paths of torn tails, the oldest first. The engine may remove these files.
+pub(crate) fn debris_paths(disk: &dyn Disk) -> io::Result<Vec<String>> {
+    paths(disk, &[TORN])
+}
+
+/// Paths by the ends of their names, the oldest first: names begin with the number of the segment or
+/// run. Files of others are not among them.
+fn paths(disk: &dyn Disk, ends: &[&str]) -> io::Result<Vec<String>> {
     let mut names = directory::list(disk, DIRECTORY)?;
-    names.retain(|name| name.ends_with(".torn") || name.ends_with(".run"));
+    names.retain(|name| ends.iter().any(|end| name.ends_with(end)));
     names.sort_unstable();
     let path = |name| format!("{DIRECTORY}/{name}");
     Ok(names.into_iter().map(path).collect())
@@ -279,6 +293,29 @@ pub(crate) fn paths(disk: &dyn Disk) -> io::Result<Vec<String>> {
 mod tests {
     use super::*;
     use crate::disk::SimDisk;
+
+    #[test]
+    fn debris_takes_no_run_away_that_was_set_aside() {
+        let disk = SimDisk::new();
+        for id in 1..=3 {
+            let run = disk.create(&run_path(SegmentId::new(id))).unwrap();
+            run.write_all_at(&[3], QUARANTINE_BYTES).unwrap();
+        }
+        for id in 4..200 {
+            let segment = SegmentId::new(id);
+            keep_debris(&disk, segment, 8192, &[7; DEBRIS_BYTES]).unwrap();
+        }
+        let files = files(&disk).unwrap();
+        let runs = files.iter().filter(|(path, _)| path.ends_with(RUN));
+        assert_eq!(runs.count(), 3);
+        // The runs do not take the room of debris either.
+        let torn = files.iter().filter(|(path, _)| path.ends_with(TORN));
+        assert_eq!(torn.count(), QUARANTINE_FILES);
+        let count = QUARANTINE_FILES as u64;
+        let bytes = bytes(&disk).unwrap();
+        assert_eq!(bytes, 3 * (QUARANTINE_BYTES + 1) + count * DEBRIS_BYTES as u64);
+        assert_eq!(debris_paths(&disk).unwrap().len(), QUARANTINE_FILES);
+    }
 
     #[test]
     fn debris_of_many_torn_tails_is_a_bounded_number_of_files() {

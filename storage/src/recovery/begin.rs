@@ -452,7 +452,7 @@ impl<'a> Spare<'a> {
         let checkpoints = checkpoint::list(self.disk)?;
         let older = checkpoints.iter().rev().skip(1);
         paths.extend(older.map(|id| checkpoint::path(*id)));
-        paths.extend(quarantine::paths(self.disk)?.into_iter().rev());
+        paths.extend(quarantine::debris_paths(self.disk)?.into_iter().rev());
         Ok(paths)
     }
 

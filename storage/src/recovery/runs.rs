@@ -325,7 +325,7 @@ impl Recovered {
     }
 
     /// The loss of runs that cannot be used was accepted: their files go where nothing looks for
-    /// runs, and the space of other things there is bounded.
+    /// runs, and where only people remove them.
     pub(crate) fn set_bad_runs_aside(&mut self, disk: &dyn Disk) -> io::Result<()> {
         if self.runs.bad.is_empty() {
             return Ok(());
