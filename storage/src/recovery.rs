@@ -44,7 +44,7 @@ use crate::directory::{self, LastBegun, ReadBegun, Store};
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId, Timestamp};
-use crate::index::{Indexes, SealedIndex, index_id, old_id};
+use crate::index::{Indexes, SealedIndex, base_of_index, index_id, old_id};
 use crate::indexer::{Indexer, Progress};
 use crate::journal::body::{Accepted, Closing, Marker};
 use crate::journal::committer::Committer;
@@ -58,6 +58,7 @@ use crate::quarantine::{DEBRIS_BYTES, Damage, Damages};
 use crate::record::Gap;
 use crate::record::LogInfo;
 use crate::repair::Loss;
+use crate::sorted::is_address;
 
 pub(crate) use crate::bounds::LARGEST_SEGMENT;
 
@@ -833,20 +834,37 @@ impl Recovered {
         Ok(())
     }
 
-    /// A segment between the last one and `next` that only an unreadable file or an index shows.
+    /// A segment between the last one and `next` that only an unreadable file or an index shows. Runs
+    /// have numbers from the same counter, and the sorter writes the index of a run before the run
+    /// gets its name: such an index shows no segment.
     fn trace_between(
         &self,
         disk: &dyn Disk,
         next: SegmentId,
     ) -> Result<Option<SegmentId>, OpenError> {
-        let mut found: Vec<SegmentId> = self.unreadable.clone();
+        let fail = || OpenError::io("listing indexes");
+        let is_between = |id: &SegmentId| Some(*id) > self.last && *id < next;
+        if let Some(found) = self.unreadable.iter().copied().find(is_between) {
+            return Ok(Some(found));
+        }
+        let mut found = Vec::new();
         directory::visit(disk, "index", &mut |name| {
-            found.extend(index_id(name).or_else(|| old_id(name)));
+            let id = index_id(name).or_else(|| old_id(name));
+            found.extend(
+                id.filter(is_between)
+                    .map(|id| (id, format!("index/{name}"))),
+            );
         })
-        .map_err(OpenError::io("listing indexes"))?;
-        let is_run = |id: &SegmentId| self.runs.found.iter().any(|run| run.run.id() == *id);
-        let mut found = found.into_iter();
-        Ok(found.find(|id| Some(*id) > self.last && *id < next && !is_run(id)))
+        .map_err(fail())?;
+        for (id, path) in found {
+            let is_of_run = base_of_index(disk, &path)
+                .map_err(fail())?
+                .map_or_else(|| self.runs.has_file(id), is_address);
+            if !is_of_run {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
     }
 
     /// Applies one walked segment. Returns the holes that no directory explains.

@@ -67,6 +67,14 @@ impl Runs {
         unfinished.chain(stale).chain(sorted).collect()
     }
 
+    /// Whether `sorted/` has a file of this number, finished or not.
+    pub(super) fn has_file(&self, id: SegmentId) -> bool {
+        let found = self.found.iter().map(|found| found.run.id());
+        let bad = self.bad.iter().map(|(id, _)| *id);
+        let others = self.unfinished.iter().chain(&self.stale).copied();
+        found.chain(bad).chain(others).any(|other| other == id)
+    }
+
     /// Whether a run stands for this segment.
     pub(super) fn hold(&self, id: SegmentId) -> bool {
         let of = |found: &Found| found.run.head.first <= id && id <= found.run.head.last;

@@ -704,3 +704,52 @@ fn a_run_that_cannot_be_used_holds_back_until_its_loss_is_accepted() {
         store.is_as_new(&named, &what);
     }
 }
+
+#[test]
+fn index_of_a_run_without_a_name_does_not_show_a_missing_segment() {
+    use crate::index::index_path;
+    use crate::journal::frame;
+    let what = "an index before its run";
+    let mut store = Store::new();
+    store.fill(5);
+    store.fixture.sort();
+    let core = Arc::clone(&store.fixture.core);
+    let of_run = index_path(core.journal.runs()[0].id());
+    let mut index = store.fixture.disk.contents(&of_run).unwrap();
+    // The sorter begins another run, appends go on, and a kill comes before the run has its name.
+    let id = core.pool().draw_id();
+    store.fill(6);
+    let (_, segments) = core.journal.runs_and_segments();
+    let behind = segments.iter().find(|segment| segment.life.id > id);
+    let behind = Arc::clone(behind.expect("a segment that began after the run"));
+    drop((core, segments));
+    index[16..24].copy_from_slice(&id.get().to_le_bytes());
+    index[32..40].copy_from_slice(&crate::sorted::base_of(id).get().to_le_bytes());
+    let end = index.len() - 4;
+    let crc = frame::crc32c(&index[..end]);
+    index[end..].copy_from_slice(&crc.to_le_bytes());
+    let disk = store.fixture.disk.clone();
+    disk.replace(&index_path(id), index);
+    // The link is damaged, and the directory in one of the next frames, which repeats the link.
+    let mut bytes = disk.contents(&behind.path()).unwrap();
+    let mut offset = 8192;
+    for _ in 0..3 {
+        let header = frame::decode_header(&bytes[offset..], behind.life.salt).unwrap();
+        bytes[offset + 40] ^= 1;
+        offset += usize::try_from(header.frame_len()).unwrap();
+    }
+    disk.replace(&behind.path(), bytes);
+    for name in disk.list("checkpoint").unwrap() {
+        disk.remove(&format!("checkpoint/{name}")).unwrap();
+    }
+    store.restart(Fixture::restart);
+    let report = &store.fixture.report;
+    let broken = report.findings.iter();
+    let broken = broken.filter(|finding| finding.contains("the link of segment"));
+    assert_eq!(broken.count(), 1, "{what}: {:?}", report.findings);
+    let held_back = store.fixture.core.statistics().held_back;
+    assert_eq!(held_back, Vec::<String>::new(), "{:?}", report.findings);
+    let named = store.named(what);
+    store.sorts(what);
+    store.stays_named(&named, what);
+}
