@@ -7,7 +7,7 @@
 //! Meanwhile indexes stay in memory, up to a bound. Beyond it appends that need a new segment are
 //! refused.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +58,15 @@ const MOST_UNWRITTEN_BYTES: u64 = 128 << 20;
 /// The same in segments.
 const MOST_UNWRITTEN_SEGMENTS: u64 = 2;
 
+/// Most bytes of indexes of damaged segments that wait in memory until they are written with the
+/// damage. Readers make an index beyond that from the frames of its segment.
+const MOST_DAMAGED_BYTES: u64 = 64 << 20;
+
+/// Pause before the indexes of damaged segments and a checkpoint are written: damage often comes in
+/// numbers. It is at least 10 times as long as the last checkpoint took.
+const AFTER_DAMAGE: Duration = Duration::from_secs(1);
+const AFTER_DAMAGE_SHARE: u32 = 10;
+
 /// A segment that was just left, and how it and its logs stood then.
 pub(crate) struct Sealed {
     pub(crate) segment: Arc<Segment>,
@@ -77,15 +86,30 @@ pub(crate) struct Sealed {
 pub(crate) struct Progress {
     /// Built and not written yet.
     pub(crate) unwritten: VecDeque<Arc<SealedIndex>>,
-    /// Segments and runs in which damage was found since their index was made, by their base.
-    damaged: BTreeSet<Position>,
+    /// Segments and runs in which damage was found since their index was made, by their base, and
+    /// the bytes of the index that is kept in memory for each.
+    damaged: BTreeMap<Position, u64>,
     /// Bytes of segments that a start would read indexes of.
     pub(crate) since_checkpoint: u64,
     pub(crate) checkpoint_bytes: u64,
+    /// Time that the last checkpoint took.
+    checkpoint_took: Duration,
     /// The last segment that the newest checkpoint covers.
     pub(crate) covered: Option<SegmentId>,
     /// How the journal stood at the end of the newest segment with an index.
     pub(crate) newest: Option<Newest>,
+}
+
+impl Progress {
+    /// Notes a damaged segment, whose index takes this memory. Returns whether the index is kept until
+    /// it is written again.
+    fn note_damaged(&mut self, base: Position, bytes: u64) -> bool {
+        let others = self.damaged.iter().filter(|(other, _)| **other != base);
+        let others: u64 = others.map(|(_, bytes)| bytes).sum();
+        let is_kept = bytes > 0 && others + bytes <= MOST_DAMAGED_BYTES;
+        self.damaged.insert(base, if is_kept { bytes } else { 0 });
+        is_kept
+    }
 }
 
 #[derive(Default)]
@@ -95,7 +119,21 @@ struct Queue {
     running: bool,
     /// The failure of the last index or checkpoint.
     stuck: Option<Stuck>,
+    /// Whether damage ended the checkpoints, and none was written since.
+    has_damage: bool,
+    checkpoint_took: Duration,
     stopped: bool,
+}
+
+impl Queue {
+    /// How long the thread rests while no segment waits. `None`: until one does.
+    fn rest(&self) -> Option<Duration> {
+        let after_damage = AFTER_DAMAGE.max(self.checkpoint_took * AFTER_DAMAGE_SHARE);
+        match &self.stuck {
+            Some(stuck) => Some(stuck.pause()),
+            None => self.has_damage.then_some(after_damage),
+        }
+    }
 }
 
 /// An index or a checkpoint cannot be written.
@@ -200,17 +238,25 @@ impl Indexer {
         }
     }
 
-    /// Waits until there is something to do, or to try again; `false` = to stop.
+    /// Waits until there is something to do, to try again, or to write after damage; `false` = to stop.
     fn wait(&self) -> bool {
         let mut queue = self.queue.lock();
         while queue.waiting.is_empty() && !queue.stopped {
-            match queue.stuck.as_ref().map(Stuck::pause) {
+            match queue.rest() {
                 None => self.changed.wait(&mut queue),
                 Some(pause) if self.changed.wait_for(&mut queue, pause).timed_out() => break,
                 Some(_) => {}
             }
         }
         !queue.stopped
+    }
+
+    /// Damage ended the checkpoints: the thread writes another one, also in an idle store.
+    fn wake(&self) {
+        let mut queue = self.queue.lock();
+        if !std::mem::replace(&mut queue.has_damage, true) {
+            self.changed.notify_all();
+        }
     }
 
     pub(crate) fn stop(&self) {
@@ -257,6 +303,8 @@ impl Indexer {
         let unwritten = unwritten.sum();
         self.unwritten_bytes.store(unwritten, Ordering::Relaxed);
         let mut queue = self.queue.lock();
+        queue.has_damage = false;
+        queue.checkpoint_took = progress.checkpoint_took;
         let before = queue.stuck.take();
         match (result, before) {
             (Ok(()), None) => {}
@@ -380,21 +428,26 @@ impl Core {
     }
 
     /// A segment was found damaged: without its index and without checkpoints a start reads it,
-    /// and finds that too. The index is kept in memory, and written again with the damage before
-    /// the next checkpoint.
+    /// and finds that too. The index is kept in memory, up to [`MOST_DAMAGED_BYTES`] of all, and
+    /// written again with the damage before the next checkpoint.
     pub(crate) fn let_next_start_find(&self, segment: &Segment) {
         // An index that is being made or written now goes too, and every later one knows of the damage.
         let mut progress = self.indexer.progress.lock();
         if !segment.is_indexed() {
             return;
         }
-        progress.damaged.insert(segment.base);
-        let forget = || {
-            if let Some(index) = self.indexes.get(segment)? {
-                self.indexes.pin(index);
+        progress.damaged.entry(segment.base).or_insert(0);
+        let index = self.indexes.get(segment).map(|index| {
+            let index = index.filter(|index| !index.is_partial());
+            let bytes = index.as_ref().map_or(0, |index| index.file_bytes());
+            match index {
+                Some(index) if progress.note_damaged(segment.base, bytes) => {
+                    self.indexes.pin(index);
+                }
+                _ => self.indexes.close(segment.life.id),
             }
-            self.set_index_aside(segment)
-        };
+        });
+        let forget = || index.and_then(|()| self.set_index_aside(segment));
         if let Err(error) = forget() {
             tracing::warn!(segment = %segment.life.id, %error, "the next start may not find this damage before it is read again");
         }
@@ -410,11 +463,12 @@ impl Core {
         if let Err(error) = checkpoint::set_aside(&*self.disk, &self.backups) {
             tracing::warn!(%error, "the next start may begin with a checkpoint that does not know of all damage");
         }
+        self.indexer.wake();
     }
 
     /// The indexes of segments that were found damaged are made again, with the damage.
     fn remake_damaged(&self, progress: &mut Progress) -> io::Result<()> {
-        while let Some(base) = progress.damaged.first().copied() {
+        while let Some(base) = progress.damaged.first_key_value().map(|(base, _)| *base) {
             // One of a segment that is not served any more is not written.
             if let Some(segment) = self.journal.segment_at(base).filter(|s| s.base == base)
                 && let Some(index) = self.whole_index(&segment)?
@@ -422,11 +476,14 @@ impl Core {
                 let lost = |log| self.lost_within(log, &segment);
                 let made = index.with_lost(&segment.life, lost);
                 index.check_reads()?;
-                if let Some(made) = made.map(Arc::new) {
-                    self.indexes.pin(Arc::clone(&made));
-                    let unwritten = &mut progress.unwritten;
-                    unwritten.retain(|index| index.base != base);
-                    unwritten.push_back(made);
+                progress.unwritten.retain(|index| index.base != base);
+                match made.map(Arc::new) {
+                    Some(made) => {
+                        self.indexes.pin(Arc::clone(&made));
+                        progress.unwritten.push_back(made);
+                    }
+                    // It does not describe a log, so nothing writes it.
+                    None => self.indexes.forget([segment.life.id]),
                 }
             }
             progress.damaged.remove(&base);
@@ -606,6 +663,7 @@ impl Core {
         progress.covered = Some(newest.id);
         progress.since_checkpoint = 0;
         let took = self.journal.clock.monotonic().duration_since(started);
+        progress.checkpoint_took = took;
         self.journal.observer.checkpoint(took);
         Ok(Tried::Done)
     }
@@ -690,5 +748,40 @@ impl Core {
             .filter(|accepted| accepted.before > from)
             .cloned()
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes_of_damaged_segments_take_bounded_memory_until_written() {
+        let mut progress = Progress::default();
+        let (base, part) = (Position::new, MOST_DAMAGED_BYTES / 4);
+        assert!(!progress.note_damaged(base(1), MOST_DAMAGED_BYTES + 1));
+        for number in 1..=4 {
+            assert!(progress.note_damaged(base(number), part), "{number}");
+            assert!(progress.note_damaged(base(number), part), "{number} again");
+        }
+        assert!(!progress.note_damaged(base(5), 1), "the bound is reached");
+        // All of them are written later, as far as their index can be read.
+        assert_eq!(progress.damaged.len(), 5);
+        progress.damaged.remove(&base(1));
+        assert!(progress.note_damaged(base(6), part));
+    }
+
+    #[test]
+    fn damage_wakes_the_thread_after_a_pause_that_follows_the_checkpoint() {
+        let indexer = Indexer::default();
+        assert_eq!(indexer.queue.lock().rest(), None);
+        indexer.wake();
+        assert_eq!(indexer.queue.lock().rest(), Some(AFTER_DAMAGE));
+        indexer.queue.lock().checkpoint_took = 2 * AFTER_DAMAGE;
+        let rest = indexer.queue.lock().rest();
+        assert_eq!(rest, Some(2 * AFTER_DAMAGE_SHARE * AFTER_DAMAGE));
+        let (error, tries) = (io::ErrorKind::StorageFull.into(), 1);
+        indexer.queue.lock().stuck = Some(Stuck { error, tries });
+        assert_eq!(indexer.queue.lock().rest(), Some(RETRY_AFTER));
     }
 }

@@ -22,6 +22,9 @@ const LARGE: u64 = 4 << 20;
 /// What is kept for that, and for files that are read from front to back, takes at most this; it
 /// suffices for some 2 GiB of files.
 const LARGE_CACHE_BYTES: usize = 6 << 20;
+/// Most bytes of indexes that readers made from the frames of segments whose index is damaged, and that
+/// stay in memory. More of them are kept like indexes that were read.
+const MOST_MADE_BYTES: usize = 64 << 20;
 /// One that was just written is kept if it is not larger: of a segment that touches hundreds of
 /// thousands of logs nobody may read for long.
 const KEPT_UNREAD: usize = 4 << 20;
@@ -40,6 +43,8 @@ pub(crate) struct Indexes {
 struct State {
     /// Those that no file holds (yet).
     pinned: HashMap<SegmentId, Arc<SealedIndex>>,
+    /// The ones among them that readers made, and their bytes.
+    made: HashMap<SegmentId, usize>,
     cached: HashMap<SegmentId, (Arc<SealedIndex>, u64)>,
     cached_bytes: usize,
     /// Of files that were found good: large ones, and those read from front to back.
@@ -62,13 +67,33 @@ impl Indexes {
         let mut state = self.state.lock();
         // The file will be another one.
         state.large.remove(&index.segment);
+        state.made.remove(&index.segment);
         state.pinned.insert(index.segment, index);
+    }
+
+    /// Keeps an index that a reader made from the frames of its segment. The next start writes it.
+    pub(crate) fn keep_made(&self, index: Arc<SealedIndex>) {
+        let mut state = self.state.lock();
+        let (id, bytes) = (index.segment, index.bytes().len());
+        state.large.remove(&id);
+        if bytes + state.made.values().sum::<usize>() > MOST_MADE_BYTES {
+            state.keep(id, index);
+            return;
+        }
+        state.made.insert(id, bytes);
+        state.pinned.insert(id, index);
+    }
+
+    /// Its file is set aside: only an index that waits to be written is read from now on.
+    pub(crate) fn close(&self, segment: SegmentId) {
+        self.state.lock().close(segment);
     }
 
     /// Its file is written: from now on it is read when it is needed.
     pub(crate) fn unpin(&self, segment: SegmentId) {
         let mut state = self.state.lock();
         let written = state.pinned.remove(&segment);
+        state.made.remove(&segment);
         if let Some(index) = written.filter(|index| index.bytes().len() <= KEPT_UNREAD) {
             state.keep(segment, index);
         }
@@ -79,10 +104,8 @@ impl Indexes {
         let mut state = self.state.lock();
         for id in segments {
             state.pinned.remove(&id);
-            state.large.remove(&id);
-            if let Some((old, _)) = state.cached.remove(&id) {
-                state.cached_bytes -= old.bytes().len();
-            }
+            state.made.remove(&id);
+            state.close(id);
         }
     }
 
@@ -248,6 +271,19 @@ impl State {
     fn drop_partial(&mut self, id: SegmentId) {
         if self.pinned.get(&id).is_some_and(|index| index.is_partial()) {
             self.pinned.remove(&id);
+            self.made.remove(&id);
+        }
+        let cached = self.cached.get(&id);
+        if cached.is_some_and(|(index, _)| index.is_partial()) {
+            self.close(id);
+        }
+    }
+
+    /// Forgets the parts of a file that were read.
+    fn close(&mut self, id: SegmentId) {
+        self.large.remove(&id);
+        if let Some((old, _)) = self.cached.remove(&id) {
+            self.cached_bytes -= old.bytes().len();
         }
     }
 

@@ -221,7 +221,7 @@ impl Core {
             "the index of a segment is damaged; it is made anew from the segment, and until the next start reads of old records may be slow"
         );
         let index = Arc::new(made?);
-        self.indexes.pin(Arc::clone(&index));
+        self.indexes.keep_made(Arc::clone(&index));
         // A start writes an index that is missing, and does not look into those that a checkpoint
         // spares it.
         if let Err(error) = self.set_index_aside(segment) {

@@ -79,6 +79,11 @@ const MOST_LSNS: u64 = u32::MAX as u64;
 const MOST_PIECES: u64 = 8 << 20;
 const MOST_ORDER_BYTES: u64 = 11 * MOST_PIECES;
 
+/// Most bytes of indexes that were made again and wait for their segments to be sorted. An index beyond
+/// it is made at each use, and none of a later segment can be made: the sorter takes the segments
+/// before it first.
+const MOST_MADE_BYTES: u64 = 64 << 20;
+
 /// The largest stretch of lsns of one log in a segment or run. Where nothing of a log is kept its
 /// row is empty.
 fn lsns(index: &SealedIndex) -> u64 {
@@ -328,7 +333,9 @@ impl Core {
                 }
             }
             let Some(index) = self.sound_index(&segment)? else {
-                return Ok(None);
+                // The segments before it can be sorted.
+                successor.get_or_insert(segment);
+                break;
             };
             let of_logs = index.file_bytes();
             let kept = self.live_bytes(&index);
@@ -606,10 +613,11 @@ impl Core {
         match made {
             Ok(Some(index)) => {
                 let index = Arc::new(index);
-                let (id, made) = (segment.life.id, Arc::clone(&index));
-                self.sorter.made.lock().insert(id, made);
-                if segment.is_retired() {
-                    self.sorter.made.lock().remove(&id);
+                let mut made = self.sorter.made.lock();
+                let bytes: u64 = made.values().map(|index| index.file_bytes()).sum();
+                let fits = bytes + index.file_bytes() <= MOST_MADE_BYTES;
+                if fits && !segment.is_retired() {
+                    made.insert(segment.life.id, Arc::clone(&index));
                 }
                 Ok(Some(index))
             }

@@ -12,6 +12,7 @@ use crate::journal::segment::Segment;
 use crate::record::GapReason;
 use crate::repair::{Loss, accept_loss, examine};
 use crate::sorted::{Load, Of};
+use crate::ticket::block_on;
 use crate::verify::{Control, Offline, Severity};
 
 const LOGS: [&str; 4] = ["a", "b/1", "b/2", "c"];
@@ -751,5 +752,52 @@ fn index_of_a_run_without_a_name_does_not_show_a_missing_segment() {
     assert_eq!(held_back, Vec::<String>::new(), "{:?}", report.findings);
     let named = store.named(what);
     store.sorts(what);
+    store.stays_named(&named, what);
+}
+
+#[test]
+fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
+    use crate::engine::LogEngine;
+    let what = "an idle store";
+    let mut store = Store::new();
+    store.fill(5);
+    store.restart(Fixture::restart_cleanly);
+    let (file, place) = store.place(At::Segment, "b/1");
+    store.flip(&file, &place, u64::from(place.frame_len) / 2);
+    let lost = place.first_lsn.get()..place.next_lsn().get();
+    store.restart(|fixture| {
+        let Fixture {
+            disk, config, core, ..
+        } = fixture;
+        drop(core);
+        let clock = Arc::new(crate::clock::SystemClock);
+        let on: Arc<dyn Disk> = Arc::new(disk.clone());
+        // The damage stays where it is.
+        let idle = StorageConfig {
+            sorter_enabled: false,
+            ..config.clone()
+        };
+        let opened = crate::local::LocalEngine::open(on, idle, clock, Arc::new(NoObserver));
+        let (engine, _) = opened.unwrap();
+        let request = read_request("b/1", ReadStart::Lsn(place.first_lsn));
+        let read = block_on(engine.read(request));
+        assert!(
+            matches!(read, Err(ReadError::Quarantined { .. })),
+            "{read:?}"
+        );
+        let index = crate::index::index_path(file.life.id);
+        let is_back = || {
+            !crate::checkpoint::list(&disk).unwrap().is_empty() && disk.contents(&index).is_some()
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        while !is_back() {
+            assert!(Instant::now() < until, "no checkpoint within a minute");
+            std::thread::yield_now();
+        }
+        drop(engine);
+        Fixture::with(disk, config)
+    });
+    let named = store.named(what);
+    assert_eq!(named, Lsns::from([("b/1".to_owned(), lost.collect())]));
     store.stays_named(&named, what);
 }
