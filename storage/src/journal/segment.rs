@@ -437,6 +437,13 @@ impl Segment {
             .any(|hole| hole.from <= position && position < hole.to)
     }
 
+    /// Whether all of this is known to be damaged.
+    pub(crate) fn is_hole(&self, hole: &Hole) -> bool {
+        let holes = self.holes.read();
+        let mut holes = holes.iter();
+        holes.any(|known| known.from <= hole.from && hole.to <= known.to)
+    }
+
     /// Notes damage; merges what overlaps or touches.
     pub(crate) fn add_hole(&self, hole: Hole) {
         let mut holes = self.holes.write();

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::history::add_end;
@@ -65,6 +66,15 @@ impl Runs {
         let stale = self.stale.iter().map(|id| sorted::path(*id));
         let sorted = self.sorted.iter().map(|id| journal_path(*id));
         unfinished.chain(stale).chain(sorted).collect()
+    }
+
+    /// Positions that the run with this segment stands for, missing segments before it included.
+    fn reach_of(&self, id: SegmentId) -> Option<Range<Position>> {
+        let of = |found: &Found| found.run.head.first <= id && id <= found.run.head.last;
+        let at = self.found.iter().position(of)?;
+        let before = at.checked_sub(1).map(|before| &self.found[before]);
+        let from = before.map_or(Position::ZERO, |before| before.run.head.limit);
+        Some(from..self.found[at].run.head.limit)
     }
 
     /// Whether `sorted/` has a file of this number, finished or not.
@@ -361,15 +371,27 @@ impl Recovered {
             std::mem::take(&mut runs.stale),
         );
         let sorted = std::mem::take(&mut runs.sorted);
-        if unfinished.is_empty() && stale.is_empty() && sorted.is_empty() {
+        // A file that was damaged once may lie on bad sectors.
+        let lost_at = match sorted.is_empty() {
+            true => BTreeSet::new(),
+            false => self.drafts.lost_at(),
+        };
+        let is_sound = |id: &SegmentId| {
+            let reach = runs.reach_of(*id).filter(|_| !lost_at.is_empty());
+            reach.is_none_or(|reach| lost_at.range(reach).next().is_none())
+        };
+        let (sorted, damaged): (Vec<_>, Vec<_>) = sorted.into_iter().partition(is_sound);
+        if unfinished.is_empty() && stale.is_empty() && sorted.is_empty() && damaged.is_empty() {
             return Ok(());
         }
         let unfinished = unfinished.iter().map(|id| sorted::new_path(*id));
         let stale = stale.iter().map(|id| sorted::path(*id));
-        for path in unfinished.chain(stale) {
+        let damaged = damaged.iter().map(|id| journal_path(*id));
+        for path in unfinished.chain(stale).chain(damaged) {
             self.remove_or_leave(disk, path);
         }
         disk.sync_directory("sorted")?;
+        disk.sync_directory("journal")?;
         self.unused.extend(sorted);
         self.unused.sort_unstable();
         Ok(())

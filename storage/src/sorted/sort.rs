@@ -28,6 +28,7 @@ use crate::journal::pool::Claim;
 use crate::journal::segment::{Segment, journal_path};
 use crate::known_bad::{self, Mistake};
 use crate::local::Core;
+use crate::quarantine::Damage;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::verify::pace::{Control, Pace, Stop};
@@ -495,6 +496,8 @@ impl Core {
         let before = task.earlier.checked_sub(1).and_then(|at| runs.get(at));
         let from = before.map_or(Position::ZERO, |run| run.head.limit);
         let to = run.head.limit;
+        // Some of it is forgotten with the files.
+        let damaged = self.damages.between(from, to);
         runs.splice(task.earlier..task.earlier + task.replaced, [run]);
         let retired = {
             // Indexes and checkpoints are written of what is there as a whole.
@@ -522,7 +525,7 @@ impl Core {
         let gone: u64 = retired.iter().map(|file| file.file_bytes()).sum();
         let freed = gone.saturating_sub(life.size);
         self.sorter.freed.fetch_add(freed, Ordering::Relaxed);
-        match self.give_back(&retired) {
+        match self.give_back(&retired, &damaged) {
             // The engine ends. The next start gives back the rest.
             Err(error) if is_out_of_descriptors(&error) => {}
             Err(error) => self.journal.fail("giving back sorted segments", &error),
@@ -558,8 +561,8 @@ impl Core {
         }
     }
 
-    /// Gives back the space of the files that a run replaces.
-    fn give_back(&self, retired: &[Arc<Segment>]) -> io::Result<()> {
+    /// Gives back the space of the files that a run replaces. `damaged` is known damage in them.
+    fn give_back(&self, retired: &[Arc<Segment>], damaged: &[Damage]) -> io::Result<()> {
         let kept_for_backup = match self.give_back_indexes(retired) {
             Err(error) if is_out_of_descriptors(&error) => return Err(error),
             Err(error) => {
@@ -577,9 +580,13 @@ impl Core {
             true => 0,
             false => self.pool().room(),
         };
-        // A file that was damaged once may lie on bad sectors.
+        // A file that was damaged once may lie on bad sectors. A start that goes by indexes notes no holes.
         let whole = |segment: &&Arc<Segment>| {
-            let sound = segment.holes.read().is_empty();
+            let within = segment.base..segment.limit();
+            let is_hit = damaged
+                .iter()
+                .any(|damage| within.contains(&damage.position));
+            let sound = segment.holes.read().is_empty() && !is_hit;
             sound && segment.file_bytes() == self.config.segment_bytes
         };
         let (again, rest): (Vec<&Arc<Segment>>, Vec<_>) =

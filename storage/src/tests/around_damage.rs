@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use crate::config::OnDamage;
 use crate::disk::Disk;
+use crate::ids::Position;
 use crate::index::Place;
 use crate::journal::segment::Segment;
 use crate::record::GapReason;
@@ -800,4 +801,65 @@ fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
     let named = store.named(what);
     assert_eq!(named, Lsns::from([("b/1".to_owned(), lost.collect())]));
     store.stays_named(&named, what);
+}
+
+/// The segment of the journal with the first damage.
+fn hit_segment(store: &Store) -> Arc<Segment> {
+    let core = &store.fixture.core;
+    let all = core
+        .damages
+        .between(Position::ZERO, Position::new(u64::MAX));
+    core.journal.segment_at(all[0].position).unwrap()
+}
+
+#[test]
+fn file_with_damage_that_an_index_names_gets_no_new_life() {
+    let what = "a damaged file";
+    let (mut store, named) = damaged(At::Segment, By::Read, 0, what);
+    store.restart(Fixture::restart_cleanly);
+    let hit = hit_segment(&store);
+    assert_eq!(*hit.holes.read(), [], "the start went by the index");
+    let disk = store.fixture.disk.clone();
+    let (path, id) = (hit.path(), hit.life.id);
+    let bytes = disk.contents(&path).unwrap();
+    drop(hit);
+    disk.trace_calls(true);
+    store.sorts(what);
+    assert!(disk.contents(&path).is_none());
+    let begins_anew = |calls: &[String], id: &str| {
+        let mut moves = calls.iter().filter(|call| call.contains("pool/"));
+        moves.any(|call| call.contains(&format!("journal/{id}")))
+    };
+    let (_, calls) = disk.trace();
+    assert!(begins_anew(&calls, ""), "others do: {calls:?}");
+    assert!(!begins_anew(&calls, &id.to_string()), "{calls:?}");
+    // A crash before the file was removed.
+    disk.replace(&path, bytes);
+    store.restart(Fixture::restart);
+    assert!(disk.contents(&path).is_none());
+    let (_, calls) = disk.trace();
+    assert!(!begins_anew(&calls, &id.to_string()), "{calls:?}");
+    store.stays_named(&named, what);
+}
+
+#[test]
+fn scan_over_known_damage_leaves_index_and_checkpoints() {
+    for at in [At::Segment, At::Run] {
+        // In the header: a scan finds the next one.
+        let what = format!("{at:?}");
+        let (mut store, named) = damaged(at, By::Read, 40, &what);
+        let derived = |store: &Store| {
+            let disk = &store.fixture.disk;
+            let of = |directory: &str| disk.list(directory).unwrap();
+            let all = of("index").into_iter().chain(of("checkpoint"));
+            let served = all.filter(|name| !name.ends_with(".old"));
+            served.collect::<Vec<_>>()
+        };
+        for start in 0..3 {
+            store.restart(Fixture::restart_cleanly);
+            let before = derived(&store);
+            assert_eq!(store.named_by_scan(&what), named, "{what}, start {start}");
+            assert_eq!(derived(&store), before, "{what}, start {start}");
+        }
+    }
 }

@@ -428,6 +428,7 @@ impl Core {
         let mut findings = self.note(findings, site);
         for hole in &walked.holes {
             lsns.expect_gaps();
+            let is_known = segment.is_hole(hole);
             segment.add_hole(*hole);
             for (log, place) in self.places_within(segment, hole.from, hole.to)? {
                 let pack = walked
@@ -454,7 +455,9 @@ impl Core {
                     ));
                 }
             }
-            self.let_next_start_find(segment);
+            if !is_known {
+                self.let_next_start_find(segment);
+            }
         }
         Ok(findings)
     }

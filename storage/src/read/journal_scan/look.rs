@@ -513,6 +513,7 @@ impl Work {
         let to = self.resynchronise(segment, stop)?;
         // Memory first: places that leave it meanwhile are in the index then.
         let in_memory = (!segment.is_indexed()).then(|| self.lost_in_memory(to));
+        let mut is_doubt = false;
         let lost: Vec<(Arc<Log>, Place)> = match self.core.sealed_index(segment)? {
             Some(index) => {
                 let made = match index.is_partial() {
@@ -527,7 +528,8 @@ impl Work {
                     self.core.forget_checkpoints(&mut self.core.indexer.hold());
                 }
                 let index = made.unwrap_or(index);
-                if index.is_partial() {
+                is_doubt = index.is_partial();
+                if is_doubt {
                     // It cannot tell what was here: that something was is said.
                     self.core.damages.add(Damage::of_nobody(self.at, false));
                 }
@@ -540,8 +542,10 @@ impl Work {
         }
         // Last: a reader that comes here again after an error must not pass bytes that nobody named.
         segment.add_hole(Hole { from: self.at, to });
-        // Also if nobody's records are known to be gone.
-        self.core.let_next_start_find(segment);
+        // An index that describes all lets the next start find the same: without new losses it stays.
+        if is_doubt {
+            self.core.let_next_start_find(segment);
+        }
         Ok(())
     }
 

@@ -16,6 +16,7 @@ use crate::ids::{Lsn, Position};
 use crate::index::Place;
 use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, Kind};
+use crate::journal::segment::Hole;
 use crate::local::{Log, Lost};
 use crate::metrics::ChecksumSite;
 use crate::quarantine::Damage;
@@ -112,7 +113,12 @@ impl Work {
             .get(number + 1)
             .map_or(run.head.limit, |(first, _)| *first);
         self.core.damages.add(Damage::of_nobody(self.at, true));
-        self.core.let_next_start_find(&run.segment);
+        // No record is lost, so the next start needs no trace of it. The sorter writes the run again.
+        if let Some((_, offset)) = order.get(number) {
+            let from = run.segment.base.advance(*offset);
+            let to = from.advance(8);
+            run.segment.add_hole(Hole { from, to });
+        }
         Ok(self.pass(behind.max(self.at.advance(8))))
     }
 
