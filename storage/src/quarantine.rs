@@ -1,6 +1,7 @@
 //! What is known to be damaged: exactly which records, and what was cut off a torn
 //! tail.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use crate::journal::body::Accepted;
 use crate::known_bad::{self, Mistake};
 use crate::local::{Log, Lost};
 use crate::record::{Gap, GapReason};
+use crate::sorted::LostInRun;
 use crate::sync::RwLock;
 
 const DIRECTORY: &str = "quarantine";
@@ -27,6 +29,10 @@ const QUARANTINE_BYTES: u64 = 64 << 20;
 
 /// Maximum number of files of debris. A start opens each of them, and each takes a block.
 pub(crate) const QUARANTINE_FILES: usize = 64;
+
+/// Most walks over damaged runs that are remembered, and entries of each: about 4 MiB.
+const MOST_WALKS: usize = 4;
+const MOST_LOST_IN_RUN: usize = 1 << 15;
 
 /// Damage at one place of the journal.
 #[derive(Clone)]
@@ -98,6 +104,8 @@ impl Damage {
 pub(crate) struct Damages {
     known: RwLock<Vec<Damage>>,
     accepted: Vec<Accepted>,
+    /// Records that are lost in damaged runs, by walks over all of a run. The newest walk is last.
+    walks: RwLock<VecDeque<(SegmentId, Arc<LostInRun>)>>,
 }
 
 impl Damages {
@@ -107,6 +115,28 @@ impl Damages {
         Self {
             known: RwLock::new(damages),
             accepted,
+            walks: RwLock::default(),
+        }
+    }
+
+    /// The newest walk over a run. `None` if no walk is remembered, or if it found no damage at
+    /// `address`.
+    pub(crate) fn walk_of(&self, run: SegmentId, address: Position) -> Option<Arc<LostInRun>> {
+        let walks = self.walks.read();
+        let (_, lost) = walks.iter().find(|(id, _)| *id == run)?;
+        Some(Arc::clone(lost)).filter(|lost| lost.covers(address))
+    }
+
+    /// Remembers a walk over a run: [`MOST_WALKS`] of at most [`MOST_LOST_IN_RUN`] entries each.
+    pub(crate) fn remember_walk(&self, run: SegmentId, lost: &Arc<LostInRun>) {
+        let mut walks = self.walks.write();
+        walks.retain(|(id, _)| *id != run);
+        if lost.len() > MOST_LOST_IN_RUN {
+            return;
+        }
+        walks.push_back((run, Arc::clone(lost)));
+        if walks.len() > MOST_WALKS {
+            walks.pop_front();
         }
     }
 
@@ -313,7 +343,10 @@ mod tests {
         assert_eq!(torn.count(), QUARANTINE_FILES);
         let count = QUARANTINE_FILES as u64;
         let bytes = bytes(&disk).unwrap();
-        assert_eq!(bytes, 3 * (QUARANTINE_BYTES + 1) + count * DEBRIS_BYTES as u64);
+        assert_eq!(
+            bytes,
+            3 * (QUARANTINE_BYTES + 1) + count * DEBRIS_BYTES as u64
+        );
         assert_eq!(debris_paths(&disk).unwrap().len(), QUARANTINE_FILES);
     }
 

@@ -37,7 +37,7 @@ use std::sync::Arc;
 pub(crate) use self::choose::{Load, Of};
 pub(crate) use self::head::Head;
 pub(crate) use self::open::{
-    BadRun, Opened, PACK_HEADER_BYTES, Walked, holes_of, index_of, list, lost_of, open,
+    BadRun, LostInRun, Opened, PACK_HEADER_BYTES, Walked, holes_of, index_of, list, open,
     open_archived, some, stored, walk, walk_with,
 };
 pub(crate) use self::pack::{Archived, Entry, Images, Piece, entries, pieces, put_images};

@@ -1,6 +1,6 @@
 //! Reading runs as files: which there are, and all that is in one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
@@ -385,15 +385,50 @@ pub(crate) fn holes_of(disk: &dyn Disk, segment: &Segment) -> io::Result<Vec<Hol
     Ok(walk(disk, &reopened(disk, segment)?)?.holes)
 }
 
-/// Records of a log that were in a run and cannot be read: from, to. `None` if its image is damaged.
-pub(crate) fn lost_of(
-    disk: &dyn Disk,
-    segment: &Segment,
-    log: LogId,
-) -> io::Result<Option<Vec<(Lsn, Lsn)>>> {
-    let walked = walk(disk, &reopened(disk, segment)?)?;
-    let image = walked.images.iter().find(|i| i.image.id == log);
-    Ok(image.map(|images| walked.lost_of(images)))
+/// Records that were in a run and cannot be read.
+pub(crate) struct LostInRun {
+    /// Bytes that do not verify, as addresses.
+    holes: Vec<Hole>,
+    /// Logs with lost records: from, to.
+    lost: BTreeMap<LogId, Vec<(Lsn, Lsn)>>,
+    /// Logs whose images verify, if not all do.
+    described: Option<BTreeSet<LogId>>,
+}
+
+impl LostInRun {
+    /// Walks all of a run.
+    pub(crate) fn find(disk: &dyn Disk, segment: &Segment) -> io::Result<Self> {
+        let walked = walk(disk, &reopened(disk, segment)?)?;
+        let lost = walked.images.iter();
+        let lost = lost.map(|images| (images.image.id, walked.lost_of(images)));
+        let described = || walked.images.iter().map(|images| images.image.id).collect();
+        Ok(Self {
+            lost: lost.filter(|(_, lost)| !lost.is_empty()).collect(),
+            described: walked.lost_images.then(described),
+            holes: walked.holes,
+        })
+    }
+
+    /// Whether the walk found the frame at an address damaged.
+    pub(crate) fn covers(&self, address: Position) -> bool {
+        let mut holes = self.holes.iter();
+        holes.any(|hole| hole.from <= address && address < hole.to)
+    }
+
+    /// Lost records of a log: from, to. `None` if its image is damaged.
+    pub(crate) fn of(&self, log: LogId) -> Option<&[(Lsn, Lsn)]> {
+        let lost = self.lost.get(&log).map(Vec::as_slice);
+        let is_described = |logs: &BTreeSet<LogId>| logs.contains(&log);
+        let none = self.described.as_ref().is_none_or(is_described);
+        lost.or(none.then_some(&[]))
+    }
+
+    /// Number of holes, ranges and logs that it lists.
+    pub(crate) fn len(&self) -> usize {
+        let lost = self.lost.values().map(Vec::len).sum::<usize>();
+        let described = self.described.as_ref().map_or(0, BTreeSet::len);
+        self.holes.len() + lost + described
+    }
 }
 
 fn reopened(disk: &dyn Disk, segment: &Segment) -> io::Result<Opened> {

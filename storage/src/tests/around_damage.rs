@@ -863,3 +863,25 @@ fn scan_over_known_damage_leaves_index_and_checkpoints() {
         }
     }
 }
+
+#[test]
+fn scan_walks_a_damaged_run_once_and_remembers_its_losses() {
+    let what = "a pack that no index lists";
+    let (mut store, named) = damaged(At::Run, By::Start, 40, what);
+    // This process remembers no walk.
+    store.restart(bare);
+    let core = Arc::clone(&store.fixture.core);
+    let runs = core.journal.runs();
+    let hit = runs.iter().find(|run| !run.segment.holes.read().is_empty());
+    let bytes = hit.expect("a damaged run").segment.life.size;
+    let read = || {
+        let (_, before) = store.fixture.disk.reads();
+        assert_eq!(store.named_by_scan(what), named);
+        store.fixture.disk.reads().1 - before
+    };
+    let (first, second) = (read(), read());
+    assert!(
+        second + bytes <= first,
+        "{first} bytes, then {second}; the run has {bytes}"
+    );
+}

@@ -22,7 +22,7 @@ use crate::metrics::ChecksumSite;
 use crate::quarantine::Damage;
 use crate::read::Fault;
 use crate::read::reach::{Reach, far};
-use crate::sorted::{self, Entry, PACK_HEADER_BYTES, Piece, Run};
+use crate::sorted::{self, Entry, LostInRun, PACK_HEADER_BYTES, Piece, Run};
 
 /// Packs whose pieces are known in one look, at most.
 const MOST_PACKS: usize = 4096;
@@ -344,15 +344,28 @@ impl Work {
                     .quarantine_at(log, &place, entry.position, ChecksumSite::Read);
             }
         } else {
-            self.lose_unlisted(run, entry, log)?;
+            self.lose_unlisted(run, (entry, position), log)?;
         }
         Ok(self.on_to(next))
     }
 
     /// No index lists a pack whose header is lost: it was made again from the run. The records around
-    /// the pack show which are missing.
-    fn lose_unlisted(&self, run: &Run, entry: &Entry, log: &Arc<Log>) -> Result<(), ReadError> {
-        let lost = sorted::lost_of(&*self.core.disk, &run.segment, log.id)?;
+    /// the pack show which are missing. A walk over the run finds them, and is remembered.
+    fn lose_unlisted(
+        &self,
+        run: &Run,
+        (entry, pack): (&Entry, Position),
+        log: &Arc<Log>,
+    ) -> Result<(), ReadError> {
+        let found = match self.core.damages.walk_of(run.id(), pack) {
+            Some(found) => found,
+            None => {
+                let found = Arc::new(LostInRun::find(&*self.core.disk, &run.segment)?);
+                self.core.damages.remember_walk(run.id(), &found);
+                found
+            }
+        };
+        let lost = found.of(log.id);
         let mut any = lost.is_none();
         if any {
             let doubt = Damage::of_nobody(entry.position, false);
@@ -360,8 +373,8 @@ impl Work {
         }
         for (from, to) in lost.unwrap_or_default() {
             let lost = Lost {
-                from,
-                to,
+                from: *from,
+                to: *to,
                 position: entry.position,
                 accepted: false,
             };
