@@ -299,6 +299,16 @@ pub(crate) fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Resul
     Ok(found)
 }
 
+/// Reads up to `bytes` of a file again, from the device where the page cache can be passed: the memory of
+/// an earlier read may be wrong. Nothing counts as lost before it was read again. Returns fewer bytes only
+/// at the end of the file.
+pub(crate) fn read_again(disk: &dyn Disk, path: &str, from: u64, bytes: u64) -> io::Result<Bytes> {
+    match disk.read_range_from_device(path, from, bytes)? {
+        Some(found) => Ok(found),
+        None => Ok(read_some(&*disk.open(path)?, from, bytes)?.into()),
+    }
+}
+
 /// Whether an error says that there is no room, rather than that the device failed.
 pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(

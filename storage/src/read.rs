@@ -46,8 +46,8 @@ const SPAN_BYTES: u64 = 256 << 10;
 const FEW_RECORDS: u32 = 16;
 
 impl Core {
-    /// A frame that was good once is not any more: from now on its records are named
-    /// as damaged, and everything else is served.
+    /// A frame that was good once is not any more, although it was read again from the device: from now
+    /// on its records are named as damaged, and everything else is served.
     fn quarantine(&self, log: &Arc<Log>, place: &Place) {
         self.quarantine_found(log, place, ChecksumSite::Read);
     }
@@ -293,8 +293,8 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
         match fault {
             // What is in its file now is of another life.
             _ if segment.is_retired() => {}
-            // To name it may take long.
-            Fault::Damaged if bounds.reach == Reach::Cached => return Err(reach::far().into()),
+            // It is read again from the device first, and to name it may take long.
+            Fault::Damaged if bounds.reach != Reach::Disk => return Err(reach::far().into()),
             Fault::Damaged => core.quarantine_at(log, &place, position, ChecksumSite::Read),
             Fault::Io(error) if reach::is_far(&error) && !step.batches.is_empty() => {
                 return Ok(step);

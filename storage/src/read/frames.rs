@@ -45,8 +45,15 @@ pub(super) struct Bad {
     pub(super) fault: Fault,
 }
 
+impl Bad {
+    fn is_damaged(&self) -> bool {
+        matches!(self.fault, Fault::Damaged)
+    }
+}
+
 /// Reads and verifies the frames at `places`, which lie in one segment in this order,
-/// until one is bad. Of packs only the pieces with records that are wanted.
+/// until one is bad. Of packs only the pieces with records that are wanted. A frame that does not verify
+/// is read again from the device, if `reach` goes so far.
 pub(super) fn read_frames(
     core: &Core,
     segment: &Segment,
@@ -74,45 +81,101 @@ pub(super) fn read_frames(
             };
         }
         let from = usize::try_from(place.position.since(start)).unwrap_or(usize::MAX);
-        let header = match verified(segment, place, &buffer, from) {
-            Ok(header) => header,
-            Err(fault) => return (frames, Some(bad(fault))),
-        };
-        if header.kind == Kind::Pack {
-            if let Err(bad) = unpack(&header, &buffer, from, wanted, &mut effort, &mut frames) {
-                let position = bad.position;
-                let place = Place {
-                    position: place.position,
-                    frame_len: place.frame_len,
-                    ..bad.place
-                };
-                return (
-                    frames,
-                    Some(Bad {
-                        place,
-                        position,
-                        ..bad
-                    }),
-                );
-            }
-            continue;
+        let before = frames.len();
+        let mut taken = take(
+            segment,
+            place,
+            &buffer,
+            from,
+            wanted,
+            &mut effort,
+            &mut frames,
+        );
+        if reach == Reach::Disk && taken.as_ref().is_err_and(Bad::is_damaged) {
+            frames.truncate(before);
+            taken = match core.bytes_again(segment, place.position, u64::from(place.frame_len)) {
+                Ok(again) => take(segment, place, &again, 0, wanted, &mut effort, &mut frames),
+                Err(error) => Err(bad(Fault::Io(error))),
+            };
         }
-        let bytes = buffer.get(from..).unwrap_or(&[]);
-        let stored = bytes.get(header.header_len as usize..).unwrap_or(&[]);
-        let body = effort
-            .spend(header.codec(), stored)
-            .and_then(|()| plain_body(&header, bytes, &buffer, from));
-        match body {
-            Ok(body) => frames.push(Frame {
-                first_lsn: header.first_lsn,
-                count: header.count,
-                arrival: header.arrival,
-                body,
-            }),
-            Err(fault) => return (frames, Some(bad(fault))),
+        if let Err(found) = taken {
+            // A frame of a run does not tell where it was in the journal.
+            let position = match found.position == place.position {
+                true => core.position_of(segment, place.position),
+                false => found.position,
+            };
+            return (frames, Some(Bad { position, ..found }));
         }
     }
     (frames, None)
+}
+
+impl Core {
+    /// Whether all wanted records of the frame at a place verify when it is read again, from the device.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn verifies_again(
+        &self,
+        segment: &Segment,
+        place: &Place,
+        wanted: (Lsn, Lsn),
+    ) -> io::Result<bool> {
+        let bytes = self.bytes_again(segment, place.position, u64::from(place.frame_len))?;
+        let mut effort = Effort::within(Reach::Disk);
+        let taken = take(
+            segment,
+            place,
+            &bytes,
+            0,
+            wanted,
+            &mut effort,
+            &mut Vec::new(),
+        );
+        Ok(!taken.is_err_and(|bad| bad.is_damaged()))
+    }
+}
+
+/// Takes the frame at `from` in `buffer`, which is to be the one at `place`: all of it, or the wanted
+/// pieces of a pack until one is bad.
+fn take(
+    segment: &Segment,
+    place: &Place,
+    buffer: &Bytes,
+    from: usize,
+    wanted: Wanted,
+    effort: &mut Effort,
+    frames: &mut Vec<Frame>,
+) -> Result<(), Bad> {
+    let bad = |fault| Bad {
+        place: *place,
+        position: place.position,
+        fault,
+    };
+    let header = verified(segment, place, buffer, from).map_err(bad)?;
+    if header.kind == Kind::Pack {
+        return unpack(&header, buffer, from, wanted, effort, frames).map_err(|found| Bad {
+            place: Place {
+                position: place.position,
+                frame_len: place.frame_len,
+                ..found.place
+            },
+            ..found
+        });
+    }
+    let bytes = buffer.get(from..).unwrap_or(&[]);
+    let stored = bytes.get(header.header_len as usize..).unwrap_or(&[]);
+    let body = effort
+        .spend(header.codec(), stored)
+        .and_then(|()| plain_body(&header, bytes, buffer, from))
+        .map_err(bad)?;
+    frames.push(Frame {
+        first_lsn: header.first_lsn,
+        count: header.count,
+        arrival: header.arrival,
+        body,
+    });
+    Ok(())
 }
 
 fn verified(

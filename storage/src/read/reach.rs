@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::disk::read_again;
 use crate::error::ReadError;
 use crate::ids::Position;
 use crate::journal::segment::Segment;
@@ -64,6 +65,23 @@ impl Core {
         length: u64,
     ) -> io::Result<Bytes> {
         match self.open_segments.read(segment, from, length) {
+            Err(error) if self.is_gone(segment, &error) => Ok(Bytes::new()),
+            read => read,
+        }
+    }
+
+    /// Reads the same again, from the device. Every caller does so before it counts records as lost: the
+    /// memory of the first read may be wrong.
+    ///
+    /// # Errors
+    /// If the file gives none.
+    pub(crate) fn bytes_again(
+        &self,
+        segment: &Segment,
+        from: Position,
+        length: u64,
+    ) -> io::Result<Bytes> {
+        match read_again(&*self.disk, &segment.path(), segment.offset(from), length) {
             Err(error) if self.is_gone(segment, &error) => Ok(Bytes::new()),
             read => read,
         }

@@ -327,7 +327,7 @@ pub(crate) fn index_anew(
 /// The index of a sealed segment made from its frames alone, for a run in which its file
 /// was found damaged.
 pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
-    let content = Content::open(disk, &segment.path())?;
+    let content = Content::from_device(disk, &segment.path(), segment.life.size)?;
     let bytes = Bytes {
         life: &segment.life,
         base: segment.base,

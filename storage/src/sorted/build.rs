@@ -16,7 +16,6 @@ use super::pack::{Piece, pieces, put_images};
 use super::write::Writer;
 use super::{Run, base_of};
 use crate::archive::{Archiving, Pending};
-use crate::disk::read_some;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{Image, IndexBuilder, IndexFile, NewRow, Place, Row, SealedIndex};
 use crate::journal::LIFE_BYTES;
@@ -540,22 +539,9 @@ impl Build<'_> {
     /// Reads a frame again, from the device: the memory of the first read may be wrong, and no other
     /// copy is left when the run replaces its sources. Returns fewer bytes where the file is cut or gone.
     fn read_again(&self, source: &Source, place: &Place) -> io::Result<Bytes> {
-        let (disk, path) = (&*self.core.disk, source.segment.path());
-        let from = source.segment.offset(place.position);
+        let segment = &source.segment;
         let length = u64::from(place.frame_len);
-        let read = match disk.read_range_from_device(&path, from, length) {
-            // The page cache cannot be passed here.
-            Ok(None) => disk
-                .open(&path)
-                .and_then(|file| read_some(&*file, from, length))
-                .map(Bytes::from),
-            Ok(Some(bytes)) => Ok(bytes),
-            Err(error) => Err(error),
-        };
-        match read {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Bytes::new()),
-            read => read,
-        }
+        (self.core).bytes_again(segment, place.position, length)
     }
 
     /// A frame of a source does not verify. Its records are quarantined, as after any damage, and the

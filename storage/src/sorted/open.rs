@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::head::Head;
 use super::pack::{Images, Piece, entries, pieces};
 use super::{base_of, new_id, path};
 use crate::directory;
 pub(crate) use crate::disk::read_some as some;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, read_again};
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{NewRow, Place, SealedIndex};
 use crate::journal::LIFE_BYTES;
@@ -71,83 +73,120 @@ pub(crate) struct Opened {
     pub(crate) chain: u32,
 }
 
-/// Reads life block and last frame of a run.
+/// Reads life block and last frame of a run. What does not verify is read again, from the device.
 pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Opened, BadRun> {
     let path = path(id);
-    let damaged = |what: &str| BadRun::Damaged(format!("{path} {what}"));
-    let (file, life, features) = open_life(disk, &path, Life::decode)?;
-    if life.store_id != store_id {
-        return Err(damaged("belongs to another store"));
-    }
-    if life.id != id || features & SORTED_RUN == 0 {
-        return Err(damaged("is not the run that its name says"));
-    }
-    open_head(&*file, life, &path)
+    or_again(|again| {
+        let damaged = |what: &str| BadRun::Damaged(format!("{path} {what}"));
+        let source = Source::open(disk, &path, again)?;
+        let (life, features) = source.life(Life::decode)?;
+        if life.store_id != store_id {
+            return Err(damaged("belongs to another store"));
+        }
+        if life.id != id || features & SORTED_RUN == 0 {
+            return Err(damaged("is not the run that its name says"));
+        }
+        source.head(life)
+    })
 }
 
 /// The same of a file of an archive.
 pub(crate) fn open_archived(disk: &dyn Disk, path: &str) -> Result<Opened, BadRun> {
-    let (file, life, features) = open_life(disk, path, Life::decode_archived)?;
-    if features & ARCHIVED == 0 {
-        return Err(BadRun::Damaged(format!("{path} is not of an archive")));
-    }
-    open_head(&*file, life, path)
-}
-
-/// A file, its life block, and the incompatible features that this names.
-type OpenedLife = (Arc<dyn DiskFile>, Life, u32);
-
-fn open_life(
-    disk: &dyn Disk,
-    path: &str,
-    decode: fn(&[u8]) -> Result<Life, BadLife>,
-) -> Result<OpenedLife, BadRun> {
-    let file = disk.open(path)?;
-    let blocks = some(&*file, 0, LIFE_BYTES)?;
-    let life = decode(&blocks).map_err(|bad| match (bad, bad.newer()) {
-        (BadLife::Damaged, _) | (_, None) => {
-            BadRun::Damaged(format!("{path} has no good life block"))
+    or_again(|again| {
+        let source = Source::open(disk, path, again)?;
+        let (life, features) = source.life(Life::decode_archived)?;
+        if features & ARCHIVED == 0 {
+            return Err(BadRun::Damaged(format!("{path} is not of an archive")));
         }
-        (_, Some(what)) => BadRun::Newer(format!("{path} {what}")),
-    })?;
-    Ok((file, life, Life::features(&blocks)))
+        source.head(life)
+    })
 }
 
-fn open_head(file: &dyn DiskFile, life: Life, path: &str) -> Result<Opened, BadRun> {
-    let damaged = |what: &str| BadRun::Damaged(format!("{path} {what}"));
-    if file.size()? < life.size || life.size < LIFE_BYTES + TRAILER_BYTES {
-        return Err(damaged("is shorter than it was"));
+/// Opens a run. The memory of the first read may be wrong: a second one passes the page cache.
+fn or_again(open: impl Fn(bool) -> Result<Opened, BadRun>) -> Result<Opened, BadRun> {
+    match open(false) {
+        Err(BadRun::Damaged(_)) => open(true),
+        opened => opened,
     }
-    let end = life.size - TRAILER_BYTES;
-    let trailer = some(file, end, TRAILER_BYTES)?;
-    let at = trailer.try_into().map_or(0, u64::from_le_bytes);
-    let mut found = None;
-    if at >= LIFE_BYTES && at < end {
-        found = head_at(&some(file, at, end - at)?, &life, at, path)?;
+}
+
+/// The file of a run.
+struct Source<'a> {
+    disk: &'a dyn Disk,
+    path: &'a str,
+    file: Arc<dyn DiskFile>,
+    /// Whether reads pass the page cache.
+    again: bool,
+}
+
+impl<'a> Source<'a> {
+    fn open(disk: &'a dyn Disk, path: &'a str, again: bool) -> Result<Self, BadRun> {
+        Ok(Self {
+            disk,
+            path,
+            file: disk.open(path)?,
+            again,
+        })
     }
-    if found.is_none() {
-        // There is another one before it. Where, is not known.
-        let bytes = some(file, 0, file.size()?)?;
-        let mut at = end / 8 * 8;
-        while found.is_none() && at > LIFE_BYTES {
-            at -= 8;
-            let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..));
-            let base = base_of(life.id);
-            let claims =
-                |rest: &&[u8]| frame::claimed_position(rest) == Some(base.advance(at).get());
-            if let Some(rest) = rest.filter(claims) {
-                found = head_at(rest, &life, at, path)?;
+
+    fn read(&self, from: u64, bytes: u64) -> io::Result<Bytes> {
+        match self.again {
+            false => Ok(some(&*self.file, from, bytes)?.into()),
+            true => read_again(self.disk, self.path, from, bytes),
+        }
+    }
+
+    fn damaged(&self, what: &str) -> BadRun {
+        BadRun::Damaged(format!("{} {what}", self.path))
+    }
+
+    /// The life block, and the incompatible features that it names.
+    fn life(&self, decode: fn(&[u8]) -> Result<Life, BadLife>) -> Result<(Life, u32), BadRun> {
+        let blocks = self.read(0, LIFE_BYTES)?;
+        let life = decode(&blocks).map_err(|bad| match (bad, bad.newer()) {
+            (BadLife::Damaged, _) | (_, None) => self.damaged("has no good life block"),
+            (_, Some(what)) => BadRun::Newer(format!("{} {what}", self.path)),
+        })?;
+        Ok((life, Life::features(&blocks)))
+    }
+
+    fn head(&self, life: Life) -> Result<Opened, BadRun> {
+        let size = self.file.size()?;
+        if size < life.size || life.size < LIFE_BYTES + TRAILER_BYTES {
+            return Err(self.damaged("is shorter than it was"));
+        }
+        let end = life.size - TRAILER_BYTES;
+        let trailer = self.read(end, TRAILER_BYTES)?;
+        let at = trailer[..].try_into().map_or(0, u64::from_le_bytes);
+        let mut found = None;
+        if at >= LIFE_BYTES && at < end {
+            found = head_at(&self.read(at, end - at)?, &life, at, self.path)?;
+        }
+        if found.is_none() {
+            // There is another one before it. Where, is not known.
+            let bytes = self.read(0, size)?;
+            let mut at = end / 8 * 8;
+            while found.is_none() && at > LIFE_BYTES {
+                at -= 8;
+                let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..));
+                let base = base_of(life.id);
+                let claims =
+                    |rest: &&[u8]| frame::claimed_position(rest) == Some(base.advance(at).get());
+                if let Some(rest) = rest.filter(claims) {
+                    found = head_at(rest, &life, at, self.path)?;
+                }
             }
         }
+        let (chain, head) = found.ok_or_else(|| {
+            self.damaged("does not say what it holds: both frames that do are damaged")
+        })?;
+        Ok(Opened {
+            life,
+            head,
+            end,
+            chain,
+        })
     }
-    let (chain, head) = found
-        .ok_or_else(|| damaged("does not say what it holds: both frames that do are damaged"))?;
-    Ok(Opened {
-        life,
-        head,
-        end,
-        chain,
-    })
 }
 
 /// What the frame at this offset says of the run: its header checksum too.
@@ -199,11 +238,7 @@ pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<Walked> {
             return Ok(walked);
         }
         walk_with(opened, &mut |from, bytes| {
-            match disk.read_range_from_device(&path, from, bytes)? {
-                Some(bytes) => Ok(bytes),
-                // The page cache cannot be passed here.
-                None => Ok(some(&*file, from, bytes)?.into()),
-            }
+            Ok(read_again(disk, &path, from, bytes)?)
         })
     });
     match walked {

@@ -203,6 +203,15 @@ impl Store {
         );
     }
 
+    /// The page with a byte that was flipped leaves the cache, if its file is still there: what copies
+    /// the disk takes the cache for the device.
+    fn leaves_cache(&self, file: &Segment, at: usize) {
+        let disk = &self.fixture.disk;
+        if disk.contents(&file.path()).is_some() {
+            disk.flip_cached(&file.path(), at, 1);
+        }
+    }
+
     /// The worst that a verification finds, lost records, and all findings for people.
     fn verify(&self) -> (Option<Severity>, u64, String) {
         let offline = Offline::open(Arc::new(self.fixture.disk.copy())).unwrap();
@@ -435,14 +444,118 @@ fn sorter_keeps_records_that_only_the_page_cache_has_wrong() {
             let offset = usize::try_from(file.offset(place.position) + offset).unwrap();
             store.fixture.disk.flip_cached(&file.path(), offset, 1);
             if is_read {
-                let named = store.named(&what);
-                assert!(!named["b/1"].is_empty(), "{what}: it cannot be read");
+                assert_eq!(store.named(&what), Lsns::new(), "{what}");
             }
             store.sorts(&what);
             assert_eq!(store.named(&what), Lsns::new(), "{what}");
+            store.leaves_cache(&file, offset);
             store.is_as_new(&Lsns::new(), &what);
         }
     }
+}
+
+/// What meets bytes that only the page cache has wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meets {
+    Read,
+    Scan,
+    Verify,
+}
+
+#[test]
+fn nothing_counts_as_lost_that_only_the_page_cache_has_wrong() {
+    for active in [true, false] {
+        for meets in [Meets::Read, Meets::Scan, Meets::Verify] {
+            // In the header, and in the middle of the body.
+            for offset in [40, 0] {
+                let what = format!("active: {active}, {meets:?}, offset {offset}");
+                let mut store = Store::new();
+                store.fill(4);
+                store.append("b/1", &[1; 900]);
+                // No later write touches its pages.
+                for _ in 0..3 {
+                    store.append("a", &[2; 5000]);
+                }
+                store.fixture.core.idle();
+                if !active {
+                    store.fixture.sort();
+                }
+                let core = Arc::clone(&store.fixture.core);
+                let (file, place) = match active {
+                    true => {
+                        let file = core.journal.current();
+                        let log = core.logs.by_name("b/1").unwrap();
+                        let state = log.state.read();
+                        let places = state.places.within(file.base, file.limit());
+                        (file, *places.last().unwrap())
+                    }
+                    false => store.place(At::Run, "b/1"),
+                };
+                let offset = match offset {
+                    0 => u64::from(place.frame_len) / 2,
+                    offset => offset,
+                };
+                let at = usize::try_from(file.offset(place.position) + offset).unwrap();
+                store.fixture.disk.flip_cached(&file.path(), at, 1);
+                core.journal.recent.clear();
+                match meets {
+                    Meets::Read => {
+                        let page = store.fixture.read("b/1", place.first_lsn.get()).unwrap();
+                        assert_eq!(page.batches[0].first_lsn, place.first_lsn, "{what}");
+                    }
+                    Meets::Scan => {
+                        assert_eq!(store.named_by_scan(&what), Lsns::new(), "{what}");
+                    }
+                    Meets::Verify => {
+                        core.verify(None, &Control::new(0), &mut |progress| {
+                            assert_eq!(progress.findings, [], "{what}");
+                        })
+                        .unwrap();
+                    }
+                }
+                drop(core);
+                assert_eq!(store.named(&what), Lsns::new(), "{what}");
+                assert_eq!(store.fixture.core.statistics().quarantined_records, 0);
+                store.sorts(&what);
+                assert_eq!(store.named(&what), Lsns::new(), "{what}");
+                store.leaves_cache(&file, at);
+                store.is_as_new(&Lsns::new(), &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_is_bad_on_the_device_is_read_from_there_once() {
+    let mut store = Store::new();
+    store.fill(1);
+    store.append("b/1", &[1; 900]);
+    for _ in 0..3 {
+        store.append("a", &[2; 5000]);
+    }
+    let core = Arc::clone(&store.fixture.core);
+    let file = core.journal.current();
+    let log = core.logs.by_name("b/1").unwrap();
+    let places = log
+        .state
+        .read()
+        .places
+        .within(file.base, file.limit())
+        .to_vec();
+    let place = places.last().unwrap();
+    store.flip(&file, place, u64::from(place.frame_len) / 2);
+    core.journal.recent.clear();
+    let disk = store.fixture.disk.clone();
+    let read_again = |store: &Store| {
+        disk.trace_calls(true);
+        let named = store.named("a bad frame");
+        assert_eq!(named["b/1"], BTreeSet::from([place.first_lsn.get()]));
+        let (_, calls) = disk.trace();
+        let again = calls.iter().filter(|call| call.contains("ReadFromDevice"));
+        again.count()
+    };
+    assert_eq!(read_again(&store), 1);
+    assert_eq!(read_again(&store), 0);
 }
 
 #[test]

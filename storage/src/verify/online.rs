@@ -17,7 +17,8 @@ use crate::directory;
 use crate::error::VerifyError;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::Place;
-use crate::journal::segment::Segment;
+use crate::journal::frame;
+use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Log};
 use crate::metrics::ChecksumSite;
 use crate::sorted::{self, BadRun, Run};
@@ -412,7 +413,14 @@ impl Core {
             spend(bytes)?;
             Ok(reader.read(from, bytes)?)
         };
-        let walked = sorted::walk_with(&opened, &mut read)?;
+        let mut walked = sorted::walk_with(&opened, &mut read)?;
+        for hole in &walked.holes {
+            if self.frames_verify_again(segment, *hole)? {
+                // The memory of that read was wrong.
+                walked = sorted::walk_with(&opened, &mut read)?;
+                break;
+            }
+        }
         if segment.is_retired() {
             // Nothing of it is read any more.
             return Ok(Vec::new());
@@ -460,6 +468,24 @@ impl Core {
             }
         }
         Ok(findings)
+    }
+
+    /// Whether a stretch of a run is whole frames when it is read again, from the device.
+    fn frames_verify_again(&self, segment: &Segment, hole: Hole) -> io::Result<bool> {
+        let bytes = self.bytes_again(segment, hole.from, hole.to.since(hole.from))?;
+        let mut at = hole.from;
+        while at < hole.to {
+            let from = usize::try_from(at.since(hole.from)).map_err(io::Error::other)?;
+            let rest = bytes.get(from..).unwrap_or(&[]);
+            let header = frame::decode_header(rest, segment.life.salt);
+            let header = header.filter(|header| header.position == at);
+            let whole = header.filter(|header| frame::verified_body(rest, header).is_some());
+            let Some(header) = whole else {
+                return Ok(false);
+            };
+            at = header.end();
+        }
+        Ok(true)
     }
 
     /// Records of a run cannot be read: they are quarantined, if they are kept at all.
@@ -554,11 +580,20 @@ impl Core {
         .at(fault.from, fault.to);
         let mut hit: BTreeMap<u64, Hit> = BTreeMap::new();
         let mut known = Vec::new();
+        let mut verifies_again = false;
         if fault.is_unreadable() && fault.from < fault.to {
             for (log, place) in self.places_within(segment, fault.from, fault.to)? {
                 let first = log.state.read().first(self.journal.durable());
                 let kept = (place.first_lsn.max(first), place.next_lsn());
                 if log.state.read().deleted || kept.0 >= kept.1 {
+                    continue;
+                }
+                // The memory of the first read may be wrong.
+                let all = (place.first_lsn, place.next_lsn());
+                if fault.kind == FindingKind::Checksum
+                    && self.verifies_again(segment, &place, all)?
+                {
+                    verifies_again = true;
                     continue;
                 }
                 self.quarantine_found(&log, &place, site);
@@ -571,6 +606,9 @@ impl Core {
             known = self.damages.of_log(gap.log_id, gap.first_lsn);
         }
         let is_known = !known.is_empty();
+        if verifies_again && hit.is_empty() && !is_known {
+            return Ok(());
+        }
         let mut accepted = false;
         for damage in known {
             accepted |= damage.accepted;

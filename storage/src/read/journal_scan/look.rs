@@ -15,6 +15,7 @@ use crate::journal::frame::{Header, Kind};
 use crate::journal::segment::{Hole, Segment};
 use crate::local::{Core, Kept, Log};
 use crate::quarantine::Damage;
+use crate::read::frames::plain_body;
 use crate::read::reach::{Reach, far, is_far};
 use crate::read::{Fault, fitting, part};
 use crate::record::{Gap, GapReason, StoredBatch};
@@ -273,21 +274,26 @@ impl Work {
         reach: Reach,
     ) -> Result<Going, ReadError> {
         let rest = stop.since(self.at);
-        for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
-            let buffer = self.core.bytes(segment, self.at, size.min(rest), reach)?;
-            self.looked += buffer.len() as u64;
-            let (from, skip) = (self.at, self.skip);
-            let going = self.take_frames(segment, &buffer, stop)?;
-            let moved = self.at > from || self.skip > skip || going != Going::On;
-            if moved {
-                return Ok(going);
+        for again in [false, true] {
+            for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
+                let buffer = match again {
+                    false => self.core.bytes(segment, self.at, size.min(rest), reach)?,
+                    true => self.core.bytes_again(segment, self.at, size.min(rest))?,
+                };
+                self.looked += buffer.len() as u64;
+                let (from, skip) = (self.at, self.skip);
+                let going = self.take_frames(segment, &buffer, stop, reach)?;
+                let moved = self.at > from || self.skip > skip || going != Going::On;
+                if moved {
+                    return Ok(going);
+                }
+                if size >= rest {
+                    break;
+                }
             }
-            if size >= rest {
-                break;
+            if reach == Reach::Memory {
+                return Err(far().into());
             }
-        }
-        if reach == Reach::Memory {
-            return Err(far().into());
         }
         if segment.is_retired() {
             // It was sorted meanwhile, and its file may have another life: on in the run.
@@ -302,6 +308,7 @@ impl Work {
         segment: &Segment,
         buffer: &Bytes,
         stop: Position,
+        reach: Reach,
     ) -> Result<Going, ReadError> {
         let start = self.at;
         // Most stretches have none. Where a jump of lsns shows damage, it lies among good frames.
@@ -321,7 +328,7 @@ impl Work {
                 break;
             }
             let going = if header.kind == Kind::Batch {
-                self.take_batch(segment, &header, bytes, buffer, from)?
+                self.take_batch(segment, &header, (buffer, from), reach)?
             } else {
                 Going::On
             };
@@ -347,9 +354,8 @@ impl Work {
         &mut self,
         segment: &Segment,
         header: &Header,
-        bytes: &[u8],
-        buffer: &Bytes,
-        from: usize,
+        (buffer, from): (&Bytes, usize),
+        reach: Reach,
     ) -> Result<Going, ReadError> {
         let Some(log) = self
             .core
@@ -364,7 +370,20 @@ impl Work {
             count: header.count,
             arrival: header.arrival,
         };
-        let body = |_: &mut Self| crate::read::frames::plain_body(header, bytes, buffer, from);
+        let body = |work: &mut Self| {
+            let bytes = buffer.get(from..).unwrap_or(&[]);
+            match plain_body(header, bytes, buffer, from) {
+                Err(Fault::Damaged) if reach == Reach::Memory => Err(Fault::Io(far())),
+                Err(Fault::Damaged) => {
+                    let again = work
+                        .core
+                        .bytes_again(segment, header.position, header.frame_len())
+                        .map_err(Fault::Io)?;
+                    plain_body(header, &again, &again, 0)
+                }
+                body => body,
+            }
+        };
         match self.take_records(&log, frame, body)? {
             Taken::Going(going) => Ok(going),
             Taken::Damaged if segment.is_retired() => Ok(Going::Again),
@@ -573,12 +592,12 @@ impl Work {
         lost
     }
 
-    /// The next position where a header verifies, or `stop`.
+    /// The next position where a header verifies, or `stop`. The bytes are read from the device.
     fn resynchronise(&self, segment: &Segment, stop: Position) -> std::io::Result<Position> {
         let mut from = self.at.advance(8);
         while from < stop {
             let size = LARGE_PIECE_BYTES.min(stop.since(from));
-            let bytes = self.core.bytes_of_file(segment, from, size)?;
+            let bytes = self.core.bytes_again(segment, from, size)?;
             let read = bytes.len();
             for offset in (0..read).step_by(8) {
                 let position = from.advance(offset as u64);

@@ -95,14 +95,27 @@ impl Work {
             .get(number + 1)
             .map_or(run.head.order_end, |(_, to)| *to);
         let position = run.segment.base.advance(*from);
-        let bytes = self
-            .core
-            .bytes_of_file(&run.segment, position, to.saturating_sub(*from))?;
-        self.looked += bytes.len() as u64;
-        let header = frame::decode_header(&bytes, run.segment.life.salt)
-            .filter(|header| header.kind == Kind::Order && header.position == position);
-        let body = header.and_then(|header| frame::verified_body(&bytes, &header));
-        Ok(body.and_then(|body| sorted::entries(body).collect()))
+        let length = to.saturating_sub(*from);
+        for again in [false, true] {
+            let bytes = self.read(run, position, length, again)?;
+            self.looked += bytes.len() as u64;
+            let header = frame::decode_header(&bytes, run.segment.life.salt)
+                .filter(|header| header.kind == Kind::Order && header.position == position);
+            let body = header.and_then(|header| frame::verified_body(&bytes, &header));
+            let entries = body.and_then(|body| sorted::entries(body).collect());
+            if entries.is_some() {
+                return Ok(entries);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Bytes of the file of a run, or the same read again from the device.
+    fn read(&self, run: &Run, from: Position, length: u64, again: bool) -> io::Result<Bytes> {
+        match again {
+            false => self.core.bytes_of_file(&run.segment, from, length),
+            true => self.core.bytes_again(&run.segment, from, length),
+        }
     }
 
     /// It is not known any more in which order these were committed. Each of them can still
@@ -170,7 +183,7 @@ impl Work {
             (self.gaps, self.bytes) = (gaps, bytes);
             if !self.found_something() {
                 // All there is room for is not too little: it could not be read.
-                self.stored(run, found.0, &piece)
+                self.stored(run, found.0, &piece, false)
                     .map_err(|error| ReadError::Io(Arc::new(error)))?;
                 return Ok(Going::Again);
             }
@@ -179,10 +192,10 @@ impl Work {
     }
 
     /// The body of a piece as it is stored, where that of its pack begins at `body_at`.
-    fn stored(&mut self, run: &Run, body_at: u64, piece: &Piece) -> io::Result<Bytes> {
+    fn stored(&mut self, run: &Run, body_at: u64, piece: &Piece, again: bool) -> io::Result<Bytes> {
         let position = run.segment.base.advance(body_at + u64::from(piece.offset));
         let length = u64::from(piece.stored);
-        let bytes = self.core.bytes_of_file(&run.segment, position, length)?;
+        let bytes = self.read(run, position, length, again)?;
         self.looked += length;
         Ok(bytes)
     }
@@ -207,9 +220,16 @@ impl Work {
             arrival: piece.arrival,
         };
         let body = |work: &mut Self| {
-            let bytes = work.stored(run, body_at, &piece).map_err(Fault::Io)?;
-            let piece = Piece { offset: 0, ..piece };
-            crate::read::frames::piece_body(&piece, &bytes, 0)
+            let mut body = |again| {
+                let bytes = work
+                    .stored(run, body_at, &piece, again)
+                    .map_err(Fault::Io)?;
+                crate::read::frames::piece_body(&Piece { offset: 0, ..piece }, &bytes, 0)
+            };
+            match body(false) {
+                Err(Fault::Damaged) => body(true),
+                body => body,
+            }
         };
         match self.take_records(log, records, body)? {
             Taken::Going(Going::On) => {
@@ -299,8 +319,9 @@ impl Work {
             return Ok(Some(Arc::clone(known)));
         }
         let position = run.segment.base.advance(offset);
-        for bytes in [PACK_HEADER_BYTES, frame::MAX_HEADER_BYTES as u64] {
-            let bytes = self.core.bytes_of_file(&run.segment, position, bytes)?;
+        let all = frame::MAX_HEADER_BYTES as u64;
+        for (bytes, again) in [(PACK_HEADER_BYTES, false), (all, false), (all, true)] {
+            let bytes = self.read(run, position, bytes, again)?;
             let header = frame::decode_header(&bytes, run.segment.life.salt)
                 .filter(|header| header.kind == Kind::Pack && header.position == position);
             let pieces = header.and_then(|header| sorted::pieces(&bytes, &header));
