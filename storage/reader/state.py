@@ -73,6 +73,11 @@ class Log:
             else:
                 self.quarantined.append([start, end])
 
+    def prove(self, lsn):
+        """A trim or a cursor proves that the records below `lsn` existed."""
+        self.lose(self.next, lsn)
+        self.next = max(self.next, lsn)
+
     def gaps(self):
         """What is damaged and not trimmed."""
         return [[max(start, self.first), end] for start, end in self.quarantined if end > self.first]

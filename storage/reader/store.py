@@ -412,10 +412,12 @@ class Store:
         elif frame.kind == DELETED:
             self.delete(log)
         elif frame.kind == TRIM:
+            log.prove(frame.first_lsn)
             log.trim(frame.first_lsn, frame.count)
         elif frame.kind == FENCE:
             log.epoch = max(log.epoch, frame.first_lsn)
         elif frame.kind == CURSOR:
+            log.prove(frame.first_lsn)
             body = message(frame.body)
             if body.get(2):
                 log.cursors.pop(body[1].decode(), None)
@@ -489,7 +491,10 @@ class Store:
         elif told.kind == DELETED:
             self.delete(log)
         elif told.kind == TRIM:
+            log.prove(told.first_lsn)
             log.trim(told.first_lsn, told.count)
+        elif told.kind == CURSOR:
+            log.prove(told.first_lsn)
         elif told.kind == FENCE:
             log.epoch = max(log.epoch, told.first_lsn)
 

@@ -56,8 +56,20 @@ impl Draft {
         let (id, name) = (image.id, image.name.take());
         let named = name.is_some();
         let name = name.unwrap_or_else(unnamed);
+        let mut state = LogState::of_image(image);
+        let (next, first) = (state.next, state.coming_first());
+        if next < first {
+            // An earlier version did not take a trim for a proof of the records before it.
+            state.add_damage(Lost {
+                from: next,
+                to: first,
+                position: state.last_end,
+                accepted: false,
+            });
+            state.next = first;
+        }
         Self {
-            log: Arc::new(Log::recovered(id, name, LogState::of_image(image))),
+            log: Arc::new(Log::recovered(id, name, state)),
             named,
             proven: Position::ZERO,
         }
@@ -342,7 +354,8 @@ impl Drafts {
     }
 
     /// Applies one frame. `hole` is where a jump of lsns must come from: the last hole
-    /// before it, or the end of the segment before.
+    /// before it, or the end of the segment before. A trim or a cursor also proves that the records
+    /// before it existed: their lsns must not be given out again.
     pub(super) fn apply(&mut self, segment: SegmentId, found: &Found<'_>, hole: Position) {
         let (header, body) = (found.header, found.body);
         self.arrival = self.arrival.max(header.arrival);
@@ -360,12 +373,17 @@ impl Drafts {
             | Kind::Order => {}
             Kind::Trim => {
                 let by = TrimBy::of(header.count);
+                self.lose_before(hole, header.log_id, header.first_lsn);
                 self.apply_trim(segment, header.log_id, (header.first_lsn, by), header.end());
             }
             Kind::Fence => {
                 self.apply_fence(segment, header.log_id, header.first_lsn.get(), header.end());
             }
-            Kind::Cursor => self.apply_cursor(segment, header, body),
+            Kind::Cursor => {
+                // No cursor was ever moved beyond the tail.
+                self.lose_before(hole, header.log_id, header.first_lsn);
+                self.apply_cursor(segment, header, body);
+            }
             Kind::Forgotten => self.apply_forgotten(segment, header, body),
         }
     }
@@ -580,10 +598,14 @@ impl Drafts {
             Kind::Configured => self.lost_settings(id),
             Kind::Trim => {
                 let by = TrimBy::of(entry.count);
+                self.lose_before(position, id, entry.first_lsn);
                 self.apply_trim(segment, id, (entry.first_lsn, by), position);
             }
             Kind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
-            Kind::Cursor => self.lost_cursor(id),
+            Kind::Cursor => {
+                self.lose_before(position, id, entry.first_lsn);
+                self.lost_cursor(id);
+            }
             Kind::Forgotten
             | Kind::Link
             | Kind::Marker
@@ -608,7 +630,8 @@ impl Drafts {
             if closing.deleted {
                 self.apply_deleted(segment, closing.log_id, position);
             } else {
-                self.lose(position, closing.log_id, seen, closing.next_lsn);
+                let next = closing.next_lsn.max(closing.first_lsn);
+                self.lose(position, closing.log_id, seen, next);
                 let kept = Kept {
                     first: closing.first_lsn,
                     expired: closing.expired,

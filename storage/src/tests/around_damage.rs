@@ -559,6 +559,75 @@ fn a_frame_that_is_bad_on_the_device_is_read_from_there_once() {
 }
 
 #[test]
+fn lsns_below_a_trim_or_a_cursor_are_never_given_out_again() {
+    for by in ["trim", "cursor"] {
+        for only_told in [false, true] {
+            let what = format!("{by}, only a directory tells of it: {only_told}");
+            let fixture = Fixture::new();
+            fixture.append("other", b"first").unwrap();
+            for _ in 0..9 {
+                fixture.append("log", b"record").unwrap();
+            }
+            let place_of = |log: &str| {
+                let log = fixture.core.logs.by_name(log).unwrap();
+                let state = log.state.read();
+                *state.places.from(0).last().unwrap()
+            };
+            let lost = place_of("log");
+            assert_eq!(lost.first_lsn, Lsn::new(8));
+            // Its directory tells of the lost record, and goes too.
+            fixture.append("other", b"lost").unwrap();
+            let mut to = place_of("other").end();
+            match by {
+                "trim" => fixture.trim("log", 9),
+                _ => drop(fixture.commit(cursors::to("log", "cursor", 9)).unwrap()),
+            }
+            if only_told {
+                let log = fixture.core.logs.by_name("log").unwrap();
+                to = log.state.read().last_end;
+            }
+            for _ in 0..3 {
+                fixture
+                    .append("other", b"proves that all of it was flushed")
+                    .unwrap();
+            }
+            let file = fixture.core.journal.current();
+            let range = [lost.position, to].map(|at| usize::try_from(file.offset(at)).unwrap());
+            let path = file.path();
+            drop(file);
+            let Fixture {
+                disk,
+                core,
+                config,
+                clock,
+                ..
+            } = fixture;
+            drop(core);
+            let mut bytes = disk.contents(&path).unwrap();
+            bytes[range[0]..range[1]].fill(7);
+            disk.replace(&path, bytes);
+            let store: Arc<dyn Disk> = Arc::new(disk.clone());
+            let time = Arc::clone(&clock) as Arc<dyn Clock>;
+            accept_loss(&store, &config, time, "by a test").unwrap();
+            for _ in 0..2 {
+                let mut fixture = Fixture::with(disk.clone(), config.clone());
+                let appended = fixture.append("log", b"new").unwrap();
+                let lsn = appended.appends[0].first_lsn;
+                assert!(lsn >= Lsn::new(9), "{what}: {lsn}");
+                fixture = bare(fixture);
+                let page = fixture.read("log", lsn.get()).unwrap();
+                assert_eq!(payloads(&page.batches[0]), [b"new"], "{what}");
+                let before = fixture.read("log", 8);
+                match by {
+                    "trim" => assert!(matches!(before, Err(ReadError::Trimmed { .. }))),
+                    _ => assert!(matches!(before, Err(ReadError::Quarantined { .. }))),
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_deleted_log_is_made_again_although_damage_had_hit_it() {
     let (mut store, _) = damaged(At::Segment, By::Read, 0, "a deletion");
     let deleted = store.fixture.core.delete_in_turn(target("b/1"));

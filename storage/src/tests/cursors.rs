@@ -11,7 +11,7 @@ fn name(cursor: &str) -> Name {
     Name::new(cursor).unwrap()
 }
 
-fn to(log: &str, cursor: &str, lsn: u64) -> CursorCommit {
+pub(super) fn to(log: &str, cursor: &str, lsn: u64) -> CursorCommit {
     CursorCommit {
         log: LogName::new(log).unwrap(),
         cursor: name(cursor),
@@ -22,7 +22,7 @@ fn to(log: &str, cursor: &str, lsn: u64) -> CursorCommit {
 }
 
 impl Fixture {
-    fn commit(&self, commit: CursorCommit) -> Result<Cursor, CursorError> {
+    pub(super) fn commit(&self, commit: CursorCommit) -> Result<Cursor, CursorError> {
         let mut future = Box::pin(self.core.commit_cursor(commit));
         let mut context = Context::from_waker(Waker::noop());
         let waits = future.as_mut().poll(&mut context);
