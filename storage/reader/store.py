@@ -572,8 +572,8 @@ class Store:
             self.lost(f"segment {begun}, which the last start began or a checkpoint tells of,", beyond)
 
     def is_sorted(self, number):
-        """Whether a run stands for a segment."""
-        return any(run.first <= number <= run.last for run in self.runs)
+        """Whether runs stand for a segment, also if it was missing when they were made."""
+        return any(number <= run.last for run in self.runs)
 
     def has_file(self, number):
         return (self.path / "journal" / f"{number:016x}.seg").exists()

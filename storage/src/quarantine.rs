@@ -17,9 +17,11 @@ use crate::sync::RwLock;
 
 const DIRECTORY: &str = "quarantine";
 
-/// Ends of the names of torn tails, and of runs whose loss was accepted.
+/// Ends of the names of torn tails, of runs whose loss was accepted, and of segments that are kept.
 const TORN: &str = ".torn";
 const RUN: &str = ".run";
+const SEGMENT: &str = ".seg";
+const ALL: [&str; 3] = [TORN, RUN, SEGMENT];
 
 /// Debris of a torn tail is kept up to this, for people to look at.
 pub(crate) const DEBRIS_BYTES: usize = 1 << 20;
@@ -253,6 +255,20 @@ pub(crate) fn run_path(id: SegmentId) -> String {
     format!("{DIRECTORY}/{id}{RUN}")
 }
 
+/// Keeps a file of `journal/` that the store cannot use. Nothing removes it from quarantine.
+pub(crate) fn keep_file(disk: &dyn Disk, path: &str) -> io::Result<()> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let name = name.strip_suffix(SEGMENT).unwrap_or(name);
+    let there = directory::list(disk, DIRECTORY)?;
+    let numbered = (2_u64..).map(|number| format!("{name}-{number}{SEGMENT}"));
+    let mut names = std::iter::once(format!("{name}{SEGMENT}")).chain(numbered);
+    // The same segment may have been kept before.
+    let free = names.find(|name| !there.contains(name));
+    disk.rename(path, &format!("{DIRECTORY}/{}", free.unwrap_or_default()))?;
+    disk.sync_directory(DIRECTORY)?;
+    disk.sync_directory("journal")
+}
+
 /// Keeps the debris of a torn tail. Returns the number of bytes kept. The oldest debris goes where all
 /// debris exceeds [`QUARANTINE_BYTES`] or [`QUARANTINE_FILES`]. Runs that were set aside do not count.
 pub(crate) fn keep_debris(
@@ -291,9 +307,14 @@ pub(crate) fn bytes(disk: &dyn Disk) -> io::Result<u64> {
     Ok(files(disk)?.iter().map(|(_, bytes)| bytes).sum())
 }
 
-/// Debris and runs that were set aside, by path, the oldest first, and the bytes of each.
+/// Whether a name in `quarantine/` is one of Wald's.
+pub(crate) fn owns(name: &str) -> bool {
+    ALL.iter().any(|end| name.ends_with(end))
+}
+
+/// All files of Wald by path, the oldest first, and the bytes of each.
 pub(crate) fn files(disk: &dyn Disk) -> io::Result<Vec<(String, u64)>> {
-    sized(disk, paths(disk, &[TORN, RUN])?)
+    sized(disk, paths(disk, &ALL)?)
 }
 
 fn sized(disk: &dyn Disk, paths: Vec<String>) -> io::Result<Vec<(String, u64)>> {
@@ -370,5 +391,30 @@ mod tests {
             keep_debris(&disk, SegmentId::new(id), 8192, &[7; 2 * DEBRIS_BYTES]).unwrap();
         }
         assert_eq!(bytes(&disk).unwrap(), QUARANTINE_BYTES);
+    }
+
+    #[test]
+    fn segment_in_quarantine_outlives_all_debris() {
+        let disk = SimDisk::new();
+        for _ in 0..2 {
+            disk.replace("journal/0000000000000001.seg", vec![7; 2 * DEBRIS_BYTES]);
+            keep_file(&disk, "journal/0000000000000001.seg").unwrap();
+        }
+        for id in 1..200 {
+            keep_debris(&disk, SegmentId::new(id), 8192, &[7; DEBRIS_BYTES]).unwrap();
+        }
+        let kept = [
+            "quarantine/0000000000000001.seg",
+            "quarantine/0000000000000001-2.seg",
+        ];
+        for path in kept {
+            assert_eq!(
+                disk.contents(path),
+                Some(vec![7; 2 * DEBRIS_BYTES]),
+                "{path}"
+            );
+        }
+        let bytes_of_kept = 4 * DEBRIS_BYTES as u64;
+        assert_eq!(bytes(&disk).unwrap(), QUARANTINE_BYTES + bytes_of_kept);
     }
 }

@@ -401,6 +401,7 @@ impl Recovered {
                 bytes.start, bytes.end
             ));
         }
+        self.look_for_strays(disk)?;
         self.read_key(disk)?;
         self.times.segments = clock.monotonic().duration_since(begun);
         Ok(Some(self))

@@ -264,6 +264,25 @@ impl Drafts {
             })
     }
 
+    /// Whether records are lost that are still missed, and that are known, accepted or not.
+    pub(super) fn misses_known_records(&self) -> bool {
+        self.logs.values().any(|draft| {
+            let state = draft.log.state.read();
+            state.damage.iter().any(|lost| state.misses(lost))
+        })
+    }
+
+    /// Whether any of these records of a log is lost and still missed.
+    pub(super) fn misses(&self, log: LogId, from: Lsn, to: Lsn) -> bool {
+        self.logs.get(&log).is_some_and(|draft| {
+            let state = draft.log.state.read();
+            let from = from.max(state.coming_first());
+            let damage = state.damage_from(from);
+            let is_kept = !state.deleted && from < to;
+            is_kept && damage.is_some_and(|(lost, _)| lost < to)
+        })
+    }
+
     /// Where damage lies that no reader misses anything of: it is trimmed, or its log is deleted.
     pub(super) fn forgotten(&self) -> BTreeSet<Position> {
         let mut forgotten = BTreeSet::new();

@@ -6,12 +6,12 @@ use super::Recovered;
 use super::content::Content;
 use super::walk::{Bytes, Walked};
 use crate::directory;
-use crate::disk::{Disk, DiskFile, are_unreadable, read_some};
+use crate::disk::{Disk, DiskFile, are_unreadable, read_again, read_some};
 use crate::error::OpenError;
 use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
 use crate::journal::body::Link;
 use crate::journal::frame::{Header, Kind};
-use crate::journal::segment::{Life, journal_path};
+use crate::journal::segment::{BadLife, Life, journal_path};
 use crate::journal::{LIFE_BYTES, frame, segment};
 use crate::zeros::are_zeros;
 
@@ -142,6 +142,14 @@ impl Recovered {
             }
         }
         self.look_again(disk, &mut used)?;
+        let sorted = self.runs.last();
+        used.retain(|segment| {
+            let is_stray = Some(segment.life.id) <= sorted;
+            if is_stray {
+                self.find_stray(&segment.path, "holds a segment that sorted runs stand for");
+            }
+            !is_stray
+        });
         used.sort_by_key(|segment| segment.life.id);
         used.dedup_by(|second, first| {
             let twice = second.life.id == first.life.id;
@@ -247,7 +255,7 @@ impl Recovered {
         let path = journal_path(id);
         let fail = || OpenError::io(format!("reading {path}"));
         let file = disk.open(&path).map_err(fail())?;
-        let head = read_some(&*file, 0, LIFE_BYTES + FIRST_BYTES).map_err(fail())?;
+        let head = read_head(disk, &path, &*file).map_err(fail())?;
         let life = match Life::decode(&head) {
             Ok(life) if life.store_id == self.store.id => {
                 self.key.note(life.id, &head, self.store.id);
@@ -285,7 +293,7 @@ impl Recovered {
         }
         let (mut found, mut first) = (None, None);
         for _ in 0..END_TRIES {
-            found = frames(&life, &*file, look).map_err(fail())?;
+            found = frames_or_again(disk, &path, &life, &*file, look).map_err(fail())?;
             first = unread_first(disk, &path, &*file).map_err(fail())?;
             if found.is_some() || first.is_none() {
                 break;
@@ -371,26 +379,101 @@ impl Recovered {
     }
 }
 
-/// Whether a segment has frames, and if so its base and its link. A link that is
-/// damaged is told in part by the directory of its group.
-fn frames(
+/// Life block and first bytes of a segment file. A life block that does not verify is read again, from the
+/// device: the memory of the first read may be wrong, and without it the whole file counts as missing.
+pub(super) fn read_head(
+    disk: &dyn Disk,
+    path: &str,
+    file: &dyn DiskFile,
+) -> std::io::Result<bytes::Bytes> {
+    let length = LIFE_BYTES + FIRST_BYTES;
+    let head = read_some(file, 0, length)?;
+    match Life::decode(&head) {
+        Err(BadLife::Damaged) => read_again(disk, path, 0, length),
+        _ => Ok(head.into()),
+    }
+}
+
+/// Whether a segment has frames, and if so its base and its link. What does not verify is read again, from
+/// the device.
+fn frames_or_again(
+    disk: &dyn Disk,
+    path: &str,
     life: &Life,
     file: &dyn DiskFile,
     look: u64,
 ) -> std::io::Result<Option<(Position, Option<Link>)>> {
-    let head = read_some(file, LIFE_BYTES, frame::HEADER_BYTES as u64)?;
-    if let Some(header) =
-        frame::decode_header(&head, life.salt).filter(|header| header.kind == Kind::Link)
-        && let Some(base) = header.position.get().checked_sub(LIFE_BYTES)
-    {
-        let frame = read_some(file, LIFE_BYTES, header.frame_len())?;
-        let link = frame::verified_body(&frame, &header)
-            .and_then(Link::decode)
-            .or_else(|| Some(partial_link(header.log_id, header.first_lsn, header.count)));
-        return Ok(Some((Position::new(base), link)));
+    let cached = first_frame(
+        life,
+        &|from, bytes| Ok(read_some(file, from, bytes)?.into()),
+    )?;
+    let is_whole = |first: &FirstFrame| matches!(first, FirstFrame::Link(_, _, true));
+    if is_whole(&cached) {
+        return Ok(cached.told());
     }
-    let content = Content::of_file(file, look)?;
-    let found = any_frame(life, &content);
+    // A file that is ready holds zeros.
+    let is_ready = matches!(cached, FirstFrame::Zeros) && look < u64::MAX;
+    if !is_ready {
+        let again = first_frame(life, &|from, bytes| read_again(disk, path, from, bytes))?;
+        if is_whole(&again) {
+            return Ok(again.told());
+        }
+    }
+    let found = match cached.told() {
+        None => frames_within(life, &Content::of_file(file, look)?)?,
+        told => told,
+    };
+    match found {
+        None if !is_ready => frames_within(life, &Content::from_device(disk, path, look)?),
+        found => Ok(found),
+    }
+}
+
+/// The first frame of a segment.
+enum FirstFrame {
+    /// Base, link, and whether all of the link is good.
+    Link(Position, Link, bool),
+    Zeros,
+    Bad,
+}
+
+impl FirstFrame {
+    fn told(self) -> Option<(Position, Option<Link>)> {
+        match self {
+            Self::Link(base, link, _) => Some((base, Some(link))),
+            Self::Zeros | Self::Bad => None,
+        }
+    }
+}
+
+/// Reads the first frame of a segment by `read`.
+fn first_frame(
+    life: &Life,
+    read: &dyn Fn(u64, u64) -> std::io::Result<bytes::Bytes>,
+) -> std::io::Result<FirstFrame> {
+    let head = read(LIFE_BYTES, frame::HEADER_BYTES as u64)?;
+    if are_zeros(&head) {
+        return Ok(FirstFrame::Zeros);
+    }
+    let header = frame::decode_header(&head, life.salt).filter(|header| header.kind == Kind::Link);
+    let base = header.and_then(|header| header.position.get().checked_sub(LIFE_BYTES));
+    let (Some(header), Some(base)) = (header, base) else {
+        return Ok(FirstFrame::Bad);
+    };
+    let frame = read(LIFE_BYTES, header.frame_len())?;
+    let link = frame::verified_body(&frame, &header).and_then(Link::decode);
+    let is_whole = link.is_some();
+    // The header tells a part of it.
+    let link = link.unwrap_or_else(|| partial_link(header.log_id, header.first_lsn, header.count));
+    Ok(FirstFrame::Link(Position::new(base), link, is_whole))
+}
+
+/// Looks for any frame. A link that is damaged is told in part by the directory of its group.
+fn frames_within(
+    life: &Life,
+    content: &Content<'_>,
+) -> std::io::Result<Option<(Position, Option<Link>)>> {
+    let found = any_frame(life, content);
     content.check()?;
     Ok(found)
 }
@@ -413,7 +496,15 @@ fn unread_first(
 
 /// The position of a segment's first byte, if any frame of it is good.
 pub(crate) fn base_of(life: &Life, file: &dyn DiskFile) -> std::io::Result<Option<Position>> {
-    Ok(frames(life, file, u64::MAX)?.map(|(base, _)| base))
+    let first = first_frame(
+        life,
+        &|from, bytes| Ok(read_some(file, from, bytes)?.into()),
+    )?;
+    let found = match first.told() {
+        None => frames_within(life, &Content::of_file(file, u64::MAX)?)?,
+        told => told,
+    };
+    Ok(found.map(|(base, _)| base))
 }
 
 /// Looks for any frame of this life: it tells the base, its position less its offset.

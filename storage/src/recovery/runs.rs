@@ -6,21 +6,30 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::content::Content;
+use super::files::{base_of, read_head};
 use super::history::add_end;
+use super::walk::{Bytes, Item};
 use super::witness::any_index;
 use super::{Recovered, Tail, Trust};
 use crate::bounds;
 use crate::checkpoint::Summary;
 use crate::directory;
-use crate::disk::Disk;
+use crate::disk::{Disk, DiskFile, is_out_of_space};
 use crate::error::OpenError;
 use crate::ids::{Position, SegmentId};
 use crate::index::{SealedIndex, base_of_index, index_id, old_id, read_index};
-use crate::journal::segment::{Hole, Segment, journal_path};
+use crate::journal::LIFE_BYTES;
+use crate::journal::frame::Kind;
+use crate::journal::segment::{Hole, Life, Segment, journal_path};
 use crate::known_bad::{self, Mistake};
 use crate::local::Lost;
 use crate::quarantine;
 use crate::sorted::{self, BadRun, Opened, Run};
+use crate::zeros::are_zeros;
+
+/// Size of the pieces in which a file is compared with zeros, bytes.
+const LOOK: usize = 1 << 20;
 
 /// The runs of a store, and what is left of their making.
 #[derive(Default)]
@@ -39,6 +48,9 @@ pub(super) struct Runs {
     stale: Vec<SegmentId>,
     /// Segments of the journal that runs stand for.
     sorted: Vec<SegmentId>,
+    /// Files in `journal/` below the end of the runs that no run was made of, by their paths. They may
+    /// hold records that are nowhere else.
+    strays: Vec<String>,
 }
 
 /// A run and its file.
@@ -85,10 +97,9 @@ impl Runs {
         found.chain(bad).chain(others).any(|other| other == id)
     }
 
-    /// Whether a run stands for this segment.
+    /// Whether runs stand for this segment, also if it was missing when they were made.
     pub(super) fn hold(&self, id: SegmentId) -> bool {
-        let of = |found: &Found| found.run.head.first <= id && id <= found.run.head.last;
-        self.found.iter().any(of)
+        Some(id) <= self.last()
     }
 }
 
@@ -160,11 +171,95 @@ impl Recovered {
             });
             runs.found.push(Found { opened, run });
         }
-        let (sorted, rest) = ids.iter().partition(|id| runs.hold(**id));
-        runs.sorted = sorted;
+        let (sorted, rest): (Vec<_>, Vec<_>) = ids.iter().partition(|id| runs.hold(**id));
         *ids = rest;
         self.runs = runs;
+        for id in sorted {
+            let path = journal_path(id);
+            let fail = || OpenError::io(format!("reading {path}"));
+            let file = disk.open(&path).map_err(fail())?;
+            let head = read_head(disk, &path, &*file).map_err(fail())?;
+            match Life::decode(&head) {
+                // Its name is wrong.
+                Ok(life) if life.store_id == self.store.id && !self.runs.hold(life.id) => {
+                    ids.push(id);
+                }
+                _ => self.runs.sorted.push(id),
+            }
+        }
+        ids.sort_unstable();
         Ok(())
+    }
+
+    /// Finds the files of segments below the end of the runs that no run was made of: they were missing
+    /// or could not be read then, and are there again. Every record of a file that the sorter left in a
+    /// crash is in a run.
+    pub(super) fn look_for_strays(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
+        let sorted = std::mem::take(&mut self.runs.sorted);
+        for id in sorted {
+            let path = journal_path(id);
+            let fail = || OpenError::io(format!("reading {path}"));
+            match self.why_stray(disk, id, &path).map_err(fail())? {
+                Some(why) => self.find_stray(&path, why),
+                None => self.runs.sorted.push(id),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a file that no run was made of, and tells people.
+    pub(super) fn find_stray(&mut self, path: &str, why: &str) {
+        self.findings.push(format!(
+            "{path} {why}; no run was made of it; the start keeps the file in quarantine/"
+        ));
+        self.runs.strays.push(path.to_owned());
+    }
+
+    /// Why the file of a segment that runs stand for must be kept; `None` if it may go.
+    fn why_stray(
+        &self,
+        disk: &dyn Disk,
+        id: SegmentId,
+        path: &str,
+    ) -> io::Result<Option<&'static str>> {
+        let file = disk.open(path)?;
+        let head = read_head(disk, path, &*file)?;
+        let life = match Life::decode(&head) {
+            Ok(life) if life.store_id == self.store.id && life.id == id => life,
+            Ok(_) => return Ok(Some("is not the segment that its name says")),
+            Err(_) if is_empty(&*file)? => return Ok(None),
+            Err(_) => return Ok(Some("has no good life block")),
+        };
+        if !self.drafts.misses_known_records() {
+            return Ok(None);
+        }
+        let Some(base) = base_of(&life, &*file)? else {
+            return Ok(None);
+        };
+        let content = Content::from_device(disk, path, life.size)?;
+        let bytes = &content;
+        let walked = Bytes {
+            life: &life,
+            base,
+            bytes,
+        }
+        .walk_last();
+        content.check()?;
+        let is_lost = |item: &Item| match item {
+            Item::Frame {
+                header,
+                body_good: true,
+            } if header.kind == Kind::Batch => {
+                let next = header.next_lsn().unwrap_or(header.first_lsn);
+                self.drafts.misses(header.log_id, header.first_lsn, next)
+            }
+            _ => false,
+        };
+        let holds = walked.items.iter().any(is_lost);
+        Ok(
+            holds
+                .then_some("holds records that count as lost, and sorted runs stand for its place"),
+        )
     }
 
     /// Whether a checkpoint goes with the runs: all is there that it knows to be sorted, and
@@ -366,6 +461,13 @@ impl Recovered {
             // What is left may be all that there is of something.
             return Ok(());
         }
+        for path in std::mem::take(&mut runs.strays) {
+            match quarantine::keep_file(disk, &path) {
+                // The next start finds it again.
+                Err(error) if is_out_of_space(&error) => {}
+                kept => kept?,
+            }
+        }
         let (unfinished, stale) = (
             std::mem::take(&mut runs.unfinished),
             std::mem::take(&mut runs.stale),
@@ -444,6 +546,20 @@ impl Recovered {
             _ => {}
         }
     }
+}
+
+/// Whether a file without a life block holds nothing.
+fn is_empty(file: &dyn DiskFile) -> io::Result<bool> {
+    let content = Content::of_file(file, u64::MAX)?;
+    let mut at = LIFE_BYTES;
+    while at < content.size() {
+        if !are_zeros(&content.piece(at, LOOK)) {
+            return Ok(false);
+        }
+        at += LOOK as u64;
+    }
+    content.check()?;
+    Ok(true)
 }
 
 /// Notes the damage of a run that a checkpoint covers, so that the sorter writes it again.

@@ -16,6 +16,7 @@ use super::pack::{Piece, pieces, put_images};
 use super::write::Writer;
 use super::{Run, base_of};
 use crate::archive::{Archiving, Pending};
+use crate::disk::read_again;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::index::{Image, IndexBuilder, IndexFile, NewRow, Place, Row, SealedIndex};
 use crate::journal::LIFE_BYTES;
@@ -80,6 +81,8 @@ pub(super) enum Failed {
     Stop(Stop),
     /// Another run took the place of a source.
     Damaged,
+    /// The file of a source is gone.
+    Gone(Arc<Segment>),
 }
 
 impl From<Stop> for Failed {
@@ -430,9 +433,8 @@ impl Build<'_> {
             };
             let (start, length) = (first.position, last.end().since(first.position));
             let bytes = match self.core.open_segments.read(&source.segment, start, length) {
-                // Somebody took the file away.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Bytes::new(),
-                bytes => bytes?,
+                Err(error) => return Err(failed_at(source, error)),
+                Ok(bytes) => bytes,
             };
             read += length;
             for place in &places {
@@ -537,11 +539,13 @@ impl Build<'_> {
     }
 
     /// Reads a frame again, from the device: the memory of the first read may be wrong, and no other
-    /// copy is left when the run replaces its sources. Returns fewer bytes where the file is cut or gone.
-    fn read_again(&self, source: &Source, place: &Place) -> io::Result<Bytes> {
+    /// copy is left when the run replaces its sources. Returns fewer bytes where the file is cut.
+    fn read_again(&self, source: &Source, place: &Place) -> Result<Bytes, Failed> {
         let segment = &source.segment;
+        let from = segment.offset(place.position);
         let length = u64::from(place.frame_len);
-        (self.core).bytes_again(segment, place.position, length)
+        read_again(&*self.core.disk, &segment.path(), from, length)
+            .map_err(|error| failed_at(source, error))
     }
 
     /// A frame of a source does not verify. Its records are quarantined, as after any damage, and the
@@ -563,6 +567,15 @@ impl Build<'_> {
             }
             _ => Err(Failed::Damaged),
         }
+    }
+}
+
+/// Why a source cannot be read. If its file is gone there is no run: the file may come back, and the next
+/// start tells which records are lost.
+fn failed_at(source: &Source, error: io::Error) -> Failed {
+    match error.kind() == io::ErrorKind::NotFound && !source.segment.is_retired() {
+        true => Failed::Gone(Arc::clone(&source.segment)),
+        false => error.into(),
     }
 }
 

@@ -447,10 +447,13 @@ impl Core {
         Ok(gaps)
     }
 
-    /// The first bytes of the first frame of a segment; none if its file is gone.
-    fn read_link(&self, segment: &Segment, bytes: u64) -> io::Result<Bytes> {
+    /// The first bytes of the first frame of a segment; none if its file is gone, which ends the step.
+    fn read_link(&self, segment: &Arc<Segment>, bytes: u64) -> io::Result<Bytes> {
         match self.open_segments.read(segment, segment.first(), bytes) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Bytes::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.sorter.note_gone(segment);
+                Ok(Bytes::new())
+            }
             read => read,
         }
     }
@@ -510,7 +513,11 @@ impl Core {
         }
         let mut index = self.indexes.stream(segment)?;
         if index.is_none() && !segment.is_retired() {
-            index = self.sealed_index(segment)?;
+            index = match self.sealed_index(segment) {
+                // The file is gone, too.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                index => index?,
+            };
         }
         let mut learned = false;
         if index.as_ref().is_some_and(|index| index.is_partial()) {
@@ -631,7 +638,7 @@ impl Core {
     fn head_of(
         &self,
         sources: &[Source],
-        successor: &Segment,
+        successor: &Arc<Segment>,
         runs: &[Arc<Run>],
     ) -> io::Result<Option<Head>> {
         let (Some(first), Some(last)) = (sources.first(), sources.last()) else {
@@ -705,7 +712,7 @@ impl Core {
         }
     }
 
-    fn link_of(&self, segment: &Segment) -> io::Result<Option<(Header, Link)>> {
+    fn link_of(&self, segment: &Arc<Segment>) -> io::Result<Option<(Header, Link)>> {
         // Most are small; one tells of all logs that the segment before touched.
         let first = segment.first();
         let mut bytes = self.read_link(segment, 64 << 10)?;

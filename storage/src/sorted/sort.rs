@@ -80,6 +80,8 @@ pub(crate) struct Sorter {
     pub(super) is_stuck: AtomicBool,
     /// Segments and runs that it cannot use, and why.
     stuck: Mutex<BTreeMap<(SegmentId, Fault), String>>,
+    /// A segment or run whose file is gone. Nothing is sorted until it is back or a start decides.
+    gone: Mutex<Option<Arc<Segment>>>,
     /// Indexes of segments that were made again, until the segments are sorted.
     pub(super) made: Mutex<HashMap<SegmentId, Arc<SealedIndex>>>,
 }
@@ -89,6 +91,8 @@ pub(crate) struct Sorter {
 pub(super) enum Fault {
     Index,
     Link,
+    /// The file is gone.
+    File,
 }
 
 /// Facts that must change before another look at segments can find more.
@@ -113,6 +117,7 @@ impl Sorter {
             idle_at: Mutex::new(None),
             is_stuck: AtomicBool::new(false),
             stuck: Mutex::default(),
+            gone: Mutex::default(),
             made: Mutex::default(),
         }
     }
@@ -120,6 +125,16 @@ impl Sorter {
     /// Why it cannot go on; nothing if it can.
     pub(crate) fn stuck(&self) -> Vec<String> {
         self.stuck.lock().values().cloned().collect()
+    }
+
+    /// The file of a segment or run is gone.
+    pub(super) fn note_gone(&self, segment: &Arc<Segment>) {
+        *self.gone.lock() = Some(Arc::clone(segment));
+        let why = format!(
+            "{} is gone; put it back from a copy, or restart the daemon, which then names the lost records",
+            segment.path()
+        );
+        self.stop_at(segment.life.id, Fault::File, why);
     }
 
     /// It cannot use this segment or run.
@@ -304,15 +319,19 @@ impl Core {
         load: Load,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<bool, Stop> {
-        if of == Of::Segments {
-            return match self.next_segments(runs, load)? {
-                Some(task) => self.make_run(&task, spend),
-                None => Ok(false),
-            };
+        if self.waits_for_file() {
+            return Ok(false);
         }
-        let Some(task) = self.next_runs(runs, load)? else {
+        let task = match of {
+            Of::Segments => self.next_segments(runs, load)?,
+            Of::Runs => self.next_runs(runs, load)?,
+        };
+        let Some(task) = task.filter(|_| self.sorter.gone.lock().is_none()) else {
             return Ok(false);
         };
+        if of == Of::Segments {
+            return self.make_run(&task, spend);
+        }
         // Segments do not wait for runs, which may take long. Looking has its price: where there
         // were none, the next look comes when as much as a segment has been read and written. A look
         // goes over all segments, and there may be many small ones.
@@ -330,6 +349,19 @@ impl Core {
             Ok(())
         };
         self.make_run(&task, &mut spend_and_sort)
+    }
+
+    /// Whether a file is gone without which a run would drop good records.
+    fn waits_for_file(&self) -> bool {
+        let mut gone = self.sorter.gone.lock();
+        let is_gone = |segment: &Arc<Segment>| {
+            let opened = self.disk.open(&segment.path());
+            !segment.is_retired() && opened.is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+        };
+        if let Some(back) = gone.take_if(|segment| !is_gone(segment)) {
+            self.sorter.pass(back.life.id, Fault::File);
+        }
+        gone.is_some()
     }
 
     /// Does it, unless damage is found.
@@ -367,6 +399,10 @@ impl Core {
                         Err(stop)
                     }
                     Failed::Damaged => Ok(false),
+                    Failed::Gone(segment) => {
+                        self.sorter.note_gone(&segment);
+                        Ok(false)
+                    }
                 }
             }
         }

@@ -716,6 +716,112 @@ fn log_of_a_missing_segment_takes_appends_while_a_run_is_built() {
 }
 
 #[test]
+fn a_start_reads_life_blocks_and_links_from_the_device_too() {
+    // Both life blocks, the header of the link, its body.
+    for offsets in [&[10, 4106][..], &[8192 + 40], &[8192 + 70]] {
+        let what = format!("{offsets:?}");
+        let mut store = Store::new();
+        store.fill(5);
+        store.restart(Fixture::restart_cleanly);
+        let (file, _) = store.place(At::Segment, "b/1");
+        for offset in offsets {
+            store.fixture.disk.flip_cached(&file.path(), *offset, 1);
+        }
+        store.restart(bare);
+        assert_eq!(
+            store.fixture.report.findings,
+            Vec::<String>::new(),
+            "{what}"
+        );
+        assert_eq!(store.named(&what), Lsns::new(), "{what}");
+        store.sorts(&what);
+        store.is_as_new(&Lsns::new(), &what);
+    }
+}
+
+#[test]
+fn no_run_is_made_while_the_file_of_a_source_is_gone() {
+    for back in ["while it runs", "before a start", "never"] {
+        let what = format!("back {back}");
+        let mut store = Store::new();
+        store.fill(5);
+        store.restart(Fixture::restart_cleanly);
+        let (file, _) = store.place(At::Segment, "b/1");
+        let (id, path) = (file.life.id, file.path());
+        drop(file);
+        let bytes = store.fixture.disk.contents(&path).unwrap();
+        store.fixture.disk.remove(&path).unwrap();
+        store.fill(3);
+        store.fixture.sort();
+        let runs = store.fixture.core.journal.runs();
+        assert!(runs.iter().all(|run| run.head.last < id), "{what}");
+        drop(runs);
+        let held_back = store.fixture.core.statistics().held_back;
+        assert!(held_back[0].starts_with(&path), "{what}: {held_back:?}");
+        if back != "never" {
+            store.fixture.disk.replace(&path, bytes);
+        }
+        if back != "while it runs" {
+            store.restart(Fixture::restart);
+        }
+        let named = store.named(&what);
+        assert_eq!(named.is_empty(), back != "never", "{what}");
+        store.sorts(&what);
+        store.stays_named(&named, &what);
+    }
+}
+
+#[test]
+fn a_segment_that_is_put_back_after_a_run_was_made_is_kept() {
+    // Behind an earlier run, and among the segments of one.
+    for behind in [true, false] {
+        let what = format!("behind a run: {behind}");
+        let mut store = Store::new();
+        store.fill(5);
+        if behind {
+            store.fixture.sort();
+            store.fill(3);
+        }
+        store.restart(Fixture::restart_cleanly);
+        let core = Arc::clone(&store.fixture.core);
+        let (runs, segments) = core.journal.runs_and_segments();
+        assert_eq!(runs.is_empty(), !behind, "{what}");
+        let path = segments[usize::from(!behind)].path();
+        drop((core, runs, segments));
+        let bytes = store.fixture.disk.contents(&path).unwrap();
+        store.fixture.disk.remove(&path).unwrap();
+        store.restart(Fixture::restart);
+        let named = store.named(&what);
+        assert!(!named.is_empty(), "{what}");
+        store.sorts(&what);
+        store.stays_named(&named, &what);
+        let kept = path.replace("journal/", "quarantine/");
+        for start in ["killed", "bare"] {
+            let what = format!("{what}, {start}");
+            store.fixture.disk.replace(&path, bytes.clone());
+            store.restart(|fixture| match start {
+                "killed" => fixture.restart(),
+                _ => bare(fixture),
+            });
+            let findings = &store.fixture.report.findings;
+            assert!(
+                findings.iter().any(|f| f.starts_with(&path)),
+                "{what}: {findings:?}"
+            );
+            let disk = &store.fixture.disk;
+            assert_eq!(disk.contents(&path), None, "{what}");
+            assert_eq!(disk.contents(&kept).as_ref(), Some(&bytes), "{what}");
+            store.stays_named(&named, &what);
+        }
+        let all = store.fixture.disk.list("quarantine").unwrap();
+        let segments = all.iter().filter(|name| name.ends_with(".seg"));
+        assert_eq!(segments.count(), 2, "{what}: {all:?}");
+        store.accept();
+        store.is_as_new(&named, &what);
+    }
+}
+
+#[test]
 fn damaged_links_seals_orders_and_images_hold_nothing_back() {
     use crate::journal::frame::{self, Kind};
     for (at, kind) in [

@@ -14,6 +14,7 @@ use crate::ids::{Lsn, Position, SegmentId};
 use crate::index::{SealedIndex, decode_index, index_id, index_path, old_id};
 use crate::journal::LIFE_BYTES;
 use crate::journal::segment::{self, Life};
+use crate::quarantine;
 use crate::sorted::{self, Run, Walked};
 
 /// Names in a directory; none if it is not there.
@@ -159,7 +160,7 @@ pub(crate) fn strays(
         }
     }
     for name in list(disk, "quarantine")? {
-        if !name.ends_with(".torn") && !name.ends_with(".run") {
+        if !quarantine::owns(&name) {
             note(format!("quarantine/{name}"), false);
         }
     }
