@@ -42,8 +42,8 @@ fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::
     Ok(descriptors)
 }
 
-/// The side of `WalService` that the daemon serves: appends come in as they were sent, a scan
-/// and a session answer with what is encoded already.
+/// The side of `WalService` that the daemon serves. Appends arrive in the bytes that the client
+/// sent; scans and sessions answer in bytes that are already encoded.
 fn serve_stored(mut contract: FileDescriptorSet) -> Result<(), Box<dyn std::error::Error>> {
     for file in &mut contract.file {
         file.service

@@ -2,14 +2,15 @@
 """usage: harness.py --wald PATH [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
        harness.py --check-cases [--cases FILE]
 
-Runs the conformance cases by a runner, as README.md beside this file says: starts the daemon on an
-empty directory, stands between it and the runner as a proxy, does at the control endpoint what the
-cases ask for, and ends everything. NAMES are separated by commas. FILE of --log gets what the daemons
-logged. The exit status is the runner's, or 1 if the names it printed `ok` are not exactly the cases.
+Runs the conformance cases by a runner; README.md describes both. The harness starts the
+daemon on an empty directory and stands between it and the runner as a proxy. It carries out
+the requests of the cases at the control endpoint, and ends everything. NAMES are separated by
+commas. FILE of --log gets the daemons' log lines. The exit status is the runner's, or 1 if
+the names it printed `ok` are not exactly the cases.
 
 With --check-cases no daemon runs: the file is checked to be well-formed.
 
-Only the standard library: whoever has Python can check a client.
+Only the standard library: everyone who has Python can check a client.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CASES = HERE / "cases.json"
-# Of HTTP/2 (RFC 9113): what a client's first bytes are, and the frames that matter here.
+# HTTP/2 (RFC 9113): a client's first bytes, and the frames that matter here.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM = 0, 1, 3
 END_STREAM = 1
@@ -96,7 +97,7 @@ class Daemon:
 
     def stop(self, seconds=60):
         """SIGTERM, and the end of it: the exit status."""
-        # Serves until it ends: what came before is answered, so the address stays.
+        # Serves until it ends: earlier requests are answered, so the address stays.
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout=seconds)
         self.address = None
@@ -145,7 +146,7 @@ class Connection:
             writer.transport.abort()
 
     async def up(self, reader, writer):
-        """What the client sends: forwarded as it is."""
+        """Bytes of the client: forwarded unchanged."""
         frames = Frames(PREFACE)
         while data := await reader.read(CHUNK):
             for kind, _, stream, length in frames.feed(data):
@@ -160,10 +161,10 @@ class Connection:
             await writer.drain()
 
     async def down(self, reader, writer):
-        """What the daemon sends: forwarded later if there is a delay, or not at all.
+        """Bytes of the daemon: forwarded later if there is a delay, or not at all.
 
-        Of an answer that is to be lost not even its headers pass. They may come before the request
-        is carried out, though, so that only what follows them says that it was.
+        Of a lost answer not even the headers pass. They may come before the request is
+        carried out, though, so that only the bytes behind them prove that it was.
         """
         frames = Frames(b"")
         holding = False
@@ -223,7 +224,7 @@ class Proxy:
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             if ways[1] in done and ways[1].exception() is None and connection.losing is None:
-                # The daemon has ended it: what it sent last is not to be cut off.
+                # The daemon has ended it: its last bytes must not be cut off.
                 writer.close()
                 await writer.wait_closed()
         except OSError:
@@ -280,7 +281,7 @@ class Proxy:
 
 
 class Control:
-    """What a case can ask for, by HTTP."""
+    """Requests that a case can make, by HTTP."""
 
     def __init__(self, daemon, proxy):
         self.daemon, self.proxy = daemon, proxy
@@ -317,7 +318,7 @@ class Control:
             request_queue_size = 128
 
             def handle_error(self, *_):
-                pass  # the runner has gone, and with it whoever could be told
+                pass  # the runner has gone, so no reader is left
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.port = self.server.server_address[1]
@@ -331,7 +332,7 @@ class Control:
             self.done[action] = self.done.get(action, 0) + 1
 
     def reset(self):
-        """Undoes what a case has left behind that failed halfway."""
+        """Undoes the changes of a case that failed halfway."""
         with self.lock:
             self._resume()
             self._delay(0)
@@ -374,7 +375,7 @@ class Served:
         self.control = Control(self.daemon, self.proxy)
 
     def environment(self):
-        """What every runner gets."""
+        """The environment of every runner."""
         return {"WALD_ENDPOINT": f"127.0.0.1:{self.proxy.port}",
                 "WALD_CONTROL": f"http://127.0.0.1:{self.control.port}"}
 
@@ -405,7 +406,8 @@ def end_group(process):
 # Few, so that a case can reach the bound.
 SETTINGS = ("--max-producers-per-log", "12")
 
-# What README.md's tables say: arguments of a step (those with a star must be there), members of its result.
+# The tables of README.md: arguments of a step (a star marks required ones), members of its
+# result.
 SELECTION = "log prefix all lsn timestamp_us tail_offset cursor until_lsn max_records log_id"
 STEPS = {
     "append": ("log* record* condition durability", "lsn deduplicated durability durable_lsn log_id"),
@@ -443,7 +445,7 @@ STEPS = {
     "control": ("action* count ms", ""),
     "wait_tail": ("log* at_least*", ""),
 }
-# Members of what lies within arguments, results and failures.
+# Members of objects within arguments, results and failures.
 INNER = {
     "condition": "expected_lsn must_exist must_not_exist writer_epoch log_id producer",
     "batches": "log* records* condition",
@@ -458,14 +460,14 @@ INNER = {
     "producers": "id epoch next_sequence",
 }
 FAILS = "code reason outcome retry facts failed"
-# Which step makes what an argument names.
+# The step that makes the object that an argument names.
 MADE_BY = {"follower": "follow", "producer": "producer", "job": "background"}
 CONTROL = {"kill": "", "stop": "", "pause": "", "resume": "", "drop": "", "lose_answer": "count", "delay": "ms*"}
 MATCHES = ("add", "at_least", "below", "length")
 
 
 class Checker:
-    """Whether cases are well-formed: what a runner cannot know of its own."""
+    """Whether cases are well-formed: faults that a runner cannot find on its own."""
 
     def __init__(self):
         self.trouble = []
@@ -541,7 +543,7 @@ class Checker:
             kept[step["as"]] = do
 
     def inner(self, name, value, complete=True):
-        """Members of objects within, by the name of what they are in."""
+        """Members of inner objects, by the name of their parent."""
         if name not in INNER or not isinstance(value, (dict, list)):
             return
         for one in value if isinstance(value, list) else [value]:
@@ -567,7 +569,7 @@ class Checker:
 
 
 def check_cases(cases):
-    """Prints what is wrong with the cases, and how many are right; the exit status."""
+    """Prints the faults of the cases, and the number of correct ones; the exit status."""
     checker, right = Checker(), 0
     names = [case.get("name") for case in cases]
     for case in cases:
@@ -642,7 +644,7 @@ def main():
         sys.exit(check_cases(cases))
     if not arguments.wald or not arguments.runner:
         parser.error("--wald and a runner are needed")
-    # So that everything ends in order, whoever ends this.
+    # Everything ends in order, however it is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(run(arguments, [case["name"] for case in cases]))
 

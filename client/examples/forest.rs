@@ -1,5 +1,5 @@
-//! Makes many logs, lists them page by page, or deletes them, and prints what came of it as one
-//! line of JSON.
+//! Makes many logs, lists them page by page, or deletes them, and prints the result as one line
+//! of JSON.
 //!
 //! ```text
 //! forest make ENDPOINT --logs 1000000 [--prefix forest-tests] [--batch 500] [--writers 4] [--tolerate]
@@ -21,7 +21,7 @@ use clap::{Parser, Subcommand};
 use serde_json::json;
 use wald_client::{Client, Durability, RetryPolicy};
 
-/// Numbers of logs, and what scatters them: a number without a factor in common.
+/// Numbers of logs, and the factor that scatters them: they have no common divisor.
 const NUMBERS: u64 = 10_000_000;
 const SCATTER: u64 = 6_180_339;
 /// How many pages make up an end.
@@ -40,7 +40,7 @@ enum Action {
     Make(Make),
     /// Lists logs page by page.
     List(List),
-    /// Deletes what was made, one by one.
+    /// Deletes the logs, one by one.
     Delete(Delete),
 }
 
@@ -51,7 +51,7 @@ struct Make {
     /// How many.
     #[arg(long)]
     logs: u64,
-    /// What their names begin with, before a slash.
+    /// Prefix of their names, before a slash.
     #[arg(long, default_value = "forest-tests")]
     prefix: String,
     /// How many in one batch.
@@ -69,7 +69,7 @@ struct Make {
 struct List {
     /// Where the server listens.
     endpoint: String,
-    /// What their names begin with.
+    /// Prefix of their names.
     #[arg(long, default_value = "")]
     prefix: String,
     /// Logs in a page, at most.
@@ -87,7 +87,7 @@ struct Delete {
     /// How many.
     #[arg(long)]
     logs: u64,
-    /// What their names begin with, before a slash.
+    /// Prefix of their names, before a slash.
     #[arg(long, default_value = "forest-tests")]
     prefix: String,
     /// How many deletions are under way.

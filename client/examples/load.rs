@@ -1,4 +1,4 @@
-//! Appends with many writers at a time, and prints what came of it as one line of JSON.
+//! Appends with many writers at a time, and prints the result as one line of JSON.
 //!
 //! ```text
 //! load ENDPOINT --appends 10000 --writers 64 --logs 1000 [--bytes 100] [--durability written]
@@ -6,8 +6,8 @@
 //! load ENDPOINT --appends 0 --followers 1000 --prefix idle
 //! ```
 //!
-//! The checks in `.ci` count the flushes that such a load costs, and compare the ledger
-//! with what a restart finds. It is no benchmark: the driver takes its share of the
+//! The checks in `.ci` count the flushes that such a load costs, and compare the ledger with
+//! the records that a restart finds. It is no benchmark: the driver takes its share of the
 //! processor.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ struct Args {
     /// How many appends in all, at most.
     #[arg(long, default_value_t = 10_000)]
     appends: u64,
-    /// Begin no append after so many seconds; no bound if it is missing.
+    /// Seconds after which no append begins; no bound if it is missing.
     #[arg(long)]
     seconds: Option<f64>,
     /// How many writers, each with one append underway at a time.
@@ -48,7 +48,7 @@ struct Args {
     /// Over how many logs the appends go, in turn.
     #[arg(long, default_value_t = 1_000)]
     logs: u64,
-    /// What the names of the logs begin with, before a slash.
+    /// Prefix of the logs' names, before a slash.
     #[arg(long, default_value = "load")]
     prefix: String,
     /// Size of a record.
@@ -63,7 +63,7 @@ struct Args {
     /// Count appends that fail and go on; a writer ends when the server is gone.
     #[arg(long)]
     tolerate: bool,
-    /// File for one line about each append: what was sent when, and what came of it.
+    /// File for one line about each append: its time, and its result.
     #[arg(long)]
     ledger: Option<PathBuf>,
     /// How many follows of all logs with the prefix to hold open, until this is killed.
@@ -71,7 +71,7 @@ struct Args {
     followers: usize,
 }
 
-/// What the writers share.
+/// State that the writers share.
 struct Load {
     args: Args,
     durability: Durability,
@@ -81,7 +81,7 @@ struct Load {
     ledger: Option<Mutex<BufWriter<File>>>,
 }
 
-/// What one writer did.
+/// Results of one writer.
 #[derive(Default)]
 struct Done {
     times: Vec<Duration>,
@@ -230,7 +230,7 @@ fn micros(time: SystemTime) -> u128 {
 
 impl Load {
     /// A line of the ledger: sent and answered in microseconds since the Unix epoch, log,
-    /// number of the append, and what came of it.
+    /// number of the append, and its result.
     fn note(&self, sent: SystemTime, log: &str, number: u64, what: &str) -> Result<()> {
         let Some(ledger) = &self.ledger else {
             return Ok(());

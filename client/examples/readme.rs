@@ -1,5 +1,5 @@
-//! The other examples of README.md, word for word, with what they take for granted around
-//! them; against the daemon at WALD_ENDPOINT. Prints a line for each.
+//! The other examples of README.md, word for word, with the code that they omit around them;
+//! against the daemon at WALD_ENDPOINT. Prints a line for each.
 //!
 //! `.ci/examples.py` runs it, and sees to it that README.md says nothing else.
 

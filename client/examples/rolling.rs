@@ -1,13 +1,13 @@
-//! Appends until its standard input ends, whatever becomes of the server meanwhile, and prints
-//! what each writer was told as one line of JSON.
+//! Appends until its standard input ends, over failures of the server, and prints the results
+//! of each writer as one line of JSON.
 //!
 //! ```text
 //! rolling ENDPOINT --writers 16
 //! ```
 //!
-//! Half of the writers say which lsn they expect, so that the client may repeat everything;
-//! the others do not, and note what became of each record. The check of rolling restarts in
-//! `.ci` compares this with what is in the logs.
+//! Half of the writers state the lsn that they expect, so the client may repeat everything. The
+//! others do not, and note the outcome of each record. The check of rolling restarts in `.ci`
+//! compares this with the contents of the logs.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ struct Args {
     writers: usize,
 }
 
-/// What one writer was told. Its records are the numbers from 0 on, as text.
+/// The results of one writer. Its records are the numbers from 0 on, as text.
 #[derive(Debug, Serialize)]
 struct Told {
     log: String,
@@ -37,11 +37,11 @@ struct Told {
     conditional: bool,
     /// Records that it tried to append.
     tried: u64,
-    /// Numbers whose fate it was not told.
+    /// Numbers with an unknown outcome.
     unknown: Vec<u64>,
     /// Numbers that certainly were not appended.
     refused: Vec<u64>,
-    /// What the errors said.
+    /// Texts of the errors.
     errors: Vec<String>,
 }
 

@@ -1,12 +1,12 @@
-//! Sends batches over one append session without waiting for acks, and prints what came of
-//! it as one line of JSON, with the most memory that this process took.
+//! Sends batches over one append session without waiting for acks, and prints the result as one
+//! line of JSON, with the maximum memory that this process took.
 //!
 //! ```text
 //! session ENDPOINT --batches 10000 [--bytes 100] [--wrong 6000] [--window-bytes 16777216]
 //! ```
 //!
-//! Batch n of record n; `--wrong` gives that batch a condition which cannot hold. The checks
-//! in `.ci` compare what it prints with what is in the log.
+//! Batch n has record n; `--wrong` gives that batch a condition which cannot hold. The checks
+//! in `.ci` compare its output with the contents of the log.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,12 +34,12 @@ struct Args {
     /// The log.
     #[arg(long, default_value = "session")]
     log: String,
-    /// Bytes that may be under way; without it, what an appender allows.
+    /// Bytes that may be under way; default: an appender's limit.
     #[arg(long)]
     window_bytes: Option<u32>,
 }
 
-/// What came of the batches.
+/// Results of the batches.
 #[derive(Default, serde::Serialize)]
 struct Told {
     acked: u64,
@@ -103,7 +103,7 @@ async fn main() -> Result<()> {
     }
     drop(pending);
     let mut told = told.await?;
-    // The failure is told already, by the batch that failed.
+    // The batch that failed has reported the failure already.
     let _closed = appender.close().await;
     told.seconds = began.elapsed().as_secs_f64();
     told.peak_kib = peak_kib()?;

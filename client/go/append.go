@@ -19,11 +19,11 @@ const (
 	Durable = waldv1.Durability_DURABILITY_DURABLE
 )
 
-// Condition is what must hold for an append to be applied. All that is set must hold;
-// otherwise nothing is written.
+// Condition holds the conditions of an append. Every condition that is set must hold; otherwise
+// nothing is written.
 type Condition struct {
-	// ExpectedLSN is the lsn that the first record will get, or POSITION_MISMATCH. Makes it
-	// safe to repeat the append, which the client then does by itself.
+	// ExpectedLSN is the lsn that the first record must get, or POSITION_MISMATCH. With it a
+	// repeat cannot append twice, so the client repeats automatically.
 	ExpectedLSN *LSN
 	// MustExist: the log must exist, or LOG_MISSING.
 	MustExist bool
@@ -31,13 +31,13 @@ type Condition struct {
 	MustNotExist bool
 	// WriterEpoch equals the log's, or FENCED.
 	WriterEpoch *uint64
-	// Sequence makes retries exactly-once. A [Producer] sets it by itself.
+	// Sequence makes retries exactly-once. A [Producer] sets it automatically.
 	Sequence *Sequence
 	// LogID: the log must have this number, or LOG_REPLACED.
 	LogID *uint64
 }
 
-// Sequence says who appends, and the how-manieth batch this is.
+// Sequence identifies the producer and the sequence number of a batch.
 type Sequence struct {
 	// ProducerID is the name of the source.
 	ProducerID string
@@ -110,7 +110,7 @@ type BatchAck struct {
 	RecoveryEpoch uint64
 }
 
-// LogAck is what became of one log's part of a batch.
+// LogAck is the result of one log's part of a batch.
 type LogAck struct {
 	// Log is the log's name.
 	Log string
@@ -136,13 +136,13 @@ type appendSettings struct {
 // AppendOption is a setting of one append.
 type AppendOption func(*appendSettings)
 
-// If is what must hold. Replaces what earlier options said.
+// If sets the conditions of an append. It replaces the conditions of earlier options.
 func If(condition Condition) AppendOption {
 	return func(s *appendSettings) { s.condition = condition }
 }
 
-// ExpectLSN is the lsn that the record must get, or POSITION_MISMATCH. Makes it safe to
-// repeat the append, which the client then does by itself.
+// ExpectLSN is the lsn that the record must get, or POSITION_MISMATCH. With it a repeat cannot
+// append twice, so the client repeats automatically.
 func ExpectLSN(lsn LSN) AppendOption {
 	return func(s *appendSettings) { s.condition.ExpectedLSN = &lsn }
 }

@@ -39,7 +39,7 @@ type Client struct {
 	logs     waldv1.LogServiceClient
 	cursors  waldv1.CursorServiceClient
 
-	// Ends what has no end of its own: scans, followers, sessions.
+	// Ends calls without an end of their own: scans, followers, sessions.
 	ctx    context.Context
 	cancel context.CancelFunc
 
@@ -219,7 +219,7 @@ func (s *settings) dialOptions() []grpc.DialOption {
 }
 
 // Close ends reads, scans and followers, waits for the other calls under way, and closes the
-// connection. Close producers and sessions before: what they still hold fails.
+// connection. Close producers and sessions before: their unsent batches fail otherwise.
 func (c *Client) Close() error {
 	c.mutex.Lock()
 	already := c.closed
@@ -233,8 +233,8 @@ func (c *Client) Close() error {
 	return c.conn.Close()
 }
 
-// Conn is the connection, for what this package has no words for: stubs of waldv1, health,
-// reflection. Nothing is repeated on it.
+// Conn is the connection, for stubs of waldv1, health and reflection that this package does not
+// wrap. Nothing is repeated on it.
 func (c *Client) Conn() grpc.ClientConnInterface { return c.conn }
 
 // begin counts a call that Close waits for.
@@ -248,7 +248,7 @@ func (c *Client) begin() *Error {
 	return nil
 }
 
-// callKind is how a call may be repeated, and what its failure means.
+// callKind describes how a call may be repeated, and the meaning of its failure.
 type callKind struct {
 	repeat repeat
 	reads  bool

@@ -8,7 +8,7 @@ import (
 	"wald.dev/client/go/waldv1"
 )
 
-// Cursors are named positions of consumers in logs: where each goes on reading after a
+// Cursors are named positions of consumers in logs: each consumer continues there after a
 // restart. A cursor belongs to one log and goes with it. Moving one is always durable.
 type Cursors struct{ client *Client }
 

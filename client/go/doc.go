@@ -7,13 +7,14 @@
 // appends exactly once, whatever breaks. A [Follower] reads on as records arrive, whatever
 // breaks.
 //
-// Every failure is an [*Error]. It says what became of a write ([Error.Outcome]) and whether
-// the same request may be sent again ([Error.Retry]); reasons are compared with [errors.Is]:
+// Every failure is an [*Error]. It says whether a write was applied ([Error.Outcome]) and
+// whether the same request may be sent again ([Error.Retry]); reasons are compared with
+// [errors.Is]:
 //
 //	if errors.Is(err, wald.ErrPositionMismatch) { ... }
 //
-// What the client repeats by itself, within its [RetryPolicy] and the deadline of the call:
-// reads, after any passing failure; appends, when the server or the transport says that
+// The client repeats automatically, within its [RetryPolicy] and the deadline of the call:
+// reads, after any passing failure; appends, when the server or the transport reports that
 // nothing was applied; appends with an expected lsn or a producer also when the connection
 // broke underway, because they cannot be applied twice. A plain append whose connection broke
 // is not repeated: its outcome is unknown.

@@ -16,11 +16,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The domain of ErrorInfo that is believed. A status without it comes from in between (a
-// proxy, the transport), and says nothing about what the server did.
+// The domain of ErrorInfo that is believed. A status without it comes from a proxy or the
+// transport, and does not report the server's work.
 const domain = "wald.dev"
 
-// Outcome is what became of a write that failed.
+// Outcome says whether a write that failed was applied.
 type Outcome string
 
 const (
@@ -58,11 +58,12 @@ type Error struct {
 	Code codes.Code
 	// Reason is the server's reason. Empty: the server did not answer, or it is not Wald.
 	Reason Reason
-	// Message is what the server or the transport says, for people.
+	// Message is the text of the server or the transport, for people.
 	Message string
-	// Outcome is what became of a write. A read has nothing to apply: NotApplied. If an earlier attempt of the same
-	// call may have been applied, it is Unknown even if the last attempt was refused: a
-	// POSITION_MISMATCH after a lost connection can be the echo of one's own success.
+	// Outcome says whether a write was applied. A read has nothing to apply: NotApplied. If an
+	// earlier attempt of the same call may have been applied, it is Unknown even if the last
+	// attempt was refused: a POSITION_MISMATCH after a lost connection can be the echo of one's
+	// own success.
 	Outcome Outcome
 	// Retry is whether the same request may be sent again.
 	Retry Retry
@@ -78,7 +79,7 @@ type Error struct {
 
 // FailedCheck is one condition that did not hold.
 type FailedCheck struct {
-	// Reason is what was wrong, such as POSITION_MISMATCH.
+	// Reason is the cause, such as POSITION_MISMATCH.
 	Reason Reason
 	// Log is the log that was checked.
 	Log string
@@ -86,7 +87,7 @@ type FailedCheck struct {
 	Description string
 }
 
-// Error says what failed, and if it matters, that the outcome is unknown.
+// Error describes the failure, and if it matters, that the outcome is unknown.
 func (e *Error) Error() string {
 	name := string(e.Reason)
 	if name == "" {
@@ -117,7 +118,7 @@ func (e *Error) Number(fact string) (uint64, bool) {
 	return number, err == nil
 }
 
-// afterUnknown is the error of a call of which an earlier attempt may have been applied.
+// afterUnknown is the error of a call whose earlier attempt may have been applied.
 func (e *Error) afterUnknown() *Error {
 	changed := *e
 	changed.Outcome = Unknown
@@ -134,8 +135,8 @@ func (e *Error) ofRead() *Error {
 	return &changed
 }
 
-// readError reads what a stub returned. `sent` tells whether the request left this process,
-// `ctx` is what the call ran under.
+// readError reads the error that a stub returned. `sent` reports whether the request left this
+// process, `ctx` is the context that the call ran under.
 func readError(ctx context.Context, err error, sent bool) *Error {
 	if err == io.EOF {
 		return lost("the server ended the stream", sent)
@@ -175,7 +176,7 @@ func readError(ctx context.Context, err error, sent bool) *Error {
 	return failure
 }
 
-// statedOutcome is what an error of Wald's says.
+// statedOutcome is the outcome that Wald's error states.
 func statedOutcome(e *Error) Outcome {
 	switch outcome := e.Facts["outcome"]; {
 	case outcome == string(NotApplied):
@@ -187,7 +188,7 @@ func statedOutcome(e *Error) Outcome {
 	return Unknown
 }
 
-// statedRetry is what an error of Wald's says.
+// statedRetry is the retry that Wald's error states.
 func statedRetry(e *Error) Retry {
 	switch retry := e.Facts["retry"]; {
 	case retry == string(Safe), retry == string(SafeWithCondition):
@@ -201,7 +202,7 @@ func statedRetry(e *Error) Retry {
 
 // foreign completes an error that is not Wald's.
 func foreign(ctx context.Context, e *Error, sent bool) *Error {
-	// What the server did not say is not believed of others either.
+	// Details of a status that is not the server's are not believed either.
 	e.Failed, e.RetryAfter = nil, 0
 	if ctx.Err() != nil {
 		return gaveUp(ctx, sent)

@@ -74,7 +74,7 @@ func TestErrorIsItsReasonAndNoOther(t *testing.T) {
 	}
 }
 
-// The whole table: what an error says about a write, and whether to send it again.
+// The whole table: the outcome of a write for each error, and whether to send it again.
 func TestOutcomeAndRetryOfErrors(t *testing.T) {
 	elsewhere, _ := status.New(codes.Unavailable, "").WithDetails(
 		&errdetails.ErrorInfo{Domain: "mesh.example", Reason: "STARTING", Metadata: stated(NotApplied, Safe)},

@@ -183,7 +183,7 @@ func followRecords(ctx context.Context, client *wald.Client, log string) error {
 		return err
 	}
 
-	// Keep the cursor with what came of the records; another process goes on exactly there.
+	// Keep the cursor with the results of the records; another process continues exactly there.
 	if _, err := client.Append(ctx, log, wald.Text("c")); err != nil {
 		return err
 	}
@@ -271,8 +271,8 @@ func produceExactlyOnce(ctx context.Context, client *wald.Client, log string) er
 		return err
 	}
 
-	// The program stopped before it stored the second ack. Started again, it goes on with the
-	// sequence after the last stored one, and with what it sent under that sequence.
+	// The program stopped before it stored the second ack. Started again, it continues with the
+	// sequence after the last stored one, and with the batch that it sent under that sequence.
 	producer, err = client.Producer(ctx, log, wald.WithProducerID("importer", 0),
 		wald.WithProducerLogID(logID), wald.WithFirstSequence(acked))
 	if err != nil {
@@ -341,7 +341,7 @@ func consume(ctx context.Context, client *wald.Client, log string) error {
 		return err
 	}
 
-	// The result of what was read, and how far it was read, in one step.
+	// Store the result of the records and the position in one step.
 	from := wald.LSN(0)
 	_, err := client.AppendBatch(ctx, wald.Batch{
 		Logs:    []wald.LogBatch{{Log: log + "/bills", Records: []wald.Record{wald.Text("a bill")}}},

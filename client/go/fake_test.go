@@ -12,7 +12,7 @@ import (
 	"wald.dev/client/go/waldv1"
 )
 
-// fake is a server that does what a test says, on a port of its own.
+// fake is a server that follows a test's script, on a port of its own.
 type fake struct {
 	waldv1.UnimplementedWalServiceServer
 	waldv1.UnimplementedLogServiceServer
@@ -105,7 +105,7 @@ func dial(t *testing.T, endpoint string, options ...DialOption) *Client {
 	return client
 }
 
-// soon is a context for what must not take long.
+// soon is a context for calls that must not take long.
 func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	t.Cleanup(cancel)

@@ -12,7 +12,7 @@ import (
 // LogInfo is a log: its configuration and where it stands.
 type LogInfo = waldv1.Log
 
-// LogConfig is what can be set per log. Unset fields mean the server's defaults.
+// LogConfig holds the settings of one log. Unset fields mean the server's defaults.
 type LogConfig = waldv1.LogConfig
 
 // TailInfo is where a log stands.
@@ -29,8 +29,9 @@ type TailInfo struct {
 	RecoveryEpoch uint64
 	// LogID is the log's number, unique for ever.
 	LogID uint64
-	// SurvivedPosition: what was acked in the recovery epoch asked about survived if and only
-	// if its position is below. Nil: not asked, or that epoch is the current one.
+	// SurvivedPosition is the end of the survivors of the requested recovery epoch: an append
+	// acked in that epoch survived if and only if its position is below. Nil: no epoch was
+	// requested, or it is the current one.
 	SurvivedPosition *uint64
 }
 
@@ -61,8 +62,8 @@ func WithLogID(id uint64) TargetOption {
 	return func(s *targetSettings) { s.logID = &id }
 }
 
-// PageSize is how many elements a list asks for at a time: of [Client.ListProducers]. Default: what
-// the server gives (100), at most 1,000.
+// PageSize is the number of elements that [Client.ListProducers] requests at a time. Default:
+// the server's (100), at most 1,000.
 func PageSize(count uint32) TargetOption {
 	return func(s *targetSettings) { s.pageSize = count }
 }
@@ -73,7 +74,7 @@ func TailVisible(visibility Visibility) TargetOption {
 	return func(s *targetSettings) { s.visibility = visibility }
 }
 
-// SurvivedSince makes [Client.Tail] tell what survived of this recovery epoch.
+// SurvivedSince makes [Client.Tail] report the survivors of this recovery epoch.
 func SurvivedSince(recoveryEpoch uint64) TargetOption {
 	return func(s *targetSettings) { s.recoveryEpoch = &recoveryEpoch }
 }
@@ -125,11 +126,11 @@ func (c *Client) tail(ctx context.Context, request *waldv1.GetTailRequest) (Tail
 	}, nil
 }
 
-// Trim forgets the records below an lsn, durably, and tells the first lsn kept. Trimming what
-// is trimmed already changes nothing.
+// Trim forgets the records below an lsn, durably, and returns the first lsn kept. A repeated
+// trim changes nothing.
 func (c *Client) Trim(ctx context.Context, log string, before LSN, options ...TargetOption) (LSN, error) {
 	s := targetOptions(options)
-	// Twice does what once does, but to a log made anew under the name.
+	// A repeat has no further effect, except on a log that was created later under the name.
 	kind := writing(harmful)
 	if s.logID != nil {
 		kind = writing(harmless)

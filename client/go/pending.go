@@ -17,7 +17,7 @@ func newPending[A any]() *Pending[A] { return &Pending[A]{done: make(chan struct
 // Done is closed once there is an answer.
 func (p *Pending[A]) Done() <-chan struct{} { return p.done }
 
-// Wait waits for the answer. If ctx ends before, the append goes on; Wait again.
+// Wait waits for the answer. If ctx ends before, the append continues; Wait again.
 func (p *Pending[A]) Wait(ctx context.Context) (A, error) {
 	select {
 	case <-p.done:
@@ -41,7 +41,7 @@ func (p *Pending[A]) fail(failure *Error) {
 	close(p.done)
 }
 
-// signal wakes all who wait for a change. Guarded by the mutex of its owner.
+// signal wakes all waiters for a change. Guarded by the mutex of its owner.
 type signal struct{ changed chan struct{} }
 
 func (s *signal) raise() {

@@ -13,10 +13,11 @@ import (
 	"wald.dev/client/go/waldv1"
 )
 
-// Producer appends to one log exactly once, whatever breaks: connections, the server, answers.
-// Every batch carries the producer's id and a sequence number, by which the server knows a
-// repeat from a new batch. What is not acked is sent again, in order, with the same numbers,
-// on a new connection, until it is acked or the delivery timeout is over.
+// Producer appends to one log exactly once, over any failure of connections, the server and
+// answers. Every batch carries the producer's id and a sequence number, by which the server
+// distinguishes a repeat from a new batch. Batches that are not acked are sent again, in order,
+// with the same numbers, on a new connection, until they are acked or the delivery timeout is
+// over.
 //
 //	Send ─▶ unacked: [ 7 8 9 | 10 11 ] ──stream──▶ server
 //	                     ▲     ▲    lost? a new stream begins again at 7
@@ -30,7 +31,7 @@ import (
 type Producer struct {
 	client   *Client
 	settings producerSettings
-	// Nobody uses an id again that was drawn at random.
+	// An id that was drawn at random is never used again.
 	drawn  bool
 	log    string
 	logID  uint64
@@ -48,7 +49,7 @@ type Producer struct {
 	next    uint64
 	closing bool
 	failure *Error
-	// Why the last stream broke.
+	// The reason why the last stream broke.
 	interruption *Error
 }
 
@@ -93,15 +94,16 @@ func WithFirstSequence(number uint64) ProducerOption {
 	return func(s *producerSettings) { s.sequence = number }
 }
 
-// WithProducerLogID is the number that the log must have, or LOG_REPLACED. Default: what it
-// has when the producer is opened; the log is made if there is none.
+// WithProducerLogID is the number that the log must have, or LOG_REPLACED. Default: the log's
+// number when the producer is opened; the log is created if there is none.
 func WithProducerLogID(id uint64) ProducerOption {
 	return func(s *producerSettings) { s.logID = id }
 }
 
-// WithInFlight is how much may be sent and not acked before Send blocks. Default:
-// [DefaultBatchesInFlight] batches, [DefaultBytesInFlight] bytes. More than 1,024 batches is refused: the server may not recognise the
-// repeats of more. One batch is let through even if it alone is larger.
+// WithInFlight is the maximum that is sent and not acked before Send blocks. Default:
+// [DefaultBatchesInFlight] batches, [DefaultBytesInFlight] bytes. More than 1,024 batches is
+// refused: the server may not recognise the repeats of more. One batch is let through even if
+// it alone is larger.
 func WithInFlight(batches, bytes int) ProducerOption {
 	return func(s *producerSettings) { s.inFlight, s.windowBytes = batches, bytes }
 }
@@ -124,24 +126,24 @@ func OnProducerInterruption(notice func(error)) ProducerOption {
 	return func(s *producerSettings) { s.interrupted = notice }
 }
 
-// The server recognises the repeats of so many batches of a producer.
+// Number of newest batches of a producer whose repeats the server recognises.
 const recognisedBatches = 1024
 
 const (
-	// DefaultBatchesInFlight is how many batches a producer has in flight at most.
+	// DefaultBatchesInFlight is the maximum number of batches that a producer has in flight.
 	DefaultBatchesInFlight = 512
-	// DefaultBytesInFlight is how many bytes a producer has in flight at most.
+	// DefaultBytesInFlight is the maximum number of bytes that a producer has in flight.
 	DefaultBytesInFlight = 8 << 20
 	// DefaultDeliveryTimeout is how long a batch of a producer may wait for its ack.
 	DefaultDeliveryTimeout = 60 * time.Second
-	// How long Close waits for the server to forget a random id.
+	// Maximum time that Close waits for the server to forget a random id.
 	forgetTimeout = time.Second
 )
 
-// Producer opens a producer of a log, which is made if there is none. It keeps to that log: if
-// it is deleted, appends fail with LOG_REPLACED or LOG_MISSING, and do not make another. Waits
-// for a server for as long as the delivery timeout, unless ctx ends before. What comes after
-// does not depend on ctx; Close the producer.
+// Producer opens a producer of a log, which is created if there is none. It keeps to that log:
+// if it is deleted, appends fail with LOG_REPLACED or LOG_MISSING, and create no other. Waits
+// for a server for as long as the delivery timeout, unless ctx ends before. Later calls do not
+// depend on ctx; Close the producer.
 func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOption) (*Producer, error) {
 	s := producerSettings{
 		windowBytes: DefaultBytesInFlight,
@@ -276,10 +278,10 @@ func (p *Producer) Append(ctx context.Context, records []Record, options ...Appe
 	return pending.Wait(ctx)
 }
 
-// Close waits until everything sent is acked, and ends the producer. The server forgets an id that
-// was drawn at random. Its error is what ended
-// the producer, if something did. If ctx ends before, the producer ends at once, and what is
-// not acked is unknown.
+// Close waits until all sent batches are acked, and ends the producer. The server forgets an id
+// that was drawn at random. Its error is the failure that ended the producer, if there was one.
+// If ctx ends before, the producer ends at once, and the outcome of batches without an ack is
+// unknown.
 func (p *Producer) Close(ctx context.Context) error {
 	p.mutex.Lock()
 	p.closing = true
@@ -314,7 +316,7 @@ func (p *Producer) hasRoom(bytes int) bool {
 	return len(p.unacked) < p.settings.inFlight && p.bytes+bytes <= p.settings.windowBytes
 }
 
-// afterFailure is the error of what comes once the producer has ended. It carries the reason.
+// afterFailure is the error of batches after the end of the producer. It carries the reason.
 func (p *Producer) afterFailure(sent bool) *Error {
 	e := earlierFailure(p.failure, sent)
 	e.Reason, e.Facts, e.Retry = p.failure.Reason, p.failure.Facts, p.failure.Retry
@@ -368,8 +370,8 @@ func (p *Producer) waitForWork(ctx context.Context) bool {
 	}
 }
 
-// deliver sends everything unacked, and what comes after, on one stream, and takes the acks.
-// No failure: the stream ended with nothing due.
+// deliver sends all unacked batches, and later ones, on one stream, and takes the acks. No
+// failure: the stream ended with nothing due.
 func (p *Producer) deliver(ctx context.Context) (acked bool, failure *Error) {
 	ctx, cancel := context.WithCancel(ctx)
 	attempt, _ := watchSending(ctx)
@@ -409,12 +411,12 @@ func (p *Producer) deliver(ctx context.Context) (acked bool, failure *Error) {
 	}
 }
 
-// send brings what is unacked onto the stream, and what comes after.
+// send brings the unacked batches onto the stream, and then later ones.
 func (p *Producer) send(ctx context.Context, stream appendStream) {
 	for {
 		message := p.nextToSend(ctx)
 		if message == nil {
-			// Why it did not work, Recv tells.
+			// Recv returns the error.
 			_ = stream.CloseSend()
 			return
 		}
@@ -468,8 +470,8 @@ func (p *Producer) acked(answer *waldv1.AppendSessionResponse) *Error {
 	return nil
 }
 
-// interrupt: the stream broke. What it carried may have been applied, unless the server says
-// that it was not.
+// interrupt handles a broken stream. Its batches may have been applied, unless the server
+// reports that they were not.
 func (p *Producer) interrupt(failure *Error) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -487,7 +489,7 @@ func (p *Producer) expire() {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if len(p.unacked) == 0 || time.Now().Before(p.unacked[0].deadline) {
-		// Acked a moment ago; who acked it has set the timer.
+		// Acked a moment ago; the ack has set the timer.
 		return
 	}
 	failure := &Error{

@@ -59,7 +59,7 @@ func producing(session func(f *fake, j *journal, stream sessionStream, count int
 	return f, j
 }
 
-// applyAll applies and acks, up to so many requests.
+// applyAll applies and acks at most count requests.
 func applyAll(j *journal, stream sessionStream, count int) error {
 	for range count {
 		request, err := stream.Recv()

@@ -53,7 +53,7 @@ func FromTime(at time.Time) RangeOption {
 	}
 }
 
-// Last begins so many records before the tail; more than 0 for one log only.
+// Last begins count records before the tail; more than 0 for one log only.
 func Last(count uint64) RangeOption {
 	return RangeOption{
 		read: func(r *waldv1.ReadRequest) { r.Start = &waldv1.ReadRequest_TailOffset{TailOffset: count} },
@@ -61,10 +61,10 @@ func Last(count uint64) RangeOption {
 	}
 }
 
-// FromNow begins with what is appended from now on.
+// FromNow begins with records that are appended from now on.
 func FromNow() RangeOption { return Last(0) }
 
-// MaxRecords is how many records at most. Default: 100 for a read, no bound for a scan.
+// MaxRecords is the maximum number of records. Default: 100 for a read, no bound for a scan.
 func MaxRecords(count uint32) RangeOption {
 	return RangeOption{
 		read: func(r *waldv1.ReadRequest) { r.MaxRecords = count },
@@ -92,7 +92,7 @@ type readOption func(*waldv1.ReadRequest)
 
 func (o readOption) applyRead(request *waldv1.ReadRequest) { o(request) }
 
-// MaxBytes is how many bytes of records at most. Default: what keeps the answer below 1 MiB.
+// MaxBytes is the maximum size of the records. Default: as many as keep the answer below 1 MiB.
 func MaxBytes(bytes uint32) ReadOption {
 	return readOption(func(r *waldv1.ReadRequest) { r.MaxBytes = bytes })
 }

@@ -15,7 +15,7 @@ type LSN uint64
 type Record struct {
 	// Data is the payload.
 	Data []byte
-	// Headers are facts beside the payload, in order. A key may occur more than once.
+	// Headers are facts in addition to the payload, in order. A key may occur more than once.
 	Headers []Header
 	// Time is in UTC, to the microsecond. Zero in an append: the server's clock. Within a
 	// log it never goes back; at most a minute ahead of the server's clock.
@@ -27,7 +27,7 @@ type Record struct {
 	LSN LSN
 }
 
-// Header is one fact beside a record's payload.
+// Header is one fact in addition to a record's payload.
 type Header struct {
 	Key   string
 	Value []byte
@@ -48,8 +48,8 @@ func (r Record) WithChecksum() Record {
 	return r
 }
 
-// Intact tells whether the payload is what the producer's checksum was made of. True if the
-// producer gave none.
+// Intact reports whether the payload matches the producer's checksum. True if the producer gave
+// none.
 func (r Record) Intact() bool {
 	return r.CRC32C == nil || crc32.Checksum(r.Data, castagnoli) == *r.CRC32C
 }

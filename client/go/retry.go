@@ -30,13 +30,13 @@ func DefaultRetryPolicy() RetryPolicy {
 	}
 }
 
-// patient is the policy of those who go on until their deadline.
+// patient is the policy of calls that retry until their deadline.
 func (p RetryPolicy) patient() RetryPolicy {
 	p.MaxAttempts = math.MaxInt
 	return p
 }
 
-// pause is how long to wait after so many failures in a row.
+// pause is the time to wait after a number of failures in a row.
 func (p RetryPolicy) pause(failures int, e *Error) time.Duration {
 	full := p.MaxPause
 	// Past 30 doublings of anything that matters, the bound is reached.
@@ -47,11 +47,11 @@ func (p RetryPolicy) pause(failures int, e *Error) time.Duration {
 	return max(jittered, e.RetryAfter)
 }
 
-// repeat is what happens if a request is applied twice.
+// repeat is the effect of a request that is applied twice.
 type repeat int
 
 const (
-	// harmless: nothing. Reads, and writes that say what shall be and not what shall change.
+	// harmless: none. Reads, and writes that name the final state, not a change.
 	harmless repeat = iota
 	// guarded: it cannot be, because a condition holds at most once.
 	guarded
@@ -61,7 +61,7 @@ const (
 
 // allows tells whether to send the request again after this error.
 func (r repeat) allows(e *Error) bool {
-	// Nothing changes about a quota by itself: its reason is reported at once.
+	// A quota does not pass without a change: its reason is reported at once.
 	if e.Reason == ErrQuota {
 		return false
 	}

@@ -13,7 +13,7 @@ import (
 	"wald.dev/client/go/waldv1"
 )
 
-// Selector is what to scan.
+// Selector selects the logs to scan.
 type Selector struct{ apply func(*waldv1.ScanRequest) }
 
 // Log selects the log with this name.
@@ -87,13 +87,13 @@ type Gap struct {
 
 // Event is a piece of a scan.
 type Event struct {
-	// Gaps are what is missing, before the batches.
+	// Gaps are the missing records before the batches.
 	Gaps []Gap
 	// Batches are records, in order.
 	Batches []RecordBatch
 	// CaughtUp: everything that was there has been delivered.
 	CaughtUp bool
-	// Cursor resumes exactly after this event: keep it with what came of the event.
+	// Cursor resumes exactly after this event: keep it with the results of the event.
 	Cursor []byte
 	// TailLSN is the tail; of a scan of one log.
 	TailLSN LSN
@@ -131,7 +131,7 @@ func (e Event) Records() iter.Seq2[string, Record] {
 type Scanner struct {
 	client *Client
 	events chan Event
-	// Why it ended; read once events is closed.
+	// The reason of its end; read once events is closed.
 	failure *Error
 	cancel  context.CancelFunc
 	done    chan struct{}
@@ -141,19 +141,19 @@ type Scanner struct {
 	err    error
 }
 
-// Follower is a scan that goes on with what is appended later, without end, over lost
-// connections and restarts of the server.
+// Follower is a scan that continues with records that are appended later, without end, over
+// lost connections and restarts of the server.
 type Follower struct{ Scanner }
 
-// Scan delivers what is there now. Close it, or end ctx.
+// Scan delivers the records that exist now. Close it, or end ctx.
 func (c *Client) Scan(ctx context.Context, selector Selector, options ...ScanOption) *Scanner {
 	scanner := new(Scanner)
 	scanner.start(ctx, c, selector, options, false)
 	return scanner
 }
 
-// Follow delivers what is there, and then what is appended later. A log that does not exist
-// is waited for. Close it, or end ctx.
+// Follow delivers existing records, and then records that are appended later. It waits for a
+// log that does not exist. Close it, or end ctx.
 func (c *Client) Follow(ctx context.Context, selector Selector, options ...ScanOption) *Follower {
 	follower := new(Follower)
 	follower.start(ctx, c, selector, options, true)
@@ -161,7 +161,7 @@ func (c *Client) Follow(ctx context.Context, selector Selector, options ...ScanO
 }
 
 // Next waits for the next event. False: the scan has ended, failed, or ctx has ended;
-// [Scanner.Err] tells. After ctx has ended, a Next with another context goes on.
+// [Scanner.Err] reports which. After ctx has ended, a Next with another context continues.
 func (s *Scanner) Next(ctx context.Context) bool {
 	s.err = nil
 	select {
@@ -181,7 +181,7 @@ func (s *Scanner) Next(ctx context.Context) bool {
 	}
 }
 
-// Event is what Next waited for.
+// Event is the event that Next waited for.
 func (s *Scanner) Event() Event { return s.event }
 
 // Cursor resumes exactly after the last event; nil before the first.
@@ -204,7 +204,7 @@ func (s *Scanner) Events(ctx context.Context) iter.Seq2[Event, error] {
 	}
 }
 
-// Close ends the scan and frees what it holds.
+// Close ends the scan and frees its resources.
 func (s *Scanner) Close() {
 	s.cancel()
 	<-s.done
@@ -222,7 +222,7 @@ const (
 	nowhere
 )
 
-// scanUnderway is what the goroutine of a scanner holds.
+// scanUnderway is the state of a scanner's goroutine.
 type scanUnderway struct {
 	scanner *Scanner
 	scanSettings
@@ -281,7 +281,7 @@ func (u *scanUnderway) run(ctx context.Context) *Error {
 	}
 }
 
-// connection opens one stream and delivers what it brings.
+// connection opens one stream and delivers its events.
 func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Error) {
 	c := u.scanner.client
 	if u.failingSince.IsZero() {
@@ -329,7 +329,7 @@ func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Err
 }
 
 // pinTailOffset turns "n before the tail" of one log into an lsn, so that a connection lost
-// before the first message can be replaced without skipping what arrived meanwhile.
+// before the first message can be replaced without skipping records that arrived meanwhile.
 func (u *scanUnderway) pinTailOffset(ctx context.Context) *Error {
 	log, one := u.request.Selector.(*waldv1.ScanRequest_Log)
 	start, offset := u.request.Start.(*waldv1.ScanRequest_TailOffset)

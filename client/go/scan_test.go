@@ -23,7 +23,8 @@ func messageOf(lsn uint64, cursor string) *waldv1.ScanResponse {
 	}
 }
 
-// scanning is a fake whose scans go in turn as these say; it keeps what was asked for.
+// scanning is a fake that answers its scans with these functions in turn; it keeps the
+// requests.
 func scanning(scans ...func(*fake, scanStream) error) (*fake, *[]*waldv1.ScanRequest) {
 	f, asked := new(fake), new([]*waldv1.ScanRequest)
 	f.scan = func(request *waldv1.ScanRequest, stream scanStream) error {

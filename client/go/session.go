@@ -14,11 +14,10 @@ import (
 
 type appendStream = grpc.BidiStreamingClient[waldv1.AppendSessionRequest, waldv1.AppendSessionResponse]
 
-// Session sends batches without waiting for acks. They are applied and acked in the order
-// of Send. It ends at the first failure: what was acked before keeps its ack, the failing
-// batch gets its error, and nothing after it is applied (unless the failure's own outcome is
-// unknown; then what follows is unknown as well). A session does not repeat anything; a
-// [Producer] does.
+// Session sends batches without waiting for acks. They are applied and acked in the order of
+// Send. It ends at the first failure: earlier batches keep their acks, the failing batch gets
+// its error, and no later batch is applied (unless the failure's own outcome is unknown; then
+// later outcomes are unknown as well). A session does not repeat anything; a [Producer] does.
 //
 // It may be used by many goroutines at once.
 type Session struct {
@@ -50,8 +49,8 @@ type sessionSettings struct{ window int }
 // SessionOption is a setting of a session.
 type SessionOption func(*sessionSettings)
 
-// WithWindow is how many bytes may be sent and not acked before Send blocks. Default: 8 MiB.
-// One batch is let through even if it alone is larger.
+// WithWindow is the maximum number of bytes that are sent and not acked before Send blocks.
+// Default: 8 MiB. One batch is let through even if it alone is larger.
 func WithWindow(bytes int) SessionOption {
 	return func(s *sessionSettings) { s.window = bytes }
 }
@@ -154,7 +153,7 @@ func (s *Session) CloseSend(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the session now. What is not acked is unknown, if it was sent.
+// Close ends the session now. Batches that were sent and not acked have an unknown outcome.
 func (s *Session) Close() {
 	s.cancel()
 	<-s.done
@@ -165,7 +164,7 @@ func (s *Session) send() {
 	for {
 		request := s.nextToSend()
 		if request == nil {
-			// Why it did not work, Recv tells.
+			// Recv returns the error.
 			_ = s.stream.CloseSend()
 			return
 		}

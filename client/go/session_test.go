@@ -44,7 +44,7 @@ func ackAll(stream sessionStream, lsn uint64) error {
 	}
 }
 
-// receive takes so many requests.
+// receive takes count requests.
 func receive(stream sessionStream, count int) ([]*waldv1.AppendSessionRequest, error) {
 	var requests []*waldv1.AppendSessionRequest
 	for range count {

@@ -3,8 +3,8 @@
        conformance.py chaos-producer LOG ID RATE
        conformance.py chaos-follower PREFIX COUNT
 
-Carries out the conformance cases with this package, as ../conformance/README.md says: there the
-environment, the cases and what is printed are described, and the two modes for chaos.
+Carries out the conformance cases with this package. ../conformance/README.md describes the
+environment, the cases, the output, and the two modes for chaos.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
 class Failed(Exception):
-    """What was expected and what came."""
+    """The expected and the actual value."""
 
 
 # Cases: references, expectations.
 
 
 class Names:
-    """What `${...}` stands for."""
+    """The values of `${...}`."""
 
     def __init__(self, prefix):
         self.prefix = prefix
@@ -63,7 +63,7 @@ class Names:
 
 
 def compare(expected, actual, where="result"):
-    """Raises Failed if what came is not what was expected."""
+    """Raises Failed if the actual value differs from the expected one."""
 
     def wrong(what):
         raise Failed(f"{where}: expected {what}, came {str(actual)[:300]}")
@@ -102,7 +102,7 @@ def compare_error(expected, error):
     compare(expected, show_error(error), f"error ({error})")
 
 
-# From the package's words to those of the cases.
+# Translates the package's words to the words of the cases.
 
 
 def show_error(error):
@@ -153,7 +153,7 @@ def show(value, *names):
 
 
 def to_records(given):
-    """Records to append: strings, objects, or so many of a size."""
+    """Records to append: strings, objects, or a number of records of one size."""
     for record in given:
         if isinstance(record, dict) and "repeat" in record:
             for number in range(record["repeat"]):
@@ -203,12 +203,12 @@ def in_time(began, within):
 
 
 def selection(more):
-    """What to follow, without where to begin."""
+    """The logs to follow, without the place to begin."""
     return {name: value for name, value in more.items() if name in ("log", "prefix", "all", "log_id")}
 
 
 class Stored:
-    """What a consumer has stored: effects and cursor, always together."""
+    """The state that a consumer has stored: effects and cursor, always together."""
 
     def __init__(self, counting):
         self.counting = counting
@@ -236,7 +236,7 @@ class Stored:
 
 
 class Follower:
-    """A follower in the background, and what it has seen."""
+    """A follower in the background, and the events it has seen."""
 
     def __init__(self, scan):
         self.scan = scan
@@ -512,7 +512,7 @@ class Case:
             raise Failed(f"the tail of {log} did not reach {at_least}") from None
 
 
-# What `as` names is not their result.
+# In these steps `as` does not name their result.
 NAMING = {"do_follow", "do_producer", "do_background"}
 
 

@@ -1,4 +1,4 @@
-"""Generates the stubs: src/wald/v1, from the repository's proto files or those of the sdist."""
+"""Generates the stubs in src/wald/v1, from the proto files of the repository or of the sdist."""
 
 import shutil
 from pathlib import Path
@@ -26,8 +26,8 @@ class GenerateStubs(BuildHookInterface):
 
 
 def generate(proto, out):
-    """The proto package is wald.v1, so what is generated lies inside the package and imports itself as such."""
-    # Only while building is the generator there.
+    """The proto package is wald.v1, so the generated code lies inside the package and imports itself as such."""
+    # The generator is only there while building.
     import grpc_tools
     from grpc_tools import protoc
 

@@ -39,7 +39,7 @@ pub struct Ack {
     pub durability: Durability,
     /// A repeat of an append that was applied before.
     pub deduplicated: bool,
-    /// Where it lies in the journal; none while it is only accepted.
+    /// Position of the record in the journal; none while it is only accepted.
     pub position: Option<u64>,
     /// Rises with every unclean start of the server.
     pub recovery_epoch: u64,
@@ -62,8 +62,8 @@ impl Client {
 }
 
 impl Append {
-    /// The lsn that the record must get, or POSITION_MISMATCH. Makes it safe to repeat the
-    /// append, which the client then does by itself.
+    /// The lsn that the record must get, or POSITION_MISMATCH. With it a repeat cannot append
+    /// twice, so the client repeats automatically.
     pub fn expected_lsn(mut self, lsn: impl Into<Lsn>) -> Self {
         self.condition = self.condition.expected_lsn(lsn);
         self
@@ -75,8 +75,8 @@ impl Append {
         self
     }
 
-    /// Who appends, and the how-manieth batch it is: a repeat gets the original answer.
-    /// Makes it safe to repeat the append, which the client then does by itself.
+    /// Identifies the producer and the sequence number of this batch. A repeat gets the
+    /// original answer, so the client repeats the append automatically after a lost connection.
     pub fn producer(mut self, id: impl Into<String>, epoch: u64, sequence: u64) -> Self {
         self.condition = self.condition.producer(id, epoch, sequence);
         self
@@ -88,14 +88,14 @@ impl Append {
         self
     }
 
-    /// What must hold. Replaces what was set before.
+    /// The conditions of the append. Replaces all conditions set before.
     pub fn condition(mut self, condition: Condition) -> Self {
         self.condition = condition;
         self
     }
 
-    /// How durable the record must be before the answer. Default: as the log's sync mode
-    /// says.
+    /// Durability that the record must reach before the answer. Default: set by the log's sync
+    /// mode.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self

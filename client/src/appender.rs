@@ -21,8 +21,8 @@ pub struct AppenderBuilder {
 /// The settings that appenders and producers share.
 macro_rules! pipeline_settings {
     () => {
-        /// Waits so long for more records before a batch goes out. Default: 0, which sends what
-        /// is there at once.
+        /// Maximum wait for more records before a batch is sent. Default: 0, which sends the
+        /// gathered records at once.
         pub fn linger(mut self, linger: Duration) -> Self {
             self.settings.linger = linger;
             self
@@ -49,8 +49,8 @@ macro_rules! pipeline_settings {
             self
         }
 
-        /// How durable records must be before they are acked. Default: as the log's sync
-        /// mode says.
+        /// Durability that records must reach before they are acked. Default: set by the log's
+        /// sync mode.
         pub fn durability(mut self, durability: Durability) -> Self {
             self.settings.durability = durability;
             self
@@ -89,15 +89,15 @@ impl AppenderBuilder {
     }
 }
 
-/// Pipelined appends over one session: nothing waits for the ack of what came before.
+/// Pipelined appends over one session: no append waits for the acks of earlier ones.
 ///
 /// Records and batches are applied, and their acks resolve, in the order of the calls.
 /// Consecutive records of one log share batches; each batch is all or nothing.
 ///
-/// **The first failure ends it**, so that nothing is ever applied behind a hole: what was
-/// acked before stays acked, the failing batch gets the error, and everything after it
+/// **The first failure ends it**, so that no batch is applied behind a failed one. Batches that
+/// were acked before stay acked, the failing batch gets the error, and every later batch gets
 /// [`ErrorKind::Behind`](crate::ErrorKind::Behind) with an outcome of its own. Nothing is
-/// repeated: after a lost connection the outcome of what was in flight is unknown. A
+/// repeated: after a lost connection the outcome of batches in flight is unknown. A
 /// [`Producer`](crate::Producer) repeats, without appending twice.
 ///
 /// ```no_run
@@ -115,14 +115,13 @@ impl AppenderBuilder {
 /// # }
 /// ```
 ///
-/// Dropped instead of closed, it still sends what it was given, as long as the runtime
-/// lives, but tells nobody but the [`Pending`]s.
+/// An appender that is dropped instead of closed still sends its queued records, as long as the
+/// runtime lives. Only the [`Pending`]s report the results.
 #[derive(Debug)]
 pub struct Appender(Pipeline);
 
 impl Appender {
-    /// Appends a record. Waits only while the window is full; its ack is to be awaited
-    /// separately.
+    /// Appends a record. Waits only while the window is full; await its ack separately.
     ///
     /// # Errors
     /// [`ErrorKind::Behind`](crate::ErrorKind::Behind), once something has failed; the

@@ -14,8 +14,8 @@ use crate::lsn::Lsn;
 use crate::record::Record;
 use crate::retry::Repeat;
 
-/// What must hold for a log that is written. All that is set must hold; otherwise nothing
-/// is written.
+/// Conditions on a log that is written. Every condition that is set must hold; otherwise
+/// nothing is written.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Condition(v1::AppendCondition);
 
@@ -49,9 +49,9 @@ impl Condition {
         self
     }
 
-    /// Who appends, and the how-manieth batch of this incarnation it is, from 0: a repeat
-    /// gets the original answer, also after restarts of either side. A
-    /// [`Producer`](crate::Producer) counts by itself.
+    /// Identifies the producer and the sequence number of this batch, which counts from 0 in
+    /// each epoch. A repeat gets the original answer, also after restarts of either side. A
+    /// [`Producer`](crate::Producer) counts automatically.
     pub fn producer(mut self, id: impl Into<String>, epoch: u64, sequence: u64) -> Self {
         self.0.producer = Some(v1::Producer {
             id: id.into(),
@@ -128,17 +128,17 @@ pub struct AppendBatch {
 /// Everything in the request is applied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchAck {
-    /// What became of each log, in the order of the request.
+    /// The result of each log, in the order of the request.
     pub appends: Vec<LogAck>,
     /// The durability reached.
     pub durability: Durability,
-    /// Where the whole lies in the journal; none while it is only accepted.
+    /// Position of the batch in the journal; none while it is only accepted.
     pub position: Option<u64>,
     /// Rises with every unclean start of the server.
     pub recovery_epoch: u64,
 }
 
-/// What became of one log's records.
+/// The result of one log's records.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogAck {
     /// The log's name.
@@ -179,13 +179,13 @@ impl AppendBatch {
         self.log_if(log, Condition::new(), records)
     }
 
-    /// Adds records for a log, and what must hold for it. Each log at most once.
+    /// Adds records for a log, and their conditions. Each log at most once.
     pub fn log_if<R>(mut self, log: impl Into<String>, condition: Condition, records: R) -> Self
     where
         R: IntoIterator,
         R::Item: Into<Record>,
     {
-        // All or nothing: what cannot be applied twice in one log cannot be in any.
+        // All or nothing: if one log's records cannot be applied twice, no log's records can.
         self.guarded |= condition.guards();
         self.request.batches.push(v1::LogBatch {
             log: log.into(),
@@ -204,8 +204,8 @@ impl AppendBatch {
         self
     }
 
-    /// Moves a cursor in the same step: what was read and what became of it are then never
-    /// apart.
+    /// Moves a cursor in the same step: the position read and the records that result from it
+    /// never diverge.
     pub fn cursor(mut self, commit: CursorCommit) -> Self {
         // Expecting where the cursor stands guards the whole, unless it is moved to there.
         self.guarded |= commit.guards();
@@ -213,8 +213,8 @@ impl AppendBatch {
         self
     }
 
-    /// How durable the records must be before the answer. Default: as the logs' sync modes
-    /// say.
+    /// Durability that the records must reach before the answer. Default: set by the logs' sync
+    /// modes.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.request.durability = durability.into();
         self

@@ -27,11 +27,11 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// A client of one Wald server. Cheap to clone; clones share one connection, which is made
 /// again when it breaks.
 ///
-/// **What is repeated by itself**, within [`RetryPolicy`] and the deadline of the call:
-/// reads, after any passing failure; appends, when the server or the transport says that
-/// nothing was applied; appends with an expected lsn (or producer), also when the
-/// connection broke underway, because they cannot be applied twice. A plain append whose
-/// connection broke is *not* repeated: its [`Error::outcome`] is unknown.
+/// **The client repeats automatically**, within [`RetryPolicy`] and the deadline of the call:
+/// reads, after any passing failure; appends, when the server or the transport reports that
+/// nothing was applied; appends with an expected lsn (or producer), also when the connection
+/// broke underway, because they cannot be applied twice. A plain append whose connection broke
+/// is *not* repeated: its [`Error::outcome`] is unknown.
 #[derive(Debug, Clone)]
 pub struct Client {
     channel: Channel,
@@ -73,14 +73,14 @@ impl ClientBuilder {
         self
     }
 
-    /// How long a scan may be silent before it counts as lost. Default: 60 s; the server
-    /// sends a heartbeat after 15 s.
+    /// Maximum silence of a scan before it counts as lost. Default: 60 s; the server sends a
+    /// heartbeat after 15 s.
     pub fn silence_timeout(mut self, timeout: Duration) -> Self {
         self.silence_timeout = timeout;
         self
     }
 
-    /// How calls are repeated.
+    /// Policy for repeating calls.
     pub fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
         self
@@ -228,7 +228,7 @@ impl Client {
         let mut unknown = false;
         loop {
             let mut attempt = Request::new(request.clone());
-            // The server must not write what nobody waits for any more.
+            // The server must not write a request that no caller waits for any more.
             attempt.set_timeout(deadline.saturating_duration_since(Instant::now()));
             let error = match tokio::time::timeout_at(deadline, send(attempt)).await {
                 Ok(Ok(answer)) => return Ok(answer.into_inner()),

@@ -1,4 +1,4 @@
-//! Named cursors: where each consumer of a log goes on reading after a restart.
+//! Named cursors: positions at which the consumers of a log continue after a restart.
 
 use std::time::{Duration, SystemTime};
 
@@ -25,8 +25,8 @@ impl CursorCommit {
         })
     }
 
-    /// Where the cursor must stand now, or POSITION_MISMATCH; 0 also matches a cursor that
-    /// does not exist yet.
+    /// The position that the cursor must have now, or POSITION_MISMATCH; 0 also matches a
+    /// cursor that does not exist yet.
     pub fn expected_lsn(mut self, lsn: impl Into<Lsn>) -> Self {
         self.0.expected_lsn = Some(lsn.into().get());
         self
@@ -59,7 +59,7 @@ pub struct NamedCursor {
     pub lsn: Lsn,
     /// The log's number, unique for ever.
     pub log_id: u64,
-    /// When it was last moved.
+    /// Time of the last move.
     pub update_time: Option<SystemTime>,
 }
 
@@ -94,11 +94,11 @@ impl Client {
     ///
     /// # Errors
     /// POSITION_MISMATCH, LOG_NOT_FOUND, LOG_REPLACED, BEYOND_TAIL, INVALID_CURSOR_NAME, QUOTA,
-    /// and what any call can fail with.
+    /// and the errors of every call.
     pub async fn commit_cursor(&self, commit: CursorCommit) -> Result<NamedCursor, Error> {
         let repeat = match commit.guards() {
             true => Repeat::Guarded,
-            // A late repeat would take back what someone else has committed meanwhile.
+            // A late repeat would undo another client's commit in between.
             false => Repeat::Harmful,
         };
         let request = v1::CommitCursorRequest {
@@ -108,10 +108,10 @@ impl Client {
         NamedCursor::from_proto(answer.cursor)
     }
 
-    /// Where a cursor stands. With a `log_id`, only if it is that log.
+    /// Returns the position of a cursor. With a `log_id`, only if it is that log.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, CURSOR_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, CURSOR_NOT_FOUND, LOG_REPLACED, and the errors of every call.
     pub async fn get_cursor(
         &self,
         log: impl Into<String>,
@@ -131,7 +131,7 @@ impl Client {
     /// (100); no token begins at the start. With a `log_id`, only if it is that log.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, INVALID_PAGE_TOKEN, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, INVALID_PAGE_TOKEN, LOG_REPLACED, and the errors of every call.
     pub async fn list_cursors(
         &self,
         log: impl Into<String>,
@@ -160,7 +160,7 @@ impl Client {
     /// if it is that log.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, CURSOR_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, CURSOR_NOT_FOUND, LOG_REPLACED, and the errors of every call.
     pub async fn delete_cursor(
         &self,
         log: impl Into<String>,

@@ -1,8 +1,8 @@
-//! Errors: what happened to the data, why, and whether it is safe to repeat.
+//! Errors: the outcome for the data, the reason, and whether a repeat is safe.
 //!
-//! Three worlds meet here. An answer of Wald's carries ErrorInfo, and its facts are
-//! believed. A status without it comes from in between (a proxy, the transport), and
-//! says nothing about what the server did. And some failures never left this process.
+//! Errors have three sources. An answer of Wald carries ErrorInfo, and its facts are believed.
+//! A status without it comes from a proxy or the transport, and does not report the server's
+//! work. Other failures never left this process.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -17,8 +17,8 @@ use crate::reason::Reason;
 
 const DOMAIN: &str = "wald.dev";
 
-/// Why a call failed. [`Error::outcome`] says what became of a write, [`Error::retry`]
-/// whether to repeat it. Cheap to clone.
+/// The reason why a call failed. [`Error::outcome`] reports whether a write was applied,
+/// [`Error::retry`] whether to repeat it. Cheap to clone.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -32,7 +32,7 @@ struct Inner {
     reads: bool,
 }
 
-/// Where a call failed.
+/// The place at which a call failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -47,25 +47,25 @@ pub enum ErrorKind {
     /// The endpoint asks for TLS, which there is not yet; nothing was sent.
     #[error("`{endpoint}` asks for TLS; there is no TLS yet, use http://")]
     Tls {
-        /// What was given.
+        /// The given endpoint.
         endpoint: String,
     },
     /// The system gave no random numbers to name a producer with; nothing was sent.
     #[error("no random numbers: {detail}")]
     Random {
-        /// What the system says.
+        /// The system's message.
         detail: String,
     },
     /// No connection could be made; nothing was sent.
     #[error("cannot connect to {endpoint}: {detail}")]
     Connect {
-        /// Where to.
+        /// The endpoint.
         endpoint: String,
-        /// What the transport says.
+        /// The transport's message.
         detail: String,
     },
-    /// The connection ended before the call went out on it, as when the server is told to
-    /// stop; nothing was sent.
+    /// The connection ended before the call was sent on it, for example because the server
+    /// drains; nothing was sent.
     #[error("the connection ended before the call was sent: {0}")]
     NotSent(String),
     /// The connection broke underway; a write may have been applied.
@@ -98,9 +98,9 @@ pub enum ErrorKind {
     /// with it. Code, reason and facts are the earlier one's; the outcome is this one's.
     #[error("an earlier batch failed: {first}")]
     Behind {
-        /// Why the earlier one failed.
+        /// The failure of the earlier one.
         first: Error,
-        /// What became of this one.
+        /// Outcome of this batch.
         outcome: Outcome,
     },
     /// The appender or producer is gone: its runtime was shut down; a write that was sent
@@ -123,15 +123,15 @@ pub struct ServerError {
 /// A condition that did not hold. Several may fail at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedCheck {
-    /// Why it failed.
+    /// The reason of the failure.
     pub reason: Reason,
     /// The log it was about.
     pub log: String,
-    /// What the server says, with the actual value, for people.
+    /// The server's message, with the actual value, for people.
     pub description: String,
 }
 
-/// What became of a write that failed.
+/// Outcome of a write that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Nothing was written, and nothing will be.
@@ -163,7 +163,7 @@ impl ServerError {
         &self.reason
     }
 
-    /// What the server says, for people.
+    /// The server's message, for people.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -207,7 +207,7 @@ impl fmt::Display for ServerError {
 impl std::error::Error for ServerError {}
 
 impl Error {
-    /// Where the call failed.
+    /// The place at which the call failed.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
@@ -229,7 +229,7 @@ impl Error {
         }
     }
 
-    /// What the server said, if it answered.
+    /// The server's error, if it answered.
     fn server(&self) -> Option<&ServerError> {
         match self.kind() {
             ErrorKind::Server(error) => Some(error),
@@ -263,7 +263,7 @@ impl Error {
         self.fact(name)?.parse().ok()
     }
 
-    /// What became of a write. A read has nothing to apply: [`Outcome::NotApplied`].
+    /// The outcome of a write. A read has nothing to apply: [`Outcome::NotApplied`].
     ///
     /// If an earlier attempt of the same call may have been applied, the outcome is unknown
     /// even if the last attempt was refused: a POSITION_MISMATCH after a lost connection
@@ -324,7 +324,7 @@ impl Error {
         }
     }
 
-    /// How long the server asks to wait before the next attempt.
+    /// Minimum time before the next attempt, as the server asks.
     pub fn retry_delay(&self) -> Option<Duration> {
         self.server()?.retry_delay
     }
@@ -429,8 +429,8 @@ fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
     }
 }
 
-/// What the last error in a chain says: of "transport error: connect error: connection
-/// refused" only that tells people anything.
+/// The text of the last error in a chain: in "transport error: connect error: connection
+/// refused" only the last part helps people.
 pub(crate) fn innermost_text(error: &(dyn std::error::Error + 'static)) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_journal_is_unknown_when_internal_and_not_applied_when_unavailable() {
+    fn failed_journal_is_unknown_if_internal_and_not_applied_if_unavailable() {
         let facts = |outcome: &str, retry: &str| {
             HashMap::from([
                 ("outcome".to_owned(), outcome.to_owned()),

@@ -24,8 +24,8 @@
 //! # }
 //! ```
 //!
-//! What is repeated by itself, and what is not, stands in [`Client`]; how errors are read,
-//! in [`Error`]. Administration speaks the messages of the contract ([`proto`]).
+//! [`Client`] describes which calls are repeated automatically; [`Error`] describes how to read
+//! errors. Administration uses the messages of the contract ([`proto`]).
 
 mod append;
 mod appender;

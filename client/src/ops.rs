@@ -1,4 +1,4 @@
-//! Where logs stand, barriers, administration, health: the calls without a builder.
+//! State of logs, barriers, administration, health: the calls without a builder.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::error::Error;
 use crate::lsn::Lsn;
 use crate::retry::Repeat;
 
-/// Where a log stands.
+/// State of a log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tail {
     /// The first lsn kept.
     pub first_lsn: Lsn,
-    /// The next lsn, at the visibility asked for.
+    /// The next lsn, at the requested visibility.
     pub tail_lsn: Lsn,
     /// Every lsn below it is flushed to the device.
     pub durable_lsn: Option<Lsn>,
@@ -70,7 +70,7 @@ impl BackupStream {
     /// The next part: the manifest first, then content in its order; None at the end.
     ///
     /// # Errors
-    /// What the server says, and a lost connection.
+    /// The server's errors, and a lost connection.
     pub async fn next(&mut self) -> Result<Option<v1::backup_response::Part>, Error> {
         let silence = self.client.silence_timeout();
         match self.parts.message().await {
@@ -117,7 +117,7 @@ impl Client {
     /// there is no deadline.
     ///
     /// # Errors
-    /// BUSY while another one runs, and what any call can fail with.
+    /// BUSY while another one runs, and the errors of every call.
     pub async fn backup(
         &self,
         known_digests: Vec<bytes::Bytes>,
@@ -136,10 +136,10 @@ impl Client {
         }
     }
 
-    /// Where a log stands. With a `log_id`, only if it is that log.
+    /// Returns the state of a log. With a `log_id`, only if it is that log.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, LOG_REPLACED, and the errors of every call.
     pub async fn get_tail(
         &self,
         log: impl Into<String>,
@@ -169,16 +169,15 @@ impl Client {
         })
     }
 
-    /// Where what was acked in an older recovery epoch stops surviving: an append of that
-    /// epoch survived if and only if its position is below. None if that epoch is the
-    /// current one, in which nothing is lost so far. With a `log_id`, only if it is that
-    /// log.
+    /// End of the survivors of an older recovery epoch: an append acked in that epoch survived
+    /// if and only if its position is below. None if that epoch is the current one, in which
+    /// nothing is lost so far. With a `log_id`, only if it is that log.
     ///
     /// An ack without a position was in the server's memory only; it survived if a
     /// [`sync`](Self::sync) answered after it.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, LOG_REPLACED, and the errors of every call.
     pub async fn survived_position(
         &self,
         log: impl Into<String>,
@@ -195,11 +194,11 @@ impl Client {
         Ok(answer.survived_position)
     }
 
-    /// Forgets the records below `before`, durably; returns the first lsn kept. Trimming
-    /// what is trimmed already changes nothing. With a `log_id`, only if it is that log.
+    /// Forgets the records below `before`, durably; returns the first lsn kept. A repeated trim
+    /// changes nothing. With a `log_id`, only if it is that log.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, BEYOND_TAIL, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, BEYOND_TAIL, LOG_REPLACED, and the errors of every call.
     pub async fn trim(
         &self,
         log: impl Into<String>,
@@ -211,7 +210,8 @@ impl Client {
             before_lsn: before.get(),
             log_id,
         };
-        // Twice does what once does, but to a log made anew under the name.
+        // A repeat has no further effect, except on a log that was created later under the
+        // name.
         let repeat = match log_id {
             Some(_) => Repeat::Harmless,
             None => Repeat::Harmful,
@@ -230,7 +230,7 @@ impl Client {
     ///
     /// # Errors
     /// FENCED, if `writer_epoch` does not exceed the current one; LOG_NOT_FOUND, LOG_REPLACED, and
-    /// what any call can fail with.
+    /// the errors of every call.
     pub async fn fence(
         &self,
         log: impl Into<String>,
@@ -245,9 +245,9 @@ impl Client {
         let repeat = match (writer_epoch, log_id) {
             // The second time the epoch no longer exceeds the current one.
             (Some(_), _) => Repeat::Guarded,
-            // Twice raises the epoch twice: who asked holds the newest all the same.
+            // A repeat raises the epoch twice; the caller still holds the newest.
             (None, Some(_)) => Repeat::Harmless,
-            // But it could shut out the writer of a log made anew under the name.
+            // But it could shut out the writer of a log that was created later under the name.
             (None, None) => Repeat::Harmful,
         };
         let answer = call!(self, wal.fence, repeat, request)?;
@@ -263,11 +263,11 @@ impl Client {
         })
     }
 
-    /// Waits until everything accepted before, of one log or of all, is where it was to
-    /// go. Returns the position below which everything is flushed to the device.
+    /// Waits until everything accepted before, of one log or of all, has reached its target.
+    /// Returns the position below which everything is flushed to the device.
     ///
     /// # Errors
-    /// JOURNAL_FAILED, and what any call can fail with.
+    /// JOURNAL_FAILED, and the errors of every call.
     pub async fn sync(
         &self,
         target: SyncTarget,
@@ -284,7 +284,7 @@ impl Client {
     /// Makes a log.
     ///
     /// # Errors
-    /// LOG_EXISTS, INVALID_LOG_NAME, and what any call can fail with.
+    /// LOG_EXISTS, INVALID_LOG_NAME, and the errors of every call.
     pub async fn create_log(
         &self,
         log: impl Into<String>,
@@ -301,7 +301,7 @@ impl Client {
     /// One log: its configuration and where it stands.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, and what any call can fail with.
+    /// LOG_NOT_FOUND, and the errors of every call.
     pub async fn get_log(&self, log: impl Into<String>) -> Result<v1::Log, Error> {
         let request = v1::GetLogRequest { log: log.into() };
         let answer = call!(self, log_service.get_log, Repeat::Read, request)?;
@@ -312,7 +312,7 @@ impl Client {
     /// the server's default (100); no token begins at the start.
     ///
     /// # Errors
-    /// INVALID_PAGE_TOKEN, and what any call can fail with.
+    /// INVALID_PAGE_TOKEN, and the errors of every call.
     pub async fn list_logs(
         &self,
         prefix: impl Into<String>,
@@ -335,7 +335,7 @@ impl Client {
     /// `sync_mode` or `retention.max_age`.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, INVALID_UPDATE_MASK, and what any call can fail with.
+    /// LOG_NOT_FOUND, INVALID_UPDATE_MASK, and the errors of every call.
     pub async fn update_log<P>(
         &self,
         log: impl Into<String>,
@@ -359,7 +359,7 @@ impl Client {
     /// Deletes a log with all its records. With a `log_id`, only if it is that one.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, LOG_REPLACED, and the errors of every call.
     pub async fn delete_log(
         &self,
         log: impl Into<String>,
@@ -373,10 +373,10 @@ impl Client {
         Ok(())
     }
 
-    /// What the server is, allows, and really promises.
+    /// The server's identity, its limits, and the real promises of its flushes.
     ///
     /// # Errors
-    /// What any call can fail with.
+    /// The errors of every call.
     pub async fn server_info(&self) -> Result<v1::GetServerInfoResponse, Error> {
         call!(
             self,
@@ -390,7 +390,7 @@ impl Client {
     /// server's default (100); no token begins at the start.
     ///
     /// # Errors
-    /// INVALID_PAGE_TOKEN, and what any call can fail with.
+    /// INVALID_PAGE_TOKEN, and the errors of every call.
     pub async fn list_segments(
         &self,
         page_size: u32,
@@ -412,7 +412,7 @@ impl Client {
     /// server drains: true if it was draining already.
     ///
     /// # Errors
-    /// What any call can fail with.
+    /// The errors of every call.
     pub async fn drain(&self, delay: Option<Duration>) -> Result<bool, Error> {
         let request = v1::DrainRequest {
             // A span that is too long for the wire is the longest one.
@@ -430,8 +430,7 @@ impl Client {
     /// Whether a service can be used; an empty name asks for the server as a whole.
     ///
     /// # Errors
-    /// NOT_FOUND for a service that the server does not have, and what any call can fail
-    /// with.
+    /// NOT_FOUND for a service that the server does not have, and the errors of every call.
     pub async fn health(&self, service: impl Into<String>) -> Result<Health, Error> {
         let request = HealthCheckRequest {
             service: service.into(),

@@ -1,4 +1,4 @@
-//! Batches underway on an append session: what appenders and producers have in common.
+//! Batches underway on an append session: the common part of appenders and producers.
 //!
 //! ```text
 //!  append() ──▶ (queue) ──▶ (gathering) ──▶ (in flight) ──────▶ ack ──▶ Pending
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! One task drives it. The window's permits go with the records until they are acked, so
-//! what is queued, gathered and in flight together never takes more memory than the window.
-//! What is acked, and what fails, is told in the order of the appends.
+//! records that are queued, gathered and in flight together never take more memory than the
+//! window. Acks and failures are reported in the order of the appends.
 
 mod driver;
 mod gather;
@@ -34,7 +34,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::lsn::Lsn;
 
-/// What a record takes of the window beside its payload and headers.
+/// Bytes of the window that a record takes in addition to its payload and headers.
 const RECORD_OVERHEAD_BYTES: usize = 64;
 
 /// A pipelined record is appended.
@@ -46,7 +46,7 @@ pub struct RecordAck {
     pub durability: Durability,
     /// A repeat of an append that was applied before.
     pub deduplicated: bool,
-    /// Where its batch lies in the journal; none while it is only accepted.
+    /// Position of its batch in the journal; none while it is only accepted.
     pub position: Option<u64>,
     /// Rises with every unclean start of the server.
     pub recovery_epoch: u64,
@@ -69,7 +69,7 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// How batches are made and kept in flight.
+/// Settings for gathering batches and keeping them in flight.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) linger: Duration,
@@ -77,7 +77,7 @@ pub(crate) struct Settings {
     pub(crate) batch_bytes: usize,
     pub(crate) window_bytes: u32,
     pub(crate) window_batches: usize,
-    /// So long without an ack, while some are due, and it is given up.
+    /// Maximum time without an ack while some are due. The session is given up after it.
     pub(crate) patience: Duration,
     pub(crate) durability: Durability,
 }
@@ -105,13 +105,13 @@ impl Default for Settings {
     }
 }
 
-/// What makes a batch a producer's.
+/// The parts of a batch that identify its producer.
 #[derive(Debug)]
 pub(crate) struct Stamp {
     pub(crate) id: String,
     pub(crate) epoch: u64,
     pub(crate) next_sequence: u64,
-    /// Of batches that name no other.
+    /// Writer epoch of batches that name no other.
     pub(crate) writer_epoch: Option<u64>,
     pub(crate) log_id: u64,
 }
@@ -133,7 +133,7 @@ impl Stamp {
     }
 }
 
-/// Where appends go in.
+/// The sending half of the queue.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     queue: mpsc::UnboundedSender<Work>,
@@ -144,7 +144,7 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Starts the driver. With a stamp, what fails in passing is sent again.
+    /// Starts the driver. With a stamp, batches that fail temporarily are sent again.
     pub(crate) fn start(client: Client, settings: Settings, stamp: Option<Stamp>) -> Self {
         let (queue, work) = mpsc::unbounded_channel();
         let window = Arc::new(Semaphore::new(settings.window_bytes as usize));
@@ -187,7 +187,7 @@ impl Pipeline {
         Ok(Pending(pending))
     }
 
-    /// Queues a batch, which stays as it is.
+    /// Queues a batch, which is not merged with others.
     pub(crate) async fn batch<T>(
         &self,
         request: v1::AppendBatchRequest,
@@ -205,7 +205,7 @@ impl Pipeline {
         Ok(Pending(pending))
     }
 
-    /// Sends what is queued, waits for all acks, and ends the session in good order.
+    /// Sends the queued records, waits for all acks, and ends the session in good order.
     pub(crate) async fn close(self) -> Result<(), Error> {
         drop(self.queue);
         match self.driver.await {
@@ -214,8 +214,8 @@ impl Pipeline {
         }
     }
 
-    /// Waits until the window has room for so many bytes; for more than all of it, until it
-    /// is empty.
+    /// Waits until the window has room for `bytes`; for more bytes than the whole window, until
+    /// it is empty.
     async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let permits = bytes.min(self.window_bytes);
@@ -227,7 +227,7 @@ impl Pipeline {
         self.queue.send(work).map_err(|_| self.ended())
     }
 
-    /// Why nothing is taken any more.
+    /// The reason why no append is taken any more.
     fn ended(&self) -> Error {
         match self.failure.get() {
             Some(first) => behind(first, Outcome::NotApplied),
@@ -243,7 +243,7 @@ fn behind(first: &Error, outcome: Outcome) -> Error {
     })
 }
 
-/// What a record takes of the window.
+/// Bytes that a record takes of the window.
 fn size(record: &v1::Record) -> usize {
     let payload = match &record.payload {
         Some(Payload::Data(data)) => data.len(),

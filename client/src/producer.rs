@@ -55,8 +55,8 @@ impl ProducerBuilder {
         self
     }
 
-    /// The sequence of the first batch: of the first that is not known to be acked, when an
-    /// incarnation goes on after a restart of the program. Default: 0.
+    /// The sequence of the first batch. An incarnation that continues after a restart of the
+    /// program gives the first sequence without a known ack. Default: 0.
     pub fn first_sequence(mut self, sequence: u64) -> Self {
         self.first_sequence = sequence;
         self
@@ -75,7 +75,7 @@ impl ProducerBuilder {
         self
     }
 
-    /// Goes on trying for so long without an ack before it gives up. Default: 60 s.
+    /// Maximum time of retries without an ack. Default: 60 s.
     pub fn retry_for(mut self, span: Duration) -> Self {
         self.settings.patience = span;
         self
@@ -93,7 +93,7 @@ impl ProducerBuilder {
     /// a tokio runtime.
     ///
     /// # Errors
-    /// What GetLog and CreateLog can fail with.
+    /// The errors of GetLog and CreateLog.
     pub async fn open(self) -> Result<Producer, Error> {
         let is_drawn = self.identity.is_none();
         let log = match self.log_id {
@@ -159,7 +159,7 @@ async fn log(client: &Client, log: &str, give_up_at: Instant) -> Result<v1::Log,
             }
             Err(error) => error,
         };
-        // Someone else has made it meanwhile, or the lost answer told so.
+        // Another client has created it meanwhile, or the lost answer had reported success.
         let passing = error.reason() == Some(&Reason::LogExists) || Repeat::Guarded.allows(&error);
         failures += 1;
         let pause = client.retry_policy().pause(failures, &error);
@@ -173,11 +173,11 @@ async fn log(client: &Client, log: &str, give_up_at: Instant) -> Result<v1::Log,
 /// Appends to one log, exactly once and in order, over any number of lost connections and
 /// restarts of the server.
 ///
-/// Each batch carries the producer's id, its epoch and a sequence of its own, so that the
-/// server recognises a repeat and answers it as it answered the original. On any passing
-/// failure the producer reconnects and sends everything that is not acked again, in order,
-/// with pauses that grow, until nothing was acked for [`retry_for`](ProducerBuilder::retry_for).
-/// Batches are pipelined: nothing waits for the ack of what came before.
+/// Each batch carries the producer's id, its epoch and a sequence of its own, so the server
+/// recognises a repeat and gives it the original's answer. On any passing failure the producer
+/// reconnects and sends everything that is not acked again, in order, with growing pauses,
+/// until nothing was acked for [`retry_for`](ProducerBuilder::retry_for). Batches are
+/// pipelined: no batch waits for the acks of earlier ones.
 ///
 /// ```no_run
 /// # async fn example(client: wald_client::Client) -> Result<(), wald_client::Error> {
@@ -191,37 +191,38 @@ async fn log(client: &Client, log: &str, give_up_at: Instant) -> Result<v1::Log,
 /// ```
 ///
 /// **Every other failure ends it** (PRODUCER_FENCED, PRODUCER_CONFLICT, FENCED, LOG_REPLACED,
-/// RECORD_TOO_LARGE, POSITION_MISMATCH, ...): what was acked before stays acked, and everything
-/// after fails too ([`ErrorKind::Behind`]), so that what is in the log is always a
-/// beginning of what was given, without a hole.
+/// RECORD_TOO_LARGE, POSITION_MISMATCH, ...). Batches that were acked before stay acked, and
+/// every later batch fails too ([`ErrorKind::Behind`]). The log thus always holds a beginning
+/// of the given batches, without a hole.
 ///
-/// **The log is the one that there was at [`open`](ProducerBuilder::open)**, which is made then
-/// if there is none. Its number goes with every batch: a repeat never brings a deleted log
-/// back, nor gets into one made anew under the name (LOG_REPLACED).
+/// **The log is the one that existed at [`open`](ProducerBuilder::open)**, which creates it if
+/// there is none. Its number goes with every batch: a repeat never brings a deleted log back,
+/// nor reaches a log created later under the name (LOG_REPLACED).
 ///
 /// Acks that are less than durable ([`durability`](ProducerBuilder::durability), the log's
 /// sync mode) can be lost in a crash, and the server's memory of those batches with them: the
 /// producer is then refused (PRODUCER_GAP) instead of leaving a hole.
 ///
-/// **Restarts of the program.** With the default, a random id, a program that starts again is
-/// another producer, and cannot tell what became of the batches whose acks it has not seen.
-/// To be exactly-once over restarts of the program, store id, epoch and log id before the
-/// first batch, and each batch with its sequence (they count from
+/// **Restarts of the program.** With the default, a random id, a restarted program is another
+/// producer, and cannot learn the outcome of batches whose acks it has not seen. To be
+/// exactly-once over restarts of the program, store id, epoch and log id before the first
+/// batch, and each batch with its sequence (they count from
 /// [`first_sequence`](ProducerBuilder::first_sequence), in the order of the calls) before it is
 /// sent; forget it once it is acked. After a restart, either
 ///
-/// - go on as the same incarnation: the same id, epoch and log id, `first_sequence` of the first
-///   stored batch, and all stored batches again, the same content in the same order, with
-///   [`append_batch`](Self::append_batch); what was applied is acked as `deduplicated`. Use
-///   only `append_batch` then: what single records are gathered into depends on time; or
-/// - take the next epoch, and count from 0: as soon as its first batch is applied, whatever is
-///   left of the old incarnation is shut out (PRODUCER_FENCED). The new epoch recognises no batch
-///   of the old one: what was not acked must be looked up in the log, or be sent with the old
-///   epoch first, or it may be there twice.
+/// - go on as the same incarnation: the same id, epoch and log id, `first_sequence` of the
+///   first stored batch, and all stored batches again, the same content in the same order, with
+///   [`append_batch`](Self::append_batch); batches that were applied are acked as
+///   `deduplicated`. Use only `append_batch` then, because the grouping of single records
+///   depends on time; or
+/// - take the next epoch, and count from 0: as soon as its first batch is applied, the rest of
+///   the old incarnation is shut out (PRODUCER_FENCED). The new epoch recognises no batch of
+///   the old one. Look up every batch that was not acked in the log, or send it with the old
+///   epoch first; otherwise it may be there twice.
 ///
-/// Only the last 1,024 batches are recognised (unless the server is configured otherwise); older
-/// ones are refused (PRODUCER_EXPIRED). So a program that goes on begins with the sequence
-/// after the last stored ack, not at 0 again.
+/// Only the last 1,024 batches are recognised (unless the server is configured otherwise);
+/// older ones are refused (PRODUCER_EXPIRED). A program that continues therefore begins with
+/// the sequence after the last stored ack, not at 0 again.
 #[derive(Debug)]
 pub struct Producer {
     log: String,
@@ -256,7 +257,7 @@ impl Producer {
     }
 
     /// Appends a record, in a batch with others that come at the same time. Waits only while
-    /// the window is full; its ack is to be awaited separately.
+    /// the window is full; await its ack separately.
     ///
     /// # Errors
     /// [`ErrorKind::Behind`], once something has failed; the record was not sent then.

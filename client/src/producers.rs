@@ -18,7 +18,7 @@ pub struct LogProducer {
     pub epoch: u64,
     /// The sequence of its next batch in this epoch.
     pub next_sequence: u64,
-    /// When its newest batch arrived. An idle producer is forgotten 7 days later (setting
+    /// Arrival time of its newest batch. An idle producer is forgotten 7 days later (setting
     /// `producer_max_idle` of the server).
     pub last_append_time: Option<SystemTime>,
 }
@@ -54,7 +54,7 @@ impl Client {
     /// (100); no token begins at the start. With a `log_id`, only if it is that log.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, INVALID_PAGE_TOKEN, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, INVALID_PAGE_TOKEN, LOG_REPLACED, and the errors of every call.
     pub async fn list_producers(
         &self,
         log: impl Into<String>,
@@ -81,7 +81,7 @@ impl Client {
     /// With a `log_id`, only if it is that log.
     ///
     /// # Errors
-    /// LOG_NOT_FOUND, PRODUCER_NOT_FOUND, LOG_REPLACED, and what any call can fail with.
+    /// LOG_NOT_FOUND, PRODUCER_NOT_FOUND, LOG_REPLACED, and the errors of every call.
     pub async fn forget_producer(
         &self,
         log: impl Into<String>,

@@ -14,8 +14,8 @@ use crate::lsn::Lsn;
 use crate::record::{Batch, StoredRecord};
 use crate::retry::Repeat;
 
-/// A read of a bounded page of one log, to be awaited. Begins at the first record kept
-/// unless told otherwise.
+/// A read of a bounded page of one log, to be awaited. Begins at the first record kept by
+/// default.
 #[must_use = "nothing is sent until it is awaited"]
 #[derive(Debug, Clone)]
 pub struct Read {
@@ -71,19 +71,19 @@ impl Read {
         self
     }
 
-    /// Begins so many records before the tail.
+    /// Begins `count` records before the tail.
     pub fn last(mut self, count: u64) -> Self {
         self.request.start = Some(Start::TailOffset(count));
         self
     }
 
-    /// At most so many records. Default: 100.
+    /// Maximum number of records. Default: 100.
     pub fn max_records(mut self, count: u32) -> Self {
         self.request.max_records = count;
         self
     }
 
-    /// At most so many bytes of records. Default: what keeps the answer below 1 MiB.
+    /// Maximum bytes of records. Default: as many as keep the answer below 1 MiB.
     pub fn max_bytes(mut self, bytes: u32) -> Self {
         self.request.max_bytes = bytes;
         self

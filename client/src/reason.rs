@@ -4,7 +4,7 @@ use std::fmt;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
-        /// Why the server refused: the `reason` of its ErrorInfo.
+        /// The reason of a refusal: the `reason` of the server's ErrorInfo.
         #[derive(Debug, Clone, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Reason {
@@ -74,7 +74,7 @@ reasons! {
     /// The batch is too old to be recognised (fact `oldest`), or the producer was forgotten (fact
     /// `first_epoch`). Nothing was appended now.
     ProducerExpired = "PRODUCER_EXPIRED",
-    /// The same sequence number with other content.
+    /// The sequence number was used before, with other content.
     ProducerConflict = "PRODUCER_CONFLICT",
     /// The epoch of a writer or a producer is more than 2^32 above the current one (facts
     /// `given_epoch`, `current_epoch`).

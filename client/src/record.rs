@@ -20,7 +20,7 @@ impl Record {
         })
     }
 
-    /// Adds a header: a fact beside the payload.
+    /// Adds a header: a fact in addition to the payload.
     pub fn header(mut self, key: impl Into<String>, value: impl Into<Bytes>) -> Self {
         self.0.headers.push(v1::Header {
             key: key.into(),
@@ -81,9 +81,9 @@ pub struct StoredRecord {
     pub timestamp_us: i64,
     /// The payload; shares the memory of the answer it came in.
     pub data: Bytes,
-    /// Facts beside the payload, in order.
+    /// Facts in addition to the payload, in order.
     pub headers: Vec<v1::Header>,
-    /// CRC-32C of the payload, if the producer gave it.
+    /// CRC-32C checksum of the payload, if the producer gave it.
     pub crc32c: Option<u32>,
 }
 

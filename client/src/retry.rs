@@ -1,4 +1,4 @@
-//! When and how a call is repeated.
+//! Rules for repeating calls.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::error::{Error, Retry};
 use crate::reason::Reason;
 
-/// How often and how fast a call is repeated, within its deadline.
+/// Number and pace of repeats of a call, within its deadline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included. Default: 16, whose pauses are longer than the
+    /// Maximum attempts, the first included. Default: 16, whose pauses are longer than the
     /// default deadline, so that the deadline decides. 1 repeats nothing. A scan has no
-    /// deadline; it gives up as well when it has failed for as long as the client's
-    /// timeout. A follow that was open once goes on trying without end.
+    /// deadline; it gives up as well when it has failed for as long as the client's timeout. A
+    /// follow that was open once retries without end.
     pub max_attempts: u32,
     /// Pause before the first repetition; doubles each time, with jitter down to half of
     /// it. Default: 50 ms.
@@ -33,7 +33,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// How long to wait after the `failures`th failure in a row.
+    /// The time to wait after the `failures`th failure in a row.
     pub(crate) fn pause(&self, failures: u32, error: &Error) -> Duration {
         let doubled = 2u32.saturating_pow(failures.saturating_sub(1));
         let full = self.first_pause.saturating_mul(doubled).min(self.max_pause);
@@ -49,12 +49,12 @@ fn jitter() -> f64 {
     f64::from(u32::try_from(bits >> 32).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
-/// What happens if a request is applied twice.
+/// Effect of a request that is applied twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repeat {
     /// Nothing: it writes nothing.
     Read,
-    /// Nothing: it says what shall be and not what shall change.
+    /// None: the request names the final state, not a change.
     Harmless,
     /// It cannot be: a condition holds at most once.
     Guarded,
@@ -65,7 +65,7 @@ pub(crate) enum Repeat {
 impl Repeat {
     /// Whether to send the request again after this error.
     pub(crate) fn allows(self, error: &Error) -> bool {
-        // Nothing changes about a quota by itself: its reason is reported at once.
+        // A quota does not pass without a change: its reason is reported at once.
         if error.reason() == Some(&Reason::Quota) {
             return false;
         }

@@ -1,5 +1,5 @@
 //! Scanning: a range of one log, of all logs with a prefix, or of everything; once, or
-//! following what is appended later.
+//! following records that are appended later.
 
 use bytes::Bytes;
 use wald_proto::v1;
@@ -12,7 +12,7 @@ use crate::lsn::Lsn;
 use crate::record::Batch;
 use crate::scan_stream::ScanStream;
 
-/// What to scan.
+/// The logs to scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
     /// The log with this name.
@@ -62,11 +62,11 @@ pub struct Gap {
     pub from_lsn: Option<Lsn>,
     /// The lsn after the last missing one. None: up to wherever the log ended.
     pub to_lsn: Option<Lsn>,
-    /// Why they are missing.
+    /// The reason why they are missing.
     pub reason: GapReason,
 }
 
-/// How far a scan is.
+/// Progress of a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     /// Resumes exactly here. None if the server gave none.
@@ -81,21 +81,21 @@ pub struct Progress {
     pub recovery_epoch: u64,
 }
 
-/// What comes out of a scan, in order.
+/// The events of a scan, in order.
 #[derive(Debug)]
 pub enum ScanEvent {
-    /// Missing records, named before what comes after them.
+    /// Missing records, named before the records behind them.
     Gap(Gap),
     /// Records.
     Batch(Batch),
     /// Everything before this event is complete; keep its cursor to resume here.
     Progress(Progress),
-    /// The connection was lost. The scan resumes by itself: go on to wait for it, or drop
-    /// it to give up.
+    /// The connection was lost. The scan resumes automatically: continue to wait for it, or
+    /// drop it to give up.
     Interrupted(Error),
 }
 
-/// A scan, to be opened. Begins at the first record kept unless told otherwise.
+/// A scan, to be opened. Begins at the first record kept by default.
 #[must_use = "nothing is sent until it is opened"]
 #[derive(Debug, Clone)]
 pub struct Scan {
@@ -104,7 +104,7 @@ pub struct Scan {
 }
 
 impl Client {
-    /// Scans what is there now.
+    /// Scans the records that exist now.
     pub fn scan(&self, selector: impl Into<Selector>) -> Scan {
         let selector = match selector.into() {
             Selector::Log(log) => scan_request::Selector::Log(log),
@@ -120,8 +120,8 @@ impl Client {
         }
     }
 
-    /// Scans what is there, and then what is appended later, without end. Resumes by its
-    /// cursor after a lost connection: nothing comes twice, nothing is skipped.
+    /// Scans the existing records, and then records that are appended later, without end.
+    /// Resumes by its cursor after a lost connection: no record comes twice, none is skipped.
     pub fn follow(&self, selector: impl Into<Selector>) -> Scan {
         let mut scan = self.scan(selector);
         scan.request.follow = true;
@@ -143,13 +143,13 @@ impl Scan {
         self
     }
 
-    /// Begins so many records before the tail; more than 0 for one log only.
+    /// Begins `count` records before the tail; more than 0 for one log only.
     pub fn last(mut self, count: u64) -> Self {
         self.request.start = Some(Start::TailOffset(count));
         self
     }
 
-    /// Begins with what is appended from now on.
+    /// Begins with records that are appended from now on.
     pub fn from_now(self) -> Self {
         self.last(0)
     }
@@ -166,7 +166,7 @@ impl Scan {
         self
     }
 
-    /// Ends after so many records.
+    /// Ends after `count` records.
     pub fn max_records(mut self, count: u64) -> Self {
         self.request.max_records = count;
         self
@@ -184,7 +184,7 @@ impl Scan {
         self
     }
 
-    /// Opens the scan; what fails comes as its first event.
+    /// Opens the scan; a failure comes as its first event.
     pub fn open(self) -> ScanStream {
         ScanStream::new(self)
     }

@@ -8,8 +8,8 @@
 //!      └───────────────────────── pause, longer each time ──────────────────┘
 //! ```
 //!
-//! Events are queued and the cursor is kept in one step, when a whole message has
-//! arrived: so the next connection begins exactly after what the caller gets to see.
+//! Events are queued and the cursor is kept in one step, when a whole message has arrived. The
+//! next connection thus begins exactly after the last event that the caller gets.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -34,8 +34,8 @@ pub struct ScanStream {
     cursor: Option<Cursor>,
 }
 
-/// The events of a [`Client::follow`]: what is there, and then what is appended later,
-/// whatever becomes of the connection. Dropping it ends it.
+/// The events of a [`Client::follow`]: existing records, and then records that are appended
+/// later, across lost connections. Dropping it ends it.
 pub type Follower = ScanStream;
 
 impl ScanStream {
@@ -71,8 +71,8 @@ impl ScanStream {
         StreamExt::next(self).await
     }
 
-    /// Resumes exactly after the last [`ScanEvent::Progress`] that was taken: no sooner, so
-    /// that what it stands for can be dealt with before it is kept. None before the first.
+    /// Resumes exactly after the last [`ScanEvent::Progress`] that was taken. The caller can
+    /// therefore handle all events before it stores the cursor. None before the first.
     pub fn cursor(&self) -> Option<&Cursor> {
         self.cursor.as_ref()
     }
@@ -92,10 +92,10 @@ impl Stream for ScanStream {
     }
 }
 
-/// Where the next connection would begin.
+/// Place at which the next connection begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Where the caller said.
+    /// The start that the caller set.
     Start,
     /// After the last message: the request holds its cursor.
     Cursor,
@@ -115,7 +115,7 @@ struct Underway {
     begun: bool,
     /// Failures since the last message.
     failures: u32,
-    /// When the attempt began that failed first, or the one under way.
+    /// Begin of the first failed attempt, or of the one under way.
     failing_since: Option<Instant>,
     pause: Duration,
     ended: bool,
@@ -167,8 +167,8 @@ impl Underway {
         }
     }
 
-    /// Turns "n before the tail" of one log into an lsn, so that a connection lost before
-    /// the first message can be replaced without skipping what arrived meanwhile.
+    /// Turns "n before the tail" of one log into an lsn, so that a connection lost before the
+    /// first message can be replaced without skipping records that arrived meanwhile.
     async fn pin_tail_offset(&mut self) -> Result<(), Error> {
         let (Some(Selector::Log(log)), Some(Start::TailOffset(offset))) =
             (&self.request.selector, &self.request.start)

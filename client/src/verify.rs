@@ -15,12 +15,12 @@ pub struct VerifyStream {
 }
 
 impl Client {
-    /// Has the server check all that it stores, or one segment of it, beside its work, reading
-    /// at most so many bytes a second (0: no bound). What it finds damaged is quarantined at
-    /// once. Nothing is repeated: a verification that is cut off begins anew.
+    /// Has the server check everything that it stores, or one segment, while it serves. The
+    /// server reads at most `max_bytes_per_second` (0: no bound) and quarantines damage at
+    /// once. Nothing is repeated: a verification that is cut off begins from the start.
     ///
     /// # Errors
-    /// SEGMENT_NOT_FOUND, BUSY if too many run, and what any call can fail with.
+    /// SEGMENT_NOT_FOUND, BUSY if too many run, and the errors of every call.
     pub async fn verify(
         &self,
         segment_id: Option<u64>,
@@ -45,8 +45,8 @@ impl Client {
 }
 
 impl VerifyStream {
-    /// What comes next: progress, and what was found since the last time. `None` after the
-    /// last message, when all was checked.
+    /// The next message: progress, and the findings since the last one. `None` after the last
+    /// message, when everything was checked.
     ///
     /// # Errors
     /// If it was cut off: by the connection, by the server shutting down.

@@ -1,4 +1,4 @@
-//! `walctl backup`: which backups stay, and what is no directory for them.
+//! `walctl backup`: which backups stay, and which directories are refused.
 
 #![allow(
     clippy::unwrap_used,
@@ -82,7 +82,8 @@ async fn the_newest_backups_stay_whatever_the_clock_says() {
         assert_eq!(saved.status.code(), Some(0), "{saved:?}");
     }
     assert_eq!(fixture.listed().await, [200, 300]);
-    // Of a store that stands as it stood the last one taken stays, whatever it sorts as.
+    // While the store does not change, the backup that was taken last stays, whatever its sort
+    // order.
     let earlier = fixture.save(manifest(2, 300, 5), &["--keep", "1"]).await;
     assert_eq!(earlier.status.code(), Some(0), "{earlier:?}");
     let listed = fixture
@@ -139,7 +140,7 @@ async fn a_manifest_that_cannot_be_read_is_named_and_stops_nothing() {
     assert_eq!(pruned.status.code(), Some(0), "{pruned:?}");
     assert_eq!(fixture.listed().await, [300]);
     assert!(!orphan.exists());
-    // Where no other is left it is what there is to say.
+    // Without any other backup, the unreadable ones are reported.
     for entry in std::fs::read_dir(fixture.shelf().join("backups")).unwrap() {
         std::fs::write(entry.unwrap().path(), b"").unwrap();
     }

@@ -1,5 +1,5 @@
-//! `walctl bench` against a real daemon: every workload, for a short count; what it says was
-//! acked is what the daemon holds.
+//! `walctl bench` against a real daemon: every workload, for a short count. The daemon must
+//! hold all records that bench reports as acked.
 
 #![allow(
     clippy::unwrap_used,
@@ -110,7 +110,7 @@ impl Daemon {
     /// Records that the daemon holds in the logs with that prefix.
     async fn records(&self, prefix: &str) -> u64 {
         let client = Client::connect(self.grpc.clone()).await.unwrap();
-        // What was acked when it was written is listed when it is flushed.
+        // A record that was acked when written is listed once it is flushed.
         client.sync(SyncTarget::Device, None).await.unwrap();
         let mut records = 0;
         let mut token = None;
@@ -218,7 +218,7 @@ async fn scans_and_reads_get_what_was_filled_in() {
     let read = daemon.report("read --filled 3000 --count 500 --echo --warm-up 0s");
     assert_eq!(figure(&read)["records"], 500);
     assert_eq!(figure(&read)["bytes"], 500 * 128);
-    // Of a log of its own, in smaller batches; the second time it is there already.
+    // Reads use a log of their own, in smaller batches; the second time it already exists.
     assert_eq!(daemon.records("bench").await, 6_000);
     daemon.report("read --filled 3000 --count 10 --warm-up 0s");
     assert_eq!(daemon.records("bench").await, 6_000);
@@ -271,7 +271,7 @@ async fn appends_are_measured_beside_followers_who_get_all_of_them() {
         let found = checks.iter().find(|check| check["what"] == what);
         found.unwrap()["reached"].as_f64().unwrap()
     };
-    // What is on its way when the window begins is theirs as well, and at its end not any more.
+    // Records on their way when the window begins count for it; at its end they do not.
     let given = reached("given to followers, of all there was");
     assert!((0.5..=1.5).contains(&given), "{beside}");
     let [p50, p99] =
@@ -340,7 +340,7 @@ async fn seconds_are_drawn_one_by_one() {
 }
 
 #[tokio::test]
-async fn server_without_echo_is_told_what_to_do_and_without_metrics_nothing_is_made_up() {
+async fn server_without_echo_or_metrics_gets_advice_and_no_invented_figures() {
     let daemon = Daemon::start(&[]);
     let refused = daemon.bench("append --echo --count 1 --warm-up 0s");
     assert_eq!(refused.status.code(), Some(1));

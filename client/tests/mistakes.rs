@@ -10,7 +10,7 @@ mod memory;
 
 use command::Fixture;
 
-/// A command line, its stdin, its exit code, and words of its answer that tell what to do.
+/// A command line, its stdin, its exit code, and words of its answer that name the remedy.
 type Mistake = (&'static str, &'static str, i32, &'static str);
 
 const MISTAKES: &[Mistake] = &[
@@ -96,7 +96,7 @@ const MISTAKES: &[Mistake] = &[
         1,
         "line 1 is not a record (see walctl",
     ),
-    ("read nothing", "", 3, "`walctl logs` shows"),
+    ("read nothing", "", 3, "`walctl logs` lists"),
     ("read log --from x", "", 2, "--help"),
     ("scan", "", 2, "<LOG|--prefix <PREFIX>|--all>"),
     ("scan --all --from 5", "", 2, "--from 10m"),
@@ -112,8 +112,8 @@ const MISTAKES: &[Mistake] = &[
     ("log create new --max-age 7", "", 2, "a unit is missing"),
     ("log create new --max-bytes 10gb", "", 2, "write GB"),
     ("log create log", "", 1, "`walctl log update` changes it"),
-    ("log delete nothing", "", 3, "`walctl logs` shows"),
-    ("cursor get log none", "", 3, "`walctl cursor list` shows"),
+    ("log delete nothing", "", 3, "`walctl logs` lists"),
+    ("cursor get log none", "", 3, "`walctl cursor list` lists"),
     (
         "cursor set log c 99",
         "",

@@ -1,5 +1,4 @@
-//! Appenders and producers: order, what becomes of everything when something fails, and what
-//! is sent again.
+//! Appenders and producers: order, outcomes after a failure, and repeats.
 
 #![allow(
     clippy::unwrap_used,
@@ -284,7 +283,7 @@ async fn appender_gathers_neighbours_of_one_log_and_acks_in_order() {
 }
 
 #[tokio::test]
-async fn first_failure_ends_an_appender_and_tells_everyone_what_became_of_theirs() {
+async fn first_failure_ends_an_appender_and_every_ack_gets_its_outcome() {
     let (memory, client) = start().await;
     memory.script([Fault::None, too_large()]);
     let appender = client.appender().open();
@@ -333,7 +332,7 @@ async fn appender_whose_connection_is_lost_leaves_what_was_in_flight_unknown() {
         assert_eq!(error.outcome(), Outcome::Unknown);
         assert_eq!(error.retry(), Retry::SafeWithCondition);
     }
-    // What comes now is not sent at all.
+    // Later batches are not sent at all.
     let late = appender.append("log", "3").await.unwrap_err();
     assert_eq!(late.outcome(), Outcome::NotApplied);
     assert_eq!(memory.payloads("log"), ["0", "1"]);

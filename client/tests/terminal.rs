@@ -52,7 +52,7 @@ async fn with_evil_log() -> Fixture {
     fixture
 }
 
-/// The same without the characters that JSON forbids within strings.
+/// The evil text without the characters that JSON forbids within strings.
 const EVIL_JSON: &str = "e\u{9b}2J\u{202e}\u{200b}\u{7f}\u{e0041}";
 
 /// Characters that a terminal got and must not get.

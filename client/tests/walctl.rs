@@ -1,4 +1,4 @@
-//! `walctl` as scripts see it: what goes in, what comes out, how it ends.
+//! `walctl` as scripts see it: input, output, exit codes.
 
 #![allow(
     clippy::unwrap_used,
@@ -158,7 +158,7 @@ async fn unknown_log_exits_with_3_and_says_what_to_do() {
     assert_eq!(missing.code, 3);
     assert_eq!(
         missing.stderr,
-        "walctl: LOG_NOT_FOUND: no log nothing; `walctl logs` shows what there is\n"
+        "walctl: LOG_NOT_FOUND: no log nothing; `walctl logs` lists the logs\n"
     );
 }
 
@@ -191,7 +191,7 @@ async fn closed_pipe_is_not_an_error() {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    // Longer than what a pipe holds, and nobody reads it.
+    // Longer than a pipe's buffer, and nobody reads it.
     drop(child.stdout.take());
     let ended = child.wait_with_output().await.unwrap();
     assert_eq!(

@@ -1,5 +1,5 @@
-//! How backups lie in a directory: `walctl backup` writes them, `wald verify` and
-//! `wald restore` read them.
+//! Layout of backups in a directory: `walctl backup` writes them, `wald verify` and `wald
+//! restore` read them.
 //!
 //! ```text
 //! DIR/LOCK                        locked by whoever writes here
@@ -21,23 +21,23 @@ use crate::v1::BackupManifest;
 pub const MANIFESTS: &str = "backups";
 /// The directory of content.
 pub const FILES: &str = "files";
-/// What a manifest's name ends in.
+/// Ending of a manifest's name.
 pub const MANIFEST_SUFFIX: &str = ".manifest";
-/// What a store's data directory has and a directory of backups has not.
+/// Names that a store's data directory has and a directory of backups does not.
 pub const OF_A_STORE: [&str; 2] = ["FORMAT", "journal"];
 /// Bytes of a digest.
 pub const DIGEST_BYTES: usize = 16;
-/// No manifest file is larger: some ten million files.
+/// Maximum bytes of a manifest file: some ten million files.
 pub const LARGEST_MANIFEST: u64 = 1 << 30;
 
 const MAGIC: &[u8; 8] = b"WALDBKP\0";
 const VERSION: u32 = 1;
 const HEAD: usize = MAGIC.len() + 4;
 
-/// Why a manifest cannot be used.
+/// The reason why a manifest cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BadManifest {
-    /// It is not what was written.
+    /// The content differs from the content that was written.
     Damaged,
     /// It is of a version that this one does not know.
     Version(u32),
@@ -67,7 +67,8 @@ pub fn encode(manifest: &BackupManifest) -> Vec<u8> {
     bytes
 }
 
-/// Reads the bytes of a manifest file. Whoever wrote it is not trusted with what it names.
+/// Reads the bytes of a manifest file. Names in it are checked, because anyone may have written
+/// it.
 ///
 /// # Errors
 /// If it is damaged, or of a newer version.
@@ -96,8 +97,8 @@ pub const POSITIONS: u64 = 1 << 62;
 /// No file of a store is larger, bytes.
 pub const LARGEST_FILE: u64 = 1 << 40;
 
-/// Looks through what a manifest says before anything is done with it: numbers that no store
-/// gets to, and files that none has.
+/// Checks the fields of a manifest before anything uses them. Rejects numbers that no store
+/// reaches, and file names that no store has.
 ///
 /// # Errors
 /// Names the field or the file, and the bound.

@@ -1,9 +1,8 @@
-//! How messages become bytes: prost's encoding, in buffers of the right size.
+//! Encoding of messages: prost's encoding, in buffers of the right size.
 //!
-//! tonic's own codec takes 8 KiB for every call before there is anything to write, keeps
-//! what is left of them for as long as the call lasts, and grows by copying. Here a
-//! stream that waits holds a few hundred bytes, and a message is encoded into memory
-//! that was taken for it once.
+//! tonic's own codec takes 8 KiB for every call before there is anything to write. It keeps the
+//! unused part as long as the call lasts, and grows by copying. Here a waiting stream holds a
+//! few hundred bytes, and a message is encoded into memory that is allocated once for it.
 
 use std::marker::PhantomData;
 
@@ -13,7 +12,7 @@ use smallvec::{SmallVec, smallvec};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// What a call takes before its first message: most answers of one record fit.
+/// Bytes that a call takes before its first message. Most answers of one record fit.
 const INITIAL_BYTES: usize = 256;
 
 /// Messages that are ready one after another leave together, up to this many bytes.
@@ -23,9 +22,9 @@ fn settings() -> BufferSettings {
     BufferSettings::new(INITIAL_BYTES, YIELD_BYTES)
 }
 
-/// What can be sent.
+/// A message that can be sent.
 pub trait Encode {
-    /// How many bytes it takes.
+    /// Encoded length in bytes.
     fn length(&self) -> usize;
 
     /// Writes them.
@@ -42,13 +41,13 @@ impl<M: Message> Encode for M {
     }
 }
 
-/// A message that is encoded already, in pieces one after another: what is stored in the
-/// encoding of the contract is not decoded to be sent.
+/// A message that is already encoded, in consecutive pieces. Stored data in the encoding of the
+/// contract is sent without being decoded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Encoded(SmallVec<[Bytes; 1]>);
 
 impl Encoded {
-    /// Goes on with these bytes.
+    /// Adds a piece at the end.
     pub fn push(&mut self, piece: impl Into<Bytes>) {
         let piece = piece.into();
         if !piece.is_empty() {
@@ -88,7 +87,7 @@ impl Encode for Encoded {
     }
 }
 
-/// What can be received.
+/// A message that can be received.
 pub trait Decode: Sized {
     /// Reads one, of all bytes that are left.
     ///
@@ -105,7 +104,7 @@ impl<M: Message + Default> Decode for M {
 
 /// A message that was received and not looked at.
 pub struct Sent<M> {
-    /// What is to be its encoding.
+    /// The encoding of the message.
     pub bytes: Bytes,
     message: PhantomData<fn() -> M>,
 }

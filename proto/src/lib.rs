@@ -8,7 +8,7 @@ pub mod backup;
 pub mod codec;
 
 /// Messages, clients and server traits of the package `wald.v1`.
-// The contract is documented in the proto files; what the generator adds around it is not.
+// The proto files document the contract. The code that the generator adds has no documentation.
 #[allow(missing_docs, clippy::all)]
 pub mod v1 {
     tonic::include_proto!("wald.v1");
@@ -20,18 +20,18 @@ pub mod stored {
     include!(concat!(env!("OUT_DIR"), "/stored/wald.v1.rs"));
 }
 
-/// Messages, client and server trait of the package `wald.echo.v1`: what the transport costs
-/// by itself.
+/// Messages, client and server trait of the package `wald.echo.v1`, which measures the cost of
+/// the transport alone.
 #[allow(missing_docs, clippy::all)]
 pub mod echo {
     tonic::include_proto!("wald.echo.v1");
 }
 
-/// The compiled contract (a `google.protobuf.FileDescriptorSet` with imports and comments):
-/// what reflection serves.
+/// The compiled contract that reflection serves: a `google.protobuf.FileDescriptorSet` with
+/// imports and comments.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wald.v1.bin"));
 
-/// The same of the package `wald.echo.v1`.
+/// The compiled contract of the package `wald.echo.v1`.
 pub const ECHO_FILE_DESCRIPTOR_SET: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/wald.echo.v1.bin"));
 

@@ -1,6 +1,6 @@
 // Asking the daemon: single answers, and one stream of events that outlives its restarts.
 
-/** What the daemon said no to, or that it cannot be reached. */
+/** The daemon refused a request, or cannot be reached. */
 export class Refused extends Error {}
 
 /** One answer of /console/api/. */
@@ -43,7 +43,8 @@ export class Live extends EventTarget {
     addEventListener("pageshow", () => this.#source ?? this.#open());
   }
 
-  /** Begins anew with what `query` says, which is asked again whenever the stream breaks. */
+  /** Begins again with the values of `query`, which is called again whenever the stream breaks.
+   * */
   follow(query) {
     this.#query = query;
     this.#open();

@@ -14,7 +14,7 @@ const VIEWS = new Map([["", Overview], ["logs", LogsView], ["log", LogView], ["s
 const THEMES = new Map([["system", "◐"], ["light", "☀"], ["dark", "☾"]]);
 
 const live = new Live();
-/** What all views see: the server as it was last heard of. */
+/** State that all views see: the newest known state of the server. */
 const world = { server: null, state: null, points: [], connected: false, live };
 let view = null;
 let lostAt = null;
@@ -52,7 +52,7 @@ function keep(columns, points) {
   const named = points.map((point) => Object.fromEntries(columns.map((name, index) => [name, point[index]])));
   world.columns = columns;
   const from = named[0]?.time_ms ?? Infinity;
-  // What this page saw of the daemon before its restart stays, as long as it is of interest.
+  // Points from before the daemon's restart stay as long as they are of interest.
   world.points = [...world.points.filter((point) => point.time_ms < from), ...named];
 }
 
@@ -106,7 +106,7 @@ live.addEventListener("broken", ({ detail }) => {
   show();
 });
 
-/** The pill and the notice: whether what is seen is true now. */
+/** The pill and the notice: whether the page shows the current state. */
 function show() {
   const { server, state } = world;
   const pill = element("status");
@@ -126,7 +126,7 @@ function show() {
   const said = !world.connected
     ? crowded
       ? "Too many pages of this console are open; close some. This one is waiting for its turn."
-      : `The daemon does not answer since ${(lostAt ?? new Date()).toTimeString().slice(0, 8)}. Trying again; what is shown is from before.`
+      : `The daemon does not answer since ${(lostAt ?? new Date()).toTimeString().slice(0, 8)}. Trying again; the page shows older data.`
     : state.journal_failed
       ? "The journal failed: appends are refused until the daemon restarts and recovers. Reads go on."
       : state.phase !== "serving"

@@ -6,7 +6,7 @@ const HEIGHT = 132;
 const LEFT = 62;
 const BOTTOM = 18;
 const TOP = 6;
-/** What a chart shows at most and at least, in milliseconds; older points are kept by nobody. */
+/** Maximum span of a chart in milliseconds; older points are dropped. */
 export const SPAN = 600_000;
 const LEAST_SPAN = 60_000;
 // A larger hole between two points is a hole in the line: the daemon was away.

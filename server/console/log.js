@@ -31,7 +31,7 @@ export function parseTime(text) {
   return Number.isNaN(millis) ? null : millis * 1000 + Math.round(Number(`0${fraction}`) * 1e6);
 }
 
-/** What a log forgets, in words. */
+/** Describes a log's retention in words. */
 export function retention({ own, max_age_seconds, max_bytes, max_records, respect_cursors }) {
   const bounds = [max_age_seconds === null ? "" : span(max_age_seconds), max_bytes === null ? "" : bytes(max_bytes), max_records === null ? "" : `${count(max_records)} records`].filter(Boolean);
   const text = bounds.length ? `at most ${bounds.join(", ")}${respect_cursors ? ", waits for cursors" : ""}` : "keeps everything";
@@ -119,7 +119,7 @@ export class LogView {
     return true;
   }
 
-  /** What the live stream is asked for. */
+  /** The query of the live stream. */
   follows() {
     return this.live && this.nextLsn !== undefined ? { log: this.log, from: this.nextLsn, log_id: this.info?.log_id } : {};
   }
@@ -312,7 +312,7 @@ export class LogView {
       if (ask) this.world.live.follow(() => this.follows());
       return;
     }
-    // First the newest page, then what follows it, with nothing in between.
+    // First the newest page, then the records behind it, with nothing in between.
     const begun = await this.load({});
     if (!begun || this.closed) return;
     this.live = true;

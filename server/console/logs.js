@@ -1,4 +1,4 @@
-// Logs by name, in pages, with what flows into them now.
+// Logs by name, in pages, with their current rates.
 
 import { Refused, ask } from "./api.js";
 import { STEPS, h, say } from "./dom.js";
@@ -99,7 +99,7 @@ export class LogsView {
 
   async load() {
     const asked = `${this.prefix}\n${this.after}`;
-    // One answer at a time, but for what was asked later.
+    // One answer at a time, except for a different request.
     if (this.asking === asked) return;
     this.asking = asked;
     try {

@@ -13,7 +13,7 @@ const PROMISE = new Map([
   ["manual", "acks from memory, written on Sync"],
 ]);
 
-/** The durability that most acks of late had: what the latency chart is about. */
+/** The durability that most recent acks had: the subject of the latency chart. */
 function usualLevel(points) {
   const total = (level) => points.reduce((sum, point) => sum + (point[`${level}_acks`] ?? 0), 0);
   return LEVELS.reduce((best, level) => (total(level) > total(best) ? level : best));
@@ -39,7 +39,7 @@ export class Overview {
       appends: tile("Appends", "Records appended and acked"),
       ack: tile("Append p99", "Time in the server until the ack, of the last seconds"),
       flush: tile("Flush p99", "Time of one flush of the journal, of the last seconds"),
-      lag: tile("Not yet durable", "Written and not flushed: what a power cut would take now"),
+      lag: tile("Not yet durable", "Written and not flushed: a power cut would take these bytes now"),
       reads: tile("Reads", "Records given to readers"),
       logs: tile("Logs", "Logs in the store"),
       followers: tile("Followers", "Scans that wait for new records"),

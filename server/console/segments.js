@@ -56,7 +56,7 @@ export class SegmentsView {
     this.older.disabled = page.next_before === null;
     say(this.note, `${count(page.total)} ${page.total === 1 ? "file" : "files"} of the journal`);
     this.rows.replaceChildren(...page.segments.map((segment) => {
-      // A sorted run is as large as what is in it, and stands for more.
+      // A sorted run is as large as its contents, and replaces more.
       const filled = segment.sorted ? segment.file_bytes : segment.end_position - segment.base_position;
       const meter = h("meter", { min: 0, max: segment.file_bytes, value: filled, "aria-label": `filled ${bytes(filled)}` });
       return h("tr", {},

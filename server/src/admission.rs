@@ -5,8 +5,8 @@
 //! only if it could not be admitted now. So a connection that sends faster than the disk takes fills its
 //! share and not the server, and announced lengths hold nothing.
 //!
-//! A refusal waits for the end of the message all the same, for as long as a message may take: given
-//! before, it resets the stream, whose data is still under way.
+//! A refusal waits for the end of the message, at most as long as a message may take. An
+//! earlier refusal would reset the stream while its data is still under way.
 //!
 //! **The share**: a connection may have under way as much as is still free for others. Alone it gets
 //! half of the budget; two greedy ones a third each; a connection with nothing under way finds room.
@@ -85,8 +85,8 @@ pub(crate) const PREFIX_BYTES: usize = 5;
 /// The length of the message that a gRPC prefix announces.
 ///
 /// # Errors
-/// `MALFORMED_REQUEST` if the message is compressed, or if these bytes are no prefix. Whoever knows the content
-/// type and not the format sends such bytes.
+/// `MALFORMED_REQUEST` if the message is compressed, or if these bytes are no prefix. Clients
+/// that know the content type and not the format send such bytes.
 pub(crate) fn announced_length(prefix: [u8; PREFIX_BYTES], access: Access) -> Result<u64, Status> {
     let [flag, length @ ..] = prefix;
     match flag {
@@ -386,7 +386,7 @@ impl Drop for Held {
 pub(crate) enum RequestBody {
     /// Without limits.
     Plain {
-        /// As it comes from the connection.
+        /// The body as it comes from the connection.
         inner: Incoming,
     },
     /// Charged as it arrives.
@@ -438,8 +438,8 @@ impl Body for RequestBody {
 
 /// A call. Its charge comes back with its answer.
 ///
-/// Where the client gives up an append that the engine has, the call goes on without it: the append
-/// stays charged and is counted like all others.
+/// If the client gives up an append that the engine has, the call continues without it: the
+/// append stays charged and is counted like all others.
 pub(crate) struct AdmittedCall {
     inner: Option<HttpAnswer>,
     held: Option<Arc<Held>>,
@@ -670,7 +670,7 @@ impl Body for AdmittedBody {
             };
             let Some(Ok(data)) = (frame.as_ref()).map(|frame| frame.as_ref().map(Frame::data_ref))
             else {
-                // The end: now a refusal can be told.
+                // The end: now a refusal can be sent.
                 let refused = this.refused.take().map(|status| Err(status.into()));
                 return Poll::Ready(refused.or(frame.map(|frame| frame.map_err(Into::into))));
             };
@@ -713,7 +713,7 @@ mod tests {
 
     const BYTES: u64 = 1024;
 
-    /// As many requests as are admitted.
+    /// Admits requests until none fits; returns their bytes.
     fn fill(budget: &Budget, own: &AtomicU64) -> u64 {
         std::iter::from_fn(|| budget.take(own, 0, BYTES).ok())
             .map(|()| BYTES)

@@ -39,14 +39,14 @@ pub(crate) const ANSWERS_BYTES: u64 = 64 << 20;
 /// Messages of fewer bytes are not counted: `max_concurrent_streams` of them are little.
 pub(crate) const SMALL_BYTES: u64 = 4 << 10;
 
-/// A scan gives one record at least, of this size by default. What a larger one has more is counted
-/// once it is read.
+/// Default maximum size of a record. A scan returns at least one record of this size; the
+/// excess of a larger record is counted once it is read.
 const RECORD_BYTES: u64 = 1 << 20;
 
 /// Longest time that a call of one answer waits for room.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Who waits for room looks for it again after this time, whatever was given back meanwhile.
+/// Maximum time between two checks for room, whatever was given back meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Streams of answers leave one part in this many of the budget to calls of one answer.
@@ -78,7 +78,7 @@ pub(crate) struct Answers {
 }
 
 impl Answers {
-    /// A budget of so many bytes.
+    /// A budget of `limit` bytes.
     pub(crate) fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self {
             limit,
@@ -100,7 +100,7 @@ impl Answers {
     }
 }
 
-/// What one connection has of the budget.
+/// The share of one connection in the budget.
 #[derive(Debug, Clone)]
 pub(crate) struct AnswerShare(Arc<Own>);
 
@@ -138,7 +138,7 @@ impl AnswerShare {
         answers
             .shortage
             .refused(limit, answers.bytes() - held.bytes);
-        // Nobody is woken: nothing is free that was not before.
+        // Nobody is woken: no room is free that was not before.
         held.change(0);
         None
     }
@@ -152,7 +152,7 @@ impl AnswerShare {
         let _first = self.0.first.lock().await;
         let _waiting = Waiting::new(answers);
         loop {
-            // Made before the look, so that what is given back in between wakes it.
+            // Made before the check, so that bytes that are returned in between wake it.
             let room = answers.room.notified();
             if let Some(held) = self.try_hold(bytes, limit) {
                 return held;
@@ -161,7 +161,7 @@ impl AnswerShare {
         }
     }
 
-    /// Reserves so many bytes for an answer of one message.
+    /// Reserves bytes for an answer of one message.
     ///
     /// # Errors
     /// BUSY if there is no room for a second.
@@ -197,7 +197,7 @@ impl AnswerShare {
         self.hold_soon(SMALL_BYTES).await.map(drop)
     }
 
-    /// Counts so many bytes, whatever is free.
+    /// Counts `bytes`, whether or not they are free.
     pub(crate) fn count(&self, bytes: u64) -> Held {
         self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.0.answers.total.fetch_add(bytes, Ordering::Relaxed);
@@ -310,7 +310,7 @@ impl ScanRoom {
         })
     }
 
-    /// What is reserved, for the message that was read.
+    /// Returns the reserved room, for the message that was read.
     pub(crate) fn take(&self) -> Option<Held> {
         self.held.lock().take()
     }

@@ -1,5 +1,4 @@
-//! `wald archive`: what retention took and an archive keeps, listed, verified, and made a
-//! store again.
+//! `wald archive`: lists, verifies and restores the records that retention moved to an archive.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -22,41 +21,39 @@ use crate::serve::Exit;
 
 pub(crate) fn command() -> Command {
     Command::new("archive")
-        .about("Look at what retention took and an archive keeps; make a store of it")
+        .about("List, verify or restore records that retention moved to an archive")
         .subcommand_required(true)
         .subcommand(
             with_filter(Command::new("list"))
-                .about("List the files of an archive, what they hold, and what is wrong with them")
+                .about("List the files of an archive, their contents and their damage")
                 .long_about(
-                    "Lists the files of an archive (archive_dir) and what they hold of each log: \
-                     records, bytes, arrival of the first and of the last batch. Changes nothing, \
-                     and may run while a daemon writes there.\n\n\
-                     Exit codes: 0 all is well, 1 it could not be read, 2 usage, 5 something is \
-                     damaged.",
+                    "Lists the files of an archive (archive_dir) and their contents by log: records, \
+                     bytes, arrival of the first and of the last batch. Changes nothing, and may \
+                     run while a daemon writes there.\n\n\
+                     Exit codes: 0 no damage, 1 the archive could not be read, 2 usage, 5 damage \
+                     was found.",
                 )
                 .arg(
                     Arg::new("verify")
                         .long("verify")
                         .action(ArgAction::SetTrue)
-                        .help("Read everything, and compare it with its checksums"),
+                        .help("Read every file, and compare it with its checksums"),
                 ),
         )
         .subcommand(
             with_filter(Command::new("restore"))
-                .about("Make a store of what an archive holds, in an empty directory")
+                .about("Make a store of the records in an archive, in an empty directory")
                 .long_about(
-                    "Makes a store of what an archive holds, in an empty directory, to be served \
-                     by a wald of its own: the records that retention took, with their lsns, \
-                     arrivals and batches. What the archive does not hold is told to readers as \
-                     what took it (TRIMMED or EXPIRED). A log ends with its newest archived record; it \
-                     has the settings and writer epoch that it had, and no retention, since \
-                     that would take everything again. Of two logs of one name the newer one is \
-                     restored; --log-id names the other.\n\n\
-                     The archive stays as it is. A restore that is cut off leaves nothing that a \
-                     start takes for a store.\n\n\
-                     Exit codes: 0 ok, 1 failed, 2 usage, 3 nothing of that is there, 4 a daemon \
-                     has the directory, 5 something in the archive is damaged: all else was \
-                     restored.",
+                    "Makes a store of the records in an archive, in an empty directory. Serve it with a \
+                     wald of its own. It has the records that retention moved, with their lsns, \
+                     arrivals and batches. Readers get a gap for other records (TRIMMED or \
+                     EXPIRED). A log ends with its newest archived record. It keeps its settings \
+                     and writer epoch, but no retention, which would drop everything again. If two \
+                     logs had one name, the newer one is restored; --log-id selects the other.\n\n\
+                     The archive does not change. An interrupted restore leaves no store that a \
+                     start would accept.\n\n\
+                     Exit codes: 0 ok, 1 failed, 2 usage, 3 no such records, 4 a daemon has the \
+                     directory, 5 damage in the archive: everything else was restored.",
                 )
                 .arg(
                     Arg::new("to")
@@ -82,7 +79,7 @@ fn with_filter(command: Command) -> Command {
             Arg::new("log")
                 .long("log")
                 .value_name("NAME")
-                .help("Logs of this name only")
+                .help("Only logs of this name")
                 .value_parser(|text: &str| LogName::new(text)),
         )
         .arg(
@@ -90,20 +87,20 @@ fn with_filter(command: Command) -> Command {
                 .long("prefix")
                 .value_name("PREFIX")
                 .conflicts_with("log")
-                .help("Logs whose names begin so only"),
+                .help("Only logs whose names begin with this prefix"),
         )
         .arg(
             Arg::new("log-id")
                 .long("log-id")
                 .value_name("ID")
-                .help("The log with this id only")
+                .help("Only the log with this id")
                 .value_parser(value_parser!(u64)),
         )
         .arg(
             Arg::new("store")
                 .long("store")
                 .value_name("ID")
-                .help("Of this store only, as `wald archive list` shows it")
+                .help("Only files of this store; `wald archive list` shows the id")
                 .value_parser(store_id),
         )
         .arg(
@@ -111,7 +108,7 @@ fn with_filter(command: Command) -> Command {
                 .long("output")
                 .short('o')
                 .value_name("FORM")
-                .help("Form of what is printed on stdout")
+                .help("Form of the output on stdout")
                 .default_value("text")
                 .value_parser(["text", "json"]),
         )
@@ -225,7 +222,7 @@ fn text(out: &mut impl Write, listing: &ArchiveListing, verified: bool) -> io::R
             HumanBytes(file.bytes)
         )?;
         for log in &file.logs {
-            // People count what is there: the last one, not the one after.
+            // People count inclusively: show the last lsn, not the one after it.
             writeln!(
                 out,
                 "  {}  lsn {} to {}, {} records, {}, {} to {}",

@@ -1,5 +1,5 @@
-//! `wald restore`, and `wald verify` on a directory of backups: what `walctl backup` wrote,
-//! checked and made a store again.
+//! `wald restore`, and `wald verify` on a directory of backups: checks the backups that `walctl
+//! backup` wrote, and makes a store of one.
 
 mod restore;
 mod verify;
@@ -23,7 +23,7 @@ use crate::serve::Exit;
 pub(crate) use restore::{command as restore_command, restore};
 pub(crate) use verify::verify;
 
-/// As walctl has them, besides those of all offline commands.
+/// Exit codes as in walctl, in addition to the codes of all offline commands.
 pub(crate) const USAGE: u8 = 2;
 const NOT_FOUND: u8 = 3;
 
@@ -34,7 +34,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// What the backups of a directory are sorted by, as `walctl` does.
+    /// The key that sorts the backups of a directory, as in `walctl`.
     fn order(&self) -> (RecoveryEpoch, Position, Timestamp, &str) {
         let manifest = &self.manifest;
         (
@@ -46,8 +46,8 @@ impl Kept {
     }
 }
 
-/// Whether a directory holds backups, and not a store: one that somebody has put backups
-/// into stays a store.
+/// Whether a directory holds backups, and not a store. A store that backups were written into
+/// stays a store.
 pub(crate) fn is_directory_of_backups(directory: &Path) -> bool {
     !is_store(directory) && directory.join(MANIFESTS).is_dir()
 }
@@ -60,7 +60,7 @@ pub(crate) fn backup_argument() -> Arg {
     Arg::new("backup")
         .long("backup")
         .value_name("ID")
-        .help("Which backup of the directory; `walctl backup list` names them")
+        .help("Backup in the directory; `walctl backup list` names them")
         .default_value("latest")
 }
 
@@ -69,7 +69,7 @@ fn json_argument() -> Arg {
         .long("output")
         .short('o')
         .value_name("FORM")
-        .help("Form of what is printed on stdout")
+        .help("Form of the output on stdout")
         .default_value("text")
         .value_parser(["text", "json"])
 }
@@ -123,7 +123,7 @@ fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
             Err(bad) => return Err(bad),
         }
     }
-    // By what the store says of itself: its clock may have gone back.
+    // Sorts by epoch and position before time: the store's clock may have gone back.
     kept.sort_by(|a, b| a.order().cmp(&b.order()));
     kept.pop().ok_or_else(|| {
         if let Some(bad) = passed_over {
@@ -134,7 +134,7 @@ fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
             id => format!("no backup {id:?}"),
         };
         let text = format!(
-            "{} has {what}; `walctl backup list` shows what there is",
+            "{} has {what}; `walctl backup list` shows its backups",
             directory.display()
         );
         Exit::new(NOT_FOUND, text)
@@ -196,7 +196,7 @@ pub(crate) fn open_failed(error: &OpenError) -> Exit {
     Exit::new(code, error.to_string())
 }
 
-/// Says on stderr what the store had that does not verify.
+/// Reports on stderr the files of the store that do not verify.
 fn tell_damage(manifest: &BackupManifest) {
     for damage in &manifest.damage {
         let place = match (&damage.records, damage.to) {
@@ -210,7 +210,7 @@ fn tell_damage(manifest: &BackupManifest) {
     }
 }
 
-/// A bar with rate and time left, where somebody looks.
+/// A progress bar with rate and time left, on a terminal.
 pub(crate) fn bar(bytes: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -222,7 +222,7 @@ pub(crate) fn bar(bytes: u64) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// Prints a line; whoever closed the pipe has read enough.
+/// Prints a line. A reader that closed the pipe has read enough, so that is no error.
 fn print(line: &str) -> Result<(), Exit> {
     let mut out = std::io::stdout().lock();
     written(writeln!(out, "{line}").and_then(|()| out.flush()))

@@ -29,7 +29,7 @@ pub(crate) use value::{
 /// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
 const LARGEST_BATCH_BYTES: u64 = 63 << 20;
 
-/// Fewest places of the port that leave room for probes beside a console.
+/// Minimum places of the port: they leave room for probes next to a console.
 pub(crate) const LEAST_HTTP_CONNECTIONS: usize = 8;
 
 /// One row of the table of settings.
@@ -37,7 +37,7 @@ pub(crate) const LEAST_HTTP_CONNECTIONS: usize = 8;
 pub(crate) struct Setting {
     /// Its key in a file; flag and variable are derived from it.
     pub(crate) name: &'static str,
-    /// What it does, its bounds, and what follows from it.
+    /// Its effect, its bounds and their consequences.
     pub(crate) doc: &'static str,
     /// The default, as one would write it.
     pub(crate) default: &'static str,
@@ -94,9 +94,9 @@ settings! {
     listen: SocketAddr = "127.0.0.1:6925";
     /// Address and port of /metrics, /livez, /readyz and the web console.
     http_listen: SocketAddr = "127.0.0.1:6926";
-    /// Whether the HTTP port has the web console, which shows records to whoever reaches
-    /// it and changes nothing. auto: if http_listen is a loopback address; on: wherever
-    /// it is, so that something else must protect the port; off: no.
+    /// Whether the HTTP port serves the web console, which shows records to every caller that
+    /// reaches it and changes nothing. auto: only if http_listen is a loopback address. on:
+    /// always; something else must protect the port. off: never.
     console: ConsoleMode = "auto";
     /// Names of this machine, separated by commas, under which browsers may open the console
     /// and scrapers may read /metrics. A name that begins with a dot covers every name that
@@ -113,59 +113,63 @@ settings! {
     /// Maximum time between two HTTP requests on one connection (> 0). The connection ends
     /// after it.
     http_idle_timeout: Duration = "1m";
-    /// Allows to serve gRPC without TLS on an address that other machines can reach.
-    /// Whoever reaches the port can then read and append everything.
+    /// Permits gRPC without TLS on an address that other machines can reach. Every client that
+    /// reaches the port can then read and append everything.
     insecure_listen: bool = "false";
-    /// The directory that holds everything. Made if it is missing; locked while in use.
+    /// Directory that holds the store. Created if it is missing, and locked while in use.
     data_dir: PathBuf = "./wald-data";
-    /// Allows root to serve, repair or restore to a directory of another user. The files made
-    /// there are root's, so that a daemon of that user cannot open the store afterwards.
+    /// Permits root to serve, repair or restore to a directory of another user. The new files
+    /// belong to root, so a daemon of that user cannot open the store afterwards.
     allow_foreign_owner: bool = "false";
     /// Whether a data directory without a store gets a new store. false: the start is refused
     /// (exit code 65), because the volume may not be mounted. Set false after the first start.
     create_store: bool = "true";
-    /// What an append that names no durability is acknowledged with, in logs that have no
-    /// mode of their own. strict: a flush, a power cut takes nothing. batch: a flush for
-    /// AppendBatch, a write for Append. interval: a write, flushed within sync_interval.
-    /// async: a write, flushed when the kernel likes. manual: taking it into memory, so
-    /// that a crash of the process, too, takes what was appended since the last Sync.
+    /// Durability of an append that names none, in logs without a mode of their own. strict:
+    /// acknowledged after a flush, so a power cut loses nothing. batch: after a flush for
+    /// AppendBatch, after a write for Append. interval: after a write, flushed within
+    /// sync_interval. async: after a write, flushed when the kernel chooses. manual: once in
+    /// memory, so a crash of the process loses every append since the last Sync.
     sync_mode: SyncMode = "strict";
-    /// How long something written may stay unflushed when nobody asks for a flush, in all
-    /// modes but async and manual: bounds what a power cut can take.
+    /// Maximum time that written data stays unflushed if no caller asks for a flush, in all
+    /// modes but async and manual. Bounds the loss of a power cut.
     sync_interval: Duration = "100ms";
-    /// How many bytes may stay so, likewise; at least 1.
+    /// Maximum unflushed bytes before a flush is forced, in all modes but async and manual. At
+    /// least 1.
     sync_bytes: Size = "16MiB";
-    /// Bytes that logs in mode manual may hold in memory, all together. When it is full,
-    /// all of it is written.
+    /// Maximum bytes that all logs in mode manual hold in memory together. When they are full,
+    /// all of them are written.
     buffer_bytes: Size = "8MiB";
-    /// Idle time after which the journal proves its newest records durable by a marker.
+    /// Idle time after which the journal writes a marker, which proves that its newest records
+    /// are durable.
     marker_delay: Duration = "50ms";
     /// Size of every new segment file: a multiple of 4KiB, at least 64KiB. An empty store takes
     /// 1 + pool_segments + reserve_segments of them.
     segment_bytes: Size = "16MiB";
-    /// Segments kept ready for the next roll; at least 1. Each takes segment_bytes.
+    /// Number of segments kept ready for the next roll. At least 1. Each takes segment_bytes.
     pool_segments: usize = "2";
-    /// Segments kept ready beside those, that no record gets into: on a full disk trims
-    /// and deletions go on in them, and a restart begins in one; at least 1.
+    /// Number of further segments kept ready, which records never use. At least 1. On a full
+    /// disk, trims and deletions continue in them, and a restart begins in one.
     reserve_segments: usize = "2";
-    /// Largest record, data and headers together; not above max_batch_bytes, which lowers the default.
+    /// Maximum size of a record, data and headers together. At most max_batch_bytes, which
+    /// lowers the default.
     max_record_bytes: Size = "1MiB";
-    /// Largest request over all its logs, in encoded bytes. The transport accepts twice
-    /// as much, so that the answer to more is REQUEST_TOO_LARGE with the facts. At most 63MiB, and what
-    /// half of a segment has room for, which lowers the default.
+    /// Maximum size of a request over all its logs, in encoded bytes. At most 63MiB, and at
+    /// most the room in half a segment, which lowers the default. The transport accepts twice
+    /// this size, so that the server can answer a larger request with REQUEST_TOO_LARGE and its
+    /// size.
     max_batch_bytes: Size = "4MiB";
-    /// Most records in one request, over all its logs.
+    /// Maximum number of records in one request, over all its logs.
     max_batch_records: u32 = "1000";
-    /// Bytes of appends in flight before new ones are answered BUSY: bounds memory, and
-    /// the wait for an ack. One connection may have in flight what is still free for
-    /// others, so half of it if it is alone: none can keep the others out.
+    /// Maximum bytes of appends in flight. New appends beyond it are answered BUSY. Bounds
+    /// memory, and the wait for an ack. One connection may use as much as is still free for
+    /// others, so at most half if it is alone: no connection can keep the others out.
     max_inflight_bytes: Size = "32MiB";
-    /// Bytes of requests of one append session that are read and not acked: what a client
-    /// sends beyond waits in HTTP/2's windows and at the client. One request is read however
-    /// large it is. Bounded, too, by what max_inflight_bytes leaves to the connection.
+    /// Maximum bytes of requests of one append session that are read and not acked. Further
+    /// requests wait in HTTP/2 windows and at the client. One request is always read, whatever
+    /// its size. The bytes that max_inflight_bytes leaves to the connection are a second bound.
     session_window_bytes: Size = "4MiB";
-    /// Batches of each producer whose repeats get the original answer; older ones are
-    /// refused; at least 1. Memory: some 16 bytes each.
+    /// Number of newest batches of each producer whose repeats get the original answer. At
+    /// least 1. Repeats of older batches are refused. Memory: about 16 bytes each.
     producer_window: u64 = "1024";
     /// Time after which an idle producer is forgotten (0 = never). A log then refuses the
     /// producer's epoch (PRODUCER_EXPIRED), so that no late retry is appended twice. The producer
@@ -174,7 +178,8 @@ settings! {
     /// Maximum number of producers of one log; at least 1. New ones beyond that are answered
     /// QUOTA. Idle ones are forgotten after producer_max_idle.
     max_producers_per_log: u64 = "10000";
-    /// Cursors of one log; at least 1. New ones beyond that are answered QUOTA.
+    /// Maximum number of cursors of one log; at least 1. New ones beyond that are answered
+    /// QUOTA.
     max_cursors_per_log: u64 = "10000";
     /// Maximum number of logs in the store; at least 1. New ones beyond that are answered
     /// QUOTA. A deleted log no longer counts, but at most 1/4 of this number and 1,024 more
@@ -187,14 +192,14 @@ settings! {
     /// Maximum number of cursors of all logs; at least 1. New ones beyond that are answered
     /// QUOTA. Memory: about 350 bytes a cursor, and its name.
     max_cursors: u64 = "100000";
-    /// Maximum size of the names of all logs, producers and cursors; at least 1. What needs a
-    /// new name beyond that is answered QUOTA.
+    /// Maximum size of the names of all logs, producers and cursors; at least 1. A request that
+    /// needs a new name beyond it is answered QUOTA.
     max_name_bytes: Size = "64MiB";
     /// Whether names of new logs, producers and cursors may have characters that people do not
     /// see: zero-width ones, bidirectional controls, blanks other than the plain space. false: such
     /// a name is refused (INVALID_LOG_NAME). Existing names stay usable.
     allow_invisible_names: bool = "false";
-    /// How far a record's own time may be ahead of the server's clock.
+    /// Maximum time by which a record's own timestamp may be ahead of the server's clock.
     max_timestamp_ahead: Duration = "1m";
     /// Whether the first append to an unknown name creates the log.
     auto_create: bool = "true";
@@ -203,77 +208,83 @@ settings! {
     /// and shortened files, and damaged frames that no index covers: mostly the newest. It does not read
     /// older records. Run `wald verify` before the start to check all of them.
     on_damage: DamagePolicy = "quarantine";
-    /// What to do when a flush or write of the journal fails. exit: answer what is in
-    /// flight and exit with code 70, so that the supervisor restarts and recovery finds
-    /// the truth; read_only: stay, not ready, and serve reads.
+    /// Reaction to a failed flush or write of the journal. exit: answer the requests in flight
+    /// and exit with code 70; a supervisor restarts the daemon, and recovery decides which
+    /// records survived. read_only: stay up, report not ready, and serve reads.
     on_flush_failure: FlushFailurePolicy = "exit";
-    /// How finished segments are read. pread: by positional reads. mmap: by maps. Each read
-    /// has its pages brought in first, so that a sector that cannot be read is an error. Only
-    /// a device that fails between these two steps ends the process (SIGBUS).
+    /// Method of reading finished segments. pread: positional reads. mmap: memory maps. A read
+    /// from a map first brings its pages in, so that an unreadable sector is an error. Only a
+    /// device that fails between these two steps ends the process (SIGBUS).
     read_strategy: ReadStrategy = "pread";
     /// Maximum number of finished segments that are open, scans included; at least 1. Lowered at
     /// start, to 16 at least, where the limit of open files has no room for them.
     max_open_segments: usize = "256";
-    /// Threads for reads that may wait for the disk; at least 1.
+    /// Number of threads for reads that may wait for the disk. At least 1.
     reader_threads: usize = "4";
-    /// How much of the sealed segments is read again in a second, by itself, to find what the
-    /// device forgets while a backup still has it. The default is little for any device, and
-    /// goes over 337 GiB in a day; appends go first. 0: never.
+    /// Maximum bytes of sealed segments that scrubbing reads in a second (0 = no scrubbing). It
+    /// finds data that the device has lost while a backup still has it. The default is little
+    /// for any device and covers 337 GiB a day. Appends go first.
     scrub_bytes_per_second: Size = "4MiB";
-    /// Least time from the beginning of one such pass over everything to that of the next.
-    /// The first begins with the start.
+    /// Minimum time from the beginning of one scrubbing pass to the beginning of the next. The
+    /// first pass begins with the start.
     scrub_interval: Duration = "24h";
-    /// What logs forget that have no retention of their own: batches that arrived longer ago
-    /// than this. Goes by a clock that follows a jump of the system's late: back after 10 minutes, ahead
-    /// at most twice as fast as time passes. 0: nothing.
+    /// Default maximum age (0 = no limit). Logs without their own retention drop batches that
+    /// arrived longer ago. The age follows a clock that adopts jumps of the system's clock
+    /// slowly: back after 10 minutes, ahead at most twice as fast as time passes.
     retention_max_age: Duration = "0s";
-    /// Likewise, the oldest batches beyond the newest that take so many bytes in segments. As
-    /// many are kept as take this much or more, so up to one batch more. 0: none.
+    /// Default maximum size in segments (0 = no limit). Logs without their own retention drop
+    /// older batches once the newest ones reach it, so up to one batch more is kept.
     retention_max_bytes: Size = "0B";
-    /// Likewise, the oldest records beyond so many. 0: none.
+    /// Default maximum number of records (0 = no limit). Logs without their own retention drop
+    /// the oldest records beyond it.
     retention_max_records: u64 = "0";
     /// Maximum size of the records of one log that only its cursors keep from retention (0 = no
     /// bound). Beyond it the oldest are dropped, although a cursor has not passed them: its consumer
     /// gets a gap (EXPIRED). Concerns logs with respect_cursors.
     cursor_hold_bytes: Size = "0B";
-    /// Logs whose cursors have the metric wald_cursor_lag_records, separated by commas. A name that ends with
-    /// an asterisk covers every name that begins with the rest. At most 1,000 cursors are shown,
-    /// the first by name. Empty: none. Names of logs and cursors become labels.
+    /// Logs whose cursors have the metric wald_cursor_lag_records, separated by commas (empty =
+    /// none). A name that ends with an asterisk covers every name that begins with the rest. At
+    /// most 1,000 cursors are shown, the first by name. Names of logs and cursors become
+    /// labels.
     cursor_lag_logs: LogPatterns = "";
     /// Pause between two retention passes (> 0). Records may outlive their bound by this long.
     retention_interval: Duration = "10s";
-    /// Whether sealed segments are sorted by log. Only then the space of what is trimmed or
-    /// deleted comes back. Once a store was sorted, versions that do not know of it refuse it.
+    /// Whether sealed segments are sorted by log. Only sorting gives the space of trimmed and
+    /// deleted records back. Versions that do not know sorting refuse a store that was sorted
+    /// once.
     sorter_enabled: bool = "true";
-    /// Disk space that sorting takes beyond 1.3 times what is kept: for segments that wait, and for
-    /// new files while the files that they replace still exist. Less than 4 segments counts as 4 segments.
+    /// Maximum disk space that sorting takes beyond 1.3 times the kept records: for segments
+    /// that wait, and for a new run while the files it replaces still exist. Less than 4 segments
+    /// counts as 4 segments.
     sorter_step_bytes: Size = "512MiB";
-    /// How much the sorter reads and writes in a second; appends go first. 0: no bound.
+    /// Maximum bytes that the sorter reads and writes in a second (0 = no bound). Appends go
+    /// first.
     sorter_bytes_per_second: Size = "0B";
-    /// Directory, outside of data_dir, in which the sorter keeps what retention took before it
-    /// drops it: wald archive lists and restores it. It must be there: it is not made. Empty:
-    /// nothing is kept. What somebody trims or deletes is never kept.
+    /// Directory, outside of data_dir, to which the sorter moves expired records before it
+    /// drops them (empty = none). `wald archive` lists and restores them. The directory must
+    /// exist. Records that a client trims or deletes are never kept.
     archive_dir: String = "";
-    /// Event loops that serve gRPC, each a thread with its own share of the connections.
-    /// 0: one for every core.
+    /// Number of event loops that serve gRPC (0 = one for every core). Each is a thread with
+    /// its own share of the connections.
     worker_threads: usize = "0";
     /// Maximum number of gRPC connections (0 = no bound). One more takes the place of a connection
     /// without calls, and waits while all have calls. Lowered at start where open files or
     /// memory_limit have no room for them.
     max_connections: usize = "10000";
-    /// Maximum memory that the bounds of this file may add up to (0 = the cgroup's limit, or half
-    /// of RAM if there is none). A start lowers max_calls and max_connections until they do. If that is not enough, it is
-    /// refused where this is set, and warns where it is not.
+    /// Maximum memory that the bounds of this file may add up to (0 = the cgroup's limit, or
+    /// half of RAM if there is none). A start lowers max_calls and max_connections until they
+    /// fit. If that is not enough, the start is refused where this is set, and warns where it
+    /// is not.
     memory_limit: Size = "0B";
-    /// Maximum number of gRPC connections that have sent no request yet (> 0). The oldest of them is closed
-    /// when one more comes.
+    /// Maximum number of gRPC connections that have sent no request yet (> 0). One more closes
+    /// the oldest of them.
     max_silent_connections: usize = "512";
-    /// Time that a gRPC client has from its connection to its first whole request head (> 0). Then the
-    /// connection is closed.
+    /// Maximum time from the connection of a gRPC client to its first whole request head (> 0).
+    /// The connection is closed after it.
     handshake_timeout: Duration = "10s";
-    /// Time in which a client must take at least one byte of an answer that waits for it (> 0). Then
-    /// the call is reset. Followers that have seen everything and idle sessions wait for the server, not for the
-    /// client: they may stay for ever.
+    /// Maximum time in which a client must take at least one byte of an answer that waits for
+    /// it (> 0). The call is reset after it. Followers that have seen everything and idle
+    /// sessions wait for the server, not for the client: they may stay for ever.
     stream_progress_timeout: Duration = "30s";
     /// Maximum number of open calls on all connections (> 0), followers and sessions among them. Further
     /// calls are refused with BUSY. One connection has at most as many as are free for others. A call
@@ -281,28 +292,27 @@ settings! {
     max_calls: usize = "65536";
     /// Maximum number of concurrent calls on one connection. Further calls wait at the client.
     max_concurrent_streams: u32 = "256";
-    /// Streams that the server may have reset on one connection before it ends the
-    /// connection: bounds what a misbehaving client can cost.
+    /// Maximum number of streams that the server resets on one connection before it ends the
+    /// connection. Bounds the cost of a misbehaving client.
     max_local_resets: usize = "1024";
-    /// Largest header list of one call.
+    /// Maximum size of the header list of one call.
     max_header_bytes: Size = "16KiB";
-    /// HTTP/2 flow-control window of one call: what a client may send ahead.
+    /// HTTP/2 flow-control window of one call: the bytes that a client may send ahead.
     stream_window_bytes: Size = "1MiB";
-    /// Largest HTTP/2 flow-control window of one connection. Each begins with 64 KiB and grows with use;
-    /// all together stay below 64 MiB beyond that.
+    /// Maximum HTTP/2 flow-control window of one connection. Each begins with 64 KiB and grows
+    /// with use; all together stay below 64 MiB beyond that.
     connection_window_bytes: Size = "8MiB";
-    /// Idle time after which the server asks whether the client still lives, by HTTP/2
-    /// ping and by TCP keepalive. 0: never.
+    /// Idle time after which the server checks by HTTP/2 ping and TCP keepalive that the client
+    /// is alive (0 = never).
     keepalive_interval: Duration = "20s";
-    /// How long the answer to such a ping may take before the connection is closed.
+    /// Maximum time for the answer to a keepalive ping. The connection is closed after it.
     keepalive_timeout: Duration = "20s";
-    /// Age at which a connection is told to make a new one (GOAWAY; what runs on it goes
-    /// on), so that load spreads over servers that came later. 0: never.
+    /// Age at which the server asks a client to reconnect (0 = never), by GOAWAY. Calls on the
+    /// old connection continue. Load thereby spreads to servers that were added later.
     max_connection_age: Duration = "0s";
-    /// How long after max_connection_age what still runs on the connection may go on.
-    /// 0: for ever.
+    /// Maximum time that calls may continue after max_connection_age (0 = no limit).
     max_connection_age_grace: Duration = "0s";
-    /// Longest time of one unary call, whatever deadline the client gives. 0: no bound.
+    /// Maximum time of one unary call, whatever deadline the client sets (0 = no limit).
     request_timeout: Duration = "5m";
     /// Silence after which a scan sends a message without records.
     heartbeat_interval: Duration = "15s";
@@ -312,27 +322,26 @@ settings! {
     /// transport's ceiling on this machine, for walctl bench --echo. It has no limits: for
     /// measurements only, never where others reach the port.
     echo: bool = "false";
-    /// After SIGTERM: how long to go on accepting while health says NOT_SERVING, so that
-    /// load balancers notice first.
+    /// Time after SIGTERM in which the server still accepts calls while health reports
+    /// NOT_SERVING, so that load balancers notice first.
     drain_delay: Duration = "0s";
-    /// After drain_delay: how long what was accepted may take to finish before the
-    /// process exits anyway.
+    /// Maximum time for accepted calls to finish after drain_delay. The process exits after it.
     shutdown_timeout: Duration = "30s";
     /// Form of the log on stderr. auto: text on a terminal, otherwise json.
     log_format: LogFormat = "auto";
-    /// What to log: a level (error, warn, info, debug, trace), or directives such as
-    /// "info,wald=debug". SIGHUP reads it anew.
+    /// Level of the log (error, warn, info, debug, trace), or directives such as
+    /// "info,wald=debug". SIGHUP reads it again.
     log_filter: String = "info";
-    /// Collector that traces are sent to by OTLP over gRPC, such as http://127.0.0.1:4317;
-    /// empty: no traces. Needs a wald that is built with the feature otlp. In a file this
-    /// may also be endpoint in the table [otlp], as with every otlp_ setting.
+    /// Collector that receives traces by OTLP over gRPC, such as http://127.0.0.1:4317 (empty =
+    /// no traces). Needs a wald that is built with the feature otlp. In a file this may also be
+    /// endpoint in the table [otlp], as with every otlp_ setting.
     otlp_endpoint: String = "";
     /// Name of this service in traces.
     otlp_service_name: String = "wald";
-    /// How many of 100 calls are traced that come without a trace; for the others the
-    /// caller has decided. Each traced call costs some microseconds: lower it under load.
+    /// Percentage of calls to sample when the caller sent no trace context. At most 100. Each
+    /// traced call costs some microseconds: lower it under load.
     otlp_sample_percent: u32 = "100";
-    /// How long the collector may take for one batch of spans.
+    /// Maximum time that the collector may take for one batch of spans.
     otlp_timeout: Duration = "10s";
 }
 
@@ -357,7 +366,7 @@ impl std::fmt::Display for Wrong {
 }
 
 impl Config {
-    /// What logs forget that say nothing of it.
+    /// Retention of logs that have none of their own.
     pub(crate) fn retention(&self) -> Retention {
         let bound = |number: u64| (number != 0).then_some(number);
         Retention {
@@ -413,7 +422,8 @@ impl Config {
         })
     }
 
-    /// Lowers defaults to what they depend on. `is_given`: whether somebody has set a setting.
+    /// Lowers defaults to the values that they depend on. `is_given` reports whether the
+    /// operator has set a setting.
     fn follow(&mut self, is_given: impl Fn(&str) -> bool) {
         let Some(fits) = self.largest_batch() else {
             return;
@@ -448,8 +458,8 @@ impl Config {
         if !self.listen.ip().is_loopback() && !self.insecure_listen {
             return Err(Wrong::new(
                 "listen",
-                "whoever reaches that port could read and append everything, because the service \
-                 speaks plaintext; listen on 127.0.0.1, or say --insecure-listen if something else \
+                "every client that reaches that port could read and append everything, because the \
+                 service speaks plaintext; listen on 127.0.0.1, or say --insecure-listen if something else \
                  protects the port",
             ));
         }
@@ -472,7 +482,7 @@ impl Config {
         if Path::new(&self.archive_dir).starts_with(&self.data_dir) {
             return Err(Wrong::new(
                 "archive_dir",
-                "it must be outside of data_dir: what is lost with one must be kept by the other",
+                "it must be outside of data_dir: a loss of one must not take the other",
             ));
         }
         let (grpc, http) = (self.listen, self.http_listen);
@@ -516,8 +526,8 @@ impl Config {
             .map_err(|why| Wrong::new("log_filter", why))
     }
 
-    /// What a power cut or a crash can take of what is acknowledged by default; `None` in
-    /// the mode that loses nothing.
+    /// Describes the acknowledged data that a power cut or a crash can take by default; `None`
+    /// in the mode that loses nothing.
     pub(crate) fn can_be_lost(&self) -> Option<String> {
         let interval = self.sync_interval.show();
         match self.sync_mode {
@@ -527,11 +537,11 @@ impl Config {
                  batches are flushed before their ack"
             )),
             SyncMode::Interval => Some(format!(
-                "a power cut can take what was acked within the last {interval} and one flush"
+                "a power cut can take appends that were acked within the last {interval} and one flush"
             )),
             SyncMode::Async => Some(
                 "a power cut can take everything acked that the kernel has not written back; \
-                 wald_durable_lag_bytes tells how much that is"
+                 wald_durable_lag_bytes shows the amount"
                     .to_owned(),
             ),
             SyncMode::Manual => Some(format!(

@@ -1,4 +1,5 @@
-//! The web console: what the store holds and how it does, in a browser. It changes nothing.
+//! The web console: shows the contents and the state of the store in a browser. It changes
+//! nothing.
 //!
 //! ```text
 //! /console/            the page: files of `server/console/`, part of the binary
@@ -6,9 +7,9 @@
 //! /console/api/live    what changes: server-sent events, one stream for each open page
 //! ```
 //!
-//! It runs on the HTTP port's thread, apart from the event loops of gRPC. What a page
-//! can cost is bounded: streams and concurrent reads by number, answers by bytes, and a
-//! stream is pulled by its socket, so that a browser which reads nothing costs nothing.
+//! It runs on the HTTP port's thread, apart from the event loops of gRPC. The cost of a page is
+//! bounded: streams and concurrent reads by number, answers by bytes. A socket pulls its
+//! stream, so that a browser that reads nothing costs nothing.
 
 mod assets;
 mod guard;
@@ -42,7 +43,7 @@ const MAX_STREAMS: usize = 32;
 /// Requests for records that are worked on at a time; more wait.
 const MAX_READS: usize = 4;
 
-/// What the console's requests share.
+/// State that the console's requests share.
 struct Console {
     node: Arc<Node>,
     settings: Settings,
@@ -108,7 +109,7 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
-/// Why there is no answer: what gRPC would say, which is chosen in `status.rs`.
+/// The reason for a missing answer: the gRPC status that `status.rs` chooses.
 struct Refused(Status);
 
 impl From<Status> for Refused {
@@ -117,7 +118,7 @@ impl From<Status> for Refused {
     }
 }
 
-/// How an error looks in JSON.
+/// An error in JSON.
 #[derive(Serialize)]
 struct Told<'a> {
     /// The code that gRPC would answer, such as `NotFound`.

@@ -4,9 +4,9 @@
 //! and stored bodies are decoded to slices of the engine's. Only the TEXT view copies,
 //! because text has to be checked and owned.
 //!
-//! What the contract has and this version has not is refused by name
-//! ([`status::not_supported`]), never ignored. Fields that are output only are ignored
-//! in requests, so that what a scan printed can be appended again.
+//! A field of the contract that this version does not support is refused by name
+//! ([`status::not_supported`]), never ignored. Requests may have output-only fields, which are
+//! ignored, so that the records that a scan printed can be appended again.
 
 mod answer;
 mod backup;
@@ -48,11 +48,11 @@ const MAX_PAGE: usize = 1000;
 /// Bytes of bodies asked of the engine for one message of a scan. Large enough that the
 /// cost of a message does not count (performance.md: 64 to 256 KiB).
 const SCAN_CHUNK_BYTES: u32 = 256 << 10;
-/// The same for the TEXT view, where each record grows by its lsn and its time: even
-/// empty records stay below the limit of a response.
+/// Chunk size for the TEXT view, where each record grows by its lsn and its time: even empty
+/// records stay below the limit of a response.
 const TEXT_CHUNK_BYTES: u32 = 32 << 10;
 
-/// A log's name in the field `field`, which is written out if it has to be told only.
+/// A log's name in the field `field`; the field's name is written out only for an error.
 pub(crate) fn log_name(
     field: fmt::Arguments<'_>,
     name: &str,
@@ -207,7 +207,7 @@ pub(crate) fn view(number: i32) -> Result<v1::RecordView, Status> {
         .map_err(|_| status::not_supported_value("view", number, Access::Read))
 }
 
-/// How far a barrier goes.
+/// Target of a barrier.
 pub(crate) fn sync_target(number: i32) -> Result<SyncTarget, Status> {
     match v1::SyncTarget::try_from(number) {
         Ok(v1::SyncTarget::Unspecified | v1::SyncTarget::Device) => Ok(SyncTarget::Device),
@@ -286,7 +286,7 @@ pub(crate) fn scan(request: v1::ScanRequest) -> Result<(ScanRequest, v1::RecordV
     Ok((domain, view))
 }
 
-/// How many entries a page of a list has.
+/// Number of entries on a page of a list.
 pub(crate) fn page_size(asked: u32) -> usize {
     match usize::try_from(asked) {
         Ok(0) => DEFAULT_PAGE,
@@ -301,7 +301,7 @@ pub(crate) fn page_token(last: &str) -> String {
     last.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a token was made from; `None` for the first page.
+/// The name that a token was made from; `None` for the first page.
 pub(crate) fn parse_page_token(token: &str) -> Result<Option<String>, Status> {
     if token.is_empty() {
         return Ok(None);

@@ -18,23 +18,23 @@ use tokio::time::Instant;
 /// the same Ctrl-C, and fingers bounce.
 const ECHO: Duration = Duration::from_secs(1);
 
-/// Where the server is in its life. Only ever goes forward.
+/// Phase of the server's life. Only ever goes forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// The store is being recovered.
     Starting,
     /// Everything works.
     Serving,
-    /// The journal failed; reads go on.
+    /// The journal failed; reads continue.
     ReadOnly,
-    /// Told to stop; load balancers are given time to notice.
+    /// A stop was requested; load balancers get time to notice.
     Leaving,
-    /// Finishing what was accepted.
+    /// Finishing the accepted requests.
     Draining,
 }
 
 impl Phase {
-    /// Why the server is not ready, for people; `None` if it is.
+    /// The reason why the server is not ready, for people; `None` if it is.
     pub(crate) fn not_ready(self) -> Option<&'static str> {
         match self {
             Self::Serving => None,
@@ -45,8 +45,8 @@ impl Phase {
     }
 }
 
-/// Resolves when draining begins; never, if whoever would say so is gone, because then
-/// the process is ending anyway.
+/// Resolves when draining begins. Never resolves if the sender is gone, because then the
+/// process is ending anyway.
 pub(crate) async fn draining(phase: &mut watch::Receiver<Phase>) {
     if phase
         .wait_for(|phase| *phase == Phase::Draining)
@@ -65,11 +65,11 @@ pub(crate) struct Signals {
     /// A write beyond RLIMIT_FSIZE. It would end the process; once it is taken over the write
     /// fails instead, as one for which there is no space.
     _file_size: Signal,
-    /// When the first signal to stop came.
+    /// Time of the first signal to stop.
     first_stop: Option<Instant>,
 }
 
-/// What was asked by a signal.
+/// Request that a signal makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
     /// SIGTERM or SIGINT.

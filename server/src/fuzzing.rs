@@ -1,5 +1,5 @@
-//! The root of a library that `server/fuzz` builds: what of the daemon meets the bytes of
-//! strangers, with what must hold for any of them. No module of the daemon itself.
+//! The root of a library that `server/fuzz` builds: the parts of the daemon that read untrusted
+//! bytes, with their invariants for any input. No module of the daemon itself.
 
 #![allow(
     dead_code,
@@ -30,8 +30,8 @@ use wald_storage::{
     ReadStart, SimDisk, StorageConfig, SystemClock, Visibility, block_on,
 };
 
-/// A configuration: settings by flag and by variable, then the text of a file. What is
-/// taken is shown as a file that says the same, and a flag wins.
+/// A configuration: settings by flag and by variable, then the text of a file. An accepted
+/// configuration is shown as a file with the same settings, and a flag wins.
 pub fn config(data: &[u8]) {
     use crate::config::{Layers, SETTINGS};
     let mut input = Unstructured::new(data);
@@ -68,8 +68,8 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// An engine for this many requests that it took, and then another: what it keeps in
-/// memory is not what is looked at here.
+/// Number of requests that one engine takes before another is made: its memory is not under
+/// test here.
 const REQUESTS: u32 = 1000;
 
 static ENGINE: Mutex<Option<(Arc<LocalEngine>, u32)>> = Mutex::new(None);
@@ -92,20 +92,20 @@ fn engine() -> Arc<LocalEngine> {
     engine
 }
 
-/// A request: its first byte says which, the rest is the message. It goes the way of a
-/// call: through the conversion into the engine, and the answer back. Refused or done, it
-/// ends; what was appended reads back as it was sent, and answers are as large as allowed.
+/// A request: its first byte selects the kind, the rest is the message. It takes the way of a
+/// call: through the conversion into the engine, and the answer back. It always ends, refused
+/// or done. Appended records read back as sent, and answers are as large as allowed.
 pub fn request(data: &[u8]) {
     let Some((&which, message)) = data.split_first() else {
         return;
     };
     let message = Bytes::copy_from_slice(message);
-    // What does not decode, is refused or fails is answered with a status, which is made.
+    // A message that does not decode, is refused or fails gets a status, which is made.
     let _answered = carry_out(which, message);
 }
 
-/// A manifest of a backup, without its digest. It is refused in words, or nothing that it says
-/// is beyond what a store may have.
+/// A manifest of a backup, without its digest. It is refused with a reason, or all of its
+/// values are within the bounds of a store.
 pub fn manifest(data: &[u8]) {
     let Ok(manifest) = v1::BackupManifest::decode(data) else {
         return;
@@ -127,13 +127,13 @@ fn decoded<M: Message + Default>(message: Bytes) -> Result<M, Status> {
     M::decode(message).map_err(|error| Status::internal(error.to_string()))
 }
 
-/// What prost cannot read, what is read by hand must refuse as well. Of groups in groups, which
-/// no message here has, it counts the depth from elsewhere.
+/// The reader here must refuse every message that prost cannot read. The exception is groups in
+/// groups, whose depth prost counts differently; no message here has any.
 fn refuses(error: &Status, refused: bool) {
     assert!(refused || error.message().contains("recursion limit"));
 }
 
-/// What is read by hand is what prost reads, or it is refused both ways.
+/// The reader here and prost return the same message, or both refuse it.
 fn same<T: PartialEq + Debug>(
     read: Result<T, Status>,
     as_prost_has_it: Result<T, Status>,
@@ -308,7 +308,8 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
     Ok(())
 }
 
-/// Appends what `sent` holds, which prost reads as `request`; the logs, and what came of it.
+/// Appends the batches in `sent`, which prost reads as `request`. Returns the logs and the
+/// result.
 fn append_batch(
     engine: &LocalEngine,
     sent: &Sent<v1::AppendBatchRequest>,

@@ -1,5 +1,5 @@
-//! The machine around the store: whose the data directory is, who else can open it, and where
-//! memory would end up if the process crashed.
+//! The machine around the store: the owner of the data directory, other users who can open it,
+//! and the destination of a core dump.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use wald_storage::Owner;
 use crate::config::{Config, Size};
 use crate::serve::Exit;
 
-/// Refuses to make files as root in a directory of another user, who could not read them.
+/// Refuses to create files as root in a directory of another user, who could not read them.
 ///
 /// # Errors
 /// If the directory is such a one and the setting does not allow it.
@@ -29,7 +29,7 @@ pub(crate) fn check_owner(config: &Config, directory: &Path) -> Result<(), Exit>
     }
 }
 
-/// Bytes of a store beside its segments, at least.
+/// Minimum bytes of a store in addition to its segments.
 const BESIDE_SEGMENTS: u64 = 1 << 20;
 
 /// Refuses a volume on which the first segments would not fit: the one that is written, the next one,

@@ -148,7 +148,7 @@ pub(crate) fn start(
     })
 }
 
-/// What all connections share.
+/// State that all connections share.
 struct Port {
     router: Router,
     phase: watch::Receiver<Phase>,
@@ -226,7 +226,7 @@ async fn talk(mut conn: Conn, place: &Arc<Place>, port: &Arc<Port>) {
     let mut phase = port.phase.clone();
     let protocol = tokio::select! {
         protocol = conn.protocol() => protocol,
-        // Nobody asked for anything.
+        // No request has begun.
         () = after_draining(&mut phase) => return,
     };
     match protocol {
@@ -305,7 +305,7 @@ async fn answer(request: Request<Incoming>, work: Work, port: &Port) -> Response
     })
 }
 
-/// What is refused before any route sees it.
+/// Requests that are refused before any route sees them.
 fn refusal(request: &Request<Incoming>) -> Option<(StatusCode, HeaderMap, &'static str)> {
     let mut headers = HeaderMap::new();
     let hosts = request.headers().get_all(header::HOST).iter().count();
@@ -355,7 +355,7 @@ impl http_body::Body for Answer {
     }
 }
 
-/// What the routes need.
+/// State that the routes need.
 struct Routes {
     node: Arc<Node>,
     renderer: Renderer,

@@ -33,8 +33,7 @@ pub(crate) struct Log {
     filter: reload::Handle<EnvFilter, Registry>,
 }
 
-/// Starts the log of the process, and beside it what sends traces. The filter is the
-/// log's alone.
+/// Starts the log of the process and the sender of traces. The filter applies to the log alone.
 ///
 /// # Errors
 /// If the filter cannot be understood, the process has a log already, or no thread can be made.
@@ -122,7 +121,7 @@ fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
 }
 
 impl Log {
-    /// Changes what is logged from now on.
+    /// Changes the filter of the log from now on.
     pub(crate) fn set_filter(&self, filter: &str) {
         let changed = config::log_filter(filter)
             .and_then(|new| self.filter.reload(new).map_err(|error| error.to_string()));

@@ -1,5 +1,5 @@
 //! The Wald daemon: `wald` serves, `wald config` shows and checks settings, `wald verify`
-//! looks at a data directory that nobody serves.
+//! inspects an offline data directory.
 
 mod admission;
 mod answers;
@@ -97,7 +97,7 @@ fn archived(source: &Source, matches: &ArgMatches) -> Result<(), u8> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
-/// Why a command other than to serve failed, for the one who typed it.
+/// Reports on stderr why a command other than `serve` failed.
 fn failed(exit: &Exit) -> u8 {
     for line in exit.message.lines() {
         eprintln!("wald: {line}");
@@ -105,7 +105,7 @@ fn failed(exit: &Exit) -> u8 {
     exit.code
 }
 
-/// Why the daemon ends, where and as its log is: it is read by the same eyes.
+/// Reports why the daemon ends, in the form of its log.
 fn tell(source: &Source, exit: &Exit) {
     if !tracing::enabled!(tracing::Level::ERROR) {
         // It ends before there is a log. If there is one that shows no errors, this fails.
@@ -150,8 +150,8 @@ fn command() -> Command {
         .about("Write-ahead logs as a service: appends that are on the device when acked.")
         .after_help(
             "Every setting is a flag (--segment-bytes), a variable (WALD_SEGMENT_BYTES) and a key of \
-             the file given with --config (segment_bytes); flags win, then variables, then the \
-             file. `wald --help` describes them all.",
+             the file given with --config (segment_bytes); flags win over variables, variables over \
+             the file. `wald --help` describes them all.",
         )
         .arg(
             Arg::new("config")
@@ -162,18 +162,18 @@ fn command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .global(true),
         )
-        .subcommand(Command::new("serve").about("Serve (what wald does without a command)"))
+        .subcommand(Command::new("serve").about("Run the daemon (default without a command)"))
         .subcommands(offline::commands())
         .subcommand(
             Command::new("config")
-                .about("Look at the configuration")
+                .about("Show or check the configuration")
                 .subcommand_required(true)
                 .subcommand(
                     Command::new("show").about("Print every setting in force and its origin"),
                 )
                 .subcommand(
                     Command::new("check")
-                        .about("Exit with 0 if the settings are valid and fit each other, else 78; what the host must have, a start checks"),
+                        .about("Check the settings, without the limits of the host; exits with 0 or 78"),
                 )
                 .subcommand(
                     Command::new("reference").about("Print every setting with its documentation"),
@@ -181,7 +181,7 @@ fn command() -> Command {
         )
         .subcommand(
             Command::new("completion")
-                .about("Print the completions for a shell, to be put where it looks for them")
+                .about("Print the completions for a shell, to be saved in its directory of completions")
                 .arg(
                     Arg::new("shell")
                         .required(true)
@@ -215,7 +215,7 @@ fn command() -> Command {
     command
 }
 
-/// Where the configuration of this process comes from; asked again on SIGHUP.
+/// Source of this process's configuration; read again on SIGHUP.
 struct Source {
     flags: HashMap<&'static str, String>,
     env: HashMap<&'static str, String>,
@@ -294,7 +294,7 @@ fn json(format: LogFormat) -> bool {
     }
 }
 
-/// What is wrong with the environment, though nothing is wrong with the settings.
+/// Problems of the environment, not of the settings.
 fn warnings() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     config::misspelt(names)
@@ -336,7 +336,7 @@ fn man() -> Result<(), Exit> {
 fn print(text: &[u8]) -> Result<(), Exit> {
     let mut stdout = std::io::stdout();
     match stdout.write_all(text).and_then(|()| stdout.flush()) {
-        // Whoever closed the pipe has read enough.
+        // A reader that closed the pipe has read enough.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Exit::new(
             Exit::IO,
             format!("writing to the standard output: {error}"),

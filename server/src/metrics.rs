@@ -39,7 +39,7 @@ fn latency_buckets() -> Vec<f64> {
     (-9..=10).map(|power| 0.01 * 2f64.powi(power)).collect()
 }
 
-/// The same from 2.4 us on: the parts of a time that itself starts at 20 us.
+/// Latency buckets from 2.4 us on, for the parts of a time that itself starts at 20 us.
 fn phase_buckets() -> Vec<f64> {
     (-12..=10).map(|power| 0.01 * 2f64.powi(power)).collect()
 }
@@ -67,7 +67,7 @@ const CONDITIONS: [&str; 9] = [
     "PRODUCER_CONFLICT",
 ];
 
-/// Registers what it makes, and remembers the first failure.
+/// Registers each metric that it makes, and remembers the first failure.
 struct Maker<'a>(&'a Registry);
 
 impl Maker<'_> {
@@ -128,7 +128,7 @@ impl Maker<'_> {
     }
 }
 
-/// What an operation on a log was.
+/// Kind of a read from a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadOp {
     /// One page.
@@ -179,7 +179,7 @@ impl Drop for OpenSession {
     }
 }
 
-/// Where the time of a start goes; the first is all of it.
+/// Phases of a start; the first is all of it.
 const RECOVERY_PHASES: [&str; 5] = ["total", "checkpoint", "segments", "begin", "probe"];
 
 /// Gauges that are read from the engine when someone scrapes.
@@ -616,7 +616,7 @@ impl Metrics {
         })
     }
 
-    /// So many appends were acked after that time, of so many records and bytes in all.
+    /// Counts `requests` appends that were acked after `time`, with their records and bytes.
     pub(crate) fn appended(
         &self,
         level: Durability,
@@ -655,7 +655,8 @@ impl Metrics {
         OpenSession(self.sessions.clone())
     }
 
-    /// From the engine's answer to the finished responses to so many requests.
+    /// Records the time from the engine's answer to the finished responses of this number of
+    /// requests.
     pub(crate) fn replied(&self, time: Duration, requests: u32) {
         self.engine.replied(time, requests);
     }
@@ -710,7 +711,7 @@ impl Metrics {
         .observe(time.as_secs_f64());
     }
 
-    /// A follower was sent what it waited for, so long after it arrived.
+    /// Records the time from a record's arrival to its delivery to a waiting follower.
     pub(crate) fn delivered(&self, lag: Duration) {
         self.delivery_lag.observe(lag.as_secs_f64());
     }
@@ -734,7 +735,7 @@ impl Metrics {
             .set(i64::try_from(report.recovery_epoch.get()).unwrap_or(i64::MAX));
     }
 
-    /// Everything in the text format, with the engine's state as it is now.
+    /// All metrics in the text format, with the engine's current state.
     ///
     /// # Errors
     /// If a metric has no value, which is a bug.
@@ -764,7 +765,7 @@ impl Metrics {
         Ok(text)
     }
 
-    /// What counts calls, and ends unary ones after the `ceiling` at the latest.
+    /// Returns the layer that counts calls, and ends unary ones after `ceiling` at the latest.
     pub(crate) fn call_counter(&self, ceiling: Option<Duration>) -> CallCounter {
         self.calls.counter(ceiling)
     }

@@ -60,7 +60,7 @@ impl Gaps {
     }
 }
 
-/// Form of what is printed.
+/// Form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Output {
     /// For people.
@@ -148,7 +148,7 @@ fn output_argument() -> Arg {
         .long("output")
         .short('o')
         .value_name("FORM")
-        .help("Form of what is printed")
+        .help("Form of the output")
         .default_value("text")
         .value_parser(value_parser!(Output))
 }
@@ -183,7 +183,7 @@ fn not_opened(error: OpenError) -> Exit {
     }
 }
 
-/// Opens a directory that nobody serves.
+/// Opens an offline directory.
 fn open(directory: &Path, instead: &str) -> Result<Offline, Exit> {
     let missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
     if std::fs::metadata(directory).is_err_and(missing) {
@@ -212,7 +212,7 @@ fn failed(error: &impl std::fmt::Display) -> Exit {
     Exit::new(FAILED, error.to_string())
 }
 
-/// Writes to stdout; whoever closed the pipe has seen enough.
+/// Writes to stdout. A reader that closed the pipe has seen enough, so that is no error.
 pub(crate) fn written(result: io::Result<()>) -> Result<(), Exit> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Exit::new(

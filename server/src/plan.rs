@@ -1,5 +1,5 @@
-//! The plan of a start: what the host gives (file descriptors, memory), what each part of the daemon
-//! takes of it at most, and which bounds are lowered until all of it fits.
+//! The plan of a start. The host gives file descriptors and memory; each part of the daemon
+//! takes at most a share of them. Bounds are lowered until all of it fits.
 //!
 //! ```text
 //! host's limit = fixed parts + reserve + bound 1 × cost + bound 2 × cost + ...
@@ -28,7 +28,7 @@ const RESERVE_DESCRIPTORS: u64 = 64;
 /// Descriptors of one runtime of tokio: epoll, its duplicate, a wake-up, a signal pipe.
 const PER_RUNTIME: u64 = 4;
 
-/// Runtimes beside the event loops: that of the life cycle, and that of the HTTP port.
+/// Runtimes in addition to the event loops: one for the life cycle, one for the HTTP port.
 const RUNTIMES: u64 = 2;
 
 /// Both ports, the two ends of the signal pipe, a socket that is accepted and waits for a permit, a
@@ -76,14 +76,14 @@ impl Bound<'_> {
     }
 }
 
-/// Why the bounds do not fit.
+/// The reason why the bounds do not fit.
 #[derive(Debug, PartialEq, Eq)]
 struct Lacking {
     /// The need of the fixed parts and of the least values.
     least: u64,
 }
 
-/// What was done so that everything fits.
+/// The changes that made everything fit.
 #[derive(Debug, PartialEq, Eq)]
 struct Fitted {
     /// The need of all configured values.
@@ -92,7 +92,7 @@ struct Fitted {
     lowered: Vec<(&'static str, u64, u64)>,
 }
 
-/// Lowers bounds, the first one first, until they fit beside the fixed parts.
+/// Lowers bounds, the first one first, until they fit together with the fixed parts.
 fn fit(available: u64, fixed: u64, bounds: &mut [Bound<'_>]) -> Result<Fitted, Lacking> {
     let least = bounds.iter().fold(fixed, |sum, bound| {
         let least = bound.least.min(*bound.value);
@@ -118,7 +118,7 @@ fn fit(available: u64, fixed: u64, bounds: &mut [Bound<'_>]) -> Result<Fitted, L
     Ok(Fitted { wanted, lowered })
 }
 
-/// What the host gives, and where that comes from.
+/// The resources of the host, and their source.
 #[derive(Debug)]
 pub(crate) struct Limits {
     open_files: u64,
@@ -199,7 +199,7 @@ fn fit_descriptors(
     let mut http = config.http_max_connections as u64;
     let mut segments = config.max_open_segments as u64;
     let mut workers = config.workers() as u64;
-    // Event loops that somebody asked for stay.
+    // Event loops that the operator has set stay.
     let least_workers = match config.worker_threads {
         0 => LEAST_WORKERS,
         _ => workers,
@@ -312,7 +312,8 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
             if config.memory_limit.0 > 0 {
                 return Err(Exit::new(Exit::CONFIG, text));
             }
-            // Little traffic takes less than the bounds, and nobody has asked for this limit.
+            // Little traffic takes less than the bounds, and the operator has not set this
+            // limit.
             connections = connections.min(LEAST_CONNECTIONS);
             http = http.min(LEAST_HTTP_CONNECTIONS as u64);
             calls = most_calls.min(LEAST_CALLS + CALLS_OF_CONNECTION * connections);

@@ -1,5 +1,5 @@
-//! The RPCs: each checks, converts, asks the engine, converts back. What they share is
-//! the [`Node`]; what they do is in the modules by topic.
+//! The RPCs: each checks, converts, calls the engine, and converts back. They share the
+//! [`Node`]; their code is in the modules by topic.
 
 mod append;
 mod backup;
@@ -37,17 +37,17 @@ use crate::status::{self, Access};
 /// A stream of answers.
 pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The engine and what of it never changes while it is open.
+/// The engine and its constants while it is open.
 pub(crate) struct Store {
     /// The engine.
     pub(crate) engine: Arc<dyn LogEngine>,
     /// In every answer.
     pub(crate) epoch: RecoveryEpoch,
-    /// What opening it found.
+    /// The findings of opening it.
     pub(crate) report: RecoveryReport,
 }
 
-/// What the RPCs share.
+/// State that the RPCs share.
 pub(crate) struct Node {
     /// Empty until the store is recovered.
     pub(crate) store: OnceLock<Store>,

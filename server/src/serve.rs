@@ -31,8 +31,8 @@ use crate::transport::{Calls, Listener, Routes, Transport};
 use crate::{host, http};
 use open::Opened;
 
-/// Why the process ends otherwise than by order: its exit code, from sysexits.h, and a
-/// sentence for the one who started it.
+/// The reason of an unplanned end of the process: its exit code, from sysexits.h, and a
+/// sentence for the operator.
 #[derive(Debug)]
 pub(crate) struct Exit {
     pub(crate) code: u8,
@@ -40,9 +40,9 @@ pub(crate) struct Exit {
 }
 
 impl Exit {
-    /// A second signal, or what was accepted did not finish in time.
+    /// A second signal, or accepted requests did not finish in time.
     const CUT_SHORT: u8 = 1;
-    /// The data directory holds what this version must not touch.
+    /// The data directory has contents that this version must not touch.
     const BAD_DATA: u8 = 65;
     /// A port is taken.
     const UNAVAILABLE: u8 = 69;
@@ -65,15 +65,15 @@ impl Exit {
     }
 }
 
-/// How often memory that is free goes back to the system.
+/// Pause between two returns of free memory to the system.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 
 /// Names of the health services: the whole server, readiness, and being alive at all.
 const READINESS: [&str; 2] = ["", "wald.v1.WalService"];
 const LIVENESS: &str = "liveness";
 
-/// Runs the daemon until it is told to stop. `reload` is called on SIGHUP; `try_line`
-/// prints how to try it out.
+/// Runs the daemon until it must stop. `reload` is called on SIGHUP; `try_line` prints a
+/// command to try it out.
 ///
 /// # Errors
 /// With the exit code and why.
@@ -108,7 +108,7 @@ struct Server {
     http: std::net::TcpListener,
 }
 
-/// How the serving came to an end.
+/// The reason why serving ended.
 enum End {
     Asked,
     JournalFailed,
@@ -134,8 +134,8 @@ impl Server {
         let opening = open::start(config, Arc::clone(&metrics))?;
         let (listener, http) = match ports {
             Ok(ports) => ports,
-            // A second daemon usually finds the ports taken as well as the directory;
-            // who holds the directory is the more useful thing to say.
+            // A second daemon usually finds the ports taken as well as the directory; the owner
+            // of the directory is the more useful message.
             Err(exit) => return Err(opening.give_up().unwrap_or(exit)),
         };
         let (phase, receiver) = watch::channel(Phase::Starting);
@@ -255,9 +255,8 @@ fn bind(config: &Config) -> Result<(Listener, std::net::TcpListener), Exit> {
     Ok((listener, http))
 }
 
-/// Bytes of a message that is still decoded: twice what a request may hold, so that the
-/// answer to too much is REQUEST_TOO_LARGE with its facts; and room for names and conditions
-/// beside the records.
+/// Maximum bytes of a message that is still decoded: twice the limit of a request, so that a
+/// larger request gets REQUEST_TOO_LARGE with its size, and room for names and conditions.
 fn largest_message(config: &Config) -> Result<u64, Exit> {
     let limits = config
         .storage()
@@ -302,7 +301,7 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     Ok(routes)
 }
 
-/// What changes while the server lives, and who is told.
+/// State that changes while the server lives, and its listeners.
 struct Life {
     phase: watch::Sender<Phase>,
     health: HealthReporter,
@@ -368,7 +367,7 @@ impl Life {
                 Exit::CUT_SHORT,
                 "a second signal: exiting at once, the next start recovers",
             ),
-            // Whoever sends it need not know yet.
+            // The sender may not know it yet.
             End::JournalFailed => Exit::new(
                 Exit::JOURNAL_FAILED,
                 "the journal failed, and a signal: exiting at once, the next start recovers",
@@ -393,8 +392,7 @@ impl Life {
             tokio::time::sleep(config.drain_delay).await;
         }
         self.enter(Phase::Draining).await;
-        // Ends the streams of those who watch health, which would keep their
-        // connections open.
+        // Ends the streams of health watchers, which would keep their connections open.
         for service in READINESS.into_iter().chain([LIVENESS]) {
             self.health.clear_service_status(service).await;
         }
@@ -417,7 +415,7 @@ impl Life {
         match end {
             End::JournalFailed => Err(Exit::new(
                 Exit::JOURNAL_FAILED,
-                "the journal failed; exiting (on_flush_failure = exit): a restart recovers what the data directory has then",
+                "the journal failed; exiting (on_flush_failure = exit): a restart recovers the records in the data directory",
             )),
             End::Asked => match timeout_at(until, engine.drain()).await {
                 Ok(Ok(())) => {
@@ -434,7 +432,7 @@ impl Life {
     }
 }
 
-/// How the start went, in a word or two.
+/// The result of the start, in a word or two.
 pub(crate) fn recovery_result(report: &RecoveryReport) -> &'static str {
     if report.created {
         "new store"
@@ -445,7 +443,7 @@ pub(crate) fn recovery_result(report: &RecoveryReport) -> &'static str {
     }
 }
 
-/// The start line, what the start found, and how to try it.
+/// The start line, the findings of the start, and a command to try it.
 fn announce(
     config: &Config,
     opened: &Opened,

@@ -1,12 +1,12 @@
-//! Shortage of a budget: somebody found no room a moment ago.
+//! Shortage of a budget: a request found no room a moment ago.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a shortage lasts after the last refusal.
+/// Duration of a shortage after the last refusal.
 const LASTS: Duration = Duration::from_secs(2);
 
-/// When somebody found no room.
+/// Time at which a request found no room.
 #[derive(Debug)]
 pub(crate) struct Shortage {
     begin: Instant,
@@ -30,7 +30,7 @@ impl Shortage {
         }
     }
 
-    /// Whether those who hold something must hurry.
+    /// Whether holders of the budget must hurry.
     pub(crate) fn is_now(&self) -> bool {
         let at = self.at.load(Ordering::Relaxed);
         at > 0 && self.now().saturating_sub(at) < millis(LASTS)

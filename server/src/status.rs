@@ -24,9 +24,9 @@ use failure::{Failure, Retry};
 
 /// Characters of an unknown method that its refusal repeats.
 const MAX_SHOWN_PATH: usize = 200;
-/// When to come back after BUSY: long enough for a few commits, short enough to be unseen.
+/// Retry delay after BUSY: long enough for a few commits, short enough to be unseen.
 const RETRY_SOON: Duration = Duration::from_millis(50);
-/// When to come back after what takes a restart or an operator.
+/// Retry delay after a failure that takes a restart or an operator.
 const RETRY_LATER: Duration = Duration::from_secs(1);
 
 /// Answers a read, a scan or a question about a log that cannot be served.
@@ -295,7 +295,7 @@ pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
 pub(crate) struct TooManyCalls {
     /// All that are open.
     pub(crate) open: usize,
-    /// Those of the connection.
+    /// Calls of the connection.
     pub(crate) own: usize,
     pub(crate) limit: usize,
 }

@@ -15,13 +15,13 @@
 //!
 //! | file | purpose |
 //! |---|---|
-//! | `conn.rs`, `frames.rs` | the socket of a connection; what of its bytes is data of calls |
+//! | `conn.rs`, `frames.rs` | the socket of a connection; its bytes that are data of calls |
 //! | `http2.rs` | the connection: its calls, its life, its end |
 //! | `call.rs`, `incoming.rs` | one call: its answer, its request |
 //! | `peer.rs` | state that the calls of a connection share; all connections |
-//! | `window.rs` | how much clients may send ahead |
+//! | `window.rs` | the bytes that clients may send ahead |
 //! | `suspects.rs` | addresses whose connections break the rules |
-//! | `patience.rs` | how long a client is waited for |
+//! | `patience.rs` | the time that a client is waited for |
 //! | `routes.rs` | the service that answers a call |
 
 mod call;
@@ -67,7 +67,7 @@ pub(crate) use window::{ALL_WINDOWS_BYTES, LEAST_WINDOW};
 /// After a failed accept (usually: out of file descriptors) trying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// When to ask another connection to give way, if the one that was asked did not.
+/// Pause before another connection is asked to give way, if the first one did not.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time between two wake-ups of an event loop without work.
@@ -125,7 +125,7 @@ impl Listener {
         Ok(Self { incoming, address })
     }
 
-    /// Where it listens, with the port that was given for port 0.
+    /// Address that it listens on, with the actual port for port 0.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -206,7 +206,7 @@ async fn tick() {
     }
 }
 
-/// An event loop, and what its thread runs.
+/// An event loop and its thread.
 fn event_loop(
     calls: &Arc<Calls>,
     settings: Settings,
@@ -328,7 +328,7 @@ impl Acceptor {
     }
 }
 
-/// How connections are served.
+/// Terms on which connections are served.
 #[derive(Clone)]
 struct Settings {
     max_concurrent_streams: u32,
@@ -341,7 +341,7 @@ struct Settings {
     progress_timeout: Duration,
     keepalive_interval: Option<Duration>,
     keepalive_timeout: Duration,
-    /// After so long a connection is told to end, and after the grace it is ended.
+    /// Age at which a client must leave. The connection is ended after the grace.
     age: Option<Duration>,
     grace: Option<Duration>,
 }

@@ -59,8 +59,8 @@ impl Wake for Letter {
     }
 }
 
-/// Submits a batch, as [`LogEngine::submit`]: what waits for no flush is written by the event
-/// loop itself when it has taken in what is there.
+/// Submits a batch, as [`LogEngine::submit`]. The event loop itself writes appends that need no
+/// flush, once it has taken in everything that has arrived.
 pub(crate) fn submit(
     engine: &Arc<dyn LogEngine>,
     session: Option<&Session>,
@@ -80,8 +80,8 @@ pub(crate) fn submit(
     })
 }
 
-/// For ever, writes what was gathered and wakes whom the mailbox of this thread is for: a task
-/// of the event loop that the thread runs.
+/// Runs for ever as a task of this thread's event loop: writes the gathered appends, and wakes
+/// the tasks in the thread's mailbox.
 pub(crate) async fn deliver() {
     let mailbox = MAILBOX.with(|here| Arc::clone(here.get_or_init(Arc::default)));
     let mut woken = Vec::new();
@@ -89,7 +89,7 @@ pub(crate) async fn deliver() {
         if let Some(engine) = GATHERED.take() {
             engine.write_gathered();
         }
-        // Before the look, so that no letter between the two lies.
+        // Registers before it takes the list, so that no wake-up in between is lost.
         mailbox.postman.register(context.waker());
         std::mem::swap(&mut woken, &mut *mailbox.woken.lock());
         woken.drain(..).for_each(Waker::wake);
@@ -98,7 +98,7 @@ pub(crate) async fn deliver() {
     .await
 }
 
-/// What comes of a future that another thread settles, often with many others.
+/// The result of a future that another thread settles, often with many others.
 pub(crate) async fn together<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let mut letter: Option<(Waker, Waker)> = None;
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// Two threads settle what tasks of one event loop wait for, over and over.
+    /// Two threads settle the futures of one event loop's tasks, over and over.
     #[test]
     fn whoever_is_woken_by_another_thread_goes_on() {
         let runtime = tokio::runtime::Builder::new_current_thread()

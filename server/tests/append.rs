@@ -163,7 +163,7 @@ async fn too_large_is_said_by_wald_and_not_by_the_transport() {
         .await
         .unwrap_err();
     assert_eq!(Told::of(&refused).reason, "REQUEST_TOO_LARGE");
-    // So large that they are not even decoded; and a connection outlives as many as one likes.
+    // So large that they are not even decoded; a connection outlives any number of them.
     let megabyte = "x".repeat(1 << 20);
     for _ in 0..200 {
         let one = wal.append(append("a", &megabyte)).await.unwrap_err();

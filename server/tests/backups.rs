@@ -14,7 +14,7 @@ use wald_proto::v1;
 use wald_proto::v1::backup_response::Part;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What one backup sent.
+/// The messages of one backup.
 struct Saved {
     manifest: v1::BackupManifest,
     content: BTreeMap<u32, Vec<u8>>,
@@ -118,7 +118,7 @@ async fn a_backup_is_restored_as_of_its_end_and_as_of_a_position() {
         let sent: usize = first.content.values().map(Vec::len).sum();
         f64::from(u32::try_from(sent).unwrap())
     });
-    // What the client holds is not sent again.
+    // Files that the client holds are not sent again.
     fill(&daemon, 120, 1).await;
     let more = v1::BackupRequest {
         known_digests: first.digests(),
@@ -252,7 +252,7 @@ async fn a_restore_is_refused_with_its_own_exit_codes() {
     assert!(said.contains(&name) && said.contains("delete"), "{said}");
     let (code, said) = restore(&[]);
     assert_eq!(code, Some(5), "{said}");
-    // What was written until then is no store.
+    // The files written until then are no store.
     let started = output(wald().arg("--data-dir").arg(&target).args([
         "--listen",
         ":0",
@@ -263,7 +263,7 @@ async fn a_restore_is_refused_with_its_own_exit_codes() {
 }
 
 #[tokio::test]
-async fn the_latest_backup_is_the_furthest_and_one_that_cannot_be_read_is_passed_over() {
+async fn latest_backup_is_the_furthest_and_an_unreadable_one_is_skipped() {
     let daemon = Daemon::start(&[]);
     fill(&daemon, 0, 3).await;
     let mut saved = save(&daemon, v1::BackupRequest::default()).await;

@@ -1,4 +1,4 @@
-//! What HTTP/2 sees: how connections end, and calls of services that are not there.
+//! HTTP/2 as clients see it: how connections end, and calls of services that do not exist.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -57,7 +57,7 @@ async fn old_connection_takes_no_more_calls_and_ends_after_its_grace() {
     };
     assert!(refused.is_go_away(), "{refused}");
     assert!(began.elapsed() >= AGE);
-    // What was begun before goes on.
+    // Earlier calls continue.
     assert!(!ended.is_finished() && began.elapsed() < AGE + GRACE);
     let rest = watch.data().await;
     assert!(rest.is_none_or(|data| data.is_err()));

@@ -1,4 +1,4 @@
-//! The console's endpoints: what a browser asks for, and what it is refused.
+//! The console's endpoints: a browser's requests, and the refusals.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use support::{Daemon, append, part, text, until};
 use wald_proto::v1;
 
-/// What an HTTP request was answered with.
+/// The answer to an HTTP request.
 struct Answer {
     status: u16,
     head: String,
@@ -494,7 +494,8 @@ async fn live_page_that_is_behind_is_told_what_it_was_passed_by() {
     assert_eq!(seen.len(), 1001);
     assert_eq!(seen[0], "PASSED 0..700");
     assert_eq!(seen[1000], "1699");
-    // What a crash took back is told as well: the page has seen more than there is.
+    // Records that a crash took back are reported as well: the page has seen more than there
+    // is.
     let seen = items(&Events::open(&daemon, "log=l&from=1800").next("records"));
     assert_eq!(seen, ["LOST 1700..1800"]);
     let told = |query: &str| {

@@ -1,4 +1,4 @@
-//! The echo service: only where it was asked for, and it does what it measures.
+//! The echo service: present only if configured, and its answers are right.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 

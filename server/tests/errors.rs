@@ -22,16 +22,16 @@ use v1::log_service_client::LogServiceClient;
 use v1::wal_service_client::WalServiceClient;
 use wald_proto::v1;
 
-/// What becomes of a write that is refused as it is: sent again, it fails again.
+/// A write that is refused for good: sent again, it fails again.
 const NEVER: Option<(&str, &str)> = Some(("NOT_APPLIED", "NEVER"));
 /// Sent again, it may succeed.
 const SAFE: Option<(&str, &str)> = Some(("NOT_APPLIED", "SAFE"));
-/// Of a read there is nothing to say.
+/// A read has no outcome.
 const READ: Option<(&str, &str)> = None;
 
 type Facts<'a> = &'a [(&'a str, &'a str)];
 
-/// What an error must say.
+/// Compares an error with the expected code, reason, outcome, retry and facts.
 fn expect(
     situation: &str,
     status: &Status,
@@ -94,7 +94,7 @@ impl Clients {
         self.wal.append(on(log, condition)).await.unwrap_err()
     }
 
-    /// What a scan ends with, at once or with its first message.
+    /// The end of a scan, at once or with its first message.
     async fn scan_refused(&mut self, request: v1::ScanRequest) -> Status {
         match self.wal.scan(request).await {
             Ok(stream) => stream.into_inner().message().await.unwrap_err(),
@@ -300,7 +300,7 @@ async fn wrong_requests_are_invalid_arguments_and_name_the_field() {
 }
 
 #[tokio::test]
-async fn conditions_that_do_not_hold_are_failed_preconditions_with_the_actual_values() {
+async fn failed_conditions_are_failed_preconditions_with_the_actual_values() {
     let daemon = Daemon::start(&[]);
     let mut clients = Clients::of(&daemon).await;
     let first = clients.wal.append(append("a", "x")).await.unwrap();
@@ -327,7 +327,7 @@ async fn conditions_that_do_not_hold_are_failed_preconditions_with_the_actual_va
         writer_epoch: Some(epoch),
         ..condition()
     };
-    // Everything at once: the reason is what explains the rest.
+    // All conditions at once: the reason must explain the others.
     let everything = v1::AppendCondition {
         must_not_exist: true,
         writer_epoch: Some(5),
@@ -384,7 +384,7 @@ async fn conditions_that_do_not_hold_are_failed_preconditions_with_the_actual_va
             assert_eq!(Told::of(&status).violations, violations, "{situation}");
         }
     }
-    // Of a log that is only looked at.
+    // A log that is only checked.
     let status = clients
         .batch_refused(v1::AppendBatchRequest {
             checks: vec![v1::LogCheck {
@@ -397,7 +397,7 @@ async fn conditions_that_do_not_hold_are_failed_preconditions_with_the_actual_va
         .await;
     let facts = [("log", "a"), ("actual_lsn", "1")];
     expect("check", &status, failed("POSITION_MISMATCH"), NEVER, &facts);
-    // Of a cursor, alone and in a batch.
+    // A cursor, alone and in a batch.
     let elsewhere = v1::CursorCommit {
         expected_lsn: Some(1),
         ..commit("a", "c", 1)
@@ -865,7 +865,7 @@ async fn log_is_never_reached_by_the_number_of_its_predecessor() {
         expect(situation, &status, replaced, READ, &facts);
     }
 
-    // The new log is as it was, and what the old one knew is not known in it.
+    // The new log is unchanged, and has no cursors or producers of the old one.
     let page = clients
         .wal
         .read(read_at("a", 0))

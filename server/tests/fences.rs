@@ -94,8 +94,8 @@ async fn fence_makes_a_log_that_is_not_there() {
     assert_eq!((first.lsn, first.log_id), (Some(0), fenced.log_id));
 }
 
-/// A writer that goes on while another takes over: what it was acked lies below the fence,
-/// and nothing of it above.
+/// A writer that continues while another takes over: its acked records lie below the fence, and
+/// none above.
 #[tokio::test]
 async fn session_of_a_fenced_writer_ends_at_the_tail_that_the_fence_told() {
     let daemon = Daemon::start(&[]);

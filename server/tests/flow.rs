@@ -1,4 +1,4 @@
-//! Clients that do not read, and that die: what they can cost.
+//! Clients that do not read, and clients that die: their cost is bounded.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -10,10 +10,10 @@ use tonic::transport::Channel;
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
-/// What clients of these tests take before they read it.
+/// Bytes that clients of these tests take before they read.
 const WINDOW_BYTES: u32 = 64 << 10;
 
-/// What a client that does not read may make the server read for one scan: its window,
+/// Maximum bytes that a client without reads makes the server read for one scan: its window,
 /// and two messages of 256 KiB and a record.
 const AHEAD_BYTES: u32 = WINDOW_BYTES + 2 * ((256 + 64) << 10);
 
@@ -95,7 +95,7 @@ async fn scan_whose_client_does_not_read_is_not_read_ahead() {
             ahead > 0.0 && ahead <= f64::from(4 * AHEAD_BYTES),
             "{ahead} bytes"
         );
-        // Whoever begins to read after all gets all of it.
+        // A client that begins to read after all gets all of it.
         for scan in stalled {
             assert_eq!(read_all(scan).await, RECORDS);
         }
@@ -108,8 +108,8 @@ async fn client_that_dies_leaves_nothing_behind() {
     let mut wal = daemon.wal().await;
     wal.append(append("a", "x")).await.unwrap();
     let address = daemon.start["grpc"].as_str().unwrap().to_owned();
-    // A runtime of its own: when it goes, its sockets close in the middle of whatever it
-    // does, as those of a process that is killed.
+    // A runtime of its own: dropping it closes its sockets in the middle of their work, like a
+    // process that is killed.
     let dying = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

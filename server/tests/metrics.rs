@@ -1,4 +1,4 @@
-//! /metrics of a daemon at work: the gauges follow what is.
+//! /metrics of a daemon at work: the gauges follow its state.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -8,7 +8,7 @@ use support::{Daemon, append};
 use tokio::time::{Duration, sleep};
 use wald_proto::v1;
 
-/// Polls: what a gauge shows is reached a moment after the answer.
+/// Polls: a gauge reaches its value a moment after the answer.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..1000 {
         if holds() {
@@ -47,7 +47,7 @@ async fn segments_and_their_bytes_are_counted_by_what_they_do() {
     }
     let segments = |state: &str| daemon.metric(&format!("wald_segments{{state=\"{state}\"}}"));
     let bytes = |kind: &str| daemon.metric(&format!("wald_disk_bytes{{kind=\"{kind}\"}}"));
-    // Of the pool, and of the reserve for trims and deletions.
+    // Segments of the pool, and of the reserve for trims and deletions.
     until("a full pool", || segments("ready") == 5.0).await;
     assert_eq!(segments("active"), 1.0);
     assert!(segments("sealed") >= 3.0);

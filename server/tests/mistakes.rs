@@ -7,7 +7,7 @@
 
 use std::process::Command;
 
-/// A command line, its exit code, and words of its answer that tell what to do.
+/// A command line, its exit code, and words of its answer that name the remedy.
 type Mistake = (&'static str, i32, &'static str);
 
 const MISTAKES: &[Mistake] = &[

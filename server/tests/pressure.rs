@@ -1,4 +1,5 @@
-//! Too much at once, and too late: what is refused, and that nothing of it was written.
+//! Too many requests at once, and requests that are too late: they are refused, and not
+//! written.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -111,7 +112,7 @@ async fn append_without_a_body(daemon: &Daemon, timeout: &str) -> Status {
     Status::from_header_map(answer.headers()).unwrap()
 }
 
-/// Nobody waits for the room of what is not kept anyway.
+/// A message that will not be kept waits for no room.
 #[tokio::test]
 async fn message_too_large_to_be_decoded_takes_no_room_while_it_comes() {
     let daemon = Daemon::start(&[]);
@@ -221,7 +222,7 @@ async fn unread_answers_make_reads_busy_and_never_writes() {
     }
     let rejected = r#"wald_rejected_total{operation="read",reason="BUSY"}"#;
     assert_eq!(daemon.metric(rejected), 2.0);
-    // Its answer names all logs, and is as large as those of reads that are counted.
+    // Its answer names all logs, and is as large as the reads that are counted.
     let names: Vec<_> = (0..LOGS)
         .map(|log| format!("{log}-{}", "n".repeat(200)))
         .collect();
@@ -321,7 +322,7 @@ async fn scans_that_nobody_reads_leave_room_for_those_who_read() {
     }
     assert!(most <= LIMIT, "{most}");
     assert!(busy <= 5, "{busy} of 20 reads were busy");
-    // Who holds what others need is cut off.
+    // A client that holds room that others need is cut off.
     let (_client, answers) = connections.swap_remove(0);
     let mut scan = answers
         .into_iter()

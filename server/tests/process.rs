@@ -1,4 +1,4 @@
-//! The binary as a process: starting, stopping, and what it says when it cannot.
+//! The binary as a process: starting, stopping, and its messages when it cannot.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 

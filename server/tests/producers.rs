@@ -120,8 +120,8 @@ async fn batch_over_two_logs_is_repeated_as_a_whole() {
     assert_eq!((tail(&daemon, "a").await, tail(&daemon, "b").await), (2, 2));
 }
 
-/// What a client does that lost its connection: it opens another session and sends again
-/// everything that it has no ack of, and more.
+/// A client that lost its connection opens another session and sends everything again that has
+/// no ack, and more.
 #[tokio::test]
 async fn session_that_begins_again_where_it_likes_appends_nothing_twice() {
     let daemon = Daemon::start(&[]);

@@ -1,5 +1,5 @@
-//! `wald repair`: what it says of a damaged store, what it changes when told to, and how the
-//! store goes on.
+//! `wald repair`: its report on a damaged store, its changes with `--accept-loss`, and the store
+//! afterwards.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -160,7 +160,7 @@ async fn logs_whose_newest_segments_are_gone_go_on_when_the_loss_is_accepted() {
         std::fs::remove_file(newest).unwrap();
     }
 
-    // It serves what is left. What may have been given out is not given out again.
+    // It serves the rest. Lsns that may have been given out are not given out again.
     let daemon = Daemon::start_in(directory, &[]);
     assert_eq!(contents(&daemon, "b", 0).await.unwrap(), ["0"]);
     for log in ["a", "b", "new"] {

@@ -1,4 +1,4 @@
-//! Retention over the wire: bounds of logs and of the server, what readers are told, cursors.
+//! Retention over the wire: bounds of logs and of the server, gaps for readers, cursors.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 

@@ -69,7 +69,8 @@ async fn acks_come_in_the_order_of_the_requests_and_as_append_batch_gives_them()
     until(&daemon, "wald_append_sessions", |open| open == 0.0).await;
 }
 
-/// What is there together is one for the engine where nobody can tell, and each is told its own.
+/// The engine gets requests that arrive together as one if no client can see it; each gets its
+/// own answer.
 #[tokio::test]
 async fn requests_that_are_joined_are_acked_as_if_they_were_not() {
     let daemon = Daemon::start(&[]);
@@ -204,7 +205,7 @@ async fn half_closed_session_acks_everything_and_ends_ok() {
     end.unwrap();
 }
 
-/// What is wrong with a request, and what the session that has it ends with.
+/// Faults of a request, and the error that ends its session.
 fn wrong_requests() -> Vec<(v1::AppendBatchRequest, Code, &'static str)> {
     let batch = |batches| v1::AppendBatchRequest {
         batches,
@@ -283,7 +284,7 @@ async fn failure_in_the_middle_leaves_exactly_the_requests_before_it() {
 }
 
 #[tokio::test]
-async fn message_that_no_request_may_have_is_refused_by_wald_and_not_by_the_transport() {
+async fn message_beyond_every_limit_is_refused_by_wald_not_by_the_transport() {
     let daemon = Daemon::start(&["--max-record-bytes", "4KiB", "--max-batch-bytes", "8KiB"]);
     let mut session = SessionClient::open(&mut daemon.wal().await).await;
     session.send(1, vec![part("a", &["x"])]).await;
@@ -298,7 +299,7 @@ async fn message_that_no_request_may_have_is_refused_by_wald_and_not_by_the_tran
     assert_eq!(told.fact("outcome"), "NOT_APPLIED");
 }
 
-/// A client on a connection of its own that takes next to nothing ahead of what it reads.
+/// A client on a connection of its own with almost no receive window.
 async fn reluctant(daemon: &Daemon) -> WalServiceClient<Channel> {
     let address = daemon.start["grpc"].as_str().unwrap();
     let channel = Channel::from_shared(format!("http://{address}"))
@@ -336,13 +337,13 @@ async fn client_that_reads_no_acks_is_not_read_either() {
     let mut wal = reluctant(&daemon).await;
     let mut session = SessionClient::open(&mut wal).await;
     let sent = send_until_stuck(&session, 2000).await;
-    // The window; what was acked into the client's own; and nothing like all that was sent.
+    // Applied: the window, and the acks that fit the client's own; far less than all requests.
     let applied = tail(&daemon, "a").await.unwrap();
     assert!((1..=30).contains(&applied), "{applied} of {sent}");
     assert!(sent <= applied + 20, "{applied} of {sent}");
     // Others on the same connection go on meanwhile.
     wal.append(append("b", "x")).await.unwrap();
-    // Whoever reads after all gets everything.
+    // A client that reads after all gets everything.
     session.requests = tokio::sync::mpsc::channel(1).0;
     let (acked, end) = session.rest().await;
     end.unwrap();
@@ -476,8 +477,8 @@ async fn client_that_reads_no_acks_does_not_hold_up_the_end() {
 async fn client_that_dies_leaves_what_was_read_and_nothing_open() {
     let daemon = Daemon::start(&[]);
     let address = daemon.start["grpc"].as_str().unwrap().to_owned();
-    // A runtime of its own: when it goes, its sockets close in the middle of whatever it
-    // does, as those of a process that is killed.
+    // A runtime of its own: dropping it closes its sockets in the middle of their work, like a
+    // process that is killed.
     let dying = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -502,7 +503,7 @@ async fn client_that_dies_leaves_what_was_read_and_nothing_open() {
     dying.shutdown_background();
     until(&daemon, "wald_append_sessions", |open| open == 0.0).await;
     until(&daemon, "wald_inflight_bytes", |bytes| bytes == 0.0).await;
-    // Acked or not: what was read was applied, and the log goes on.
+    // Acked or not: requests that were read are applied, and the log continues.
     let applied = tail(&daemon, "a").await.unwrap();
     let next = daemon.wal().await.append(append("a", "y")).await.unwrap();
     assert_eq!(next.into_inner().lsn, Some(applied));
@@ -527,7 +528,8 @@ async fn deadline_is_that_of_the_whole_stream() {
     assert_eq!(told.fact("outcome"), "NOT_APPLIED");
 }
 
-/// What a client had under way when its session failed is no reason to end its connection.
+/// Requests that a client had under way when its session failed are no reason to end its
+/// connection.
 #[tokio::test]
 async fn sessions_that_fail_with_data_under_way_leave_their_connection_alone() {
     let daemon = Daemon::start(&["--max-local-resets", "20"]);
@@ -556,7 +558,7 @@ async fn sessions_that_fail_with_data_under_way_leave_their_connection_alone() {
                     }
                 });
                 let rest = session.rest().await;
-                // Whoever is told stops sending.
+                // A client that gets the error stops sending.
                 sender.abort();
                 rest
             })

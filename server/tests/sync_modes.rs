@@ -1,4 +1,4 @@
-//! The sync modes over the wire: what an ack means, and what a kill takes.
+//! The sync modes over the wire: the meaning of an ack, and the loss of a kill.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 

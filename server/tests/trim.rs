@@ -1,4 +1,4 @@
-//! Trims over the wire: what is forgotten, what is refused, what readers are told.
+//! Trims over the wire: forgotten records, refusals, gaps for readers.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -34,7 +34,7 @@ async fn trimmed_records_are_gone_named_and_stay_gone() {
         ..v1::AppendBatchRequest::default()
     };
     wal.append_batch(batch).await.unwrap();
-    // In the middle of a batch, below what is trimmed, and at once again.
+    // In the middle of a batch, below the trimmed lsn, and at once again.
     for (before, first) in [(3, 3), (1, 3), (3, 3)] {
         let answer = wal.trim(trim(before)).await.unwrap().into_inner();
         assert_eq!(answer.first_lsn, Some(first));

@@ -1,4 +1,4 @@
-//! Verifying, online and offline: what the RPC says, and what the commands do.
+//! Verifying, online and offline: the reports of the RPC and of the commands.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 

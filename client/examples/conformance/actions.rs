@@ -1,4 +1,4 @@
-//! What a step can do that needs nothing but the client.
+//! Actions of steps that need nothing but the client.
 
 use std::time::Duration;
 
@@ -267,7 +267,7 @@ fn batch(client: &Client, arguments: &Value) -> Result<AppendBatch> {
     Ok(batch)
 }
 
-/// What became of one log's batch.
+/// The result of one log's batch.
 pub(crate) fn log_ack(ack: &LogAck) -> Value {
     json!({
         "log": ack.log,

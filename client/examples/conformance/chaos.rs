@@ -15,7 +15,7 @@ use crate::variable;
 const IN_FLIGHT: usize = 32;
 const END: &[u8] = b"END:";
 
-/// Appends `ID:0`, `ID:1` and so on until told to stop, and says how many.
+/// Appends `ID:0`, `ID:1` and so on until it is stopped, and prints their number.
 pub(crate) async fn produce(client: &Client, log: &str, id: &str, rate: u32) -> Result<ExitCode> {
     ensure!(rate > 0, "a rate of 0 produces nothing");
     let stop = PathBuf::from(variable("WALD_STOP")?);
@@ -44,7 +44,7 @@ pub(crate) async fn produce(client: &Client, log: &str, id: &str, rate: u32) -> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints every record and gap of the logs with the prefix, until so many ends were seen.
+/// Prints every record and gap of the logs with the prefix, until it has seen `count` ends.
 pub(crate) async fn follow(client: &Client, prefix: &str, count: u64) -> Result<ExitCode> {
     let mut follower = client.follow(Selector::Prefix(prefix.to_owned())).open();
     let mut ends = 0;

@@ -1,4 +1,4 @@
-//! The control endpoint: what is done to the daemon and to its connections.
+//! The control endpoint: faults of the daemon and of its connections.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;

@@ -15,7 +15,7 @@ use crate::actions::{number, optional, stored, text};
 
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(20);
 
-/// What a scan has delivered.
+/// The events that a scan has delivered.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     records: Vec<Value>,
@@ -134,14 +134,14 @@ impl Following {
         })
     }
 
-    /// What it has seen since it began. The receiver is its own, to be waited on.
+    /// The events since it began. The receiver is its own, to be waited on.
     pub(crate) fn seen(&self) -> watch::Receiver<Seen> {
         self.seen.clone()
     }
 }
 
 async fn drain(mut stream: ScanStream, sender: watch::Sender<Seen>) {
-    // Told only with the cursor that stands after it.
+    // Reported only with the cursor that stands after it.
     let mut next = Seen::default();
     while let Some(event) = stream.next().await {
         match event {
@@ -185,7 +185,7 @@ pub(crate) async fn followed(mut seen: watch::Receiver<Seen>, arguments: &Value)
         );
     };
     let found = found.context("the follower is gone")?;
-    // It may have ended since: what it has seen is what counts.
+    // It may have ended since: the events it has seen count.
     if let Some(failed) = found.failed.as_ref().filter(|_| !is_complete(&found)) {
         bail!("the follower has failed: {failed}");
     }

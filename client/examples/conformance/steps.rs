@@ -59,7 +59,7 @@ impl Case {
         }))
     }
 
-    /// Carries out the steps, one after the other. `count` is what `${i}` stands for.
+    /// Carries out the steps, one after the other. `count` is the value of `${i}`.
     pub(crate) fn run<'a>(
         &'a self,
         steps: &'a [Value],

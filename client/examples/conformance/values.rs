@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
-/// What references can refer to.
+/// Targets of references.
 pub(crate) struct Scope<'a> {
-    /// What the names of this case's logs begin with.
+    /// Prefix of the names of this case's logs.
     pub(crate) logs: &'a str,
     /// Results that were kept, by name.
     pub(crate) kept: &'a HashMap<String, Value>,
@@ -94,7 +94,8 @@ fn only<'a>(members: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     members.get(name).filter(|_| members.len() == 1)
 }
 
-/// Whether what came is what was expected; if not, where it is not.
+/// Compares the actual value with the expected one; the error names the place of the
+/// difference.
 pub(crate) fn compare(expected: &Value, came: &Value, place: &str) -> Result<()> {
     match expected {
         Value::String(any) if any == "*" => ensure!(!came.is_null(), "{place} is missing"),

@@ -57,7 +57,7 @@ func init() {
 	}
 }
 
-// How long `followed` and `wait_tail` wait.
+// Maximum wait of `followed` and `wait_tail`.
 const patience = 20 * time.Second
 
 func appendOne(ctx context.Context, r *run, a *arguments) (object, error) {
@@ -117,7 +117,7 @@ func session(ctx context.Context, r *run, a *arguments) (object, error) {
 	for _, batch := range batches {
 		sent, err := session.Send(ctx, batch)
 		if err != nil {
-			// The session has failed already; who of those before did, their answers say.
+			// The session has failed already; the answers of earlier batches report it.
 			break
 		}
 		pending = append(pending, sent)

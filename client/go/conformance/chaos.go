@@ -11,7 +11,7 @@ import (
 	wald "wald.dev/client/go"
 )
 
-// How many batches a chaos producer has in flight.
+// Number of batches that a chaos producer has in flight.
 const chaosInFlight = 32
 
 // chaosProducer appends numbered records until the file WALD_STOP is there.
@@ -74,7 +74,7 @@ func isDone(sent *wald.Pending[wald.LogAck]) bool {
 	}
 }
 
-// chaosFollower prints what it sees, until it has seen so many ends.
+// chaosFollower prints the records it sees, until it has seen count ends.
 func chaosFollower(ctx context.Context, prefix, count string) error {
 	remaining, err := strconv.Atoi(count)
 	if err != nil {

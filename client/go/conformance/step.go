@@ -39,7 +39,7 @@ func newRun(client *wald.Client, name string) *run {
 	}
 }
 
-// close frees what the case has left open.
+// close frees the resources that the case has left open.
 func (r *run) close() {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -49,7 +49,7 @@ func (r *run) close() {
 		follower.close()
 	}
 	for _, producer := range r.producers {
-		// What is not acked by now nobody waits for.
+		// No step waits for batches that are not acked by now.
 		_ = producer.Close(ctx)
 	}
 }
@@ -66,7 +66,7 @@ func (r *run) steps(ctx context.Context, steps []step, names names) error {
 	return nil
 }
 
-// step does one step and compares what comes of it.
+// step does one step and compares its result.
 func (r *run) step(ctx context.Context, raw step, names names) error {
 	do, _ := raw["do"].(string)
 	switch do {
@@ -102,7 +102,7 @@ func (r *run) step(ctx context.Context, raw step, names names) error {
 	return nil
 }
 
-// judge compares what came of a step with what it says.
+// judge compares the result of a step with the expected one.
 func judge(step object, result object, err error) error {
 	expected, fails := step["fails"]
 	if !fails {
@@ -206,7 +206,7 @@ func toSteps(value any) []step {
 	return steps
 }
 
-// arguments are the members of a step. The first that is not what it must be is kept as err.
+// arguments are the members of a step. The first error among them is kept as err.
 type arguments struct {
 	members object
 	err     error

@@ -9,7 +9,7 @@ import (
 	wald "wald.dev/client/go"
 )
 
-// seen is what a scan has delivered.
+// seen holds the events that a scan has delivered.
 type seen struct {
 	records []any
 	gaps    []any
@@ -50,7 +50,7 @@ func (s *seen) describe() object {
 	}
 }
 
-// follower collects in the background what a wald.Follower delivers.
+// follower collects in the background the events that a wald.Follower delivers.
 type follower struct {
 	following *wald.Follower
 	done      chan struct{}
@@ -135,7 +135,7 @@ func unfollow(_ context.Context, r *run, a *arguments) (object, error) {
 	return object{}, nil
 }
 
-// As many batches as the server recognises the repeats of.
+// Number of batches whose repeats the server recognises.
 const inFlight = 1024
 
 func producer(ctx context.Context, r *run, a *arguments) (object, error) {

@@ -24,7 +24,7 @@ func num[N ~uint64 | ~int64 | ~int](n N) number {
 	return number(strconv.FormatUint(uint64(n), 10))
 }
 
-// names is what references stand for.
+// names holds the values of references.
 type names struct {
 	prefix string
 	kept   object
@@ -128,7 +128,7 @@ func (n names) lookUp(path string) (any, error) {
 	return value, nil
 }
 
-// differ compares what came with what was expected. Empty: as expected.
+// differ compares the actual value with the expected one. Empty: they are equal.
 func differ(where string, expected, actual any) string {
 	switch expected := expected.(type) {
 	case string:

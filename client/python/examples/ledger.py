@@ -18,7 +18,7 @@ import wald
 
 
 def transfer(number):
-    """The transfers are the same in every run: what is sent again has the same content."""
+    """The transfers are the same in every run: a repeated transfer has the same content."""
     return {"from": f"account{number * 7 % 10}", "to": f"account{(number * 3 + 1) % 10}", "amount": number * 13 % 100 + 1}
 
 

@@ -1,4 +1,4 @@
-"""A server that does what a test says: the answers and failures that no daemon gives on demand."""
+"""A server that follows a test's script: answers and failures that no daemon gives on demand."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from wald.v1 import log_pb2, log_pb2_grpc, record_pb2, types_pb2, wal_pb2, wal_p
 NOT_APPLIED = {"outcome": "NOT_APPLIED", "retry": "SAFE"}
 REFUSED = {"outcome": "NOT_APPLIED", "retry": "NEVER"}
 UNKNOWN = {"outcome": "UNKNOWN", "retry": "SAFE_WITH_CONDITION"}
-# What the client must take for a connection that broke: no ErrorInfo.
+# A failure that the client must take for a broken connection: no ErrorInfo.
 LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed", ())
 
 
@@ -54,10 +54,11 @@ def message(cursor, *batches):
 
 
 class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
-    """`script`: what the next appends get, one by one: a failure, or None for an ack; later ones are acked.
+    """`script`: results of the next appends, one by one: a failure, or None for an ack; later
+    ones are acked.
 
-    A session does with each request what Wald does with a producer's: the next sequence is
-    appended, a known one acked again.
+    A session treats each request as Wald treats a producer's: the next sequence is appended,
+    a known one acked again.
     """
 
     def __init__(self):
@@ -70,7 +71,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         # Acks wait for it.
         self.open = asyncio.Event()
         self.open.set()
-        # What scans get: messages, failures; and what they asked for.
+        # The results of scans: messages, failures; and the requests.
         self.messages = asyncio.Queue()
         self.scans = []
 

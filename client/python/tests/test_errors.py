@@ -1,4 +1,4 @@
-"""What a status says, and what may be repeated after it."""
+"""The meaning of a status, and the repeats that it permits."""
 
 import pytest
 from fake import NOT_APPLIED, REFUSED, UNKNOWN, refusal
@@ -70,7 +70,7 @@ def test_deadline_is_one_error_whoever_noticed_it(status):
     assert error.retry is Retry.SAFE_WITH_CONDITION
 
 
-# Status; outcome; whether to repeat what is harmless, guarded, harmful.
+# Status; outcome; whether to repeat a harmless, guarded, harmful request.
 TABLE = {
     "draining": (
         refusal(StatusCode.UNAVAILABLE, "DRAINING", NOT_APPLIED),

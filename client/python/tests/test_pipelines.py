@@ -1,4 +1,5 @@
-"""Sessions and producers: order, windows, and who is told what when something fails."""
+"""Sessions and producers: order, windows, and the error that each caller gets after a
+failure."""
 
 import asyncio
 import contextlib
@@ -28,7 +29,7 @@ async def send_all(session, count):
 
 
 async def outcomes(futures):
-    """Of each future: the lsn, or the class of its error and the outcome."""
+    """For each future: the lsn, or the class of its error and the outcome."""
     results = await asyncio.gather(*futures, return_exceptions=True)
     return [
         (type(r).__name__, r.outcome.name) if isinstance(r, wald.WaldError) else r.appends[0].first_lsn
@@ -167,7 +168,7 @@ async def test_producer_ends_at_what_does_not_pass():
         assert fake.data() == ["r0"]
 
 
-async def test_refusal_of_a_batch_that_was_lost_before_leaves_its_outcome_unknown():
+async def test_refusal_of_a_batch_lost_before_leaves_its_outcome_unknown():
     fenced = refusal(StatusCode.FAILED_PRECONDITION, "PRODUCER_FENCED", {**REFUSED, "request_id": "0"})
     async with serving() as (fake, client):
         fake.script.extend([LOST, fenced])

@@ -1,4 +1,4 @@
-"""Followers: what becomes of a stream when its caller or its connection gives up."""
+"""Followers: the end of a stream when its caller or its connection gives up."""
 
 import asyncio
 
@@ -74,7 +74,7 @@ async def test_silent_stream_counts_as_lost():
 
 
 async def test_now_in_many_logs_is_not_moved_by_a_lost_connection():
-    # Nothing tells where "now" was, and going on would skip what came since.
+    # Nothing records where "now" was, and continuing would skip the records since then.
     async with serving() as (fake, client), client.follow(prefix="l", tail_offset=0) as follower:
         fake.messages.put_nowait(LOST)
         with pytest.raises(wald.ConnectionLost):

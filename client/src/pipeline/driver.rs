@@ -30,7 +30,7 @@ struct InFlight {
     _permit: OwnedSemaphorePermit,
 }
 
-/// How a session ended.
+/// The end of a session.
 enum Ended {
     /// Everything is acked, and nothing more will come.
     Closed,
@@ -59,7 +59,7 @@ pub(super) struct Driver {
     gatherer: Gatherer,
     in_flight: VecDeque<InFlight>,
     next_request_id: u64,
-    /// When something was acked, or sent while nothing else was in flight.
+    /// Time of the last ack, or of a send while nothing else was in flight.
     progress: Instant,
     /// Failures since then.
     failures: u32,
@@ -68,7 +68,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// `failure` gets what ends it, and `window` is closed then.
+    /// `failure` gets the error that ends it, and `window` is closed then.
     pub(super) fn new(
         client: Client,
         settings: &Settings,
@@ -133,7 +133,7 @@ impl Driver {
         self.next_request_id += 1;
     }
 
-    /// One session: everything in flight is sent, then what comes out of the queue.
+    /// One session: sends everything in flight, then the queued batches.
     async fn serve(&mut self) -> Ended {
         let again = self.stamp.is_some();
         let (requests, mut outgoing) = mpsc::unbounded_channel();
@@ -179,7 +179,7 @@ impl Driver {
                             let _ = requests.send(batch.message(again));
                         }
                     }
-                    // Half-closes: the server acks what it has, and ends the stream.
+                    // Half-closes: the server acks the requests it has, and ends the stream.
                     None => requests = None,
                 },
                 () = sleep_until(give_up_at), if !self.in_flight.is_empty() => {
@@ -189,7 +189,7 @@ impl Driver {
         }
     }
 
-    /// Tells who waits for the first batch in flight.
+    /// Sends the result to the waiters of the first batch in flight.
     fn ack(&mut self, message: v1::AppendSessionResponse) -> Result<(), Error> {
         let expected = self.in_flight.front().map(|batch| batch.request_id);
         if expected != Some(message.request_id) {

@@ -1,4 +1,4 @@
-//! From the queue to batches, and from acks to those who wait for them.
+//! Makes batches of the queue, and passes acks to their waiters.
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
@@ -9,7 +9,7 @@ use crate::batch::{BatchAck, LogAck};
 use crate::error::{Error, Outcome};
 use crate::lsn::Lsn;
 
-/// What comes out of the queue.
+/// An entry of the queue.
 #[derive(Debug)]
 pub(super) enum Work {
     /// One record, to be gathered with others.
@@ -36,7 +36,7 @@ pub(super) struct Sealed {
     pub(super) permit: OwnedSemaphorePermit,
 }
 
-/// Who waits for a batch.
+/// A waiter for a batch.
 #[derive(Debug)]
 pub(crate) enum Reply {
     Records(Vec<oneshot::Sender<Result<RecordAck, Error>>>),
@@ -45,7 +45,7 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    // Whoever dropped a Pending does not want to know: no send can fail in a way that matters.
+    // A caller that dropped its Pending needs no result: a failed send does not matter.
 
     pub(super) fn ack(self, mut ack: BatchAck) {
         match self {
@@ -92,7 +92,7 @@ impl Reply {
     }
 }
 
-/// Makes batches of what is queued.
+/// Makes batches of the queued records.
 #[derive(Debug)]
 pub(super) struct Gatherer {
     work: mpsc::UnboundedReceiver<Work>,

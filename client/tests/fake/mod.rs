@@ -23,7 +23,7 @@ use wald_client::proto::wal_service_server::{WalService, WalServiceServer};
 use wald_client::proto::*;
 use wald_client::{Client, RetryPolicy};
 
-/// What becomes of one append.
+/// The outcome of one append.
 pub(crate) enum Step {
     /// It is answered with this lsn.
     Ack(u64),
@@ -33,14 +33,14 @@ pub(crate) enum Step {
     Cut,
 }
 
-/// What the server does, and what it saw.
+/// Script and observations of the server.
 pub(crate) struct Fake {
     pub(crate) appends: Mutex<VecDeque<Step>>,
     pub(crate) append_requests: Mutex<Vec<AppendRequest>>,
     pub(crate) scan_requests: Mutex<Vec<ScanRequest>>,
-    /// The log that scans read: so many records, a record's payload is its lsn.
+    /// Number of records in the log that scans read; a record's payload is its lsn.
     pub(crate) records: Mutex<u64>,
-    /// Each scan connection is cut after so many messages, while it is positive.
+    /// Each scan connection is cut after this number of messages, while it is positive.
     pub(crate) messages_per_connection: usize,
     /// The lsn after the last record that the test has taken from a scan.
     pub(crate) taken: watch::Sender<u64>,

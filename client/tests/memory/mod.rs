@@ -30,7 +30,7 @@ pub(crate) use self::state::{StoredProducer, refuse};
 
 mod state;
 
-/// What becomes of one request on a session.
+/// The outcome of one request on a session.
 pub(crate) enum Fault {
     /// It is applied and acked.
     None,
@@ -51,9 +51,9 @@ pub(crate) struct Memory {
     pub(crate) state: Mutex<State>,
     /// Sizes of the requests seen.
     pub(crate) requests: Mutex<Vec<usize>>,
-    /// What every scan begins with.
+    /// The gap that every scan begins with.
     pub(crate) gap: Mutex<Option<Gap>>,
-    /// What becomes of the next requests on sessions.
+    /// The outcomes of the next requests on sessions.
     pub(crate) faults: Mutex<VecDeque<Fault>>,
     /// Manifests of the next backups; none has a file.
     pub(crate) backups: Mutex<VecDeque<BackupManifest>>,
@@ -124,7 +124,7 @@ impl Memory {
         (memory, endpoint)
     }
 
-    /// What becomes of the next requests on sessions.
+    /// Sets the outcomes of the next requests on sessions.
     pub(crate) fn script(&self, faults: impl IntoIterator<Item = Fault>) {
         self.faults.lock().unwrap().extend(faults);
     }
@@ -323,7 +323,7 @@ impl WalService for Memory {
         }))
     }
 
-    /// Of every epoch but the first, which is the current one, 100 positions survived.
+    /// In every epoch but the first, which is the current one, 100 positions survived.
     async fn get_tail(&self, request: Request<GetTailRequest>) -> Answer<GetTailResponse> {
         let request = request.into_inner();
         let epoch = request.recovery_epoch;

@@ -19,7 +19,7 @@ pub(crate) struct StoredLog {
     pub(crate) cursors: BTreeMap<String, u64>,
 }
 
-/// A producer's incarnation, and its batches: what they held and the lsn they began at.
+/// A producer's incarnation, and its batches: their content and their first lsn.
 #[derive(Default)]
 pub(crate) struct StoredProducer {
     pub(crate) epoch: u64,

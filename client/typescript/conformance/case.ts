@@ -29,7 +29,7 @@ import { difference, integer, list, Names, show, text, type Members, type Step, 
 
 const PATIENCE_MS = 20_000;
 
-/** A follower in the background, and what it has seen. */
+/** A follower in the background, and the events it has seen. */
 interface Following {
   follower: Follower;
   records: Members[];
@@ -67,7 +67,7 @@ export class Run {
   }
 
   async #step(raw: Step, names: Names): Promise<void> {
-    // What steps within a step mean is known when they are carried out.
+    // References in steps within a step are resolved when those are carried out.
     const { steps, expect, fails, within_ms, ...rest } = raw;
     const step: Step = { ...(names.resolve(rest) as Step), ...(steps !== undefined && { steps }) };
     const action = this.#actions[step.do];
@@ -159,7 +159,7 @@ export class Run {
         const gaps = Number(step["gaps"] ?? 0);
         const caughtUp = step["caught_up"] === true;
         await this.#until(`${count} records`, async () => {
-          // It may have ended since: what it has seen is what counts.
+          // It may have ended since: the events it has seen count.
           const seen = following.records.length >= count && following.gaps.length >= gaps;
           const enough = seen && (!caughtUp || following.caughtUp === true);
           if (!enough && following.failure !== undefined) {
@@ -406,7 +406,7 @@ export class Run {
   }
 }
 
-/** Takes what comes until it ends. */
+/** Takes the events until the end. */
 async function collect(following: Following): Promise<void> {
   for await (const { gaps, batches, caughtUp } of following.follower) {
     following.gaps.push(...gaps.map(gapResult));
@@ -417,7 +417,7 @@ async function collect(following: Following): Promise<void> {
   }
 }
 
-/** What comes within so long. */
+/** Waits for a promise, at most `ms` milliseconds. */
 async function within<T>(ms: number, coming: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined;
   const late = new Promise<never>((_, reject) => {

@@ -1,4 +1,4 @@
-/** Producers and followers that go on through whatever a chaos run does to their connections. */
+/** Producers and followers that continue through all faults of a chaos run. */
 import { existsSync } from "node:fs";
 
 import { Client, type ProducerAck, type Sent } from "../src/index.js";
@@ -31,7 +31,7 @@ export async function produce(endpoint: string, stop: string, args: string[]): P
   await client.close();
 }
 
-/** `chaos-follower PREFIX COUNT`: prints what comes until it has seen so many ends. */
+/** `chaos-follower PREFIX COUNT`: prints records until it has seen COUNT ends. */
 export async function follow(endpoint: string, args: string[]): Promise<void> {
   const [prefix = "", count = "1"] = args;
   const client = Client.lazy(endpoint, { timeoutMs: 60_000, retry: { maxAttempts: 1_000 } });

@@ -1,4 +1,4 @@
-/** What a consumer has stored: effects and cursor, always together. */
+/** The state that a consumer has stored: effects and cursor, always together. */
 import type { ScanEvent } from "../src/index.js";
 import { gapResult } from "./inputs.js";
 import type { Members } from "./values.js";

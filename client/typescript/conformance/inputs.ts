@@ -1,4 +1,7 @@
-/** Arguments of steps -> arguments of the package, and what the package gives -> results of steps. */
+/**
+ * Converts arguments of steps to arguments of the package, and its results to results of
+ * steps.
+ */
 import type {
   BatchAck,
   BatchInput,
@@ -13,7 +16,7 @@ import type {
 } from "../src/index.js";
 import { integer, isObject, list, maybeInteger, members, text, type Members, type Value } from "./values.js";
 
-/** Leaves out what is undefined. */
+/** Leaves out undefined members. */
 export function defined<T extends object>(object: T): { [K in keyof T]: Exclude<T[K], undefined> } {
   return Object.fromEntries(Object.entries(object).filter(([, value]) => value !== undefined)) as never;
 }

@@ -43,7 +43,7 @@ async function cases(): Promise<number> {
   return failed === 0 && passed > 0 ? 0 : 1;
 }
 
-/** What went wrong, if something did. */
+/** The description of a failure, if there was one. */
 async function carryOut({ name, steps }: Case, drawn: string): Promise<string | undefined> {
   const client = Client.lazy(variable("WALD_ENDPOINT"));
   const end = new AbortController();

@@ -1,6 +1,6 @@
-/** Values of cases: names in them, and how what came is compared with what was expected. */
+/** Values of cases: names in them, and the comparison of actual with expected values. */
 
-/** What JSON holds, and numbers of 64 bits. */
+/** A JSON value, or a number of 64 bits. */
 export type Value = string | number | bigint | boolean | null | undefined | Value[] | { [member: string]: Value };
 
 /** An object. */
@@ -9,7 +9,7 @@ export type Members = { [member: string]: Value };
 /** One step of a case. */
 export type Step = Members & { do: string };
 
-/** Names and what they stand for. */
+/** Names and their values. */
 export class Names {
   readonly #kept: Map<string, Value>;
   readonly #prefix: string;
@@ -21,7 +21,7 @@ export class Names {
     this.#counter = counter;
   }
 
-  /** The same names within a turn of `repeat`. */
+  /** Returns the names within a turn of `repeat`. */
   turn(counter: number): Names {
     return new Names(this.#prefix, this.#kept, counter);
   }
@@ -70,7 +70,7 @@ export class Names {
   }
 }
 
-/** Where what came differs from what was expected, and how; undefined if it does not. */
+/** Where and how the actual value differs from the expected one; undefined if it does not. */
 export function difference(expected: Value, came: Value, where = ""): string | undefined {
   const wrong = `${where || "it"}: expected ${show(expected)}, came ${show(came)}`;
   if (expected === "*") {
@@ -117,7 +117,7 @@ export function integer(value: Value): bigint {
   throw new Error(`${show(value)} is not a number`);
 }
 
-/** The same, where absent is allowed. */
+/** Reads an integer that may be absent. */
 export function maybeInteger(value: Value): bigint | undefined {
   return value === undefined ? undefined : integer(value);
 }

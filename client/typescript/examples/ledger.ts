@@ -19,7 +19,7 @@ interface Transfer {
 const [directory = ".", prefix = "ledger/", total = "1000"] = process.argv.slice(2);
 const count = Number(total);
 
-/** The transfers are the same in every run: what is sent again has the same content. */
+/** The transfers are the same in every run: a repeated transfer has the same content. */
 function transfer(number: number): Transfer {
   return {
     from: `account${(number * 7) % 10}`,

@@ -22,7 +22,10 @@ export type OpenSession = (
 
 /** One AppendSession call. */
 export class AppendStream {
-  /** What the transport has asked for is `sent`; it asks as fast as the server takes it. */
+  /**
+   * Requests that the transport has taken are `sent`; it takes them as fast as the server
+   * does.
+   */
   readonly #requests = new Requests();
   readonly #abort = new AbortController();
   #pushed = 0;
@@ -49,12 +52,12 @@ export class AppendStream {
     this.#abort.abort(reason);
   }
 
-  /** How many requests the server may have seen. */
+  /** Number of requests that the server may have seen. */
   get sent(): number {
     return this.#requests.taken;
   }
 
-  /** How many requests were acked. */
+  /** Number of requests that were acked. */
   get acked(): number {
     return this.#acked;
   }
@@ -128,7 +131,7 @@ class Requests implements AsyncIterableIterator<AppendSessionRequest> {
     return { done: true, value: undefined };
   }
 
-  /** The transport could not go on; what it met is told where acks are received. */
+  /** The transport could not continue; the reader of acks gets its error. */
   async throw(): Promise<IteratorResult<AppendSessionRequest>> {
     return this.return();
   }

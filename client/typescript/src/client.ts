@@ -42,7 +42,7 @@ import { call, DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, type Attempt, type Repeat, typ
 import { Follower, type ScanOptions, type Selector } from "./scan.js";
 import { Session, type SessionOptions } from "./session.js";
 
-/** Where a server listens unless configured otherwise. */
+/** Default address of a server. */
 export const DEFAULT_ENDPOINT = "http://127.0.0.1:6925";
 
 /** Port of an endpoint that names none. */
@@ -55,29 +55,35 @@ const MAX_ANSWER_BYTES = 64 << 20;
 export interface ClientOptions {
   /** Time to make a connection. Default: 5 s. */
   connectTimeoutMs?: number;
-  /** How often the server is asked whether it still lives, also when idle. Default: 10 s. */
+  /** Time between two checks that the server is alive, also when idle. Default: 10 s. */
   keepaliveIntervalMs?: number;
-  /** How long its answer may take before the connection is given up. Default: 5 s. */
+  /** Maximum time for its answer before the connection is given up. Default: 5 s. */
   keepaliveTimeoutMs?: number;
   /** Deadline of calls that name none, over all their attempts. Default: 10 s. Scans have none. */
   timeoutMs?: number;
-  /** How long a scan may be silent before it counts as lost. Default: 60 s; the server sends a heartbeat after 15 s. */
+  /**
+   * Maximum silence of a scan before it counts as lost. Default: 60 s; the server sends a
+   * heartbeat after 15 s.
+   */
   silenceTimeoutMs?: number;
-  /** How calls are repeated. */
+  /** Policy for repeating calls. */
   retry?: Partial<RetryPolicy>;
 }
 
-/** What must hold for an append, and how it is made. */
+/** Conditions and options of an append. */
 export interface AppendOptions extends Condition, CallOptions {
-  /** How durable the record must be before the answer. Default: as the log's sync mode says. */
+  /**
+   * Durability that the record must reach before the answer. Default: set by the log's sync
+   * mode.
+   */
   durability?: Durability;
 }
 
-/** What to read. Without a start: from the first record kept. */
+/** Range and options of a read. Without a start: from the first record kept. */
 export interface ReadOptions extends Start, CallOptions {
-  /** At most so many records. Default: 100. */
+  /** Maximum number of records. Default: 100. */
   maxRecords?: number;
-  /** At most so many bytes of records. Default: what keeps the answer below 1 MiB. */
+  /** Maximum bytes of records. Default: as many as keep the answer below 1 MiB. */
   maxBytes?: number;
   /** Waits so long for a first record if there is none. Comes on top of the deadline. */
   waitMs?: number;
@@ -87,7 +93,7 @@ export interface ReadOptions extends Start, CallOptions {
   logId?: bigint;
 }
 
-/** The generated stubs, for what the client has no words for. Nothing is repeated there. */
+/** The generated stubs, for calls that the client does not wrap. Nothing is repeated there. */
 export interface Stubs {
   readonly wal: Stub<typeof WalService>;
   readonly logs: Stub<typeof LogService>;
@@ -101,14 +107,14 @@ export type LogConfigInput = MessageInitShape<typeof LogConfigSchema>;
 /**
  * A client of one Wald server, with one connection, which is made again when it breaks.
  *
- * **What is repeated by itself**, within the retry policy and the deadline of the call: reads,
- * after any passing failure; appends, when the server or the transport says that nothing was
- * applied; appends with an expected lsn or a producer, also when the connection broke underway,
- * because they cannot be applied twice. A plain append whose connection broke is *not*
- * repeated: its error's `outcome` is UNKNOWN.
+ * **The client repeats automatically**, within the retry policy and the deadline of the call:
+ * reads, after any passing failure; appends, when the server or the transport reports that
+ * nothing was applied; appends with an expected lsn or a producer, also when the connection
+ * broke underway, because they cannot be applied twice. A plain append whose connection broke
+ * is *not* repeated: its error's `outcome` is UNKNOWN.
  */
 export class Client {
-  /** The generated stubs. Nothing is repeated there, and errors are those of connect. */
+  /** The generated stubs. Nothing is repeated there, and connect raises its own errors. */
   readonly stubs: Stubs;
   readonly #connection: Connection;
   readonly #wal: Stub<typeof WalService>;
@@ -168,8 +174,8 @@ export class Client {
   }
 
   /**
-   * Ends followers, lets sessions, producers and calls underway come to their end, and closes
-   * the connection. What fails meanwhile is told where it was begun.
+   * Ends followers, waits for sessions, producers and calls underway, and closes the
+   * connection. A failure meanwhile is reported by the call that it concerns.
    */
   async close(): Promise<void> {
     await Promise.allSettled([...this.#open].map((each) => each.close()));
@@ -217,8 +223,8 @@ export class Client {
   }
 
   /**
-   * Opens an exactly-once producer of a log. Makes the log if there is none, to learn its
-   * number: what the producer appends never gets into another log of the same name.
+   * Opens an exactly-once producer of a log. Creates the log if there is none, to learn its
+   * number: the producer never appends to another log of the same name.
    */
   async producer(log: string, options: ProducerOptions & CallOptions = {}): Promise<Producer> {
     const { timeoutMs, ...others } = options;
@@ -268,20 +274,23 @@ export class Client {
     };
   }
 
-  /** Scans what is there now. */
+  /** Scans the records that exist now. */
   scan(selector: Selector, options: ScanOptions = {}): Follower {
     return this.#scan(selector, options, false);
   }
 
   /**
-   * Scans what is there, and then what is appended later, without end. Resumes by its cursor
-   * after a lost connection: nothing comes twice, nothing is skipped.
+   * Scans existing records, and then records that are appended later, without end. Resumes by
+   * its cursor after a lost connection: no record comes twice, none is skipped.
    */
   follow(selector: Selector, options: ScanOptions = {}): Follower {
     return this.#scan(selector, options, true);
   }
 
-  /** Where a log stands; with `recoveryEpoch` of an earlier answer, also what of that epoch survived. */
+  /**
+   * The tail of a log; with `recoveryEpoch` of an earlier answer, also the end of that epoch's
+   * survivors.
+   */
   async tail(
     log: string,
     options: CallOptions & { visibility?: Visibility; recoveryEpoch?: bigint; logId?: bigint } = {},
@@ -312,8 +321,8 @@ export class Client {
   ): Promise<{ tailLsn: bigint; writerEpoch: bigint; logId: bigint }> {
     const { writerEpoch } = options;
     const request = { log, ...(writerEpoch !== undefined && { writerEpoch }), ...logIdOf(options) };
-    // Twice raises the epoch twice: who asked holds the newest all the same. But without its
-    // number, the log could have been deleted and made anew in between.
+    // A repeat raises the epoch twice; the caller still holds the newest. But without its
+    // number, the log could have been deleted and created again in between.
     const unguarded = options.logId === undefined ? "HARMFUL" : "HARMLESS";
     const repeat = writerEpoch === undefined ? unguarded : "GUARDED";
     const answer = await this.#write(repeat, options, (attempt) => this.#wal.fence(request, attempt));
@@ -327,7 +336,7 @@ export class Client {
   /** Forgets the records below an lsn, durably, and tells the first lsn kept. */
   async trim(log: string, beforeLsn: bigint, options: CallOptions & { logId?: bigint } = {}): Promise<bigint> {
     const request = { log, beforeLsn, ...logIdOf(options) };
-    // Without its number, the log could have been deleted and made anew in between.
+    // Without its number, the log could have been deleted and created again in between.
     const repeat = options.logId === undefined ? "HARMFUL" : "HARMLESS";
     const answer = await this.#write(repeat, options, (attempt) => this.#wal.trim(request, attempt));
     return answer.firstLsn ?? missing("WRITE", "TrimResponse.first_lsn");
@@ -412,7 +421,7 @@ export class Client {
   /** Moves a cursor, or makes it, durably. */
   async commitCursor(move: CursorMove, options: CallOptions = {}): Promise<Cursor> {
     const { expectedLsn, lsn } = move;
-    // Without a condition, twice could take back what another consumer did in between.
+    // Without a condition, a repeat could undo the commit of another consumer in between.
     const repeat = expectedLsn !== undefined && expectedLsn !== lsn ? "GUARDED" : "HARMFUL";
     const request = { commit: move };
     const answer = await this.#write(repeat, options, (attempt) =>
@@ -421,7 +430,7 @@ export class Client {
     return answer.cursor ?? missing("WRITE", "CommitCursorResponse.cursor");
   }
 
-  /** Where a cursor stands. */
+  /** Returns the position of a cursor. */
   async getCursor(log: string, cursor: string, options: CallOptions & { logId?: bigint } = {}): Promise<Cursor> {
     const request = { log, cursor, ...logIdOf(options) };
     const answer = await this.#read(options, (attempt) => this.#cursors.getCursor(request, attempt));
@@ -458,7 +467,7 @@ export class Client {
         throw error;
       }
     }
-    // What becomes of it does not matter: the log is there then, or it is not.
+    // The result does not matter: the log exists then, or it does not.
     const request = { log };
     try {
       const answer = await this.#call("HARMLESS", "WRITE", options, (attempt) =>

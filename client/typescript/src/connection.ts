@@ -20,8 +20,8 @@ const STREAM_WINDOW_BYTES = 4 << 20;
 const CONNECTION_WINDOW_BYTES = 16 << 20;
 
 /**
- * What Node may hold for one connection before it breaks streams off (default: 10). Callers
- * bound what they send: this is only to be out of their way.
+ * Maximum memory of Node for one connection before it breaks streams off (default: 10). Callers
+ * bound their requests, so this limit only has to be out of their way.
  */
 const SESSION_MEGABYTES = 1_000;
 
@@ -36,9 +36,9 @@ export interface ConnectionSettings {
 export class Connection implements NonNullable<GrpcTransportOptions["sessionManager"]> {
   readonly authority: string;
   readonly #settings: ConnectionSettings;
-  /** What new calls go out on; undefined: the next one connects. */
+  /** The session of new calls; undefined: the next call connects. */
   #session: Promise<http2.ClientHttp2Session> | undefined;
-  /** Also those that only finish what runs on them. */
+  /** All sessions, also those that only finish their calls. */
   readonly #alive = new Set<http2.ClientHttp2Session>();
   #closed = false;
 
@@ -89,7 +89,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   /** Bytes that arrive count for nothing here: pings tell whether the server lives. */
   notifyResponseByteRead(): void {}
 
-  /** Ends the connection once what runs on it is done. */
+  /** Ends the connection once its calls are done. */
   async close(): Promise<void> {
     this.#closed = true;
     const ends = [...this.#alive].map((session) => {
@@ -143,7 +143,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         this.#keepAlive(session);
         resolve(session);
       });
-      // The server takes no more calls; those underway go on.
+      // The server takes no more calls; calls underway continue.
       session.on("goaway", forget);
       session.on("error", (error) => {
         forget();

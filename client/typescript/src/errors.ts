@@ -1,9 +1,9 @@
 /**
- * Errors: what happened to the data, why, and whether it is safe to repeat.
+ * Errors: the outcome for the data, the reason, and whether a repeat is safe.
  *
- * Three worlds meet here. An answer of Wald's carries ErrorInfo, and its facts are believed.
- * A status without it comes from in between (a proxy), and says nothing about what the
- * server did. And some failures never left this process.
+ * Errors have three sources. An answer of Wald carries ErrorInfo, and its facts are believed. A
+ * status without it comes from a proxy, and does not report the server's work. Other failures
+ * never left this process.
  */
 import { fromBinary, type DescMessage, type MessageShape } from "@bufbuild/protobuf";
 import { durationMs } from "@bufbuild/protobuf/wkt";
@@ -13,7 +13,7 @@ import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "./g
 
 const DOMAIN = "wald.dev";
 
-/** What became of a write that failed: nothing was written, or nobody knows. */
+/** Outcome of a write that failed: nothing was written, or nobody knows. */
 export type Outcome = "NOT_APPLIED" | "UNKNOWN";
 
 /**
@@ -23,7 +23,7 @@ export type Outcome = "NOT_APPLIED" | "UNKNOWN";
 export type Retry = "SAFE" | "SAFE_WITH_CONDITION" | "NEVER";
 
 /**
- * Where a call failed.
+ * The place at which a call failed.
  *
  * - `SERVER`: the server answered with an error.
  * - `NOT_SENT`: there was no connection, or it ended before the call went out on it.
@@ -46,17 +46,17 @@ export type FailureKind =
   | "USAGE"
   | "EARLIER_FAILED";
 
-/** One check that failed, of all that were asked for. */
+/** One failed check of a request. */
 export interface FailedCheck {
   /** Its reason, such as `POSITION_MISMATCH`. */
   reason: string;
   /** The log that it is about. */
   log: string;
-  /** What was expected and what is, for people. */
+  /** The expected and the actual value, for people. */
   description: string;
 }
 
-/** What a {@link WaldError} is made of. */
+/** The parts of a {@link WaldError}. */
 export interface Failure {
   kind: FailureKind;
   code: string;
@@ -70,17 +70,17 @@ export interface Failure {
   cause?: unknown;
 }
 
-/** Why a call failed, and what that means for the data. */
+/** The reason why a call failed, and the outcome for the data. */
 export class WaldError extends Error {
   override readonly name = "WaldError";
-  /** Where the call failed. */
+  /** The place at which the call failed. */
   readonly kind: FailureKind;
   /** The name of the gRPC status code, such as `FAILED_PRECONDITION`. */
   readonly code: string;
   /** The server's reason, such as `POSITION_MISMATCH`; undefined if Wald did not answer. */
   readonly reason: string | undefined;
   /**
-   * What became of a write. A read has nothing to apply: NOT_APPLIED.
+   * Outcome of a write. A read has nothing to apply: NOT_APPLIED.
    *
    * If an earlier attempt of the same call may have been applied, the outcome is unknown
    * even if the last attempt was refused: a POSITION_MISMATCH after a lost connection can be
@@ -96,7 +96,7 @@ export class WaldError extends Error {
   readonly facts: Readonly<Record<string, string>>;
   /** All checks that failed, if the request had conditions. */
   readonly failedChecks: readonly FailedCheck[];
-  /** How long the server asks to wait before the next attempt. */
+  /** Minimum time before the next attempt, as the server asks. */
   readonly retryAfterMs: number | undefined;
 
   constructor(failure: Failure) {
@@ -111,7 +111,7 @@ export class WaldError extends Error {
     this.retryAfterMs = failure.retryAfterMs;
   }
 
-  /** The same, said of a call of which an earlier attempt may have been applied. */
+  /** This error, for a call whose earlier attempt may have been applied. */
   afterUnknown(): WaldError {
     return this.#said(
       "UNKNOWN",
@@ -120,7 +120,7 @@ export class WaldError extends Error {
     );
   }
 
-  /** The same, said of one of several batches that it is about. */
+  /** This error, for one of several batches that it concerns. */
   of(outcome: Outcome): WaldError {
     if (this.outcome === outcome) {
       return this;
@@ -140,7 +140,7 @@ export class NotSent extends Error {
   override readonly name = "NotSent";
 }
 
-/** What a call does, as far as its errors are concerned. */
+/** Whether a call reads or writes, which decides about its errors. */
 export type Access = "READ" | "WRITE";
 
 /** The outcome of a call that failed without a word about it: a read has nothing to apply. */

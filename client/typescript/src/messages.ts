@@ -1,4 +1,7 @@
-/** What goes in and what comes out, as programs see it, and its way to the contract's messages and back. */
+/**
+ * Arguments and results as programs see them, and their conversion to and from the contract's
+ * messages.
+ */
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import { contractError, usageError } from "./errors.js";
@@ -11,7 +14,7 @@ import type {
 } from "./gen/wald/v1/wal_pb.js";
 
 /**
- * How safe records are: in the daemon's memory; in the operating system (survives a kill -9);
+ * Safety of records: in the daemon's memory; in the operating system (survives a kill -9);
  * flushed to the device (survives a power cut); on more than one machine.
  */
 export type Durability = Exclude<keyof typeof ProtoDurability, "UNSPECIFIED">;
@@ -19,7 +22,7 @@ export type Durability = Exclude<keyof typeof ProtoDurability, "UNSPECIFIED">;
 /** Which records a reader sees. */
 export type Visibility = Exclude<keyof typeof ProtoVisibility, "UNSPECIFIED">;
 
-/** What every call takes. */
+/** Options of every call. */
 export interface CallOptions {
   /** Deadline over all attempts, in milliseconds. Default: the client's. */
   timeoutMs?: number;
@@ -31,7 +34,7 @@ export interface CallOptions {
 export interface NewRecord {
   /** The payload; text becomes UTF-8. */
   data: string | Uint8Array;
-  /** Facts beside the payload, in order. */
+  /** Facts in addition to the payload, in order. */
   headers?: Iterable<readonly [key: string, value: string | Uint8Array]>;
   /** The record's time, in microseconds since the Unix epoch, UTC. Default: the server's clock. */
   timestampUs?: bigint;
@@ -42,16 +45,19 @@ export interface NewRecord {
 /** A record to append: text, bytes, or more. */
 export type RecordInput = string | Uint8Array | NewRecord;
 
-/** Who appends, and the how-manieth batch this is. */
+/** Identifies the producer and the sequence number of a batch. */
 export interface ProducerCondition {
   id: string;
   epoch: bigint;
   sequence: bigint;
 }
 
-/** What must hold for an append to be applied. */
+/** Conditions of an append. */
 export interface Condition {
-  /** The lsn that the first record must get. Makes it safe to repeat the append, which the client then does by itself. */
+  /**
+   * The lsn that the first record must get. With it a repeat cannot append twice, so the
+   * client repeats automatically.
+   */
   expectedLsn?: bigint;
   /** The log must exist. */
   mustExist?: boolean;
@@ -65,7 +71,7 @@ export interface Condition {
   logId?: bigint;
 }
 
-/** Records for one log, and what must hold. */
+/** Records for one log, and their conditions. */
 export interface LogBatch extends Condition {
   log: string;
   records: readonly RecordInput[];
@@ -86,7 +92,7 @@ export interface CursorMove {
   cursor: string;
   /** The next lsn to read. */
   lsn: bigint;
-  /** Where the cursor must stand now; 0 also matches one that does not exist yet. */
+  /** The position that the cursor must have now; 0 also matches one that does not exist yet. */
   expectedLsn?: bigint;
   /** The log must have this number. */
   logId?: bigint;
@@ -100,7 +106,10 @@ export interface BatchInput {
   checks?: readonly LogCheck[];
   /** Cursors to move in the same step. */
   cursors?: readonly CursorMove[];
-  /** How durable the records must be before the answer. Default: as the logs' sync modes say. */
+  /**
+   * Durability that the records must reach before the answer. Default: set by the logs' sync
+   * modes.
+   */
   durability?: Durability;
 }
 
@@ -114,13 +123,14 @@ export interface Ack {
   durability: Durability;
   /** A repeat of an append that was applied before. */
   deduplicated: boolean;
-  /** Where the record lies in the journal; undefined while it is in the daemon's memory only. */
+  /** The record's position in the journal; undefined while it is in the daemon's memory only.
+   * */
   position: bigint | undefined;
   recoveryEpoch: bigint;
   logId: bigint;
 }
 
-/** What became of one log's batch. */
+/** The result of one log's batch. */
 export interface LogAck {
   log: string;
   firstLsn: bigint;
@@ -133,7 +143,7 @@ export interface LogAck {
 
 /** Everything in the request is applied. */
 export interface BatchAck {
-  /** What became of each log, in the order of the request. */
+  /** The result of each log, in the order of the request. */
   appends: LogAck[];
   durability: Durability;
   position: bigint | undefined;
@@ -149,7 +159,7 @@ export class StoredRecord {
     readonly timestampUs: bigint,
     /** The payload. */
     readonly data: Uint8Array,
-    /** Facts beside the payload, in order. */
+    /** Facts in addition to the payload, in order. */
     readonly headers: readonly { key: string; value: Uint8Array }[],
     /** CRC-32C of the payload, if its writer gave it. */
     readonly crc32c: number | undefined,
@@ -179,27 +189,30 @@ export interface Page {
   recoveryEpoch: bigint;
 }
 
-/** Where a log stands. */
+/** State of a log. */
 export interface Tail {
   firstLsn: bigint;
-  /** The next lsn, at the visibility asked for. */
+  /** The next lsn, at the requested visibility. */
   tailLsn: bigint;
   durableLsn: bigint;
   /** 0 until the first fence. */
   writerEpoch: bigint;
   recoveryEpoch: bigint;
   logId: bigint;
-  /** Of the recovery epoch asked about: an append acked in it survived if and only if its position is below this. */
+  /**
+   * End of the survivors of the requested recovery epoch: an append acked in it survived if
+   * and only if its position is below this.
+   */
   survivedPosition: bigint | undefined;
 }
 
-/** Where a read or a scan begins; at most one. None: at the first record kept. */
+/** Begin of a read or a scan; at most one. None: the first record kept. */
 export interface Start {
   /** At this lsn. */
   lsn?: bigint;
   /** At the first record with this time or a later one, in microseconds since the Unix epoch. */
   timestampUs?: bigint;
-  /** So many records before the tail. */
+  /** This number of records before the tail. */
   last?: number | bigint;
 }
 
@@ -273,7 +286,7 @@ export function guards(condition: Condition): boolean {
   return expectedLsn !== undefined || mustNotExist === true || producer !== undefined;
 }
 
-/** All or nothing: what cannot be applied twice in one log cannot be in any. */
+/** All or nothing: if one log's records cannot be applied twice, no log's records can. */
 export function batchGuards(input: BatchInput): boolean {
   return (
     (input.batches ?? []).some(guards) ||
@@ -281,7 +294,7 @@ export function batchGuards(input: BatchInput): boolean {
   );
 }
 
-/** About how many bytes a request takes in memory and on the wire. */
+/** Approximate bytes that a request takes in memory and on the wire. */
 export function batchBytes(input: BatchInput): number {
   let sum = 64;
   for (const { log, records } of input.batches ?? []) {

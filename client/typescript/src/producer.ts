@@ -11,8 +11,8 @@
  *       └────────────────────────────────── (failed: everything unacked)
  * ```
  *
- * The server knows a batch by the producer's id, epoch and sequence, and answers a repeat
- * with the original's ack. So a batch may be sent again without asking what became of it.
+ * The server recognises a batch by the producer's id, epoch and sequence, and answers a repeat
+ * with the original's ack. A batch may therefore be sent again, whether or not it was applied.
  */
 import { randomUUID } from "node:crypto";
 
@@ -36,8 +36,8 @@ export interface ProducerOptions {
    */
   epoch?: bigint;
   /**
-   * Sequence of the first batch. Default: 0. A program that goes on within an epoch gives
-   * the one after the last whose ack it has stored, and sends the same records as before. Only
+   * Sequence of the first batch. Default: 0. A program that continues within an epoch gives the
+   * sequence after the last whose ack it has stored, and sends the same records as before. Only
    * the last 1,024 batches are recognised (PRODUCER_EXPIRED).
    */
   firstSequence?: bigint;
@@ -45,13 +45,13 @@ export interface ProducerOptions {
   logId?: bigint;
   /** The writer epoch that batches carry unless they name one; required once the log was fenced. */
   writerEpoch?: bigint;
-  /** How durable batches must be before the ack. Default: as the log's sync mode says. */
+  /** Durability that batches must reach before the ack. Default: set by the log's sync mode. */
   durability?: Durability;
   /** Bytes underway before `send` waits. Default: 8 MiB. */
   windowBytes?: number;
   /** Batches underway before the next ones wait for acks. Default: 512; the server knows a producer's last 1,024. */
   windowBatches?: number;
-  /** How long there may be no ack before everything unacked fails. Default: 60 s. */
+  /** Maximum time without an ack before everything unacked fails. Default: 60 s. */
   retryTimeoutMs?: number;
   /** Waits so long for more records to go in the same batch. Default: not at all, each `send` is a batch. */
   lingerMs?: number;
@@ -59,11 +59,11 @@ export interface ProducerOptions {
   maxBatchRecords?: number;
   /** Bytes of such a batch at most. Default: 1 MiB. */
   maxBatchBytes?: number;
-  /** Gives the producer up; what is not acked by then has an unknown outcome. */
+  /** Gives the producer up; batches that are not acked by then have an unknown outcome. */
   signal?: AbortSignal;
 }
 
-/** What must hold for one batch, beside what the producer sees to. */
+/** Conditions of one batch, in addition to the producer's own. */
 export interface ProduceOptions {
   /** The lsn that its first record must get. */
   expectedLsn?: bigint;
@@ -85,7 +85,7 @@ export interface ProducerAck {
   durableLsn: bigint | undefined;
 }
 
-/** What one `send` gave. */
+/** The records of one `send`. */
 interface Part {
   records: readonly RecordInput[];
   bytes: number;
@@ -98,11 +98,11 @@ interface Entry {
   sequence: bigint;
   batch: ProtoBatch;
   parts: Part[];
-  /** A call that carried it ended without telling what became of it. */
+  /** A call that carried it ended without reporting its outcome. */
   unknown: boolean;
 }
 
-/** What holds for a producer unless the caller says otherwise. */
+/** Defaults of a producer. */
 export const PRODUCER_DEFAULTS = {
   windowBytes: 8 << 20,
   windowBatches: 512,
@@ -124,7 +124,7 @@ export interface ProducerSetup extends ProducerOptions {
 }
 
 /**
- * An exactly-once source of appends to one log. It is bound to the log as it is when it is
+ * An exactly-once source of appends to one log. It is bound to the log that exists when it is
  * opened: if that is deleted, it fails, and never writes to a new log of the same name.
  */
 export class Producer {
@@ -141,7 +141,7 @@ export class Producer {
   #nextSequence: bigint;
   /** Batches that are not acked, in order of their sequences. */
   readonly #entries: Entry[] = [];
-  /** How many of them were given to the stream. */
+  /** Number of batches that were given to the stream. */
   #underway = 0;
   /** Records that linger for more. */
   #lingering: Part[] = [];
@@ -152,7 +152,7 @@ export class Producer {
   #sending: Promise<unknown> = Promise.resolve();
   #stream: AppendStream | undefined;
   #pauseTimer: NodeJS.Timeout | undefined;
-  /** Runs while something is not acked; starts anew with each ack. */
+  /** Runs while a batch is not acked; each ack restarts it. */
   #patience: NodeJS.Timeout | undefined;
   #failures = 0;
   #lastFailure: WaldError | undefined;
@@ -281,7 +281,7 @@ export class Producer {
     }
   }
 
-  /** Makes a batch of what lingers, and sends it. */
+  /** Makes a batch of the lingering records, and sends it. */
   #emit(options: ProduceOptions = {}): void {
     clearTimeout(this.#lingerTimer);
     this.#lingerTimer = undefined;

@@ -1,7 +1,7 @@
-/** When and how a call is repeated. */
+/** Rules for repeating calls. */
 import { toWaldError, timeoutError, cancelledError, type Access, type WaldError } from "./errors.js";
 
-/** How often and how fast a call is repeated, within its deadline. */
+/** Number and pace of repeats of a call, within its deadline. */
 export interface RetryPolicy {
   /**
    * Attempts in all, the first included. Default: 16, whose pauses are longer than the
@@ -18,25 +18,25 @@ export interface RetryPolicy {
 /** Deadline of calls that name none. */
 export const DEFAULT_TIMEOUT_MS = 10_000;
 
-/** What holds unless the caller says otherwise. */
+/** Default retry policy. */
 export const DEFAULT_RETRY: RetryPolicy = { maxAttempts: 16, firstPauseMs: 50, maxPauseMs: 2_000 };
 
 /**
- * What happens if a request is applied twice: nothing (reads, and writes that say what shall
- * be and not what shall change); it cannot be (a condition holds at most once); records twice.
+ * Effect of a request that is applied twice: none (reads, and writes that name the final state,
+ * not a change); impossible (a condition holds at most once); duplicate records.
  */
 export type Repeat = "HARMLESS" | "GUARDED" | "HARMFUL";
 
 /** Whether to send the same request again after this error. */
 export function mayRepeat(repeat: Repeat, error: WaldError): boolean {
-  // Nothing changes about a quota by itself: its reason is reported at once.
+  // A quota does not pass without a change: its reason is reported at once.
   if (error.reason === "QUOTA") {
     return false;
   }
   return error.retry === "SAFE" || (error.retry === "SAFE_WITH_CONDITION" && repeat !== "HARMFUL");
 }
 
-/** How long to wait after so many failures in a row. */
+/** The time to wait after a number of failures in a row. */
 export function pauseMs(policy: RetryPolicy, failures: number, error: WaldError): number {
   const full = Math.min(policy.firstPauseMs * 2 ** Math.min(failures - 1, 30), policy.maxPauseMs);
   return Math.max(full * (0.5 + Math.random() / 2), error.retryAfterMs ?? 0);
@@ -59,7 +59,7 @@ export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
-/** How one call is made, and repeated. */
+/** Rules of one call and its repeats. */
 export interface Plan {
   policy: RetryPolicy;
   repeat: Repeat;
@@ -70,7 +70,7 @@ export interface Plan {
   signal?: AbortSignal | undefined;
 }
 
-/** What one attempt may take. */
+/** Limits of one attempt. */
 export interface Attempt {
   timeoutMs: number;
   signal?: AbortSignal;
@@ -88,7 +88,7 @@ export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>
     const left = deadline - performance.now();
     let error: WaldError;
     try {
-      // The server must not write what nobody waits for any more.
+      // The server must not write a request that no caller waits for any more.
       return await send({ timeoutMs: Math.max(1, Math.ceil(left)), ...(signal && { signal }) });
     } catch (thrown) {
       error = toWaldError(thrown, access, signal);

@@ -9,8 +9,9 @@
  *      └───────────────────────── pause, longer each time ──────────────────┘
  * ```
  *
- * A message becomes one event with the cursor that resumes after it: so the next connection
- * begins exactly after what the caller gets to see, and so does a program that stored the cursor.
+ * A message becomes one event with the cursor that resumes after it. The next connection thus
+ * begins exactly after the last event that the caller gets, and so does a program that stored
+ * the cursor.
  */
 import { create } from "@bufbuild/protobuf";
 
@@ -20,16 +21,16 @@ import { ScanRequestSchema, type ScanRequest, type ScanResponse } from "./gen/wa
 import { protoStart, protoVisibility, storedBatch, type Batch, type Start, type Tail, type Visibility } from "./messages.js";
 import { mayRepeat, pauseMs, sleep, type RetryPolicy } from "./retry.js";
 
-/** What to scan: the log with this name, all logs whose names start with something, or all. */
+/** The logs to scan: the log with this name, all logs with a prefix, or all. */
 export type Selector = string | { prefix: string } | { all: true };
 
-/** Where a scan begins and ends. */
+/** Begin and end of a scan. */
 export interface ScanOptions extends Start {
   /** Exactly where a scan with the same selector and visibility stood. */
   cursor?: Uint8Array;
   /** Ends before this lsn; one log only. */
   untilLsn?: bigint;
-  /** Ends after so many records. */
+  /** Ends after this number of records. */
   maxRecords?: number | bigint;
   /** Which records to see. Default: those that each log's sync mode acks. */
   visibility?: Visibility;
@@ -37,11 +38,11 @@ export interface ScanOptions extends Start {
   logId?: bigint;
   /** Ends the scan. */
   signal?: AbortSignal;
-  /** Is told of every lost connection. The scan resumes by itself. */
+  /** Called at every lost connection. The scan resumes automatically. */
   onInterrupted?: (error: WaldError) => void;
 }
 
-/** Why records are missing. */
+/** The reason why records are missing. */
 export type GapReason = Exclude<keyof typeof ProtoGapReason, "UNSPECIFIED">;
 
 /** Records that a scan does not deliver, named exactly. */
@@ -84,16 +85,16 @@ export interface ScanSetup {
   ) => AsyncIterable<ScanResponse>;
   tail: (log: string, signal: AbortSignal) => Promise<Tail>;
   policy: RetryPolicy;
-  /** How long a scan that did not begin goes on trying. */
+  /** Maximum time of retries for a scan that did not begin. */
   timeoutMs: number;
-  /** How long a scan may be silent before it counts as lost. */
+  /** Maximum silence of a scan before it counts as lost. */
   silenceTimeoutMs: number;
   onClose: (scan: Follower) => void;
 }
 
 /**
- * Where the next connection would begin: where the caller said; after the last message; or it
- * is not known, and going on could repeat or skip records.
+ * Place at which the next connection begins: at the caller's start; after the last message; or
+ * it is not known, and a new connection could repeat or skip records.
  */
 type Place = "START" | "CURSOR" | "LOST";
 
@@ -112,7 +113,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
   #caughtUp = false;
   #ended = false;
   #failures = 0;
-  /** When the attempt began that failed first, or the one under way. */
+  /** Begin of the first failed attempt, or of the one under way. */
   #failingSince: number | undefined;
   #pauseMs = 0;
   #cursor: Uint8Array | undefined;
@@ -234,7 +235,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
 
   /**
    * Turns "n before the tail" of one log into an lsn, so that a connection lost before the
-   * first message can be replaced without skipping what arrived meanwhile.
+   * first message can be replaced without skipping records that arrived meanwhile.
    */
   async #pinTailOffset(): Promise<void> {
     const { selector, start, follow } = this.#request;

@@ -8,7 +8,7 @@ import { Window } from "./window.js";
 export interface SessionOptions {
   /** Bytes underway before `send` waits. Default: 4 MiB. One batch may always go. */
   windowBytes?: number;
-  /** Gives the session up; what is not acked by then has an unknown outcome. */
+  /** Gives the session up; batches that are not acked by then have an unknown outcome. */
   signal?: AbortSignal;
 }
 
@@ -32,8 +32,8 @@ interface Entry {
 
 /**
  * Batches are applied and acked in the order of `send`. The first failure ends the session:
- * what was acked before is applied, the batch that failed gets its error, and what came after
- * it was not applied (if the outcome of the failure is unknown, it may be, as a prefix).
+ * earlier acked batches are applied, the failing batch gets its error, and later batches were
+ * not applied (if the outcome of the failure is unknown, a prefix of them may be).
  *
  * Nothing is sent twice. For that, use a {@link Producer}.
  */
@@ -112,7 +112,7 @@ export class Session {
     await this.#done;
   }
 
-  /** Ends the session now. What is not acked by now has an unknown outcome. */
+  /** Ends the session now. Batches that are not acked by now have an unknown outcome. */
   abort(): void {
     this.#closed = true;
     this.#stream.abort(cancelledError("UNKNOWN", undefined));

@@ -1,4 +1,4 @@
-/** Room for what is underway: whoever finds none waits, in order. */
+/** Room for work underway: a caller that finds none waits, in order. */
 
 /** A bound on bytes. */
 export class Window {
@@ -10,7 +10,8 @@ export class Window {
     this.#maxBytes = maxBytes;
   }
 
-  /** Waits for room. What is larger than the whole window passes when nothing else is underway. */
+  /** Waits for room. A batch larger than the whole window passes when nothing else is underway.
+   * */
   async enter(bytes: number): Promise<void> {
     if (this.#waiting.length > 0 || !this.#fits(bytes)) {
       await new Promise<void>((admit) => this.#waiting.push({ bytes, admit }));

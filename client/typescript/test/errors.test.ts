@@ -58,14 +58,14 @@ test("error info of another domain is not believed", () => {
   assert.equal(foreign.retry, "SAFE_WITH_CONDITION");
 });
 
-test("failed journal is unknown when internal and not applied when unavailable", () => {
+test("failed journal is unknown if internal, not applied if unavailable", () => {
   const underway = toWaldError(refusal(Code.Internal, "JOURNAL_FAILED", "UNKNOWN", "SAFE_WITH_CONDITION"), "WRITE");
   assert.deepEqual([underway.outcome, underway.retry], ["UNKNOWN", "SAFE_WITH_CONDITION"]);
   const before = toWaldError(refusal(Code.Unavailable, "JOURNAL_FAILED"), "WRITE");
   assert.deepEqual([before.outcome, before.retry], ["NOT_APPLIED", "SAFE"]);
 });
 
-test("reason of a newer server is kept, and its outcome is unknown if it says none", () => {
+test("reason of a newer server is kept, without an outcome it is unknown", () => {
   const error = toWaldError(refusal(Code.Aborted, "MOON_PHASE"), "WRITE");
   assert.deepEqual([error.reason, error.outcome, error.retry], ["MOON_PHASE", "UNKNOWN", "NEVER"]);
   assert.equal(toWaldError(refusal(Code.OutOfRange, "TRIMMED"), "READ").outcome, "NOT_APPLIED");
@@ -105,7 +105,7 @@ test("server that takes no connection is given up", async () => {
   await new Promise((resolve) => server.close(resolve));
 });
 
-test("refused stream was not sent, broken one may have been applied, silent end is told", async () => {
+test("refused stream was not sent, broken one may have been applied", async () => {
   const codes: [number | undefined, string, string][] = [
     [http2.constants.NGHTTP2_REFUSED_STREAM, "NOT_SENT", "NOT_APPLIED"],
     [http2.constants.NGHTTP2_CANCEL, "CONNECTION_LOST", "UNKNOWN"],

@@ -19,7 +19,7 @@ import {
 } from "../src/gen/wald/v1/wal_pb.js";
 import { Client, type ClientOptions } from "../src/index.js";
 
-/** What a log holds, and how the server behaves. */
+/** The contents of a log, and the behaviour of the server. */
 export class Fake {
   readonly logId = 7n;
   /** The lowest epoch that the log takes of an unknown producer. */
@@ -40,7 +40,7 @@ export class Fake {
   before: (records: string[]) => void | Promise<void> = () => {};
   /** Asked after each batch was applied, before it is acked. */
   after: (records: string[]) => void | Promise<void> = () => {};
-  /** What a scan sends. */
+  /** The messages of a scan. */
   scan: (request: ScanRequest, signal: AbortSignal) => AsyncIterable<MessageInitShape<typeof ScanResponseSchema>> =
     async function* () {};
   readonly #server: http2.Http2Server;
@@ -187,14 +187,14 @@ export function failed<E extends ConnectError>(
   return error;
 }
 
-/** A promise, and what settles it. */
+/** A promise, and the function that settles it. */
 export function gate(): { opened: Promise<void>; open: () => void } {
   let open = (): void => {};
   const opened = new Promise<void>((resolve) => (open = resolve));
   return { opened, open };
 }
 
-/** Takes what comes as soon as it comes, and gives it on in order. */
+/** Takes each value when it arrives, and passes the values on in order. */
 async function* ahead<T>(source: AsyncIterable<T>, onArrival: () => void): AsyncGenerator<T> {
   const taken: T[] = [];
   let wake = (): void => {};

@@ -21,7 +21,7 @@ afterEach(async () => {
 
 const numbers = (count: number): string[] => Array.from({ length: count }, (_, index) => `${index}`);
 
-test("every batch is there once and in order, though connections and acks are lost", async () => {
+test("every batch is there once, in order, over lost connections and acks", async () => {
   let applied = 0;
   fake.after = () => {
     applied++;
@@ -127,7 +127,7 @@ test("fatal refusal of a repeat does not claim that nothing was applied", async 
   await assert.rejects(producer.append("a"), { reason: "LOG_REPLACED", outcome: "UNKNOWN" });
 });
 
-test("gives up when there was no ack for too long, and says that nothing was applied if nothing went out", async () => {
+test("gives up without acks; batches that were never sent are not applied", async () => {
   const producer = await client.producer("log", { retryTimeoutMs: 60 });
   await fake.stop();
   // Nobody knows of a lost connection before it was tried.
@@ -184,7 +184,7 @@ test("no more batches are underway than the server remembers", async () => {
   const producer = await client.producer("log", { windowBatches: 3 });
   const sent = await Promise.all(numbers(5).map((record) => producer.send(record)));
   await arrived.opened;
-  // There and back: what could be underway is.
+  // There and back: every request that could be underway is.
   await client.tail("log");
   assert.equal(fake.requests, 3);
   open();

@@ -51,7 +51,7 @@ test("which conditions hold at most once", () => {
   assert.equal(batchGuards({ batches: [plain], cursors: [{ log: "b", cursor: "c", lsn: 3n, expectedLsn: 3n }] }), false);
 });
 
-test("pauses double, with jitter, up to the longest, and keep to what the server asks for", () => {
+test("pauses double with jitter up to the longest, or as the server asks", () => {
   for (let failures = 1; failures <= 40; failures++) {
     const full = Math.min(50 * 2 ** (failures - 1), 2_000);
     const pause = pauseMs(DEFAULT_RETRY, failures, starting());
@@ -80,7 +80,7 @@ test("call that was not applied is repeated until it succeeds", async () => {
   assert.deepEqual([answer, calls], ["done", 4]);
 });
 
-test("refusal after an unknown outcome does not claim that nothing was applied", async () => {
+test("refusal after an unknown outcome stays unknown", async () => {
   const errors = [lostError("WRITE", "reset"), mismatch()];
   await assert.rejects(
     call({ ...plan, repeat: "GUARDED" }, async () => {
@@ -119,7 +119,7 @@ test("plain append whose connection breaks is sent once", async () => {
   await fake.stop();
 });
 
-test("append with expected lsn whose connection breaks is sent again, and says that it may have been applied", async () => {
+test("append with expected lsn is sent again after a lost connection", async () => {
   const fake = await Fake.start();
   const client = fake.client();
   fake.after = () => fake.drop();

@@ -158,7 +158,7 @@ test("scan gives up after as many attempts as any call, and at once for good", a
   assert.equal(fake.calls, 6);
 });
 
-test("so many before the tail of one log becomes an lsn before the first connection", async () => {
+test("tail offset of one log becomes an lsn before the first connection", async () => {
   fake.records.push("a", "b", "c");
   const starts: ScanRequest["start"][] = [];
   fake.scan = async function* ({ start }) {
@@ -171,7 +171,7 @@ test("so many before the tail of one log becomes an lsn before the first connect
   await follower.close();
 });
 
-test("now of many logs cannot be found again, so that a loss before the first message is an error", async () => {
+test("loss before the first message of a scan of many logs is an error", async () => {
   fake.scan = async function* () {
     fake.drop();
     yield message(0);

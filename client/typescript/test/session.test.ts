@@ -59,7 +59,7 @@ test("what is larger than the window goes alone", async () => {
   await session.close();
 });
 
-test("first failure ends it: what came before is acked, what came after was not applied", async () => {
+test("first failure ends it: earlier batches acked, later ones not applied", async () => {
   fake.before = ([record]) => {
     if (record === "bad") {
       throw refusal(Code.FailedPrecondition, "FENCED", "NOT_APPLIED", "NEVER");
@@ -80,7 +80,7 @@ test("first failure ends it: what came before is acked, what came after was not 
   assert.deepEqual(fake.records, ["a"]);
 });
 
-test("after a failure of unknown outcome, what came after may have been applied", async () => {
+test("later batches are unknown after a failure of unknown outcome", async () => {
   const { opened, open } = gate();
   const arrived = gate();
   fake.before = async ([record]) => {
@@ -100,7 +100,7 @@ test("after a failure of unknown outcome, what came after may have been applied"
   await assert.rejects(after?.ack ?? Promise.resolve(), { kind: "EARLIER_FAILED", outcome: "UNKNOWN" });
 });
 
-test("lost connection leaves unknown what was not acked, and nothing is sent again", async () => {
+test("lost connection leaves unacked batches unknown and repeats nothing", async () => {
   fake.after = ([record]) => {
     if (record === "b") {
       fake.drop();

@@ -85,7 +85,7 @@ pub fn span(text: &str) -> Result<Duration, String> {
             .iter()
             .position(|(name, _)| *name == unit || (unit == "µs" && *name == "us"))
             .ok_or_else(|| unknown_span_unit(unit, EXAMPLES))?;
-        // 30m1h is as likely a slip as it is meant.
+        // 30m1h may be a slip as well as intended.
         if longest != usize::MAX && place <= longest {
             return Err(format!("units must go from long to short; {EXAMPLES}"));
         }

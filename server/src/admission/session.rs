@@ -33,7 +33,7 @@ use crate::transport::Incoming;
 /// The client gets room for more when this many bytes were admitted, or when nothing is left to admit.
 const RELEASE_BYTES: usize = 16 << 10;
 
-/// When to look again whether other connections have left room: their acks wake nobody here.
+/// Pause before the next check for room: acks of other connections wake nobody here.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Bytes that the session has received and not acked, and how it waits for room.
@@ -42,7 +42,7 @@ pub(super) struct Window(Arc<Shared>);
 
 struct Shared {
     admission: Arc<Admission>,
-    /// Of its connection.
+    /// The share of the session's connection.
     share: Share,
     used: Mutex<u64>,
     /// The session, while it waits for room.
@@ -56,7 +56,7 @@ pub(crate) struct Passage {
 }
 
 impl Passage {
-    /// Takes more room than the messages themselves: what is made of them is larger.
+    /// Takes more room than the encoded messages: the decoded requests are larger.
     pub(crate) fn enlarge(&mut self, bytes: u64) {
         let Shared {
             admission,
@@ -152,12 +152,12 @@ fn truncated() -> Status {
     status::malformed("request", "it was cut off within a message", Access::Write)
 }
 
-/// Where the bytes of a session come from.
+/// Source of a session's bytes.
 pub(crate) trait Source {
     /// The next bytes, or `None` at the end.
     fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>>;
 
-    /// Gives the client room for so many bytes more.
+    /// Gives the client room for `bytes` more bytes.
     fn release(&mut self, bytes: usize);
 }
 
@@ -175,7 +175,7 @@ impl Source for Incoming {
 /// The requests of a session.
 pub(crate) struct Intake<S = Incoming> {
     source: S,
-    /// How the client's half has ended: it was closed, or it is gone.
+    /// End of the client's half: it was closed, or it is gone.
     ended: Option<Result<(), Status>>,
     /// Received and not passed on.
     held: BytesMut,
@@ -227,8 +227,9 @@ impl<S: Source> Intake<S> {
         }
     }
 
-    /// The next message of what [`Self::take_in`] has received, when it is whole and has room; `None` at
-    /// the end. A caller that polls for several takes in once before.
+    /// The next message of the bytes that [`Self::take_in`] has received, once it is whole and
+    /// has room; `None` at the end. A caller that polls for several messages calls `take_in`
+    /// once before.
     pub(crate) fn poll_message(
         &mut self,
         context: &mut Context<'_>,
@@ -377,7 +378,7 @@ mod tests {
         }
     }
 
-    /// A budget of which a session may use so much.
+    /// A budget with a window of `window` bytes for each session.
     fn admission(limit: u64, window: u64) -> Arc<Admission> {
         let (phase, receiver) = watch::channel(Phase::Serving);
         std::mem::forget(phase);
@@ -491,7 +492,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn message_that_does_not_arrive_ends_the_session_and_silence_between_does_not() {
+    async fn unfinished_message_ends_the_session_and_silence_between_does_not() {
         let admission = admission(1 << 20, 1 << 20);
         let mut half = frames(&[b"whole", b"never whole"], 12);
         half.frames.truncate(1);

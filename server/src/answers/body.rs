@@ -9,12 +9,12 @@ use tonic::Status;
 
 use super::{AnswerShare, Held, SMALL_BYTES};
 
-/// A body whose data counts until the next of it is asked for: then it has left.
+/// A body whose data counts until the transport polls for the next: then it was sent.
 pub(crate) struct Counted {
     inner: tonic::body::Body,
     share: AnswerShare,
     held: Option<Held>,
-    /// Room that it has as long as it is open.
+    /// Room that the body holds as long as it is open.
     _open: Option<Held>,
 }
 

@@ -28,12 +28,12 @@ pub(crate) fn command() -> Command {
         .about("Make a store of a backup, in the empty directory that --data-dir names")
         .long_about(
             "Makes a store of a backup, in the empty directory that --data-dir names. Every file is \
-             compared with its digest. A restore that is cut off leaves nothing that a start takes \
-             for a store.\n\n\
-             With --at-position the store is as it stood there: all that ended at or below that \
-             position is there, whole, and nothing later. `walctl sync` prints such a position; \
-             that of an append is where it begins, so to have it name a later one.\n\n\
-             The restored store goes on with a higher recovery epoch, at positions that the old \
+             compared with its digest. An interrupted restore leaves no \
+             store that a start would accept.\n\n\
+             With --at-position the store has its state at that position: every append that ended \
+             at or below it, whole, and none later. `walctl sync` prints such a position. The \
+             position of an append is its beginning, so to include it, name a later one.\n\n\
+             The restored store continues with a higher recovery epoch, at positions that the old \
              one has not given out.\n\n\
              Exit codes: 0 ok, 1 failed, 2 usage, 3 no such backup, 4 a daemon has the directory, \
              5 the backup is damaged, or holds damage that the store had.",
@@ -50,7 +50,7 @@ pub(crate) fn command() -> Command {
             Arg::new("at-position")
                 .long("at-position")
                 .value_name("POSITION")
-                .help("Restore what ended at or below this position [default: all of it]")
+                .help("Restore only units that end at or below this position [default: everything]")
                 .value_parser(value_parser!(u64)),
         )
         .arg(
@@ -58,8 +58,7 @@ pub(crate) fn command() -> Command {
                 .long("drill")
                 .action(ArgAction::SetTrue)
                 .help(
-                    "Restore to a directory that goes away again, open it, read every record, and \
-                     say what was found",
+                    "Restore to a temporary directory, open it, read every record, and report the result",
                 ),
         )
         .arg(
@@ -67,7 +66,7 @@ pub(crate) fn command() -> Command {
                 .long("drill-in")
                 .value_name("DIR")
                 .requires("drill")
-                .help("Where the directory of a drill is made [default: the system's for temporary files]")
+                .help("Parent of the temporary directory of a drill [default: the system's]")
                 .value_parser(value_parser!(PathBuf)),
         )
         .arg(json_argument())
@@ -112,7 +111,7 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
     })
 }
 
-/// What is to be done.
+/// A restore or drill to do.
 struct Work<'a> {
     directory: &'a Path,
     kept: &'a Kept,
@@ -121,7 +120,7 @@ struct Work<'a> {
     json: bool,
 }
 
-/// What a drill read.
+/// The result of a drill.
 struct Read {
     records: u64,
     missing: u64,
@@ -142,7 +141,7 @@ impl Work<'_> {
         restored.map_err(|error| failed(&error))
     }
 
-    /// Restores to a directory that goes away again, and reads everything.
+    /// Restores to a temporary directory, and reads everything.
     fn drill(&self, place: &Path) -> Result<bool, Exit> {
         let scratch = tempfile::Builder::new()
             .prefix("wald-drill-")

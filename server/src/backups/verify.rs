@@ -1,5 +1,5 @@
-//! `wald verify DIR` on a directory of backups: all content against its digest, then what a
-//! start would find. Nothing is restored.
+//! `wald verify DIR` on a directory of backups: checks all content against its digest, then
+//! runs the checks of a start. Nothing is restored.
 
 use std::path::Path;
 

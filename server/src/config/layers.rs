@@ -1,4 +1,4 @@
-//! Where values come from, in which order, and what is wrong with them.
+//! Sources of the values, their order, and the problems found in them.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -16,10 +16,10 @@ pub(crate) fn env_name(setting: &str) -> String {
     format!("WALD_{}", setting.to_uppercase())
 }
 
-/// Where a value came from.
+/// Source of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Nobody set it.
+    /// No source set it.
     Default,
     /// The configuration file.
     File(PathBuf),
@@ -41,7 +41,7 @@ impl fmt::Display for ConfigProblem {
 
 impl std::error::Error for ConfigProblem {}
 
-/// What was said, before anything is believed.
+/// The texts given in each source, before they are checked.
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
     /// Values of flags, by setting.
@@ -52,14 +52,14 @@ pub(crate) struct Layers {
     pub(crate) file: Option<(PathBuf, String)>,
 }
 
-/// A setting as it is in force.
+/// A setting in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The setting.
     pub(crate) name: &'static str,
     /// Its value as Wald writes it.
     pub(crate) value: String,
-    /// Where it came from.
+    /// Source of the value.
     pub(crate) origin: Origin,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Entry {
 pub(crate) struct Effective {
     /// The parsed settings.
     pub(crate) config: Config,
-    /// The same for people, in the order of the table.
+    /// The values for people, in the order of the table.
     pub(crate) entries: Vec<Entry>,
 }
 
@@ -242,8 +242,8 @@ fn read_file_keys(
     values
 }
 
-/// Keys of a table in a file are those of the settings with the table's name before them:
-/// `endpoint` in `[otlp]` is `otlp_endpoint`.
+/// Prefixes the keys of a table in a file with the table's name: `endpoint` in `[otlp]` is
+/// `otlp_endpoint`.
 fn flat(table: &toml::Table) -> Vec<(String, &toml::Value)> {
     let mut flat_values = Vec::new();
     for (key, value) in table {
@@ -285,8 +285,8 @@ pub(crate) fn nearest(key: &str) -> Option<&'static str> {
         .map(|(_, name)| name)
 }
 
-/// Of variables of the environment those that are probably meant to be a setting's, with
-/// that one; the rest of `WALD_...` is others' (Kubernetes has WALD_PORT for a service
+/// Variables of the environment that are probably misspelt settings, each with the likely
+/// setting. Other `WALD_...` variables are ignored (Kubernetes sets WALD_PORT for a service
 /// called wald).
 pub(crate) fn misspelt(variables: impl Iterator<Item = String>) -> Vec<String> {
     let known: Vec<String> = SETTINGS

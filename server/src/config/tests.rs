@@ -126,7 +126,7 @@ fn every_bad_value_is_named_with_its_origin() {
 }
 
 #[test]
-fn every_sync_mode_reaches_the_engine_and_all_but_strict_say_what_can_be_lost() {
+fn every_sync_mode_reaches_the_engine_and_weak_ones_describe_the_loss() {
     use wald_storage::SyncMode::{Async, Batch, Interval, Manual, Strict};
     for (name, mode, words) in [
         ("strict", Strict, &[][..]),

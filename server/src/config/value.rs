@@ -16,7 +16,7 @@ pub(crate) trait Value: Sized {
     /// Reads a value.
     ///
     /// # Errors
-    /// Says what was expected.
+    /// Describes the expected form.
     fn parse(text: &str) -> Result<Self, String>;
 
     /// Writes it so that [`Value::parse`] gives the same.
@@ -120,7 +120,7 @@ pub(crate) struct LogPatterns(pub(crate) Vec<LogPattern>);
 pub(crate) enum LogPattern {
     /// A name in full.
     Name(String),
-    /// What names begin with; empty: every name.
+    /// A prefix of names; empty: every name.
     Prefix(String),
 }
 
@@ -194,7 +194,7 @@ macro_rules! choice_value {
 }
 
 choice! {
-    /// What an append is acknowledged with that names no durability.
+    /// Durability of an append that names none.
     SyncMode {
         /// A flush.
         Strict = "strict",
@@ -222,7 +222,7 @@ impl From<SyncMode> for wald_storage::SyncMode {
 }
 
 choice! {
-    /// What a start does about damage.
+    /// Reaction of a start to damage.
     DamagePolicy {
         /// Serve everything else.
         Quarantine = "quarantine",
@@ -241,7 +241,7 @@ impl From<DamagePolicy> for OnDamage {
 }
 
 choice! {
-    /// How finished segments are read.
+    /// Method of reading finished segments.
     ReadStrategy {
         /// By positional reads.
         Pread = "pread",
@@ -260,11 +260,11 @@ impl From<ReadStrategy> for wald_storage::ReadStrategy {
 }
 
 choice! {
-    /// What to do when the journal has failed.
+    /// Reaction to a failed journal.
     FlushFailurePolicy {
         /// End the process, for its supervisor to start it again.
         Exit = "exit",
-        /// Go on serving what is on the device.
+        /// Go on serving the records that are on the device.
         ReadOnly = "read_only",
     }
 }
@@ -284,7 +284,7 @@ choice! {
 choice! {
     /// Whether to serve the web console.
     ConsoleMode {
-        /// Where only this machine can reach the HTTP port.
+        /// Only if the HTTP port is on a loopback address.
         Auto = "auto",
         /// Wherever the HTTP port is.
         On = "on",

@@ -36,14 +36,14 @@ pub(super) async fn page() -> Response {
     answer("index.html")
 }
 
-/// What the page asks for.
+/// Returns a file that the page requests.
 pub(super) async fn file(Path(name): Path<String>) -> Response {
     answer(&name)
 }
 
 fn answer(name: &str) -> Response {
     match FILES.iter().find(|(known, ..)| *known == name) {
-        // Asked for anew each time: another version of the daemon has another page.
+        // Requested again each time: another version of the daemon has another page.
         Some((_, kind, text)) => (
             [
                 (header::CONTENT_TYPE, *kind),

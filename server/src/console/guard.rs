@@ -1,5 +1,5 @@
-//! Who may ask: pages that the daemon itself served, under a name that is really its own.
-//! Names are checked as `http/hosts.rs` says.
+//! Checks the origin of requests: only pages that the daemon itself served, under a name that
+//! is really its own. `http/hosts.rs` checks names.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(super) async fn known_host(
     response
 }
 
-/// Refuses what another page asks for, as far as the browser tells.
+/// Refuses requests that another page makes, as far as the browser reports it.
 pub(super) async fn same_origin(request: Request, next: Next) -> Response {
     if !is_same_origin(request.uri(), request.headers()) {
         return refused("only the console's own page may ask for this\n");

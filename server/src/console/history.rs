@@ -1,5 +1,5 @@
-//! How the server did in the last minutes: a point each second, from the histograms and
-//! counters that /metrics shows, kept so that a page has something to show at once.
+//! The last minutes of the server: a point each second, from the histograms and counters that
+//! /metrics shows. They are kept so that a page can show a chart at once.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,11 +17,11 @@ use crate::rpc::Node;
 const STEP: Duration = Duration::from_secs(1);
 /// Points kept: ten minutes, about 120 KiB.
 const POINTS: usize = 600;
-/// Rates and percentiles of a point are of so many steps before it: enough for a p99 at
-/// some hundred appends a second, and still of the last seconds.
+/// Number of steps before a point that its rates and percentiles cover: enough for a p99 at
+/// some hundred appends a second, and still recent.
 const WINDOW: usize = 5;
 
-/// What the numbers of a point are, in order. Rates are per second, times in seconds.
+/// Names of the numbers of a point, in order. Rates are per second, times in seconds.
 pub(super) const COLUMNS: [&str; 21] = [
     "time_ms",
     "append_records",
@@ -94,7 +94,7 @@ struct Sample {
     state: State,
 }
 
-/// What the engine holds at a moment; zeros while it starts.
+/// Contents of the engine at a moment; zeros while it starts.
 #[derive(Serialize)]
 pub(super) struct State {
     phase: &'static str,

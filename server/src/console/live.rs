@@ -1,8 +1,8 @@
-//! What changes, as server-sent events: a sample of the whole server each second, and the
-//! new records of one log if a page shows one.
+//! Changes as server-sent events: a sample of the whole server each second, and the new records
+//! of one log if a page shows one.
 //!
-//! Both are pulled: a page that reads slowly gets fewer samples, and of records the
-//! newest, with what it did not get named as passed.
+//! The browser pulls both. A page that reads slowly gets fewer samples, and only the newest
+//! records; the skipped records are reported as passed.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const PACE: Duration = Duration::from_millis(150);
 /// Records of a message; with the pace some 6,000 a second. More are passed.
 const MAX_RECORDS: u64 = 1000;
 
-/// What to be told of.
+/// The changes that a page wants.
 #[derive(Deserialize)]
 pub(super) struct LiveQuery {
     /// The log whose new records are wanted; none: samples only.
@@ -83,13 +83,13 @@ pub(super) async fn live(
     Ok(Sse::new(while_holding(place, events)).into_response())
 }
 
-/// No more records come, and why.
+/// The end of the records, with the reason.
 fn ended(status: Status) -> Result<Event, Infallible> {
     event("ended", &Refused(status).told())
 }
 
 fn event(name: &str, data: &impl Serialize) -> Result<Event, Infallible> {
-    // What is sent here always has a JSON form.
+    // Every value that is sent here has a JSON form.
     let data = serde_json::to_string(data).unwrap_or_default();
     Ok(Event::default().event(name).data(data))
 }
@@ -105,7 +105,7 @@ fn while_holding(
     })
 }
 
-/// A sample each second, and what the server is whenever its phase changes.
+/// A sample each second, and a description of the server whenever its phase changes.
 fn samples(console: &Arc<Console>) -> stream::BoxStream<'static, Result<Event, Infallible>> {
     let newest = console.history.newest();
     let mut phase = console.node.phase.clone();
@@ -133,7 +133,7 @@ struct Tail {
     engine: Arc<dyn LogEngine>,
     target: LogTarget,
     next: Lsn,
-    /// What a crash took back of what the page has.
+    /// Records that the page shows and a crash has taken back.
     lost: Option<GapView>,
     earliest: Instant,
     ended: bool,
@@ -151,7 +151,7 @@ impl Tail {
         let mut target = convert::target(log, log_id, Access::Read)?;
         let stat = engine.stat(target.clone(), None, None);
         let info = stat.map_err(|error| status::read(&error))?.info;
-        // From now on it is this log, not one made anew under its name.
+        // From now on it is this log, not one that was created later under its name.
         target.log_id = Some(LogId::new(info.log_id.get()));
         let from = from.map_or(info.tail_lsn, Lsn::new);
         let lost = (from > info.tail_lsn).then(|| GapView::lost(info.tail_lsn, from));

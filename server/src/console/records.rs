@@ -1,5 +1,5 @@
-//! Records of one log, as a page shows them: in lsn order, with what is missing named
-//! between them, and long ones cut.
+//! Records of one log, as a page shows them: in lsn order, with gaps between them, and with
+//! long records cut.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{Console, Json, Refused};
 use crate::convert;
 use crate::status::{self, Access};
 
-/// Most records of a page, and how many if it is not said.
+/// Maximum number of records of a page, and the default.
 const MAX_PAGE: u64 = 500;
 const DEFAULT_PAGE: u64 = 100;
 /// A page reads no more than about this, and sends no more than about that; it is
@@ -29,7 +29,7 @@ const SEND_BYTES: usize = 1 << 20;
 /// Asked of the engine at a time.
 const CHUNK_BYTES: u32 = 256 << 10;
 
-/// How much of each record is sent.
+/// Maximum bytes of each record that are sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cut {
     data: usize,
@@ -49,7 +49,7 @@ impl Cut {
     };
 }
 
-/// What stands in a log at one place.
+/// The content of a log at one place.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum Item {
@@ -63,7 +63,7 @@ pub(super) struct RecordView {
     lsn: u64,
     /// Stored time, microseconds since the Unix epoch.
     time_us: i64,
-    /// Time of arrival, likewise.
+    /// Time of arrival, microseconds since the Unix epoch.
     arrival_us: i64,
     #[serde(flatten)]
     data: Data,
@@ -80,10 +80,10 @@ struct HeaderView {
     value: Data,
 }
 
-/// Bytes, of which the first are sent.
+/// The first bytes of a value.
 #[derive(Serialize)]
 struct Data {
-    /// How many there are.
+    /// Number of all bytes.
     size: usize,
     /// The first of them, base64.
     data: String,
@@ -152,11 +152,11 @@ impl GapView {
 #[derive(Serialize)]
 pub(super) struct Page {
     pub(super) items: Vec<Item>,
-    /// Where to read on.
+    /// The lsn at which the next read begins.
     pub(super) next_lsn: u64,
     log_id: String,
     first_lsn: u64,
-    /// How many records right below the first went by retention.
+    /// Number of records directly below the first that retention expired.
     #[serde(skip)]
     expired: u64,
     tail_lsn: u64,
@@ -291,7 +291,7 @@ pub(super) struct PageQuery {
     log: String,
     /// From this record on.
     lsn: Option<u64>,
-    /// Those just before this record.
+    /// The missing records just before this record.
     before: Option<u64>,
     /// From the first record on whose time is not before this.
     time_us: Option<i64>,
@@ -299,7 +299,7 @@ pub(super) struct PageQuery {
 }
 
 impl PageQuery {
-    /// Where to begin, where to end, and how many records at most.
+    /// Begin, end and maximum number of records.
     fn range(&self, info: &LogInfo) -> (ScanStart, Option<Lsn>, u64) {
         let limit = self.limit.unwrap_or(DEFAULT_PAGE).clamp(1, MAX_PAGE);
         if let Some(lsn) = self.lsn {
@@ -335,7 +335,7 @@ pub(super) async fn page(
 }
 
 impl Page {
-    /// A page that begins with the first record kept says what was before it.
+    /// A page that begins with the first record kept reports the trimmed records before it.
     fn name_what_was_trimmed(&mut self) {
         let first = self.first_lsn;
         let begins = match self.items.first() {

@@ -1,4 +1,5 @@
-//! What this server is: its version, settings, what its start found, what a flush means.
+//! A description of this server: its version, settings, the findings of its start, and the
+//! meaning of a flush.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use crate::config::{Config, Value as _};
 use crate::convert;
 use crate::serve::recovery_result;
 
-/// Damaged ranges that are told; how many there are is told too.
+/// Maximum number of damaged ranges that are listed. The total number is reported, too.
 const MAX_DAMAGE: usize = 100;
 
-/// What the configuration says, as the page shows it.
+/// The configuration as the page shows it.
 #[derive(Serialize)]
 pub(super) struct Settings {
     data_dir: String,
@@ -59,7 +60,7 @@ impl Settings {
     }
 }
 
-/// What this server is.
+/// A description of this server.
 #[derive(Serialize)]
 pub(super) struct Server<'a> {
     version: &'static str,
@@ -67,7 +68,7 @@ pub(super) struct Server<'a> {
     now_us: i64,
     settings: &'a Settings,
     state: history::State,
-    /// What people should know, in sentences.
+    /// Warnings for people, in sentences.
     warnings: Vec<String>,
     /// Absent while it starts.
     store: Option<StoreView>,
@@ -83,7 +84,7 @@ struct StoreView {
     durability: Durability,
 }
 
-/// What the start found.
+/// The findings of the start.
 #[derive(Serialize)]
 struct Recovery {
     result: &'static str,
@@ -114,7 +115,7 @@ impl Recovery {
     }
 }
 
-/// What DURABLE means on this machine.
+/// The meaning of DURABLE on this machine.
 #[derive(Serialize)]
 struct Durability {
     file_system: String,

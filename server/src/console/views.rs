@@ -12,7 +12,7 @@ use super::{Console, Json, Refused};
 use crate::convert;
 use crate::status::{self, Access};
 
-/// Most entries of a page, and how many if it is not said.
+/// Maximum number of entries of a page, and the default.
 const MAX_PAGE: usize = 500;
 const DEFAULT_PAGE: usize = 100;
 /// Maximum number of cursors, and of producers, on the page of a log.
@@ -43,7 +43,7 @@ pub(super) struct Logs {
     logs: Vec<LogView>,
     /// Continues with the next page; null: this is the last.
     next_after: Option<String>,
-    /// How many logs there are, whatever their names.
+    /// Number of all logs, whatever their names.
     total: u64,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct LogView {
     stored_bytes: u64,
     create_time_us: i64,
     update_time_us: i64,
-    /// Of its own, or null: the server's.
+    /// The log's own mode; null: the server's.
     sync_mode: Option<&'static str>,
     compression: Option<&'static str>,
     max_record_bytes: Option<u32>,
@@ -137,7 +137,7 @@ pub(super) struct OneLog {
     more_cursors: bool,
 }
 
-/// What the log forgets; null: no such bound.
+/// The bounds beyond which the log drops records; null: no such bound.
 #[derive(Serialize)]
 struct RetentionView {
     /// Whether these are the log's own bounds, not the server's.
@@ -173,9 +173,10 @@ struct ProducerView {
     epoch: String,
     /// Sequence number of the newest batch in this epoch; null: there is none.
     last_sequence: Option<String>,
-    /// When the newest batch arrived.
+    /// Arrival time of the newest batch.
     last_append_us: i64,
-    /// When the producer expires if it stays idle; null: producers of this server do not expire.
+    /// Time at which the producer expires if it stays idle; null: producers of this server do
+    /// not expire.
     expires_us: Option<i64>,
 }
 

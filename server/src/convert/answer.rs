@@ -20,7 +20,7 @@ pub(crate) use ack::SessionAck;
 /// A response stays below this, unless one record alone is larger.
 pub(crate) const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
-/// What a response has beside its records: names, lsns, cursor.
+/// Bytes of a response in addition to its records: names, lsns, cursor.
 const RESPONSE_OVERHEAD_BYTES: usize = 1 << 10;
 
 /// The answer to an append of one record.
@@ -102,7 +102,7 @@ pub(crate) fn read_response(
     })
 }
 
-/// How many of the records fit into one response; at least one.
+/// Number of the records that fit into one response; at least one.
 fn fitting_records(records: &[v1::Record]) -> usize {
     let mut bytes = RESPONSE_OVERHEAD_BYTES;
     for (index, record) in records.iter().enumerate() {
@@ -165,7 +165,7 @@ fn gap(gap: Gap) -> v1::Gap {
     }
 }
 
-/// Stored batches as they are sent: those of one log that follow each other become one.
+/// Stored batches as they are sent. Consecutive batches of one log become one.
 ///
 /// A record without a time of its own has its batch's. Where batches with different
 /// arrivals become one, the later ones' records get their time written down.
@@ -247,7 +247,7 @@ pub(crate) fn rfc3339(time: Timestamp) -> String {
         .unwrap_or_default()
 }
 
-/// Where a log stands.
+/// The state of a log.
 pub(crate) fn tail_response(stat: &LogStat, epoch: RecoveryEpoch) -> v1::GetTailResponse {
     v1::GetTailResponse {
         first_lsn: Some(stat.info.first_lsn.get()),
@@ -310,7 +310,7 @@ pub(crate) fn log(info: &LogInfo) -> v1::Log {
 /// Limits that are not of one request.
 #[derive(Debug, Clone)]
 pub(crate) struct ServerLimits {
-    /// How far ahead of the clock a record's time may be.
+    /// Maximum time by which a record's time may be ahead of the clock.
     pub(crate) max_timestamp_ahead: std::time::Duration,
     /// Batches of a producer whose repeats are recognised.
     pub(crate) producer_window: u64,
@@ -318,13 +318,13 @@ pub(crate) struct ServerLimits {
     pub(crate) max_producers_per_log: u64,
     /// Cursors of one log.
     pub(crate) max_cursors_per_log: u64,
-    /// What a session may have under way.
+    /// Maximum bytes that a session may have under way.
     pub(crate) session_window_bytes: u64,
     /// Age at which an idle producer is forgotten; 0 = never.
     pub(crate) producer_max_idle: std::time::Duration,
 }
 
-/// What requests and logs may hold.
+/// Bounds of requests and logs.
 pub(crate) fn server_limits(limits: &Limits, server: &ServerLimits) -> v1::ServerLimits {
     v1::ServerLimits {
         max_record_bytes: limits.max_record_bytes.into(),
@@ -378,7 +378,7 @@ fn segment(segment: &SegmentInfo) -> v1::Segment {
     }
 }
 
-/// How far a verification is.
+/// Progress of a verification.
 pub(crate) fn verify_response(progress: &Progress, done: bool) -> v1::VerifyResponse {
     v1::VerifyResponse {
         checked_bytes: progress.checked_bytes,
@@ -421,7 +421,7 @@ fn finding(finding: &Finding) -> v1::Finding {
     }
 }
 
-/// What is known to be damaged; `None` if nothing is.
+/// Summary of the known damage; `None` if there is none.
 pub(crate) fn damage_summary(now: &Statistics) -> Option<v1::DamageSummary> {
     let some = now.quarantined_records > 0
         || now.damaged_logs > 0

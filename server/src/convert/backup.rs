@@ -14,7 +14,7 @@ pub(crate) fn digest(bytes: &[u8]) -> Option<u128> {
     Some(u128::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// What a backup consists of.
+/// The parts of a backup.
 pub(crate) fn backup_manifest(manifest: &BackupManifest) -> v1::BackupResponse {
     let files = manifest.files.iter().map(|file| v1::BackupFile {
         path: file.path.clone(),
@@ -38,7 +38,7 @@ pub(crate) fn backup_manifest(manifest: &BackupManifest) -> v1::BackupResponse {
 /// A piece of a file.
 pub(crate) fn backup_chunk(file: usize, offset: u64, data: Bytes) -> v1::BackupResponse {
     let chunk = v1::BackupChunk {
-        // A manifest of so many files would not fit a message.
+        // A manifest with more files would not fit a message.
         file: u32::try_from(file).unwrap_or(u32::MAX),
         offset,
         data,
@@ -79,7 +79,7 @@ fn finding(damage: &BackupDamage) -> v1::Finding {
     }
 }
 
-/// A manifest that was kept; `None` if it says what no backup does.
+/// A manifest that was kept; `None` if it has values that no backup has.
 pub(crate) fn kept_manifest(manifest: &v1::BackupManifest) -> Option<BackupManifest> {
     let created = manifest.create_time.as_ref();
     let created = created.map_or(0, |time| {

@@ -1,5 +1,5 @@
-//! Appends as they come in. What stands around the records is read here; the records
-//! themselves stay in the bytes they came in, which are what is stored of them.
+//! Decoding of appends. The fields around the records are read here. The records themselves
+//! stay in the bytes that arrived, which are also the bytes that are stored.
 //!
 //! Read by hand, because a decoded message has an object for each record, made and freed
 //! for nothing. All that is rare (conditions, checks, cursors, records in an encoding that is not
@@ -58,8 +58,8 @@ pub(crate) fn append(
     Ok((batch, durability))
 }
 
-/// Records of several logs, with conditions. What the limits refuse for its number is refused
-/// before anything is made of it: that takes up to sixty times the memory of the message.
+/// Records of several logs, with conditions. A message with too many records is refused by
+/// their number, before it is decoded: decoding takes up to 60 times the memory of the message.
 pub(crate) fn append_batch(
     request: &Sent<v1::AppendBatchRequest>,
     limits: &Limits,
@@ -123,7 +123,7 @@ pub(crate) fn append_batch(
     Ok((batch, durability))
 }
 
-/// A request on a session: its number, and what is to be appended.
+/// A request on a session: its number, and its batch.
 pub(crate) fn session_request(
     request: &Sent<v1::AppendSessionRequest>,
 ) -> Result<(u64, Sent<v1::AppendBatchRequest>), Status> {
@@ -141,7 +141,8 @@ pub(crate) fn session_request(
             (2, Value::Bytes(range)) if range.is_empty() => {}
             (2, Value::Bytes(range)) if batch.is_empty() => batch = message.slice(range),
             (2, Value::Bytes(range)) => {
-                // Each is whole by itself: what one begins, the next does not end.
+                // Each part is a whole field sequence: no field begins in one part and ends in
+                // the next.
                 let first = if joined.is_empty() { &batch[..] } else { &[] };
                 for part in [first, &message[range]] {
                     if fields(part).any(|field| field.is_none()) {
@@ -196,11 +197,11 @@ fn invalid(batch: InvalidBatch) -> Status {
     status::append(&AppendError::Invalid(batch))
 }
 
-/// Of a longer message prost is not asked what is wrong: it makes an object of each record
-/// before it gets there.
+/// Maximum length of a message that prost reads again to explain the fault. prost makes an
+/// object of each record before it reaches the fault.
 const WORTH_ASKING: usize = 64 << 10;
 
-/// What is wrong with a message that cannot be read, in prost's words.
+/// Explains in prost's words why a message cannot be read.
 fn undecodable<M: Message + Default>(message: &Bytes) -> Status {
     let said = (message.len() <= WORTH_ASKING).then(|| M::decode(message.clone()).err());
     let said = said.flatten();
@@ -214,7 +215,7 @@ fn undecodable<M: Message + Default>(message: &Bytes) -> Status {
     }
 }
 
-/// Where records are in a message.
+/// Places of the records in a message.
 enum Entries {
     None,
     /// One behind the other, keys included.
@@ -223,15 +224,16 @@ enum Entries {
     Apart,
 }
 
-/// What stands around the records of one log. `AppendRequest` and `LogBatch` have the same
-/// numbers for it.
+/// The fields around the records of one log. They have the same numbers in `AppendRequest` and
+/// `LogBatch`.
 struct LogPart<'a> {
     log: &'a str,
     records: Entries,
-    /// How many these are.
+    /// Number of the records.
     count: u64,
     condition: Option<v1::AppendCondition>,
-    /// Durability, in a message that has it; what cannot be one stays, whatever comes later.
+    /// Durability, in a message that has it. A value of the wrong type stays, whatever comes
+    /// later.
     fourth: Option<Value>,
 }
 
@@ -275,7 +277,7 @@ impl<'a> LogPart<'a> {
     }
 }
 
-/// What an `AppendBatchRequest` holds.
+/// The contents of an `AppendBatchRequest`.
 #[derive(Default)]
 struct BatchParts {
     batches: OneOrMore<Range<usize>>,
@@ -307,15 +309,15 @@ impl BatchParts {
 struct Field {
     number: u32,
     value: Value,
-    /// Where it is, key included.
+    /// Place of the field in the message, key included.
     whole: Range<usize>,
 }
 
 enum Value {
     Number(u64),
-    /// Where these are in the message.
+    /// Place of the bytes in the message.
     Bytes(Range<usize>),
-    /// Of a type that no field here has.
+    /// A value of a type that no field here has.
     Other,
 }
 
@@ -359,7 +361,7 @@ fn take_field(message: &[u8], rest: &mut &[u8]) -> Option<Field> {
     })
 }
 
-/// An enumeration's number: as prost has it, what does not fit is cut off.
+/// An enumeration's number. Excess bits are cut off, as in prost.
 fn enumeration(number: u64) -> i32 {
     let [a, b, c, d, ..] = number.to_le_bytes();
     i32::from_le_bytes([a, b, c, d])
@@ -372,7 +374,7 @@ mod tests {
     #[test]
     fn a_request_in_very_many_parts_is_joined_once() {
         const PARTS: usize = 500_000;
-        // Of numbers in a field that no message has.
+        // Numbers in a field that no message has.
         let part = [0x38, 0x7a].repeat(1 << 19);
         let mut bytes = vec![0x08, 5, 0x12];
         prost::encoding::encode_varint(part.len() as u64, &mut bytes);

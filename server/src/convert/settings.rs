@@ -28,8 +28,8 @@ pub(crate) fn log_config(
     })
 }
 
-/// What an update changes: the fields that the mask names, or without a mask those that are
-/// set. A path covers what is within it.
+/// The changes of an update: the fields that the mask names, or without a mask the fields that
+/// are set. A path covers the fields within it.
 pub(crate) fn log_config_change(
     request: &v1::UpdateLogRequest,
     limits: &Limits,

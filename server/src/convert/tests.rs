@@ -348,7 +348,7 @@ fn aged(seconds: i64, nanos: i32) -> v1::Retention {
 }
 
 #[test]
-fn retention_comes_back_as_it_was_given_and_none_is_not_the_same_as_an_empty_one() {
+fn retention_round_trips_and_an_absent_one_differs_from_an_empty_one() {
     let whole = v1::Retention {
         max_bytes: 1,
         max_records: u64::MAX,
@@ -380,7 +380,7 @@ fn retention_comes_back_as_it_was_given_and_none_is_not_the_same_as_an_empty_one
 }
 
 #[test]
-fn update_changes_single_bounds_of_a_retention_or_gives_it_back_to_the_server() {
+fn update_changes_single_bounds_of_a_retention_or_resets_all() {
     let update = |current: &LogConfig, paths: &[&str], retention| {
         let request = v1::UpdateLogRequest {
             log: "a".to_owned(),
@@ -405,7 +405,7 @@ fn update_changes_single_bounds_of_a_retention_or_gives_it_back_to_the_server() 
     let told = |config: &LogConfig| settings::proto_log_config(config).retention;
     let own = update(&LogConfig::default(), &[], Some(all));
     assert_eq!(told(&own), Some(all));
-    // Those that are named, with what is given, and what is not given is no bound.
+    // Only the named fields change; a named field without a value becomes no bound.
     let changed = update(&own, &["retention.max_bytes"], Some(aged(9, 0)));
     assert_eq!(
         told(&changed),
@@ -430,7 +430,7 @@ fn update_changes_single_bounds_of_a_retention_or_gives_it_back_to_the_server() 
     assert_eq!(told(&first), Some(expected));
     assert_eq!(told(&update(&own, &[], None)), Some(all), "nothing is set");
     assert_eq!(told(&update(&own, &["retention"], None)), None);
-    // A path covers what is within it.
+    // A path covers the fields within it.
     for paths in [
         ["retention", "retention.max_bytes"],
         ["retention.max_bytes", "retention"],
@@ -568,7 +568,7 @@ fn merged_records_keep_the_time_of_their_batch() {
     assert_eq!(response.next_lsn, Some(7));
 }
 
-/// What a scan sends of these batches.
+/// The response of a scan with these batches.
 fn scanned(batches: Vec<StoredBatch>, view: v1::RecordView) -> Result<v1::ScanResponse, Status> {
     let chunk = ScanChunk {
         batches,
@@ -596,7 +596,7 @@ fn scan_sends_what_a_read_would_though_it_decodes_nothing() {
         crc32c: Some(7),
         ..data(b"own")
     };
-    // Of one record, of many, large, empty, with times that follow and with such that do not.
+    // Batches of one record, of many, large and empty, with consecutive times and with others.
     let batches = vec![
         stored(3, 100, vec![data(b"a")]),
         stored(4, 100, vec![data(&[7; 5000]), data(b"")]),
@@ -792,8 +792,8 @@ fn records_that_are_not_encoded_as_they_are_stored_are_the_same_records() {
         assert_eq!(intake::append_batch(&sent, &limits()).unwrap().0, expected);
         expected.logs[0].records.len()
     };
-    // As most clients send them; a payload behind its checksum; something unknown between
-    // them; a condition between them, and once more.
+    // The usual order of clients; a payload behind its checksum; an unknown field between them;
+    // a condition between them, and once more.
     assert_eq!(of(b"\x12\x03\x0a\x01x\x12\x03\x0a\x01y"), 2);
     assert_eq!(of(b"\x12\x08\x25\x0b\x04\x30\x83\x0a\x01x"), 1);
     assert_eq!(of(b"\x12\x03\x0a\x01x\x78\x01\x12\x03\x0a\x01y"), 2);
@@ -824,7 +824,7 @@ fn a_message_that_cannot_be_read_is_refused_in_the_words_of_prost() {
 }
 
 #[test]
-fn what_is_too_much_by_its_number_is_refused_before_anything_is_made_of_it() {
+fn message_with_too_many_records_is_refused_before_it_is_decoded() {
     let refused = |bytes: &[u8], expected: &str| {
         let sent = Sent::new(Bytes::copy_from_slice(bytes));
         let status = intake::append_batch(&sent, &limits()).unwrap_err();

@@ -54,7 +54,7 @@ impl Protocol {
 pub(super) struct Conn {
     socket: TcpStream,
     place: Arc<Place>,
-    /// Bytes that were read and are to be read again.
+    /// Bytes that were read and must be read again.
     first: Bytes,
     /// Bytes that may still be read; more are an error.
     left: usize,

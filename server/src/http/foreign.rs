@@ -18,7 +18,8 @@ use tracing::subscriber::NoSubscriber;
 use super::conn::Conn;
 use crate::status;
 
-/// Most bytes that are read of an HTTP/2 connection: one request head, and what comes with it.
+/// Maximum bytes that are read of an HTTP/2 connection: one request head, and the bytes that
+/// arrive with it.
 const MOST_BYTES: usize = 64 << 10;
 /// Longest time from the preface of HTTP/2 to the end of the answer.
 const MOST_TIME: Duration = Duration::from_secs(5);

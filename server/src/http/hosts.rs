@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, Uri, header};
 pub(crate) const UNKNOWN: &str = "this name is not known as one of this machine; use an address, or add the name to the \
      setting console_hosts\n";
 
-/// Names of this machine, beside localhost and plain addresses.
+/// Names of this machine, in addition to localhost and plain addresses.
 #[derive(Debug)]
 pub(crate) struct Hosts(Vec<String>);
 

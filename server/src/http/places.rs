@@ -7,9 +7,9 @@
 //!            end                  end                       end
 //! ```
 //!
-//! When all places are taken, the connection gives way that has been without a request at work
-//! for the longest time. At most half of the places may be at work (`http.rs`), so that one is
-//! always found.
+//! When all places are taken, the connection that has been without a request at work for the
+//! longest time gives way. At most half of the places may be at work (`http.rs`), so that one
+//! is always found.
 
 use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
@@ -35,7 +35,7 @@ pub(super) struct Bounds {
     pub(super) idle: Duration,
 }
 
-/// Why a connection ends before its client closes it.
+/// The reason why a connection ends before its client closes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Overdue {
     /// A request did not arrive in time.
@@ -54,7 +54,7 @@ struct State {
     /// Since when no request is at work: the accept, the last answer, or the last byte that the
     /// peer took of it.
     since: Instant,
-    /// When the first byte of a head arrived.
+    /// Arrival time of the first byte of a head.
     head: Option<Instant>,
     /// Whether bytes arrived while a request was at work: they may begin the next head.
     early: bool,
@@ -106,12 +106,12 @@ impl Place {
         }
     }
 
-    /// Records that the peer does not take what waits to be sent.
+    /// Records that the peer does not take the bytes that wait to be sent.
     pub(super) fn blocked(&self) {
         self.state.lock().blocked.get_or_insert_with(Instant::now);
     }
 
-    /// Whether the peer does not take what waits to be sent.
+    /// Whether the peer does not take the bytes that wait to be sent.
     pub(super) fn is_blocked(&self) -> bool {
         self.state.lock().blocked.is_some()
     }
@@ -126,7 +126,7 @@ impl Place {
         Work(Arc::clone(self))
     }
 
-    /// When the connection ends if nothing happens, and why.
+    /// Time at which the connection ends if nothing happens, and the reason.
     fn ends(&self, bounds: &Bounds) -> Option<(Instant, Overdue)> {
         let state = self.state.lock();
         if let Some(blocked) = state.blocked {
@@ -184,7 +184,7 @@ impl Drop for Work {
 pub(super) struct Places {
     most: usize,
     taken: Mutex<Taken>,
-    /// Told when a place comes free.
+    /// Notified when a place becomes free.
     free: Notify,
 }
 
@@ -203,8 +203,8 @@ impl Places {
         })
     }
 
-    /// Takes a place for a connection that was accepted. If none is free, the connection that
-    /// has been idle for the longest time is told to give way; the answer says so.
+    /// Takes a place for an accepted connection. If none is free, the connection that has been
+    /// idle for the longest time must give way; the returned flag reports it.
     pub(super) async fn take(self: &Arc<Self>) -> (Holder, bool) {
         let mut made_room = false;
         loop {
@@ -353,7 +353,7 @@ mod tests {
                 .await
                 .is_err()
         );
-        // Whoever does not read its answer gives way like an idle one.
+        // A peer that does not read its answer gives way like an idle one.
         working.place().blocked();
         assert!(places.make_room());
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The text of /metrics: rendered on a thread of its own, once for all who ask meanwhile, and
+//! The text of /metrics. A thread of its own renders it, once for all concurrent scrapes, and
 //! for at most a part of a processor's time.
 
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! One line a second from each place in the code that a peer can reach, and a count of the others.
 //!
-//! Libraries log each odd frame: without a limit, answers to pings that nobody sent made 165 MB of
+//! Libraries log each odd frame: without a limit, unexpected answers to pings made 165 MB of
 //! lines a second. The limit applies to every event at `info` and above, except where no peer
-//! reaches: the start and the end of the server, and errors of the engine, each of which names
-//! other records. Events at `debug` and `trace` are there because an operator asked for them.
+//! reaches: the start and the end of the server, and errors of the engine, which name different
+//! records each time. An operator asks for events at `debug` and `trace`, so they are not
+//! limited.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ const ENGINE_BURST: u32 = 8;
 /// Lines that were suppressed.
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 
-/// Lines that were suppressed and that no line has told of.
+/// Number of suppressed lines that no line has reported.
 static UNTOLD: AtomicU64 = AtomicU64::new(0);
 
 /// Places that have logged; as many as the code has, at most.
@@ -39,12 +40,12 @@ pub(super) fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
 }
 
-/// Whether there are suppressed lines of which no line has told.
+/// Whether there are suppressed lines that no line has reported.
 pub(super) fn is_untold() -> bool {
     UNTOLD.load(Ordering::Relaxed) > 0
 }
 
-/// Logs how many lines were suppressed, for each place that suppressed some.
+/// Logs the number of suppressed lines, for each place that suppressed some.
 pub(super) fn tell() {
     if !is_untold() {
         return;
@@ -81,7 +82,7 @@ struct Site {
     metadata: &'static Metadata<'static>,
     /// Lines that it may log now.
     left: u32,
-    /// When it got the last of them.
+    /// Time at which it got the last of them.
     filled: Instant,
     suppressed: u64,
 }

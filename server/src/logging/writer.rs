@@ -43,7 +43,7 @@ struct State {
     /// Bytes that wait, those being written included.
     bytes: usize,
     lost: u64,
-    /// Lost lines of which no line has told.
+    /// Number of lost lines that no line has reported.
     untold: u64,
     /// Whether a thread writes.
     has_writer: bool,
@@ -90,7 +90,7 @@ impl Lines {
         self.more.notify_one();
     }
 
-    /// Whether somebody writes the lines.
+    /// Whether a thread writes the lines.
     pub(super) fn has_writer(&self) -> bool {
         self.state.lock().has_writer
     }
@@ -120,7 +120,7 @@ impl Lines {
     }
 
     fn write(&self, mut out: impl Write) {
-        // When to tell of suppressed lines.
+        // Time of the next report of suppressed lines.
         let mut due = None;
         loop {
             if let Some(line) = self.next(&mut due) {
@@ -178,7 +178,7 @@ impl Lines {
     }
 }
 
-/// Writes a line. What another process made non-blocking is waited for, as if it blocked.
+/// Writes a line. If another process made the stream non-blocking, waits as if it blocked.
 fn write_line(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
     let mut left = line;
     while !left.is_empty() {

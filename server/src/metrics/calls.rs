@@ -1,8 +1,8 @@
-//! What is around every gRPC call: counts it under the names that dashboards for
-//! gRPC servers query, and holds it to its deadline.
+//! The wrapper around every gRPC call. It counts the call under the names that dashboards for
+//! gRPC servers query, and enforces its deadline.
 //!
-//! The deadline is kept here and not by tonic because tonic answers CANCELLED without a
-//! detail, and a writer has to be told that the outcome is unknown.
+//! The deadline is kept here and not by tonic because tonic answers CANCELLED without a detail,
+//! and a writer must learn that the outcome is unknown.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -110,7 +110,7 @@ impl Class {
 /// The shape of an RPC, as the contract has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rpc {
-    /// How it is admitted.
+    /// Class of its admission.
     pub(crate) class: Class,
     /// Whether it writes.
     pub(crate) access: Access,
@@ -118,7 +118,7 @@ pub(crate) struct Rpc {
     pub(crate) is_one_message: bool,
 }
 
-/// What the head of a request says.
+/// Facts from the head of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     /// `None`: no service that this server could have has such a method.
@@ -266,7 +266,7 @@ pub(crate) struct CallCounter {
 }
 
 impl CallCounter {
-    /// The call that `serve` makes of the request and of what its head says.
+    /// Runs the call that `serve` makes of the request and the facts of its head.
     pub(crate) fn call<B, F>(
         &self,
         mut request: Request<B>,

@@ -1,4 +1,4 @@
-//! How long a caller waits, and what it is told when that is over.
+//! Deadlines: the time that a caller waits, and the error that it gets afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use tonic::Status;
 
 use crate::status::{self, Access};
 
-/// When the caller stops waiting; in the extensions of a request.
+/// Time at which the caller stops waiting; in the extensions of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Deadline {
     /// The moment.

@@ -14,7 +14,7 @@ const LOGS: usize = 10_000;
 /// Logs that the engine lists in one step.
 const PAGE: usize = 256;
 
-/// How far one cursor is behind its log.
+/// Number of records that one cursor is behind its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lag {
     pub(crate) log: String,

@@ -1,4 +1,4 @@
-//! What the engine reports while it works, as histograms.
+//! Reports of the working engine, as histograms.
 
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ impl EngineMetrics {
         })
     }
 
-    /// What the console shows of it.
+    /// Adds the sums that the console shows.
     pub(super) fn add_to(&self, totals: &mut Totals) {
         totals.flush = Buckets::of(&self.flush);
         totals.read_records = self.read_records.get();
@@ -134,7 +134,7 @@ impl EngineMetrics {
     }
 }
 
-/// So many took the same time.
+/// Counts `count` observations of the same time.
 pub(super) fn observe_each(histogram: &Histogram, time: Duration, count: u32) {
     let seconds = time.as_secs_f64();
     if count == 1 {

@@ -46,7 +46,7 @@ fn cpu_seconds() -> f64 {
     seconds + nanos / 1e9
 }
 
-/// The library's collector, asked anew at each scrape.
+/// The library's collector, queried again at each scrape.
 pub(super) struct Process(ProcessCollector);
 
 impl Process {

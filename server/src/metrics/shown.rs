@@ -1,4 +1,4 @@
-//! What grafana/ shows and what the daemon exports are the same.
+//! The metrics that grafana/ shows are the metrics that the daemon exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::Metrics;
 
-/// What Prometheus itself knows of every target.
+/// A metric that Prometheus itself has for every target.
 const FOREIGN: &str = "up";
 /// Exported only where a setting asks for it.
 const ON_REQUEST: &str = "wald_cursor_lag_records";
@@ -81,7 +81,7 @@ fn queries(value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Every expression of a file of rules: what follows `expr:`, also on deeper lines.
+/// Every expression of a file of rules: the text after `expr:`, also on deeper lines.
 fn expressions(rules: &str) -> Vec<String> {
     let depth = |line: &str| line.len() - line.trim_start().len();
     let lines: Vec<&str> = rules.lines().collect();
@@ -127,7 +127,7 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
     all
 }
 
-/// What /metrics has: for each metric the names of its samples.
+/// The metrics in /metrics: for each the names of its samples.
 fn exported() -> BTreeMap<String, Vec<String>> {
     let text = String::from_utf8(Metrics::new().unwrap().encode(None, &[]).unwrap()).unwrap();
     text.lines()

@@ -1,5 +1,5 @@
-//! What has been counted so far, for those who show it themselves: the difference of two
-//! is what happened in between.
+//! Sums since the start, for callers that show rates themselves: the difference of two sums is
+//! the growth in between.
 
 use prometheus::Histogram;
 use prometheus::core::Metric as _;
@@ -28,9 +28,9 @@ pub(crate) struct Totals {
 /// A histogram of times at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Buckets {
-    /// Upper bound in seconds, and how many were not above it.
+    /// Upper bounds in seconds, each with the number of observations not above it.
     cumulative: Vec<(f64, u64)>,
-    /// How many there were in all.
+    /// Number of all observations.
     pub(crate) count: u64,
 }
 
@@ -48,9 +48,9 @@ impl Buckets {
         }
     }
 
-    /// The time in seconds that a share `quantile` of what came after `earlier` stayed
-    /// below; exact to the bucket, and between its bounds as if evenly spread, as
-    /// `histogram_quantile` does. `None` if nothing came.
+    /// The time in seconds below which a share `quantile` of the observations after `earlier`
+    /// stayed. Exact to the bucket, and between its bounds as if evenly spread, as in
+    /// `histogram_quantile`. `None` if there was no observation.
     pub(crate) fn quantile_since(&self, earlier: &Self, quantile: f64) -> Option<f64> {
         let before = |index: usize| earlier.cumulative.get(index).map_or(0, |(_, count)| *count);
         let came = self.count.checked_sub(earlier.count).filter(|n| *n > 0)?;
@@ -76,7 +76,7 @@ pub(crate) fn float(number: u64) -> f64 {
 }
 
 impl Metrics {
-    /// What has been counted so far.
+    /// Returns the sums of everything counted so far.
     pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals {
             append_records: self.appended_records.get(),

@@ -24,10 +24,10 @@ const SHOWN: usize = 20;
 
 pub(super) fn command() -> Command {
     Command::new("delete-logs")
-        .about("Delete all logs of a store whose names begin with a prefix, while no daemon serves it")
+        .about("Delete all logs of an offline store whose names begin with a prefix")
         .long_about(
-            "Tells which logs of a store have names that begin with the prefix, and how many records are in \
-             them. With --yes it deletes them, durably and as DeleteLog does: each log is there with all its \
+            "Lists the logs of an offline store whose names begin with the prefix, and counts their \
+             records. With --yes the command deletes them, durably and as DeleteLog does: each log is there with all its \
              records or gone, also after a power cut in between. Then max_logs and max_name_bytes have room again; \
              a daemon that serves the store gives the space back.\n\n\
              Exit codes: 0 done, 1 failed, 2 usage, 4 a daemon has the directory.",
@@ -38,7 +38,7 @@ pub(super) fn command() -> Command {
             Arg::new("prefix")
                 .long("prefix")
                 .value_name("PREFIX")
-                .help("What the names begin with; \"\" is every log")
+                .help("Prefix of the names; \"\" selects every log")
                 .required(true),
         )
         .arg(yes_argument("Delete the logs; without it nothing is changed"))
@@ -64,7 +64,7 @@ pub(super) fn run(
         let (engine, _) =
             LocalEngine::open(disk, config.clone(), clock, observer).map_err(not_opened)?;
         let deleted = delete(&engine, &logs);
-        // Also after an error: what was deleted stays so.
+        // Also after an error: deleted files stay deleted.
         let closed = block_on(engine.drain());
         deleted?;
         closed.map_err(|error| failed(&error))?;

@@ -1,4 +1,4 @@
-//! `wald dump`: shows what is stored, frame by frame.
+//! `wald dump`: prints the contents of an offline data directory, frame by frame.
 
 use std::io::{self, BufWriter, StdoutLock, Write};
 use std::path::Path;
@@ -15,9 +15,9 @@ use wald_storage::{
 use super::{FAILED, Output, escaped, failed, json_line, open, output_of, put_json, written};
 use crate::serve::Exit;
 
-/// So many characters of a payload are shown to people.
+/// Maximum number of characters of a payload that are shown.
 const SHOWN: usize = 120;
-/// So many records of a frame are shown to people.
+/// Maximum number of records of a frame that are shown.
 const RECORDS: usize = 5;
 
 pub(super) fn command() -> Command {
@@ -35,11 +35,11 @@ pub(super) fn command() -> Command {
             .action(ArgAction::SetTrue)
     };
     Command::new("dump")
-        .about("Show what a data directory holds that nobody serves: frames, indexes, checkpoints")
+        .about("Print the contents of an offline data directory")
         .long_about(
-            "Shows the frames of a data directory that nobody serves, in order, with all that \
-             their headers say; records shortened in text, whole in JSON (text if they are UTF-8, \
-             else data in base64). Stretches that do not verify are named. Changes nothing.\n\n\
+            "Prints the frames of an offline data directory in order, with all fields of their \
+             headers. Records are shortened in text, and whole in JSON (text if they are UTF-8, \
+             else data in base64). Names ranges that do not verify. Changes nothing.\n\n\
              Exit codes: 0 ok, 1 it could not be read, or nothing of the log is there, 2 usage, 4 a daemon has the directory.",
         )
         .arg(super::directory_argument())
@@ -48,7 +48,7 @@ pub(super) fn command() -> Command {
             Arg::new("segment")
                 .long("segment")
                 .value_name("ID")
-                .help("Only this segment or sorted run, by its number as its file has it (hexadecimal)")
+                .help("Only this segment or sorted run: the hexadecimal number in its file name")
                 .value_parser(|text: &str| {
                     u64::from_str_radix(text, 16)
                         .map_err(|_| "expected up to 16 hexadecimal digits")
@@ -365,7 +365,7 @@ fn frame_text(out: &mut impl Write, frame: &DumpedFrame) -> io::Result<()> {
                 .map_or("too many".to_owned(), |c| c.len().to_string());
             writeln!(
                 out,
-                "      after segment {before}, which ends at {predecessor_end}; recovery epoch {recovery_epoch}; {logs} logs told"
+                "      after segment {before}, which ends at {predecessor_end}; recovery epoch {recovery_epoch}; {logs} logs listed"
             )
         }
         DumpedBody::Seal {

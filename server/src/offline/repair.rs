@@ -1,4 +1,4 @@
-//! `wald repair`: tells what a store has lost, and accepts it if told to.
+//! `wald repair`: reports the losses of a store, and accepts them if the operator asks for it.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,19 +16,19 @@ use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
     Command::new("repair")
-        .about("Tell what a store has lost; with --accept-loss, let it go on without that")
+        .about("Report the losses of an offline store, or accept them with --accept-loss")
         .long_about(
-            "Tells what damage has taken from a store that nobody serves, and what refuses to go \
-             on because of it: logs whose newest records may be gone take no appends, since lsns \
-             might be given out twice.\n\n\
-             With --accept-loss that loss is final: every log takes appends again, from what was \
-             found of it. Nothing is removed, the recovery epoch goes up, and the file REPAIRS \
-             says when, by whom and what. A gap between records stays named to readers. Where \
-             the newest records of a log are gone it goes on behind the last that is left: lsns \
-             of lost ones are given out again, and cursors beyond it are gone. A log whose name is \
-             lost gets the name unnamed/ID. Before that, see \
-             whether a backup has the segment: restored elsewhere (`wald restore`), its file in \
-             journal/ can take the place of the damaged one.\n\n\
+            "Reports the records that an offline store has lost to damage, and the logs that refuse \
+             appends because of it: if the newest records of a log may be gone, an append could \
+             get the lsn of a lost record.\n\n\
+             With --accept-loss that loss is final: every log takes appends again, behind the \
+             records that were found. Nothing is removed, the recovery epoch rises, and the file \
+             REPAIRS records the time, the user and the losses. Readers still get a gap for \
+             missing records. If the newest records of a log are gone, the log continues behind \
+             the last one found: lsns of lost records are given out again, and cursors beyond are \
+             gone. A log whose name is lost gets the name unnamed/ID. Before that, check whether a \
+             backup has the segment: restore it elsewhere (`wald restore`), and replace the damaged \
+             file in journal/ with the one from there.\n\n\
              Exit codes: 0 nothing is lost, or it was accepted, 1 failed, 2 usage, 4 a daemon has \
              the directory, 5 something is lost and was not accepted.",
         )
@@ -37,7 +37,7 @@ pub(super) fn command() -> Command {
         .arg(
             Arg::new("accept-loss")
                 .long("accept-loss")
-                .help("The loss is final: go on without what is gone")
+                .help("Accept the loss for good: continue without the lost records")
                 .action(ArgAction::SetTrue),
         )
 }
@@ -76,7 +76,7 @@ pub(super) fn run(
     })
 }
 
-/// Who runs this, as far as the system says.
+/// The user that runs this, as far as the system knows.
 fn who() -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"]
         .iter()
@@ -143,10 +143,7 @@ fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io:
         )?;
     }
     if loss.unknown_logs {
-        writeln!(
-            out,
-            "in doubt: logs may have existed of which nothing is left"
-        )?;
+        writeln!(out, "in doubt: whole logs may be lost, with their names")?;
     }
     let (shown, rest) = few(&loss.findings);
     for finding in shown {
@@ -158,13 +155,13 @@ fn text(out: &mut impl Write, loss: &Loss, done: Option<&RecoveryReport>) -> io:
     if loss.format {
         writeln!(
             out,
-            "found: FORMAT is gone or damaged; the segments tell whose they are"
+            "found: FORMAT is gone or damaged; the segments identify the store"
         )?;
     }
     match done {
         Some(report) => writeln!(
             out,
-            "accepted: every log goes on from what was found; recovery epoch {}; written down in REPAIRS",
+            "accepted: every log continues with the records found; recovery epoch {}; recorded in REPAIRS",
             report.recovery_epoch
         ),
         None => writeln!(

@@ -1,4 +1,4 @@
-//! `wald verify`: checks all that is stored, and says exactly what is wrong.
+//! `wald verify`: checks everything in a store, and reports exactly the faults that it finds.
 
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _, Write};
@@ -16,12 +16,12 @@ use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
     Command::new("verify")
-        .about("Check a data directory that nobody serves: every checksum, chain, index, digest")
+        .about("Check every checksum, chain, index and digest of an offline data directory")
         .long_about(
-            "Checks a data directory that nobody serves: life blocks, frames, chains, atomic \
-             units, directories, seals, indexes, checkpoints, and what is missing or does not \
-             belong there. Changes nothing. For a running daemon use `walctl verify`. Of a \
-             directory that `walctl backup` writes to one backup is checked, without restoring it.\n\n\
+            "Checks an offline data directory: life blocks, frames, chains, atomic units, \
+             directories, seals, indexes, checkpoints, and missing or foreign files. Changes \
+             nothing. For a running daemon use `walctl verify`. In a directory of `walctl backup` \
+             the command checks one backup, without restoring it.\n\n\
              Exit codes: 0 all is well, 1 it could not be checked, 2 usage, 4 a daemon has the \
              directory, 5 something is damaged or lost.",
         )
@@ -32,7 +32,7 @@ pub(super) fn command() -> Command {
             Arg::new("max-bytes-per-second")
                 .long("max-bytes-per-second")
                 .value_name("SIZE")
-                .help("Read at most so much in a second, as 64MiB; 0: no bound")
+                .help("Maximum bytes to read in a second, such as 64MiB (0 = no bound)")
                 .default_value("0")
                 .value_parser(|text: &str| Size::parse(text)),
         )
@@ -180,7 +180,7 @@ fn line(finding: &Finding) -> String {
         place.push(format!("log id {id}"));
     }
     if let Some((from, to)) = finding.lsns {
-        // People count what is there: the last one, not the one after.
+        // People count inclusively: show the last lsn, not the one after it.
         let last = to.get().saturating_sub(1);
         place.push(match last == from.get() {
             true => format!("lsn {from}"),

@@ -1,4 +1,4 @@
-//! What the host gives to this process.
+//! Resources that the host gives to this process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ impl Host {
                 current: maximum,
                 maximum,
             };
-            // If the system refuses, the soft limit is what there is.
+            // If the system refuses, the soft limit stays in force.
             let _ = setrlimit(Resource::Nofile, raised);
         }
         let limit = getrlimit(Resource::Nofile).current;
@@ -69,7 +69,7 @@ impl Host {
         }
     }
 
-    /// Where the limit of memory comes from, for messages. `configured`: the setting, in bytes.
+    /// Source of the limit of memory, for messages. `configured`: the setting, in bytes.
     pub(super) fn memory_origin(&self, configured: u64) -> &'static str {
         match (configured, self.by_cgroup) {
             (0, true) => "the cgroup's limit",

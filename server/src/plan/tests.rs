@@ -141,7 +141,7 @@ fn memory_lowers_calls_then_connections_and_then_refuses() {
         config.max_connections < 4000 && config.max_connections > 1000,
         "{text}"
     );
-    // What the host happens to have is warned of; a limit that somebody has set is kept.
+    // A limit of the host leads to a warning; a limit that an operator has set is enforced.
     let text = fit_memory(&mut config, &host(65_536, 96)).unwrap().unwrap();
     assert!(text.contains("max_inflight_bytes"), "{text}");
     assert_eq!(

@@ -1,7 +1,7 @@
 //! Append, AppendBatch, Sync, Trim, Fence.
 //!
-//! Once submitted, an append is finished whoever still listens: a client that goes away
-//! drops the future here and with it the ticket, which cancels nothing.
+//! Once submitted, an append is finished even if its client goes away. The future here is then
+//! dropped with its ticket, which cancels nothing.
 
 use std::time::Instant;
 
@@ -53,12 +53,12 @@ pub(super) async fn append_batch(
     submitted.ack(node, settled, answer).map(Response::new)
 }
 
-/// A request that the engine has: what is counted of it when it is answered.
+/// A request that the engine has, with the numbers to count when it is answered.
 struct Submitted {
     taken: Instant,
     requests: u32,
     records: u64,
-    /// Of their data and headers.
+    /// Bytes of their data and headers.
     bytes: u64,
 }
 
@@ -103,7 +103,7 @@ impl Submitted {
     }
 }
 
-/// A batch that the engine has: what its answer is made of.
+/// A batch that the engine has, with the parts of its answer.
 pub(super) struct SubmittedBatch {
     submitted: Submitted,
     names: OneOrMore<LogName>,
@@ -117,7 +117,7 @@ impl SubmittedBatch {
         }
     }
 
-    /// The answer to the batch, made by `answer` of the logs' names and what came of them.
+    /// The answer to the batch, which `answer` makes of the logs' names and results.
     pub(super) fn ack<R>(
         &self,
         node: &Node,

@@ -61,7 +61,7 @@ struct Delivery {
     ended: bool,
 }
 
-/// How fast it may go.
+/// Rate limit of the backup.
 struct Pace {
     began: Instant,
     bytes: u64,
@@ -70,7 +70,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Until when what was read so far is enough.
+    /// Time at which the rate permits further reading.
     fn due(&self) -> Option<Instant> {
         if self.per_second == 0 {
             return None;

@@ -4,12 +4,12 @@
 //! each with buffers, boxes and states of its own. Here the one message is taken from the body as
 //! it came, and the answer is a body of one message.
 //!
-//! **Streams** leave from where they lie: tonic's own body copies every message into a buffer of
-//! the call before it is sent. A scan's messages are what is stored, and what many follow is the
-//! same for all of them: here their pieces go to the connection as they are. The acks of a
-//! session are put together in one piece where they are made. tonic sees an empty answer with the
-//! stream beside it, which takes the body's place on the way out. What comes before the first
-//! message (metadata, refusals) is tonic's as ever.
+//! **Streams** are sent without a copy. tonic's own body copies every message into a buffer of
+//! the call before it is sent. A scan's messages consist of stored bytes, and many followers of
+//! a log get the same ones: here their pieces go to the connection unchanged. The acks of a
+//! session are put together in one piece where they are made. tonic sees an empty answer with
+//! the stream in its extensions, which takes the body's place on the way out. tonic still sends
+//! everything before the first message (metadata, refusals).
 
 mod framed;
 mod unary;
@@ -43,7 +43,7 @@ use unary::unary;
 #[derive(Clone)]
 struct Beside(Arc<Mutex<Option<Answers<Framed>>>>);
 
-/// An answer whose messages are to leave directly.
+/// An answer whose messages bypass tonic's body.
 pub(super) fn answer(messages: Answers<Framed>) -> Answer<Answers<Encoded>> {
     let unserved = async { Err(Status::internal("nobody sends these messages")) };
     let mut response: Response<Answers<Encoded>> = Response::new(Box::pin(stream::once(unserved)));

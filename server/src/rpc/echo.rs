@@ -1,4 +1,4 @@
-//! EchoService: what the transport costs by itself. Nothing here knows the engine, and no
+//! EchoService: measures the cost of the transport alone. Nothing here knows the engine, and no
 //! layer does anything to these calls (`metrics/calls.rs`, `admission.rs`).
 
 use std::future::poll_fn;
@@ -95,7 +95,7 @@ impl EchoService for Echo {
     async fn echo_scan(&self, request: Request<EchoScanRequest>) -> Answer<Self::EchoScanStream> {
         let request = request.into_inner();
         let each = request.message_records.max(1);
-        // A payload of no bytes takes its tag and length all the same.
+        // A payload of no bytes still takes its tag and length.
         if u64::from(each) * (u64::from(request.record_bytes) + 2) > MAX_ANSWER_BYTES {
             return Err(too_large());
         }

@@ -1,9 +1,9 @@
-//! One message for all who follow the same log.
+//! One message for all followers of the same log.
 //!
-//! Many followers of a log stand at the same place of it. The records that the first of them
-//! is given are kept for the others, as they are sent: they go on behind them without a look at
-//! the log, and without a copy of their own. What a message says beside its records (where the
-//! end is, and whether it is reached) is of the moment in which each is given it.
+//! Many followers of a log stand at the same place of it. The first follower reads records,
+//! which are kept in their encoded form. The others continue with them, without a read of the
+//! log and without a copy. The rest of a message (the end, and whether it is reached) describes
+//! the moment in which each follower gets it.
 //!
 //! ```text
 //!   A at 100 ── engine ──▶ 100..160 ── kept ──▶ B, C at 100: the same bytes
@@ -20,20 +20,22 @@ use parking_lot::Mutex;
 use wald_proto::v1;
 use wald_storage::{LogId, Lsn, Scan, ScanChunk, ScanEnd, ScanPlace, Timestamp, Visibility};
 
-/// From so many followers of a log on.
+/// Number of followers of a log from which on they share messages.
 pub(super) const MANY: usize = 20;
 
 /// Messages that are kept of a log, and their bytes; a larger one is kept alone.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
 
-/// Of all logs together: a quarter of the memory of answers, of which it is a part.
+/// Maximum bytes kept for all logs together: a quarter of the memory of answers, which contains
+/// it.
 const KEPT_IN_ALL: usize = 16 << 20;
 
-/// Nobody waits longer than a part of that: what is older goes when there is too much.
+/// Age after which a message is dropped when there is too much. No follower waits longer than a
+/// part of it.
 const OLD: Duration = Duration::from_secs(1);
 
-/// What messages are the same for.
+/// Followers with the same key get the same messages.
 type Key = (LogId, Visibility, v1::RecordView);
 
 /// All logs that many follow.
@@ -42,12 +44,12 @@ pub(crate) struct FanOut {
     logs: Mutex<HashMap<Key, Weak<Shared>>>,
     /// Bytes that are kept of all of them.
     bytes: AtomicUsize,
-    /// When what is old went the last time.
+    /// Time of the last removal of old messages.
     swept: Mutex<Option<Instant>>,
 }
 
 impl FanOut {
-    /// What the followers of a log share, for as long as there are any.
+    /// The messages that the followers of a log share, as long as there are any followers.
     pub(super) fn join(self: &Arc<Self>, place: &ScanPlace, view: v1::RecordView) -> Arc<Shared> {
         let key = (place.log_id, place.visibility, view);
         let mut logs = self.logs.lock();
@@ -63,7 +65,7 @@ impl FanOut {
         shared
     }
 
-    /// Counts so many bytes as kept, if there is room for them.
+    /// Counts `bytes` as kept, if there is room for them.
     fn reserve(&self, bytes: usize) -> bool {
         let more = |kept: usize| Some(kept + bytes).filter(|kept| *kept <= KEPT_IN_ALL);
         self.bytes
@@ -71,7 +73,7 @@ impl FanOut {
             .is_ok()
     }
 
-    /// Drops what is old of all logs, unless that was done a moment ago.
+    /// Drops the old messages of all logs, unless that was done a moment ago.
     fn sweep(&self) {
         let now = Instant::now();
         {
@@ -97,7 +99,7 @@ impl FanOut {
     }
 }
 
-/// What was given last to those who follow one log.
+/// Newest messages for the followers of one log.
 pub(super) struct Shared {
     fan_out: Arc<FanOut>,
     key: Key,
@@ -109,20 +111,20 @@ pub(super) struct Shared {
 pub(super) struct Kept {
     /// The first of them.
     pub(super) from: Lsn,
-    /// Where who is given them stands then.
+    /// Place of a scan behind this message.
     pub(super) after: ScanPlace,
     /// Whether that was the end when they were taken.
     pub(super) to_end: bool,
-    /// When the first of them arrived.
+    /// Arrival time of the first record.
     pub(super) arrival: Timestamp,
-    /// As they are sent, in memory of their own.
+    /// The encoded records, in memory of their own.
     pub(super) batches: Bytes,
     pub(super) made: Instant,
 }
 
 impl Shared {
-    /// What was given to who stood here, and where the end is now; the scan then stands behind
-    /// what was given.
+    /// Returns the message that begins here, and the end of the log now. The scan then stands
+    /// behind that message.
     pub(super) fn take(&self, from: Lsn, scan: &mut dyn Scan) -> Option<(Kept, ScanEnd)> {
         let found = self
             .kept
@@ -135,7 +137,8 @@ impl Shared {
         Some((found, end))
     }
 
-    /// Ends a chunk, which began at `from`, where somebody stands, if it goes beyond that.
+    /// Cuts a chunk, which began at `from`, at the place of another follower, if it goes beyond
+    /// it.
     pub(super) fn align(&self, from: Lsn, chunk: &mut ScanChunk, scan: &mut dyn Scan) {
         let Some(here) = scan.place() else { return };
         let between = |end: &ScanPlace| from < end.next && end.next < here.next;
@@ -157,8 +160,8 @@ impl Shared {
         }
     }
 
-    /// Keeps a message for those who stand where it begins. The oldest make room for it: those
-    /// of the log, and if it has none left, those of all that are old.
+    /// Keeps a message for the followers that stand where it begins. The oldest messages make
+    /// room for it: first the log's own, then the old messages of all logs.
     pub(super) fn keep(&self, new: Kept) {
         if !self.keep_here(&new) {
             self.fan_out.sweep();
@@ -187,7 +190,7 @@ impl Shared {
         }
     }
 
-    /// How many bytes that were.
+    /// Returns the number of bytes that it dropped.
     fn drop_oldest(&self, kept: &mut VecDeque<Kept>) -> usize {
         let size = kept.pop_front().map_or(0, |oldest| oldest.batches.len());
         self.fan_out.bytes.fetch_sub(size, Ordering::Relaxed);
@@ -227,7 +230,8 @@ mod tests {
         }
     }
 
-    /// Stands somewhere, and goes where it is told unless that is before what is kept.
+    /// A scan at a fixed place. It moves where it is sent, unless records before that place are
+    /// gone.
     struct Standing {
         place: ScanPlace,
         first: Lsn,
@@ -322,7 +326,7 @@ mod tests {
         let mut scan = Standing::at(10);
         let (kept, end) = shared.take(Lsn::new(10), &mut scan).unwrap();
         assert_eq!((kept.after, scan.place), (place(20), place(20)));
-        // As it is now, not as it was when that was made.
+        // The current end, not the end when the message was made.
         assert!(!end.caught_up);
         assert_eq!(end.tail_lsn, Lsn::new(25));
         assert!(shared.take(Lsn::new(20), &mut scan).is_none());
@@ -417,7 +421,7 @@ mod tests {
             .map(|one| one.from.get())
             .collect();
         assert_eq!(kept_of_first, [1, 2]);
-        // What is old makes room.
+        // Old messages make room.
         for shared in &all {
             for kept in shared.kept.lock().iter_mut() {
                 kept.made -= OLD;

@@ -1,4 +1,4 @@
-//! OpsService: what this server is and holds.
+//! OpsService: describes this server and its contents.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ struct Told {
     phase: watch::Receiver<Phase>,
     /// Silence after which the same is said again.
     heartbeat_interval: Duration,
-    /// What was heard last; findings in it are still to be told.
+    /// The newest progress; findings in it are still to be sent.
     last: Progress,
     ended: bool,
 }
@@ -142,7 +142,8 @@ impl v1::ops_service_server::OpsService for Services {
         let more = segments.len() > size;
         segments.truncate(size);
         let next_page_token = match segments.last() {
-            // Numbers do not tell the order: runs have later ones than what lies behind them.
+            // Numbers do not give the order: a run has a higher number than the segments behind
+            // it.
             Some(last) if more => convert::page_token(&last.end_position().to_string()),
             _ => String::new(),
         };

@@ -32,7 +32,7 @@ pub(super) async fn read(
         if !page.batches.is_empty() {
             break (page, held);
         }
-        // Who waits holds nothing.
+        // A waiting read holds nothing.
         drop(held);
         // Boxed: most calls do not wait, and are smaller without it.
         if !Box::pin(wait_for_more(node, store, &mut domain, &page, until)).await? {
@@ -43,8 +43,8 @@ pub(super) async fn read(
     Ok((Response::new(answer), held))
 }
 
-/// How long to wait for a first record: as asked, but so that the empty page still
-/// reaches the caller within its deadline.
+/// Time until which to wait for a first record: the requested wait, but early enough that the
+/// empty page still reaches the caller within its deadline.
 fn wait_until(request: &Request<v1::ReadRequest>, wait: Duration) -> Option<Instant> {
     if wait.is_zero() {
         return None;
@@ -76,9 +76,9 @@ async fn wait_for_more(
     let Some(until) = until else {
         return Ok(false);
     };
-    // From now on it is this log: not one made anew under its name. And a place that was
-    // found once is kept, so that nothing appended meanwhile is jumped over; only a start
-    // by time has not been found yet, because all records were older.
+    // From now on it is this log, not one that was created later under its name. A place that
+    // was found once is kept, so that no record appended meanwhile is skipped. Only a start by
+    // time has not been found yet, because all records were older.
     request.log.log_id = Some(page.log_id);
     match request.start {
         ReadStart::Time(_) => {}

@@ -1,12 +1,12 @@
 //! Scan: chunks of the engine as messages, with heartbeats in between.
 //!
-//! The stream is pulled by the transport: as long as the client's window is full, the
-//! engine is asked for one message at most, so that a reader which reads nothing costs that.
+//! The transport pulls the stream. As long as the client's window is full, the engine reads at
+//! most one message, so that a client that reads nothing costs no more.
 //!
 //! Where many follow one log, each message costs once for each of them, and appends would wait
-//! for all of that. So the more there are, the longer each waits after a message before it asks
-//! for the next, which then has more; and from [`fan_out::MANY`] on they share what they are
-//! given ([`super::fan_out`]). Who fell behind does not wait.
+//! for all of that. The more followers there are, the longer each waits after a message before
+//! it reads the next, which is then larger. From [`fan_out::MANY`] followers on they share
+//! messages ([`super::fan_out`]). A follower that fell behind does not wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use crate::drain::{Phase, draining};
 use crate::metrics::ReadOp;
 use crate::status::{self, Access};
 
-/// `share`: what the client's connection has of the memory of answers.
+/// `share`: the share of the client's connection in the memory of answers.
 pub(super) fn scan(
     node: &Arc<Node>,
     request: v1::ScanRequest,
@@ -58,16 +58,16 @@ struct Delivery {
     phase: watch::Receiver<Phase>,
     view: v1::RecordView,
     follow: bool,
-    /// The last message reached the end: what comes next is waited for.
+    /// The last message reached the end; the next records are still to come.
     caught_up: bool,
-    /// When the records of the last message were taken, if they reached the end then.
+    /// Time at which the last message was read, if it reached the end then.
     at_end: Option<Instant>,
     /// With the others that follow the log, once there are many.
     shared: Option<Arc<Shared>>,
     ended: bool,
 }
 
-/// What the next message is made of.
+/// The contents of the next message.
 enum Next {
     Chunk(Result<Option<ScanChunk>, ReadError>),
     /// It is there already.
@@ -142,7 +142,8 @@ impl Delivery {
         Some((message, self))
     }
 
-    /// How long to wait before the next message: what came since the last reached the end.
+    /// Pause before the next message, which gathers the records since the last one reached the
+    /// end.
     fn rest(&self, now: Instant) -> Duration {
         let followers = self.scan.followers();
         let Some(at_end) = self.at_end.filter(|_| followers >= fan_out::MANY) else {
@@ -153,7 +154,7 @@ impl Delivery {
         pause.saturating_sub(now.saturating_duration_since(at_end))
     }
 
-    /// Where it stands in what it shares with others, if there are many.
+    /// Joins the shared messages if there are many followers. Returns the scan's place in them.
     fn join(&mut self) -> Option<Lsn> {
         if self.scan.followers() < fan_out::MANY {
             self.shared = None;
@@ -221,8 +222,8 @@ impl Delivery {
         )
     }
 
-    /// How long a message took that was there when it was asked for, and how late one comes
-    /// that was waited for.
+    /// Records the duration of a message that could be read at once, and the delay of one that
+    /// was waited for.
     fn tell(&mut self, asked: Instant, arrival: Option<Timestamp>, caught_up: bool) {
         let metrics = &self.node.metrics;
         if !self.caught_up {
@@ -249,8 +250,8 @@ impl Delivery {
     }
 }
 
-/// What comes next, not before so long. With others, what was given to one of them who stood
-/// here, or up to where one of them stands.
+/// The next message, after the pause `rest`. With shared messages: the one that begins at this
+/// place, or a read that ends where another follower stands.
 async fn next(scan: &mut dyn Scan, shared: Option<(&Shared, Lsn)>, rest: Duration) -> Next {
     if !rest.is_zero() {
         tokio::time::sleep(rest).await;
@@ -262,7 +263,7 @@ async fn next(scan: &mut dyn Scan, shared: Option<(&Shared, Lsn)>, rest: Duratio
         return Next::Kept(kept, end);
     }
     let mut next = scan.next().await;
-    // Nothing waits from here on: what was taken is given.
+    // Nothing waits from here on: a chunk that was read is sent.
     if let Ok(Some(chunk)) = &mut next
         && chunk.gaps.is_empty()
         && !chunk.batches.is_empty()
@@ -280,7 +281,7 @@ mod tests {
     use super::super::tests::Fixture;
     use super::*;
 
-    /// So many that the pause is much longer than the time between heartbeats.
+    /// A number of followers whose pause is much longer than the time between heartbeats.
     const FOLLOWERS: usize = 400;
     const PAUSE: Duration = Duration::from_millis(20);
     const BEAT: Duration = Duration::from_millis(1);
@@ -290,7 +291,7 @@ mod tests {
             self.scan.place().map_or(0, |place| place.next.get())
         }
 
-        /// The next message with records, and how many heartbeats came before it.
+        /// The next message with records, and the number of heartbeats before it.
         async fn records(mut self) -> (Self, usize) {
             let (from, mut heartbeats) = (self.next_lsn(), 0);
             loop {
@@ -318,7 +319,7 @@ mod tests {
             };
             let delivery = Delivery::begin(&fixture.node, request).unwrap();
             let (delivery, _) = delivery.records().await;
-            // One of those who wait only once it has waited.
+            // A scan is one of the followers only once it has waited.
             let (_heartbeat, delivery) = delivery.step().await.unwrap();
             followers.push(delivery);
         }

@@ -7,14 +7,14 @@
 //! client ◀── transport pulls ◀── acks, and at last why the session ended ◀──────┘
 //! ```
 //!
-//! Requests that are there together become one for the engine if nobody can tell
-//! ([`LogEngine::join`]), and their acks are made and sent together: most of what a request costs
-//! is the same for one and for many.
+//! Requests that have arrived together become one for the engine if no client can see the
+//! difference ([`LogEngine::join`]). Their acks are made and sent together: most of a request's
+//! cost is the same for one and for many.
 //!
-//! One task drives it. It ends at the first failure: the engine's [`Session`] refuses what
-//! queues behind that, nothing more is submitted, and dropping the tickets cancels nothing.
-//! Memory is bounded by the window, which an ack leaves when the transport has taken it: as
-//! long as the client reads no acks, nothing more is read from it.
+//! One task drives it. It ends at the first failure: the engine's [`Session`] refuses the
+//! requests behind it, nothing more is submitted, and dropping the tickets cancels nothing. The
+//! window bounds the memory. An ack leaves the window once the transport has taken it; as long
+//! as the client reads no acks, nothing more is read from it.
 
 use std::collections::VecDeque;
 use std::future::{Future, pending, poll_fn};
@@ -51,21 +51,21 @@ const ACKS: usize = 256;
 /// Requests that are taken in, if there are as many, before anything else is looked at.
 const AT_ONCE: usize = 128;
 
-/// So many bytes of acks leave together: as many as a frame of HTTP/2 has, if the client does not
-/// allow more.
+/// Maximum bytes of acks that are sent together: the size of an HTTP/2 frame, unless the client
+/// permits more.
 const TOGETHER_BYTES: usize = 16 << 10;
 
-/// What a log of a batch takes until its ack is sent: its name twice and its answer.
+/// Bytes that a log of a batch takes until its ack is sent: its name twice and its answer.
 const LOG_BYTES: u64 = 256;
 
-/// When to submit again what the engine had no room for.
+/// Pause before a request is submitted again that the engine had no room for.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
-/// What the client is told next.
+/// The next message to the client.
 enum Told {
     /// Acks, and the room of their requests, which is free once the transport has taken them.
     Acks(Framed, Passage),
-    /// How the session ended.
+    /// The end of the session.
     End(Result<(), Status>),
 }
 
@@ -96,7 +96,7 @@ pub(super) fn append_session(
     Ok(Box::pin(Acks { told, ready }))
 }
 
-/// What the transport sends.
+/// The messages that the transport sends.
 struct Acks {
     told: mpsc::Receiver<Told>,
     /// Taken from there together.
@@ -131,7 +131,7 @@ impl Stream for Acks {
     }
 }
 
-/// What a session goes on with.
+/// The next step of a session.
 enum Step {
     /// The first pending request is settled.
     Settled(Result<Appended, AppendError>),
@@ -168,16 +168,16 @@ struct Taken {
     requests: Requests,
     batch: Batch,
     durability: Option<Durability>,
-    /// When the first was read.
+    /// Time at which the first was read.
     at: Instant,
     room: Passage,
 }
 
-/// What is one for the engine.
+/// Requests that are one for the engine.
 struct Requests {
     /// Number of the first: where it fails, it is the first that failed.
     first: u64,
-    /// Of each, its number and how many records it has, if they are more than one.
+    /// The number of each request and its count of records, if there is more than one request.
     each: Vec<(u64, u64)>,
 }
 
@@ -212,7 +212,7 @@ impl Pending {
 }
 
 impl Run {
-    /// Serves the session until it has ended and the client has been told, or is gone.
+    /// Serves the session until it has ended and the client has its result, or is gone.
     async fn live(mut self, mut received: Box<Intake>) {
         let acks = self.acks.clone();
         tokio::select! {
@@ -226,7 +226,8 @@ impl Run {
                 pending().await
             } => {}
         }
-        // The engine has these, whoever waits for them: until it has let go of them they take room.
+        // The engine has these, whether or not a client waits for them. They take room until it
+        // has released them.
         for Pending { settled, room, .. } in std::mem::take(&mut self.pending) {
             if let Settled::Coming(ticket) = settled {
                 let _ = ticket.await;
@@ -258,7 +259,7 @@ impl Run {
         }
     }
 
-    /// What there is to do next; of requests, takes in those that are there.
+    /// The next step; takes in requests that have arrived.
     fn poll_step(
         &mut self,
         received: &mut Intake,
@@ -298,7 +299,7 @@ impl Run {
         }
     }
 
-    /// Takes in what was read.
+    /// Takes in the request that was read.
     fn take(&mut self, request: Result<Option<Admitted>, Status>) {
         let (message, mut room) = match request {
             Ok(Some(request)) => request,
@@ -344,7 +345,7 @@ impl Run {
         self.gathered = Some(request);
     }
 
-    /// Submits what was gathered, unless something before it is held.
+    /// Submits the gathered requests, unless an earlier one is held.
     fn submit_gathered(&mut self) {
         if self.held.is_none()
             && let Some(gathered) = self.gathered.take()
@@ -353,8 +354,8 @@ impl Run {
         }
     }
 
-    /// Hands requests to the engine; what it has no room for is held, and nothing is read
-    /// meanwhile.
+    /// Submits requests to the engine. Requests that it has no room for are held, and nothing
+    /// is read meanwhile.
     fn submit(&mut self, taken: Taken) {
         let Taken {
             requests,
@@ -381,7 +382,7 @@ impl Run {
         let settled = match Pin::new(&mut ticket).poll(&mut nobody) {
             Poll::Ready(settled) => {
                 if settled.is_err() {
-                    // What is pending before it is acked, then this fails the session.
+                    // The pending requests are acked first, then this fails the session.
                     self.end = Some(Ok(()));
                 }
                 Settled::There(settled)
@@ -396,7 +397,7 @@ impl Run {
         });
     }
 
-    /// Submits again what was held, and then what came after it.
+    /// Submits the held requests again, and then the requests that came after them.
     fn submit_held(&mut self) {
         if let Some(held) = self.held.take() {
             self.submit(held.taken);
@@ -420,12 +421,12 @@ impl Run {
             .ack(&self.node, settled, acks)
             .map_err(|status| status::in_session(&status, requests.first))?;
         self.tell(Told::Acks(acks?, first.room), received).await;
-        // What was acked has made room.
+        // The acked requests have made room.
         self.submit_held();
         Ok(())
     }
 
-    /// Passes on what the client is told next; waits for the transport to take earlier acks, and
+    /// Passes the next message to the client. Waits for the transport to take earlier acks, and
     /// receives meanwhile.
     async fn tell(&self, told: Told, received: &mut Intake) {
         let Err(mpsc::error::TrySendError::Full(told)) = self.acks.try_send(told) else {
@@ -504,7 +505,7 @@ impl Requests {
         }
     }
 
-    /// The ack of each, of what the engine has answered to all of them.
+    /// The acks of the requests, made from the engine's one answer to all of them.
     fn acks(
         &self,
         names: &[LogName],
@@ -540,8 +541,8 @@ impl Requests {
     }
 }
 
-/// What is kept of a batch until its ack is sent, beside what every request takes: its logs
-/// can be many, and their answers larger than their records.
+/// Bytes that a batch keeps until its ack is sent, in addition to the bytes of every request:
+/// its logs can be many, and their answers larger than their records.
 fn answer_bytes(batch: &Batch) -> u64 {
     let parts = batch.logs.len() + batch.checks.len() + batch.cursors.len();
     u64::try_from(parts.saturating_sub(1)).unwrap_or(u64::MAX) * LOG_BYTES

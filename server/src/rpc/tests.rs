@@ -1,5 +1,5 @@
-//! What takes a fault to see, through gRPC: a node on a disk in memory that does as it is
-//! told. (`tests/errors.rs` has the rest of the error table.)
+//! Errors that need a fault to be seen, through gRPC: a node on a disk in memory that follows a
+//! script. (`tests/errors.rs` has the rest of the error table.)
 
 use std::time::{Duration, Instant};
 
@@ -188,8 +188,8 @@ impl Fixture {
         ]
     }
 
-    /// A session of so many requests of 1 KiB each, all sent before an ack is read: how many
-    /// were acked, and how it ended.
+    /// A session of `requests` requests of 1 KiB each, all sent before an ack is read. Returns
+    /// the number of acks, and the end.
     async fn session(&mut self, requests: u64) -> (u64, Result<(), Status>) {
         let (sender, sent) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
@@ -344,7 +344,7 @@ async fn before_the_store_is_open_everything_is_unavailable_and_not_applied() {
 }
 
 #[tokio::test]
-async fn append_in_flight_when_a_flush_fails_is_unknown_and_what_comes_later_not_applied() {
+async fn append_in_flight_at_a_failed_flush_is_unknown_and_later_ones_refused() {
     let mut fixture = Fixture::quiet().await;
     fixture.append("a").await.unwrap();
     fixture.disk.fail_sync(1);
@@ -368,7 +368,7 @@ async fn append_in_flight_when_a_flush_fails_is_unknown_and_what_comes_later_not
 }
 
 #[tokio::test]
-async fn session_in_flight_when_a_flush_fails_ends_unknown_at_its_first_unacked_request() {
+async fn session_at_a_failed_flush_ends_unknown_at_its_first_unacked_request() {
     let mut fixture = Fixture::quiet().await;
     fixture.append("a").await.unwrap();
     fixture.disk.fail_sync(2);
@@ -479,7 +479,7 @@ async fn many_followers_of_a_log_get_all_of_it_in_messages_that_they_share() {
         "{} of {messages} are different",
         ends.len()
     );
-    // Whoever resumes after any of them is given the next record.
+    // A reader that resumes after any of them gets the next record.
     for (next, cursor) in cursors.into_iter().filter(|(next, _)| *next <= RECORDS) {
         let request = v1::ScanRequest {
             selector: Some(v1::scan_request::Selector::Log("a".to_owned())),

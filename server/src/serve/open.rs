@@ -38,7 +38,7 @@ pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, Exit> {
 }
 
 fn look_around(directory: &Path) -> Result<bool, Exit> {
-    // What cannot be looked at is not said to be a file.
+    // A path that cannot be examined is not reported as a file.
     if std::fs::metadata(directory).is_ok_and(|found| !found.is_dir()) {
         return Err(Exit::new(
             Exit::IO,
@@ -48,7 +48,7 @@ fn look_around(directory: &Path) -> Result<bool, Exit> {
             ),
         ));
     }
-    // What else is wrong with it, opening it will tell.
+    // Opening it reports any other problem.
     let Ok(entries) = std::fs::read_dir(directory) else {
         return Ok(false);
     };
@@ -103,7 +103,7 @@ pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, E
     std::thread::Builder::new()
         .name("wald-open".to_owned())
         .spawn(move || {
-            // Nobody waits any more if the process is ending.
+            // No task waits any more if the process is ending.
             let opened = open(&directory, archive.as_deref(), storage, metrics);
             let _ = sender.send(opened);
         })
@@ -149,7 +149,7 @@ impl Opening {
     /// Waits for the store.
     ///
     /// # Errors
-    /// With the exit code for what went wrong.
+    /// With the exit code of the failure.
     pub(super) async fn opened(self) -> Result<Opened, Exit> {
         match self.0.await {
             Ok(opened) => opened.map_err(|error| exit(&error)),

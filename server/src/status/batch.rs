@@ -15,7 +15,7 @@ use super::failure::{Failure, Retry};
 use super::{RETRY_LATER, RETRY_SOON};
 use crate::convert::rfc3339;
 
-/// When to come back after a quota, which passes only if somebody makes room.
+/// Retry delay after a quota, which passes only if a client or operator makes room.
 const RETRY_QUOTA: Duration = Duration::from_secs(10);
 
 /// Answers an append that was not acknowledged.
@@ -152,8 +152,8 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             .fact("tail_lsn", tail)
             .fact("lsn", asked)
             .refused(Retry::Never),
-        // Only what comes after the request that ended the session gets it, and the stream
-        // ends with that request's own failure.
+        // Only requests behind the one that ended the session get this. The stream ends with
+        // that request's own failure.
         AppendError::SessionEnded => {
             Failure::new(Code::Aborted, "SESSION_ENDED", message).refused(Retry::Safe)
         }

@@ -1,4 +1,4 @@
-//! An error on its way to the wire: what every `Status` of Wald's carries.
+//! An error on its way to the wire: the parts that every `Status` of Wald carries.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use tonic_types::{ErrorDetails, PreconditionViolation, StatusExt};
 /// The `domain` of every ErrorInfo.
 const DOMAIN: &str = "wald.dev";
 
-/// The most bytes of a message, and of preconditions. A status travels in HTTP/2 headers, of
-/// which clients take 8 or 16 KiB; some end the connection over much more.
+/// Maximum bytes of a message, and of preconditions. A status travels in HTTP/2 headers.
+/// Clients take 8 or 16 KiB of headers; some end the connection over much more.
 const MAX_MESSAGE_BYTES: usize = 1000;
 const MAX_PRECONDITION_BYTES: usize = 2000;
 
-/// What became of a request that writes.
+/// Outcome of a request that writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// Provably nothing was written.
@@ -25,7 +25,7 @@ pub(super) enum Outcome {
 /// Whether the same request may be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Retry {
-    /// As it is.
+    /// Retry the request unchanged.
     Safe,
     /// Only with the same producer or expected_lsn.
     SafeWithCondition,
@@ -33,7 +33,7 @@ pub(super) enum Retry {
     Never,
 }
 
-/// Whether the RPC writes: only then `outcome` and `retry` are told.
+/// Whether the RPC writes: only then the error has `outcome` and `retry`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Append, Sync, administration.
@@ -85,7 +85,7 @@ impl Failure {
         self
     }
 
-    /// The same for a call that writes nothing: it has no outcome.
+    /// Builds the error of a call that writes nothing: it has no outcome.
     pub(super) fn of_read(mut self, message: String) -> Self {
         self.effect = None;
         self.with_message(message)
@@ -151,7 +151,7 @@ impl Failure {
         Status::with_error_details(self.code, self.message, details)
     }
 
-    /// Leaves out what no client would take.
+    /// Leaves out the parts that no client would take.
     fn shorten(&mut self) {
         if self.message.len() > MAX_MESSAGE_BYTES {
             let whole = |end: &usize| self.message.is_char_boundary(*end);

@@ -379,7 +379,7 @@ fn all_failed_conditions_are_violations_with_actual_values() {
 }
 
 #[test]
-fn of_several_failed_conditions_the_most_telling_of_the_first_log_gives_the_reason() {
+fn most_telling_failed_condition_of_the_first_log_gives_the_reason() {
     let of = |log: &str, check| FailedCondition {
         log: LogName::new(log).unwrap(),
         check,

@@ -18,7 +18,7 @@ use tracing_subscriber::{Layer, Registry};
 use super::TARGET;
 use crate::config::Config;
 
-/// How long the last batch may take when the process ends.
+/// Maximum time for the last batch when the process ends.
 const LAST_BATCH: Duration = Duration::from_secs(5);
 
 /// Headers as the propagator wants them.
@@ -95,7 +95,7 @@ impl Exporter {
         }))
     }
 
-    /// What makes spans of `wald::call` go to the exporter, and nothing else.
+    /// The layer that sends spans of `wald::call` to the exporter, and nothing else.
     pub(crate) fn layer(&self) -> Box<dyn Layer<Registry> + Send + Sync> {
         tracing_opentelemetry::layer()
             .with_tracer(self.provider.tracer("wald"))
@@ -106,7 +106,7 @@ impl Exporter {
             .boxed()
     }
 
-    /// Sends what is left; blocks, at most a few seconds.
+    /// Sends the remaining spans; blocks, at most a few seconds.
     pub(crate) fn finish(self) {
         if let Err(error) = self.provider.shutdown_with_timeout(LAST_BATCH) {
             tracing::warn!(%error, "the last traces were not sent");

@@ -31,7 +31,7 @@ pub(super) struct Terms {
     pub(super) progress_timeout: Duration,
 }
 
-/// Why an answer was not sent whole.
+/// The reason why an answer was not sent whole.
 enum Broken {
     /// The client has reset the stream, or is gone.
     ByClient,
@@ -159,7 +159,7 @@ impl Sending<'_> {
         (self.sender.send_data(part, is_last)).map_err(|_| Broken::ByClient)
     }
 
-    /// Resolves when so many of `wanted` bytes may be handed over.
+    /// Resolves with the number of the `wanted` bytes that may be handed over.
     fn poll_room(
         &mut self,
         wanted: usize,

@@ -40,7 +40,7 @@ const OVERHEAD_PAUSE: Duration = Duration::from_millis(5);
 /// for how long a client takes nothing: at 50 KB/s the usual 2.5 MiB are 50 s.
 const UNSENT_BYTES: u32 = 128 << 10;
 
-/// How long a client may take to close after the server has.
+/// Maximum time for a client to close after the server has.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A connection that an event loop serves: its socket, its permit and its end.
@@ -61,7 +61,7 @@ pub(super) struct Conn {
 impl Conn {
     /// Takes a socket into the event loop of the calling thread.
     pub(super) fn new(accepted: Accepted) -> io::Result<Self> {
-        // Where it cannot be set, slow clients look silent for longer.
+        // If it cannot be set, slow clients look silent for longer.
         let _ = SockRef::from(&accepted.socket).set_tcp_notsent_lowat(UNSENT_BYTES);
         let address = accepted.socket.peer_addr();
         Ok(Self {
@@ -83,7 +83,7 @@ impl Conn {
         &self.socket
     }
 
-    /// Where it comes from; `None` if it was gone before that was asked.
+    /// Address of the client; `None` if it was gone too early.
     pub(super) fn address(&self) -> Option<IpAddr> {
         self.address
     }
@@ -105,9 +105,9 @@ impl Drop for Conn {
     }
 }
 
-/// How much a connection has sent that is for no call: pings, settings, updates of windows, frames
-/// without data. Who sends more than any client needs is read no faster than [`OVERHEAD_RATE`], so
-/// that the event loop has time for others.
+/// Bytes of a connection that are for no call: pings, settings, updates of windows, frames
+/// without data. A client that sends more than any client needs is read no faster than
+/// [`OVERHEAD_RATE`], so that the event loop has time for others.
 struct Overhead {
     /// Bytes that time has made up for.
     forgiven: u64,
@@ -220,9 +220,9 @@ impl AsyncWrite for Conn {
         Pin::new(&mut self.socket).poll_flush(context)
     }
 
-    /// Waits for the client to close, too, and drops what it still sends: a socket that is
-    /// closed with something unread in it is reset, and takes the last answers with it. Of a client
-    /// that sends on nothing more is read than what can have been under way.
+    /// Waits for the client to close, too, and drops the bytes that it still sends: closing a
+    /// socket with unread bytes resets it, and the last answers are lost. If a client continues
+    /// to send, only the bytes that can have been under way are read.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let conn = &mut *self;
         let linger = match &mut conn.linger {
@@ -277,7 +277,7 @@ mod tests {
         }
         let most = OVERHEAD_BURST + 10 * OVERHEAD_RATE;
         assert!((most / 2..most + 4 * PIECE).contains(&read), "{read} bytes");
-        // Data for calls is read as fast as it is taken in.
+        // Data for calls is read as fast as the calls take it.
         let begin = Instant::now();
         for _ in 0..10_000 {
             poll_fn(|context| overhead.poll_room(&peer, context)).await;

@@ -1,7 +1,7 @@
-//! What a client sends, by frame: how many, and how much of it is for calls.
+//! Frames that a client sends: their number, and their bytes of calls.
 //!
-//! Only the heads of frames are looked at, which costs some nanoseconds a frame. The HTTP/2 layer
-//! checks them; what it refuses ends the connection.
+//! Only the heads of frames are read, which costs some nanoseconds a frame. The HTTP/2 layer
+//! checks them; a frame that it refuses ends the connection.
 
 /// Bytes with which a client begins, before its first frame.
 const PREFACE_BYTES: usize = 24;
@@ -14,10 +14,11 @@ const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const PADDED: u8 = 8;
 
-/// Bytes beside the data that a frame of data may need: its head, padding, updates of windows.
+/// Bytes in addition to the data that a frame of data may need: its head, padding, updates of
+/// windows.
 const DATA_FRAME_BYTES: u64 = 32;
 
-/// What has begun in some bytes of a connection.
+/// The frames that have begun in some bytes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Begun {
     /// Frames, of any kind.
@@ -26,7 +27,7 @@ pub(super) struct Begun {
     pub(super) useful: u64,
 }
 
-/// Where in its frames a connection is.
+/// Position of a connection in its frames.
 #[derive(Debug)]
 pub(super) struct Frames {
     /// Bytes to skip: of the preface, or of the frame that has begun.
@@ -34,7 +35,7 @@ pub(super) struct Frames {
     head: [u8; HEAD_BYTES],
     /// Bytes of the head that are here.
     have: usize,
-    /// Length of a frame of data whose next byte says how much of it is padding.
+    /// Length of a frame of data whose next byte is the length of its padding.
     padded: Option<usize>,
 }
 
@@ -49,7 +50,7 @@ impl Frames {
         }
     }
 
-    /// Takes the next bytes of the connection. Returns what begins in them.
+    /// Takes the next bytes of the connection. Returns the frames that begin in them.
     pub(super) fn take(&mut self, mut bytes: &[u8]) -> Begun {
         let mut begun = Begun::default();
         while let Some(first) = bytes.first() {

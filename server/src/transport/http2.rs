@@ -1,9 +1,10 @@
 //! HTTP/2 on one connection: accepts its calls, keeps it alive, and ends it.
 //!
-//! h2 speaks the protocol; this decides how long a client is waited for, how much it may have sent
-//! and left unread, and how many calls it may give up. hyper's server leaves no choice there: it
-//! cannot reset a call whose client reads nothing, cuts connections on which bytes move slowly, and
-//! ends those whose calls are cancelled in a burst.
+//! h2 speaks the protocol. This module decides how long the server waits for a client, how many
+//! bytes the client may have sent or left unread, and how many calls it may give up. hyper's
+//! server leaves no choice there: it cannot reset a call whose client reads nothing, cuts
+//! connections on which bytes move slowly, and ends connections whose calls are cancelled in a
+//! burst.
 //!
 //! ```text
 //! accepted ──▶ no request yet ──▶ serving ──▶ told to leave (GOAWAY) ──▶ closed
@@ -41,8 +42,8 @@ const CANCELS_AT_ONCE: u64 = 10_000;
 /// Calls that a client may give up in a second without being slowed down.
 const CANCELS_PER_SECOND: u64 = 1_000;
 
-/// Requests that were cancelled before they were accepted. Reading stops after 256 KiB, which is less
-/// than so many of them, and all are accepted then.
+/// Maximum number of requests that were cancelled before they were accepted. Reading stops
+/// after 256 KiB, which hold fewer requests than this, and all are accepted then.
 const CANCELLED_UNSEEN: usize = 10_000;
 
 /// Calls reset by the server whose late data is ignored, and for how long.
@@ -53,8 +54,8 @@ const RESET_REMEMBERED_FOR: Duration = Duration::from_secs(10);
 /// them.
 const UNCHARGED_AT_ONCE: usize = 64;
 
-/// Serves a connection until it is closed. When draining begins, or it is of age, or a newer
-/// connection takes its place, its client is told to make no more calls (GOAWAY).
+/// Serves a connection until it is closed. GOAWAY asks its client to make no more calls when
+/// draining begins, when the connection reaches its age, or when a newer one takes its place.
 pub(super) async fn serve(
     conn: Conn,
     accepted: Instant,
@@ -71,7 +72,7 @@ pub(super) async fn serve(
         }
         match preface::greet(conn.socket(), http).await {
             Ok(Greeting::Http2) => Some(builder(settings).handshake::<_, Piece>(conn).await),
-            // Its client was told which port it means, if that is known.
+            // The answer named the port that its client probably means, if that is known.
             Ok(_) | Err(_) => None,
         }
     };
@@ -104,7 +105,7 @@ pub(super) async fn serve(
 }
 
 fn ended(error: &h2::Error, address: Option<IpAddr>, peer: &Peer) {
-    // The client was told (GOAWAY) that it has broken a rule.
+    // GOAWAY has informed the client that it broke a rule.
     if error.is_go_away()
         && error.is_library()
         && let Some(address) = address
@@ -129,13 +130,13 @@ fn builder(settings: &Settings) -> h2::server::Builder {
         .max_concurrent_reset_streams(RESET_REMEMBERED)
         .reset_stream_duration(RESET_REMEMBERED_FOR)
         .max_pending_accept_reset_streams(CANCELLED_UNSEEN)
-        // Small frames are put together where they arrive, and what has not been taken is bounded
-        // by the windows.
+        // Small frames are put together where they arrive, and the windows bound the bytes that
+        // no call has taken.
         .data_frame_budget(usize::MAX);
     builder
 }
 
-/// Why the connection is over.
+/// The reason why the connection is over.
 enum Over {
     /// It was closed in order.
     Closed,
@@ -230,7 +231,7 @@ impl Serving {
         }
         if self.life.is_time_to_leave(now) {
             self.leave();
-            // Once more, so that its client is told now.
+            // Once more, so that its client learns it now.
             return Poll::Ready(Ok(None));
         }
         let next = [held_until, silent_until, self.life.next(&self.connection)];
@@ -283,15 +284,15 @@ impl Serving {
     }
 }
 
-/// When the connection has to end.
+/// Time limits of the connection.
 struct Life {
-    /// When the first request head has to be whole; `None` once it is.
+    /// Time by which the first request head must be whole; `None` once it is.
     first_request_by: Option<Instant>,
-    /// When its client is told to leave, because of the age of the connection.
+    /// Time at which its client must leave, because of the age of the connection.
     leave_at: Option<Instant>,
-    /// When it is dropped, whatever runs on it.
+    /// Time at which it is dropped, whatever runs on it.
     gone_at: Option<Instant>,
-    /// When its client was told to leave.
+    /// Time at which its client was asked to leave.
     left: Option<Instant>,
 }
 
@@ -307,13 +308,13 @@ impl Life {
             || (passed(self.idle_end()) && !connection.has_streams())
     }
 
-    /// When the connection is dropped if it has no calls then: its client may never say that it
-    /// has seen that it was told to leave.
+    /// Time at which the connection is dropped if it has no calls: its client may never confirm
+    /// that it has seen the request to leave.
     fn idle_end(&self) -> Option<Instant> {
         self.left.map(|left| left + AT_DRAIN)
     }
 
-    /// When to look again.
+    /// Time of the next check.
     fn next(&self, connection: &Connection<Conn, Piece>) -> Option<Instant> {
         let idle_end = self.idle_end().filter(|_| !connection.has_streams());
         let leave_at = self.leave_at.filter(|_| self.left.is_none());
@@ -330,7 +331,7 @@ struct Alive {
     /// Bytes that had moved at the last look, and when that was.
     moved: u64,
     moved_at: Instant,
-    /// When the ping was sent that has no answer.
+    /// Time of the ping that has no answer yet.
     asked: Option<Instant>,
 }
 
@@ -384,7 +385,8 @@ impl Alive {
     }
 }
 
-/// How many calls the client gives up: who does so faster than any client must is held back.
+/// Number of calls that the client gives up. A client that does so faster than any client must
+/// is held back.
 struct Cancels {
     seen: u64,
     /// Calls that may still be given up at once.

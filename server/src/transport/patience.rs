@@ -1,4 +1,4 @@
-//! How long the server waits for a client that must send or take something.
+//! Time limits for a client that must send or take something.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -39,7 +39,7 @@ impl Patience {
         }
     }
 
-    /// The client has moved: the next wait begins anew.
+    /// The client has moved: the next wait begins from zero.
     pub(crate) fn moved(&mut self) {
         self.since = None;
     }
@@ -84,7 +84,8 @@ impl Patience {
 /// While others wait for the memory that a message holds, its client must move so much of it.
 const HURRY_BYTES_PER_SECOND: u64 = 64 << 10;
 
-/// How fast a client moves a message, for the time in which others wait for the memory that it holds.
+/// Progress of a client with a message, measured while others wait for the memory that it
+/// holds.
 ///
 /// A call that never waits pays nothing: the timer is made by the first wait.
 #[derive(Debug, Default)]
@@ -102,7 +103,7 @@ impl Hurry {
         self.is_old = true;
     }
 
-    /// The client has moved so many bytes of the message.
+    /// The client has moved `bytes` bytes of the message.
     pub(crate) fn moved(&mut self, bytes: u64) {
         self.moved += bytes;
     }

@@ -1,4 +1,4 @@
-//! What the calls of one connection share, and what others may know of it.
+//! State that the calls of one connection share, and the parts that others may read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::status::TooManyCalls;
 /// Most bytes of answers that wait in the HTTP/2 layer for the socket of one connection.
 pub(super) const QUEUE_BYTES: usize = 256 << 10;
 
-/// The same, while all connections together have more than [`ALL_QUEUES_BYTES`] in their queues.
+/// Maximum queue of one connection while all connections together have more than
+/// [`ALL_QUEUES_BYTES`] in their queues.
 pub(crate) const SHORT_QUEUE_BYTES: usize = 16 << 10;
 
 /// Bytes in the queues of all connections above which each gets a short one.
@@ -30,7 +31,7 @@ const MOST_FAREWELLS: usize = 4096;
 const FAREWELL_BYTES: u64 = 4 << 10;
 pub(crate) const ALL_FAREWELLS_BYTES: u64 = MOST_FAREWELLS as u64 * FAREWELL_BYTES;
 
-/// Bytes beside its heads and data that a call may need: a reset, updates of windows.
+/// Bytes in addition to its heads and data that a call may need: a reset, updates of windows.
 const CALL_BYTES: u64 = 128;
 
 /// Bytes by which those for calls may be more than all that were received: the data of a frame counts
@@ -50,7 +51,7 @@ pub(crate) struct Peer {
 #[derive(Debug, Default)]
 struct State {
     cut: AtomicBool,
-    /// Whether the connection is to give way to another once its client agrees.
+    /// Whether the connection should give way to another once its client agrees.
     asked_to_leave: AtomicBool,
     connection: AtomicWaker,
     /// Bytes that the socket gave and took since it was accepted.
@@ -66,7 +67,7 @@ struct State {
     cancelled: AtomicU64,
     /// Whether a request head has arrived whole.
     known: AtomicBool,
-    /// When the last call ended, in milliseconds since [`Connections::begin`].
+    /// Time at which the last call ended, in milliseconds since [`Connections::begin`].
     idle_since: AtomicU64,
     queued: AtomicUsize,
     farewells: AtomicUsize,
@@ -78,7 +79,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Connections {
     begin: Instant,
-    /// Those that are served, in the order in which they were accepted.
+    /// The served connections, in the order in which they were accepted.
     open: Mutex<BTreeMap<u64, Peer>>,
     accepted: AtomicU64,
     /// Connections on which no request head has arrived whole.
@@ -216,7 +217,7 @@ impl Peer {
         self.state.connection.wake();
     }
 
-    /// Whether the client is to be told that it should leave.
+    /// Whether the client must be asked to leave.
     pub(super) fn is_asked_to_leave(&self) -> bool {
         self.state.asked_to_leave.load(Ordering::Acquire)
     }
@@ -272,7 +273,7 @@ impl Peer {
         self.received_so_far().saturating_sub(self.useful_so_far())
     }
 
-    /// Notes how many bytes the client may send before they are taken in.
+    /// Sets the number of bytes that the client may send before they are taken in.
     pub(super) fn set_window(&self, bytes: u32) {
         self.state.window.store(bytes.into(), Ordering::Relaxed);
     }
@@ -327,8 +328,8 @@ impl Peer {
         !self.state.known.load(Ordering::Relaxed) && !self.state.cut.load(Ordering::Relaxed)
     }
 
-    /// When its last call ended, or it was accepted, as a number that rises with time; `None` while a
-    /// call is open.
+    /// Time at which its last call ended, or it was accepted, as a number that rises with time;
+    /// `None` while a call is open.
     pub(super) fn idle_since(&self) -> Option<u64> {
         let idle = self.state.calls.load(Ordering::Relaxed) == 0;
         idle.then(|| self.state.idle_since.load(Ordering::Relaxed))
@@ -343,13 +344,14 @@ impl Peer {
         self.state.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Resolves when the queue of the connection has room: then so many bytes may be sent.
+    /// Resolves with the number of bytes that may be sent when the queue of the connection has
+    /// room.
     pub(super) fn poll_room(&self, context: &Context<'_>) -> Poll<usize> {
         if let Some(room) = self.state.room() {
             return Poll::Ready(room);
         }
         let mut waiting = self.state.waiting.lock();
-        // What left the queue meanwhile has woken nobody here.
+        // Bytes that left the queue meanwhile have woken no task here.
         if let Some(room) = self.state.room() {
             return Poll::Ready(room);
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-/// What a client of HTTP/2 sends first.
+/// The first bytes that a client of HTTP/2 sends.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Bytes that are enough to tell: no other protocol begins with them.
@@ -27,17 +27,17 @@ const TLS_HANDSHAKE: u8 = 22;
 /// Pause after fewer bytes than tell anything. They stay where they are, so nothing wakes for more.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How long, and of how many bytes, the rest of a request is dropped after its answer. A socket that
-/// is closed with something unread in it is reset, and takes the answer with it.
+/// Maximum time, and maximum bytes, for which the rest of a request is dropped after its
+/// answer. Closing a socket with unread bytes resets it, and the answer is lost.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
 
-/// How a connection begins.
+/// Result of the first bytes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Greeting {
-    /// With HTTP/2: it goes on.
+    /// HTTP/2: the connection continues.
     Http2,
-    /// With something else: it was answered, if there is an answer, and is to be closed.
+    /// Another protocol: it was answered, if there is an answer, and must be closed.
     Answered,
 }
 
@@ -67,7 +67,7 @@ pub(super) async fn greet(socket: &TcpStream, http: Option<SocketAddr>) -> io::R
     tracing::info!(
         client = socket.peer_addr().ok().map(|client| client.to_string()),
         protocol = name,
-        "a client does not speak HTTP/2 on the gRPC port; it was told so"
+        "a client does not speak HTTP/2 on the gRPC port; it got an explanation in HTTP/1.1"
     );
     say_goodbye(
         socket,
@@ -87,7 +87,7 @@ enum Protocol {
 }
 
 impl Protocol {
-    /// Tells it by the bytes that a connection begins with, at least one; `None` if more are needed.
+    /// Recognises it by the bytes that a connection begins with, at least one; `None` if more are needed.
     fn of(first: &[u8]) -> Option<Self> {
         let length = first.len().min(PREFACE.len());
         if first[..length] == PREFACE[..length] {
@@ -106,9 +106,9 @@ impl Protocol {
     }
 }
 
-/// An answer in HTTP/1.1, which is also what TLS gets: to its clients "wrong version number" and
-/// "first record does not look like a TLS handshake" are the sign of a port without TLS, while an
-/// alert speaks of versions and ciphers.
+/// An answer in HTTP/1.1. TLS clients get it too: they report "wrong version number" or "first
+/// record does not look like a TLS handshake", which is the sign of a port without TLS. An
+/// alert would report versions and ciphers.
 fn answer(protocol: Protocol, own: SocketAddr, http: Option<SocketAddr>) -> String {
     let what = match protocol {
         Protocol::Tls => "This port speaks gRPC without TLS: use http:// instead of https://.\n",

@@ -1,4 +1,4 @@
-//! Which service answers a call, and what is around all of them.
+//! Selects the service that answers a call, and wraps all of them.
 //!
 //! ```text
 //! request ──▶ counted, its deadline ──▶ by the book? ──▶ admitted ──▶ service
@@ -33,7 +33,7 @@ use crate::metrics::{CallCounter, CallFuture, Class, Rpc};
 use crate::rpc::{Fault, checked};
 use crate::status;
 
-/// What comes of a call: refusals are answers, too.
+/// The result of a call: refusals are answers, too.
 pub(crate) type HttpResult = Result<Response<Body>, Infallible>;
 
 /// A call on its way to its answer.
@@ -142,7 +142,7 @@ impl Routes {
     }
 }
 
-/// Of a path `/package.Service/Method`.
+/// The service in a path `/package.Service/Method`.
 fn service_name(path: &str) -> Option<&str> {
     Some(path.strip_prefix('/')?.split_once('/')?.0)
 }
@@ -152,7 +152,7 @@ pub(crate) struct Calls {
     pub(crate) counter: CallCounter,
     pub(crate) admission: Arc<Admission>,
     pub(crate) routes: Routes,
-    /// The HTTP port, for those who look for it here.
+    /// Address of the HTTP port, for clients that look for it here.
     pub(crate) http: Option<SocketAddr>,
 }
 

@@ -14,13 +14,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a new connection of a suspect address waits.
+/// Pause before a new connection of a suspect address is served.
 pub(super) const HOLD: Duration = Duration::from_millis(250);
 
-/// How long an address is suspect.
+/// Duration for which an address is suspect.
 const SUSPECT_FOR: Duration = Duration::from_secs(10);
 
-/// Most addresses that are remembered. What comes when as many are suspect is forgotten.
+/// Maximum number of addresses that are remembered. Further suspects are forgotten.
 const MOST: usize = 4096;
 
 /// Suspect addresses, and until when they are.
@@ -49,7 +49,7 @@ impl Suspects {
     }
 }
 
-/// What one client can choose its addresses from: a host gets a network of 64 bits in IPv6.
+/// The network whose addresses one client can choose from: a host gets 64 bits in IPv6.
 fn client(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

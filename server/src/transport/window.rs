@@ -1,8 +1,8 @@
-//! How much clients may send before it is taken in.
+//! Bytes that clients may send before the server takes them in.
 //!
-//! A connection begins with the least window that HTTP/2 has, 64 KiB. One that uses its window up gets
-//! a larger one, as far as all windows together leave room: so what clients have sent and nobody has
-//! taken in is bounded for the whole server.
+//! A connection begins with the smallest window of HTTP/2, 64 KiB. A connection that uses its
+//! window up gets a larger one, as far as all windows together leave room. This bounds the
+//! bytes on the whole server that clients have sent and no call has taken.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

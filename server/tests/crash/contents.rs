@@ -25,7 +25,7 @@ impl Kept {
     }
 }
 
-/// All logs, and where what older recovery epochs had written stops surviving.
+/// All logs, and for each older recovery epoch the end of its survivors.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) logs: BTreeMap<String, Kept>,

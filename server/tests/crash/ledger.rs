@@ -1,4 +1,4 @@
-//! What was tried and what was answered, kept where no crash of the daemon reaches.
+//! Attempts and answers, kept where no crash of the daemon reaches.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -25,12 +25,12 @@ impl Part {
     }
 }
 
-/// What ended the daemon.
+/// The end of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Crash {
-    /// It was killed: what the operating system had is there.
+    /// It was killed: data in the operating system is there.
     Kill,
-    /// The power was cut: what was flushed is there.
+    /// The power was cut: flushed data is there.
     PowerCut,
 }
 
@@ -44,7 +44,7 @@ impl Crash {
     }
 }
 
-/// What is known of an attempt.
+/// Knowledge about an attempt.
 #[derive(Debug, Clone, PartialEq)]
 enum Fate {
     /// No answer came: it is there, whole and once, or it is not.
@@ -57,7 +57,7 @@ enum Fate {
 struct Attempt {
     parts: Vec<Part>,
     fate: Fate,
-    /// What was promised. What a start shows is on the device.
+    /// The promised level. A start only shows records that are on the device.
     level: Durability,
     position: Option<u64>,
     /// Number of its ack; 0 once it has survived a crash.
@@ -76,21 +76,21 @@ pub(crate) struct Ack {
     pub(crate) repeated: bool,
 }
 
-/// What is there of a part: index and lsn of its first record, and how many follow it
-/// without a hole, this one included.
+/// The visible part of a batch: index and lsn of its first record, and the number of records
+/// from there on without a hole.
 type Run = Option<(u64, u64, u64)>;
 
-/// What is known of a log besides its records.
+/// Knowledge about a log in addition to its records.
 #[derive(Debug, Default)]
 struct Log {
     tail: u64,
-    /// Every lsn below was told to be durable, by what.
+    /// Every lsn below was reported as durable, and by which answer.
     durable: u64,
     by: String,
     /// Trimmed up to here, by answers; and by attempts.
     first: u64,
     first_tried: u64,
-    /// Likewise the writer epoch.
+    /// The writer epoch, by answers; and by attempts.
     epoch: u64,
     epoch_tried: u64,
 }
@@ -99,13 +99,13 @@ struct Log {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     next: usize,
-    /// By number. What is not here (any more) must not be seen.
+    /// Attempts by number. A record of any other attempt must not be seen.
     attempts: BTreeMap<usize, Attempt>,
     /// Applied, and all of it trimmed.
     trimmed: HashSet<usize>,
     logs: BTreeMap<String, Log>,
     recovery_epoch: u64,
-    /// Where what an epoch had written stopped surviving.
+    /// End of the survivors of each epoch.
     survived: BTreeMap<u64, u64>,
     /// Positions given out since the last start.
     positions: HashSet<u64>,
@@ -115,7 +115,7 @@ pub(crate) struct Ledger {
     counts: Counts,
 }
 
-/// What a test closes with.
+/// Summary at the end of a test.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Counts {
     attempts: u64,
@@ -262,13 +262,13 @@ impl Ledger {
         }
     }
 
-    /// Notes that every record of a log below an lsn was told to be on the device.
+    /// Notes that every record of a log below an lsn was reported to be on the device.
     pub(crate) fn told_durable(&mut self, log: &str, lsn: u64, by: &str) {
         let log = self.logs.entry(log.to_owned()).or_default();
         log.told_durable(lsn, || by.to_owned());
     }
 
-    /// What a Sync that is sent now is about.
+    /// Number of acks that a Sync that is sent now covers.
     pub(crate) fn acks(&self) -> u64 {
         self.acks
     }
@@ -308,7 +308,7 @@ impl Ledger {
         self.counts.fences += 1;
     }
 
-    /// The writer epoch of a log, once a start has told it.
+    /// The writer epoch of a log, once a start has reported it.
     pub(crate) fn writer_epoch(&self, log: &str) -> u64 {
         self.logs.get(log).map_or(0, |log| log.epoch)
     }
@@ -325,8 +325,8 @@ impl Ledger {
         Some((name.clone(), kept(log)))
     }
 
-    /// Holds what is there after a crash against everything that is known; what was
-    /// unknown is known from then on.
+    /// Compares the state after a crash with all knowledge. Outcomes that were unknown are
+    /// known from then on.
     pub(crate) fn check(&mut self, found: &Found, crash: Crash) {
         let survived = self.check_survived(found);
         let mut places = self.places(found);
@@ -340,7 +340,7 @@ impl Ledger {
                 Fate::Present { firsts } => Some(firsts.clone()),
                 Fate::Unknown => None,
             };
-            // Of what was trimmed nothing is left to see.
+            // Trimmed records leave no trace.
             let visible = known.as_ref().is_none_or(|firsts| {
                 let mut parts = attempt.parts.iter().zip(firsts);
                 parts.any(|(part, first)| part.kept(*first, found.first(&part.log)) > 0)
@@ -396,7 +396,7 @@ impl Ledger {
         self.highest_before = self.highest_before.max(highest);
     }
 
-    /// Holds tails, trims and fences against what was told of them.
+    /// Compares tails, trims and fences with the answers about them.
     fn check_logs(&mut self, found: &Found) {
         for (name, log) in &mut self.logs {
             let (first, tail) = (found.first(name), found.tail(name));
@@ -432,8 +432,7 @@ impl Ledger {
         }
     }
 
-    /// Where what the last epoch had written stops surviving; what was told of older ones
-    /// stays as it was.
+    /// End of the last epoch's survivors; the ends of older epochs stay as reported.
     fn check_survived(&mut self, found: &Found) -> Option<u64> {
         for (epoch, survived) in &found.survived {
             let before = *self.survived.entry(*epoch).or_insert(*survived);
@@ -472,14 +471,14 @@ impl Ledger {
         places
     }
 
-    /// The lsns at which the parts of an attempt begin, of which something is there: all
-    /// of it must be, but for what was trimmed.
+    /// The first lsns of an attempt's parts, if any part is visible: then all of it must be,
+    /// except for trimmed records.
     fn firsts(&self, number: usize, attempt: &Attempt, runs: &[Run], found: &Found) -> Vec<u64> {
         let part_first = |(part, run): (&Part, &Run)| {
             let begin = found.first(&part.log);
             let first = match run {
                 Some((index, lsn, _)) => lsn.checked_sub(*index),
-                // All of it was trimmed: at the latest just before what is kept.
+                // All of it was trimmed: at the latest just before the first record kept.
                 None => begin.checked_sub(part.len()),
             };
             let count = run.map_or(0, |(_, _, count)| count);
@@ -532,7 +531,7 @@ impl Ledger {
 }
 
 impl Counts {
-    /// Of several ledgers.
+    /// Adds the counts of another ledger.
     pub(crate) fn add(&mut self, other: &Self) {
         let Self {
             attempts,

@@ -23,7 +23,7 @@ const CONNECTIONS: usize = 4;
 /// Whatever is waited for comes sooner, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Those who use a store, and what they know of it.
+/// The users of a store, and their knowledge of it.
 pub(crate) struct Users {
     ledger: Arc<Mutex<Ledger>>,
     writers: Vec<Writer>,
@@ -53,7 +53,7 @@ impl Users {
         }
     }
 
-    /// Holds what a start shows against everything that is known.
+    /// Compares the state after a start with all knowledge.
     pub(crate) async fn check(&mut self, daemon: &Daemon, crash: Crash) {
         if self.new {
             contents::create(daemon, writer::logs(WRITERS)).await;
@@ -122,7 +122,7 @@ impl Users {
     }
 }
 
-/// Whoever still called a daemon that is gone is told so by its client.
+/// Waits for the user of a daemon that is gone, whose client must report its end.
 async fn told<T>(user: JoinHandle<T>) -> T {
     let in_time = tokio::time::timeout(PATIENCE, user).await;
     in_time
@@ -130,7 +130,7 @@ async fn told<T>(user: JoinHandle<T>) -> T {
         .unwrap()
 }
 
-/// Waits for so many acks, or refusals.
+/// Waits for `count` acks, or refusals.
 pub(crate) async fn wait_for(what: &Semaphore, count: u64) {
     let all = what.acquire_many(u32::try_from(count).unwrap());
     let in_time = tokio::time::timeout(PATIENCE, all).await;

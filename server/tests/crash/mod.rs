@@ -1,8 +1,7 @@
-//! What the tests that crash the daemon have in common: a ledger outside of it that knows
-//! every attempt and every ack, the writers and readers of its load, and what is there
-//! after a start.
+//! The common part of the tests that crash the daemon: a ledger outside of it that knows every
+//! attempt and every ack, the writers and readers of its load, and the contents after a start.
 
-// Each of the tests uses its own part of this; what fails here fails the test.
+// Each of the tests uses its own part of this; a failure here fails the test.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod contents;
@@ -26,7 +25,7 @@ pub(crate) const MODES: [(&str, SyncMode); 5] = [
     ("manual", SyncMode::Manual),
 ];
 
-/// What makes the sorter sort each of the smallest segments by itself, or not sort.
+/// Flags that make the sorter sort each of the smallest segments alone, or not sort.
 pub(crate) fn sorter(sorts: bool) -> &'static [&'static str] {
     match sorts {
         true => &["--sorter-step-bytes", "64KiB"],
@@ -64,7 +63,7 @@ pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-/// What chooses, in a test: `WALD_SEED`, or a new one.
+/// The source of a test's choices: `WALD_SEED`, or a new seed.
 pub(crate) fn seed() -> u64 {
     setting("WALD_SEED", RandomState::new().build_hasher().finish())
 }

@@ -1,5 +1,5 @@
-//! A producer: numbers its batches, and sends again, after a crash, what it cannot know or
-//! what is lost. No batch is there twice.
+//! A producer: numbers its batches, and after a crash sends batches again whose outcome is
+//! unknown, or which are lost. No batch is there twice.
 
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -7,7 +7,7 @@ use wald_proto::v1;
 
 use super::ledger::{Ledger, Part};
 
-/// Of these newest batches repeats are sent; the daemon remembers 1,024.
+/// Number of newest batches that are repeated; the daemon remembers 1,024.
 const REMEMBERED: usize = 500;
 
 pub(crate) struct Producer {
@@ -38,7 +38,7 @@ impl Producer {
         assert_eq!(later, None, "{} has a hole at {}", self.id, self.next);
     }
 
-    /// The batch to send now, noted as an attempt: what comes next, or one that was acked.
+    /// The batch to send now, noted as an attempt: the next one, or one that was acked.
     pub(crate) fn send(
         &mut self,
         ledger: &mut Ledger,

@@ -1,5 +1,5 @@
-//! Readers that follow everything, keep what they were shown, and go on after a crash from
-//! where they were: what they hold then must be what is there.
+//! Readers that follow everything, keep the records, and after a crash continue where they
+//! were: their records must then equal the contents of the logs.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::contents::Found;
 use super::ledger::Crash;
 use crate::support::{Daemon, payload};
 
-/// What a reader holds of one log.
+/// The records that a reader holds of one log.
 #[derive(Debug, Default)]
 struct Copy {
     records: BTreeMap<u64, String>,
@@ -27,7 +27,7 @@ pub(crate) struct Reader {
     logs: BTreeMap<String, Copy>,
     told_of_loss: bool,
     pub(crate) shown: u64,
-    /// Of these, what a crash took.
+    /// Number of these records that a crash took.
     pub(crate) lost: u64,
 }
 
@@ -73,7 +73,7 @@ impl Reader {
                     let copy = self.logs.entry(gap.log.clone()).or_default();
                     copy.next = copy.next.max(gap.to_lsn());
                 }
-                // Of many logs it is told that something is, or may be.
+                // In a scan of many logs, a loss or a possible loss is reported.
                 v1::GapReason::Lost => self.told_of_loss = true,
                 reason => panic!("a gap for {reason:?}: {gap:?}"),
             }
@@ -95,8 +95,8 @@ impl Reader {
         self.cursor = message.cursor;
     }
 
-    /// Holds what was shown before a crash against what is there after it; then reads on
-    /// to the end, and must hold the same. Of a loss it must be told.
+    /// Compares the records from before a crash with the contents after it; then reads on to
+    /// the end, and must hold the same. A loss must be reported.
     pub(crate) async fn check(&mut self, daemon: &Daemon, found: &Found, crash: Crash) {
         let spared = match crash {
             Crash::Kill => Visibility::Written,

@@ -1,5 +1,5 @@
-//! One writer: appends of every kind and at every level, each told to the ledger before it
-//! is sent and after it is answered; and Syncs, trims and fences between them.
+//! One writer: appends of every kind and at every level, each noted in the ledger before it is
+//! sent and after it is answered; and Syncs, trims and fences between them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const SHARED_LOGS: usize = 4;
 /// Records that a log may keep before it is trimmed.
 const KEPT: u64 = 60;
 
-/// What the writers of a life share with the test.
+/// State that the writers of a life share with the test.
 #[derive(Debug)]
 pub(crate) struct Load {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
@@ -138,7 +138,7 @@ impl Connected<'_> {
         producer.is_some_and(|producer| modes.contains(&mode(&producer.log)))
     }
 
-    /// What to ask for: mostly nothing.
+    /// The requested durability: mostly none.
     fn durability(&mut self) -> Durability {
         let weak_only = self.load.weak_only.load(Ordering::Relaxed);
         match self.writer.random.random_range(0..6) {
@@ -227,7 +227,7 @@ impl Connected<'_> {
                 let expected = ["POSITION_MISMATCH", "FENCED"];
                 let served = self.failed(Some(attempt), &status, &expected).await;
                 let details = status.get_error_details();
-                // A refusal shows no more than is as durable as what was asked for.
+                // A refusal only shows records that are as durable as requested.
                 if let Some(info) = details.error_info()
                     && info.reason == "POSITION_MISMATCH"
                     && least == Durability::Durable
@@ -349,7 +349,7 @@ impl Connected<'_> {
         }
     }
 
-    /// Of one log or all, to the operating system or to the device.
+    /// Syncs one log or all, to the operating system or to the device.
     async fn sync(&mut self) -> bool {
         let all = self.writer.random.random_bool(0.5);
         let log = if all {
@@ -429,7 +429,7 @@ impl Connected<'_> {
         }
     }
 
-    /// What a log says to be durable.
+    /// Notes the durable end that a log reports.
     async fn tail(&mut self) -> bool {
         let log = self.shared_log(&MODES.map(|(_, mode)| mode));
         let request = v1::GetTailRequest {

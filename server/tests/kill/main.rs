@@ -5,10 +5,10 @@
 //! `WALD_KILLS` (5) kills with at least `WALD_ACKS` (100) acks before each; `WALD_SEED`
 //! repeats the choices of a run, though not how its threads met.
 //!
-//! At least a fifth of the kills are aimed at a roll: the journal's files are watched, and
-//! the daemon is killed when the seal of a segment is seen. How many died before the next
-//! segment had its first frame is counted and printed. Most lives sort, and most of
-//! their other kills come while a run is being written or what it stands for goes.
+//! At least a fifth of the kills are aimed at a roll: the test watches the journal's files, and
+//! kills the daemon when it sees the seal of a segment. It counts and prints the lives that
+//! ended before the next segment had its first frame. Most lives sort. Most of their other
+//! kills come while a run is being written or the segments it replaces are being removed.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -71,7 +71,7 @@ struct Counts {
     kills: u64,
     /// Sent when the seal of a segment was seen.
     aimed: u64,
-    /// Of all, those after which the journal ended with a seal.
+    /// Kills after which the journal ended with a seal.
     in_roll: u64,
     while_starting: u64,
     /// Sent when a run was seen being written.

@@ -1,9 +1,9 @@
 //! A daemon at the moment when the power goes: it is stopped, and never runs again.
 //!
-//! A file system whose power is cut by an ioctl tells those who use it, which real power
-//! does not: a flush that the ioctl runs into may even be told to have succeeded, though
-//! its pages were dropped. So nobody is left who could be told. What the daemon said
-//! before counts to the last byte, and what it would have said next is never said.
+//! When an ioctl cuts the power of a file system, its users notice, unlike with real power. A
+//! flush that the ioctl meets may even report success, though its pages were dropped. Therefore
+//! no process is left that could notice. All output of the daemon before counts to the last
+//! byte; its next output never comes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Whatever is waited for comes sooner, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process of which no thread runs its own code any more.
+/// A process whose threads no longer run their own code.
 #[derive(Debug)]
 pub(crate) struct Frozen {
     pid: Pid,
@@ -31,7 +31,7 @@ pub(crate) enum Call {
     Other,
 }
 
-/// What a thread is at, as the kernel tells.
+/// The system call of a thread, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Thread {
     Stopped,
@@ -62,8 +62,8 @@ impl Frozen {
         }
     }
 
-    /// Waits until everyone who is connected to a port of the process has read what it had
-    /// sent. What is there unread when it is killed may be thrown away.
+    /// Waits until all peers of a port have read every byte that the process had sent. Unread
+    /// bytes may be thrown away when it is killed.
     pub(crate) fn is_heard(&self, port: u16) {
         let began = Instant::now();
         while unread(port) {
@@ -75,15 +75,15 @@ impl Frozen {
         }
     }
 
-    /// Ends the process; says what it never came back from.
+    /// Ends the process; returns the calls that it never came back from.
     pub(crate) fn kill(self) -> Vec<Call> {
         kill_process(self.pid, Signal::KILL).unwrap();
         self.calls
     }
 }
 
-/// Watches a process until a thread of it waits in a flush. One that does not flush within
-/// a second of load is to be found out by what it loses.
+/// Watches a process until a thread of it waits in a flush. A process that does not flush
+/// within a second of load is found by its losses.
 pub(crate) fn wait_for_flush(pid: Pid) {
     let tasks = tasks(pid);
     let began = Instant::now();
@@ -95,7 +95,7 @@ fn tasks(pid: Pid) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/task"))
 }
 
-/// What each thread is at.
+/// The system call of each thread.
 fn look(tasks: &Path) -> Vec<Thread> {
     let state = |task: PathBuf| {
         // A thread may have ended.

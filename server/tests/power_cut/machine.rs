@@ -1,13 +1,12 @@
 //! A machine whose power can be cut: a file system in an image, on a loop device, whose
 //! image in turn is a file of an ext4 that stands for the device.
 //!
-//! The cut is the ioctl FS_IOC_SHUTDOWN, which `xfs_io` sends: from that moment nothing
-//! that a file system holds in memory reaches its image any more. Then it is unmounted,
-//! which throws its caches away, and mounted anew, which replays its journal, as after a
-//! power cut. What the file system wrote is in the memory of the one below until it asks
-//! for a flush, as in the volatile cache of a disk; so it is lost as well, if the power of
-//! the device goes. The device lies in memory: what the host keeps of it is not in question,
-//! and its flush costs little.
+//! The cut is the ioctl FS_IOC_SHUTDOWN, which `xfs_io` sends: from that moment no data in the
+//! memory of a file system reaches its image any more. Then it is unmounted, which throws its
+//! caches away, and mounted again, which replays its journal, as after a power cut. Data that
+//! the file system wrote is in the memory of the one below until a flush, as in the volatile
+//! cache of a disk; it is lost as well if the power of the device goes. The device lies in
+//! memory: the host's own caching is not under test, and its flush costs little.
 //!
 //! A device can be made to stall: that is a freeze (FIFREEZE) of the file system below.
 //!
@@ -42,32 +41,33 @@ pub(crate) enum FileSystem {
     Xfs,
 }
 
-/// What is lost.
+/// The extent of the loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Cut {
-    /// Flag 2: what it holds is lost, as by a power cut. Names, sizes and blocks of files
-    /// are as of its last commit.
+    /// Flag 2: the memory of the file system is lost, as by a power cut. Names, sizes and
+    /// blocks of files are as of its last commit.
     Nothing,
     /// Flag 1: it is committed first, so that names and sizes are as of now, and the
     /// contents are not: a power cut just after a commit.
     Journal,
-    /// As the first, and what the device was given since its last flush is lost too.
+    /// Flag 2, and all data since the device's last flush is lost too.
     Device,
 }
 
 pub(crate) struct Machine {
     mount: PathBuf,
-    /// Of the file system, a file of the device.
+    /// Image of the file system, a file of the device.
     image: PathBuf,
     device: PathBuf,
     memory: PathBuf,
-    /// Of the file system and of the device.
+    /// Switches of the file system and of the device.
     switches: Option<(Child, Child)>,
     mounted: bool,
     _directory: TempDir,
 }
 
-/// A device that does nothing until this is dropped. Whoever waits for it cannot be killed.
+/// A device that does nothing until this is dropped. A process that waits for it cannot be
+/// killed.
 pub(crate) struct Stall {
     device: PathBuf,
 }
@@ -102,7 +102,7 @@ fn mount_image(image: &Path, mount: &Path) {
         .args([image, mount]));
 }
 
-/// Waits for a line that says what becomes of this file system.
+/// Waits for a line with the fate of this file system.
 fn switch(mount: &Path) -> Child {
     Command::new("xfs_io")
         .arg("-x")
@@ -179,8 +179,8 @@ impl Machine {
         }
     }
 
-    /// Cuts the power of the file system, and of a process, which must not go on to kill.
-    /// A device that stalls has lost what it was about to do.
+    /// Cuts the power of the file system, and of a process, which must not continue. A device
+    /// that stalls has lost its unfinished writes.
     pub(crate) fn cut(&mut self, cut: Cut, process: Pid, stall: Option<Stall>) -> Frozen {
         let frozen = Frozen::stop(process);
         let (file_system, device) = self.switches.take().unwrap();
@@ -235,8 +235,8 @@ impl Machine {
     }
 }
 
-/// Writes back pages here and there of the newest segments, as the kernel may do at any
-/// time: what was not flushed survives in parts, and out of order.
+/// Writes back pages here and there of the newest segments, as the kernel may do at any time:
+/// unflushed data survives in parts, and out of order.
 pub(crate) fn write_back_some(data: &Path, random: &mut StdRng) {
     let mut segments: Vec<PathBuf> = std::fs::read_dir(data.join("journal"))
         .unwrap()

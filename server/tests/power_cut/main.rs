@@ -2,22 +2,22 @@
 //! outside of the daemon knows every attempt and every ack, and at which level; after each
 //! cut, everything is read back and held against it:
 //!
-//! - nothing that was acked DURABLE is lost, and neither is what a reader was shown at that
-//!   visibility, what a Sync covered, a trim, or a fence;
-//! - what is lost of weaker acks are the last ones, of each log and in the order of the
-//!   journal, and `survived_position` tells exactly which;
-//! - nothing is there that was refused or never tried, twice, in part, or with other bytes;
+//! - no record that was acked DURABLE is lost, nor a record that a reader saw at that
+//!   visibility, nor a Sync's records, nor a trim, nor a fence;
+//! - of weaker acks only the last ones are lost, of each log and in the order of the journal,
+//!   and `survived_position` reports exactly which;
+//! - no record is there that was refused or never tried, twice, in part, or with other bytes;
 //!   no position is given out twice.
 //!
 //! `WALD_CUTS` (20) cuts of each file system with at least `WALD_ACKS` (100) DURABLE acks
 //! before each; `WALD_SEED` repeats the choices of a run, though not how its threads met.
 //! `WALD_KEEP` names a directory where a run that fails leaves its image.
 //!
-//! The daemon is stopped just before, so that nothing is told after a cut; whatever was told
-//! before it counts, up to what clients find in their sockets. In some cuts the device stalls
-//! first: a flush is under way then, and loses what it was about to keep. Others are aimed at
-//! a roll or at the sorter, or come when nobody has asked for a flush for a while, or on a full disk; after
-//! some the power fails again while the daemon starts.
+//! The daemon is stopped just before, so that no answer comes after a cut. All answers before
+//! it count, up to the bytes that clients find in their sockets. In some cuts the device stalls
+//! first: a flush is then under way, and loses its data. Other cuts are aimed at a roll or at
+//! the sorter, or come when no client has asked for a flush for a while, or on a full disk.
+//! After some the power fails again while the daemon starts.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -47,7 +47,7 @@ use crash::{seed, setting, sorter};
 use frozen::Call;
 use machine::{Cut, FileSystem, Machine, write_back_some};
 
-/// A store lives for so many cuts at most: trimmed segments are not given back yet.
+/// Maximum number of cuts for one store: trimmed segments are not given back yet.
 const CUTS_OF_A_STORE: u64 = 50;
 
 /// How a life goes, and how it ends.
@@ -56,9 +56,9 @@ struct Plan {
     flags: Vec<String>,
     /// DURABLE acks first.
     acks: u64,
-    /// Then so many acks for which nobody asks for a flush.
+    /// Number of further acks for which no client asks for a flush.
     weak: u64,
-    /// Leaves so many bytes of the disk free: at least the MiB that the pool leaves.
+    /// Leaves this number of bytes of the disk free: at least the MiB that the pool leaves.
     full: Option<u64>,
     /// When the sorter has begun to write a run.
     at_sorting: bool,
@@ -98,7 +98,7 @@ impl Plan {
         };
         let flushes = full.is_none() && weak == 0;
         let at_a_flush = flushes && !roll && random.random_bool(0.9);
-        // Not on a full disk, of which it would give space back.
+        // Not on a full disk: sorting would give its space back.
         let sorts = full.is_none() && random.random_bool(0.5);
         flags.extend(sorter(sorts));
         Self {
@@ -106,7 +106,7 @@ impl Plan {
             acks: random.random_range(acks..=acks + acks / 2),
             weak,
             full,
-            // Of larger segments it would come too seldom.
+            // Larger segments are sorted too seldom.
             at_sorting: sorts && segment == "64KiB" && weak == 0 && random.random_bool(0.6),
             at_a_roll: flushes && roll,
             at_a_flush,
@@ -126,7 +126,7 @@ impl Plan {
     }
 }
 
-/// What a run closes with.
+/// Summary at the end of a run.
 #[derive(Debug, Default)]
 struct Tally {
     cuts: u64,
@@ -178,8 +178,8 @@ fn cut_while_starting(machine: &mut Machine, data: &Path, plan: &Plan, after: Du
     machine.on();
 }
 
-/// The load of a life, and the cut: what the daemon was in the middle of, and how many acks
-/// had been heard.
+/// The load of a life, and the cut: returns the interrupted work of the daemon, and the number
+/// of acks that had been received.
 async fn live_and_die(
     machine: &mut Machine,
     life: &Life,

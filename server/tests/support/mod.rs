@@ -1,7 +1,7 @@
 //! A daemon of its own for every test: the built binary on free ports and a directory
 //! that goes away with it.
 
-// Each test binary uses its own part of this; what fails here fails the test that asked.
+// Each test binary uses its own part of this; a failure here fails the test that asked.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ use wald_proto::v1::wal_service_client::WalServiceClient;
 pub(crate) struct Daemon {
     child: Child,
     directory: Option<TempDir>,
-    /// What the start line said.
+    /// Content of the start line.
     pub(crate) start: serde_json::Value,
     pub(crate) log: mpsc::Receiver<String>,
 }
@@ -291,7 +291,7 @@ impl SessionClient {
         .await;
     }
 
-    /// Sends, unless the session has ended: how it did is what the answers say.
+    /// Sends, unless the session has ended: the answers report its end.
     pub(crate) async fn send_batch(&self, request_id: u64, batch: v1::AppendBatchRequest) {
         let batch = Some(batch);
         let request = v1::AppendSessionRequest { request_id, batch };
@@ -331,7 +331,7 @@ pub(crate) fn records(batches: &[v1::RecordBatch]) -> Vec<(String, u64, String)>
     found
 }
 
-/// What an error says of itself.
+/// The details of an error.
 pub(crate) struct Told {
     pub(crate) code: Code,
     pub(crate) reason: String,

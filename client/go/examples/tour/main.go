@@ -49,7 +49,7 @@ func tour(ctx context.Context) error {
 		return err
 	}
 
-	// A follower gets what is there, then what comes. This one has enough when it is caught up.
+	// A follower gets existing records, then new ones. This one stops when it is caught up.
 	follower := client.Follow(ctx, wald.Log("greetings"), wald.FromLSN(first.LSN))
 	defer follower.Close()
 	for follower.Next(ctx) {

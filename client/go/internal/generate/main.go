@@ -93,7 +93,7 @@ func compile(ctx context.Context) (*pluginpb.CodeGeneratorRequest, error) {
 	}, nil
 }
 
-// withImports lists the files and what they import, imports first.
+// withImports lists the files and their imports, imports first.
 func withImports(files linker.Files) []*descriptorpb.FileDescriptorProto {
 	var all []*descriptorpb.FileDescriptorProto
 	seen := make(map[string]bool)

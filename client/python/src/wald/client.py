@@ -59,11 +59,11 @@ _MAX_ANSWER_BYTES = 64 << 20
 class Client:
     """A client of one Wald server: one connection, made with the first call and again when it breaks.
 
-    **What is repeated by itself**, within `retry` and the deadline of the call: reads, after any
-    passing failure; appends, when the server or the transport says that nothing was applied;
-    appends with an expected lsn or a producer, also when the connection broke underway, because
-    they cannot be applied twice. A plain append whose connection broke is *not* repeated: it
-    raises with `outcome` UNKNOWN.
+    **The client repeats automatically**, within `retry` and the deadline of the call: reads,
+    after any passing failure; appends, when the server or the transport reports that nothing
+    was applied; appends with an expected lsn or a producer, also when the connection broke
+    underway, because they cannot be applied twice. A plain append whose connection broke is
+    *not* repeated: it raises with `outcome` UNKNOWN.
 
     Spans are in seconds. `timeout` is the deadline of calls that name none, over all their
     attempts; scans, sessions and producers have none of it. The connection is pinged every
@@ -209,20 +209,21 @@ class Client:
     ) -> Producer:
         """A source of appends to one log whose retries are exactly-once. Opened by `async with`.
 
-        Without `id`, a random one: exactly-once as long as this producer lives; closing it makes the server
-        forget the id. Its `epoch` is the lowest that the log takes, otherwise the default is 0. With a stored id
-        it holds over restarts of the program: give the same epoch, the `sequence` to go on with and the
-        log's number, and what was appended already is recognised. A higher `epoch` refuses what an
-        earlier incarnation still has underway; it counts from 0 again and recognises nothing of the
-        older one. `log_id`: the log must have this number;
-        unset, the one that it has when the producer is opened. `writer_epoch`: of batches that name no
-        other.
+        Without `id`, a random one: exactly-once as long as this producer lives; closing it
+        makes the server forget the id. Its `epoch` is the lowest that the log takes,
+        otherwise the default is 0. A stored id holds over restarts of the program: give the
+        same epoch, the next `sequence` and the log's number, and the server recognises
+        batches that were appended already. A higher `epoch` refuses the batches that an
+        earlier incarnation still has underway; it counts from 0 again and recognises none of
+        the older ones. `log_id`: the log must have this number; default: its number when the
+        producer is opened. `writer_epoch`: for batches that name no other.
 
-        It goes on trying until nothing was acked for `retry_for` seconds. `linger`: how many seconds a
-        record may wait for others to make a batch of up to `batch_records` and `batch_bytes`; 0: what
-        is there when there is room. At most `window_batches` and `window_bytes` are unacked;
-        beyond that, handing over waits. The server must recognise so many batches when they are sent
-        again (1,024 unless configured otherwise).
+        It retries until nothing was acked for `retry_for` seconds. `linger`: maximum seconds
+        that a record waits for others to make a batch of up to `batch_records` and
+        `batch_bytes`; 0: sends the gathered records when there is room. At most
+        `window_batches` and `window_bytes` are unacked; beyond that, handing over waits. The
+        server must recognise `window_batches` batches when they are sent again (1,024 unless
+        configured otherwise).
         """
         return Producer(
             self,
@@ -257,8 +258,9 @@ class Client:
         log_id: int | None = None,
         timeout: float | None = None,
     ) -> Page:
-        """Reads a page of one log, from `lsn`, from a time, or the last `tail_offset` records; from the
-        first record kept, if nothing is said. `wait`: how many seconds to wait for a first record."""
+        """Reads a page of one log, from `lsn`, from a time, or the last `tail_offset`
+        records; by default from the first record kept. `wait`: maximum seconds to wait for a
+        first record."""
         one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset)
         answer = await self._call(
             self.wal.Read,
@@ -323,8 +325,8 @@ class Client:
         return Scan(self, request)
 
     def follow(self, log: str | None = None, **arguments) -> Scan:
-        """As `scan`, and goes on with what is appended later, over lost connections and restarts of the
-        server, without end, and without repeating or skipping anything."""
+        """Scans, and continues with records that are appended later, over lost connections
+        and restarts of the server, without end, and without repeating or skipping anything."""
         return self.scan(log, follow=True, **arguments)
 
     async def tail(
@@ -336,7 +338,8 @@ class Client:
         log_id: int | None = None,
         timeout: float | None = None,
     ) -> Tail:
-        """Where a log stands; with the `recovery_epoch` of an earlier ack, also what of it survived."""
+        """Returns the tail of a log; with the `recovery_epoch` of an earlier ack, also the
+        end of that epoch's survivors."""
         answer = await self._call(
             self.wal.GetTail,
             wal_pb2.GetTailRequest(
@@ -355,7 +358,7 @@ class Client:
             survived_position=optional(answer, "survived_position"),
         )
 
-    # What is done to a log.
+    # Operations on a log.
 
     async def fence(
         self,
@@ -365,16 +368,16 @@ class Client:
         log_id: int | None = None,
         timeout: float | None = None,
     ) -> Fence:
-        """Raises a log's writer epoch, by one unless given: whoever appends with an older one, or with
-        none, is Fenced."""
+        """Raises a log's writer epoch, by one unless given. Appends with an older epoch, or
+        with none, then raise Fenced."""
         if writer_epoch is not None:
             # The second time it no longer exceeds the current one.
             repeat = Repeat.GUARDED
         elif log_id is not None:
-            # Twice raises the epoch twice: whoever asked holds the newest all the same.
+            # A repeat raises the epoch twice; the caller still holds the newest.
             repeat = Repeat.HARMLESS
         else:
-            # But it could shut out the writer of a log made anew under the name.
+            # But it could shut out the writer of a log that was created later under the name.
             repeat = Repeat.HARMFUL
         answer = await self._call(
             self.wal.Fence,
@@ -492,7 +495,7 @@ class Client:
         answer = await self._call(
             self.cursors.CommitCursor,
             cursor_pb2.CommitCursorRequest(commit=commit.to_proto()),
-            # A late repeat would take back what someone else has committed meanwhile.
+            # A late repeat would undo another client's commit in between.
             Repeat.GUARDED if commit.guards else Repeat.HARMFUL,
             timeout,
         )
@@ -501,7 +504,7 @@ class Client:
     async def get_cursor(
         self, log: str, cursor: str, *, log_id: int | None = None, timeout: float | None = None
     ) -> Cursor:
-        """Where a cursor stands."""
+        """Returns the position of a cursor."""
         request = cursor_pb2.GetCursorRequest(log=log, cursor=cursor, log_id=log_id)
         answer = await self._call(self.cursors.GetCursor, request, Repeat.READ, timeout)
         return cursor_from_proto(answer.cursor)
@@ -530,8 +533,8 @@ class Client:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The connection, for the generated stubs (`wald.v1`) of what is not here. Nothing is repeated
-        there. Must be asked for within the event loop."""
+        """The connection, for generated stubs (`wald.v1`) that this package does not wrap.
+        Nothing is repeated there. Use it within the event loop only."""
         if self._closed:
             raise RuntimeError("the client is closed")
         if self._channel is None:
@@ -574,7 +577,7 @@ class Client:
             if self._closed:
                 raise RuntimeError("the client is closed")
             try:
-                # The server must not write what nobody waits for any more.
+                # The server must not write a request that no caller waits for any more.
                 return await method(request, timeout=max(deadline - now(), 0.0))
             except grpc.aio.AioRpcError as failure:
                 error = from_rpc(failure)

@@ -1,7 +1,7 @@
-"""Errors: what happened to the data, why, and whether it is safe to repeat.
+"""Errors: the outcome for the data, the reason, and whether a repeat is safe.
 
-An answer of Wald's carries ErrorInfo, and its facts are believed. A status without it comes
-from the transport or from in between (a proxy), and says nothing about what the server did.
+An answer of Wald carries ErrorInfo, and its facts are believed. A status without it comes
+from the transport or a proxy, and does not report the server's work.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "wald.dev"
 
-# What the transport says when a call never got a connection, so that nothing was sent.
-# A connection counts as made once the server's SETTINGS have arrived; no call goes out before.
+# Messages of the transport for a call that never got a connection, so that nothing was sent.
+# A connection counts as made once the server's SETTINGS have arrived; no call is sent before.
 _NO_CONNECTION = (
     "failed to connect to all addresses",
     "errors resolving ",
@@ -30,7 +30,7 @@ _BROKEN_STREAM = ("Stream removed", "RST_STREAM", "Socket closed", "Connection r
 
 
 class Outcome(Enum):
-    """What became of a write that failed."""
+    """Outcome of a write that failed."""
 
     NOT_APPLIED = "NOT_APPLIED"
     """Nothing was written, and nothing will be."""
@@ -83,9 +83,10 @@ class WaldError(Exception):
         self.code = code
         """The status code; of failures that never left this process, the one that fits."""
         self.reason = reason
-        """Why, as the contract spells it (`POSITION_MISMATCH`); empty if the server did not answer."""
+        """The reason, as the contract spells it (`POSITION_MISMATCH`); empty if the server
+        did not answer."""
         self.outcome = outcome
-        """What became of a write. A read has nothing to apply: NOT_APPLIED."""
+        """Outcome of a write. A read has nothing to apply: NOT_APPLIED."""
         self.retry = retry
         """Whether the same request may be sent again."""
         self.facts = facts or {}
@@ -119,7 +120,8 @@ class WaldError(Exception):
         return error
 
     def of_read(self) -> WaldError:
-        """This error, of a call that writes nothing: what could pass may be asked again as it is."""
+        """This error, for a call that writes nothing: after a passing failure it may be
+        repeated unchanged."""
         error = copy.copy(self)
         error.outcome = Outcome.NOT_APPLIED
         if error.retry is Retry.SAFE_WITH_CONDITION:
@@ -140,8 +142,9 @@ class DeadlineExceeded(WaldError):
 
 
 class EarlierFailure(WaldError):
-    """Of an ack: not carried out, or not known to be, because an earlier request of the same session
-    or producer failed. `__cause__` is that failure; code, reason, facts and failed are its."""
+    """The error of a request that was not carried out, or may not have been, because an
+    earlier request of the same session or producer failed. `__cause__` is that failure; code,
+    reason, facts and failed are its."""
 
     @classmethod
     def of(cls, cause: WaldError, outcome: Outcome) -> EarlierFailure:
@@ -159,7 +162,7 @@ class EarlierFailure(WaldError):
 
 
 def _retry_after(cause: WaldError, outcome: Outcome) -> Retry:
-    """Whether a later request may be sent again: not if what stopped the first one is there to stay."""
+    """Whether a later request may be sent again: not if the cause of the first failure stays."""
     if cause.retry is Retry.NEVER:
         return Retry.NEVER
     return Retry.SAFE if outcome is Outcome.NOT_APPLIED else Retry.SAFE_WITH_CONDITION
@@ -211,7 +214,7 @@ class ProducerExpired(ProducerRefused):
 
 
 class ProducerConflict(ProducerRefused):
-    """The same sequence number with other content."""
+    """The sequence number was used before, with other content."""
 
 
 class NotFound(WaldError):
@@ -282,7 +285,7 @@ _BY_CODE: dict[grpc.StatusCode, type[WaldError]] = {
 
 
 def from_rpc(failure: grpc.aio.AioRpcError) -> WaldError:
-    """Reads what the transport raises."""
+    """Reads the error that the transport raises."""
     return from_status(failure.code(), failure.details() or "", failure.trailing_metadata())
 
 
@@ -365,6 +368,6 @@ def _details(metadata):
                     detail.Unpack(retry)
                     delay = retry.retry_delay.ToTimedelta().total_seconds()
         except DecodeError:
-            # Not what Wald sends, so not Wald's.
+            # Wald does not send this, so it is not Wald's.
             continue
     return info, checks, delay

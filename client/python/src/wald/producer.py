@@ -8,9 +8,9 @@
                                                                          in order, same numbers
 ```
 
-The server recognises a batch by producer, epoch and sequence, so sending it again is safe
-whatever became of the first time. Every batch carries the log's number: a log that was
-deleted in between is not made anew, and a log that was made anew is not written to.
+The server recognises a batch by producer, epoch and sequence, so a repeat is safe, whether or
+not the first attempt was applied. Every batch carries the log's number: the producer never
+creates a deleted log again, nor writes to a log created later under the name.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Producer:
     """A source of appends to one log; see `Client.producer`. An async context manager: entering makes
     the log if there is none, leaving waits until everything is acked.
 
-    A batch is sent again after lost connections, restarts of the server and refusals that pass,
-    until it is acked or the producer's patience is over. What the server refuses for good ends the
-    producer: that batch gets the error, the later ones EarlierFailure. `append` and `send` from then on
-    and leaving raise the first failure itself.
+    A batch is sent again after lost connections, restarts of the server and passing refusals,
+    until it is acked or the producer's patience is over. A permanent refusal ends the
+    producer: that batch gets the error, the later ones EarlierFailure. `append` and `send`
+    from then on and leaving raise the first failure itself.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Producer:
         self._window_bytes = window_bytes
         self.log = log
         self.id = str(uuid.uuid4()) if id is None else id
-        # Nobody uses a random id again.
+        # A random id is never used again.
         self._is_drawn = id is None
         self._asks = log_id is None or (id is None and epoch is None)
         self._first_epoch = id is None and epoch is None
@@ -127,7 +127,7 @@ class Producer:
         self.log_id = log_id
         """The log's number, once the producer is open."""
         self.error: WaldError | None = None
-        """What ended it for good."""
+        """The failure that ended it for good."""
 
         self._unacked: deque[_Batch] = deque()
         self._in_flight = 0
@@ -143,7 +143,7 @@ class Producer:
         self._reconnect: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
         self._failures = 0
-        # When the last ack came, or when the first batch began to wait for one.
+        # Time of the last ack, or of the first batch that began to wait for one.
         self._last_progress = 0.0
 
     async def __aenter__(self) -> Producer:
@@ -186,7 +186,7 @@ class Producer:
         except LogExists:
             return await self._client.get_log(self.log, timeout=timeout)
 
-    # What callers do.
+    # Methods for callers.
 
     async def append(self, record: Record | bytes | str) -> asyncio.Future[Ack]:
         """Hands over one record, to be sent together with others, and returns the future of its ack.
@@ -237,7 +237,8 @@ class Producer:
             return future
 
     async def flush(self) -> None:
-        """Waits until everything handed over is acked. Raises what ended the producer, if something did."""
+        """Waits until everything handed over is acked. Raises the failure that ended the
+        producer, if there was one."""
         async with self._turn:
             if self.error is None and not self._closed:
                 await self._flush_when_room()
@@ -248,8 +249,8 @@ class Producer:
             raise self.error
 
     async def close(self) -> None:
-        """Waits until everything is acked, and takes no more. The server forgets a random id. Raises what
-        ended the producer, if something did."""
+        """Waits until everything is acked, and takes no more. The server forgets a random id.
+        Raises the failure that ended the producer, if there was one."""
         try:
             await self.flush()
             forgets = self._is_drawn and self.sequence > 0 and not self._closed
@@ -305,7 +306,7 @@ class Producer:
         if self._linger > 0:
             self._flush_timer = loop.call_later(self._linger, self._flush)
         else:
-            # What comes in the same turn of the loop goes together.
+            # Records of the same turn of the loop are sent together.
             self._flush_timer = loop.call_soon(self._flush)
 
     async def _flush_when_room(self) -> None:
@@ -316,7 +317,7 @@ class Producer:
         self._flush()
 
     def _flush(self) -> None:
-        """Makes a batch of what was gathered, now or as soon as there is room."""
+        """Makes a batch of the gathered records, now or as soon as there is room."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
@@ -366,7 +367,7 @@ class Producer:
             self._connect()
         self._watch()
 
-    # The stream, and what survives it.
+    # The stream, and the state that survives it.
 
     def _connect(self) -> None:
         """A new stream, and everything without an ack once more, in order."""
@@ -424,8 +425,8 @@ class Producer:
         self._watch()
 
     def _end(self, error: WaldError, sent: bool) -> None:
-        """Ends the producer for good. `sent`: what is unacked is underway, besides what earlier attempts
-        may have done."""
+        """Ends the producer for good. `sent`: unacked batches are underway, in addition to
+        earlier attempts."""
         first = self._unacked[0] if self._unacked else None
         if first is not None and (first.unknown or sent):
             error = error.after_unknown()

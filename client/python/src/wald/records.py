@@ -22,7 +22,7 @@ class _Open(IntEnum):
 
 
 class Durability(_Open):
-    """How safe records are. Ordered: each level includes those before it."""
+    """Safety of records. Ordered: each level includes the levels before it."""
 
     ACCEPTED = types_pb2.DURABILITY_ACCEPTED
     """In the daemon's memory: lost when the process is killed."""
@@ -35,7 +35,7 @@ class Durability(_Open):
 
 
 class Visibility(IntEnum):
-    """Which records a reader sees. Unset: what the log's sync mode acks."""
+    """Which records a reader sees. Unset: records that the log's sync mode acks."""
 
     DURABLE = types_pb2.VISIBILITY_DURABLE
     WRITTEN = types_pb2.VISIBILITY_WRITTEN
@@ -43,7 +43,7 @@ class Visibility(IntEnum):
 
 
 class GapReason(_Open):
-    """Why records are missing from what a scan delivers."""
+    """Why records are missing from a scan."""
 
     TRIMMED = types_pb2.GAP_REASON_TRIMMED
     EXPIRED = types_pb2.GAP_REASON_EXPIRED
@@ -54,7 +54,7 @@ class GapReason(_Open):
 
 @dataclass(frozen=True)
 class Record:
-    """A record to append. Where one is asked for, `bytes` or `str` (UTF-8) will do as well."""
+    """A record to append. `bytes` or `str` (UTF-8) are accepted in its place."""
 
     data: bytes | str
     headers: Sequence[tuple[str, bytes | str]] = ()
@@ -83,7 +83,8 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class ProducerSequence:
-    """Who appends, and the how-manieth batch this is. `client.producer()` counts by itself."""
+    """Identifies the producer and the sequence number of a batch. `client.producer()` counts
+    automatically."""
 
     id: str
     epoch: int
@@ -92,7 +93,7 @@ class ProducerSequence:
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold for an append to be applied. All that is set must hold."""
+    """Conditions of an append. Every condition that is set must hold."""
 
     expected_lsn: int | None = None
     """The lsn that the first record must get, or PositionMismatch."""
@@ -174,7 +175,8 @@ class CursorCommit:
     lsn: int
     """The next lsn to read: all below it is done."""
     expected_lsn: int | None = None
-    """Where the cursor must stand now, or PositionMismatch; 0 also matches one that does not exist yet."""
+    """The position that the cursor must have now, or PositionMismatch; 0 also matches one
+    that does not exist yet."""
     log_id: int | None = None
     """The log must have this number, or LogReplaced."""
 
@@ -202,11 +204,11 @@ class Ack:
     durable_lsn: int | None
     """Every lsn of the log below it is flushed to the device."""
     durability: Durability
-    """The durability reached; at least what was asked for."""
+    """The durability reached; at least the requested one."""
     deduplicated: bool
     """A repeat of an append that was applied before."""
     position: int | None
-    """Where it lies in the journal; None while it is in the daemon's memory only."""
+    """Position in the journal; None while it is in the daemon's memory only."""
     recovery_epoch: int
     """Rises with every unclean start of the server."""
     log_id: int
@@ -215,7 +217,8 @@ class Ack:
 
 @dataclass(frozen=True)
 class LogAck:
-    """What became of one log's batch: its records have the lsns from `first_lsn` on, below `next_lsn`."""
+    """The result of one log's batch: its records have the lsns from `first_lsn` on, below
+    `next_lsn`."""
 
     log: str
     first_lsn: int
@@ -278,7 +281,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Tail:
-    """Where a log stands."""
+    """State of a log."""
 
     first_lsn: int
     tail_lsn: int
@@ -288,8 +291,9 @@ class Tail:
     recovery_epoch: int
     log_id: int
     survived_position: int | None
-    """Of the recovery epoch asked about: an append acked in it survived if and only if its position is
-    below this. None: not asked, or everything survives so far."""
+    """End of the survivors of the requested recovery epoch: an append acked in it survived if
+    and only if its position is below this. None: no epoch was requested, or everything
+    survives so far."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""When and how a call is repeated."""
+"""Rules for repeating calls."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from wald.errors import Retry, WaldError
 
 
 class Repeat(Enum):
-    """What happens if a request is applied twice."""
+    """Effect of a request that is applied twice."""
 
     READ = "read"
     """Nothing: it writes nothing."""
     HARMLESS = "harmless"
-    """Nothing: it says what shall be and not what shall change."""
+    """None: the request names the final state, not a change."""
     GUARDED = "guarded"
     """It cannot be: a condition holds at most once."""
     HARMFUL = "harmful"
@@ -24,7 +24,7 @@ class Repeat(Enum):
     def allows(self, error: WaldError) -> bool:
         """Whether to send the request again after this error."""
         if error.reason == "QUOTA":
-            # Nothing changes about a quota by itself: its reason is reported at once.
+            # A quota does not pass without a change: its reason is reported at once.
             return False
         if error.retry is Retry.SAFE_WITH_CONDITION:
             return self is not Repeat.HARMFUL
@@ -33,17 +33,18 @@ class Repeat(Enum):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how fast a call is repeated, within its deadline. Pauses in seconds."""
+    """Number and pace of repeats of a call, within its deadline. Pauses in seconds."""
 
     max_attempts: int = 16
-    """Attempts in all, the first included; 1 repeats nothing. The pauses of 16 are longer than the
-    default deadline, so that the deadline decides. A producer counts none, and goes by its deadline. A follower that was open once goes on trying without end."""
+    """Maximum attempts, the first included; 1 repeats nothing. The pauses of 16 are longer
+    than the default deadline, so that the deadline decides. A producer counts none, and
+    follows its deadline. A follower that was open once retries without end."""
     first_pause: float = 0.05
     """Before the first repetition; doubles each time, with jitter down to half of it."""
     max_pause: float = 2.0
     """The longest. A pause that the server asks for is kept even if longer."""
 
     def pause(self, failures: int, error: WaldError) -> float:
-        """How long to wait after the `failures`th failure in a row."""
+        """The time to wait after the `failures`th failure in a row."""
         full = min(self.first_pause * 2.0 ** min(failures - 1, 62), self.max_pause)
         return max(full * random.uniform(0.5, 1.0), error.retry_after or 0.0)

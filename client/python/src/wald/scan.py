@@ -8,8 +8,9 @@
      └───────────────────────── pause, longer each time ──────────────────┘
 ```
 
-A message becomes one event with the cursor that resumes after it: so the next connection begins
-exactly after what the caller gets to see, and so does a program that stored the cursor.
+A message becomes one event with the cursor that resumes after it. The next connection thus
+begins exactly after the last event that the caller gets, and so does a program that stored
+the cursor.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _Place(Enum):
-    """Where the next connection would begin."""
+    """Place at which the next connection begins."""
 
     START = "where the caller said"
     CURSOR = "after the last message"
@@ -88,7 +89,7 @@ class Scan:
         """Resumes exactly after the last event that was handed out."""
         self._caught_up = False
         self.interruption: WaldError | None = None
-        """What broke the connection; None again once it is back."""
+        """The failure that broke the connection; None again once it is back."""
 
     async def __aenter__(self) -> Scan:
         await self.open()
@@ -111,12 +112,12 @@ class Scan:
             await self._step(self._open if self._call is None else self._receive)
 
     async def open(self) -> None:
-        """Connects now; otherwise the first event asked for does it."""
+        """Connects now; otherwise the first event does it."""
         while self._call is None and not self._ended:
             await self._step(self._open)
 
     def close(self) -> None:
-        """Ends it; what was received and not handed out is dropped."""
+        """Ends it; received events that were not handed out are dropped."""
         self._ended = True
         self._event = None
         self._disconnect()
@@ -160,8 +161,8 @@ class Scan:
             self._place = _Place.LOST
 
     async def _pin_tail_offset(self) -> None:
-        """Turns "n before the tail" of one log into an lsn, so that a connection lost before the first
-        message can be replaced without skipping what arrived meanwhile."""
+        """Turns "n before the tail" of one log into an lsn, so that a connection lost before
+        the first message can be replaced without skipping records that arrived meanwhile."""
         request = self._request
         one_log = request.WhichOneof("selector") == "log"
         if not (request.follow and one_log and request.WhichOneof("start") == "tail_offset"):
@@ -177,7 +178,8 @@ class Scan:
         request.lsn = max(tail.tail_lsn - request.tail_offset, tail.first_lsn)
 
     async def _receive(self) -> None:
-        # A caller who loses patience must not break the stream, so the read goes on by itself.
+        # A caller who loses patience must not break the stream, so the read continues in a
+        # task.
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
         done, _ = await asyncio.wait([self._reading], timeout=self._client.silence_timeout)

@@ -30,11 +30,12 @@ _STATUS_POLL_SECONDS = 0.005
 
 
 class AppendStream:
-    """One AppendSession call: what sessions and producers have in common.
+    """One AppendSession call: the common part of sessions and producers.
 
-    Requests are numbered 0, 1, 2 and so on. `on_ack` gets each ack in order; then `on_end` is
-    called once, with the error that ended the stream (None: in good order) and how many of the
-    requests without an ack had been handed to the transport. The others were not applied.
+    Requests are numbered 0, 1, 2 and so on. `on_ack` gets each ack in order. Then `on_end` is
+    called once, with the error that ended the stream (None: in good order) and the number of
+    requests without an ack that had been handed to the transport. The others were not
+    applied.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class AppendStream:
         self._sent = 0
         self._handed = 0
         self._acked = 0
-        # A writer of its own: cancelling whoever sends must not break the stream.
+        # A separate writer task: a cancelled sender must not break the stream.
         self._outbox: asyncio.Queue[wal_pb2.AppendSessionRequest | None] = asyncio.Queue()
         self._call = client.wal.AppendSession()
         self._status: tuple | None = None
@@ -65,7 +66,7 @@ class AppendStream:
         self._outbox.put_nowait(None)
 
     def cancel(self) -> None:
-        """Breaks the stream off; nobody is told."""
+        """Breaks the stream off; reports nothing."""
         self._on_ack = lambda ack: None
         self._on_end = lambda error, handed: None
         self._call.cancel()
@@ -94,7 +95,8 @@ class AppendStream:
 
     async def _receive(self) -> WaldError | None:
         try:
-            # Not `read()`, which gives up what has arrived once it takes the call for ended.
+            # Not `read()`, which drops answers that have arrived once it takes the call for
+            # ended.
             async for answer in self._call:
                 if answer.request_id != self._acked:
                     return WaldError(
@@ -147,9 +149,10 @@ def _now(ready):
 class Session:
     """Pipelined batches, acked in order. An async context manager; leaving it waits for all acks.
 
-    The first failure ends it. Acks before it are delivered, the failing request gets its error,
-    the later ones EarlierFailure: not applied, or unknown if the failure's outcome is. `send` from
-    then on and leaving raise the first failure itself, also if whoever awaited the acks handled it.
+    The first failure ends it. Acks before it are delivered, the failing request gets its
+    error, the later ones EarlierFailure: not applied, or unknown if the failure's outcome is.
+    `send` from then on and leaving raise the first failure itself, even if a caller has
+    handled the error of an awaited ack.
     """
 
     def __init__(self, client: Client, window_bytes: int):
@@ -241,13 +244,15 @@ class Session:
 
 
 def raise_first(error: WaldError | None, raised: BaseException) -> None:
-    """Raises what ended a session or producer in place of its consequence, which only points at it."""
+    """Raises the error that ended a session or producer instead of its consequence, which
+    only points at it."""
     if error is not None and isinstance(raised, EarlierFailure) and raised.__cause__ is error:
         raise error from None
 
 
 def fail(future: asyncio.Future, error: WaldError) -> None:
-    """Gives a future its error. Whoever does not look is told when the session or producer is closed."""
+    """Gives a future its error. A caller that does not look gets the error when the session
+    or producer is closed."""
     if not future.done():
         future.set_exception(error)
         future.exception()

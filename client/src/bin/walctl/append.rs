@@ -5,8 +5,8 @@
 //!   file ─▶ entries ─▶ packs ══▶ a few packs ══▶ one request underway ─▶ ack ─▶ next
 //! ```
 //!
-//! One request underway at a time: that alone keeps the order of the input without
-//! conditions, however many others append. Reading and packing go on meanwhile.
+//! One request underway at a time: that alone keeps the order of the input without conditions,
+//! however many others append. Reading and packing continue meanwhile.
 //!
 //! With a producer, the packs of each log are its batches 0, 1, 2, ... The same input makes the same
 //! packs, so a load that is run again sends the same batches, and the server answers repeats.
@@ -41,7 +41,7 @@ const PACKS_AHEAD: usize = 4;
 /// waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is read, how, and where it goes.
+/// The source, the format and the destination of the records.
 struct Plan {
     /// None is stdin.
     file: Option<String>,
@@ -49,7 +49,7 @@ struct Plan {
     route: Route,
 }
 
-/// A pack, and how much of the input had been read when it was full.
+/// A pack, and the bytes of the input that had been read when it was full.
 type Item = Result<(Pack, u64)>;
 
 pub(crate) async fn run(
@@ -289,7 +289,7 @@ fn read_ahead(
                 texts.try_for_each(|text| push(Entry::plain(text)))
             }
         };
-        // What came before an error is in order and counts.
+        // Records before an error are in order and count.
         let rest = packer.finish().map_or(Ok(()), send);
         if let Err(error) = read.and(rest) {
             // Fails if the load has ended, and then nobody needs to know.
@@ -299,7 +299,7 @@ fn read_ahead(
     receiver
 }
 
-/// Counts what is read, for the progress bar.
+/// Counts the bytes that are read, for the progress bar.
 struct Counted {
     input: Box<dyn Read + Send>,
     count: Arc<AtomicU64>,
@@ -426,7 +426,7 @@ fn failed(error: Error, args: &AppendArgs, records: u64, progress: &Progress) ->
     ))
 }
 
-/// What was appended, for scripts.
+/// Prints the appended records, for scripts.
 fn report(progress: &Progress, output: Output) -> Result<()> {
     let mut out = Out::new(output);
     if matches!(output, Output::Json | Output::Jsonl) {

@@ -29,14 +29,14 @@ pub(crate) struct Args {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Global {
-    /// Where the server listens: HOST:PORT, or http://HOST:PORT. Without a port, it is 6925.
+    /// Address of the server: HOST:PORT, or http://HOST:PORT. The default port is 6925
     #[arg(long, global = true, env = "WALD_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
     pub(crate) endpoint: String,
-    /// Give up on a call after this long, such as 5s; until then connecting, and what is
-    /// safe to repeat, is tried again and again [default: 10s].
+    /// Maximum time for one call, such as 5s [default: 10s]. Until then walctl repeats
+    /// connection attempts, and every request that is safe to repeat
     #[arg(long, global = true, value_name = "SPAN", value_parser = wald_text::units::span)]
     pub(crate) timeout: Option<Duration>,
-    /// Form of what is printed on stdout.
+    /// Form of the output on stdout
     #[arg(long, short = 'o', global = true, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
 }
@@ -51,7 +51,7 @@ pub(crate) enum Command {
     Read(ReadArgs),
     /// Read a range of a log, of all logs with a prefix, or of everything.
     Scan(ScanArgs),
-    /// Print the last records of a log, and what is appended later.
+    /// Print the last records of a log, and records that are appended later
     Tail(TailArgs),
     /// List logs.
     Logs(LogsArgs),
@@ -63,7 +63,7 @@ pub(crate) enum Command {
     Trim(TrimArgs),
     /// Shut out the older writers of a log: raise its writer epoch.
     Fence(FenceArgs),
-    /// List, show, move or delete the cursors of a log: where its consumers go on reading.
+    /// List, show, move or delete the cursors of a log: positions of its consumers
     #[command(subcommand)]
     Cursor(CursorCommand),
     /// List or forget the producers of a log: its exactly-once writers
@@ -71,18 +71,18 @@ pub(crate) enum Command {
     Producer(ProducerCommand),
     /// Wait until everything accepted before is flushed.
     Sync(SyncArgs),
-    /// Show what the server is, whether it is ready, what its flushes really promise, and
-    /// its journal; exits with 4 if it is not ready.
+    /// Show the server's identity, readiness, flush promises and journal; exits with 4 if not
+    /// ready
     Status(StatusArgs),
-    /// Have the server check all that it stores, beside its work: every checksum, chain, index
-    /// and digest. What it finds damaged is quarantined at once; exits with 5 if anything is.
+    /// Have the server check everything that it stores, while it serves: every checksum, chain,
+    /// index and digest. The server quarantines damage at once; the exit code is 5 if there is
+    /// any
     Verify(VerifyArgs),
     /// Ask whether the server is ready; exits with 4 if not.
     Health(HealthArgs),
     /// Save the store to a directory of backups, or look after that directory.
     Backup(BackupArgs),
-    /// Measure the server: throughput, latencies, what it uses, and what of that is the
-    /// transport's.
+    /// Benchmark throughput, latency and resource use, and the transport's share
     Bench(BenchArgs),
     /// Print the completions for a shell, to be put where it looks for them.
     Completion {
@@ -102,8 +102,8 @@ after the other. stderr gets the number of records; with --output json or jsonl 
 object with log, first_lsn and next_lsn for each log. Without a file, records are read from \
 stdin, on a terminal one a line until Ctrl-D.
 
---format json and delimited take what `walctl scan` prints with --output json and delimited, with \
-headers and times. Each record goes to the log that it names, or all go to LOG:
+--format json and delimited take the output of `walctl scan --output json` and `--output delimited`, \
+with headers and times. Each record goes to the log that it names, or all go to LOG:
 
   walctl scan --all --output delimited | walctl --endpoint OTHER append --format delimited
 
@@ -138,8 +138,8 @@ pub(crate) struct AppendArgs {
     /// out with --log-from-field.
     #[arg(value_name = "LOG|FILE", num_args = 0..=2)]
     pub(crate) places: Vec<String>,
-    /// How records are told apart in the input [default: by the file's extension, else
-    /// lines].
+    /// Format of the input, which separates its records [default: by the file's extension, else
+    /// lines]
     #[arg(long, value_enum)]
     pub(crate) format: Option<Format>,
     /// Each record is a JSON object; its field FIELD names its log. Logs that were fenced
@@ -165,16 +165,15 @@ pub(crate) struct AppendArgs {
     /// [default: the server's clock]
     #[arg(long, value_name = "TIME", value_parser = parse::moment)]
     pub(crate) time: Option<Moment>,
-    /// Name of a producer: the load goes on after a lost connection, and can be run again from
-    /// the start without duplicates
+    /// Name of a producer: the load continues after a lost connection, and can be run again
+    /// from the start without duplicates
     #[arg(long, value_name = "ID", conflicts_with = "expected_lsn")]
     pub(crate) producer: Option<String>,
     /// Incarnation of the producer; a higher one shuts out lower ones and recognises none of
     /// their batches
     #[arg(long, value_name = "EPOCH", default_value_t = 0, requires = "producer", value_parser = parse::count::<u64>)]
     pub(crate) producer_epoch: u64,
-    /// How durable records must be before the next batch goes out [default: as the log's
-    /// sync mode says].
+    /// Durability to reach before the next batch is sent [default: set by the log's sync mode]
     #[arg(long, value_enum)]
     pub(crate) durability: Option<DurabilityArg>,
     /// The first record must get this lsn, each next one the next: nobody else may append
@@ -194,7 +193,7 @@ pub(crate) struct BatchArgs {
     /// The log's next lsn must be this. May be given for logs that are not written, too.
     #[arg(long, value_name = "LOG=LSN", value_parser = parse::log_and_lsn)]
     pub(crate) expect: Vec<(String, u64)>,
-    /// How durable the records must be before the answer.
+    /// Durability that the records must reach before the answer
     #[arg(long, value_enum)]
     pub(crate) durability: Option<DurabilityArg>,
 }
@@ -210,14 +209,14 @@ pub(crate) struct ReadArgs {
     /// Begin at the first record of this time or later: RFC 3339, or so long ago (10m).
     #[arg(long, value_name = "TIME", value_parser = parse::moment, group = "start")]
     pub(crate) time: Option<Moment>,
-    /// Begin so many records before the tail.
+    /// Begin this number of records before the tail
     #[arg(long, value_name = "N", group = "start", value_parser = parse::count::<u64>)]
     pub(crate) last: Option<u64>,
-    /// Most records to read
+    /// Maximum number of records
     #[arg(long, alias = "limit", value_name = "N", default_value_t = 100,
         value_parser = parse::count::<u32>)]
     pub(crate) max: u32,
-    /// Wait so long for a first record if there is none.
+    /// Maximum wait for a first record if there is none, such as 5s
     #[arg(long, value_name = "SPAN", value_parser = wald_text::units::span)]
     pub(crate) wait: Option<Duration>,
     /// Which records to see [default: those that the log's sync mode acks].
@@ -246,10 +245,10 @@ pub(crate) struct ScanArgs {
     /// End before this lsn; one log only.
     #[arg(long, value_name = "LSN", value_parser = parse::lsn)]
     pub(crate) until: Option<u64>,
-    /// Most records to read
+    /// Maximum number of records
     #[arg(long, alias = "max", value_name = "N", value_parser = parse::count::<u64>)]
     pub(crate) limit: Option<u64>,
-    /// Go on with records that are appended later, and reconnect automatically
+    /// Continue with records that are appended later; reconnects automatically
     #[arg(long, short = 'f')]
     pub(crate) follow: bool,
     /// Which records to see [default: those that each log's sync mode acks].
@@ -286,11 +285,11 @@ pub(crate) struct LogsArgs {
     /// Only logs whose names start with this.
     #[arg(long, default_value = "")]
     pub(crate) prefix: String,
-    /// Most logs to list; 0 = all
+    /// Maximum number of logs (0 = all)
     #[arg(long, alias = "max", value_name = "N", default_value_t = 100,
         value_parser = parse::count::<u32>)]
     pub(crate) limit: u32,
-    /// Go on where an earlier list ended.
+    /// Continue where an earlier list ended
     #[arg(long, value_name = "TOKEN")]
     pub(crate) page_token: Option<String>,
 }
@@ -304,7 +303,7 @@ pub(crate) enum LogCommand {
         /// The log.
         log: String,
     },
-    /// Change what is given, leave the rest.
+    /// Change the given settings of a log, leave the rest
     Update(ConfigureArgs),
     /// Delete a log with all its records. Asks first on a terminal. A server that sorts
     /// (`sorter_enabled`) gives their space back to the disk.
@@ -324,7 +323,7 @@ pub(crate) enum LogCommand {
 pub(crate) struct ConfigureArgs {
     /// The log.
     pub(crate) log: String,
-    /// What an append is acked with [default: the server's].
+    /// Durability of appends that name none [default: the server's]
     #[arg(long, value_enum)]
     pub(crate) sync_mode: Option<SyncModeArg>,
     /// Drop batches that arrived longer ago than this, such as 7d (0 = no limit). Any bound set
@@ -335,17 +334,17 @@ pub(crate) struct ConfigureArgs {
     /// limit)
     #[arg(long, value_name = "SIZE", value_parser = wald_text::units::size)]
     pub(crate) max_bytes: Option<u64>,
-    /// Forget the oldest records beyond so many; 0: however many.
+    /// Drop the oldest records beyond this number (0 = no limit)
     #[arg(long, value_name = "N", value_parser = parse::count::<u64>)]
     pub(crate) max_records: Option<u64>,
-    /// Whether nothing at or beyond the lowest cursor is forgotten, and nothing at all as long
-    /// as there is none.
+    /// Keep records at or above the lowest cursor, whatever the bounds say. A log without any
+    /// cursor keeps everything
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) respect_cursors: Option<bool>,
-    /// Forget what the server's settings say, as logs do that have no retention of their own.
+    /// Use the server's default retention
     #[arg(long, conflicts_with_all = ["max_age", "max_bytes", "max_records", "respect_cursors"])]
     pub(crate) default_retention: bool,
-    /// How batches are compressed on disk.
+    /// Compression of batches on disk
     #[arg(long, value_enum)]
     pub(crate) compression: Option<CompressionArg>,
     /// Largest record, such as 64KiB (0 = the server's limit)
@@ -499,12 +498,11 @@ pub(crate) struct HealthArgs {
     pub(crate) service: String,
 }
 
-/// A flag's values and what they are in the contract.
 const BACKUP_HELP: &str = "\
-DIR holds any number of backups of one store: what they have in common is there once, and only \
-what is new is sent. `wald verify DIR` checks one, `wald restore DIR` makes a store of it. If the \
-store has damage it is saved as it is, named on stderr, the exit code is 5, and --keep removes \
-nothing.";
+DIR holds any number of backups of one store. They share their common files, and only new files \
+are sent. `wald verify DIR` checks a backup, `wald restore DIR` makes a store of it. A damaged \
+store is saved with its damage, which is named on stderr; the exit code is then 5, and --keep \
+removes nothing.";
 
 #[derive(Debug, ClapArgs)]
 #[command(after_long_help = BACKUP_HELP, args_conflicts_with_subcommands = true,
@@ -515,7 +513,7 @@ pub(crate) struct BackupArgs {
     /// The directory; it is made if it is not there.
     #[arg(required = true)]
     pub(crate) dir: Option<PathBuf>,
-    /// Keep so many backups, this one included, and remove older ones once it is there.
+    /// Number of backups to keep, this one included; older ones are removed afterwards
     #[arg(long, value_name = "N", value_parser = parse::one_or_more)]
     pub(crate) keep: Option<u64>,
     /// Most bytes that the server reads in a second, such as 50MB [default: no bound]
@@ -536,16 +534,17 @@ pub(crate) enum BackupCommand {
         /// The directory.
         dir: PathBuf,
     },
-    /// Remove all but the newest backups, and what only the others held.
+    /// Remove all but the newest backups, and the data that only the others use
     Prune {
         /// The directory.
         dir: PathBuf,
-        /// How many to keep.
+        /// Number of backups to keep
         #[arg(long, value_name = "N", value_parser = parse::one_or_more)]
         keep: u64,
     },
 }
 
+/// A type for a flag: its values, and their names in the contract.
 macro_rules! values {
     ($(#[$doc:meta])* $name:ident for $target:ty {
         $($(#[$value_doc:meta])* $value:ident),* $(,)?
@@ -563,7 +562,7 @@ macro_rules! values {
 }
 
 values!(
-    /// How safe records are.
+    /// Safety of records.
     DurabilityArg for Durability {
         /// In the daemon's memory.
         Accepted,
@@ -580,7 +579,7 @@ values!(
     VisibilityArg for Visibility { Durable, Written, Accepted }
 );
 values!(
-    /// What an append is acked with.
+    /// Durability of an append that names none
     SyncModeArg for SyncMode {
         /// Flushed: a power cut takes nothing.
         Strict,
@@ -595,7 +594,7 @@ values!(
     }
 );
 values!(
-    /// How batches are compressed on disk.
+    /// Compression of batches on disk.
     CompressionArg for Compression {
         /// Not at all.
         None,

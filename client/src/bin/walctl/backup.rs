@@ -58,7 +58,7 @@ fn misspelt(dir: &Path) -> Option<&'static str> {
     .map(|(_, command)| command)
 }
 
-/// What a backup took.
+/// The result of a backup.
 struct Taken {
     kept: Kept,
     sent_files: u64,
@@ -140,7 +140,7 @@ async fn backup(
 struct Intake<'a> {
     shelf: &'a Shelf,
     manifest: &'a BackupManifest,
-    /// The file at hand, and what of it is there.
+    /// Index of the current file, and the part of it that is there.
     at: usize,
     file: Option<Receiving>,
     files: u64,

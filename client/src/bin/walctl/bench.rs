@@ -1,4 +1,4 @@
-//! `walctl bench`: what a server does under load, beside what the transport alone would do.
+//! `walctl bench`: measures a server under load, and the transport alone for comparison.
 //!
 //! ```text
 //! Spec ── measure ──▶ Measurement ── rounds, in turn with its echo ──▶ Rounds ──▶ table,
@@ -6,9 +6,9 @@
 //!          window      one window                                                 plots
 //! ```
 //!
-//! The client shares the machine with the server, so it is cheap: the generated stubs on
-//! bare HTTP/2 connections ([`connection`]), an event loop for each core, one lock without
-//! contention for each answer. What it took of the processor is told with each figure.
+//! The client shares the machine with the server, so it is cheap: the generated stubs on bare
+//! HTTP/2 connections ([`connection`]), an event loop for each core, one lock without
+//! contention for each answer. Each figure reports the client's processor time.
 
 mod args;
 mod caller;
@@ -43,7 +43,7 @@ use spec::{Extent, Level, Spec, Work};
 use crate::exit::{Exit, Usage};
 use crate::output::{Output, note, say};
 
-/// Where a server's metrics are unless configured otherwise.
+/// Default address of a server's metrics.
 const DEFAULT_METRICS: &str = "http://127.0.0.1:6926/metrics";
 
 /// Loads to measure at the same time, under a name.
@@ -117,7 +117,7 @@ impl Bench {
         report.put(&self.args, output)
     }
 
-    /// What clap does not see.
+    /// Checks that clap cannot express.
     fn check(&self) -> Result<()> {
         let args = &self.args;
         let usage = |what: &str| Err(Usage(what.to_owned()).into());
@@ -152,7 +152,7 @@ impl Bench {
         self.args.echo || self.args.workload == Workload::Suite
     }
 
-    /// What the command line asks for, without --in-flight and --rate.
+    /// The load that the command line describes, without --in-flight and --rate.
     fn spec(&self) -> Spec {
         let args = &self.args;
         let (work, in_flight, batch, durability) = match args.workload {
@@ -261,7 +261,7 @@ impl Bench {
         Ok(entries)
     }
 
-    /// All cases in turn, as many rounds as were asked for.
+    /// All cases in turn, for the requested number of rounds.
     fn rounds(&self, cases: &[Case], plan: &Plan) -> Result<Vec<Rounds>> {
         for spec in cases.iter().flat_map(|case| &case.specs) {
             if matches!(spec.work, Work::Scan | Work::Read) && !spec.echo {

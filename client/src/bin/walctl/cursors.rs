@@ -1,4 +1,4 @@
-//! `walctl cursor`: where consumers of a log go on reading.
+//! `walctl cursor`: positions of a log's consumers.
 
 use anyhow::Result;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -13,14 +13,14 @@ use crate::logs;
 use crate::output::{Out, Output, note};
 use crate::table::Table;
 
-/// Logs whose cursors are asked for at a time.
+/// Number of logs whose cursors are requested at a time.
 const AT_A_TIME: usize = 16;
 
 /// A cursor, and how far it is behind.
 struct Row {
     log: String,
     cursor: NamedCursor,
-    /// The next lsn of the log, as far as it is known.
+    /// The next lsn of the log, if known.
     tail: Option<u64>,
 }
 
@@ -200,7 +200,7 @@ fn table(rows: &[Row], many: bool) -> String {
     table.text()
 }
 
-/// When the cursor was last moved.
+/// Time of the cursor's last move.
 fn time(cursor: &NamedCursor) -> Option<String> {
     let time = Timestamp::try_from(cursor.update_time?).ok()?;
     Some(format!("{time:.0}"))

@@ -1,4 +1,4 @@
-//! How walctl ends: exit codes, and errors in one line with what to do next.
+//! Exit of walctl: exit codes, and errors in one line with the next step.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::output::say;
 pub(crate) enum Exit {
     Ok = 0,
     Failed = 1,
-    /// As clap has it for its own errors.
+    /// The value that clap uses for its own errors.
     Usage = 2,
     /// No such log, or nothing there to read.
     NotFound = 3,
@@ -28,12 +28,12 @@ pub(crate) enum Exit {
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
 
-/// What is read here is not what was written.
+/// The content read here differs from the content that was written.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Damaged(pub(crate) String);
 
-/// What the user asked for, as far as the advice depends on it.
+/// Parts of the user's request that the advice depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
     Fence,
@@ -63,10 +63,10 @@ impl Asked {
     }
 }
 
-/// Says on stderr what went wrong and what to do next.
+/// Reports the error and the next step on stderr.
 pub(crate) fn report(error: &anyhow::Error, asked: Asked) -> Exit {
     let exit = exit_of(error);
-    // Whoever closed the pipe has seen enough.
+    // A reader that closed the pipe has seen enough.
     if exit != Exit::Ok {
         say(&sentence(error, asked));
     }
@@ -119,13 +119,13 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     }
 }
 
-/// What to do next, unless what the server says is enough.
+/// The next step, unless the server's message is enough.
 fn advice(error: &Error, asked: Asked) -> Option<String> {
     let read_on = |fact| Some(format!("read on with --from {}", error.fact(fact)?));
     if let Some(reason) = error.reason() {
         return Some(match reason {
-            Reason::LogNotFound => "`walctl logs` shows what there is".to_owned(),
-            Reason::CursorNotFound => "`walctl cursor list` shows what there is".to_owned(),
+            Reason::LogNotFound => "`walctl logs` lists the logs".to_owned(),
+            Reason::CursorNotFound => "`walctl cursor list` lists the cursors".to_owned(),
             Reason::ProducerNotFound => {
                 "`walctl producer list` shows the producers that the log knows".to_owned()
             }
@@ -223,7 +223,7 @@ fn speaks_no_http2(detail: &str) -> bool {
     detail.contains("frame with invalid size") || detail.contains("malformed frame")
 }
 
-/// What to do where an earlier attempt of the same request may have been applied: then the log is
+/// Advice where an earlier attempt of the same request may have been applied: then the log is
 /// longer because of it.
 const IN_DOUBT: &str = "an earlier attempt of this request may have been appended; compare the end of \
                         the log with the input (`walctl tail LOG`), and load with --producer ID";
@@ -242,8 +242,8 @@ fn passed_limits(error: &Error) -> &'static str {
     }
 }
 
-/// What a failed --expected-lsn means: only a log that is longer than expected was
-/// appended to.
+/// The meaning of a failed --expected-lsn: only a log that is longer than expected was appended
+/// to.
 fn mismatch(error: &Error) -> &'static str {
     match (
         error.fact_number("expected_lsn"),
@@ -257,7 +257,7 @@ fn mismatch(error: &Error) -> &'static str {
     }
 }
 
-/// What a failed --expected-lsn of a cursor means.
+/// The meaning of a failed --expected-lsn of a cursor.
 fn cursor_mismatch(error: &Error, log: &str, cursor: &str) -> String {
     match (
         error.fact_number("expected_lsn"),
@@ -275,8 +275,8 @@ fn cursor_mismatch(error: &Error, log: &str, cursor: &str) -> String {
     }
 }
 
-/// What to do about a fence. The epoch in force is no advice for an append: who was shut
-/// out by it must not write on under the new writer's name.
+/// Advice about a fence. An append must not simply take the epoch in force: a writer that was
+/// shut out must not continue under the new writer's name.
 fn fenced(error: &Error, asked: Asked) -> Option<String> {
     let current = error.fact_number("writer_epoch")?;
     let advice = match (asked, error.fact_number("given_writer_epoch")) {

@@ -27,7 +27,7 @@ use crate::output::{JsonHeader, from_base64, from_rfc3339, say};
 /// Largest message of a delimited input, bytes: as large as clients take from a server.
 const MAX_MESSAGE_BYTES: u64 = 64 << 20;
 
-/// How records are told apart.
+/// Format of the input, which separates its records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Each line is a record, without its newline
@@ -46,7 +46,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// What the extension of a file promises.
+    /// The format that belongs to a file's extension.
     pub(crate) fn of(path: &Path) -> Self {
         let extension = path.extension().and_then(|extension| extension.to_str());
         match extension.map(str::to_ascii_lowercase).as_deref() {
@@ -112,7 +112,7 @@ impl Entry {
     }
 }
 
-/// Where records go. An error ends the reading.
+/// Destination of records. An error ends the reading.
 type Sink<'a> = &'a mut dyn FnMut(Entry) -> Result<()>;
 
 /// The command that reads an input, which decides the remedies that errors name.
@@ -431,8 +431,7 @@ fn json_records(input: &mut dyn BufRead, reader: Reader, sink: Sink<'_>) -> Resu
 }
 
 fn delimited(input: &mut dyn BufRead, sink: Sink<'_>) -> Result<()> {
-    const EXPECTED: &str =
-        "is the input what `walctl scan --output delimited` prints, a wald.v1.RecordBatch each?";
+    const EXPECTED: &str = "the input must be the output of `walctl scan --output delimited`: wald.v1.RecordBatch messages";
     let mut at = 0;
     while !input
         .fill_buf()

@@ -14,7 +14,7 @@ use crate::output::{Out, Output, confirmed, note, say};
 use crate::progress::counted;
 use crate::table::Table;
 
-/// Logs asked for at a time.
+/// Number of logs requested at a time.
 pub(crate) const PAGE: u32 = 1_000;
 
 pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<Exit> {
@@ -87,7 +87,7 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
     Ok(Exit::Ok)
 }
 
-/// The configuration that the flags make, and the paths of what they set.
+/// The configuration that the flags make, and the paths of the fields they set.
 fn configuration(args: &ConfigureArgs) -> (LogConfig, Vec<&'static str>) {
     let mut paths = Vec::new();
     let mut set = |path, given: bool| {
@@ -210,7 +210,7 @@ fn details(log: &Log) -> String {
     table.text()
 }
 
-/// What a log keeps, in words.
+/// Describes a log's retention in words.
 pub(crate) fn retention(retention: Option<&Retention>) -> String {
     let Some(retention) = retention else {
         return "the server's".to_owned();

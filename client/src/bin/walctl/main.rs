@@ -63,7 +63,7 @@ async fn run(mut args: Args) -> Result<Exit> {
         )
         .into());
     }
-    // Who asks how the server is wants to know now; for the others --timeout is the bound.
+    // These commands need their answer at once; for the others --timeout is the bound.
     let asks = matches!(args.command, Command::Health(_) | Command::Status(_));
     let mut builder = Client::builder(args.global.endpoint.clone()).retry(RetryPolicy {
         max_attempts: if asks { 1 } else { u32::MAX },

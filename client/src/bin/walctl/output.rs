@@ -27,7 +27,7 @@ use wald_text::shown::{escaped, escaped_bytes, escaped_json};
 
 use crate::exit::Usage;
 
-/// Form of what is printed.
+/// Form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// For people: tables and lines

@@ -13,7 +13,7 @@ use crate::input::Entry;
 /// checksum, of a header.
 const OVERHEAD_BYTES: u64 = 16;
 
-/// What one request may hold.
+/// Limits of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) records: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The limits in force; the contract's defaults for what the server does not say.
+    /// The limits in force; the contract's defaults for limits that the server does not report.
     pub(crate) fn of(limits: &ServerLimits) -> Self {
         let or = |value, default| if value == 0 { default } else { value };
         Self {
@@ -96,7 +96,7 @@ impl<'de> Visitor<'de> for FieldOf<'_> {
     }
 }
 
-/// What goes into one request.
+/// The contents of one request.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Pack {
     /// Records by log, in order.
@@ -112,7 +112,7 @@ pub(crate) struct Packer {
     limits: Limits,
     route: Route,
     pack: Pack,
-    /// Where in the pack each log is.
+    /// Place of each log in the pack.
     places: HashMap<String, usize>,
     /// Bytes of the request so far.
     size: u64,
@@ -148,7 +148,8 @@ impl Packer {
             .route
             .log_of(&entry)
             .with_context(|| format!("record {}", self.seen))?;
-        // As if the log were new in the pack: it is in the next one, if this one is full.
+        // Counted as if the log were new in the pack: it is in the next one, if this one is
+        // full.
         let overheads = 3 + entry.headers.len() as u64;
         let size = bytes + log.len() as u64 + overheads * OVERHEAD_BYTES;
         let full = self.pack.records + 1 > self.limits.records
@@ -165,7 +166,7 @@ impl Packer {
         Ok(done)
     }
 
-    /// What is left, if anything.
+    /// The remaining records, if there are any.
     pub(crate) fn finish(&mut self) -> Option<Pack> {
         self.places.clear();
         self.size = 0;

@@ -24,7 +24,7 @@ pub(crate) fn moment(text: &str) -> Result<Moment, String> {
     Ok(Moment(moment.as_microsecond()))
 }
 
-/// Where a scan begins.
+/// Begin of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Lsn(u64),

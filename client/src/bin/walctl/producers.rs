@@ -83,7 +83,7 @@ fn table(producers: &[LogProducer]) -> String {
     table.text()
 }
 
-/// When the newest batch of the producer arrived.
+/// Arrival time of the producer's newest batch.
 fn time(producer: &LogProducer) -> Option<String> {
     let time = Timestamp::try_from(producer.last_append_time?).ok()?;
     Some(format!("{time:.0}"))

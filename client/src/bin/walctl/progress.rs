@@ -1,4 +1,4 @@
-//! How far a load is: a bar while it runs, a line at its end. All on stderr.
+//! Progress of a load: a bar while it runs, a line at its end. All on stderr.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use wald_client::{BatchAck, LogAck};
 
 use crate::output::note;
 
-/// What was appended so far.
+/// Records appended so far.
 pub(crate) struct Progress {
     bar: ProgressBar,
     began: Instant,
@@ -79,8 +79,8 @@ impl Progress {
         self.done() == 0
     }
 
-    /// Takes the bar away and says what was appended; nothing, if nothing was and it did
-    /// not go well either.
+    /// Removes the bar and reports the appended records. Reports nothing if the load failed and
+    /// appended none.
     pub(crate) fn end(&self, well: bool) {
         self.bar.finish_and_clear();
         if well || !self.is_empty() {
@@ -112,7 +112,7 @@ impl Progress {
     }
 }
 
-/// So many records, in words.
+/// A number of records in words.
 pub(crate) fn counted(records: u64) -> String {
     match records {
         1 => "1 record".to_owned(),

@@ -144,7 +144,7 @@ async fn announce_wait(client: &Client, log: &str) -> Result<()> {
 async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<Exit> {
     let mut exit = Exit::Ok;
     let mut events = scan.open();
-    // The same complaint again and again helps nobody.
+    // A repeated complaint helps nobody.
     let mut complaint = String::new();
     while let Some(event) = events.next().await {
         match event {
@@ -158,7 +158,7 @@ async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<Exit> {
                     exit = Exit::DataLoss;
                 }
             }
-            // Whoever reads shall not wait for the next message.
+            // Flushed, so that no reader waits for the next message.
             Ok(ScanEvent::Progress(_)) => {
                 complaint.clear();
                 out.flush()?;
@@ -171,7 +171,7 @@ async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<Exit> {
                 }
             }
             Err(error) => {
-                // What came before the error is good.
+                // Records before the error are good.
                 out.flush()?;
                 return Err(error.into());
             }
@@ -181,7 +181,7 @@ async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<Exit> {
     Ok(exit)
 }
 
-/// What is missing, and why.
+/// Describes missing records and the reason.
 fn sentence(gap: &Gap) -> String {
     let why = match gap.reason {
         GapReason::Trimmed => "trimmed",

@@ -1,4 +1,5 @@
-//! `walctl status`: what the server is, whether it is ready, what it really promises.
+//! `walctl status`: shows the server's identity, its readiness, and the real promises of its
+//! flushes.
 
 use std::time::Duration;
 
@@ -215,7 +216,7 @@ impl Status<'_> {
     }
 }
 
-/// What is lost, and what to do.
+/// Describes the losses, and the remedy.
 fn damaged(damage: &DamageSummary) -> String {
     let plural = |count: u64, word: &str| match count {
         1 => format!("1 {word}"),
@@ -228,7 +229,7 @@ fn damaged(damage: &DamageSummary) -> String {
     );
     if damage.unattributed_count > 0 {
         text.push_str(&format!(
-            "; {} where what is lost is not known: logs without later records refuse appends",
+            "; {} with unknown losses: logs without later records refuse appends",
             plural(damage.unattributed_count, "place")
         ));
     }
@@ -266,7 +267,7 @@ fn span(duration: &prost_types::Duration) -> Option<Duration> {
     Duration::try_from(*duration).ok()
 }
 
-/// What DURABLE means on that machine.
+/// The meaning of DURABLE on that machine.
 fn flushes(truth: &DurabilityTruth) -> String {
     let mut text = format!("{} on {}", truth.sync_primitive, truth.file_system);
     let measured = (

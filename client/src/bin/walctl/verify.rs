@@ -118,7 +118,7 @@ fn line(finding: &Finding) -> String {
         place.push(format!("log id {}", finding.log_id));
     }
     if let (Some(from), Some(to)) = (finding.from_lsn, finding.to_lsn) {
-        // People count what is there: the last one, not the one after.
+        // People count inclusively: show the last lsn, not the one after it.
         let last = to.saturating_sub(1);
         place.push(match last == from {
             true => format!("lsn {from}"),
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_names_log_lsns_file_and_positions_and_nothing_in_it_moves_the_cursor() {
+    fn finding_names_log_lsns_file_and_positions_without_control_characters() {
         let mut finding = Finding {
             log: "fl\x1bights".into(),
             from_lsn: Some(7),

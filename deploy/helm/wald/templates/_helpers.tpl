@@ -100,7 +100,7 @@ grpc:
 {{- end -}}
 {{- end }}
 
-{{/* Refuses what the engine cannot do, with a sentence. */}}
+{{/* Refuses values that the engine does not support, with a sentence. */}}
 {{- define "wald.check" -}}
 {{- if ne .Values.engine.kind "local" -}}
 {{- fail (printf "engine.kind is %q: this version of Wald has only the engine \"local\"" .Values.engine.kind) -}}

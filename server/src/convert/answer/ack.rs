@@ -26,7 +26,7 @@ const LOG_ID: u8 = 7;
 /// The ack of one request on a session.
 pub(crate) struct SessionAck<'a> {
     pub(crate) request_id: u64,
-    /// The logs that it appended to, and what came of that.
+    /// The logs that it appended to, in the order of `appends`.
     pub(crate) names: &'a [LogName],
     pub(crate) appends: &'a [LogAppended],
     pub(crate) durable_lsns: &'a [Lsn],
@@ -36,7 +36,7 @@ pub(crate) struct SessionAck<'a> {
 }
 
 impl<'a> SessionAck<'a> {
-    /// Of a batch over `names` that was a request of its own.
+    /// The ack of a batch over `names` that was a request of its own.
     pub(crate) fn new(
         request_id: u64,
         names: &'a [LogName],
@@ -65,7 +65,7 @@ impl<'a> SessionAck<'a> {
             .into()
     }
 
-    /// Of the `AppendBatchResponse` in it.
+    /// Encoded length of the `AppendBatchResponse` in it.
     fn ack_len(&self) -> usize {
         self.logs()
             .map(|(name, log, durable)| delimited_len(log_append_len(name, log, durable)))
@@ -116,17 +116,17 @@ fn log_append_len(name: &LogName, log: &LogAppended, durable: Lsn) -> usize {
         + uint_len(log.log_id.get())
 }
 
-/// Of a field that is there: its key, in one byte, and a number.
+/// Encoded length of a field with a value: its key, in one byte, and a number.
 fn number_len(value: u64) -> usize {
     1 + encoded_len_varint(value)
 }
 
-/// The same of a field that is left out if it is 0.
+/// Encoded length of a field that is left out if it is 0.
 fn uint_len(value: u64) -> usize {
     if value == 0 { 0 } else { number_len(value) }
 }
 
-/// A field of so many bytes, with its key and its length.
+/// Encoded length of a field of this number of bytes, with its key and its length.
 fn delimited_len(bytes: usize) -> usize {
     number_len(super::count(bytes)) + bytes
 }

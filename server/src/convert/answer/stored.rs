@@ -1,5 +1,5 @@
-//! Batches of a scan as they are sent, out of what is stored: bodies are the encoding of
-//! `RecordBatch.records` already, and go out as they are.
+//! Batches of a scan as they are sent, made from stored batches. Stored bodies already have the
+//! encoding of `RecordBatch.records`, and are sent unchanged.
 
 use bytes::{BufMut as _, Bytes};
 use prost::Message;
@@ -30,9 +30,9 @@ const LARGE: usize = 4 << 10;
 /// arrivals become one, the later ones' records get their time written down.
 ///
 /// # Errors
-/// As for a damaged record, if a body does not hold as many records as its frame says: its
-/// checksum held, so that this is damage which that missed. What is in a record is not
-/// looked at.
+/// The status of a damaged record, if a body does not hold as many records as its frame says:
+/// its checksum held, so the checksum missed this damage. The contents of records are not
+/// checked.
 pub(super) fn batches(mut stored: &[StoredBatch]) -> Result<Encoded, Status> {
     let mut message = Encoded::default();
     while let Some(first) = stored.first() {
@@ -88,8 +88,8 @@ fn put_batch(
     Ok(())
 }
 
-/// Hands each record of a body to `each`, with its key and length and without; says how
-/// many there are. `None`: this is not a body.
+/// Passes each record of a body to `each`, with its key and length and without. Returns their
+/// number. `None`: this is not a body.
 fn records(body: &[u8], mut each: impl FnMut(&[u8], &[u8]) -> Option<()>) -> Option<u64> {
     let (mut rest, mut found) = (body, 0);
     while !rest.is_empty() {

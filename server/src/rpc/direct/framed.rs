@@ -14,15 +14,16 @@ use super::super::Answers;
 use crate::admission::PREFIX_BYTES;
 use crate::answers::Held;
 
-/// Pieces below this are gathered. They may be a small part of what they lie in, a group of
-/// appends or a buffer, and as long as a message is on its way it holds that.
+/// Pieces below this size are copied and gathered. A small piece may belong to a large
+/// allocation, such as a group of appends or a buffer, which it would hold until the message is
+/// sent.
 const LARGE: usize = 64 << 10;
 
 /// A body: messages in pieces, and the status at the end.
 pub(super) struct Messages {
-    /// `None`: it has ended, and its status was told.
+    /// `None`: the stream has ended, and its status was sent.
     stream: Option<Answers<Framed>>,
-    /// Of the message that is being sent.
+    /// Pieces of the message that is being sent.
     pieces: smallvec::IntoIter<Pieces>,
     /// Its room, until all of it has left.
     held: Option<Held>,
@@ -38,7 +39,7 @@ impl Messages {
     }
 }
 
-/// Never fails: what fails is told as a status.
+/// Never fails: a failure is sent as a status.
 impl Body for Messages {
     type Data = Bytes;
     type Error = Status;
@@ -64,7 +65,7 @@ impl Body for Messages {
                 Some(Err(status)) => status,
                 None => Status::ok(""),
             };
-            // What the stream holds is not needed any more.
+            // The stream is not needed any more.
             self.stream = None;
             let mut trailers = HeaderMap::new();
             let told = status.add_header(&mut trailers);
@@ -87,7 +88,7 @@ impl Framed {
         Self { pieces, held: None }
     }
 
-    /// Holds that room, or what of it the message needs, until it has left.
+    /// Holds that room, or the part that the message needs, until it has been sent.
     pub(in crate::rpc) fn in_room(mut self, mut held: Held) -> Self {
         held.set(self.pieces.iter().map(|piece| piece.len() as u64).sum());
         self.held = Some(held);
@@ -142,8 +143,8 @@ impl Framed {
         Ok(Self::of(pieces.filter(|piece| !piece.is_empty()).collect()))
     }
 
-    /// Goes on with these in the same piece, if that is the only one and takes no more than `most`
-    /// bytes then.
+    /// Appends `next` to the same piece, if that is the only one and then takes no more than
+    /// `most` bytes.
     pub(in crate::rpc) fn join(&mut self, next: &Self, most: usize) -> bool {
         let ([piece], [more]) = (self.pieces.as_mut_slice(), next.pieces.as_slice()) else {
             return false;
@@ -157,7 +158,7 @@ impl Framed {
         true
     }
 
-    /// A message of two parts, of which the second is others' too.
+    /// A message of two parts; others share the second.
     ///
     /// # Errors
     /// If it is larger than gRPC can say.
@@ -179,7 +180,7 @@ pub(super) fn framed(message: &impl Encode) -> Result<Bytes, Status> {
     Ok(framed.freeze())
 }
 
-/// What stands in front of a message of that length, with room for so many bytes of it.
+/// The prefix of a message of that length, with room for `room` bytes of it.
 fn prefix(length: usize, room: usize) -> Result<BytesMut, Status> {
     let mut prefix = BytesMut::with_capacity(PREFIX_BYTES + room);
     put_prefix(length, &mut prefix)?;

@@ -20,8 +20,8 @@ use crate::answers::{AnswerShare, Counted, Held, SMALL_BYTES, may_be_hurried};
 use crate::status::{self, Access};
 use crate::transport::HttpResult;
 
-/// What is shorter is copied: it may be a small part of what it lies in, a buffer of the
-/// connection, and holds that as long as it waits for a flush.
+/// A shorter message is copied: it may be a small part of a buffer of the connection, which it
+/// would hold as long as it waits for a flush.
 const KEPT: usize = 4 << 10;
 
 /// Bytes of an announced message that memory is taken for at once; for more of it when that has come.
@@ -32,7 +32,8 @@ const BELIEVED: usize = 64 << 10;
 /// The answer counts among those that wait for their clients, in the room that `serve` has reserved for
 /// it. One without a room is sent whatever waits: it says that a write was applied.
 ///
-/// What the future holds is moved into it once: what a call takes here is allocated for each.
+/// The captured values move into the future once, because the size of this future is allocated
+/// for each call.
 pub(super) fn unary<B, M, R>(
     request: http::Request<B>,
     access: Access,
@@ -64,9 +65,9 @@ where
     }
 }
 
-/// Takes the request's message, of at most `largest` bytes, and passes the call on to a service of
-/// tonic's. By itself that takes two messages for one, and blames the server for bytes that are no
-/// message. A call that reads is BUSY while there is no room for answers.
+/// Takes the request's message, of at most `largest` bytes, and passes the call on to a service
+/// of tonic's. Without this check, tonic takes two messages for one, and blames the server for
+/// bytes that are no message. A call that reads is BUSY while there is no room for answers.
 pub(crate) fn checked<B, F>(
     request: http::Request<B>,
     access: Access,
@@ -180,10 +181,10 @@ where
     received?.message(access)
 }
 
-/// What there is of a message and its prefix.
+/// The received part of a message and its prefix.
 #[derive(Default)]
 struct Received {
-    /// What came first.
+    /// The bytes that came first.
     first: Bytes,
     /// All of it, once there is more than that.
     joined: BytesMut,
@@ -203,7 +204,8 @@ impl Received {
             self.first = data;
         } else if !data.is_empty() {
             if self.joined.is_empty() {
-                // The length is only announced: what has come says how much to believe.
+                // The length is only announced: the bytes that have arrived limit the memory
+                // taken for it.
                 let length = length(&self.first, access)?.unwrap_or_default();
                 let believed = length.min(BELIEVED.max(2 * self.first.len()));
                 self.joined.reserve(PREFIX_BYTES + believed);
@@ -248,7 +250,7 @@ impl Received {
     }
 }
 
-/// How long the message is that begins so; `None` if that is not known yet.
+/// Length of the message that begins with these bytes; `None` if that is not known yet.
 fn length(received: &[u8], access: Access) -> Result<Option<usize>, Status> {
     let Some(&prefix) = received.first_chunk::<PREFIX_BYTES>() else {
         return Ok(None);

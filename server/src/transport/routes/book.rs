@@ -1,9 +1,9 @@
 //! gRPC over HTTP/2 by the book: the parts of a request's head that must be right before anything is
 //! made of the request.
 //!
-//! A client that is refused here cannot read gRPC's answers, or speaks of a call in a way that has no
-//! meaning: the sentence in the answer says what to send instead. `te: trailers` may be missing, since
-//! no proxy between here and its client is known.
+//! A client that is refused here cannot read gRPC's answers, or describes a call in a way that
+//! has no meaning. The sentence in the answer names the right form. `te: trailers` may be
+//! missing, since no proxy between here and its client is known.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// Characters of a header's value that its refusal repeats.
 const MAX_SHOWN: usize = 100;
 
-/// Returns what is called, or the answer to a request that calls nothing.
+/// Returns the called method, or the answer to a request that calls none.
 pub(super) fn check<B>(
     request: &Request<B>,
     head: Head,
@@ -104,7 +104,7 @@ fn shown(value: &HeaderValue) -> String {
     text.chars().take(MAX_SHOWN).collect()
 }
 
-/// Where those may want to go who do not speak gRPC.
+/// The right port for clients that do not speak gRPC.
 fn elsewhere(http: Option<SocketAddr>) -> String {
     http.map_or_else(String::new, |http| {
         format!("; /metrics and the console are at http://{http}")
@@ -174,7 +174,7 @@ mod tests {
         request
     }
 
-    /// The HTTP status and what a gRPC client makes of the refusal.
+    /// The HTTP status, and the code that a gRPC client makes of the refusal.
     fn refused(request: &Request<()>, head: Head) -> (u16, Status) {
         let http = Some("10.0.0.1:6926".parse().unwrap());
         let refusal = check(request, head, http).unwrap_err();

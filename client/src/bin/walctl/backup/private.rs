@@ -1,8 +1,8 @@
 //! Files and directories that only their owner can use, and never a link to something else.
 //!
 //! Backups hold every record of a store. Directories get mode 0700 and files 0600, whatever the
-//! umask is: it can only take bits away, so the mode is set once more where it did. What is
-//! there already keeps its mode.
+//! umask is. A umask only removes bits, so the mode is set once more where it did. Existing
+//! files keep their mode.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};

@@ -1,8 +1,7 @@
 //! A directory of backups: content by its digest, one manifest for each backup.
 //!
-//! Whatever is written gets its name only when it is whole and flushed, so that a backup
-//! that is killed leaves nothing that looks whole; what it has received it need not
-//! receive again.
+//! A file gets its name only when it is whole and flushed, so a killed backup leaves no file
+//! that looks whole. A later backup need not receive whole files again.
 
 use std::collections::HashSet;
 use std::fs::{self, File, TryLockError};
@@ -20,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::private;
 use crate::output::say;
 
-/// What a file is called until it is whole.
+/// Ending of a file's name until the file is whole.
 const NEW: &str = ".new";
 
 /// A backup that is there.
@@ -45,8 +44,8 @@ impl Kept {
         files.fold(0, |sum, file| sum.saturating_add(file.file_bytes))
     }
 
-    /// What the backups of a directory are sorted by, as `wald` does: by what the store says
-    /// of itself first, since its clock may have gone back.
+    /// The key that sorts the backups of a directory, as in `wald`: positions that the store
+    /// reports come first, since its clock may have gone back.
     fn order(&self) -> (u64, u64, i64, &str) {
         let manifest = &self.manifest;
         let position = manifest.position.unwrap_or(0);
@@ -59,12 +58,12 @@ impl Kept {
 pub(crate) struct Found {
     /// The oldest first.
     pub(crate) kept: Vec<Kept>,
-    /// Manifests that cannot be read, each a sentence that says what to do.
+    /// Manifests that cannot be read, each as a sentence that names the remedy.
     pub(crate) bad: Vec<String>,
 }
 
 impl Found {
-    /// Says on stderr what cannot be read.
+    /// Reports on stderr the manifests that cannot be read.
     pub(crate) fn warn(self) -> Self {
         for bad in &self.bad {
             say(&format!("warning: {bad}"));
@@ -102,8 +101,8 @@ impl Shelf {
         })
     }
 
-    /// Opens it to change it, and makes it if it is not there. What a killed backup left
-    /// half written is removed.
+    /// Opens it for changes, and creates it if it does not exist. Removes files that a killed
+    /// backup left half written.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         if let Some(name) = OF_A_STORE.iter().find(|name| dir.join(name).exists()) {
             bail!(
@@ -157,7 +156,7 @@ impl Shelf {
         let fail = || format!("cannot list {}", dir.display());
         let mut names = Vec::new();
         for entry in fs::read_dir(&dir).with_context(fail)? {
-            // What has another name is none of ours.
+            // A file with another name is none of ours.
             if let Ok(name) = entry.with_context(fail)?.file_name().into_string() {
                 names.push(name);
             }
@@ -253,9 +252,9 @@ impl Shelf {
         Ok(Found { kept, bad })
     }
 
-    /// Removes all but the newest backups, but never the one that was just taken; then the
-    /// content that none of those left has, unless a manifest cannot be read, which may name
-    /// it. Returns the removed backups, and how many bytes of content went.
+    /// Removes all but the newest backups, but never the one that was just taken. Then removes
+    /// the content that no remaining backup has, unless a manifest cannot be read, which may
+    /// name it. Returns the removed backups, and the number of removed bytes.
     pub(crate) fn prune(&self, keep: u64, taken: Option<&str>) -> Result<(Vec<String>, u64)> {
         let Found { kept, bad } = self.kept()?;
         let keep = usize::try_from(keep).unwrap_or(usize::MAX);
@@ -268,7 +267,7 @@ impl Shelf {
         for kept in &removed {
             self.remove(MANIFESTS, &format!("{}{MANIFEST_SUFFIX}", kept.id))?;
         }
-        // No manifest may come back that names what is removed next.
+        // No manifest may come back that names the files that are removed next.
         flush_directory(&self.dir.join(MANIFESTS))?;
         let used: HashSet<String> = kept
             .iter()
@@ -318,7 +317,7 @@ impl Receiving {
     pub(crate) fn end(self) -> Result<()> {
         let same = self.running.digest128().to_be_bytes() == self.digest.as_slice();
         if self.received != self.bytes || !same {
-            bail!("what was received is not what the manifest says; try again");
+            bail!("the received bytes do not match the manifest; try again");
         }
         self.file
             .sync_all()

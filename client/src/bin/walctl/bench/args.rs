@@ -13,26 +13,26 @@ matters, and throw its directory away.
 
 A closed loop (default) sends the next call when one is answered. An open loop (--rate) sends when a \
 call is due, and times it from then, so that a server that stands still is not spared the calls that \
-would have come meanwhile; --in-flight bounds what is under way.
+would have come meanwhile; --in-flight bounds the calls under way.
 
 --echo measures the same load on a service that does nothing, in turn with each round; the daemon \
-must have been started with --echo. The ratio is the median of the rounds' ratios. What is told of \
-the server comes from its metrics; without any it is not told.
+must have been started with --echo. The ratio is the median of the rounds' ratios. Figures of the \
+server come from its metrics; without metrics they are missing.
 
 Figures of different runs differ by a fifth on an idle machine, and more where others work. Compare \
-what was measured in one run.";
+only figures of one run.";
 
 #[derive(Debug, Clone, ClapArgs)]
 #[command(after_help = HELP)]
 pub(crate) struct BenchArgs {
-    /// What to measure.
+    /// The load to measure
     #[arg(value_enum)]
     pub(super) workload: Workload,
     /// Calls, or messages of sessions, under way at a time; several, such as 1,16,64, are
     /// measured one after the other [default: 64; session 1024; scan, follow 1].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(super) in_flight: Vec<usize>,
-    /// Open loop: so many calls a second; several are measured one after the other.
+    /// Open loop: calls per second; several values are measured one after the other
     #[arg(long, value_name = "PER_SECOND", value_delimiter = ',')]
     pub(super) rate: Vec<f64>,
     /// Connections that the calls share; at most one for each call.
@@ -47,27 +47,26 @@ pub(crate) struct BenchArgs {
     /// Records of each call or message [default: batch 100, otherwise 1].
     #[arg(long, value_name = "N")]
     pub(super) batch: Option<u32>,
-    /// How durable records must be before they are acked, or seen by readers [default:
-    /// durable].
+    /// Durability of records before they are acked, or seen by readers [default: durable]
     #[arg(long, value_enum)]
     pub(super) durability: Option<Level>,
-    /// How long to measure, after the warm-up.
+    /// Time to measure, after the warm-up
     #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = wald_text::units::span)]
     pub(super) duration: Duration,
-    /// Measure so many calls, messages or scans instead, however long it takes.
+    /// Number of calls, messages or scans to measure instead of a duration
     #[arg(long, value_name = "N", conflicts_with = "duration")]
     pub(super) count: Option<u64>,
     /// Time under load before anything counts.
     #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = wald_text::units::span)]
     pub(super) warm_up: Duration,
-    /// Measure as often, in turn where there are several loads; the median is told.
+    /// Number of rounds; loads take turns, and the median is reported
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) rounds: u32,
-    /// Measure the echo service likewise, and say the ratio.
+    /// Measure the echo service, too, and print the ratio
     #[arg(long)]
     pub(super) echo: bool,
-    /// Where the server's metrics are [default: http://127.0.0.1:6926/metrics, if --endpoint
-    /// is the default; otherwise none].
+    /// Address of the server's metrics [default: http://127.0.0.1:6926/metrics if --endpoint is
+    /// the default, otherwise none]
     #[arg(long, value_name = "URL")]
     pub(super) metrics: Option<String>,
     /// Followers of the log: fan-out only.
@@ -80,7 +79,7 @@ pub(crate) struct BenchArgs {
     /// Items to send: istio only.
     #[arg(long, value_name = "N", default_value_t = super::istio::ITEMS)]
     pub(super) items: u64,
-    /// What the names of the logs begin with, before a slash.
+    /// Prefix of the logs' names, before a slash
     #[arg(long, default_value = "bench")]
     pub(super) prefix: String,
     /// Write all figures of all rounds there.
@@ -95,12 +94,12 @@ pub(crate) struct BenchArgs {
     pub(super) time_series: Option<PathBuf>,
 }
 
-/// What is measured.
+/// A load that can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Workload {
-    /// Unary appends of one record, durable unless told otherwise (W1).
+    /// Unary appends of one record, durable by default (W1)
     Append,
-    /// The same, acked when written (W2).
+    /// Unary appends of one record, acked when written (W2)
     Written,
     /// AppendBatch (W3).
     Batch,
@@ -108,15 +107,13 @@ pub(super) enum Workload {
     Session,
     /// Scans of a whole log (W4).
     Scan,
-    /// Reads of one record at a random lsn, of what batches of 100 wrote (W5).
+    /// Reads of one record at a random lsn, from a log written in batches of 100 (W5)
     Read,
     /// Appends, timed until a follower has them (W6).
     Follow,
-    /// Strict writers beside async writers, and beside scans, each alone and all together
-    /// (W11).
+    /// Strict writers with async writers, and with scans, each alone and all together (W11)
     Mixed,
-    /// Appends at a rate (10,000 a second unless told otherwise), alone and beside 1,000 followers
-    /// of their log.
+    /// Appends at a rate (default 10,000 a second), alone and with 1,000 followers of their log
     FanOut,
     /// Every row of the table of targets that goes over gRPC.
     Suite,

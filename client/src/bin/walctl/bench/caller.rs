@@ -15,7 +15,7 @@ use super::gate::Due;
 use super::record::{Answer, Shared};
 use super::spec::{Spec, Work};
 
-/// After a failure: whoever is turned away does not ask again at once.
+/// Pause after a failure: a refused caller does not repeat at once.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Numbers that look random, the same in every run.
@@ -49,13 +49,13 @@ pub(super) fn record(data: Bytes) -> proto::Record {
     }
 }
 
-/// What all callers of a load share.
+/// State that all callers of a load share.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) spec: Spec,
     pub(super) logs: Vec<String>,
     pub(super) payload: Bytes,
-    /// What times in payloads count from.
+    /// Origin of the times in payloads.
     pub(super) epoch: Instant,
 }
 

@@ -41,12 +41,12 @@ impl Connection {
         socket.set_nodelay(true)?;
         let (send, connection) = Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
-            // As the client library has them.
+            // The values of the client library.
             .initial_stream_window_size(4 << 20)
             .initial_connection_window_size(16 << 20)
             .handshake(TokioIo::new(socket))
             .await?;
-        // What ends it shows in the calls.
+        // Its failure shows in the calls.
         tokio::spawn(async move { connection.await.ok() });
         Ok(Self { send, origin })
     }

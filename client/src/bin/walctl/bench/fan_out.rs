@@ -1,4 +1,5 @@
-//! Appends beside many who follow their log: what is left of what they were alone.
+//! Appends with many followers of their log: the share of the rate without followers that
+//! remains.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,7 +24,7 @@ use super::report::{Check, Entry, Report};
 use super::spec::{Spec, Work};
 use super::{Bench, Case, Rounds};
 
-/// Appends a second, unless told otherwise.
+/// Default appends per second.
 const RATE: f64 = 10_000.0;
 
 /// From a refused follower to its next attempt.
@@ -32,12 +33,12 @@ const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// Connections that the followers share.
 const CONNECTIONS: usize = 10;
 
-/// Least that is to be left of the appends.
+/// Minimum share of the appends' rate that must remain.
 const LEAST_RATE: f64 = 0.8;
 
 const SCAN: &str = "/wald.v1.WalService/Scan";
 
-/// Measures the appends alone and beside the followers, in turn.
+/// Measures the appends alone and with the followers, in turn.
 pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     let args = &bench.args;
     let followers_of_log = args.followers as usize;
@@ -169,7 +170,7 @@ pub(super) async fn follow(
         .unwrap_or(Ok(()))
 }
 
-/// How long ago that was by the clock, which is the server's: it is on this machine.
+/// Time since then by the clock, which is the server's: it is on this machine.
 fn age(arrival_us: i64) -> Duration {
     let arrival = Duration::from_micros(arrival_us.try_into().unwrap_or(0));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -182,17 +183,17 @@ const FIRST_LSN: u32 = 2;
 const RECORDS: u32 = 3;
 const TIMESTAMP_US: u32 = 4;
 
-/// What is in a response.
+/// The contents of a response.
 #[derive(Debug, Default, PartialEq)]
 struct Given {
     records: u64,
-    /// Of records.
+    /// Bytes of the records.
     bytes: u64,
-    /// When the first of them arrived at the server.
+    /// Arrival time of the first of them at the server.
     arrival_us: Option<i64>,
 }
 
-/// Counts what is in a response. Records are to go on from `next`, if that is known.
+/// Counts the contents of a response. Records must continue from `next`, if that is known.
 fn count(mut message: &[u8], next: &mut Option<u64>) -> Result<Given> {
     let mut given = Given::default();
     while !message.is_empty() {

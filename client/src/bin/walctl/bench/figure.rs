@@ -1,4 +1,4 @@
-//! What came of a load, and of several rounds of it.
+//! Results of a load, and of several rounds of it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(super) struct Figure {
     pub(super) latency_us: Option<Times>,
     /// From sending an append to a follower having the record.
     pub(super) delivery_us: Option<Times>,
-    /// Open loop: how much later than due calls were sent.
+    /// Open loop: delay of the calls after they were due.
     pub(super) send_lag_us: Option<Times>,
     /// Records acked in all, warm-up and late answers too.
     pub(super) records_in_all: u64,
@@ -65,8 +65,8 @@ impl Figure {
         }
     }
 
-    /// What loads of one kind are compared by: records, which are acks where there is one
-    /// in each.
+    /// The number that compares loads of one kind: records per second. With one record in each
+    /// call that is acks per second.
     pub(super) fn rate(&self) -> f64 {
         self.records_per_second
     }
@@ -105,7 +105,7 @@ pub(super) struct Second {
     pub(super) descriptors: Option<f64>,
 }
 
-/// The median, and what it is of.
+/// The median, and its rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Rounds {
     pub(super) median: Measurement,
@@ -121,8 +121,8 @@ impl Rounds {
     }
 }
 
-/// How rounds of one compare with the rounds of another that they were interleaved with:
-/// the median of the quotients.
+/// Ratio of rounds of one load to the interleaved rounds of another: the median of the
+/// quotients.
 pub(super) fn ratio(of: &Rounds, to: &Rounds, figure: impl Fn(&Figure) -> f64) -> Option<f64> {
     let quotients = of.rounds.iter().zip(&to.rounds).filter_map(|(of, to)| {
         let base = figure(to.first());
@@ -138,8 +138,8 @@ pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(middle).copied()
 }
 
-/// Number by number the median of all rounds; text, lists of other lengths and what not
-/// every round has, as the first round has it.
+/// The median of all rounds, number by number. Text, lists of other lengths and values that
+/// some round lacks come from the first round.
 fn median_of<T: Serialize + DeserializeOwned>(rounds: &[T]) -> Result<T> {
     let rounds: Vec<Value> = rounds
         .iter()

@@ -1,4 +1,4 @@
-//! What must be there before a load begins: records to read, the echo service.
+//! Preparation of a load: records to read, the echo service.
 
 use anyhow::{Context, Result, bail};
 use tonic::{Code, Status};
@@ -41,8 +41,7 @@ pub(super) fn check_echo(target: &Target) -> Result<()> {
     })
 }
 
-/// Appends to the log that is to be read until it has the records that are asked for, and
-/// has them flushed.
+/// Appends to the log that will be read until it has the requested records, and flushes them.
 pub(super) fn fill(target: &Target, spec: &Spec) -> Result<()> {
     block_on(async {
         let connection = Connection::open(&target.endpoint).await?;

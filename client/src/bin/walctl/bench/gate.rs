@@ -1,5 +1,4 @@
-//! Who may send what, when: the closed loop asks a [`Gate`], the open loop is told by a
-//! pacer.
+//! Schedules of calls: the closed loop asks a [`Gate`], the open loop follows a pacer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,11 +7,11 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::spec::{Extent, Window};
 
-/// A call that is to be sent.
+/// A call that must be sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Due {
     pub(super) at: Instant,
-    /// Whether it is one of those to count; those of a warm-up are not.
+    /// Whether the call counts; calls of a warm-up do not.
     pub(super) counts: bool,
 }
 
@@ -74,12 +73,12 @@ impl Gate {
     }
 }
 
-/// When call number `number` of an open loop is due.
+/// Time at which call number `number` of an open loop is due.
 pub(super) fn due(start: Instant, rate: f64, number: u64) -> Instant {
     start + Duration::from_secs_f64(number as f64 / rate)
 }
 
-/// Tells the threads in turn what is due, from a thread of its own: an event loop's timers
+/// Sends due calls to the threads in turn, from a thread of its own: an event loop's timers
 /// count milliseconds. Ends with the gate.
 pub(super) fn pace(gate: &Gate, start: Instant, rate: f64, threads: &[UnboundedSender<Due>]) {
     for number in 0.. {

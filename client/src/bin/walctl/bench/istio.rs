@@ -1,10 +1,10 @@
 //! The traffic of a service mesh, as BanyanDB's stress run had it: 256 services of 8
 //! instances send items of some 262 bytes over streams, in bursts of 2,000.
 //!
-//! Here each instance has a log, each item is a record with an ack of its own, and what a
-//! burst waits for is its acks. The original paced itself by the clock (7,020 items a second)
-//! and called the life of a stream divided by its items a latency; neither is done here
-//! unless --rate asks for the former.
+//! Here each instance has a log, each item is a record with an ack of its own, and a burst
+//! waits for its acks. The original paced itself by the clock (7,020 items a second) and called
+//! the life of a stream divided by its items a latency; neither is done here unless --rate asks
+//! for the former.
 
 use indicatif::{HumanBytes, HumanCount};
 
@@ -18,7 +18,7 @@ const INSTANCES: usize = 256 * 8;
 const ITEM_BYTES: u32 = 262;
 const BURST: usize = 2_000;
 
-/// What was published of the original, for people.
+/// The published figures of the original, for people.
 pub(super) const PUBLISHED: &str = "published (BanyanDB, 16 cores, paced by the clock): 16,186,000 \
     items in 38 m 26 s = 7,020 items/s, 1.8 MB/s, 0.75 cores (p95), 431 MB of heap, 14.9 writes/s";
 
@@ -38,7 +38,7 @@ pub(super) fn spec(sessions: usize, prefix: &str, durability: Level, rate: Optio
     }
 }
 
-/// What it took, told as the original's figures are; `None` without metrics.
+/// The resources used, in the form of the original's figures; `None` without metrics.
 pub(super) fn used(measured: &Measurement) -> Option<String> {
     let figure = measured.first();
     let server = measured.server.as_ref()?;

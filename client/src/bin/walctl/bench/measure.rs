@@ -1,4 +1,4 @@
-//! Running loads: threads that connect, a common begin, an end, and what was used between.
+//! Running loads: threads that connect, a common begin, an end, and the resources used between.
 //!
 //! ```text
 //! threads: connect ── ready ──▶ │ warm-up │ window │ answers still to come, teardown
@@ -31,7 +31,7 @@ use super::stream;
 #[derive(Debug, Clone)]
 pub(super) struct Target {
     pub(super) endpoint: String,
-    /// Where its metrics are, if anybody knows.
+    /// Address of its metrics, if known.
     pub(super) metrics: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl Target {
     }
 }
 
-/// How long, and how closely looked at.
+/// Duration, and detail of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub(super) warm_up: Duration,
@@ -50,7 +50,7 @@ pub(super) struct Plan {
     pub(super) series: bool,
 }
 
-/// What a thread needs once all are ready.
+/// Values that a thread needs once all are ready.
 struct Begin {
     gate: Arc<Gate>,
     shared: Shared,
@@ -141,8 +141,8 @@ fn connect(
     let connections = spec.used_connections();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match spec.work {
-        // One clock hand-off less between who appends and who follows; followers are to leave
-        // the processors to the others.
+        // One clock hand-off less between appender and follower; followers should leave the
+        // processors to the others.
         Work::Follow | Work::Followers => 1,
         _ => connections.min(cores),
     };
@@ -270,7 +270,7 @@ fn watch(
     }
 }
 
-/// What came since `last`, which is about a second ago.
+/// The figures since `last`, which is about a second ago.
 fn second(
     target: &Target,
     running: &[Running],
@@ -318,7 +318,7 @@ fn finish(running: Running, begin: Instant, end: Option<Instant>) -> Result<Figu
     }
     let by_due = running.gate.window(running.spec.rate.is_some()).by_due;
     let time = match end {
-        // Of an open loop the late answers count, so their time does.
+        // In an open loop late answers count, so their time does.
         Some(end) if by_due => counted.last.unwrap_or(end).max(end) - begin,
         Some(end) => end - begin,
         None => counted
@@ -337,11 +337,11 @@ fn finish(running: Running, begin: Instant, end: Option<Instant>) -> Result<Figu
     Ok(figure)
 }
 
-/// What one thread does of a load.
+/// The part of a load that one thread does.
 struct Share {
     endpoint: String,
     load: Arc<Load>,
-    /// Its connections, of so many in all.
+    /// Numbers of its connections.
     numbers: Vec<usize>,
     connections: usize,
 }
@@ -366,7 +366,7 @@ impl Share {
         runtime.block_on(Box::pin(self.work(&connections, begin)))
     }
 
-    /// How many of the load's calls the connection `number` has under way.
+    /// Number of the load's calls that the connection `number` has under way.
     fn on(&self, number: usize) -> usize {
         let all = self.load.spec.in_flight.max(1);
         all / self.connections + usize::from(number < all % self.connections)
@@ -447,7 +447,7 @@ impl Share {
     }
 }
 
-/// Tells the sessions in turn what is due.
+/// Sends due calls to the sessions in turn.
 async fn hand_out(mut due: UnboundedReceiver<Due>, sessions: Vec<Session>) {
     let mut turn = sessions.iter().cycle();
     while let Some(due) = due.recv().await {

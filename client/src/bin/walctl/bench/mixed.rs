@@ -1,5 +1,5 @@
-//! Strict writers beside async writers, and both beside a scan: what each gets alone, and
-//! what is left of it together.
+//! Strict writers together with async writers, and both together with a scan: the rate of each
+//! alone, and the share that remains together.
 
 use anyhow::Result;
 
@@ -7,15 +7,16 @@ use super::report::{Check, Entry, Report};
 use super::spec::{Level, Spec, Work};
 use super::{Bench, Case, Rounds};
 
-/// Calls under way of each kind of writer, unless told otherwise.
+/// Default number of calls under way of each kind of writer.
 const IN_FLIGHT: usize = 16;
 
-/// Most that strict writers' p99 may grow, and least that is to be left to async ones.
+/// Maximum growth of the strict writers' p99, and minimum share that must remain for async
+/// ones.
 const STRICT_P99: f64 = 1.5;
 const ASYNC_RATE: f64 = 0.8;
 
-/// Appends a second of each kind where they are paced, unless told otherwise: what both together
-/// leave half of two processors for.
+/// Default appends per second of each kind where they are paced: both together leave half of
+/// two processors free.
 const PACE: f64 = 2_500.0;
 
 fn specs(bench: &Bench, rate: Option<f64>) -> [Spec; 3] {
@@ -57,8 +58,8 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Closed loops, which take what there is of the processors from each other, and open ones at a
-/// pace that leaves some: then what is left is what the server makes them wait for.
+/// Closed loops, which compete for the processors, and open ones at a pace that leaves some
+/// free. In the open ones a lower rate shows how long the server makes them wait.
 pub(super) fn entries(bench: &Bench) -> Result<Vec<Entry>> {
     let paces: &[(&str, Option<f64>)] = match bench.args.rate.first() {
         Some(rate) => &[("", Some(*rate))],
@@ -106,7 +107,7 @@ fn cases([strict, relaxed, scan]: &[Spec; 3], suffix: &str) -> Vec<Case> {
     ]
 }
 
-/// What is left together of what each had alone.
+/// The share of each rate alone that remains together.
 fn checks(alone: &[Rounds], together: &Rounds) -> Vec<Check> {
     let quotient = |index: usize, figure: &dyn Fn(&super::figure::Figure) -> Option<f64>| {
         let quotients =

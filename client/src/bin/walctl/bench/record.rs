@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::spec::Window;
 
-/// Longest time that is told apart: ten minutes, in nanoseconds.
+/// Longest time that is distinguished: ten minutes, in nanoseconds.
 const LONGEST: u64 = 600_000_000_000;
 
 /// Times in nanoseconds, with three digits.
@@ -22,14 +22,14 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(LONGEST)
 }
 
-/// What was acked within a window.
+/// Calls and records acked within a window.
 #[derive(Debug)]
 pub(super) struct Counted {
     pub(super) calls: u64,
     pub(super) records: u64,
     pub(super) bytes: u64,
     pub(super) times: Histogram<u64>,
-    /// How much later than due calls were sent.
+    /// Delay of the calls after they were due.
     pub(super) lags: Histogram<u64>,
     pub(super) last: Option<Instant>,
 }
@@ -50,7 +50,7 @@ impl Counted {
         self.calls += other.calls;
         self.records += other.records;
         self.bytes += other.bytes;
-        // The same bounds everywhere.
+        // Both histograms have the same bounds.
         let _ = self.times.add(&other.times);
         let _ = self.lags.add(&other.lags);
         self.last = self.last.max(other.last);
@@ -60,7 +60,7 @@ impl Counted {
 /// One answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer {
-    /// When the call was to be sent; in a closed loop, when it was.
+    /// Time at which the call was due; in a closed loop, at which it was sent.
     pub(super) due: Instant,
     pub(super) sent: Instant,
     pub(super) answered: Instant,
@@ -70,19 +70,19 @@ pub(super) struct Answer {
     pub(super) counts: bool,
 }
 
-/// What the callers of one thread did.
+/// Results of the callers of one thread.
 #[derive(Debug)]
 pub(super) struct Recorder {
     window: Window,
     pub(super) counted: Counted,
-    /// Of the current second, if seconds are asked for.
+    /// Counts of the current second, if seconds are wanted.
     second: Option<Counted>,
-    /// Everything acked, in the warm-up and too late as well: what the server must hold.
+    /// All acked records, in the warm-up and too late as well: the server must hold them.
     pub(super) all_records: u64,
     pub(super) errors: BTreeMap<String, u64>,
 }
 
-/// Shared by the callers of one thread and whoever asks for seconds.
+/// Shared by the callers of one thread and the reader of each second.
 #[derive(Debug, Clone)]
 pub(super) struct Shared(Arc<Mutex<Recorder>>);
 
@@ -126,8 +126,8 @@ impl Recorder {
         }
     }
 
-    /// Counts a part of a call that goes on, such as a message of a scan, and how old the
-    /// first of its records was, if that is to be timed.
+    /// Counts a part of a call that continues, such as a message of a scan, and the age of its
+    /// first record, if that must be timed.
     pub(super) fn arrived(&mut self, at: Instant, records: u64, bytes: u64, age: Option<Duration>) {
         self.all_records += records;
         if self.window.counts(at, at) {
@@ -150,7 +150,7 @@ impl Recorder {
         *self.errors.entry(what).or_default() += 1;
     }
 
-    /// What was counted since the last time this was asked.
+    /// Returns the counts since the last call.
     pub(super) fn take_second(&mut self) -> Option<Counted> {
         self.second
             .as_mut()

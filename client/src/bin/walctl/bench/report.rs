@@ -1,4 +1,4 @@
-//! What is told at the end: a table, JSON, plots.
+//! The report at the end: a table, JSON, plots.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ use super::spec::{Spec, Work};
 use super::svg::{Line, Panel, picture};
 use crate::output::{Out, Output};
 
-/// A target and what was reached.
+/// A target and the reached value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Check {
     what: &'static str,
     least: Option<f64>,
     most: Option<f64>,
-    /// Absent: it could not be told.
+    /// Absent: the value is unknown.
     reached: Option<f64>,
     holds: Option<bool>,
 }
@@ -113,7 +113,7 @@ impl Report {
         }
     }
 
-    /// Prints it, and writes the files that were asked for.
+    /// Prints it, and writes the requested files.
     pub(super) fn put(&self, args: &BenchArgs, output: Output) -> Result<()> {
         if let Some(path) = &args.json {
             write(path, &(serde_json::to_string_pretty(self)? + "\n"))?;
@@ -300,7 +300,7 @@ const COLUMNS: [&str; 16] = [
     "client CPU s/M",
 ];
 
-/// A row for each load of a measurement; what they share is in the last.
+/// A row for each load of a measurement; shared values are in the last.
 fn rows(table: &mut Table, name: &str, measured: &Measurement, ratio: Option<f64>) {
     let loads = measured.figures.len();
     for (index, figure) in measured.figures.iter().enumerate() {
@@ -395,7 +395,7 @@ fn level(load: &Spec) -> &'static str {
     }
 }
 
-/// As many digits as mean something.
+/// A number with its significant digits.
 fn number(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 100.0 || size == 0.0 => 0,

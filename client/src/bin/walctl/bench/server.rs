@@ -1,4 +1,4 @@
-//! What the server tells of itself: /metrics before and after, and what its flushes are.
+//! Facts that the server reports: /metrics before and after, and the quality of its flushes.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use wald_client::proto;
 
-/// How long a scrape may take.
+/// Maximum time of a scrape.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One scrape: samples by name and labels.
@@ -76,7 +76,7 @@ fn get(authority: &str, path: &str) -> Result<String> {
     Ok(body.to_owned())
 }
 
-/// What the server used and did between two scrapes.
+/// Resources and work of the server between two scrapes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Used {
     pub(super) cpu_seconds: f64,
@@ -88,9 +88,9 @@ pub(super) struct Used {
     pub(super) groups: f64,
     pub(super) requests_per_group: Option<f64>,
     pub(super) records_per_group: Option<f64>,
-    /// What was written to the journal.
+    /// Bytes written to the journal.
     pub(super) journal_bytes: f64,
-    /// What the sorter wrote meanwhile.
+    /// Bytes that the sorter wrote meanwhile.
     pub(super) sorter_written_bytes: f64,
     /// Growth of everything on the disk.
     pub(super) disk_growth_bytes: f64,
@@ -119,13 +119,13 @@ impl Used {
     }
 }
 
-/// What the server says of itself, published with every figure.
+/// The server's description of itself, published with every figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct About {
     pub(super) version: String,
     pub(super) file_system: String,
     pub(super) sync_primitive: String,
-    /// Of the flushes that the server has made so far, its own probe first.
+    /// Median of the flushes that the server has made so far, its own probe first.
     pub(super) flush_p50_us: Option<f64>,
     pub(super) flush_p99_us: Option<f64>,
     pub(super) is_volatile: bool,

@@ -20,7 +20,7 @@ use super::connection::Connection;
 use super::gate::{Due, Gate};
 use super::record::{Answer, Shared};
 
-/// When messages of an open loop are due, and whether more will be.
+/// Times at which messages of an open loop are due, and whether more will follow.
 #[derive(Debug, Default)]
 struct Paced {
     due: VecDeque<Due>,
@@ -33,14 +33,14 @@ struct Flow {
     /// Sent and not acked, in order.
     waiting: VecDeque<(Due, Instant)>,
     most: usize,
-    /// How many are left of a burst, if there are bursts.
+    /// Number of calls left in a burst, if there are bursts.
     burst: Option<usize>,
     paced: Option<Paced>,
     waker: Option<Waker>,
 }
 
 impl Flow {
-    /// What goes out now.
+    /// The next call to send.
     fn next(&mut self, gate: &Gate) -> Poll<Option<Due>> {
         if let Some(left) = &mut self.burst {
             if self.waiting.is_empty() {
@@ -76,7 +76,7 @@ impl Flow {
     }
 }
 
-/// A session that a pacer can tell what is due.
+/// A session that a pacer can send due calls to.
 #[derive(Debug, Clone)]
 pub(super) struct Session {
     load: Arc<Load>,
@@ -86,7 +86,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session with so many messages in flight at most; paced, if the load has a rate.
+    /// A session with at most `most` messages in flight; paced, if the load has a rate.
     pub(super) fn new(load: &Arc<Load>, shared: &Shared, gate: &Arc<Gate>, most: usize) -> Self {
         let spec = &load.spec;
         Self {
@@ -194,7 +194,7 @@ impl Session {
     }
 }
 
-/// The messages of a session, made when they are asked for.
+/// The messages of a session, made when the transport polls for them.
 struct Outgoing<F> {
     session: Session,
     make: F,

@@ -1,11 +1,11 @@
-//! What one load is: everything that a figure must be published with.
+//! Description of one load: everything that a figure must be published with.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use wald_client::Durability;
 
-/// What the callers do.
+/// Work of the callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Work {
@@ -39,17 +39,17 @@ pub(super) struct Spec {
     /// Records of one call or message.
     pub(super) batch: u32,
     pub(super) durability: Level,
-    /// Open loop: so many calls a second, whether or not earlier ones were answered.
+    /// Open loop: calls per second, whether or not earlier ones were answered.
     pub(super) rate: Option<f64>,
     /// Sessions send as many messages as may be in flight, then wait for all their acks.
     pub(super) burst: bool,
     /// Records of the log that is scanned and read.
     pub(super) filled: u64,
-    /// What the names of the logs begin with, before a slash.
+    /// Prefix of the logs' names, before a slash.
     pub(super) prefix: String,
 }
 
-/// How durable acks are, as figures spell it.
+/// Durability of acks, as figures spell it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Level {
@@ -70,7 +70,7 @@ impl Level {
         }
     }
 
-    /// Those who are to see what is acked so.
+    /// Visibility that shows records once they are acked at this level.
     pub(super) fn visibility(self) -> i32 {
         use wald_client::Visibility;
         match self {
@@ -101,7 +101,7 @@ impl Default for Spec {
 }
 
 impl Spec {
-    /// The same load on the echo service.
+    /// Returns this load for the echo service.
     pub(super) fn echoed(&self) -> Self {
         Self {
             echo: true,
@@ -133,20 +133,20 @@ impl Spec {
     }
 }
 
-/// How long a load goes on.
+/// Duration of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Extent {
     For(Duration),
     Count(u64),
 }
 
-/// When answers count.
+/// Time in which answers count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     pub(super) begin: Instant,
     pub(super) end: Option<Instant>,
-    /// Open loop: what was due within the window counts, whenever it is answered. A server
-    /// that falls behind would look well if its late answers did not.
+    /// Open loop: calls that were due within the window count, whenever they are answered.
+    /// Otherwise a server that falls behind would look well.
     pub(super) by_due: bool,
 }
 

@@ -18,7 +18,7 @@ use super::record::{Answer, Shared};
 /// Bytes of payload in a message of echo: as a scan has them.
 const ECHO_MESSAGE_BYTES: u32 = 256 << 10;
 
-/// How long the follower may lag behind the last ack before it is an error.
+/// Maximum lag of the follower behind the last ack.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn scan_request(load: &Load, start: Option<u64>, follow: bool) -> proto::ScanRequest {
@@ -118,8 +118,8 @@ impl Pass {
     }
 }
 
-/// Appends, with a follower that sees each record from the first on. `seen` counts what it
-/// gets, `shared` the acks.
+/// Appends, with a follower that sees each record from the first on. `seen` counts the records
+/// it gets, `shared` the acks.
 pub(super) async fn follow(
     load: Arc<Load>,
     connections: &[Connection],
@@ -130,7 +130,7 @@ pub(super) async fn follow(
     due: Option<UnboundedReceiver<Due>>,
 ) -> Result<()> {
     let mut wal = connections[0].wal();
-    // So that the log is there, and where it ends is known.
+    // The first append creates the log and returns its end.
     let made = proto::AppendRequest {
         log: load.log(0),
         record: Some(super::caller::record(load.payload.clone())),
@@ -157,7 +157,7 @@ pub(super) async fn follow(
         .context("the follower does not catch up")??
 }
 
-/// Who times what comes.
+/// A follower that measures delivery times.
 struct Follower {
     load: Arc<Load>,
     messages: Streaming<proto::ScanResponse>,
@@ -166,7 +166,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Reads until the end, which is told once it is known.
+    /// Reads until the end, which `end` reports once it is known.
     async fn run(mut self, mut end: watch::Receiver<Option<u64>>) -> Result<()> {
         loop {
             if end.borrow_and_update().is_some_and(|end| self.next >= end) {
@@ -236,7 +236,7 @@ pub(super) async fn write(
     while running.join_next().await.is_some() {}
 }
 
-/// Waits for what is due and makes the calls, at most so many at a time.
+/// Waits for due calls and makes them, at most one for each caller at a time.
 async fn paced(mut due: UnboundedReceiver<Due>, callers: Vec<Caller>) {
     let (free, mut idle) = tokio::sync::mpsc::unbounded_channel();
     for caller in callers {

@@ -1,4 +1,4 @@
-//! Every row of the table of targets that goes over gRPC, each beside its echo.
+//! Every row of the table of targets that uses gRPC, each next to its echo.
 
 use anyhow::Result;
 
@@ -7,10 +7,10 @@ use super::report::{Check, Entry, Report};
 use super::spec::{Level, Spec, Work};
 use super::{Bench, Case, mixed};
 
-/// What a row must reach. Times in microseconds.
+/// The value that a row must reach. Times in microseconds.
 #[derive(Debug, Clone, Copy)]
 enum Target {
-    /// Of the echo's rate.
+    /// Share of the echo's rate.
     Echo(f64),
     /// Records a second.
     Rate(f64),
@@ -19,7 +19,7 @@ enum Target {
     P99(f64),
     /// Median, of the sum of the echo's median and a flush's.
     RoundTripAndFlush(f64),
-    /// Of the rate of the row of this name.
+    /// Share of the rate of the row with this name.
     OfRow(&'static str, f64),
     Delivery50(f64),
     Delivery99(f64),

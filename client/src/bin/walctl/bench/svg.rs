@@ -9,7 +9,8 @@ const RIGHT: f64 = 170.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 44.0;
 
-/// Dark enough on white, told apart also by those who do not tell red from green.
+/// Dark enough on white. People who see no difference between red and green can still
+/// distinguish them.
 const COLOURS: [&str; 6] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#a07800",
 ];
