@@ -378,7 +378,9 @@ impl Run {
         self.hit.extend(records_in(&bytes));
         self.damaged.insert(path.clone());
         if self.random.random_bool(0.5) {
-            self.disk.set_unreadable(&path, at..at + 1);
+            // Real reads fail by the page: a small one before the bad byte, too.
+            let page = at / 4096 * 4096;
+            self.disk.set_unreadable(&path, page..page + 4096);
         } else {
             bytes[at] ^= 1 << self.random.random_range(0..8);
             self.disk.replace(&path, bytes);
