@@ -502,7 +502,7 @@ async fn live_page_that_is_behind_is_told_what_it_was_passed_by() {
         let ended = Events::open(&daemon, query).next("ended");
         ended["message"].as_str().unwrap().to_owned()
     };
-    assert!(told("log=l&log_id=77").contains("was deleted and created again"));
+    assert!(told("log=l&log_id=77").contains("an earlier log of this name"));
     assert!(told("log=none").contains("does not exist"));
 }
 
