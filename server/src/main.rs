@@ -327,7 +327,9 @@ fn completion(matches: &ArgMatches) -> Result<(), Exit> {
 
 fn man() -> Result<(), Exit> {
     let mut text = Vec::new();
-    clap_mangen::Man::new(command())
+    // The man page leaves out the texts that the short help hides.
+    let command = command().mut_args(|arg| arg.hide_short_help(false));
+    clap_mangen::Man::new(command)
         .render(&mut text)
         .map_err(|error| Exit::new(Exit::IO, error.to_string()))?;
     print(&text)
