@@ -151,6 +151,8 @@ def a_consumer_that_never_comes_back():
         bounds = ["--retention-interval", "100ms", "--cursor-lag-logs", "q, other/*"]
         with Daemon(f"{directory}/data", *bounds) as daemon:
             daemon.walctl("log", "create", "q", "--max-records", "100", "--respect-cursors")
+            # Before the records: without a cursor retention takes them at once.
+            daemon.walctl("cursor", "set", "q", "abandoned", "0")
             daemon.walctl("append", "q", "-", input=(b"x" * 100 + b"\n") * 5000)
             daemon.walctl("cursor", "set", "q", "billing", "5000")
             daemon.walctl("cursor", "set", "q", "abandoned", "10")
