@@ -332,7 +332,11 @@ impl Run {
         core.turn();
         let model = self.logs.get_mut(&name).expect("it is known");
         match poll(answer) {
-            Some(Ok(_)) => (model.first, model.maybe_first) = (to, None),
+            // A trim whose outcome was unknown may have reached further.
+            Some(Ok(first)) => {
+                let first = usize::try_from(first.get()).expect("small");
+                (model.first, model.maybe_first) = (first.max(to), None);
+            }
             Some(Err(TrimError::Append(AppendError::Unknown(_)))) | None => {
                 model.maybe_first = Some(to.max(model.maybe_first.unwrap_or(0)));
             }
@@ -593,6 +597,9 @@ fn compare_damaged(core: &Arc<Core>, log: &str, model: &mut Model, hit: &BTreeSe
                     model.records = all;
                     model.records.truncate(tail);
                     model.maybe.clear();
+                    // So does a trim: it goes with the records before it.
+                    model.first = model.first.min(tail);
+                    model.maybe_first = model.maybe_first.map(|first| first.min(tail));
                     return;
                 }
             }
