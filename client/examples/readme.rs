@@ -91,7 +91,7 @@ async fn append_pipelined(client: &Client) -> Result<(), Error> {
         .log("audit", ["two orders"]);
     let both = appender.append_batch(batch).await?;
     println!("{} {:?}", one.await?.lsn, both.await?.appends);
-    appender.close().await?; // sends what is gathered, waits for all acks
+    appender.close().await?; // sends the gathered records, waits for all acks
     assert_eq!(tail(client).await?, Lsn::new(7));
     Ok(())
 }

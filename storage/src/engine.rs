@@ -220,7 +220,7 @@ pub struct ScanRequest {
     pub until_lsn: Option<Lsn>,
     /// Stop after so many records; 0 = no bound.
     pub max_records: u64,
-    /// Go on with what is appended later. A scan that does not follow ends at the tail of the
+    /// Go on with records that are appended later. A scan that does not follow ends at the tail of the
     /// moment it began.
     pub follow: bool,
     /// What to see; `None` = what the sync mode acknowledges.

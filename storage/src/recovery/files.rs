@@ -468,7 +468,7 @@ fn first_frame(
     Ok(FirstFrame::Link(Position::new(base), link, is_whole))
 }
 
-/// Looks for any frame. A link that is damaged is told in part by the directory of its group.
+/// Looks for any frame. The directory of its group describes a damaged link in part.
 fn frames_within(
     life: &Life,
     content: &Content<'_>,

@@ -344,7 +344,7 @@ impl Build<'_> {
     /// Records that no source has, whatever the reason, are lost: none is passed over in silence.
     ///
     /// # Errors
-    /// Of a read of an index: then it is not known what the sources have.
+    /// If an index cannot be read: then the records of the sources are not known.
     fn learn_of_gaps(&self, log: &Arc<Log>, gaps: &[(Lsn, Lsn, Position)]) -> io::Result<()> {
         if gaps.is_empty() {
             return Ok(());

@@ -113,7 +113,7 @@ impl Fixture {
         Self::told_by(&mut self.scan(selector.clone(), start, false))
     }
 
-    /// What a scan gives up to its end.
+    /// The batches that a scan gives up to its end.
     fn told_by(scan: &mut Box<dyn Scan>) -> String {
         let mut out = String::new();
         let mut gaps: Vec<Gap> = Vec::new();

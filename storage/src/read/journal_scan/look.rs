@@ -200,7 +200,7 @@ impl Work {
             .map(|(_, next)| Arc::clone(next))
     }
 
-    /// Goes over a stretch that holds nothing readable, naming what is damaged in it, up to
+    /// Goes over a stretch that holds nothing readable, naming the damaged records in it, up to
     /// `published` at most.
     fn pass(&mut self, to: Position) -> Going {
         let to = to.min(self.published);
