@@ -46,7 +46,7 @@ with scratch() as temporary:
                 file.unlink(missing_ok=True)
     with Daemon(Path(temporary) / "plain") as daemon:
         # A timer that makes its event loop wake itself costs calls for each append, not for each group: 12 a group, once.
-        if sized(False, True):
+        if sized(True, False):
             run(WALCTL, "bench", "append", "--in-flight", "256", "--duration", "2s", "--endpoint", daemon.endpoint, env=clean_environment())
             written = int(re.search(r"syscw: (\d+)", Path(f"/proc/{daemon.pid}/io").read_text())[1])
             groups = daemon.metric("wald_group_requests_count")
