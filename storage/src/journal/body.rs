@@ -20,7 +20,7 @@ fn text(bytes: &[u8]) -> Option<String> {
     String::from_utf8(bytes.to_vec()).ok()
 }
 
-/// The most bytes of a log's settings.
+/// Maximum length of an encoded log configuration, in bytes.
 pub(crate) const MAX_CONFIG_LEN: usize = 64;
 
 /// The settings of a log, as the fields of `wald.v1.LogConfig`.
@@ -29,7 +29,7 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &LogConfig) {
     if let Some(retention) = &config.retention {
         let mut part = Vec::new();
         put_retention(&mut part, retention);
-        // Also if it is empty: then nothing is forgotten, whatever the server's is.
+        // An empty retention is written too: it means no limits, regardless of the server's defaults.
         wire::put_bytes(out, 2, &part);
     }
     wire::put_uint(out, 3, config.compression.map_or(0, codec_number));
@@ -138,7 +138,7 @@ pub(crate) struct Created {
 }
 
 impl Created {
-    /// The most bytes of a body with this name.
+    /// Maximum length of an encoded body with this name, in bytes.
     pub(crate) fn max_len(name: &str) -> usize {
         name.len() + 3 + 2 + MAX_CONFIG_LEN + 9
     }
@@ -172,16 +172,16 @@ impl Created {
     }
 }
 
-/// Body of a `Cursor` frame, whose first lsn is where the cursor stands.
+/// Body of a `Cursor` frame. The cursor's lsn is the first lsn of the frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CursorBody {
     pub(crate) name: Name,
-    /// It is forgotten.
+    /// The cursor was deleted.
     pub(crate) deleted: bool,
 }
 
 impl CursorBody {
-    /// The most bytes of a body with this name.
+    /// Maximum length of an encoded body with this name, in bytes.
     pub(crate) fn max_len(name: &Name) -> usize {
         name.as_str().len() + 3 + 2
     }
@@ -206,15 +206,15 @@ impl CursorBody {
     }
 }
 
-/// Body of a `Marker` frame; empty where it only proves what was flushed.
+/// Body of a `Marker` frame. An empty body only proves that everything before it was flushed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Marker {
-    /// What the expiry clock showed.
+    /// Expiry clock when the marker was written.
     pub(crate) expiry: Option<Timestamp>,
 }
 
 impl Marker {
-    /// The most bytes of one.
+    /// Maximum length of an encoded marker, in bytes.
     pub(crate) const MAX_LEN: usize = 9;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
@@ -232,24 +232,24 @@ impl Marker {
     }
 }
 
-/// A time, if there is one: fields that are not there say nothing.
+/// Writes a time, if there is one. An absent field means that the time is unknown.
 fn put_time(out: &mut Vec<u8>, field: u32, time: Option<Timestamp>) {
     if let Some(time) = time {
         wire::put_fixed64(out, field, time.micros().cast_unsigned());
     }
 }
 
-/// How a log stood when a segment that touched it was left.
+/// State of a log at the end of a segment that touched the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Closing {
     pub(crate) log_id: LogId,
     pub(crate) next_lsn: Lsn,
-    /// Its name, if it was created in that segment.
+    /// Name of the log, if that segment created the log.
     pub(crate) name: Option<String>,
     pub(crate) deleted: bool,
     /// The first record kept.
     pub(crate) first_lsn: Lsn,
-    /// How many right below that went by retention.
+    /// Number of records directly below `first_lsn` that retention expired.
     pub(crate) expired: u64,
     pub(crate) writer_epoch: u64,
 }
@@ -293,43 +293,43 @@ impl Closing {
     }
 }
 
-/// Body of a `Link` frame, the first of each segment: what the segment before it was,
-/// told where damage to that segment does not reach.
+/// Body of a `Link` frame, the first of each segment. Describes the segment before from a place that
+/// damage to that segment does not reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// The segment before; `None` in a store's first.
+    /// The segment before; `None` in the first segment of a store.
     pub(crate) predecessor: Option<SegmentId>,
-    /// The segment before that one, so that a gap of one segment is known to be one.
+    /// The segment before the predecessor. It shows whether a gap is exactly one segment.
     pub(crate) second: Option<SegmentId>,
-    /// Where it ends: nothing at or beyond was ever committed there.
+    /// End of the predecessor: nothing at or beyond this position was ever committed there.
     pub(crate) predecessor_end: Position,
-    /// Header checksum of its last frame.
+    /// Header checksum of the predecessor's last frame.
     pub(crate) predecessor_chain: u32,
     pub(crate) recovery_epoch: RecoveryEpoch,
     /// Counter of the next log id of this epoch.
     pub(crate) next_log_counter: u64,
-    /// Every log that the segment before touched; `None` if they were too many.
+    /// Every log that the predecessor touched; `None` if there were too many.
     pub(crate) closings: Option<Vec<Closing>>,
-    /// Segments that are gone without another trace may have held the newest records of
-    /// any log that has no frame beyond this.
+    /// Segments below this position may be lost without another trace. They may have held the newest
+    /// records of any log that has no frame beyond it.
     pub(crate) lost_before: Option<Position>,
-    /// Losses that somebody has accepted, explicitly.
+    /// Losses that an operator has accepted explicitly.
     pub(crate) accepted: Option<Accepted>,
-    /// What the expiry clock showed; `None` in links of versions before there was one.
+    /// Expiry clock when the link was written; `None` in links of versions without that clock.
     pub(crate) expiry: Option<Timestamp>,
 }
 
-/// Losses that were accepted: exactly these, so that what is damaged later is new. Logs
-/// whose tails they left in doubt go on from what was found.
+/// Losses that were accepted. Later damage is not covered. Logs whose tails these losses left in doubt
+/// continue after the records that were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Accepted {
-    /// All of it lies below.
+    /// Upper bound: all accepted losses lie below this position.
     pub(crate) before: Position,
-    /// They were too many to be told: everything below counts.
+    /// The losses were too many to list: every loss below `before` is accepted.
     pub(crate) all: bool,
-    /// Bytes that do not verify, and places from where on something is missing: from, to.
+    /// Start and end of damaged bytes, and of places where data is missing.
     pub(crate) places: Vec<(Position, Position)>,
-    /// Records; none of a log whose name is lost.
+    /// Lost records: log, first and end. A log whose name is lost has an entry without records.
     pub(crate) lost: Vec<(LogId, Lsn, Lsn)>,
 }
 
@@ -388,7 +388,7 @@ impl Accepted {
         Some(accepted)
     }
 
-    /// The same in so many bytes at most.
+    /// Replaces the list by `all` if the encoded form exceeds `bytes`.
     pub(crate) fn within(self, bytes: u64) -> Self {
         if self.encode().len() as u64 <= bytes {
             return self;
@@ -490,15 +490,15 @@ pub(crate) struct Seal {
     pub(crate) clean: bool,
     /// Counter of the next log id, for the start after a clean shutdown.
     pub(crate) next_log_counter: u64,
-    /// The segment that the journal goes on in: its file is ready, or the seal would not be
-    /// written. `None` at a shutdown.
+    /// The segment in which the journal continues. Its file is ready before the seal is written. `None`
+    /// at a shutdown.
     pub(crate) successor: Option<SegmentId>,
-    /// What the expiry clock showed.
+    /// Expiry clock when the seal was written.
     pub(crate) expiry: Option<Timestamp>,
 }
 
 impl Seal {
-    /// The most bytes of an encoded seal.
+    /// Maximum length of an encoded seal, in bytes.
     pub(crate) const MAX_LEN: usize = 11 + 11 + 18 + 2 + 11 + 11 + 9;
 
     pub(crate) fn encode(&self) -> Vec<u8> {

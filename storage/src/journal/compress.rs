@@ -1,38 +1,38 @@
 //! Compression of bodies: whole batches, kept only if smaller.
 //!
-//! A compressed body is the size of the plain one (u32, little endian) and then what the
-//! codec made of it. The size is checked before anything is allocated by it: no body is larger
-//! than the store's FORMAT allows, whatever it claims to become.
+//! A compressed body starts with the size of the plain body (u32, little endian). The output of the
+//! codec follows. The size is checked before memory is allocated for it: no body is larger than the
+//! store's FORMAT allows, whatever size it claims.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::record::Compression;
 
-/// Bodies smaller than this are left alone.
+/// Bodies smaller than this stay uncompressed, in bytes.
 const LEAST_BYTES: usize = 256;
 
-/// No codec here expands by more than about this; a size beyond is not believed.
+/// No codec here expands by more than about this factor. A larger claimed size is rejected.
 const MOST_EXPANSION: usize = 1 << 16;
 
-/// No body of any store is larger than this when it is plain, bytes, unless its FORMAT says so.
+/// Maximum size of a plain body, in bytes, unless the store's FORMAT allows more.
 pub(crate) const LARGEST_BODY: u32 = 64 << 20;
 
-/// The largest body that a store of this process may have. It bounds the memory of the process,
-/// so that one number is enough for all stores that it opens.
+/// Largest plain body of any store of this process, in bytes. It bounds the memory of the process, so
+/// one number is enough for all stores that the process opens.
 static ALLOWED: AtomicU32 = AtomicU32::new(LARGEST_BODY);
 
-/// From now on bodies of so many bytes are decompressed.
+/// Raises the largest body that is decompressed to `largest_body` bytes.
 pub(crate) fn allow(largest_body: u32) {
     ALLOWED.fetch_max(largest_body, Ordering::Relaxed);
 }
 
-/// The largest body that is decompressed, bytes.
+/// Largest body that is decompressed, in bytes.
 pub(crate) fn allowed() -> u32 {
     ALLOWED.load(Ordering::Relaxed)
 }
 
-/// Why a body that matches its checksum cannot be decompressed, if that is for its size.
+/// Why a body is too large to decompress; `None` if its size is allowed.
 pub(crate) fn too_large(codec: u8, stored: &[u8]) -> Option<String> {
     let (claimed, most) = (decompressed_len(codec, stored), allowed());
     (claimed > most).then(|| {
@@ -47,12 +47,12 @@ pub(crate) const PLAIN: u8 = 0;
 const LZ4: u8 = 1;
 pub(crate) const ZSTD: u8 = 2;
 
-/// Whether this build can decompress what the codec made.
+/// Whether this build can decompress bodies of the codec.
 pub(crate) fn is_known(codec: u8) -> bool {
     codec == PLAIN || codec == LZ4 || (codec == ZSTD && cfg!(feature = "zstd"))
 }
 
-/// Compresses a body: the codec's number and the bytes, or `None` if plain is as good.
+/// Compresses a body. Returns the codec's number and the bytes, or `None` if plain is as good.
 pub(crate) fn compress(body: &[u8], how: Compression) -> Option<(u8, Vec<u8>)> {
     if body.len() < LEAST_BYTES {
         return None;
@@ -69,8 +69,7 @@ pub(crate) fn compress(body: &[u8], how: Compression) -> Option<(u8, Vec<u8>)> {
     (out.len() < body.len()).then_some((codec, out))
 }
 
-/// How many bytes decompressing makes, by what is stored, which may say anything; 0 where that
-/// is plain.
+/// Size after decompression that the stored bytes claim, unverified; 0 for a plain body.
 pub(crate) fn decompressed_len(codec: u8, stored: &[u8]) -> u32 {
     match stored.first_chunk::<4>() {
         Some(size) if codec != PLAIN => u32::from_le_bytes(*size),
@@ -78,8 +77,8 @@ pub(crate) fn decompressed_len(codec: u8, stored: &[u8]) -> u32 {
     }
 }
 
-/// The plain body, or `None` if this is not what [`compress`] made, if it claims to be larger
-/// than any body of the store, or is of a codec that this build does not have.
+/// Returns the plain body. `None` if [`compress`] did not make the bytes, if the claimed size is larger
+/// than any body of the store, or if this build lacks the codec.
 pub(crate) fn decompress(codec: u8, stored: &[u8]) -> Option<Cow<'_, [u8]>> {
     if codec == PLAIN {
         return Some(Cow::Borrowed(stored));

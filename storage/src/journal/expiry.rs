@@ -46,14 +46,14 @@ const DOUBT_BACK: Duration = Duration::from_secs(600);
 /// 2026-01-01. A system's clock before it is wrong: this version is younger.
 const EARLIEST: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 
-/// What the clocks show.
+/// Times that the two clocks show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shown {
     /// The time by which records are too old.
     pub(crate) expiry: Timestamp,
-    /// The time that what comes now arrives at. Not before `expiry`.
+    /// Arrival time of records that arrive now. Not before `expiry`.
     pub(crate) arrival: Timestamp,
-    /// The system's clock jumped since the last look, by so many microseconds; below 0: back.
+    /// Jump of the system's clock since the last reading, in microseconds; below 0: back.
     pub(crate) jumped: Option<i64>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Shown {
 pub(crate) struct Jumps {
     pub(crate) ahead: u64,
     pub(crate) back: u64,
-    /// Size of the last one in microseconds; below 0: back. 0: there was none.
+    /// Size of the last jump in microseconds; below 0: back. 0: there was none.
     pub(crate) last: i64,
 }
 
@@ -71,17 +71,17 @@ pub(crate) struct Jumps {
 pub(crate) struct Clocks {
     expiry: Timestamp,
     times: Timestamp,
-    /// What the system's clock showed when it was last looked at, and when that was.
+    /// Last reading of the system's clock, and its time on the monotonic clock.
     system: Timestamp,
     at: Instant,
-    /// Until when it is not believed.
+    /// The system's clock is not believed until then.
     doubted: Option<Instant>,
     jumps: Jumps,
 }
 
 impl Clocks {
-    /// Clocks that begin at `at`, when the system's shows `now`; the expiry clock goes on from
-    /// what it showed.
+    /// Clocks that begin at `at`, when the system's clock shows `now`. The expiry clock continues from
+    /// `expiry`.
     pub(crate) fn new(expiry: Timestamp, now: Timestamp, at: Instant) -> Self {
         let mut clocks = Self {
             expiry,
@@ -112,7 +112,7 @@ impl Clocks {
         self.jumps.last = by;
     }
 
-    /// What they show when the system's clock shows `now`.
+    /// Advances both clocks to the moment at which the system's clock shows `now`.
     pub(crate) fn advance(&mut self, now: Timestamp, progress: Instant) -> Shown {
         let passed = micros(progress.saturating_duration_since(self.at));
         self.at = self.at.max(progress);
@@ -151,7 +151,7 @@ impl Clocks {
     }
 }
 
-/// A span in microseconds, clamped to what can be said.
+/// A span in microseconds, at most `i64::MAX`.
 pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
@@ -164,7 +164,7 @@ mod tests {
     const YEAR: i64 = 365 * 24 * 3600 * SECOND;
     const BEGIN: i64 = EARLIEST.micros() + 2 * YEAR;
 
-    /// The clocks, and what the system's would show had it never jumped.
+    /// The clocks, and the system's clock as if it had never jumped.
     struct World {
         clocks: Clocks,
         now: i64,
@@ -176,7 +176,7 @@ mod tests {
             Self::after(BEGIN)
         }
 
-        /// Begins where the expiry clock had shown this.
+        /// Begins with an expiry clock that last showed `expiry`.
         fn after(expiry: i64) -> Self {
             let (expiry, now) = [expiry, BEGIN].map(Timestamp::from_micros).into();
             #[allow(clippy::disallowed_methods, reason = "an arbitrary beginning")]
@@ -188,8 +188,8 @@ mod tests {
             }
         }
 
-        /// Lets so much time pass, in steps of a second. Returns how far expiry and arrival are
-        /// ahead of the right time then.
+        /// Lets `seconds` pass in steps of a second. Returns by how much expiry and arrival are ahead
+        /// of the right time at the end.
         fn pass(&mut self, seconds: u64) -> (i64, i64) {
             let mut shown = self.step(0);
             for _ in 0..seconds {
@@ -215,7 +215,7 @@ mod tests {
         let mut world = World::new();
         for _ in 0..100 {
             assert_eq!(world.pass(1), (world.wrong, world.wrong));
-            // Adjusted little by little.
+            // A gradual adjustment.
             world.wrong += SECOND / 20;
             let (expiry, arrival) = world.pass(10);
             assert_eq!((expiry, arrival), (world.wrong, world.wrong));
@@ -228,7 +228,7 @@ mod tests {
         let mut world = World::new();
         world.wrong = YEAR;
         let (expiry, arrival) = world.pass(1800);
-        // Twice as fast as time.
+        // The expiry clock runs twice as fast as time.
         assert_eq!((expiry, arrival), (1800 * SECOND, 1800 * SECOND));
         world.wrong = 0;
         let jumps = Jumps {
@@ -260,7 +260,7 @@ mod tests {
         let (expiry, arrival) = world.pass(599);
         assert_eq!((expiry, arrival), (-599 * SECOND, 0));
         assert_eq!(world.pass(1), (-YEAR, -YEAR));
-        // One that shows a time before this version was made is not.
+        // A clock that shows a time before this version was made is never believed.
         let mut world = World::new();
         world.wrong = -BEGIN;
         let (expiry, arrival) = world.pass(3600);
@@ -282,7 +282,7 @@ mod tests {
         world.wrong = 0;
         world.pass(599);
         assert_eq!(world.pass(2), (0, 0));
-        // The start after a run with such a clock.
+        // A start after a run with such a clock.
         let mut world = World::after(BEGIN + YEAR);
         assert_eq!(world.clocks.jumps().back, 1);
         let (_, arrival) = world.pass(599);

@@ -1,4 +1,4 @@
-//! Frames in a segment file: encoding, decoding, nothing else.
+//! Frames in a segment file: encoding and decoding only.
 //!
 //! A frame is one batch of one log, or one act of administration: a fixed header,
 //! extensions, a body; padded with zeros to a multiple of 8. All numbers are little
@@ -18,13 +18,13 @@
 //! ```
 //!
 //! - `hlen` is header and extensions in units of 8 bytes.
-//! - The header checksum is CRC-32C seeded with the segment's salt, which is drawn anew
-//!   each time a file enters the pool: zeros and frames of an earlier life never pass.
-//! - `body crc` is plain CRC-32C of the body; the header's checksum covers it, so it is
-//!   carried along and never computed again.
-//! - `chain` is the header checksum of the frame before, 0 in a segment's first.
-//! - `durable lag`: how far behind `position` everything was flushed when this was
-//!   written, in units of 8 bytes. Saturated (32 GiB) means nothing is said.
+//! - The header checksum is CRC-32C seeded with the segment's salt. Each entry of a file into the pool
+//!   draws a new salt, so zeros and frames of an earlier life never pass.
+//! - `body crc` is plain CRC-32C of the body. The header's checksum covers it, so it is copied and
+//!   never computed again.
+//! - `chain` is the header checksum of the frame before, 0 in a segment's first frame.
+//! - `durable lag`: distance from `position` back to the durable position when the frame was written,
+//!   in units of 8 bytes. The maximum value (32 GiB) means unknown.
 //!
 //! This module is pure: bytes in, bytes out. It must never panic on any input.
 
@@ -41,7 +41,7 @@ use crate::wire::{u32_at, u64_at};
 pub(crate) const HEADER_BYTES: usize = 64;
 /// The version written in each header.
 const HEADER_VERSION: u8 = 1;
-/// The most bytes of header and extensions.
+/// Maximum length of header and extensions, in bytes.
 pub(crate) const MAX_HEADER_BYTES: usize = u16::MAX as usize * 8;
 
 /// Kind of a frame. Segments of the journal hold 1 to 9, 11 and 15; sorted runs hold 10 and 12
@@ -50,38 +50,38 @@ pub(crate) const MAX_HEADER_BYTES: usize = u16::MAX as usize * 8;
 pub(crate) enum Kind {
     /// Records of one log.
     Batch = 1,
-    /// A log came into being.
+    /// A log was created.
     Created = 2,
     /// A log's settings changed.
     Configured = 3,
-    /// A log and all its records are gone.
+    /// A log was deleted with all its records.
     Deleted = 4,
-    /// The records below `first lsn` are forgotten.
+    /// The records below `first lsn` were trimmed.
     Trim = 5,
     /// The writer epoch was raised.
     Fence = 6,
     /// Consumers' positions.
     Cursor = 7,
-    /// First frame of a segment: what came before.
+    /// First frame of a segment: describes the segments before.
     Link = 8,
-    /// Written when the journal has been idle: proves what was flushed.
+    /// Written when the journal has been idle: proves that everything before was flushed.
     Marker = 9,
-    /// Last frame of a sorted run: which segments it stands for.
+    /// Last frame of a sorted run: names the segments that the run replaces.
     Run = 10,
     /// Last frame of a segment.
     Seal = 11,
-    /// How logs stood at the end of a sorted run.
+    /// State of each log at the end of a sorted run.
     Images = 12,
     /// Records of one log in a sorted run.
     Pack = 13,
-    /// In which order the records of a sorted run were committed.
+    /// Commit order of the records of a sorted run.
     Order = 14,
     /// Producers of a log were forgotten.
     Forgotten = 15,
 }
 
 impl Kind {
-    /// Its name, for people.
+    /// Name of the kind, for people.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Batch => "batch",
@@ -124,9 +124,9 @@ impl Kind {
     }
 }
 
-/// Bits 0 to 2 of the flags: how the body is compressed. 0 = not.
+/// Bits 0 to 2 of the flags: codec of the body. 0: not compressed.
 const CODEC_MASK: u8 = 0b111;
-/// The atomic unit goes on in the next frame.
+/// The atomic unit continues in the next frame.
 pub(crate) const CONTINUES: u8 = 0x80;
 
 /// A verified header.
@@ -143,7 +143,7 @@ pub(crate) struct Header {
     pub(crate) log_id: LogId,
     pub(crate) first_lsn: Lsn,
     pub(crate) arrival: Timestamp,
-    /// Everything below was flushed when this was written; 0 if nothing is said.
+    /// Everything below was flushed when the frame was written; 0 if unknown.
     pub(crate) durable_mark: Position,
     pub(crate) chain: u32,
     /// This header's own checksum: the chain value of the next frame.
@@ -176,7 +176,7 @@ impl Header {
     }
 }
 
-/// What the writer decides about a frame; the rest follows from where it goes.
+/// Fields of a frame that the writer chooses. The other fields follow from the frame's place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     pub(crate) kind: Kind,
@@ -221,13 +221,13 @@ impl RunningCrc {
         self.0.update(bytes);
     }
 
-    /// That of all bytes so far.
+    /// Checksum of all bytes so far.
     pub(crate) fn value(&self) -> u32 {
         low32(self.0.finalize())
     }
 }
 
-/// A running CRC-32C of a file whose last four bytes are that of all before.
+/// A running CRC-32C of a file whose last four bytes are the checksum of all bytes before.
 #[derive(Default)]
 pub(crate) struct Crc {
     before: RunningCrc,
@@ -241,7 +241,7 @@ impl Crc {
         let (front, last) = bytes.split_at(bytes.len().saturating_sub(4));
         self.last.extend_from_slice(last);
         let passed = self.last.len().saturating_sub(4);
-        // Of what was last before, all that has four bytes or more behind it.
+        // Earlier bytes that now have at least four bytes after them.
         let passed: Vec<u8> = self.last.drain(..passed).collect();
         self.before.feed(&passed);
         self.before.feed(front);
@@ -258,9 +258,8 @@ fn low32(value: u64) -> u32 {
     u32::try_from(value).expect("a 32-bit checksum")
 }
 
-/// Starts a frame at the end of `out`: room for the header, then the extensions
-/// (already encoded). The caller appends the body, then calls [`finish`] with the
-/// offset this returns.
+/// Starts a frame at the end of `out`: room for the header, then the encoded extensions. The caller
+/// appends the body, then calls [`finish`] with the returned offset.
 pub(crate) fn begin(out: &mut Vec<u8>, extensions: &[u8]) -> usize {
     let start = out.len();
     debug_assert!(start.is_multiple_of(8) && extensions.len().is_multiple_of(8));
@@ -269,8 +268,8 @@ pub(crate) fn begin(out: &mut Vec<u8>, extensions: &[u8]) -> usize {
     start
 }
 
-/// Completes the frame begun at `start`: header, checksums, padding. `header_len` is
-/// that of header and extensions. Returns the header as a reader will see it.
+/// Completes the frame begun at `start`: header, checksums, padding. `header_len` counts header and
+/// extensions, in bytes. Returns the header as a reader will see it.
 ///
 /// # Panics
 /// If a length does not fit its field: callers bound bodies and extensions.
@@ -329,20 +328,19 @@ fn mark(position: Position, lag: u32) -> Position {
     }
 }
 
-/// The position that the bytes of a possible header claim, for a quick look.
+/// Position that the bytes of a possible header claim, unverified.
 pub(crate) fn claimed_position(bytes: &[u8]) -> Option<u64> {
     (bytes.len() >= HEADER_BYTES).then(|| u64_at(bytes, 24))
 }
 
-/// Bytes of header and extensions that the bytes of a possible header claim.
+/// Bytes of header and extensions that a possible header claims, unverified.
 pub(crate) fn claimed_header_len(bytes: &[u8]) -> Option<u64> {
     let units = bytes.get(4..6)?.try_into().ok()?;
     Some(u64::from(u16::from_le_bytes(units)) * 8)
 }
 
-/// Reads and verifies the header at the front of `bytes`, which may go on beyond the
-/// frame, and must reach at least to the end of the extensions. `None` if this is not
-/// a header of the segment with this salt.
+/// Reads and verifies the header at the front of `bytes`, which may continue beyond the frame and must
+/// include all extensions. `None` if this is not a header of the segment with this salt.
 pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
     if bytes.len() < HEADER_BYTES || bytes[6] != HEADER_VERSION {
         return None;
@@ -359,9 +357,9 @@ pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
     let position = bounds::place(u64_at(bytes, 24))?;
     let (first_lsn, count) = (u64_at(bytes, 40), u32_at(bytes, 16));
     let sound = match kind {
-        // A writer epoch, which clients choose.
+        // The field holds a writer epoch, which clients choose.
         Kind::Fence => true,
-        // Where the segment before ends, and the recovery epoch.
+        // The fields hold the end of the segment before, and the recovery epoch.
         Kind::Link => {
             bounds::position(first_lsn).is_some() && bounds::epoch(u64::from(count)).is_some()
         }
@@ -389,7 +387,7 @@ pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
     Some(header)
 }
 
-/// What of a frame this version does not know.
+/// Part of a frame that this version does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Newer {
     Version(u8),
@@ -398,7 +396,7 @@ pub(crate) enum Newer {
 }
 
 impl Newer {
-    /// Why the store is not opened.
+    /// The error that refuses to open the store.
     pub(crate) fn refused(self, path: &str, offset: u64) -> OpenError {
         let what = match self {
             Self::Version(version) => format!("is of version {version}"),
@@ -414,9 +412,8 @@ impl Newer {
     }
 }
 
-/// Whether the front of `bytes` is a header of the segment with this salt, but of a version
-/// or kind that is not known: checksum, length, version, kind and position stand where they
-/// do in all versions.
+/// Recognises a header of the segment with this salt whose version or kind is unknown. All versions
+/// keep checksum, length, version, kind and position at the same offsets.
 pub(crate) fn newer(bytes: &[u8], salt: u64) -> Option<Newer> {
     if bytes.len() < HEADER_BYTES {
         return None;
@@ -431,20 +428,20 @@ pub(crate) fn newer(bytes: &[u8], salt: u64) -> Option<Newer> {
     (salted_crc32c(salt, &header[4..]) == u32_at(header, 0)).then_some(newer)
 }
 
-/// The body of a frame whose header is verified and whose bytes are at the front of
-/// `frame`, if it is all there and matches its checksum.
+/// Returns the body of a frame with a verified header, whose bytes are at the front of `frame`. `None`
+/// if the body is incomplete or does not match its checksum.
 pub(crate) fn verified_body<'a>(frame: &'a [u8], header: &Header) -> Option<&'a [u8]> {
     let from = header.header_len as usize;
     let body = frame.get(from..from.checked_add(header.body_len as usize)?)?;
     (crc32c(body) == header.body_crc).then_some(body)
 }
 
-/// Kinds of extensions. Unknown ones are skipped by readers.
+/// Kinds of extensions. Readers skip unknown ones.
 const EXTENSION_PRODUCER: u16 = 1;
 /// Producer with a keyed digest.
 const EXTENSION_KEYED_PRODUCER: u16 = 2;
 const EXTENSION_DIRECTORY: u16 = 3;
-/// What a pack holds.
+/// Directory of a pack.
 pub(crate) const EXTENSION_PIECES: u16 = 4;
 
 pub(crate) fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
@@ -456,7 +453,7 @@ pub(crate) fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
     out.resize(out.len().next_multiple_of(8), 0);
 }
 
-/// The payload of an extension of a verified frame, if there is one of that kind.
+/// Returns the payload of an extension of this kind in a verified frame, if there is one.
 pub(crate) fn extension_of<'a>(frame: &'a [u8], header: &Header, wanted: u16) -> Option<&'a [u8]> {
     let mut rest = frame.get(HEADER_BYTES..header.header_len as usize)?;
     while rest.len() >= 8 {
@@ -476,7 +473,7 @@ pub(crate) fn directory_of(frame: &[u8], header: &Header) -> Option<Directory> {
     Directory::decode(extension_of(frame, header, EXTENSION_DIRECTORY)?)
 }
 
-/// Whose batch a frame is, and the digest of its records as they were sent.
+/// Returns the producer of a frame, and the digest of its records as they were sent.
 pub(crate) fn producer_of(frame: &[u8], header: &Header) -> Option<(Producer, Digest)> {
     let keyed = extension_of(frame, header, EXTENSION_KEYED_PRODUCER);
     let (numbers, id, digest) = match keyed {
@@ -524,8 +521,8 @@ pub(crate) fn producer_len(producer: &Producer) -> usize {
     (8 + 32 + producer.id.as_str().len()).next_multiple_of(8)
 }
 
-/// What one frame of a group was, told again by the first frame of the next group, so
-/// that damage to the frame itself is still attributed exactly.
+/// Describes one frame of a group. The first frame of the next group stores it, so that damage to the
+/// frame itself is still attributed exactly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DirectoryEntry {
     pub(crate) kind: Kind,
@@ -534,11 +531,11 @@ pub(crate) struct DirectoryEntry {
     pub(crate) log_id: LogId,
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
-    /// The name, of a log that was created.
+    /// Name of the log, if the frame created the log.
     pub(crate) name: Option<String>,
 }
 
-/// The frames of one group, from a position on, without holes.
+/// The frames of one group, without holes, beginning at `start`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Directory {
     pub(crate) start: Position,
@@ -588,7 +585,7 @@ pub(crate) struct DirectoryBuilder {
 }
 
 impl DirectoryBuilder {
-    /// The most bytes that [`DirectoryBuilder::push`] adds.
+    /// Maximum number of bytes that [`DirectoryBuilder::push`] adds.
     pub(crate) fn entry_len(name: Option<&str>) -> usize {
         1 + 5 + 10 + 10 + 5 + 2 + name.map_or(0, str::len)
     }
@@ -616,7 +613,7 @@ impl DirectoryBuilder {
         self.entries == 0
     }
 
-    /// Bytes of the extension as it stands.
+    /// Current length of the encoded extension, in bytes.
     pub(crate) fn extension_len(&self) -> usize {
         if self.is_empty() {
             0
@@ -625,7 +622,7 @@ impl DirectoryBuilder {
         }
     }
 
-    /// The encoded extension; nothing for an empty directory.
+    /// The encoded extension; empty for an empty directory.
     pub(crate) fn extension(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.extension_len());
         if !self.is_empty() {

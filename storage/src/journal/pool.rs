@@ -1,8 +1,8 @@
-//! The pool: segment files made ready before they are needed.
+//! The pool: segment files that are made ready before the journal needs them.
 //!
-//! A ready segment lies in `journal/` under its id, filled with zeros once (allocation
-//! alone would cost a second device flush per commit), its life block and its name
-//! flushed. So a roll is a write like any other. Files that are no longer needed come
+//! A ready segment lies in `journal/` under its id, filled with zeros once: allocation alone would cost
+//! a second device flush per commit. Its life block and name are flushed, so a roll is a write like any
+//! other. Unneeded files return through [`Pool::recycle`] and get a new life with a new salt.
 //! back through [`Pool::recycle`] and get a new life with a new salt.
 
 use std::collections::VecDeque;
@@ -25,27 +25,27 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 
 const CHUNK: usize = 1 << 20;
 
-/// How long a failed preparation is not tried again.
+/// Pause after a failed preparation before the next attempt.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
-/// What is left free for the small files of a start: beyond it the pool does not grow
-/// ahead of need.
+/// Bytes that stay free for the small files of a start. The pool does not grow ahead of need into these
+/// bytes.
 const KEEP_FREE_BYTES: u64 = 1 << 20;
 
-/// What a segment is wanted for.
+/// Purpose of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Records and new logs. The reserve is not theirs.
+    /// Records and new logs. They may not take the reserve.
     Growth,
-    /// Trims by retention, of which there may be as many as there are logs: they go on when
-    /// records do not, and leave half of the reserve to what people want.
+    /// Trims by retention, at most one for each log. They continue when records are refused, and leave
+    /// half of the reserve to requests of users.
     Expiry,
-    /// Trims, deletions, settings: they go on when nothing else does.
+    /// Trims, deletions, settings. They continue when everything else is refused.
     Reserve,
-    /// The first segment of a start, which also takes the space that sorting keeps.
+    /// The first segment of a start. It may also take the space that is kept for sorting.
     Start,
-    /// The segment in which the journal goes on so that the sorter gets to the one before. It may be
-    /// the last ready one. Without one it is a small one, which also takes the space that sorting keeps.
+    /// The segment that the journal enters so that the sorter can take the one before. May be the last
+    /// ready one. If none is ready, a small one is made, even in the space kept for sorting.
     Leave,
 }
 
@@ -55,8 +55,8 @@ pub(crate) struct ReadySegment {
     pub(crate) file: Arc<dyn DiskFile>,
 }
 
-/// Free space that a run takes while the sorter writes the run. Nothing else takes that space
-/// until the claim is dropped.
+/// Free space that a run takes while the sorter writes the run. Nothing else takes that space until the
+/// claim is dropped.
 pub(crate) struct Claim<'a> {
     pool: &'a Pool,
     /// Bytes that the run will still take.
@@ -84,7 +84,7 @@ impl Drop for Claim<'_> {
         self.pool
             .claims_written
             .fetch_sub(written, Ordering::SeqCst);
-        // A run gives back more than it takes.
+        // A finished run frees more space than it takes.
         self.pool.changed.notify_all();
     }
 }
@@ -93,17 +93,17 @@ pub(crate) struct Pool {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     store_id: u128,
-    /// The key of digests that each segment carries.
+    /// The key of digests, written to each segment.
     secret: Secret,
     segment_bytes: u64,
-    /// Segments kept ready for the next rolls, beside the reserve.
+    /// Segments kept ready for the next rolls, in addition to the reserve.
     target: usize,
     /// Segments that [`Use::Growth`] may not take.
     reserve: usize,
-    /// From this segment on they tell that there may be sorted runs.
+    /// Segments from this id on declare that there may be sorted runs.
     marked_from: AtomicU64,
-    /// Free space that only sorting and a start may take, bytes: enough to write the largest run
-    /// again, so that a full disk gives space back.
+    /// Free bytes that only sorting and a start may take. They are enough to write the largest run
+    /// again, so that sorting frees space on a full disk.
     sorting_reserve: AtomicU64,
     /// Bytes that runs under way will still take, and bytes that they have taken.
     claimed: AtomicU64,
@@ -118,22 +118,22 @@ struct State {
     free: Vec<SegmentId>,
     next_id: SegmentId,
     preparing: bool,
-    /// A segment that is ready but for the flush of its name: no descriptor was left for that.
+    /// A segment that needs only the flush of its name. No descriptor was available for the flush.
     unflushed: Option<ReadySegment>,
     failed: Option<LastFailure>,
-    /// Space ran out, and the reserve has not been whole since.
+    /// Space ran out, and the reserve has not been complete since.
     starved: bool,
-    /// Records were refused for want of space, and none got any since.
+    /// Records were refused for lack of space, and none were accepted since.
     refused: Option<Refused>,
     stopped: bool,
 }
 
-/// A refusal of records for want of space.
+/// A refusal of records for lack of space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Refused {
-    /// Whether they needed another segment, next to a whole reserve.
+    /// Whether the records needed another segment in addition to a complete reserve.
     rolls: bool,
-    /// Bytes of the segments that were missing.
+    /// Bytes of the missing segments.
     segment_bytes: u64,
 }
 
@@ -158,7 +158,7 @@ impl LastFailure {
 /// A segment could not be made ready.
 struct Unready {
     error: io::Error,
-    /// The segment, if only the flush of its name is missing, for want of a descriptor.
+    /// The segment, if only the flush of its name is missing for lack of a descriptor.
     unflushed: Option<ReadySegment>,
 }
 
@@ -210,13 +210,13 @@ impl Pool {
         }
     }
 
-    /// Takes a ready segment; makes one, or waits for the one being made, if there is
-    /// none. Where a whole one finds no space, [`Use::Reserve`] and [`Use::Start`] get a smaller
-    /// one.
+    /// Takes a ready segment. If none is ready, makes one or waits for the one being made. If a
+    /// full-size segment finds no space, [`Use::Reserve`], [`Use::Start`] and [`Use::Leave`] get a
+    /// smaller one.
     ///
     /// # Errors
-    /// Out of space or of file descriptors: nothing is lost, try again later. Anything else: the
-    /// journal must fail, since a flush may be among the failed calls.
+    /// Out of space or of file descriptors: nothing is lost, and a later attempt may succeed. After any
+    /// other error the journal must fail, since a flush may be among the failed calls.
     pub(crate) fn take(&self, purpose: Use) -> io::Result<ReadySegment> {
         let keep = match purpose {
             Use::Growth => self.reserve,
@@ -241,7 +241,7 @@ impl Pool {
                 continue;
             }
             let prepared = match purpose {
-                // The space of a whole one is the sorter's.
+                // The space for a full-size segment belongs to the sorter.
                 Use::Leave => Err(io::ErrorKind::StorageFull.into()),
                 _ => self.try_to_prepare(&mut state, purpose),
             };
@@ -261,13 +261,13 @@ impl Pool {
         }
     }
 
-    /// Puts back a segment that was taken and not begun.
+    /// Returns a segment that was taken and not begun.
     pub(crate) fn give_back(&self, ready: ReadySegment) {
         self.state.lock().ready.push_front(ready);
     }
 
-    /// Fills the reserve again if space had run out, so that what was taken from it is
-    /// not eaten up by records.
+    /// Fills the reserve again if space had run out, so that records do not consume the segments of the
+    /// reserve.
     ///
     /// # Errors
     /// As [`Pool::take`].
@@ -275,7 +275,7 @@ impl Pool {
         let mut state = self.state.lock();
         while state.starved {
             if state.preparing {
-                // By the pool's own thread; it takes its time.
+                // The pool's own thread prepares a segment, which takes time.
                 return Err(io::ErrorKind::StorageFull.into());
             }
             self.try_to_prepare(&mut state, Use::Growth)?;
@@ -284,14 +284,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Describes the space that is missing for a request that was refused. `rolls`: it needs
-    /// another segment. Warns when records are refused, and again when they need more segments.
+    /// Describes the space that a refused request lacks. `rolls`: the request needs another segment.
+    /// Warns when records are refused, and again when they need more segments.
     pub(crate) fn refuse(&self, purpose: Use, rolls: bool) -> FreeSpace {
         let mut state = self.state.lock();
         let space = self.space_for(&state, purpose, rolls);
         let segment_bytes = self.missing_bytes(&state, purpose, rolls);
         let is_news = (state.refused).is_none_or(|before| segment_bytes > before.segment_bytes);
-        // A segment that is being made may succeed.
+        // A segment that is being made may still succeed.
         if purpose == Use::Growth && !state.preparing && is_news {
             state.refused = Some(Refused {
                 rolls,
@@ -306,7 +306,7 @@ impl Pool {
         space
     }
 
-    /// The space that is missing for records. `None` unless records were refused for it.
+    /// The space that records lack. `None` unless records were refused and it is still missing.
     pub(crate) fn refusal(&self) -> Option<FreeSpace> {
         let state = self.state.lock();
         let space = self.space_for(&state, Use::Growth, state.refused?.rolls);
@@ -314,7 +314,7 @@ impl Pool {
         (!is_there).then_some(space)
     }
 
-    /// Free bytes, and free bytes with which a request succeeds. `rolls`: it needs another segment.
+    /// Free bytes, and free bytes that a request needs. `rolls`: it needs another segment.
     fn space_for(&self, state: &State, purpose: Use, rolls: bool) -> FreeSpace {
         let bytes = self.missing_bytes(state, purpose, rolls);
         FreeSpace {
@@ -323,7 +323,7 @@ impl Pool {
         }
     }
 
-    /// Bytes of the segments that must be made for a request. `rolls`: it needs another segment.
+    /// Bytes of the segments that a request needs made. `rolls`: it needs another segment.
     fn missing_bytes(&self, state: &State, purpose: Use, rolls: bool) -> u64 {
         let segments = match purpose {
             Use::Growth => self.reserve + usize::from(rolls),
@@ -332,24 +332,24 @@ impl Pool {
         };
         let there = state.ready.len() + state.free.len();
         match segments {
-            // A small one is enough.
+            // One small segment is enough.
             0 => MIN_SEGMENT_BYTES,
             _ => segments.saturating_sub(there) as u64 * self.segment_bytes,
         }
     }
 
-    /// Whether space had run out, so that [`Pool::restore_reserve`] looks for some.
+    /// Whether space had run out, so that [`Pool::restore_reserve`] has work.
     pub(crate) fn is_starved(&self) -> bool {
         self.state.lock().starved
     }
 
-    /// The next attempt to make a segment ready is not put off: there is no later one.
+    /// Lets the next attempt to make a segment ready run at once.
     pub(crate) fn try_again(&self) {
         self.state.lock().failed = None;
     }
 
-    /// A reserve that has been broken into, and for which there is no space again, is
-    /// not waited for to be noticed.
+    /// Marks the pool as starved if segments of the reserve are missing and the disk lacks space for
+    /// them.
     fn note_shortage(&self, state: &mut State) {
         let missing = self
             .reserve
@@ -358,8 +358,8 @@ impl Pool {
         state.starved |= missing > 0 && self.lacks(need);
     }
 
-    /// Whether the file system reports less free space than these bytes, the last MiB, and the
-    /// space that sorting keeps. Where it reports nothing, a write will fail.
+    /// Whether the file system reports less free space than `bytes`, the last MiB and the space kept
+    /// for sorting together. `false` without a report: a write will fail instead.
     fn lacks(&self, bytes: u64) -> bool {
         let kept = KEEP_FREE_BYTES + self.kept_for_sorting();
         self.free_bytes()
@@ -370,14 +370,13 @@ impl Pool {
         self.disk.free_bytes().ok().flatten()
     }
 
-    /// Free bytes without those that are kept for sorting. `None` if the file system does not
-    /// report them.
+    /// Free bytes except those kept for sorting. `None` if the file system does not report free space.
     pub(crate) fn free_for_appends(&self) -> Option<u64> {
         let free = self.free_bytes()?;
         Some(free.saturating_sub(self.kept_for_sorting()))
     }
 
-    /// Free bytes that are left to sorting now.
+    /// Free bytes that are reserved for sorting now.
     fn kept_for_sorting(&self) -> u64 {
         if known_bad::makes(Mistake::SorterIgnoresSpace) {
             return 0;
@@ -388,17 +387,17 @@ impl Pool {
         unused.max(self.claimed.load(Ordering::SeqCst))
     }
 
-    /// Keeps this number of free bytes for sorting from now on.
+    /// Keeps `bytes` of free space for sorting from now on.
     pub(crate) fn keep_for_sorting(&self, bytes: u64) {
         self.sorting_reserve.store(bytes, Ordering::SeqCst);
     }
 
-    /// Free bytes that are kept for sorting while no run is written.
+    /// Free bytes that are kept for sorting while no run is being written.
     pub(crate) fn sorting_reserve(&self) -> u64 {
         self.sorting_reserve.load(Ordering::SeqCst)
     }
 
-    /// Free bytes that another run may take. `None` if the file system does not report them.
+    /// Free bytes that another run may take. `None` if the file system does not report free space.
     pub(crate) fn room_for_sorting(&self) -> Option<u64> {
         if known_bad::makes(Mistake::SorterIgnoresSpace) {
             return Some(u64::MAX / 2);
@@ -407,7 +406,7 @@ impl Pool {
         Some(self.free_bytes()?.saturating_sub(taken))
     }
 
-    /// Takes free space for a run of about this number of bytes.
+    /// Claims free space for a run of about `bytes` bytes.
     pub(crate) fn claim(&self, bytes: u64) -> Claim<'_> {
         self.claimed.fetch_add(bytes, Ordering::SeqCst);
         Claim {
@@ -417,19 +416,19 @@ impl Pool {
         }
     }
 
-    /// Whether space ran out, and is not known to be there again.
+    /// Whether space ran out and is not known to be available again.
     pub(crate) fn is_short(&self) -> bool {
         let state = self.state.lock();
         let failed = state.failed.as_ref();
         state.starved || failed.is_some_and(|failed| is_out_of_space(&failed.error()))
     }
 
-    /// Whether the volume has no free space for a whole pool, so that it may run out soon.
+    /// Whether the volume lacks free space for a complete pool, so that space may run out soon.
     pub(crate) fn is_nearly_short(&self) -> bool {
         self.lacks((self.target + self.reserve) as u64 * self.segment_bytes)
     }
 
-    /// Bytes that [`Pool::lend`] can make free.
+    /// Bytes that [`Pool::lend`] can free.
     pub(crate) fn lendable(&self) -> u64 {
         match self.state.lock().ready.len() {
             0 | 1 => 0,
@@ -437,24 +436,24 @@ impl Pool {
         }
     }
 
-    /// Gives up the last segment of the reserve, if that is not the only one. A store whose volume
-    /// was filled by others, or by an older version, gets space for sorting by it. The caller holds
-    /// a [`Claim`], so that the space is the sorter's.
+    /// Removes the last ready segment unless it is the only one. This gives sorting space on a volume
+    /// that other programs or an older version filled. The caller holds a [`Claim`], so that only the
+    /// sorter uses the space.
     ///
     /// # Errors
-    /// Of the file system; nothing is lent.
+    /// Errors of the file system; the segment may be gone then.
     pub(crate) fn lend(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         if state.ready.len() < 2 {
             return Ok(());
         }
-        // The front may be named by a seal already.
+        // A seal may already name the front segment.
         let Some(ready) = state.ready.pop_back() else {
             return Ok(());
         };
         self.disk.remove(&journal_path(ready.life.id))?;
         match self.disk.sync_directory("journal") {
-            // The file system writes the change unasked. Until then a crash brings the segment back.
+            // The file system writes the change later. Until then a crash brings the segment back.
             Err(error) if is_out_of_descriptors(&error) => {}
             flushed => flushed?,
         }
@@ -462,23 +461,23 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes a file that holds nothing, for the space it takes. Returns whether there was one.
+    /// Removes one unused file to free its space. Returns whether there was one.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Errors of the file system.
     pub(crate) fn give_up(&self) -> io::Result<bool> {
         let mut state = self.state.lock();
         let (path, directory) = if let Some(free) = state.free.pop() {
             (pool_path(free), "pool")
         } else if let Some(ready) = state.ready.pop_back() {
-            // A seal that names it was taken back, or it would be in use.
+            // No seal names it: the seal was taken back, or the segment would be in use.
             (journal_path(ready.life.id), "journal")
         } else {
             return Ok(false);
         };
         state.starved = true;
         match self.disk.remove(&path) {
-            // It had no room for its new life.
+            // The file was removed earlier: the disk had no room for its new life.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => removed?,
         }
@@ -486,7 +485,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Makes one segment ready, unless that failed just now.
+    /// Makes one segment ready, unless an attempt failed within the last 250 ms.
     fn try_to_prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
         if let Some(failed) = &state.failed
             && self.clock.monotonic().duration_since(failed.at) < RETRY_AFTER
@@ -496,7 +495,7 @@ impl Pool {
         self.prepare(state, purpose)
     }
 
-    /// Makes one segment ready. Gives up the lock while it works.
+    /// Makes one segment ready. Releases the lock while it works.
     fn prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
         state.preparing = true;
         let failed_before = state.failed.take().is_some();
@@ -509,7 +508,7 @@ impl Pool {
             made.unwrap_or_else(|panic| resume_unwind(panic))
         };
         let (free, result) = match state.unflushed.take() {
-            // Its id comes before those of all segments that are made after it.
+            // The id of this segment precedes the ids of all segments made later.
             Some(ready) => {
                 let mut ready = Some(ready);
                 let mut flush = || self.flush_name(ready.take().expect("it is flushed once"));
@@ -522,7 +521,7 @@ impl Pool {
                 let size = self.segment_bytes;
                 let grows = purpose == Use::Growth && state.ready.len() >= self.reserve;
                 let mut make = || {
-                    // A file that waits is free space, too: it may be the space for sorting.
+                    // A waiting file is free space too, and may be the space for sorting.
                     if grows && self.lacks(0) {
                         self.discard(&mut free)?;
                     }
@@ -542,7 +541,7 @@ impl Pool {
                 Ok(())
             }
             Err(Unready { error, unflushed }) => {
-                // The file, if there still is one, can have a life later.
+                // The file, if it still exists, can have a life later.
                 state.free.extend(free.filter(|_| unflushed.is_none()));
                 state.unflushed = unflushed;
                 state.failed = Some(LastFailure {
@@ -603,8 +602,8 @@ impl Pool {
             .write_all_at(&life.encode_with(Some(&self.secret), features), 0)
             .and_then(|()| file.sync());
         if let Err(error) = written {
-            // A recycled one goes too: after a power cut it may have holes, and a smaller one
-            // finds the space it takes.
+            // A recycled file is removed too: after a power cut it may have holes, and a smaller
+            // segment then has its space.
             if is_out_of_space(&error) {
                 self.disk.remove(&path)?;
                 *free = None;
@@ -621,8 +620,8 @@ impl Pool {
         self.flush_name(ReadySegment { life, file })
     }
 
-    /// Makes the name of a segment durable. The last step: without a descriptor for it the segment
-    /// is kept, since another one made in its place would leave its file in the journal.
+    /// Makes the name of a segment durable, as the last step. Without a descriptor the segment is kept:
+    /// a replacement would leave the file of this one in the journal.
     fn flush_name(&self, ready: ReadySegment) -> Result<ReadySegment, Unready> {
         let flushed = self
             .disk
@@ -646,9 +645,9 @@ impl Pool {
         }
     }
 
-    /// A recycled file of the right size. Its stale bytes stay: no frame of an earlier
-    /// life passes the new salt.
-    /// `free` is none afterwards if its file is gone: kept, it would stand before files that are there.
+    /// Returns a recycled file of the right size. Its stale bytes stay: no frame of an earlier life
+    /// passes the new salt. Sets `free` to `None` if the file is gone. Otherwise it would block files
+    /// that exist.
     fn reusable(
         &self,
         free: &mut Option<SegmentId>,
@@ -677,8 +676,8 @@ impl Pool {
         size: u64,
         purpose: Use,
     ) -> io::Result<(String, Arc<dyn DiskFile>)> {
-        // Where the file system reports free space, nothing is tried in vain. Only a start, and the
-        // sorter itself, take the space that is kept for sorting.
+        // If the file system reports too little free space, no write is attempted. Only a start and the
+        // sorter take the space that is kept for sorting.
         if !matches!(purpose, Use::Start | Use::Leave) && self.lacks(size) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -700,9 +699,9 @@ impl Pool {
         Ok((path, file))
     }
 
-    /// Moves segment files of the journal that hold nothing to the pool. They may have a new life
-    /// after [`Pool::reuse`]. A file that the device could not read in full is removed: a write to
-    /// a part of an unreadable page fails, and would fail the journal.
+    /// Moves unused segment files of the journal to the pool. They may have a new life after
+    /// [`Pool::reuse`]. A file that the device could not read in full is removed: a write to a part of
+    /// an unreadable page fails, and would fail the journal.
     pub(crate) fn retire(&self, ids: &[SegmentId]) -> io::Result<()> {
         for id in ids {
             let path = journal_path(*id);
@@ -710,7 +709,7 @@ impl Pool {
             let moved = whole.then(|| self.disk.rename(&path, &pool_path(*id)));
             match moved {
                 None => self.disk.remove(&path)?,
-                // On a full disk that copies, a name can be removed and not moved.
+                // On a full copy-on-write disk a removal can succeed where a rename fails.
                 Some(Err(error)) if is_out_of_space(&error) => self.disk.remove(&path)?,
                 Some(moved) => moved?,
             }
@@ -718,7 +717,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Moves segment files of the journal that hold nothing to the pool, for a new life.
+    /// Moves unused segment files of the journal to the pool, for a new life.
     pub(crate) fn recycle(&self, ids: &[SegmentId]) -> io::Result<()> {
         if ids.is_empty() {
             return Ok(());
@@ -731,13 +730,13 @@ impl Pool {
     }
 
     /// Offers retired files for a new life. The caller has made their new names durable: a file must
-    /// not come back under its old name with a new life inside.
+    /// not return under its old name with a new life inside.
     pub(crate) fn reuse(&self, ids: &[SegmentId]) {
         self.state.lock().free.extend(ids);
     }
 
-    /// From now on segments that are made ready tell that there may be sorted runs. Returns
-    /// the first that does.
+    /// Makes new segments declare from now on that there may be sorted runs. Returns the id of the
+    /// first such segment.
     pub(crate) fn mark(&self) -> SegmentId {
         let state = self.state.lock();
         let marked = self.marked_from.load(Ordering::SeqCst);
@@ -746,7 +745,7 @@ impl Pool {
         SegmentId::new(from)
     }
 
-    /// A number for a file that is no segment of the journal.
+    /// Draws an id for a file that is not a segment of the journal.
     pub(crate) fn draw_id(&self) -> SegmentId {
         let mut state = self.state.lock();
         let id = state.next_id;
@@ -754,7 +753,7 @@ impl Pool {
         id
     }
 
-    /// So many files more may wait for a new life; what goes beyond is not worth its space.
+    /// Number of additional files that may wait for a new life; 0 while the disk lacks space.
     pub(crate) fn room(&self) -> usize {
         if self.lacks(0) {
             return 0;
@@ -763,11 +762,11 @@ impl Pool {
         (self.target + self.reserve).saturating_sub(state.free.len())
     }
 
-    /// Body of the pool's thread: keeps the pool filled until stopped. Waits for space and for file
-    /// descriptors.
+    /// Body of the pool's thread: keeps the pool filled until stopped. Waits while space or file
+    /// descriptors are short.
     ///
     /// # Errors
-    /// Anything but a lack of these: the journal must fail.
+    /// All errors except these shortages: the journal must fail.
     pub(crate) fn keep_filled(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         while !state.stopped {

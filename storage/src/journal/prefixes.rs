@@ -1,10 +1,9 @@
-//! Who follows many logs: woken when one of them is touched, and told where in the
-//! journal that was.
+//! Followers of many logs. A write to one of their logs wakes them, and they learn its place in the
+//! journal.
 //!
-//! A follower of `orders/` has nothing to do while everybody else appends. So it is
-//! neither woken by what it did not select, nor does it look at that later: each prefix
-//! that is followed knows the *stretches* of the journal that hold its logs, and a scan
-//! goes from one to the next.
+//! A follower of `orders/` has nothing to do while clients append to other logs. Such appends neither
+//! wake the follower nor are read by it later. Each followed prefix knows the *stretches* of the
+//! journal that hold its logs, and a scan jumps from one stretch to the next.
 //!
 //! ```text
 //!   known from ▼
@@ -12,8 +11,8 @@
 //!              at ──▶ jumps here ─────▶ reads ─▶ jumps here ─▶
 //! ```
 //!
-//! All followers of one prefix share what is known of it. A group is announced before it
-//! is published: whoever sees a position as published knows all stretches below it.
+//! All followers of one prefix share the known stretches. A group is announced before it is published,
+//! so a reader that sees a published position knows all stretches below that position.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,18 +23,18 @@ use crate::record::Visibility;
 use crate::sync::Mutex;
 use crate::watch::{Watch, Watched};
 
-/// Stretches that are known of one prefix; a follower that is further behind reads what
-/// lies between, too.
+/// Maximum number of known stretches of one prefix. A follower further behind also reads the bytes
+/// between.
 const MOST_STRETCHES: usize = 64;
 
-/// One prefix that is followed.
+/// A followed prefix.
 pub(crate) struct Prefix {
     watch: Watch,
     known: Mutex<Known>,
 }
 
 struct Known {
-    /// Below this nothing is known.
+    /// Stretches below this position are unknown.
     from: Position,
     /// Start and end of each stretch, in order, apart.
     stretches: VecDeque<(Position, Position)>,
@@ -51,7 +50,7 @@ impl Prefix {
     fn add(&self, start: Position, end: Position) {
         let mut known = self.known.lock();
         match known.stretches.back_mut() {
-            // Another log of the same group, or the group right behind.
+            // The frames belong to another log of this group, or to the group directly after.
             Some(last) if last.1 >= start => last.1 = end,
             _ => known.stretches.push_back((start, end)),
         }
@@ -62,8 +61,8 @@ impl Prefix {
         }
     }
 
-    /// The first position from `at` on that may hold something of this prefix, or
-    /// `published` if nothing below that does.
+    /// The first position from `at` on that may hold frames of this prefix. `published` if no position
+    /// below it may.
     pub(crate) fn next(&self, at: Position, published: Position) -> Position {
         let known = self.known.lock();
         if at < known.from || at >= published {
@@ -75,12 +74,12 @@ impl Prefix {
     }
 }
 
-/// All prefixes that are followed.
+/// All followed prefixes.
 pub(crate) struct Prefixes(Mutex<Table>);
 
 struct Table {
     prefixes: HashMap<Box<[u8]>, (Arc<Prefix>, usize)>,
-    /// How many prefixes of each length there are.
+    /// Number of prefixes of each length.
     lengths: BTreeMap<usize, usize>,
     /// End of the last group.
     announced: Position,
@@ -99,7 +98,7 @@ impl Table {
 }
 
 impl Prefixes {
-    /// Nothing is followed yet, and the journal goes on at `end`.
+    /// Without prefixes, for a journal that continues at `end`.
     pub(super) fn new(end: Position) -> Self {
         Self(Mutex::new(Table {
             prefixes: HashMap::new(),
@@ -108,8 +107,8 @@ impl Prefixes {
         }))
     }
 
-    /// Notes that the stretch holds frames of these logs; to be called before it is
-    /// published, in order.
+    /// Notes that the stretch holds frames of these logs. Callers call this in order, and before the
+    /// stretch is published.
     pub(super) fn announce(&self, start: Position, end: Position, logs: &[Arc<Log>]) {
         let mut table = self.0.lock();
         table.announced = end;
@@ -122,7 +121,7 @@ impl Prefixes {
         }
     }
 
-    /// Wakes the followers of these logs to whom something was published.
+    /// Wakes the followers of these logs to whom bytes were published.
     pub(super) fn wake_at(&self, visibility: Visibility, logs: &[Arc<Log>]) {
         let touched: Vec<Arc<Prefix>> = {
             let table = self.0.lock();
@@ -137,7 +136,7 @@ impl Prefixes {
         }
     }
 
-    /// Follows a prefix until the answer is dropped.
+    /// Follows a prefix until the returned value is dropped.
     pub(crate) fn follow(self: &Arc<Self>, prefix: &str) -> Followed {
         let mut table = self.0.lock();
         let from = table.announced;
@@ -237,7 +236,7 @@ mod tests {
         prefixes.announce(at(500), at(600), &[log("y")]);
         assert_eq!(next(&orders, 500, 600), 600);
         assert_eq!(next(&all, 500, 600), 500);
-        // What was before the first follower is not known: it is read.
+        // Stretches before the first follower are unknown, so their bytes are read.
         assert_eq!(next(&orders, 99, 600), 99);
         assert_eq!(next(&late, 200, 500), 300, "followers share what is known");
         let new = prefixes.follow("x");

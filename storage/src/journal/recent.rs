@@ -1,5 +1,4 @@
-//! The newest groups as they were written, shared from memory with all who read near
-//! the tail: one copy, however many follow.
+//! The newest groups as they were written. All readers near the tail share one copy in memory.
 //!
 //! ```text
 //!    oldest                                    newest
@@ -9,12 +8,11 @@
 //!  ▼ dropped when there is more than RECENT_BYTES
 //! ```
 //!
-//! A group comes here when the operating system has taken it and before it is
-//! published. So nothing is here that failed to be written, and what a reader may see
-//! of it is decided by published positions, as for every other byte. Positions are
-//! never given out twice: a group needs no other key, also across segments.
+//! A group enters after the operating system has taken it and before it is published. A group whose
+//! write failed never enters. As for every other byte, published positions decide whether a reader may
+//! see a group. Positions are never reused, so a position identifies a group, also across segments.
 //!
-//! It is no second truth: whoever finds nothing here reads the segment.
+//! This memory is only a cache: a reader that finds nothing here reads the segment.
 
 use std::collections::VecDeque;
 
@@ -23,19 +21,19 @@ use bytes::{Bytes, BytesMut};
 use crate::ids::Position;
 use crate::sync::RwLock;
 
-/// What is kept, at most, with what keeping it takes: at a hundred megabytes a second
-/// it reaches back some 80 ms, which is more than a follower that keeps up needs; the
-/// page cache has the rest. What readers still hold of a group that was dropped is not
-/// counted: a message that is not sent yet, or is kept for others, holds the groups it is of.
+/// Maximum memory of the groups with their overhead, in bytes. At 100 MB/s it reaches back about 80 ms,
+/// which is more than a follower that keeps up needs. The page cache has older bytes. Dropped groups
+/// that readers still hold are not counted: a message that waits to be sent, or is kept for others,
+/// holds its groups.
 pub(crate) const RECENT_BYTES: usize = 8 << 20;
 
-/// A group that is no larger is copied, to lie with others in one allocation of this size. Each in
-/// one of its own, among others that come and go, takes many times what it holds: a lone append is
-/// a few hundred bytes, and the buffer it was put together in has room for a block.
+/// Groups up to this size are copied into a shared allocation of `SHARED_BYTES`. One allocation for
+/// each would take many times the group's size: a lone append is a few hundred bytes, and its buffer
+/// has room for a block.
 const SMALL_BYTES: usize = 16 << 10;
 const SHARED_BYTES: usize = 4 * SMALL_BYTES;
 
-/// What keeping one group takes beside its bytes, about.
+/// Approximate memory of a group in addition to its bytes.
 const GROUP_OVERHEAD: usize = size_of::<Group>() + 32;
 
 struct Group {
@@ -60,7 +58,7 @@ struct Groups {
 }
 
 impl Recent {
-    /// Adds the group that begins at `start`, beyond all before it.
+    /// Adds the group that begins at `start`, which is beyond all groups before.
     pub(super) fn push(&self, start: Position, bytes: Bytes) {
         let group = Group { start, bytes };
         let mut groups = self.0.write();
@@ -74,8 +72,8 @@ impl Recent {
         }
     }
 
-    /// Up to `length` bytes from `from` on, not copied: those of one group. `None` if
-    /// the first of them is not here.
+    /// Up to `length` bytes from `from` on, all from one group and not copied. `None` if the first byte
+    /// is not here.
     pub(crate) fn at(&self, from: Position, length: u64) -> Option<Bytes> {
         let groups = self.0.read();
         let after = groups.queue.partition_point(|group| group.start <= from);
@@ -90,21 +88,21 @@ impl Recent {
         Some(group.bytes.slice(skip..skip + take))
     }
 
-    /// Forgets everything.
+    /// Removes all groups.
     pub(crate) fn clear(&self) {
         *self.0.write() = Groups::default();
     }
 }
 
-/// Makes of the buffers that groups are put together in what is kept of them.
+/// Turns the buffers in which groups are encoded into the bytes that [`Recent`] keeps.
 #[derive(Default)]
 pub(super) struct Keeper(BytesMut);
 
 impl Keeper {
-    /// What to keep of the group in `buffer`, which is empty then, and has room for the next.
+    /// Takes the group out of `buffer`. The buffer is empty afterwards, with room for the next group.
     pub(super) fn take(&mut self, buffer: &mut Vec<u8>, slack: usize) -> Bytes {
         if buffer.len() > SMALL_BYTES {
-            // The next group is probably as large; this one is kept without its slack.
+            // The next group probably has about this size. This group is kept without its slack.
             let next = Vec::with_capacity(buffer.len() + slack);
             let mut group = std::mem::replace(buffer, next);
             group.shrink_to_fit();
@@ -198,7 +196,7 @@ mod tests {
             let kept = |position: &&u64| recent.at(Position::new(**position), 1).is_some();
             let count = positions.iter().filter(kept).count();
             assert_eq!(count, RECENT_BYTES / (size + GROUP_OVERHEAD), "{size}");
-            // What is kept is the newest, without a hole.
+            // The newest groups stay, without a hole.
             assert!(
                 positions.iter().rev().take(count).all(|p| kept(&p)),
                 "{size}"

@@ -1,4 +1,4 @@
-//! Segment files: the life block, and what is known of an open segment.
+//! Segment files: the life block, and the state of an open segment.
 //!
 //! ```text
 //! 0          4096        8192
@@ -8,8 +8,8 @@
 //! +----------+-----------+--------+---------+-- ... --+------+-----------------+
 //! ```
 //!
-//! The life block is written and flushed when the file enters the pool, so a roll
-//! flushes nothing extra. Each copy is its own 4 KiB; one good copy is enough:
+//! The life block is written and flushed when the file enters the pool, so a roll flushes nothing
+//! extra. Each copy has its own 4 KiB. One good copy is enough:
 //!
 //! ```text
 //! 0        8         12        16         20         24       32     40     48        64
@@ -18,8 +18,8 @@
 //! +--------+---------+---------+----------+----------+--------+------+------+---------+-----+
 //! ```
 //!
-//! With the read-only-compatible feature 0 the key of the store's digests lies behind that, with
-//! a checksum of its own, since versions without the feature read 68 bytes only:
+//! With the read-only-compatible feature 0, the key of the store's digests follows. It has its own
+//! checksum, since versions without the feature read only 68 bytes:
 //!
 //! ```text
 //! 68        100                  104
@@ -49,25 +49,25 @@ const MAGIC: [u8; 8] = *b"WALDSEG\0";
 const LIFE_VERSION: u32 = 1;
 const COPY_BYTES: usize = 4096;
 const LIFE_LEN: usize = 68;
-/// Where the key ends, and its checksum begins.
+/// Offset at which the key ends and its checksum begins.
 const KEY_END: usize = LIFE_LEN + Secret::BYTES;
 const KEYED_LEN: usize = KEY_END + 4;
-/// Features without which a store may be read and not written.
+/// Known features that a version must know before it may write the store.
 const KNOWN_READ_ONLY: u32 = KEYED_DIGESTS | PRODUCER_CHANGES;
-/// Read-only-compatible: the life block has the key of digests, and frames may have digests that
-/// it keys. A version that does not know it would append repeats again.
+/// Read-only-compatible: the life block has the key of digests, and frames may have keyed digests. A
+/// version that does not know this would append repeats again.
 const KEYED_DIGESTS: u32 = 1;
-/// Read-only-compatible: indexes and runs tell changes of producers, and producers may be
-/// forgotten. A version that does not know it would append repeats again.
+/// Read-only-compatible: indexes and runs record changes of producers, and producers may be forgotten.
+/// A version that does not know this would append repeats again.
 const PRODUCER_CHANGES: u32 = 2;
-/// Features without which a store may not even be read. Compatible ones need no list:
-/// whoever does not know them ignores them.
+/// Known features that a version must know before it may read the store. Compatible features need no
+/// list: versions that do not know them ignore them.
 const KNOWN_INCOMPATIBLE: u32 = SORTED_RUN | HAS_RUNS;
 /// Incompatible: the file is a sorted run.
 pub(crate) const SORTED_RUN: u32 = 1;
-/// Incompatible: sorted runs stand for earlier segments.
+/// Incompatible: sorted runs replace earlier segments.
 pub(crate) const HAS_RUNS: u32 = 2;
-/// Incompatible: the file is one of an archive. No store reads such a file.
+/// Incompatible: the file belongs to an archive. No store reads such a file.
 pub(crate) const ARCHIVED: u32 = 4;
 
 /// Name of a segment of the journal.
@@ -89,7 +89,7 @@ pub(crate) fn id_of(name: &str) -> Option<SegmentId> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Life {
     pub(crate) id: SegmentId,
-    /// Size the file has for all of this life.
+    /// Size of the file during this life, in bytes.
     pub(crate) size: u64,
     /// Seeds all checksums of this life.
     pub(crate) salt: u64,
@@ -100,29 +100,29 @@ pub(crate) struct Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Key {
     Good(Secret),
-    /// The file is of a version without keyed digests.
+    /// A version without keyed digests wrote the file.
     None,
-    /// The file should have a key, and neither copy has a good one.
+    /// The file should have a key, but neither copy has a good one.
     Damaged,
-    /// Neither life block is good and of this store.
+    /// Neither life block is good and belongs to this store.
     Unknown,
 }
 
 /// Why a life block cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadLife {
-    /// Neither copy is whole.
+    /// Neither copy is valid.
     Damaged,
-    /// Whole, and of a newer format.
+    /// Valid, with a newer format version.
     Version(u32),
-    /// Whole, with features (bits) that forbid this version to write.
+    /// Valid, with features (bits) that forbid this version to write.
     ReadOnly(u32),
-    /// Whole, with features (bits) that forbid this version to read.
+    /// Valid, with features (bits) that forbid this version to read.
     Incompatible(u32),
 }
 
 impl BadLife {
-    /// What is newer than this version, in words; `None` if it is damaged.
+    /// Describes the newer part in words; `None` if the life block is damaged.
     pub(crate) fn newer(self) -> Option<String> {
         Some(match self {
             Self::Damaged => return None,
@@ -140,7 +140,7 @@ impl BadLife {
         })
     }
 
-    /// Why a store with the segment at `path` is not opened, if it is newer.
+    /// The error for a store with the segment at `path`, if the segment is newer than this version.
     pub(crate) fn too_new(self, path: &str) -> Option<OpenError> {
         self.newer().map(|what| OpenError::TooNew {
             what: format!("segment {path} {what}"),
@@ -148,7 +148,7 @@ impl BadLife {
     }
 }
 
-/// Feature bits that are not known, in words.
+/// Names unknown feature bits.
 fn named(kind: &str, bits: u32) -> String {
     let bits: Vec<String> = (0..32)
         .filter(|bit| bits >> bit & 1 == 1)
@@ -158,8 +158,8 @@ fn named(kind: &str, bits: u32) -> String {
 }
 
 impl Life {
-    /// Both copies for a sorted run or a file of an archive, which have no key. The file has
-    /// these incompatible features.
+    /// Both copies for a sorted run or a file of an archive, which have no key. Sets the given
+    /// incompatible features.
     pub(crate) fn encode(&self, incompatible: u32) -> Vec<u8> {
         self.encode_with(None, incompatible)
     }
@@ -196,7 +196,7 @@ impl Life {
         good.map_or(0, |copy| u32_at(copy, 20))
     }
 
-    /// The key of the store's digests, from the first good copy whose key is good, too.
+    /// The key of the store's digests, from the first good copy whose key is good.
     pub(crate) fn key(bytes: &[u8], store_id: u128) -> Key {
         let mut key = Key::Unknown;
         for copy in bytes.chunks(COPY_BYTES).take(2) {
@@ -220,7 +220,7 @@ impl Life {
         Self::decode_known(bytes, KNOWN_INCOMPATIBLE)
     }
 
-    /// The same of a file of an archive.
+    /// Reads the first good copy of a file of an archive.
     pub(crate) fn decode_archived(bytes: &[u8]) -> Result<Self, BadLife> {
         Self::decode_known(bytes, KNOWN_INCOMPATIBLE | ARCHIVED)
     }
@@ -261,12 +261,12 @@ impl Life {
     }
 }
 
-/// Whether a copy that is good says that it has a key.
+/// Whether a good copy declares a key.
 fn is_keyed(copy: &[u8]) -> bool {
     u32_at(copy, 16) & KEYED_DIGESTS != 0
 }
 
-/// The key in a copy that says it has one, if the key's checksum is right.
+/// The key in a copy that declares one, if the key's checksum is right.
 fn secret_in(copy: &[u8]) -> Option<Secret> {
     let fields = copy.get(..KEYED_LEN)?;
     if crc32c(&fields[..KEY_END]) != u32_at(fields, KEY_END) {
@@ -276,8 +276,8 @@ fn secret_in(copy: &[u8]) -> Option<Secret> {
     Some(Secret::from_bytes(key))
 }
 
-/// For each of the two copies at the start of a file the reason why it is not good, if it is not
-/// that of this life.
+/// For each of the two copies at the start of a file, the reason why it is not a good copy of this
+/// life. `None` if it is good.
 pub(crate) fn bad_copies(bytes: &[u8], life: &Life) -> [Option<&'static str>; 2] {
     let copies = [0, COPY_BYTES].map(|at| {
         let copy = bytes.get(at..).unwrap_or(&[]);
@@ -302,7 +302,7 @@ pub(crate) fn bad_copies(bytes: &[u8], life: &Life) -> [Option<&'static str>; 2]
     bad
 }
 
-/// A stretch of a segment that does not verify although it was durable once.
+/// A stretch of a segment that was durable once and does not verify now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hole {
     pub(crate) from: Position,
@@ -314,20 +314,20 @@ pub(crate) struct Segment {
     pub(crate) life: Life,
     /// Position of the file's first byte.
     pub(crate) base: Position,
-    /// The file, where it is not under the segment's own name.
+    /// Path of the file, if it is not under the segment's own name.
     misnamed: Option<String>,
-    /// The open file, while it is written.
+    /// The open file while the segment is being written.
     writer: RwLock<Option<Arc<dyn DiskFile>>>,
     bytes: AtomicU64,
-    /// Where its frames end, once it is finished.
+    /// End of the segment's frames; `None` while it is being written.
     pub(crate) end: RwLock<Option<Position>>,
-    /// Whether an index tells where its frames are, and not memory.
+    /// Whether an index lists its frames, instead of memory.
     indexed: AtomicBool,
-    /// Whether a sorted run has taken its place: its file may have another life by now.
+    /// Whether a sorted run has replaced it: its file may have another life by now.
     retired: AtomicBool,
     /// Damage found, in order, not overlapping.
     pub(crate) holes: RwLock<Vec<Hole>>,
-    /// What it holds, once that was looked up.
+    /// Contents of the segment, once they were determined.
     pub(crate) contents: OnceLock<SegmentContents>,
 }
 
@@ -340,8 +340,8 @@ impl Segment {
         segment
     }
 
-    /// A segment that is not written any more; its file takes so many bytes. `misnamed`:
-    /// where that is, if not under the segment's own name.
+    /// A segment that is no longer written and whose file takes `bytes`. `misnamed`: path of the file,
+    /// if it is not under the segment's own name.
     pub(crate) fn finished(
         life: Life,
         base: Position,
@@ -362,24 +362,24 @@ impl Segment {
         }
     }
 
-    /// Where its file is. Made when it is asked for: there may be many segments.
+    /// Path of the file, built at each call: there may be many segments.
     pub(crate) fn path(&self) -> String {
         self.misnamed
             .clone()
             .unwrap_or_else(|| journal_path(self.life.id))
     }
 
-    /// Whether its file is not under its own name.
+    /// Whether the file is not under the segment's own name.
     pub(crate) fn is_misnamed(&self) -> bool {
         self.misnamed.is_some() && !crate::sorted::is_address(self.base)
     }
 
-    /// The file, while the segment is written.
+    /// The file while the segment is being written.
     pub(crate) fn writer(&self) -> Option<Arc<dyn DiskFile>> {
         self.writer.read().clone()
     }
 
-    /// Nothing more is written: from now on the file is opened when it is read.
+    /// Ends writing. From now on the file is opened when it is read.
     pub(crate) fn close(&self) {
         *self.writer.write() = None;
     }
@@ -389,28 +389,28 @@ impl Segment {
         self.base.advance(LIFE_BYTES)
     }
 
-    /// Position that the next segment's first byte gets: beyond any this one can have
-    /// given out.
+    /// Position of the next segment's first byte. It is beyond every position that this segment can
+    /// have used.
     pub(crate) fn limit(&self) -> Position {
         self.base.advance(self.life.size)
     }
 
-    /// Whether an index tells where its frames are, and not memory.
+    /// Whether an index lists its frames, instead of memory.
     pub(crate) fn is_indexed(&self) -> bool {
         self.indexed.load(Ordering::SeqCst)
     }
 
-    /// From now on an index tells where its frames are.
+    /// Marks the segment as listed by an index.
     pub(crate) fn set_indexed(&self) {
         self.indexed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a sorted run has taken its place: what is not found in its file is found there.
+    /// Whether a sorted run has replaced it. Records that are missing from its file are in that run.
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::SeqCst)
     }
 
-    /// A sorted run has taken its place. Before its file is touched.
+    /// Marks the segment as replaced by a sorted run. Called before the file is touched.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
     }
@@ -419,12 +419,12 @@ impl Segment {
         position.since(self.base)
     }
 
-    /// Bytes the file takes.
+    /// Bytes that the file takes.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The file was cut to so many bytes.
+    /// Notes that the file was cut to `bytes`.
     pub(crate) fn cut(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
@@ -437,14 +437,14 @@ impl Segment {
             .any(|hole| hole.from <= position && position < hole.to)
     }
 
-    /// Whether all of this is known to be damaged.
+    /// Whether all of `hole` is known to be damaged.
     pub(crate) fn is_hole(&self, hole: &Hole) -> bool {
         let holes = self.holes.read();
         let mut holes = holes.iter();
         holes.any(|known| known.from <= hole.from && hole.to <= known.to)
     }
 
-    /// Notes damage; merges what overlaps or touches.
+    /// Notes damage; merges holes that overlap or touch.
     pub(crate) fn add_hole(&self, hole: Hole) {
         let mut holes = self.holes.write();
         holes.push(hole);

@@ -1,4 +1,4 @@
-//! Requests that have been carried out and wait to be as safe as they asked for.
+//! Requests that were carried out and wait for the safety that they asked for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ pub(crate) type Answer<T, E> = Promise<Result<T, E>>;
 pub(crate) struct Placement {
     pub(crate) appends: OneOrMore<LogAppended>,
     pub(crate) logs: OneOrMore<Arc<Log>>,
-    /// `None`: it has no frame, because it only checks, or is in memory only.
+    /// `None` if the append has no frame, because it only checks, or if it is in memory only.
     pub(crate) position: Option<Position>,
 }
 
-/// A request's answer beside the caller that waits for it. Both have the same types, so that no request gets the
-/// answer of another kind. A refusal waits too where it reveals state.
+/// A request's answer, with the caller that waits for it. Both have matching types, so that no request
+/// gets the answer of another kind. A refusal waits too if it reveals state.
 pub(crate) enum Reply {
     Append(TicketAnswer, Result<Placement, AppendError>),
     Admin(Answer<(), AdminError>, Result<(), AdminError>),
@@ -46,7 +46,7 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// Makes it a refusal.
+    /// Turns the answer into a refusal.
     pub(super) fn refuse(&mut self, error: AppendError) {
         match self {
             Self::Append(_, result) => *result = Err(error),
@@ -59,7 +59,7 @@ impl Reply {
         }
     }
 
-    /// Tells an append its place. Not before it is written: a group that is void gives its places to
+    /// Reports its place to an append. Called only after the write: a void group gives its places to
     /// others.
     pub(super) fn tell_order(&self) {
         if let Self::Append(ticket, Ok(placement)) = self {
@@ -88,16 +88,16 @@ pub(crate) struct Waiter {
     /// Everything below must have reached the level before the answer.
     pub(crate) need: Position,
     pub(crate) reply: Reply,
-    /// Bytes that the answer gives back to the budget.
+    /// Bytes that the answer returns to the budget.
     pub(crate) cost: u64,
     pub(crate) requests: u32,
     /// When the request was written.
     pub(crate) since: Instant,
-    /// Where its time went until then.
+    /// Phases of the request's time until then.
     pub(crate) times: AppendTimes,
 }
 
-/// A written and not yet flushed group: where it ends, and whose readers to wake.
+/// A written and not yet flushed group: its end, and the logs whose readers must wake.
 type Group = (Position, Vec<Arc<Log>>);
 
 /// Unflushed groups that are kept apart. Further groups share one entry, which lists each log about
@@ -111,7 +111,7 @@ struct Written {
     end: Position,
     bytes: u64,
     at: Instant,
-    /// Whether it is to be flushed within the sync interval, asked for or not.
+    /// Whether a flush is due within the sync interval without a request.
     scheduled: bool,
 }
 
@@ -121,17 +121,17 @@ pub(super) struct Waiting {
     groups: VecDeque<Group>,
     /// Logs of the last shared entry without duplicates, when these were removed last.
     distinct: usize,
-    /// The newest flush covers what lies below.
+    /// The newest flush covers all bytes below this position.
     flushing: Position,
     times: VecDeque<Written>,
-    /// Logs with trims that take effect when what is below is durable.
+    /// Logs with trims that take effect once everything below the position is durable.
     trims: Vec<(Position, Arc<Log>)>,
 }
 
 impl Waiting {
     pub(super) fn written(&mut self, group: Group, bytes: u64, scheduled: bool, at: Instant) {
         match self.times.back_mut() {
-            // Where nothing is flushed for long, old groups are counted together.
+            // If no flush happens for long, old groups are counted together.
             Some(last) if last.scheduled == scheduled && self.groups.len() > MOST_GROUPS => {
                 last.end = group.0;
                 last.bytes += bytes;
@@ -147,9 +147,8 @@ impl Waiting {
         self.groups.push_back(group);
     }
 
-    /// Puts the last two groups together if there are many. Both are published, so every later
-    /// flush covers both. The newest flush must not cover only the first: its readers would wait
-    /// for another flush.
+    /// Merges the last two groups if there are many. Both are published, so every later flush covers
+    /// both. The newest flush must not cover only the first: its readers would wait for another flush.
     fn share_last(&mut self) {
         if self.groups.len() <= MOST_GROUPS {
             return;
@@ -174,7 +173,7 @@ impl Waiting {
         }
     }
 
-    /// A flush begins that covers what lies below `target`.
+    /// Notes that a flush begins that covers all bytes below `target`.
     pub(super) fn begin_flush(&mut self, target: Position) {
         self.flushing = target;
     }
@@ -186,12 +185,12 @@ impl Waiting {
         (self.groups.len(), logs.sum())
     }
 
-    /// Since when something lies unflushed.
+    /// Time since which written bytes have been unflushed.
     pub(super) fn unflushed_since(&self) -> Option<Instant> {
         self.times.front().map(|written| written.at)
     }
 
-    /// Since when something lies unflushed that is to be flushed unasked, and how much.
+    /// Time since which bytes wait for a scheduled flush, and their number.
     pub(super) fn scheduled(&self) -> Option<(Instant, u64)> {
         let mut scheduled = self.times.iter().filter(|written| written.scheduled);
         let first = scheduled.next()?;
@@ -205,12 +204,12 @@ impl Waiting {
         self.trims.push((end, log));
     }
 
-    /// Frames beyond `position` were taken back, and with them their trims.
+    /// Drops trims in frames beyond `position`, which were taken back.
     pub(super) fn forget_trims(&mut self, position: Position) {
         self.trims.retain(|(end, _)| *end <= position);
     }
 
-    /// Lets trims take effect that are on the device.
+    /// Applies the trims that are on the device.
     pub(super) fn apply_trims(&mut self, durable: Position) {
         self.trims.retain(|(end, log)| {
             let through = *end <= durable;
@@ -279,7 +278,7 @@ impl Journal {
     }
 
     /// Answers one request after the journal failed. A request that was handed to a write may or may
-    /// not survive; a refused one certainly did nothing.
+    /// not survive; a refused request certainly did nothing.
     pub(super) fn answer_failed(&self, mut waiter: Waiter) {
         let Some(error) = self.failure() else { return };
         waiter.reply.refuse(match waiter.reply.is_refusal() {
