@@ -5,9 +5,9 @@
 //!                                                                └─▶ flush ─▶ answer DURABLE
 //! ```
 //!
-//! Write and flush are stages of their own: while one thread flushes, another checks,
-//! encodes and writes the next group. What has passed each stage is *published* as a
-//! position; readers compare, and never ask the committer.
+//! Write and flush are separate stages: while one thread flushes, another checks, encodes and writes
+//! the next group. Each stage *publishes* the position up to which it is done. Readers compare
+//! positions, and never ask the committer.
 
 pub(crate) mod body;
 pub(crate) mod committer;
@@ -44,28 +44,28 @@ use crate::sync::{Mutex, RwLock};
 use crate::watch::{Watch, Watched};
 use segment::Segment;
 
-/// Smallest segment file.
+/// Minimum size of a segment file, in bytes.
 pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
 
-/// Bytes at the start of every segment that hold the two copies of its life block.
+/// Bytes at the start of every segment. They hold the two copies of its life block.
 pub(crate) const LIFE_BYTES: u64 = 8 << 10;
 
-/// The most one atomic unit may take in a segment of `segment_bytes`, its entries in
-/// directories included: half of what there is for frames, so that a unit, the link
-/// before it and the seal behind it always fit a fresh segment.
+/// Maximum size of one atomic unit in a segment of `segment_bytes`, in bytes, including its directory
+/// entries. It is half of the space for frames. A unit, the link before and the seal after it therefore
+/// always fit a fresh segment.
 pub(crate) fn largest_unit(segment_bytes: u64) -> u64 {
     (segment_bytes - LIFE_BYTES) / 2
 }
 
-/// The part of the journal that everyone shares.
+/// The part of the journal that all threads share.
 pub(crate) struct Journal {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) recovery_epoch: RecoveryEpoch,
     clocks: Mutex<Clocks>,
-    /// When a jump of the system's clock was last logged.
+    /// Time of the last log message about a jump of the system's clock.
     jump_logged: Mutex<Option<Instant>>,
-    /// How often a log got a retention of its own.
+    /// Number of times that a log got its own retention.
     retention_settings: AtomicU64,
     /// Everything below was handed to the operating system.
     written: AtomicU64,
@@ -73,16 +73,16 @@ pub(crate) struct Journal {
     durable: AtomicU64,
     /// Segments that hold frames, by base position.
     pub(crate) segments: RwLock<BTreeMap<Position, Arc<Segment>>>,
-    /// Sorted runs, which stand for the segments before those, the oldest first.
+    /// Sorted runs, oldest first. They replace the segments before `segments`.
     runs: RwLock<Vec<Arc<Run>>>,
-    /// Everything below lies in these.
+    /// Everything below lies in sorted runs.
     sorted_end: AtomicU64,
     /// The segment that is being written.
     current: RwLock<Arc<Segment>>,
     /// The newest groups, shared from memory.
     pub(crate) recent: Recent,
     failure: OnceLock<Arc<io::Error>>,
-    /// Held while flushing: one at a time, and whoever comes next sees a failure.
+    /// Held while flushing, so that only one thread flushes. The next thread sees a failure.
     flush_role: Mutex<()>,
     waiting: Mutex<Waiting>,
     /// Bytes of appends between submit and answer.
@@ -91,9 +91,9 @@ pub(crate) struct Journal {
     pub(crate) buffered: AtomicU64,
     /// Readers of many logs, by the prefix they follow.
     pub(crate) prefixes: Arc<Prefixes>,
-    /// Readers who wait for a log to come into being.
+    /// Readers that wait for a log to be created.
     watch: Watch,
-    /// Those who must know of a failure or of the drain.
+    /// Tasks that must learn of a failure or of the drain.
     pub(crate) stopping: Arc<Stopping>,
 }
 
@@ -164,17 +164,17 @@ impl Journal {
         }
     }
 
-    /// How often a log got a retention of its own in this run.
+    /// Number of times that a log got its own retention since the start.
     pub(crate) fn retention_settings(&self) -> u64 {
         self.retention_settings.load(Ordering::SeqCst)
     }
 
-    /// A log has a retention of its own now.
+    /// Notes that a log got its own retention.
     pub(crate) fn note_retention(&self) {
         self.retention_settings.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// What the expiry clock shows now.
+    /// Current time of the expiry clock.
     pub(crate) fn expiry_now(&self) -> Timestamp {
         self.read_clocks().expiry
     }
@@ -217,7 +217,7 @@ impl Journal {
         self.clocks.lock().jumps()
     }
 
-    /// How far it is behind the system's clock, in microseconds; below 0: ahead.
+    /// Lag of the expiry clock behind the system's clock, in microseconds; below 0: ahead.
     pub(crate) fn expiry_lag_micros(&self) -> i64 {
         let shows = self.expiry_now();
         self.clock.now().micros().saturating_sub(shows.micros())
@@ -233,25 +233,24 @@ impl Journal {
         Position::new(self.durable.load(Ordering::SeqCst))
     }
 
-    /// Everything below may be shown to a reader of this visibility.
+    /// Readers of this visibility may see everything below.
     pub(crate) fn published(&self, visibility: Visibility) -> Position {
         match visibility {
-            // What lies beyond may not be there after a restart.
+            // Bytes beyond may be missing after a restart.
             _ if self.failure.get().is_some() => self.durable(),
             Visibility::Durable => self.durable(),
-            // What is accepted is written at once: there is no buffer between.
+            // Positions count written bytes. Records in memory only have no position.
             Visibility::Written | Visibility::Accepted => self.written(),
         }
     }
 
-    /// Why the journal failed, if it has.
+    /// The reason why the journal failed, if it has.
     pub(crate) fn failure(&self) -> Option<Arc<io::Error>> {
         self.failure.get().cloned()
     }
 
-    /// The journal fails, for good: whoever was in flight is told that the outcome is
-    /// unknown, whoever comes later that nothing was done. `action` is what failed, and on
-    /// what: everyone is told that.
+    /// Fails the journal for good. Requests in flight get an unknown outcome; later requests are
+    /// refused. `action` describes the failed call and its file, and becomes part of every error.
     pub(crate) fn fail(&self, action: impl Display, error: &io::Error) {
         let error = Arc::new(io::Error::new(error.kind(), format!("{action}: {error}")));
         if self.failure.set(Arc::clone(&error)).is_ok() {
@@ -262,8 +261,8 @@ impl Journal {
                 "journal failed; refusing appends until restart"
             );
         }
-        // What is beyond the durable position is shown to nobody any more, and for what
-        // is below there are the segments.
+        // No reader may see bytes beyond the durable position any more. Readers find the bytes below in
+        // the segments.
         self.recent.clear();
         let (waiters, groups) = self.waiting.lock().take_all();
         for waiter in waiters {
@@ -276,9 +275,8 @@ impl Journal {
         self.stopping.watch.wake();
     }
 
-    /// Publishes what the operating system has taken, `bytes` from `start` on, for the
-    /// readers of the logs that it touches.
-    /// `scheduled`: to be flushed within the sync interval, asked for or not.
+    /// Publishes `bytes` from `start` on, which the operating system has taken, to the readers of the
+    /// logs touched. `scheduled`: a flush is due within the sync interval without a request.
     pub(crate) fn publish_written(
         &self,
         start: Position,
@@ -289,14 +287,14 @@ impl Journal {
         let now = self.clock.monotonic();
         let end = start.advance(bytes);
         self.prefixes.announce(start, end, &touched);
-        // Entered before it is published: a flush that covers it must find whom to wake.
+        // The group enters before it is published: a flush that covers it must find its readers.
         let group = (end, touched.clone());
         self.waiting.lock().written(group, bytes, scheduled, now);
         self.written.store(end.get(), Ordering::SeqCst);
         self.wake_at(Visibility::Written, &touched);
     }
 
-    /// Wakes those to whom something of these logs was published.
+    /// Wakes readers to whom bytes of these logs were published.
     fn wake_at(&self, visibility: Visibility, touched: &[Arc<Log>]) {
         for log in touched {
             log.watch().wake_at(visibility);
@@ -305,21 +303,21 @@ impl Journal {
         self.watch.wake_at(visibility);
     }
 
-    /// A trim takes effect when its frame, which ends at `end`, is on the device.
+    /// Notes a trim, which takes effect when its frame, ending at `end`, is on the device.
     pub(crate) fn trimming(&self, end: Position, log: Arc<Log>) {
         self.waiting.lock().trimming(end, log);
     }
 
-    /// Frames beyond `position` were taken back.
+    /// Drops the trims of frames beyond `position`, which were taken back.
     pub(crate) fn forget_trims(&self, position: Position) {
         self.waiting.lock().forget_trims(position);
     }
 
-    /// Leaves a request to be answered by the flush that covers what it waits for.
+    /// Keeps requests until a flush covers their positions.
     pub(crate) fn await_flush(&self, waiters: impl IntoIterator<Item = Waiter>) {
         self.waiting.lock().waiters.extend(waiters);
         if self.failure().is_some() {
-            // It failed after this group was written: nobody would come for these.
+            // The journal failed after this group was written: no flush would answer these requests.
             let waiters = std::mem::take(&mut self.waiting.lock().waiters);
             waiters
                 .into_iter()
@@ -327,29 +325,28 @@ impl Journal {
         }
     }
 
-    /// Whether somebody waits for a flush.
+    /// Whether a request waits for a flush.
     pub(crate) fn wants_flush(&self) -> bool {
         !self.waiting.lock().waiters.is_empty()
     }
 
-    /// Since when something lies unflushed that is to be flushed unasked, and how many
-    /// bytes of that there are.
+    /// Time since which bytes wait for a scheduled flush, and their number.
     pub(crate) fn scheduled(&self) -> Option<(Instant, u64)> {
         self.waiting.lock().scheduled()
     }
 
-    /// Since when something written lies unflushed.
+    /// Time since which written bytes have been unflushed.
     pub(crate) fn unflushed_since(&self) -> Option<Instant> {
         self.waiting.lock().unflushed_since()
     }
 
-    /// The flush stage: makes all that was written before it durable, publishes, and
-    /// answers everyone who waited for that: so many.
+    /// The flush stage: makes everything written before it durable, publishes the new position and
+    /// answers the waiting requests. Returns their number.
     pub(crate) fn flush(&self) -> usize {
         self.flush_if(false)
     }
 
-    /// Flushes though nothing new is published: bytes that were not were changed.
+    /// Flushes even if no new position is published, because bytes below the durable position changed.
     pub(crate) fn flush_again(&self) {
         self.flush_if(true);
     }
@@ -360,8 +357,8 @@ impl Journal {
             if self.failure().is_some() {
                 return 0;
             }
-            // First the position, then the segment: if the journal rolls between, the
-            // roll has flushed the position's segment itself.
+            // The position is read before the segment: if the journal rolls in between, the roll has
+            // flushed the position's segment.
             let target = {
                 let mut waiting = self.waiting.lock();
                 let target = self.written();
@@ -375,7 +372,7 @@ impl Journal {
                     self.durable.store(target.get(), Ordering::SeqCst);
                     self.settle();
                 }
-                // A segment that is closed was flushed when the journal left it.
+                // The journal flushed a closed segment when it left the segment.
                 if let Some(file) = segment.writer()
                     && let Err(error) = file.sync()
                     && !known_bad::makes(Mistake::FlushResultIgnored)
@@ -391,7 +388,7 @@ impl Journal {
         self.settle()
     }
 
-    /// Answers whoever waited for what is durable now, so many, and wakes readers.
+    /// Answers requests whose position is durable now, and wakes readers. Returns the number answered.
     fn settle(&self) -> usize {
         let durable = self.durable();
         let (waiters, groups) = {
@@ -401,7 +398,7 @@ impl Journal {
         };
         let now = self.clock.monotonic();
         let mut answered = 0;
-        // Who was written together has waited as long.
+        // Requests that were written together have waited equally long.
         let mut alike: (Option<Instant>, u32) = (None, 0);
         let told = |(since, requests): (Option<Instant>, u32)| {
             if let Some(since) = since {
@@ -424,7 +421,7 @@ impl Journal {
         answered
     }
 
-    /// Goes on in the next segment. Everything before was flushed.
+    /// Continues in the next segment. The caller has flushed everything before.
     pub(crate) fn enter(&self, segment: Arc<Segment>) {
         debug_assert!(self.durable() >= self.written() || self.failure().is_some());
         self.segments
@@ -438,12 +435,12 @@ impl Journal {
         Arc::clone(&*self.current.read())
     }
 
-    /// Sorted runs, the oldest first.
+    /// Sorted runs, oldest first.
     pub(crate) fn runs(&self) -> Vec<Arc<Run>> {
         self.runs.read().clone()
     }
 
-    /// Sorted runs and the segments behind them, as of one moment.
+    /// Sorted runs and the segments after them, as of one moment.
     pub(crate) fn runs_and_segments(&self) -> (Vec<Arc<Run>>, Vec<Arc<Segment>>) {
         loop {
             let runs = self.runs();
@@ -455,19 +452,19 @@ impl Journal {
         }
     }
 
-    /// Everything below lies in sorted runs, nothing else does.
+    /// Data below this position lies in sorted runs only; all other data lies in segments.
     pub(crate) fn sorted_end(&self) -> Position {
         Position::new(self.sorted_end.load(Ordering::SeqCst))
     }
 
-    /// These are the sorted runs from now on. Nothing is looked for any more in the segments
-    /// and runs that they take the place of, which are returned.
+    /// Replaces the sorted runs. Readers no longer use the segments and runs that the new ones replace,
+    /// which are returned.
     pub(crate) fn enter_runs(&self, new: Vec<Arc<Run>>) -> Vec<Arc<Segment>> {
         let end = new.last().map_or(Position::ZERO, |run| run.head.limit);
         let mut segments = self.segments.write();
         let old = {
             let mut runs = self.runs.write();
-            // First: what is not in a segment any more is found in a run.
+            // Stored first: readers that miss data in a segment must find it in a run.
             self.sorted_end.store(end.get(), Ordering::SeqCst);
             std::mem::replace(&mut *runs, new)
         };
@@ -487,14 +484,14 @@ impl Journal {
         retired
     }
 
-    /// The run that holds what was at `position` in the journal.
+    /// The run that holds the data formerly at `position` in the journal.
     pub(crate) fn run_at(&self, position: Position) -> Option<Arc<Run>> {
         let runs = self.runs.read();
         let at = runs.partition_point(|run| run.head.limit <= position);
         runs.get(at).cloned()
     }
 
-    /// The first position of the segments that a run stands for.
+    /// The first position of the segments that a run replaces.
     pub(crate) fn first_of_run(&self, segment: &Segment) -> Position {
         let runs = self.runs.read();
         let run = runs.iter().find(|run| run.segment.base == segment.base);
@@ -503,7 +500,7 @@ impl Journal {
         })
     }
 
-    /// The segment, or sorted run, that holds what is at `position`.
+    /// The segment or sorted run that holds the data at `position`.
     pub(crate) fn segment_at(&self, position: Position) -> Option<Arc<Segment>> {
         if sorted::is_address(position) {
             let runs = self.runs.read();
@@ -516,7 +513,7 @@ impl Journal {
         (position < segment.limit()).then(|| Arc::clone(segment))
     }
 
-    /// Bytes written and not flushed, and for how long the oldest of them.
+    /// Number of bytes written and not flushed, and the age of the oldest.
     pub(crate) fn durable_lag(&self) -> (u64, Duration) {
         let bytes = self.written().since(self.durable());
         let age = self.unflushed_since().map_or(Duration::ZERO, |since| {

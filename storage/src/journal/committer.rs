@@ -1,12 +1,11 @@
-//! The committer: takes what queued up, gives it lsns and places, writes it.
+//! The committer: assigns lsns and places to queued requests, and writes them.
 //!
-//! One struct, one writer. Who drives it (a thread, a test, a simulation) is decided
-//! elsewhere. The order is: secure space → check → assign → encode → write → publish →
-//! answer, or leave to the flush. Space is secured first, so that a full disk refuses
-//! before any state moved.
+//! One struct, one writer. Its caller (a thread, a test, a simulation) drives it. The order is: secure
+//! space → check → assign → encode → write → publish → answer, or leave to the flush. Space is secured
+//! first, so that a full disk refuses requests before any state changes.
 //!
-//! A *group* is what one write carries. Its first frame tells the directory of the
-//! group before; a segment's last group is told by the seal.
+//! A *group* is the frames of one write. Its first frame stores the directory of the group before. The
+//! seal stores the directory of a segment's last group.
 
 mod admin;
 mod append;
@@ -50,22 +49,22 @@ use crate::record::{
 use crate::session::Session;
 use crate::ticket::TicketAnswer;
 
-/// A group is written when it has grown to this.
+/// Size at which a group is written, in bytes.
 const GROUP_BYTES: usize = 4 << 20;
-/// A group's directory is kept below this, so that it fits a frame's extensions.
+/// Maximum size of a group's directory, in bytes, so that the directory fits a frame's extensions.
 const DIRECTORY_BYTES: usize = 128 << 10;
-/// The most a unit may add to a directory.
+/// Maximum number of bytes that a unit adds to a directory.
 const UNIT_DIRECTORY_BYTES: usize = frame::MAX_HEADER_BYTES - DIRECTORY_BYTES - 4096;
-/// What the page cache reads at once where only a part of it is overwritten.
+/// Bytes that the page cache reads at once when a write covers only a part of them.
 const BLOCK_BYTES: usize = 4096;
-/// Appends of one log that meet in a group share a frame up to this.
+/// Maximum size of a frame that appends of one log share, in bytes.
 const COALESCED_BYTES: usize = 256 << 10;
 
 /// A request to the committer, with its caller.
 pub(crate) enum Operation {
     Append {
         batch: Batch,
-        /// Of each log's records as they were sent, where it names a producer.
+        /// Digest of each log's records as they were sent, for logs that name a producer.
         digests: Vec<u128>,
         ticket: TicketAnswer,
     },
@@ -81,7 +80,7 @@ pub(crate) enum Operation {
         before: Lsn,
         answer: Answer<Lsn, TrimError>,
     },
-    /// Trims by retention, as far as the logs still stand as it saw them.
+    /// Trims by retention, for logs that are unchanged since retention chose them.
     Expire(Vec<Expiry>, Answer<Vec<Option<Lsn>>, AppendError>),
     Barrier(Barrier, Answer<Position, SyncError>),
 }
@@ -107,23 +106,23 @@ pub(crate) enum AdminChange {
         target: LogTarget,
         producer: Name,
     },
-    /// Forgets producers, as far as they have stayed idle.
+    /// Forgets the producers that have stayed idle.
     ForgetIdle(Vec<Idle>),
 }
 
 /// A request that waits until everything before it is safe.
 pub(crate) enum Barrier {
-    /// Nothing is done.
+    /// Does nothing.
     Plain,
-    /// A marker with the time of the expiry clock is written.
+    /// Writes a marker with the time of the expiry clock.
     TellClock,
-    /// The segment is left, if it says anything or in any case: what is finished can be copied.
-    /// The next segment is taken for this purpose.
+    /// Leaves the segment, so that it can be copied: always, or only if it touches a log or is the
+    /// first of this run. The next segment is taken for `purpose`.
     Leave { always: bool, purpose: Use },
 }
 
 impl Operation {
-    /// Its reply if nothing of it is done.
+    /// Its reply if the operation is refused.
     fn refused(self, error: AppendError) -> Reply {
         match self {
             Self::Append { ticket, .. } => Reply::Append(ticket, Err(error)),
@@ -140,45 +139,45 @@ impl Operation {
 /// One request on its way.
 pub(crate) struct Submission {
     pub(crate) operation: Operation,
-    /// The level to answer at.
+    /// Durability level at which the caller wants the answer.
     pub(crate) level: Durability,
     /// Bytes taken from the budget, given back by the answer.
     pub(crate) cost: u64,
-    /// How many requests it is: more than one if they were joined.
+    /// Number of requests: more than 1 if requests were joined.
     pub(crate) requests: u32,
     pub(crate) submitted: Instant,
-    /// What it is refused with if something before it was.
+    /// The session, whose earlier refusal also refuses this request.
     pub(crate) session: Option<Session>,
 }
 
-/// A frame that still takes records of its log.
+/// A frame that still accepts records of its log.
 struct OpenFrame {
     start: usize,
     header_len: usize,
     log: Arc<Log>,
     first_lsn: Lsn,
     count: u32,
-    /// Requests in it.
+    /// Requests in the frame.
     requests: u64,
     compression: Compression,
 }
 
-/// What a frame is about, apart from its log and its place.
+/// Fields of a frame that do not follow from its log and its place.
 #[derive(Clone, Copy)]
 struct About {
     kind: Kind,
     flags: u8,
     first_lsn: Lsn,
     count: u32,
-    /// `None` = that of the turn.
+    /// `None`: the arrival time of the turn.
     arrival: Option<Timestamp>,
 }
 
-/// Beyond every position: what waits for it is answered with its group.
+/// Beyond every position. Appends that stay in memory wait for it, and are answered with their group.
 const NEVER: Position = Position::new(u64::MAX);
 
 impl About {
-    /// A frame without records, about the log (if any) as it stands.
+    /// A frame without records, about the log (if any) in its present state.
     fn act(kind: Kind, first_lsn: Lsn) -> Self {
         Self {
             kind,
@@ -190,29 +189,29 @@ impl About {
     }
 }
 
-/// The log id of frames that are about no log.
+/// The log id of frames that concern no log.
 const NO_LOG: LogId = LogId::new(0);
 
-/// What is to be told when the group is written.
+/// An answer to give when the group is written.
 struct Pending {
     level: Durability,
-    /// `None` = the end of the group.
+    /// `None`: the end of the group.
     need: Option<Position>,
     reply: Reply,
     cost: u64,
     requests: u32,
     /// In memory only: answered as accepted.
     buffered: bool,
-    /// How long it had queued.
+    /// Time that the request was queued.
     queue: Duration,
     session: Option<Session>,
 }
 
-/// What came of placing one request: the position that must be safe before the answer
-/// (`None` = the end of the group), and the answer.
+/// Outcome of placing one request: the position that must be safe before the answer (`None`: the end of
+/// the group), and the answer.
 type Placed<T, E> = (Option<Position>, Result<T, E>);
 
-/// A refusal that reveals nothing of the store.
+/// A refusal that reveals nothing about the store.
 fn refused<T, E: From<AppendError>>(error: AppendError) -> Placed<T, E> {
     (Some(Position::ZERO), Err(error.into()))
 }
@@ -223,7 +222,7 @@ pub(crate) struct Committer {
     pool: Arc<Pool>,
     indexer: Arc<Indexer>,
     settings: Settings,
-    /// Logs with records in memory only, and how many bytes those take.
+    /// Logs with records in memory only, and the bytes of these records.
     buffered: Vec<Arc<Log>>,
     buffered_bytes: u64,
     segment: Arc<Segment>,
@@ -232,7 +231,7 @@ pub(crate) struct Committer {
     before: Option<SegmentId>,
     /// Offset in the segment where the group begins.
     offset: u64,
-    /// Offset up to which blocks of the segment were written whole.
+    /// Offset up to which the segment was written in whole blocks.
     whole: u64,
     /// Frames of the group so far.
     buffer: Vec<u8>,
@@ -240,19 +239,19 @@ pub(crate) struct Committer {
     open: Option<OpenFrame>,
     chain: u32,
     directory: DirectoryBuilder,
-    /// Directory of the group before, told by the first frame of this one.
+    /// Directory of the group before. The first frame of this group stores it.
     previous: DirectoryBuilder,
     /// The link, until it is written.
     link: Option<Link>,
     /// Whether this is the first segment of the run.
     first_of_run: bool,
-    /// Whether the segment was taken from what is kept for trims and deletions.
+    /// Whether the segment was taken from the reserve for trims and deletions.
     on_reserve: bool,
     /// Whether the last write found no space.
     without_space: bool,
     undo: Undo,
     pending: Vec<Pending>,
-    /// Logs whose deletion is in the group, and what is to be told then.
+    /// Logs whose deletion is in the group, and the answers to these deletions.
     deletions: Vec<(Arc<Log>, Pending)>,
     /// Logs of the group, whose readers are woken.
     readers: Vec<Arc<Log>>,
@@ -262,51 +261,51 @@ pub(crate) struct Committer {
     frames: u64,
     records: u64,
     group_records: u64,
-    /// When the turn began, and how long the write of the group took.
+    /// Start of the turn, and duration of the group's write.
     turn_began: Instant,
     write_took: Duration,
-    /// Whether something in the group is to be flushed unasked.
+    /// Whether the group contains bytes whose flush is scheduled.
     group_scheduled: bool,
     next_log_counter: u64,
     arrival: Timestamp,
-    /// What the expiry clock shows in this turn.
+    /// Expiry clock in this turn.
     expiry: Timestamp,
-    /// Whether something durable is not yet proven by a later frame.
+    /// Whether no later frame proves yet that the last bytes are durable.
     needs_marker: bool,
     closed: bool,
 }
 
 #[cfg(test)]
 impl Committer {
-    /// As if the segment at hand held this number of records already.
+    /// Pretends that the current segment holds this number of records already.
     pub(crate) fn pretend_records(&mut self, records: u64) {
         self.records = records;
     }
 }
 
-/// What the committer needs of the configuration.
+/// The settings that the committer needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) auto_create: bool,
-    /// The most bytes of one unit.
+    /// Maximum size of one unit, in bytes.
     pub(crate) largest_unit: u64,
-    /// Of logs that have none of their own.
+    /// Sync mode of logs that have none of their own.
     pub(crate) sync_mode: SyncMode,
-    /// Bytes of records in memory only, at most.
+    /// Maximum size of records in memory only, in bytes.
     pub(crate) buffer_bytes: u64,
-    /// Batches of each producer that are remembered.
+    /// Number of batches remembered for each producer.
     pub(crate) producer_window: u64,
-    /// Producers, and cursors, of one log at most.
+    /// Maximum number of producers, and of cursors, of one log.
     pub(crate) max_producers: u64,
     pub(crate) max_cursors: u64,
-    /// Of all logs together.
+    /// Bounds of all logs together.
     pub(crate) bounds: Bounds,
-    /// After damage logs may be missing of which nothing is left: none is created then,
-    /// lest one of them begins again at lsn 0.
+    /// Damage may have removed every trace of some logs. No log is created then, so that none of them
+    /// begins again at lsn 0.
     pub(crate) uncertain: bool,
 }
 
-/// Where the committer goes on.
+/// The place where the committer continues.
 pub(crate) struct Resume {
     pub(crate) segment: Arc<Segment>,
     pub(crate) file: Arc<dyn DiskFile>,
@@ -348,7 +347,7 @@ impl Committer {
             previous: DirectoryBuilder::default(),
             link: None,
             first_of_run: true,
-            // As long as it is not known that there is more.
+            // The size of the reserve is not known yet.
             on_reserve: true,
             without_space: false,
             undo: Undo::default(),
@@ -377,10 +376,10 @@ impl Committer {
         committer
     }
 
-    /// Writes what a start begins with: the link, and a marker that tells it again.
+    /// Writes the first frames of a run: the link, and a marker whose directory repeats it.
     ///
     /// # Errors
-    /// If the journal failed, or there is no space: it can be called again then.
+    /// If the journal failed, or if there is no space. After a lack of space the caller may retry.
     pub(crate) fn begin(&mut self) -> io::Result<()> {
         let written = self.write_out();
         if matches!(written, Err(AppendError::DiskFull(_))) {
@@ -395,8 +394,8 @@ impl Committer {
         }
     }
 
-    /// The write stage for one turn: places every submission, writes, answers those
-    /// that want no flush, leaves the others to [`Journal::flush`].
+    /// The write stage for one turn: places every submission, writes, answers requests that need no
+    /// flush, and leaves the others to [`Journal::flush`].
     pub(crate) fn commit(&mut self, submissions: impl IntoIterator<Item = Submission>) {
         let started = self.journal.clock.monotonic();
         self.turn_began = started;
@@ -411,11 +410,11 @@ impl Committer {
         let encoded = self.journal.clock.monotonic();
         let observer = &self.journal.observer;
         observer.phase(Phase::Encode, encoded.duration_since(started), 1);
-        // Whoever is in the group is told what came of it.
+        // Every request in the group gets its own answer.
         let _told = self.write_out();
     }
 
-    /// Sets the arrival time of everything that this turn accepts.
+    /// Sets the arrival time of all requests that this turn accepts.
     fn look_at_clock(&mut self) {
         let shown = self.journal.read_clocks();
         self.expiry = shown.expiry;
@@ -427,8 +426,8 @@ impl Committer {
         self.needs_marker && !self.closed && self.journal.failure().is_none()
     }
 
-    /// Writes a marker: the durable mark, and the directory of the last group. It is
-    /// to be flushed like anything else.
+    /// Writes a marker: the durable mark, and the directory of the last group. The marker needs a flush
+    /// like any other frame.
     pub(crate) fn mark(&mut self) {
         if !self.needs_marker()
             || self
@@ -441,19 +440,19 @@ impl Committer {
         self.needs_marker = self.write_out().is_err();
     }
 
-    /// Ends the journal for this run: everything written is flushed, and the seal says
-    /// that nothing was left to do. Tells whether there is one now.
+    /// Ends the journal for this run: flushes everything written, and writes a seal that declares a
+    /// clean end. Returns whether the seal was written.
     pub(crate) fn close(&mut self) -> bool {
         let mut ended = false;
         self.look_at_clock();
-        // What cannot be written for want of space was never promised to survive; but space
-        // may be back since it was last looked for.
+        // Records that cannot be written for lack of space were never promised to survive. Space may
+        // have become available since the last attempt.
         self.pool.try_again();
         let _unwritten = self.write_all_buffered();
         let _told = self.write_out();
         self.journal.flush();
         if self.journal.failure().is_none() && !self.closed {
-            // Without a seal the next start is an unclean one, and loses nothing.
+            // Without a seal the next start is unclean, but nothing is lost.
             let sealed = self.seal(None);
             self.journal.flush();
             if sealed.is_ok() && self.journal.failure().is_none() {
@@ -565,7 +564,7 @@ impl Committer {
         };
         match (&reply, &session) {
             (Reply::Append(_, Err(_)), Some(session)) => session.end_in_turn(),
-            // What waits for its group goes with it.
+            // A request that waits for its group shares the group's outcome.
             (_, Some(session)) if need.is_none() => session.enter(self.position(0)),
             _ => {}
         }
@@ -591,9 +590,8 @@ impl Committer {
         (Some(self.end()), written.map_err(Into::into))
     }
 
-    /// Leaves the segment, so that everything before is in finished ones, flushed. One that
-    /// tells of no log is not worth it, unless what it says of the run before is nowhere
-    /// else.
+    /// Leaves the segment, so that everything before lies in finished, flushed segments. A segment that
+    /// touches no log stays, unless it is the first of this run, which alone describes the run before.
     fn leave(&mut self, always: bool, purpose: Use) -> Placed<(), SyncError> {
         let left = self.write_all_buffered().and_then(|()| {
             if !always && self.touched.is_empty() && !self.first_of_run {
@@ -603,9 +601,9 @@ impl Committer {
             self.roll_now(purpose)
         });
         let need = match purpose {
-            // The end of the segment before goes back once this link is flushed.
+            // The sorter frees the unused end of the segment before once this link is flushed.
             Use::Leave => self.end(),
-            // The roll has flushed all there was.
+            // The roll has flushed everything.
             _ => Position::ZERO,
         };
         (Some(need), left.map_err(Into::into))
@@ -620,8 +618,8 @@ impl Committer {
         }
     }
 
-    /// Why a request that adds so much is refused, for `log` as the first; `None` if the store
-    /// has room for it.
+    /// Why a request that adds this much is refused, with `log` as the first log; `None` if the store
+    /// has room for the request.
     fn no_room(&self, adds: &Adds, log: &LogName) -> Option<AppendError> {
         match adds.is_something() {
             true => self
@@ -648,7 +646,7 @@ impl Committer {
             .unwrap_or(self.settings.sync_mode)
     }
 
-    /// Counts a log among those of the group and of the segment.
+    /// Adds a log to the logs of the group and of the segment.
     fn touch(&mut self, log: &Arc<Log>) {
         self.readers.push(Arc::clone(log));
         self.group_scheduled |= self.mode(log).flushes_by_itself();
@@ -661,11 +659,11 @@ impl Committer {
         }
     }
 
-    /// Writes the group, publishes it, and answers or hands on whoever is in it.
+    /// Writes the group, publishes it, and answers its requests or leaves them to the flush.
     ///
     /// # Errors
-    /// If there was no space, the group is void and everything stands as before it; if
-    /// the journal has failed. Whoever is in the group is told.
+    /// If there was no space, the group is void and everything stands as before; or if the journal has
+    /// failed. The requests of the group get their own answers.
     fn write_out(&mut self) -> Result<(), AppendError> {
         self.finish_open();
         let mut void = false;
@@ -694,9 +692,9 @@ impl Committer {
         }
     }
 
-    /// Writes the group; if it enters a block, with zeros up to that block's end. A block that
-    /// is overwritten in part is first read from the device, where the page cache has dropped
-    /// it since the pool filled it: most of the time of such a write.
+    /// Writes the group, with zeros up to the end of its last block if it enters a new block. A partial
+    /// overwrite first reads the block from the device if the page cache has dropped it since the pool
+    /// filled it. That read takes most of the time of such a write.
     fn write_group(&mut self) -> Result<(), (usize, io::Error)> {
         let group = self.buffer.len();
         let end = self.offset + group as u64;
@@ -713,7 +711,7 @@ impl Committer {
         Ok(())
     }
 
-    /// Answers those whose group is through, or leaves them to the flush.
+    /// Answers requests whose position is reached, or leaves them to the flush.
     fn answer_pending(&mut self) {
         let (written, durable) = (self.journal.written(), self.journal.durable());
         let now = self.journal.clock.monotonic();
@@ -734,7 +732,7 @@ impl Committer {
                 queue,
                 session: _,
             } = pending;
-            // A refusal may have looked at a frame that became smaller when it was finished.
+            // A refusal may refer to a frame that became smaller when it was finished.
             let need = match buffered {
                 true => NEVER,
                 false => need.unwrap_or(written).min(written),
@@ -784,7 +782,7 @@ impl Committer {
         let start = self.segment.base.advance(self.offset);
         self.offset += bytes;
         std::mem::swap(&mut self.previous, &mut self.directory);
-        // Before it is published: whoever is woken finds it.
+        // Before the publication: readers that wake must find it.
         journal.recent.push(start, group);
         let readers = std::mem::take(&mut self.readers);
         journal.publish_written(start, bytes, readers, self.group_scheduled);

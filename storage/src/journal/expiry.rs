@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_ahead_that_stays_is_believed_after_an_hour_but_nothing_expires_by_it() {
+    fn a_lasting_jump_ahead_is_believed_after_an_hour_and_expires_nothing() {
         let mut world = World::new();
         world.wrong = YEAR;
         let (expiry, _) = world.pass(3599);

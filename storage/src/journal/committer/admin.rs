@@ -1,4 +1,4 @@
-//! Placing what is not records: creation, settings, deletion, trims.
+//! Placing requests without records: creation, settings, deletion, trims.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::journal::pool::Use;
 use crate::local::{Adds, Load, Log, TrimBy};
 use crate::record::{LogConfig, LogConfigChange};
 
-/// So many logs are deleted with one flush.
+/// Maximum number of logs deleted with one flush.
 const MOST_DELETIONS: usize = 256;
 
 impl Committer {
@@ -85,19 +85,19 @@ impl Committer {
         (None, Ok(()))
     }
 
-    /// Begins to delete a log: it is gone with [`Committer::end_deletions`], up to which only
+    /// Begins to delete a log. [`Committer::end_deletions`] completes the deletion; until then only
     /// other logs may be deleted.
     ///
     /// # Errors
-    /// The position that the refusal reveals, and its reason.
+    /// The position that the refusal reveals, and the reason.
     pub(super) fn delete(
         &mut self,
         target: &LogTarget,
     ) -> Result<(Arc<Log>, Position), (Position, AdminError)> {
         let name = target.name.as_str();
         let directory = DirectoryBuilder::entry_len(None);
-        // The segment they are in must know of them when it is left. First: a group that finds no
-        // space takes the logs with it that it created.
+        // The segment of the deletions must record them before it is left. This runs before the log is
+        // looked up: a group that finds no space also takes back the logs that it created.
         if !self.has_room(HEADER_BYTES, directory) || self.deletions.len() >= MOST_DELETIONS {
             self.end_deletions();
         }
@@ -127,7 +127,7 @@ impl Committer {
             return Err((Position::ZERO, error.into()));
         }
         self.finish_open();
-        // What is in memory only never gets a place.
+        // Records in memory only never get a place.
         let next = log.state.read().journaled_next();
         let header = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
         let start = self.position(0);
@@ -137,8 +137,8 @@ impl Committer {
         Ok((log, header.end()))
     }
 
-    /// Deletes what is to be deleted. Flushed at once, so that the names are free the moment
-    /// the logs are gone for readers too, and not before.
+    /// Completes the pending deletions. Flushes at once, so that a name becomes free exactly when its
+    /// log is gone for readers too.
     pub(super) fn end_deletions(&mut self) {
         if self.deletions.is_empty() {
             return;
@@ -190,7 +190,7 @@ impl Committer {
             };
             return (Some(log.state.read().created_end), Err(error));
         }
-        // What is in memory goes first; without space for it a trim below it goes on.
+        // Records in memory are written first. Without space for them, a trim below them continues.
         let room = match self.write_buffered(&log) {
             Err(error)
                 if error.shortage().is_some() && before <= log.state.read().journaled_next() =>
@@ -254,7 +254,7 @@ impl Committer {
         self.undo.note_created(&log);
         self.touch(&log);
         self.logs.insert(Arc::clone(&log));
-        // Behind the change: a pass that begins before it is not the last one.
+        // Noted after the change: a pass that begins before the change is not the last one.
         if bounded {
             self.journal.note_retention();
         }

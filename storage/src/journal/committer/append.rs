@@ -19,7 +19,7 @@ use crate::local::{Checked, Log, check};
 use crate::record::{Batch, Compression, LogConfig, LogRecords};
 use crate::records::Records;
 
-/// The most bytes that the records of one log take in the body of a frame.
+/// Maximum number of bytes that the records of one log take in the body of a frame.
 pub(super) fn stored_bytes(records: &LogRecords) -> usize {
     usize::try_from(records.records.stored_bytes()).unwrap_or(usize::MAX)
 }
@@ -73,8 +73,8 @@ impl Committer {
         (None, Ok(placement))
     }
 
-    /// Room for all of a batch, behind what the logs that it looks at have in memory only: its
-    /// answer rests on that.
+    /// Makes room for all of a batch. First writes the records that its logs have in memory only,
+    /// because the answer depends on them.
     fn make_room(
         &mut self,
         batch: &Batch,
@@ -94,7 +94,7 @@ impl Committer {
         self.secure_records(records.sum(), size)
     }
 
-    /// The most bytes of frames and of directory entries that a batch can take.
+    /// Maximum number of bytes of frames, and of directory entries, that a batch can take.
     pub(super) fn unit_size(
         &self,
         batch: &Batch,
@@ -132,8 +132,8 @@ impl Committer {
         Ok((frames, directory))
     }
 
-    /// Records of so many requests for one existing log: joins the open frame if that is of the
-    /// same log.
+    /// Appends records of `requests` requests to one existing log. They join the open frame if it
+    /// belongs to the same log.
     pub(super) fn append_plain(
         &mut self,
         records: &LogRecords,
@@ -142,8 +142,8 @@ impl Committer {
     ) -> (LogAppended, Position) {
         let size = stored_bytes(records);
         let joins = self.open.as_ref().is_some_and(|open| {
-            // The body may shrink when the frame is finished: then only the header has
-            // room for positions.
+            // The body may shrink when the frame is finished. Then only the header has room for
+            // positions.
             let room = open.compression == Compression::None
                 || open.requests + requests <= HEADER_BYTES as u64;
             let fits = self.buffer.len() - open.start + size <= COALESCED_BYTES;
@@ -151,8 +151,7 @@ impl Committer {
         });
         let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
         if joins && let Some(mut open) = self.open.take() {
-            // A later request has a position of its own inside the frame, so that it
-            // survives with it.
+            // A later request has its own position inside the frame, and survives with the frame.
             let position = match open.compression {
                 Compression::None => self.end(),
                 _ => self.position(open.start).advance(open.requests),
@@ -182,9 +181,8 @@ impl Committer {
         (append, position)
     }
 
-    /// Writes records into the frame begun at `start` (which holds `before` already),
-    /// and moves the log's tail, time and place, all under one lock, so that no reader
-    /// sees one without the other.
+    /// Writes records into the frame begun at `start`, which already holds `before`. Moves the log's
+    /// tail, time and place under one lock, so that no reader sees one without the others.
     pub(super) fn put_records(
         &mut self,
         log: &Arc<Log>,
@@ -203,7 +201,7 @@ impl Committer {
             state.last_time = self.arrival;
         } else {
             for record in records.iter() {
-                // Stored time never goes back within a log.
+                // Stored times never go back within a log.
                 let time = record
                     .timestamp
                     .unwrap_or(self.arrival)
@@ -235,8 +233,8 @@ impl Committer {
         }
     }
 
-    /// A batch over several logs, one that creates its log, one of a producer, or one with
-    /// cursors: a run of frames that recovery keeps together.
+    /// Appends a batch over several logs, with a new log, with a producer, or with cursors, as a run of
+    /// frames. Recovery keeps or drops the run as a whole.
     pub(super) fn append_unit(
         &mut self,
         batch: &Batch,

@@ -1,4 +1,4 @@
-//! Sync mode `manual`: records that are accepted and not written yet.
+//! Sync mode `manual`: records that are accepted and not yet written.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,8 +20,8 @@ use crate::session::Session;
 use crate::watch::Watched;
 
 impl Committer {
-    /// Takes a plain append to a log of sync mode `manual` into memory, if that is all
-    /// it asks for.
+    /// Takes a plain append to a log of sync mode `manual` into memory, if the append asks for nothing
+    /// more.
     pub(super) fn buffer(
         &mut self,
         batch: &Batch,
@@ -31,7 +31,7 @@ impl Committer {
         let [records] = batch.logs.as_slice() else {
             return None;
         };
-        // What is remembered of a producer's batch, and a cursor, lies in frames.
+        // A producer's batch and a cursor need frames.
         let plain =
             batch.checks.is_empty() && batch.cursors.is_empty() && records.producer.is_none();
         if level != Durability::Accepted || !plain {
@@ -54,8 +54,8 @@ impl Committer {
         } else if held + size > self.largest_shared_frame() {
             room = self.write_buffered(&log);
         }
-        // Nothing in memory rests on what could still be taken back, nor comes after it in
-        // a session.
+        // Records in memory must not depend on a group that could still be taken back, and must not
+        // follow such a group in a session.
         let start = self.position(0);
         let behind = session.as_ref().is_some_and(|session| session.is_in(start));
         if room.is_ok() && (behind || self.is_in_group(&log)) {
@@ -80,7 +80,7 @@ impl Committer {
         Some((Some(NEVER), Ok(placement)))
     }
 
-    /// The most bytes of records that requests share a frame up to.
+    /// Maximum size of the records in a frame that requests share, in bytes.
     fn largest_shared_frame(&self) -> usize {
         let unit = usize::try_from(self.settings.largest_unit).unwrap_or(usize::MAX);
         COALESCED_BYTES.min(unit / 2)
@@ -100,13 +100,13 @@ impl Committer {
                 body: Vec::new(),
             })
         });
-        // Of the newest: else that would be too old with the first.
+        // Arrival of the newest records: otherwise they would be too old together with the first.
         buffered.arrival = arrival;
         let before = buffered.body.len();
         let mut first_time = None;
         for record in records.iter() {
             let time = record.timestamp.unwrap_or(arrival).max(state.last_time);
-            // What the frame's arrival will be is not known yet: more may come.
+            // The frame's arrival time is not known yet: more records may come.
             codec::put_record(&mut buffered.body, &record, Some(time));
             state.last_time = time;
             first_time.get_or_insert(time);
@@ -128,7 +128,7 @@ impl Committer {
         }
     }
 
-    /// Writes what a log has in memory only into the group.
+    /// Writes a log's records in memory into the group.
     pub(super) fn write_buffered(&mut self, log: &Arc<Log>) -> Result<(), AppendError> {
         let size = |buffered: &Buffered| (buffered.body.len(), u64::from(buffered.count));
         let Some((length, records)) = log.state.read().buffered.as_deref().map(size) else {
@@ -174,16 +174,16 @@ impl Committer {
         Ok(())
     }
 
-    /// Forgets what a log has in memory only: it goes with the log, and no frame of a
-    /// deleted log follows its deletion.
+    /// Forgets a log's records in memory. They go with the log, and no frame of a deleted log follows
+    /// its deletion.
     pub(super) fn discard_buffered(&mut self, log: &Arc<Log>) {
         let buffered = {
             let mut state = log.state.write();
             let Some(buffered) = state.buffered.take() else {
                 return;
             };
-            // Whoever looks now does not count it: should this be taken back, a checkpoint
-            // would know of records that never were written.
+            // Readers no longer count these records: if the deletion is taken back, a checkpoint would
+            // otherwise list records that were never written.
             state.next = buffered.first_lsn;
             state.last_time = buffered.time_before;
             buffered
@@ -196,7 +196,7 @@ impl Committer {
         self.undo.note_taken(log, buffered);
     }
 
-    /// Has in memory again what a void group had taken.
+    /// Returns to memory the records that a void group had taken.
     pub(super) fn put_back(&mut self, log: Arc<Log>, buffered: Box<Buffered>) {
         self.buffered_bytes += buffered.body.len() as u64;
         self.journal

@@ -1,4 +1,4 @@
-//! Placing what consumers say: cursors that move, by themselves or with a batch.
+//! Placing changes of consumers' cursors, alone or with a batch.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl Committer {
         self.secure(frame, DirectoryBuilder::entry_len(None), purpose)
     }
 
-    /// The frame that moves a cursor of a log that exists, or forgets it.
+    /// Writes the frame that moves or deletes a cursor. Does nothing if the log does not exist.
     pub(super) fn push_cursor(
         &mut self,
         log: &LogName,

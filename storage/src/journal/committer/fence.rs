@@ -1,8 +1,8 @@
-//! Fences: from its frame on, a log takes no records of an older writer.
+//! Fences: after the frame of a fence, a log takes no records of an older writer.
 //!
-//! The committer is the only one who gives out lsns, one request after another. So what
-//! was before the fence is below its tail, and what comes after it is checked against
-//! the new epoch, however long it had been under way.
+//! Only the committer assigns lsns, one request after another. Every append before the fence is
+//! therefore below the fence's tail. Every later append is checked against the new epoch, no matter
+//! when it was sent.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ impl Committer {
         (None, Ok(self.push_fence(log, given)))
     }
 
-    /// Fences a log that does not exist: makes it.
+    /// Fences a log that does not exist, by creating the log.
     fn fence_new(&mut self, target: &LogTarget, epoch: Option<u64>) -> Placed<Fenced, FenceError> {
         let log = target.name.clone();
         let given = epoch.unwrap_or(1);
@@ -129,7 +129,7 @@ impl Committer {
     }
 
     fn push_fence(&mut self, log: &Arc<Log>, epoch: u64) -> Fenced {
-        // The header has all of it, and so has the directory of the next group.
+        // The header, and so the directory of the next group, has the complete fence.
         let about = About::act(Kind::Fence, Lsn::new(epoch));
         let header = self.push_frame(about, log.id, None, |_| {});
         let start = self.position(0);

@@ -1,9 +1,8 @@
-//! Forgetting producers: by request, and those that have been idle for too long.
+//! Forgetting producers: by request, and after too long an idle time.
 //!
-//! A frame lists the producers and their epochs. A late retry of one of their batches is refused
-//! from then on, because the log remembers a hash of each id. When a log, or the store, remembers
-//! too many hashes, the frame replaces those of its log by one number: the epoch that unknown
-//! producers begin at.
+//! A frame lists the producers and their epochs. A late retry of one of their batches is refused from
+//! then on, because the log remembers a hash of each id. When a log or the store remembers too many
+//! hashes, one number replaces the hashes of that log: the first epoch of unknown producers.
 
 use std::sync::Arc;
 
@@ -15,17 +14,17 @@ use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
 use crate::local::{Forgotten, Load, Log, MAX_GONE};
 
-/// Most bytes of ids in one frame: a small segment has room for it.
+/// Maximum length of the ids in one frame, in bytes: a small segment has room for them.
 const FRAME_BYTES: usize = 4 << 10;
 
-/// Forgotten producers of all logs whose ids are remembered, at most. Beyond that a log that
-/// forgets producers keeps none of its hashes.
+/// Maximum number of forgotten producers of all logs whose hashes are remembered. Beyond it, a log that
+/// forgets producers keeps no hashes.
 pub(crate) const MAX_GONE_OF_ALL: u64 = 1 << 20;
 
-/// Producers of a log that have been idle for too long.
+/// Producers of a log that have been idle too long.
 pub(crate) struct Idle {
     pub(crate) log: Arc<Log>,
-    /// Each with its epoch, and when its newest batch arrived.
+    /// Each producer with its epoch and the arrival time of its newest batch.
     pub(crate) producers: Vec<(Name, u64, Timestamp)>,
 }
 
@@ -71,7 +70,7 @@ impl Committer {
         }
     }
 
-    /// Forgets those of the producers that are still idle.
+    /// Forgets the listed producers that are still idle.
     pub(super) fn forget_idle(&mut self, idle: &[Idle]) -> Placed<(), AdminError> {
         self.finish_open();
         for Idle { log, producers } in idle {
@@ -105,7 +104,7 @@ impl Committer {
         (None, Ok(()))
     }
 
-    /// The frame that forgets producers of a log that exists.
+    /// Writes the frame that forgets producers of an existing log.
     fn push_forgotten(
         &mut self,
         log: &Arc<Log>,

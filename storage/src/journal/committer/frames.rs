@@ -1,4 +1,4 @@
-//! Frames in the group that is being put together.
+//! Frames in the group that is being encoded.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl Committer {
         self.begin_frame_of(None)
     }
 
-    /// Begins a frame that says whose batch it is.
+    /// Begins a frame that names the producer of its batch.
     pub(super) fn begin_frame_of(
         &mut self,
         producer: Option<(&Producer, Digest)>,
@@ -96,7 +96,7 @@ impl Committer {
         header
     }
 
-    /// A whole frame that holds no records.
+    /// Writes a whole frame that holds no records.
     pub(super) fn push_frame(
         &mut self,
         about: About,

@@ -1,4 +1,4 @@
-//! Repeats of batches: recognised before anything else is looked at.
+//! Repeats of batches: recognised before any other check.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use crate::journal::Placement;
 use crate::local::{Creation, Load, Log, Producers, Recall, Remembered};
 use crate::record::{Batch, Producer};
 
-/// What a batch is.
+/// Kind of a batch.
 pub(super) enum Recognised {
-    /// One to be checked and placed.
+    /// A new batch, to be checked and placed.
     New,
-    /// One that was applied: the answer that it got then.
+    /// A batch that was applied before, with the same answer.
     Repeat(Placed<Placement, AppendError>),
-    /// One that its producer may not send.
+    /// A batch that its producer may not send.
     Refused(Placed<Placement, AppendError>),
 }
 
 impl Committer {
-    /// Looks whether a batch was applied before. `targets[i]` is the log of `batch.logs[i]`.
+    /// Determines whether a batch was applied before. `targets[i]` is the log of `batch.logs[i]`.
     pub(super) fn recognise(
         &self,
         batch: &Batch,
@@ -31,7 +31,7 @@ impl Committer {
     ) -> Recognised {
         let mut repeats = Vec::new();
         let mut new = false;
-        // A refusal tells of every log that was looked at until then.
+        // A refusal reveals the state of every log checked until then.
         let mut reveals = Position::ZERO;
         for ((records, target), digest) in batch.logs.iter().zip(targets).zip(digests) {
             let Some(producer) = &records.producer else {
@@ -43,7 +43,7 @@ impl Committer {
             };
             let id = target.as_ref().map(|log| log.id);
             if records.guard.log_id.is_some_and(|given| Some(given) != id) {
-                // It is meant for another log: the conditions say so.
+                // The batch is meant for another log: the conditions will report that.
                 return Recognised::New;
             }
             let (recall, last_end) = self.recall(target.as_deref(), producer, sent);
@@ -82,7 +82,7 @@ impl Committer {
         };
         let (known, reveals) = log.map_or((None, Position::ZERO), recall);
         let unknown = || match log {
-            // It cannot begin here: the conditions say why.
+            // The log cannot be created here: the conditions will report why.
             None if self.creation() != Creation::ByAppend => Recall::New,
             _ => Producers::recall_new(producer),
         };
@@ -104,13 +104,13 @@ impl Committer {
             logs: repeats.iter().map(|(log, ..)| Arc::clone(log)).collect(),
             position: Some(position),
         };
-        // What is in the group at hand shares its fate; what was written before is as safe
-        // as the group that it was in, which ends beyond it.
+        // A batch in the current group shares the group's outcome. An older batch is as safe as its own
+        // group, which ends beyond the batch.
         let in_group = position >= self.position(0);
         ((!in_group).then(|| position.advance(1)), Ok(placement))
     }
 
-    /// Notes what repeats of a batch are to be answered.
+    /// Remembers the answer for repeats of a batch.
     pub(super) fn remember(
         &mut self,
         log: &Arc<Log>,

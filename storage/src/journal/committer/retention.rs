@@ -1,5 +1,5 @@
-//! Trims by retention: like any other, but that the log must still stand as retention saw
-//! it. It looks without holding anybody up, so that much may have happened since.
+//! Trims by retention. Retention chooses records without blocking other requests, so the log may change
+//! meanwhile. A trim therefore applies only if the log still stands as retention saw it.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use crate::journal::pool::Use;
 use crate::local::{Log, TrimBy};
 use crate::record::LogConfig;
 
-/// Records below `before` go past a bound of their log.
+/// Records below `before` exceed a bound of their log.
 pub(crate) struct Expiry {
     pub(crate) log: Arc<Log>,
     pub(crate) before: Lsn,
-    /// The settings whose bound that is.
+    /// The settings that contain the bound.
     pub(crate) config: Arc<LogConfig>,
-    /// Whether nothing at or beyond its lowest cursor may go.
+    /// Whether records at or beyond the log's lowest cursor must stay.
     pub(crate) respect_cursors: bool,
 }
 
 impl Committer {
-    /// Makes all of these trims, or none if there is no room.
+    /// Places all of these trims, or none if there is no room.
     pub(super) fn expire(&mut self, expiries: &[Expiry]) -> Placed<Vec<Option<Lsn>>, AppendError> {
         self.finish_open();
         let frames = expiries.len() * HEADER_BYTES;
@@ -36,10 +36,10 @@ impl Committer {
         (None, Ok(placed))
     }
 
-    /// The first record kept before; `None` if there is nothing to do any more.
+    /// Returns the first record kept before the trim; `None` if there is nothing left to do.
     fn expire_one(&mut self, expiry: &Expiry) -> Option<Lsn> {
         let Expiry { log, before, .. } = expiry;
-        // It may be gone, or never have come into being.
+        // The log may be deleted, or its creation was taken back.
         let there = self.logs.by_id(log.id);
         there.filter(|there| Arc::ptr_eq(there, log))?;
         let first = {
@@ -67,7 +67,7 @@ impl Committer {
         Some(first)
     }
 
-    /// Tells what the expiry clock shows, for the start after an end that tells nothing.
+    /// Writes the time of the expiry clock, for a start after an unclean end.
     pub(super) fn tell_clock(&mut self) -> Placed<(), SyncError> {
         self.finish_open();
         let frame = HEADER_BYTES + Marker::MAX_LEN.next_multiple_of(8);

@@ -1,4 +1,4 @@
-//! Room: in the segment at hand, or in the next.
+//! Room for frames: in the current segment, or in the next.
 
 use std::io;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::{ReadySegment, Use};
 use crate::journal::segment::Segment;
 
-/// The most records in a segment.
+/// Maximum number of records in a segment.
 const MOST_RECORDS: u64 = u32::MAX as u64;
 
 impl Committer {
-    /// Makes room for so many bytes of frames and directory entries, rolling if need
-    /// be.
+    /// Makes room for this number of bytes of frames and of directory entries. Rolls to the next
+    /// segment if necessary.
     ///
     /// # Errors
-    /// If there is no space, for the next segment or for what is to be written first;
-    /// what the request has in the group already is then taken back with the group.
+    /// If there is no space for the next segment or for bytes that must be written first. Frames of the
+    /// request that are already in the group are then taken back with the group.
     pub(super) fn secure(
         &mut self,
         frames: usize,
@@ -53,8 +53,8 @@ impl Committer {
         }
     }
 
-    /// The same for frames that hold records. A segment ends before its records pass 32 bits: its
-    /// index counts them so.
+    /// Makes room for frames that hold records. A segment ends before its number of records exceeds 32
+    /// bits, because its index counts in 32 bits.
     pub(super) fn secure_records(
         &mut self,
         records: u64,
@@ -67,19 +67,19 @@ impl Committer {
         self.secure(frames, directory, Use::Growth)
     }
 
-    /// Whether the group has grown to what one write carries.
+    /// Whether these frames would exceed the bounds of a group, which one write carries.
     fn is_full(&self, frames: usize, directory: usize) -> bool {
         self.buffer.len() + frames > GROUP_BYTES
             || self.directory.extension_len() + directory > DIRECTORY_BYTES
     }
 
-    /// Whether there is room in the group and in the segment at hand.
+    /// Whether there is room in the group and in the current segment.
     pub(super) fn has_room(&self, frames: usize, directory: usize) -> bool {
         !self.is_full(frames, directory) && self.fits(frames, directory)
     }
 
-    /// So many bytes can be written without anything that may take long: to go on in the next
-    /// segment, or to look for space.
+    /// Number of bytes that can be written without a slow step. Slow steps are a roll to the next
+    /// segment and a search for space.
     pub(crate) fn room(&self) -> u64 {
         let looks = self.on_reserve && self.pool.is_starved();
         if self.closed || looks || self.without_space {
@@ -89,7 +89,7 @@ impl Committer {
         left.saturating_sub(self.buffered_bytes)
     }
 
-    /// Goes on in the next segment, though there is room in this one.
+    /// Continues in the next segment, even if this segment has room.
     ///
     /// # Errors
     /// As [`Committer::secure`].
@@ -106,8 +106,8 @@ impl Committer {
         self.roll(ready, purpose)
     }
 
-    /// The pool's answer. Any error but a lack of space or of file descriptors fails the journal.
-    /// `rolls`: another segment is needed.
+    /// Converts the pool's answer. Any error except a lack of space or of file descriptors fails the
+    /// journal. `rolls`: the request needs another segment.
     fn spared<T>(
         &self,
         result: io::Result<T>,
@@ -134,7 +134,7 @@ impl Committer {
         } else {
             0
         };
-        // An open frame's entry is not in the directory yet.
+        // The directory does not have an open frame's entry yet.
         let open = self
             .open
             .as_ref()
@@ -148,7 +148,7 @@ impl Committer {
         self.offset + need as u64 <= self.segment.life.size
     }
 
-    /// Goes on in the next segment: what is here is written, sealed and flushed first.
+    /// Continues in the next segment. First writes, seals and flushes the current one.
     fn roll(&mut self, ready: ReadySegment, purpose: Use) -> Result<(), AppendError> {
         let started = self.journal.clock.monotonic();
         if let Err(error) = self
@@ -202,8 +202,8 @@ impl Committer {
         Ok(())
     }
 
-    /// How the logs of this segment stand now that it is sealed: for the next link, unless
-    /// they are too many to tell in this one and in the next, and for its index.
+    /// State of the logs of this sealed segment: for its index, and for the next link. The link gets
+    /// none if there are too many for this segment or for the next.
     pub(super) fn leave_segment(&mut self, next_size: u64) -> (Option<Vec<Closing>>, Sealed) {
         let segment = self.segment.life.id;
         let mut bytes = 0;
@@ -240,8 +240,8 @@ impl Committer {
         (few.then_some(closings), sealed)
     }
 
-    /// The link tells in its header, and so in the next group's directory, what matters
-    /// most: for log id the segment before, for first lsn its end, for count the epoch.
+    /// Begins a segment with its link. The link's header, and so the next group's directory, has the
+    /// main fields: previous segment as log id, its end as first lsn, epoch as count.
     pub(super) fn begin_with(&mut self, link: Link) {
         let body = link.encode();
         let about = About {
@@ -256,7 +256,7 @@ impl Committer {
         self.link = Some(link);
     }
 
-    /// Ends the segment: the journal goes on in `successor`, or is shut down.
+    /// Ends the segment: the journal continues in `successor`, or is shut down.
     pub(super) fn seal(&mut self, successor: Option<SegmentId>) -> Result<(), AppendError> {
         let seal = Seal {
             frames: self.frames,

@@ -1,12 +1,12 @@
-//! Taking back a group that found no space.
+//! Taking back a group for which there was no space.
 //!
-//! Space is secured before anything moves, so this is for file systems that may lack it
-//! even for what they have allocated (copy on write, thin volumes, quotas). What was
-//! written of the group is zeroed and the zeros are flushed, so that no start finds it;
-//! then logs and committer stand as they did when the group began, and whoever rested on
-//! it is refused. The next group is checked against that, and takes the same place.
+//! Space is secured before anything changes, so this serves file systems that may lack space even for
+//! allocated files (copy on write, thin volumes, quotas). The written part of the group is zeroed and
+//! the zeros are flushed, so that no start finds it. Then logs and committer return to their state
+//! before the group, and requests that depend on the group are refused. The next group is checked
+//! against that state, and takes the same place.
 //!
-//! Only what the committer alone changes is put back: flushes and readers go on meanwhile.
+//! Only state that the committer alone changes is restored: flushes and readers continue meanwhile.
 
 use std::io;
 use std::sync::Arc;
@@ -18,33 +18,32 @@ use crate::ids::Position;
 use crate::journal::Reply;
 use crate::local::{BeforeForgotten, Buffered, Load, Log, LogState, ProducerBefore, Standing};
 
-/// What the group in hand has changed, and how it was before.
+/// Changes of the current group, and the state before them.
 #[derive(Default)]
 pub(super) struct Undo {
     chain: u32,
     frames: u64,
     records: u64,
-    /// How many logs the segment had touched.
+    /// Number of logs that the segment had touched.
     touched: usize,
     logs: Vec<(Arc<Log>, Standing)>,
     created: Vec<Arc<Log>>,
     /// Changes of producers, in order.
     producers: Vec<(Arc<Log>, Change)>,
-    /// What logs had in memory only, and the group took.
+    /// Records in memory only that the group took.
     taken: Vec<(Arc<Log>, Box<Buffered>)>,
 }
 
-/// How to take back one change of producers.
+/// One change of producers, with the state that undoes it.
 enum Change {
     Remembered(ProducerBefore),
     Forgotten(BeforeForgotten),
 }
 
 impl Undo {
-    /// Notes how a log stands, before the group that begins at `start` changes it for
-    /// the first time.
+    /// Notes a log's state before the group that begins at `start` changes the log for the first time.
     pub(super) fn note(&mut self, start: Position, log: &Arc<Log>, state: &LogState) {
-        // Whatever the group does to a log ends beyond its start.
+        // Every change of the group to a log ends beyond the group's start.
         if state.last_end <= start {
             self.logs.push((Arc::clone(log), state.standing()));
         }
@@ -70,7 +69,7 @@ impl Undo {
 }
 
 impl Committer {
-    /// A group begins.
+    /// Notes the state at the start of a group.
     pub(super) fn note_start(&mut self) {
         self.undo = Undo {
             chain: self.chain,
@@ -81,13 +80,13 @@ impl Committer {
         };
     }
 
-    /// Whether the group in hand is also about this log.
+    /// Whether the current group also concerns this log.
     pub(super) fn is_in_group(&self, log: &Log) -> bool {
         log.state.read().last_end > self.position(0)
     }
 
-    /// Makes the group void, of which so many bytes were written. If that fails, the
-    /// journal has failed: nobody knows what a start would find.
+    /// Makes the group void, after `written` bytes of it were written. If that fails, the journal has
+    /// failed: it is unknown which frames a start would find.
     pub(super) fn void(&mut self, written: usize, error: &io::Error) {
         if !self.without_space {
             tracing::warn!(%error, "no space to write to the journal; appends are refused");
@@ -108,8 +107,8 @@ impl Committer {
         }
     }
 
-    /// Zeroes as many bytes of the group. Where writes copy, that takes space: the pool gives up
-    /// segments for it, and until its reserve is whole again records are refused.
+    /// Zeroes the written bytes of the group. On copy-on-write file systems that takes space: the pool
+    /// gives up segments for it, and records are refused until its reserve is complete again.
     fn zero(&mut self, written: usize) -> io::Result<()> {
         let zeros = vec![0; written];
         loop {
@@ -122,7 +121,7 @@ impl Committer {
         }
     }
 
-    /// Puts everything back to where it was when the group began.
+    /// Restores the state before the group.
     fn roll_back(&mut self) {
         let start = self.position(0);
         let undo = std::mem::take(&mut self.undo);
@@ -158,7 +157,7 @@ impl Committer {
             self.logs.add(Load::gone(extras.producers.gone()));
             self.logs.change_producers(there, extras.producers.len());
         }
-        // First, so that whoever looks meanwhile does not take it for written.
+        // First, so that no concurrent reader takes the records for written.
         for (log, buffered) in undo.taken {
             self.put_back(log, buffered);
         }
@@ -173,7 +172,7 @@ impl Committer {
                 self.logs.add(after);
             }
         }
-        // A log may have the bounds again that it had lost.
+        // A log may have its old bounds back.
         self.journal.note_retention();
         for log in &undo.created {
             self.logs.remove(log);
@@ -183,7 +182,7 @@ impl Committer {
                 pending.refuse(start, self.buffered.is_empty());
             }
         }
-        // A segment begins with its link, whoever writes it.
+        // A segment always begins with its link, so the next group must write it.
         if let Some(link) = self.link.take() {
             self.begin_with(link);
         }
@@ -191,19 +190,19 @@ impl Committer {
 }
 
 impl Pending {
-    /// Whether its outcome rests on something beyond `start`.
+    /// Whether the outcome depends on frames beyond `start`.
     fn rests_beyond(&self, start: Position) -> bool {
         !self.buffered && self.need.is_none_or(|need| need > start)
     }
 
-    /// Nothing of it was done. `nothing_left`: no record is in memory only.
+    /// Refuses the request. Nothing of it was done. `nothing_left`: no record is in memory only.
     fn refuse(&mut self, start: Position, nothing_left: bool) {
         if let Some(session) = &self.session {
             session.end_in_turn();
         }
         self.need = Some(Position::ZERO);
         match &mut self.reply {
-            // What came before it and was not refused is written.
+            // Everything before the barrier that was not refused is written.
             Reply::Sync(_, result) if nothing_left => {
                 self.need = Some(start);
                 *result = Ok(());
