@@ -1,22 +1,22 @@
-//! Checkpoints: how all logs stood when one segment was left, so that a start reads this
-//! and what came after, and not the history.
+//! Checkpoints: the state of all logs at the end of one segment. A start reads the newest checkpoint
+//! and the segments after it, instead of the whole history.
 //!
-//! A file of its own per checkpoint, named by the segment it ends with; two are kept.
-//! Layout: magic, version, a message in protobuf wire format, CRC-32C of all before.
+//! Each checkpoint is one file, named by its last segment. Two are kept. Layout: magic, version, a
+//! message in protobuf wire format, CRC-32C of all before.
 //!
-//! | field | what |
+//! | field | content |
 //! |---|---|
 //! | 1, 2 | store id, low and high half |
 //! | 3, 4 | recovery epoch, counter of the next log id |
-//! | 5 | 1 if the run ended cleanly with this |
+//! | 5 | 1 if the run ended cleanly with this checkpoint |
 //! | 6 | latest arrival time |
 //! | 7, 8, 9 | last segment, the one before it, header checksum of its last frame |
-//! | 10 | an ended epoch: its number, where what survived of it ends |
+//! | 10 | an ended epoch: its number, and the end of its surviving frames |
 //! | 11 | a segment: id, size, salt, base, end, bytes of its file |
 //! | 12 | a log: its [`Image`] |
-//! | 13 | what the expiry clock showed |
-//! | 14 | the last segment that a sorted run stands for; 11 tells of those behind it |
-//! | 16 | losses that were accepted, as in a link; records that damage took are in the images |
+//! | 13 | expiry clock when the last segment was left |
+//! | 14 | the last segment that a sorted run covers; field 11 lists those after it |
+//! | 16 | losses that were accepted, as in a link; lost records are in the images |
 
 use std::io;
 use std::sync::Arc;
@@ -37,62 +37,62 @@ const DIRECTORY: &str = "checkpoint";
 const MAGIC: [u8; 8] = *b"WALDCKP\0";
 const VERSION: u32 = 1;
 const HEADER: usize = 12;
-/// So many are kept: the second serves if the first is damaged.
+/// Number of checkpoints kept: the second serves if the first is damaged.
 const KEPT: usize = 2;
-/// Written at a time.
+/// Bytes that are written at a time.
 const PIECE: usize = 1 << 20;
 
-/// A sealed segment, as a checkpoint tells of it.
+/// A sealed segment, as a checkpoint describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SegmentEntry {
     pub(crate) life: Life,
     pub(crate) base: Position,
     pub(crate) end: Position,
-    /// Bytes the file takes.
+    /// Bytes that the file takes.
     pub(crate) bytes: u64,
 }
 
-/// All but the logs, which are many.
+/// A checkpoint without its logs, which may be very many.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) store_id: u128,
     pub(crate) epoch: RecoveryEpoch,
     pub(crate) next_log_counter: u64,
-    /// Whether the run ended with it.
+    /// Whether the run ended cleanly with this checkpoint.
     pub(crate) clean: bool,
     pub(crate) arrival: Timestamp,
-    /// What the expiry clock showed; `None` of versions before there was one.
+    /// Expiry clock when the last segment was left; `None` in files of versions without that clock.
     pub(crate) expiry: Option<Timestamp>,
     pub(crate) last: SegmentId,
     pub(crate) before: Option<SegmentId>,
     /// Header checksum of the last segment's last frame.
     pub(crate) chain: u32,
     pub(crate) history: Vec<(RecoveryEpoch, Position)>,
-    /// The last segment that a sorted run stands for.
+    /// The last segment that a sorted run covers.
     pub(crate) sorted: Option<SegmentId>,
-    /// Those behind, in journal order; the last is `last`.
+    /// The segments after `sorted`, in journal order. The last one is `last`.
     pub(crate) segments: Vec<SegmentEntry>,
     /// Losses that were accepted.
     pub(crate) accepted: Vec<Accepted>,
 }
 
-/// A checkpoint that is being written, piece by piece: one of a million logs is large. The file
-/// goes if it is not finished.
+/// A checkpoint that is being written piece by piece, because a checkpoint of a million logs is large.
+/// The file is removed if it is not finished.
 pub(crate) struct Writer<'a> {
     disk: &'a dyn Disk,
     last: SegmentId,
     file: Arc<dyn DiskFile>,
-    /// Bytes written, and their checksum.
+    /// Number of bytes written, and their checksum.
     written: u64,
     crc: RunningCrc,
-    /// What is to be written next.
+    /// Bytes to be written next.
     out: Vec<u8>,
     part: Vec<u8>,
     finished: bool,
 }
 
 impl<'a> Writer<'a> {
-    /// Begins a file under a name that no start looks at.
+    /// Begins a file under a name that no start reads.
     pub(crate) fn new(disk: &'a dyn Disk, summary: &Summary) -> io::Result<Self> {
         let file = create_anew(disk, &new_path(summary.last))?;
         let mut out = Vec::new();
@@ -171,8 +171,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Puts the file in place, durably, and removes those that are not kept any longer.
-    /// Returns how many bytes it has.
+    /// Puts the file in its place durably, and removes checkpoints that are no longer kept. Returns the
+    /// size of the file in bytes.
     pub(crate) fn finish(mut self, backups: &Backups) -> io::Result<u64> {
         self.crc.feed(&self.out);
         let crc = self.crc.value();
@@ -185,9 +185,9 @@ impl<'a> Writer<'a> {
         let mut ids = list(self.disk)?;
         let kept = ids.split_off(ids.len().saturating_sub(KEPT));
         for name in self.disk.list(DIRECTORY)? {
-            // A crash may have left one half written. Files of others stay.
+            // A crash may have left a half-written file. Foreign files stay.
             let is_half = bounds::named(&name, ".new").is_some();
-            // What they told is in this one.
+            // The new checkpoint has the facts of the old files.
             let is_old = old_id(&name).is_some();
             if is_half || is_old || id_of(&name).is_some_and(|id| !kept.contains(&id)) {
                 backups.remove(&format!("{DIRECTORY}/{name}"))?;
@@ -201,13 +201,13 @@ impl<'a> Writer<'a> {
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
         if !self.finished {
-            // Half a file helps nobody; if this fails too, the next one removes it.
+            // Half a file is useless. If this removal fails too, the next checkpoint removes it.
             let _gone = self.disk.remove(&new_path(self.last));
         }
     }
 }
 
-/// Creates an empty file; one that a crash left there goes.
+/// Creates an empty file, in place of one that a crash left.
 fn create_anew(disk: &dyn Disk, path: &str) -> io::Result<Arc<dyn DiskFile>> {
     match disk.create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -218,8 +218,8 @@ fn create_anew(disk: &dyn Disk, path: &str) -> io::Result<Arc<dyn DiskFile>> {
     }
 }
 
-/// Writes a file, made of parts, under a name of its own and moves it to its place, both flushed but
-/// not the directory.
+/// Writes a file from parts under a temporary name and moves it to its place. Flushes the file, but not
+/// the directory.
 pub(crate) fn replace(disk: &dyn Disk, new: &str, path: &str, parts: &[&[u8]]) -> io::Result<()> {
     let file = create_anew(disk, new)?;
     let mut at = 0;
@@ -230,14 +230,14 @@ pub(crate) fn replace(disk: &dyn Disk, new: &str, path: &str, parts: &[&[u8]]) -
     });
     let written = written.and_then(|()| file.sync());
     if let Err(error) = written {
-        // Half a file helps nobody; if this fails too, the next try removes it.
+        // Half a file is useless. If this removal fails too, the next attempt removes it.
         let _gone = disk.remove(new);
         return Err(error);
     }
     disk.rename(new, path)
 }
 
-/// Name of a checkpoint that is not whole.
+/// Name of an unfinished checkpoint.
 fn new_path(last: SegmentId) -> String {
     format!("{DIRECTORY}/{last}.new")
 }
@@ -252,19 +252,19 @@ pub(crate) fn id_of(name: &str) -> Option<SegmentId> {
     bounds::named(name, ".ckp")
 }
 
-/// Name of a checkpoint that no start begins with: damage was found in what it covers. It tells facts
-/// that damage took.
+/// Name of a checkpoint that was set aside: damage was found in its segments, so no start begins with
+/// it. It keeps facts that damage removed.
 pub(crate) fn old_path(last: SegmentId) -> String {
     format!("{DIRECTORY}/{last}.old")
 }
 
-/// The id in the name of such a file.
+/// The id in the name of a checkpoint that was set aside.
 pub(crate) fn old_id(name: &str) -> Option<SegmentId> {
     bounds::named(name, ".old")
 }
 
-/// No start begins with a checkpoint that is there now. Every start that reads the frames asks the
-/// newest ones, until another is written.
+/// Sets all checkpoints aside, so that no start begins with them. Starts that read the frames consult
+/// the newest of these until another checkpoint is written.
 pub(crate) fn set_aside(disk: &dyn Disk, backups: &Backups) -> io::Result<()> {
     let ids = list(disk)?;
     if ids.is_empty() {
@@ -280,12 +280,12 @@ pub(crate) fn set_aside(disk: &dyn Disk, backups: &Backups) -> io::Result<()> {
     disk.sync_directory(DIRECTORY)
 }
 
-/// The checkpoints there are, the oldest first.
+/// All checkpoints, oldest first.
 pub(crate) fn list(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
     list_by(disk, id_of)
 }
 
-/// The checkpoints that no start begins with, the oldest first.
+/// All checkpoints that were set aside, oldest first.
 pub(crate) fn list_old(disk: &dyn Disk) -> io::Result<Vec<SegmentId>> {
     list_by(disk, old_id)
 }
@@ -299,12 +299,12 @@ fn list_by(disk: &dyn Disk, id: fn(&str) -> Option<SegmentId>) -> io::Result<Vec
     Ok(ids)
 }
 
-/// The bytes of a checkpoint, verified; `None` if it is damaged, or of another version.
+/// Reads and verifies a checkpoint. Returns its bytes; `None` if it is damaged, or of another version.
 pub(crate) fn read(disk: &dyn Disk, last: SegmentId) -> io::Result<Option<Vec<u8>>> {
     read_at(disk, &path(last))
 }
 
-/// The same of the file at a path.
+/// Reads and verifies the checkpoint file at a path, as [`read`].
 pub(crate) fn read_at(disk: &dyn Disk, path: &str) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = read_whole(disk, path)?;
     let Some((whole, crc)) = bytes
@@ -323,7 +323,7 @@ pub(crate) fn read_at(disk: &dyn Disk, path: &str) -> io::Result<Option<Vec<u8>>
     Ok(good.then_some(bytes))
 }
 
-/// Reads what [`read`] returned; each log is given to `log`.
+/// Decodes the bytes from [`read`], and passes each log to `log`.
 pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary> {
     take_apart(bytes, |image| {
         log(Image::decode(image)?);
@@ -331,7 +331,7 @@ pub(crate) fn decode(bytes: &[u8], mut log: impl FnMut(Image)) -> Option<Summary
     })
 }
 
-/// The same; each log is given to `log` as it stands there.
+/// Decodes the bytes from [`read`], and passes the encoded image of each log to `log`.
 pub(crate) fn take_apart<'a>(
     bytes: &'a [u8],
     mut log: impl FnMut(&'a [u8]) -> Option<()>,

@@ -1,4 +1,4 @@
-//! The data directory itself: its lock, its FORMAT file, what it promises.
+//! The data directory itself: its lock, its FORMAT file, and the durability that it provides.
 
 use std::io;
 use std::time::Duration;
@@ -23,22 +23,22 @@ pub(crate) const DIRECTORIES: [&str; 6] = [
 ];
 pub(crate) const FORMAT: &str = "FORMAT";
 const FORMAT_NEW: &str = "FORMAT.new";
-/// There as long as a restore is not finished.
+/// Exists until a restore is finished.
 pub(crate) const RESTORING: &str = "RESTORING";
 pub(crate) const LOCK: &str = "LOCK";
-/// Version 2 tells the largest body, where that is more than versions before it allowed.
+/// Version 2 states the largest body, if it exceeds the limit of earlier versions.
 const VERSION: u32 = 2;
 
-/// What FORMAT says.
+/// Contents of FORMAT.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Store {
     pub(crate) id: u128,
-    /// Whether it was made just now.
+    /// Whether this start created the store.
     pub(crate) created: bool,
 }
 
-/// The error of an action on a file of the store, or on the data directory itself (an empty
-/// name): with the path, and with the remedy where the right to it is missing.
+/// Makes the error for an action on a file of the store, or on the data directory itself (an empty
+/// name). It names the path, and the remedy if a permission is missing.
 fn at(disk: &dyn Disk, action: &str, name: &str) -> impl FnOnce(io::Error) -> OpenError {
     let slash = if name.is_empty() { "" } else { "/" };
     let action = format!("{action} {}{slash}{name}", disk.location());
@@ -66,10 +66,10 @@ pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn DiskLock>, OpenError> {
         })
 }
 
-/// Makes sure that what is there is no half of a restore. Returns what the directory holds.
+/// Checks that no restore was interrupted. Returns the names of the files in the directory.
 ///
 /// # Errors
-/// If a restore into it was cut off.
+/// If a restore into the directory was interrupted.
 pub(crate) fn check_restored(disk: &dyn Disk) -> Result<Vec<String>, OpenError> {
     let names = disk.list("").map_err(at(disk, "listing", ""))?;
     if names.iter().any(|name| name == RESTORING) {
@@ -80,14 +80,14 @@ pub(crate) fn check_restored(disk: &dyn Disk) -> Result<Vec<String>, OpenError> 
             ),
         });
     }
-    // Nothing but files has the names of files, also where a start would do without.
+    // Only files may have the names of files, even in directories that a start does not need.
     for directory in DIRECTORIES {
         visit(disk, directory, &mut |_| {}).map_err(at(disk, "listing", directory))?;
     }
     Ok(names)
 }
 
-/// Locks the directory, then reads FORMAT, or makes a new store if that is allowed.
+/// Locks the directory, then reads FORMAT, or creates a new store if that is allowed.
 pub(crate) fn open(
     disk: &dyn Disk,
     may_create: bool,
@@ -119,21 +119,21 @@ pub(crate) fn open(
     Ok((lock, store))
 }
 
-/// Makes the directories that are not there yet. Not before the store was read: one that
-/// is refused stays as it is.
+/// Creates missing directories. Called after the store was read, so that a refused store stays
+/// unchanged.
 pub(crate) fn complete(disk: &dyn Disk) -> Result<(), OpenError> {
     for directory in DIRECTORIES {
         disk.create_directory(directory)
             .map_err(OpenError::io(format!("making the directory {directory}")))?;
     }
     match disk.sync_directory("") {
-        // Without space no directory was made, so no name waits for this flush.
+        // Without space no directory was created, so no name needs this flush.
         Err(error) if is_out_of_space(&error) => Ok(()),
         flushed => flushed.map_err(OpenError::io("flushing the data directory")),
     }
 }
 
-/// The files in a directory of the store; none if it is not there.
+/// The files in a directory of the store; none if the directory does not exist.
 pub(crate) fn list(disk: &dyn Disk, directory: &str) -> std::io::Result<Vec<String>> {
     match disk.list(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -141,7 +141,7 @@ pub(crate) fn list(disk: &dyn Disk, directory: &str) -> std::io::Result<Vec<Stri
     }
 }
 
-/// Calls `each` with their names.
+/// Calls `each` with the names of the files in a directory of the store.
 pub(crate) fn visit(
     disk: &dyn Disk,
     directory: &str,
@@ -153,7 +153,7 @@ pub(crate) fn visit(
     }
 }
 
-/// What FORMAT says, looked at without changing anything.
+/// Contents of FORMAT, read without changing anything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Format {
     Good(u128),
@@ -164,7 +164,7 @@ pub(crate) enum Format {
 /// Reads FORMAT.
 ///
 /// # Errors
-/// If it cannot be read, or is of a newer version.
+/// If FORMAT cannot be read, or is of a newer version.
 pub(crate) fn look(disk: &dyn Disk) -> Result<Format, OpenError> {
     let names = disk.list("").map_err(at(disk, "listing", ""))?;
     if !names.iter().any(|name| name == FORMAT) {
@@ -177,11 +177,10 @@ pub(crate) fn look(disk: &dyn Disk) -> Result<Format, OpenError> {
     }
 }
 
-/// Makes sure that nobody serves the directory as long as what this returns is held. Writes
-/// nothing.
+/// Ensures that no process serves the directory while the returned lock is held. Writes nothing.
 ///
 /// # Errors
-/// If a process has it.
+/// If a process holds the directory.
 pub(crate) fn lock_shared(disk: &dyn Disk) -> Result<Option<Box<dyn DiskLock>>, OpenError> {
     disk.lock_shared(LOCK)
         .map_err(at(disk, "looking at the lock", LOCK))?
@@ -191,24 +190,24 @@ pub(crate) fn lock_shared(disk: &dyn Disk) -> Result<Option<Box<dyn DiskLock>>, 
         })
 }
 
-/// Whether a name directly in the data directory is one that a store has.
+/// Whether a name directly in the data directory belongs to a store.
 pub(crate) fn owns(name: &str) -> bool {
     [FORMAT, BEGUN, LOCK, REPAIRS, BACKUP].contains(&name)
 }
 
-/// Whether it is one that a start that was cut off leaves behind.
+/// Whether a name belongs to a file that an interrupted start leaves behind.
 pub(crate) fn leaves_behind(name: &str) -> bool {
     [FORMAT_NEW, BEGUN_NEW, REPAIRS_NEW, BACKUP_NEW, PROBE].contains(&name)
 }
 
-/// Whether a name directly in the data directory is one of Wald's: of a store, of a start that was cut
-/// off, or of a restore.
+/// Whether a name directly in the data directory is one of Wald's: of a store, of an interrupted start,
+/// or of a restore.
 pub fn is_own_name(name: &str) -> bool {
     owns(name) || leaves_behind(name) || name == RESTORING || DIRECTORIES.contains(&name)
 }
 
-/// The first file of records in a data directory, if there is one. Without FORMAT it shows that a store
-/// lost FORMAT.
+/// Returns the first file of records in a data directory, if there is one. Such a file without FORMAT
+/// shows that a store lost FORMAT.
 fn file_of_records(disk: &dyn Disk) -> Result<Option<String>, OpenError> {
     for directory in ["journal", "sorted"] {
         let names = list(disk, directory).map_err(OpenError::io(format!("listing {directory}")))?;
@@ -219,7 +218,7 @@ fn file_of_records(disk: &dyn Disk) -> Result<Option<String>, OpenError> {
     Ok(None)
 }
 
-/// What FORMAT says: the largest body only if that is more than any store may have.
+/// Encodes FORMAT. States the largest body only if it exceeds the limit for all stores.
 fn encode_format(id: u128, largest_body: u32) -> String {
     let text = match largest_body <= compress::LARGEST_BODY {
         true => format!("wald store\nversion 1\nid {id:032x}\n"),
@@ -229,15 +228,14 @@ fn encode_format(id: u128, largest_body: u32) -> String {
     format!("{text}crc {crc:08x}\n")
 }
 
-/// Reads the store's identity. From then on this process decompresses bodies as large as the
-/// store may have.
+/// Reads the store's id. From then on this process decompresses bodies up to the store's limit.
 pub(crate) fn read_format(disk: &dyn Disk) -> Result<u128, OpenError> {
     let (id, largest_body) = read_identity(disk)?;
     compress::allow(largest_body);
     Ok(id)
 }
 
-/// Makes sure that FORMAT allows bodies of so many bytes, before one is written.
+/// Ensures that FORMAT allows bodies of `largest_body` bytes, before one is written.
 pub(crate) fn allow(disk: &dyn Disk, largest_body: u32) -> Result<(), OpenError> {
     let (id, allowed) = read_identity(disk)?;
     compress::allow(largest_body);
@@ -272,7 +270,7 @@ fn read_identity(disk: &dyn Disk) -> Result<(u128, u32), OpenError> {
     }
 }
 
-/// Writes FORMAT anew.
+/// Writes a new FORMAT.
 pub(crate) fn write_format(disk: &dyn Disk, id: u128, largest_body: u32) -> Result<(), OpenError> {
     let text = encode_format(id, largest_body);
     replace(disk, FORMAT, FORMAT_NEW, text.as_bytes()).map_err(OpenError::io("writing FORMAT"))
@@ -287,15 +285,15 @@ fn create(disk: &dyn Disk) -> Result<u128, OpenError> {
     Ok(id)
 }
 
-/// What was accepted as lost, when, by whom: for people.
+/// Accepted losses with time and person, for people to read.
 pub(crate) const REPAIRS: &str = "REPAIRS";
 pub(crate) const REPAIRS_NEW: &str = "REPAIRS.new";
 
 pub(crate) const BEGUN: &str = "BEGUN";
 const BEGUN_NEW: &str = "BEGUN.new";
 
-/// What the last start began: kept beside the journal, so that a loss of the journal's
-/// end is noticed, and no epoch is given out twice even then.
+/// The last segment begun, and its epoch. The file lies next to the journal, so that a loss of the
+/// journal's end is noticed, and no epoch is reused even then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LastBegun {
     pub(crate) epoch: RecoveryEpoch,
@@ -303,19 +301,19 @@ pub(crate) struct LastBegun {
     pub(crate) base: Position,
 }
 
-/// What there is of BEGUN.
+/// State of BEGUN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ReadBegun {
     Good(LastBegun),
     Missing,
-    /// It is not whole: as if it were missing.
+    /// BEGUN is incomplete, and counts as missing.
     Damaged,
-    /// It is whole, and no store gets so far: somebody made it up. In words. It is not used.
+    /// BEGUN is complete, but forged: no store reaches its numbers. Not used. Holds the reason.
     Beyond(String),
 }
 
 impl ReadBegun {
-    /// What it says, if that can be used.
+    /// The contents, if they can be used.
     pub(crate) fn good(&self) -> Option<LastBegun> {
         match self {
             Self::Good(begun) => Some(*begun),
@@ -325,7 +323,7 @@ impl ReadBegun {
 }
 
 impl LastBegun {
-    /// Why no start can go on behind this one; `None` if one can.
+    /// Why no start can continue after this one; `None` if a start can.
     pub(crate) fn leaves_no_room(&self) -> Option<String> {
         let last_epoch = bounds::EPOCHS - 1;
         let last_base = bounds::POSITIONS - bounds::POSITIONS_LEFT - bounds::LARGEST_SEGMENT;
@@ -343,7 +341,7 @@ impl LastBegun {
         format!("{text}crc {crc:08x}\n")
     }
 
-    /// Reads it.
+    /// Reads BEGUN.
     pub(crate) fn read(disk: &dyn Disk) -> std::io::Result<ReadBegun> {
         if !disk.list("")?.iter().any(|name| name == BEGUN) {
             return Ok(ReadBegun::Missing);
@@ -383,12 +381,12 @@ impl LastBegun {
         Ok(ReadBegun::Good(told))
     }
 
-    /// Replaces it, durably.
+    /// Replaces BEGUN durably.
     pub(crate) fn write(&self, disk: &dyn Disk) -> std::io::Result<()> {
         let text = self.encode();
         match replace(disk, BEGUN, BEGUN_NEW, text.as_bytes()) {
             Err(full) if is_out_of_space(&full) => match overwrite(disk, BEGUN, &text) {
-                // Of a new store there is none, and the lack of space is what to say.
+                // A new store has no BEGUN yet, and the lack of space is the error to report.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(full),
                 result => result,
             },
@@ -397,7 +395,7 @@ impl LastBegun {
     }
 }
 
-/// When the last whole backup ended: for metrics, nothing rests on it.
+/// Time at which the last complete backup ended. Used for metrics only.
 const BACKUP: &str = "BACKUP";
 const BACKUP_NEW: &str = "BACKUP.new";
 
@@ -407,7 +405,7 @@ fn encode_backup(time: Timestamp) -> String {
     format!("{text}crc {crc:08x}\n")
 }
 
-/// Returns the time that BACKUP tells; `None` if it is missing, or not whole.
+/// Returns the time in BACKUP; `None` if the file is missing or incomplete.
 pub(crate) fn last_backup(disk: &dyn Disk) -> Option<Timestamp> {
     if !disk.list("").ok()?.iter().any(|name| name == BACKUP) {
         return None;
@@ -433,7 +431,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
 }
 
-/// Puts a small text file in place of another: whole before or whole after.
+/// Replaces a small text file: a reader finds the old or the new text, complete.
 pub(crate) fn replace(disk: &dyn Disk, path: &str, new: &str, text: &[u8]) -> std::io::Result<()> {
     if disk.list("")?.iter().any(|name| name == new) {
         disk.remove(new)?;
@@ -445,8 +443,8 @@ pub(crate) fn replace(disk: &dyn Disk, path: &str, new: &str, text: &[u8]) -> st
     disk.sync_directory("")
 }
 
-/// Writes a small text file in place, where there is no block for a new one. Cut off in
-/// the middle of that, its checksum fails: it is then as if there were none.
+/// Overwrites a small text file in place, for a disk without a block for a new one. If this is
+/// interrupted, the checksum fails and the file counts as missing.
 fn overwrite(disk: &dyn Disk, path: &str, text: &str) -> std::io::Result<()> {
     let file = disk.open(path)?;
     file.write_all_at(text.as_bytes(), 0)?;
@@ -459,7 +457,7 @@ const PROBE_BYTES: usize = 4096;
 const PROBE_FLUSHES: usize = 16;
 const PROBE_TIME: Duration = Duration::from_millis(5);
 
-/// Measures what a flush of one written block costs here. Memory is not measured.
+/// Measures the duration of a flush of one written block. File systems in memory are not measured.
 pub(crate) fn measure(disk: &dyn Disk, clock: &dyn Clock) -> Result<DurabilityTruth, OpenError> {
     let mut file_system = disk.file_system();
     let mut times = vec![Duration::ZERO];

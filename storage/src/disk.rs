@@ -1,10 +1,9 @@
-//! The seam below: everything the engine asks of a file system, and nothing else.
+//! The seam below: the only calls by which the engine uses a file system.
 //!
-//! Two implementations stand behind it from the first day: [`RealDisk`], and
-//! [`SimDisk`], which forgets on [`SimDisk::crash`] what was not flushed. No
-//! other module touches a file. Paths are relative to the data directory, written
-//! with `/`, and made of names that the engine chose: a log's name is never part of
-//! one.
+//! Two implementations have stood behind it from the first day: [`RealDisk`], and [`SimDisk`], whose
+//! [`SimDisk::crash`] loses unflushed data. No other module touches a file. Paths are relative to the
+//! data directory, written with `/`, and made of names that the engine chose: a path never contains a
+//! log's name.
 
 mod behind;
 #[cfg(test)]
@@ -29,18 +28,18 @@ pub use sim::{Call, CallKind, CutPoint, Filter, Lie, SimDisk};
 pub use unreadable::Unreadable;
 pub(crate) use unreadable::are_unreadable;
 
-/// What is under the data directory.
+/// The file system under the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileSystem {
     /// Its name, for example `ext4`.
     pub name: String,
-    /// Whether a reboot empties it (tmpfs and the like).
+    /// Whether a reboot empties the file system (tmpfs and the like).
     pub volatile: bool,
-    /// Caveats in sentences: promises that it does not keep, the effect of a full volume.
+    /// Caveats in sentences: promises that the file system does not keep, the effect of a full volume.
     pub caveats: Vec<String>,
 }
 
-/// Distinguishes a file from another one that has its name later.
+/// Distinguishes a file from a later file of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Number of the device.
@@ -49,13 +48,13 @@ pub struct FileIdentity {
     pub inode: u64,
 }
 
-/// An exclusive hold on a data directory, released when dropped or when the process
-/// ends, however it ends.
+/// An exclusive hold on a data directory. It is released when dropped, or when the process ends,
+/// however it ends.
 pub trait DiskLock: Send + Sync {
     /// Identity of the locked file. Stable until the lock is dropped.
     ///
     /// # Errors
-    /// `Unsupported` where files have none.
+    /// `Unsupported` on disks whose files have no identity.
     fn identity(&self) -> io::Result<FileIdentity> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -63,27 +62,26 @@ pub trait DiskLock: Send + Sync {
 
 /// A directory tree on some device.
 pub trait Disk: Send + Sync + 'static {
-    /// Where this is, for messages.
+    /// Location of the directory tree, for messages.
     fn location(&self) -> String;
 
-    /// Takes the exclusive lock at `path`, and writes `holder` into it for others to
-    /// read. `Ok(Err(text))` = somebody has it, who wrote `text`.
+    /// Takes the exclusive lock at `path`, and writes `holder` into the file for others to read.
+    /// `Ok(Err(text))`: another process holds the lock and wrote `text`.
     fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>>;
 
-    /// Takes the lock at `path` together with other readers of the directory, without
-    /// writing anything: nobody takes it exclusively meanwhile. `Ok(Ok(None))` = there is
-    /// no such file, so nobody has it; `Ok(Err(text))` = somebody has it exclusively, who
-    /// wrote `text`.
+    /// Takes the lock at `path` together with other readers of the directory, without writing. No
+    /// process can take it exclusively meanwhile. `Ok(Ok(None))`: the file does not exist, so no
+    /// process holds it. `Ok(Err(text))`: a process holds it exclusively and wrote `text`.
     fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>>;
 
-    /// Creates a directory, and its parents; no error if it is there.
+    /// Creates a directory and its parents. An existing directory is no error.
     fn create_directory(&self, path: &str) -> io::Result<()>;
 
     /// Calls `each` with the names of the files directly in a directory, in no particular
     /// order.
     fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()>;
 
-    /// The same names, of a directory that has few.
+    /// Returns the names of the files directly in a directory that holds few.
     fn list(&self, directory: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         self.visit(directory, &mut |name| names.push(name.to_owned()))?;
@@ -93,29 +91,29 @@ pub trait Disk: Send + Sync + 'static {
     /// Creates a file for reading and writing.
     ///
     /// # Errors
-    /// `AlreadyExists` if there is one.
+    /// `AlreadyExists` if the file exists.
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
     /// Opens a file for reading and writing.
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
     /// Reads up to `bytes` of a file from `from` on, from the device and not from the page cache.
-    /// Returns fewer only at the end of the file, and `None` where the cache cannot be passed.
+    /// Returns fewer only at the end of the file, and `None` if the cache cannot be bypassed.
     ///
     /// # Errors
     /// If any of the bytes are unreadable. Callers use [`Disk::read_range_from_device`].
     fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>>;
 
-    /// Reads up to `bytes` of a file from its start, from the device and not from the
-    /// page cache, which after a failed write-back holds what the device does not.
-    /// `None` if that cannot be had here.
+    /// Reads up to `bytes` of a file from its start, from the device and not from the page cache. After
+    /// a failed write-back the cache holds bytes that the device lacks. `None` if the cache cannot be
+    /// bypassed.
     fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
         self.read_range_from_device(path, 0, bytes)
     }
 
     /// Reads up to `bytes` of a file from `from` on, from the device and not from the page cache.
-    /// Returns fewer only at the end of the file. A stretch that the device cannot read counts as
-    /// bad bytes, and is recorded in [`Disk::unreadable`].
+    /// Returns fewer only at the end of the file. An unreadable stretch counts as bad bytes, and is
+    /// recorded in [`Disk::unreadable`].
     fn read_range_from_device(
         &self,
         path: &str,
@@ -128,37 +126,37 @@ pub trait Disk: Send + Sync + 'static {
     /// The stretches of files that the device could not read.
     fn unreadable(&self) -> &Unreadable;
 
-    /// Moves a file, over an existing one if need be. Durable after
-    /// [`Disk::sync_directory`] of both directories.
+    /// Moves a file, and replaces an existing file at `to`. Durable after [`Disk::sync_directory`] of
+    /// both directories.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file. Durable after [`Disk::sync_directory`].
     fn remove(&self, path: &str) -> io::Result<()>;
 
-    /// Returns once every name made, moved or removed in `directory` before is
-    /// durable. `""` is the data directory itself.
+    /// Returns once every earlier creation, move and removal of a name in `directory` is durable. `""`
+    /// is the data directory itself.
     ///
     /// # Errors
     /// Never retry, as for [`DiskFile::sync`].
     fn sync_directory(&self, directory: &str) -> io::Result<()>;
 
-    /// Free bytes for us; `None` if unknown.
+    /// Free bytes for this process; `None` if unknown.
     fn free_bytes(&self) -> io::Result<Option<u64>>;
 
     /// Identity of the file that has this name now.
     ///
     /// # Errors
-    /// `NotFound` if there is no such file, `Unsupported` where files have no identity.
+    /// `NotFound` if the file does not exist, `Unsupported` on disks whose files have no identity.
     fn identity(&self, _path: &str) -> io::Result<FileIdentity> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// What is under the data directory.
+    /// Describes the file system under the data directory.
     fn file_system(&self) -> FileSystem;
 
-    /// Fills `bytes` with what nobody can foresee, for the salts and the id of a store:
-    /// the only randomness of the engine. It stands here so that a simulated disk makes
-    /// a run with the same seed the same to the byte.
+    /// Fills `bytes` with random bytes, for the salts and the id of a store. It is the engine's only
+    /// source of randomness. A simulated disk replaces it, so that runs with the same seed are equal to
+    /// the byte.
     fn draw(&self, bytes: &mut [u8]) -> io::Result<()> {
         getrandom::fill(bytes).map_err(io::Error::other)
     }
@@ -166,18 +164,18 @@ pub trait Disk: Send + Sync + 'static {
 
 /// One open file.
 pub trait DiskFile: Send + Sync {
-    /// Its size in bytes.
+    /// Size of the file in bytes.
     fn size(&self) -> io::Result<u64>;
 
     /// Identity of the open file, even if it was renamed or deleted.
     ///
     /// # Errors
-    /// `Unsupported` where files have none.
+    /// `Unsupported` on disks whose files have no identity.
     fn identity(&self) -> io::Result<FileIdentity> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Reads some bytes at `offset`; 0 at or beyond the end.
+    /// Reads some bytes at `offset` and returns their number: 0 at or beyond the end.
     ///
     /// # Errors
     /// If the first of the bytes are unreadable. Callers use [`DiskFile::read_full_at`].
@@ -186,28 +184,28 @@ pub trait DiskFile: Send + Sync {
     /// Records bytes that the device cannot read.
     fn note_unreadable(&self, _bytes: Range<u64>) {}
 
-    /// Reads some bytes that are in memory already: never waits for the device.
+    /// Reads some bytes that are already in memory. Never waits for the device.
     ///
     /// # Errors
-    /// `WouldBlock` if the first of them are not, or if that cannot be told here.
+    /// `WouldBlock` if the first byte is not in memory, or if the disk cannot know.
     fn read_cached_at(&self, _buffer: &mut [u8], _offset: u64) -> io::Result<usize> {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Some bytes will be read soon. A hint that may come to nothing.
+    /// Announces a read of these bytes. A hint that may have no effect.
     fn will_read(&self, _offset: u64, _bytes: u64) {}
 
-    /// Writes some bytes at `offset`; may write fewer than given.
+    /// Writes some bytes at `offset` and returns their number, which may be lower than given.
     ///
     /// # Errors
-    /// Nothing of it was written, if the error says that there is no space.
+    /// If the error reports a lack of space, no byte was written.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
 
-    /// These bytes, which were written, may go to the device now, so that others wait less for
-    /// it when the file is flushed. It must be flushed all the same.
+    /// Lets these written bytes go to the device now, so that a later flush blocks other callers for
+    /// less time. The file still needs that flush.
     ///
     /// # Errors
-    /// As of a flush: what was written may be gone, and a flush may not tell of it again.
+    /// Errors of a flush: written bytes may be lost, and a later flush may not report that again.
     fn write_behind(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
         Ok(())
     }
@@ -215,27 +213,27 @@ pub trait DiskFile: Send + Sync {
     /// Cuts or extends the file; an extension reads as zeros.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
-    /// Maps all of it for reading; `None` if this disk has no maps, or cannot read all of the file.
+    /// Maps the file for reading. `None` if this disk has no maps, or cannot read all of it.
     fn map(&self) -> io::Result<Option<Box<dyn DiskMap>>> {
         Ok(None)
     }
 
-    /// Returns once every earlier write to this file is durable, with the size needed
-    /// to read it back.
+    /// Returns once every earlier write to this file is durable, with the size needed to read the bytes
+    /// back.
     ///
     /// # Errors
-    /// Never retry. Linux marks failed pages clean, so a second call can succeed
-    /// with the data gone (Rebello et al., "Can Applications Recover from fsync
-    /// Failures?", USENIX ATC 2020). The caller must fail the journal.
+    /// Never retry. Linux marks failed pages clean, so a second call can succeed although the data is
+    /// lost (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020). The
+    /// caller must fail the journal.
     fn sync(&self) -> io::Result<()>;
 
-    /// Writes all bytes, going on after short writes.
+    /// Writes all bytes, and continues after short writes.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.write_most_at(bytes, offset)
             .map_err(|(_, error)| error)
     }
 
-    /// Writes all bytes, going on after short writes; an error comes with how many were
+    /// Writes all bytes, and continues after short writes. An error comes with the number of bytes
     /// written before it.
     fn write_most_at(&self, bytes: &[u8], offset: u64) -> Result<(), (usize, io::Error)> {
         let mut written = 0;
@@ -250,8 +248,8 @@ pub trait DiskFile: Send + Sync {
         Ok(())
     }
 
-    /// Fills as much of `buffer` as the file has from `offset` on; returns how much. A stretch that
-    /// the device cannot read counts as bad bytes, and is recorded in [`Disk::unreadable`].
+    /// Fills `buffer` from `offset` on, as far as the file goes, and returns the number of bytes.
+    /// Unreadable stretches count as bad bytes, and are recorded in [`Disk::unreadable`].
     fn read_full_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         unreadable::read_file(self, buffer, offset)
     }
@@ -262,7 +260,7 @@ pub trait DiskMap: Send + Sync {
     /// Copies up to `length` bytes from `offset` on; fewer only at the end of the map.
     ///
     /// # Errors
-    /// If the device cannot read one of the pages. The file itself gives the others.
+    /// If the device cannot read one of the pages. The file itself returns the other pages.
     fn read(&self, offset: u64, length: usize) -> io::Result<Bytes>;
 }
 
@@ -275,10 +273,10 @@ pub(crate) fn read_whole(disk: &dyn Disk, path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What is asked for beyond this is compared with the size of the file first, bytes.
+/// Larger requests are compared with the size of the file first, in bytes.
 const MUCH: u64 = 1 << 20;
 
-/// How many bytes of a file to make room for: a length that was read from disk may say anything.
+/// Size of a buffer: at most the rest of the file, since a length read from disk may be wrong.
 pub(crate) fn no_more_than_there_is(
     file: &dyn DiskFile,
     from: u64,
@@ -291,7 +289,7 @@ pub(crate) fn no_more_than_there_is(
     usize::try_from(bytes).map_err(io::Error::other)
 }
 
-/// Reads up to so many bytes of a file from `from` on; fewer where it ends.
+/// Reads up to `bytes` of a file from `from` on. Returns fewer only at the end of the file.
 pub(crate) fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Result<Vec<u8>> {
     let mut found = vec![0; no_more_than_there_is(file, from, bytes)?];
     let length = file.read_full_at(&mut found, from)?;
@@ -299,9 +297,9 @@ pub(crate) fn read_some(file: &dyn DiskFile, from: u64, bytes: u64) -> io::Resul
     Ok(found)
 }
 
-/// Reads up to `bytes` of a file again, from the device where the page cache can be passed: the memory of
-/// an earlier read may be wrong. Nothing counts as lost before it was read again. Returns fewer bytes only
-/// at the end of the file.
+/// Reads up to `bytes` of a file again, if possible from the device: an earlier read may have been
+/// corrupted in memory. No byte counts as lost before this second read. Returns fewer bytes only at the
+/// end of the file.
 pub(crate) fn read_again(disk: &dyn Disk, path: &str, from: u64, bytes: u64) -> io::Result<Bytes> {
     match disk.read_range_from_device(path, from, bytes)? {
         Some(found) => Ok(found),
@@ -309,7 +307,7 @@ pub(crate) fn read_again(disk: &dyn Disk, path: &str, from: u64, bytes: u64) -> 
     }
 }
 
-/// Whether an error says that there is no room, rather than that the device failed.
+/// Whether an error reports a lack of space, and not a failure of the device.
 pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -317,8 +315,8 @@ pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
     )
 }
 
-/// Whether the process or the system has no file descriptor left (EMFILE, ENFILE). Only calls that
-/// open a file or a directory fail with it, and such a call has changed nothing.
+/// Whether the process or the system has no file descriptor left (EMFILE, ENFILE). Only calls that open
+/// a file or a directory fail this way, and such a call has changed nothing.
 pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::MFILE, Errno::NFILE]
@@ -326,8 +324,8 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
         .contains(&error.raw_os_error())
 }
 
-/// Whether the call may succeed later without a restart: space or file descriptors ran out. Nothing
-/// that was written before is in doubt.
+/// Whether the call may succeed later without a restart, because space or file descriptors ran out. No
+/// earlier write is in doubt.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     shortage(error).is_some()
 }

@@ -1,7 +1,7 @@
-//! What is stored, for people and programs to look at: every frame of a directory that
-//! nobody serves, in order, with all that its header says; indexes; checkpoints.
+//! Stored data, for people and programs to inspect: every frame of a directory that no process serves,
+//! in order, with all fields of its header; indexes; checkpoints.
 //!
-//! One step or one frame is in memory at a time, and the names of logs.
+//! Memory holds one step or one frame at a time, and the names of logs.
 
 use std::collections::HashMap;
 
@@ -22,12 +22,12 @@ use crate::verify::frames::{Event, Frames};
 use crate::verify::pace::Stop;
 use crate::verify::{Offline, Reader};
 
-/// What of a store is wanted.
+/// Selects a part of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DumpFilter {
-    /// Only this segment.
+    /// Only the segment with this id.
     pub segment: Option<u64>,
-    /// Only frames of this log; of logs that had the name one after the other, all.
+    /// Only frames of this log, and of earlier and later logs of that name.
     pub log: Option<LogName>,
     /// Only frames with a record from this lsn on.
     pub from_lsn: Option<Lsn>,
@@ -35,174 +35,174 @@ pub struct DumpFilter {
     pub to_lsn: Option<Lsn>,
 }
 
-/// One piece of what is stored.
+/// One piece of stored data.
 #[derive(Debug)]
 pub enum Dumped {
-    /// A segment begins.
+    /// The beginning of a segment.
     Segment(DumpedSegment),
-    /// A frame of it.
+    /// A frame of the segment.
     Frame(Box<DumpedFrame>),
-    /// A stretch of it that does not verify.
+    /// A stretch of the segment that does not verify.
     Damaged {
-        /// The segment.
+        /// Number of the segment.
         segment: u64,
-        /// Where it begins.
+        /// Start of the stretch.
         from: Position,
-        /// Where the next frame is, or the end of the segment.
+        /// Position of the next frame, or the end of the segment.
         to: Position,
     },
     /// The index of a segment, one log at a time.
     Row(Box<DumpedRow>),
-    /// A checkpoint begins.
+    /// The beginning of a checkpoint.
     Checkpoint(DumpedCheckpoint),
-    /// How a log stood when the checkpoint was taken.
+    /// State of a log in the checkpoint.
     Log(Box<DumpedLog>),
 }
 
 /// A segment file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DumpedSegment {
-    /// Its number.
+    /// Number of the segment.
     pub id: u64,
-    /// Its file.
+    /// Path of the file.
     pub file: String,
     /// Position of the file's first byte.
     pub base: Position,
-    /// Where its frames end.
+    /// End of the segment's frames.
     pub end: Position,
-    /// The segments that it stands for, if it is a sorted run.
+    /// The segments that it replaces, if it is a sorted run.
     pub sorted: Option<DumpedRun>,
-    /// Size for all of its life.
+    /// Size of the file during its life, in bytes.
     pub size: u64,
-    /// What seeds its checksums.
+    /// Salt of each checksum.
     pub salt: u64,
 }
 
-/// What a sorted run stands for.
+/// The segments that a sorted run replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DumpedRun {
-    /// The first segment.
+    /// Number of the first segment.
     pub first: u64,
-    /// The last one.
+    /// Number of the last segment.
     pub last: u64,
-    /// Position of the first one's first byte.
+    /// Position of the first segment's first byte.
     pub base: Position,
-    /// Where the frames of the last one end.
+    /// End of the last segment's frames.
     pub end: Position,
 }
 
-/// A frame, with all that its header says.
+/// A frame, with all fields of its header.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DumpedFrame {
-    /// The segment it is in.
+    /// Number of the segment.
     pub segment: u64,
-    /// Where it is in the journal; of a frame of a sorted run an address beyond all positions.
+    /// Position in the journal. A frame of a sorted run has an address instead, beyond all positions.
     pub position: Position,
-    /// Where it is in the file.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// What it says, in a word: batch, trim, link …
+    /// Kind of the frame, in a word: batch, trim, link …
     pub kind: &'static str,
-    /// Number of the codec of its body; 0 = none.
+    /// Number of the codec of the body; 0: not compressed.
     pub codec: u8,
-    /// Its atomic unit goes on in the next frame.
+    /// Whether the atomic unit continues in the next frame.
     pub continues: bool,
     /// Bytes of header and extensions.
     pub header_bytes: u32,
     /// Bytes of the body as stored.
     pub body_bytes: u32,
-    /// CRC-32C of the body as stored.
+    /// Checksum of the body as stored: CRC-32C.
     pub body_crc: u32,
-    /// Records; of other kinds as the format says.
+    /// Number of records; frames of other kinds use it as the format describes.
     pub count: u32,
-    /// The log it is about.
+    /// The log of the frame.
     pub log_id: LogId,
-    /// Its name, where that is known.
+    /// Name of the log, if it is known.
     pub log: Option<LogName>,
-    /// First lsn; of other kinds as the format says.
+    /// First lsn; frames of other kinds use it as the format describes.
     pub first_lsn: Lsn,
-    /// When the server took it in.
+    /// Time at which the server received the frame.
     pub arrival: Timestamp,
-    /// Everything below was flushed when this was written; 0 = nothing is said.
+    /// Everything below was flushed when the frame was written; 0: unknown.
     pub durable_mark: Position,
     /// Header checksum of the frame before.
     pub chain: u32,
-    /// Its own header checksum.
+    /// Header checksum of this frame.
     pub crc: u32,
-    /// Whose batch it is, with the digest of the records as sent.
+    /// Producer of the batch, with the digest of the records as sent.
     pub producer: Option<(Producer, Digest)>,
-    /// What it tells of the group before: where that began, and each frame of it.
+    /// Directory of the group before: its start, and each of its frames.
     pub directory: Option<(Position, Vec<DumpedEntry>)>,
-    /// Its body.
+    /// Body of the frame.
     pub body: DumpedBody,
 }
 
-/// A frame, as the directory of a later one tells of it.
+/// A frame, as the directory of a later frame describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DumpedEntry {
-    /// What it says, in a word.
+    /// Kind of the frame, in a word.
     pub kind: &'static str,
-    /// Bytes of the frame.
+    /// Length of the frame, in bytes.
     pub frame_bytes: u64,
-    /// The log it is about.
+    /// The log of the frame.
     pub log_id: LogId,
-    /// Its first lsn.
+    /// First lsn of the frame.
     pub first_lsn: Lsn,
-    /// Its records.
+    /// Number of records in the frame.
     pub count: u32,
-    /// The name, of a log that was created.
+    /// Name of the log, if the frame created the log.
     pub name: Option<String>,
 }
 
 /// A record in a frame.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DumpedRecord {
-    /// Its lsn.
+    /// Lsn of the record.
     pub lsn: Lsn,
-    /// Its stored time.
+    /// Stored time of the record.
     pub time: Timestamp,
     /// The record.
     pub record: Record,
 }
 
-/// What a frame holds.
+/// Contents of a frame.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DumpedBody {
-    /// It does not match its checksum, or cannot be read.
+    /// The body does not match its checksum, or cannot be read.
     Damaged,
-    /// There is none, or none that this kind has.
+    /// The body is empty, or not shown for this kind.
     Empty,
     /// Records.
     Records(Vec<DumpedRecord>),
-    /// A log came into being.
+    /// A log was created.
     Created {
-        /// Its name.
+        /// Name of the log.
         name: String,
-        /// Its settings.
+        /// Settings of the log.
         config: LogConfig,
-        /// When.
+        /// Time of the creation.
         time: Timestamp,
     },
     /// A log's settings.
     Configured(LogConfig),
-    /// A cursor was moved to the frame's first lsn, or forgotten.
+    /// A cursor was moved to the frame's first lsn, or deleted.
     Cursor {
-        /// Its name.
+        /// Name of the cursor.
         name: String,
-        /// It is forgotten.
+        /// Whether the cursor was deleted.
         deleted: bool,
     },
     /// Producers were forgotten.
     Forgotten {
-        /// Each id with the epoch that is over.
+        /// Each id with its ended epoch.
         producers: Vec<(String, u64)>,
-        /// The lowest epoch that an unknown producer may begin with; 0 if it did not change.
+        /// The lowest epoch with which an unknown producer may begin; 0: unchanged.
         first_epoch: u64,
     },
-    /// What came before a segment.
+    /// Description of the segment before.
     Link {
-        /// The segment before; `None` in a store's first.
+        /// Number of the segment before; `None` in the first segment of a store.
         predecessor: Option<u64>,
-        /// Where it ends.
+        /// End of the segment before.
         predecessor_end: Position,
         /// Header checksum of its last frame.
         predecessor_chain: u32,
@@ -210,67 +210,66 @@ pub enum DumpedBody {
         recovery_epoch: u64,
         /// Counter of the next log id.
         next_log_counter: u64,
-        /// For each log the segment before touched: id and next lsn. `None` if they were
-        /// too many to tell.
+        /// Id and next lsn of each log that the segment before touched. `None` if there were too many.
         closings: Option<Vec<(LogId, Lsn)>>,
     },
     /// The end of a segment.
     Seal {
-        /// Frames before it.
+        /// Number of frames before the seal.
         frames: u64,
-        /// Records in them.
+        /// Number of records in these frames.
         records: u64,
-        /// XXH3-128 of all bytes before it.
+        /// XXH3-128 of the bytes from the first frame up to the seal.
         digest: u128,
-        /// Whether the run ended here as it should.
+        /// Whether the run ended cleanly here.
         clean: bool,
     },
 }
 
-/// What the index of a segment tells of a log.
+/// A log in the index of a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DumpedRow {
-    /// The segment.
+    /// Number of the segment.
     pub segment: u64,
     /// The log.
     pub log: DumpedLog,
-    /// Its frames: offset in the file, first lsn, records, bytes.
+    /// The log's frames: offset in the file, first lsn, records, bytes.
     pub entries: Vec<(u64, Lsn, u32, u32)>,
 }
 
 /// A checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DumpedCheckpoint {
-    /// Its file.
+    /// Path of the file.
     pub file: String,
-    /// The last segment it covers.
+    /// Number of the last segment that the checkpoint covers.
     pub last_segment: u64,
     /// Recovery epoch.
     pub recovery_epoch: u64,
     /// Counter of the next log id.
     pub next_log_counter: u64,
-    /// Whether the run ended with it.
+    /// Whether the run ended cleanly with this checkpoint.
     pub clean: bool,
-    /// Segments it covers.
+    /// Number of segments that the checkpoint lists.
     pub segments: u64,
 }
 
-/// How a log stood.
+/// State of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DumpedLog {
-    /// Its id.
+    /// Id of the log.
     pub log_id: LogId,
-    /// Its name; `None` if damage took it.
+    /// Name of the log; `None` if damage removed it.
     pub log: Option<LogName>,
     /// The first record kept.
     pub first_lsn: Lsn,
     /// The next lsn.
     pub next_lsn: Lsn,
-    /// Stored bytes of its frames.
+    /// Stored bytes of the log's frames.
     pub stored_bytes: u64,
-    /// Whether it was deleted.
+    /// Whether the log was deleted.
     pub deleted: bool,
-    /// Stored time of its newest record.
+    /// Stored time of the log's newest record.
     pub newest: Timestamp,
 }
 
@@ -288,14 +287,14 @@ impl DumpedLog {
     }
 }
 
-/// Whoever looks has seen enough.
+/// The caller wants no more pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Enough;
 
-/// Takes one piece after another.
+/// Receives one piece after another.
 type Take<'a> = dyn FnMut(Dumped) -> Result<(), Enough> + 'a;
 
-/// Ids and names of logs, as far as they were seen.
+/// Ids and names of the logs seen so far.
 #[derive(Default)]
 struct Names(HashMap<LogId, LogName>);
 
@@ -308,7 +307,7 @@ impl Names {
 }
 
 impl Offline {
-    /// Gives out all frames in order, damaged stretches among them.
+    /// Passes all frames to `take` in order, with damaged stretches among them.
     ///
     /// # Errors
     /// If the directory cannot be read, or has no such segment.
@@ -386,7 +385,7 @@ impl Offline {
         }
     }
 
-    /// Names that checkpoints tell.
+    /// Names in the checkpoints.
     fn names(&self) -> Result<Names, OpenError> {
         let mut names = Names::default();
         let fail = || OpenError::io("reading a checkpoint");
@@ -402,7 +401,7 @@ impl Offline {
         Ok(names)
     }
 
-    /// Gives out the indexes of segments, log by log.
+    /// Passes the indexes of segments to `take`, log by log.
     ///
     /// # Errors
     /// If the directory cannot be read, or has no such segment.
@@ -438,7 +437,7 @@ impl Offline {
         Ok(())
     }
 
-    /// Gives out the checkpoints that are whole, the newest first, log by log.
+    /// Passes the complete checkpoints to `take`, newest first, log by log.
     ///
     /// # Errors
     /// If the directory cannot be read, or has no such segment.
@@ -478,8 +477,8 @@ impl Offline {
     }
 }
 
-/// Sorted runs, then segments; or that one which is wanted. Frames of runs lie at addresses
-/// that are no positions of the journal.
+/// Sorted runs, then segments; or only the wanted one. Frames of runs lie at addresses, which are no
+/// positions of the journal.
 fn chosen(
     survey: Survey,
     filter: &DumpFilter,
@@ -563,7 +562,7 @@ fn dumped(
         body_crc: header.body_crc,
         count: header.count,
         log_id: header.log_id,
-        // A link has a segment's number there.
+        // A link has a segment's number in this field.
         log: names
             .0
             .get(&header.log_id)
@@ -591,7 +590,7 @@ fn dumped(
     }
 }
 
-/// The records of what was one frame of the journal.
+/// The records of one former frame of the journal.
 fn records_of(plain: &[u8], first: Lsn, arrival: Timestamp) -> Option<Vec<DumpedRecord>> {
     let lsns = (0..).map(|index| first.checked_advance(index));
     let record = |(record, lsn): (Record, Option<Lsn>)| {
@@ -678,7 +677,7 @@ fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
                 }
             }
             Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => DumpedBody::Empty,
-            // What they tell is in the index, and in the header of the packs.
+            // The index, and the headers of packs, hold their contents.
             Kind::Run | Kind::Images | Kind::Order => DumpedBody::Empty,
         })
     };

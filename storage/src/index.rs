@@ -1,5 +1,5 @@
-//! Where records are: in memory for the segment that is written, in index files for
-//! sealed ones.
+//! Places of records: in memory for the segment that is being written, in index files for sealed
+//! segments.
 
 mod active;
 mod chain;

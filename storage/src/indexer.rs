@@ -1,10 +1,10 @@
-//! What happens to a segment once it is sealed: its index is built and written, the places
-//! of its frames leave memory, and every so often a checkpoint of all logs is written.
+//! Work on sealed segments: builds and writes the index, removes the places of frames from memory, and
+//! from time to time writes a checkpoint of all logs.
 //!
-//! None of it is needed for what was promised: a start that finds an index or a checkpoint
-//! missing reads the segments instead. So an error delays it and stops nothing, the failed flush of
-//! a directory included: each try writes a new file under a new name, and believes no earlier one.
-//! Meanwhile indexes stay in memory, up to a bound. Beyond it appends that need a new segment are
+//! No promise depends on this work: a start that lacks an index or a checkpoint reads the segments
+//! instead. An error therefore delays the work and stops nothing, not even the failed flush of a
+//! directory: each attempt writes a new file under a new name, and trusts no earlier one. Meanwhile
+//! indexes stay in memory, up to a bound. Beyond the bound, appends that need a new segment are
 //! refused.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -23,86 +23,86 @@ use crate::sorted::{self, Run};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// A roll waits while more sealed segments than this have no index: a start has to read
-/// those.
+/// Maximum number of sealed segments without an index. Beyond it a roll waits, because a start has to
+/// read these segments.
 const MOST_WAITING: usize = 2;
 
-/// A checkpoint is written when this many segments were sealed since the last one, and
-/// this many times its size: so it costs a bounded share of what is written.
+/// A checkpoint is due after this many segments were sealed since the last one, and this many times its
+/// size. Its cost is therefore a bounded share of all writes.
 const CHECKPOINT_SEGMENTS: u64 = 8;
 const CHECKPOINT_SHARE: u64 = 4;
 
-/// A start takes so much memory in passing for each log, about.
+/// Approximate temporary memory of a start for each log, in bytes.
 const START_BYTES_PER_LOG: u64 = 128;
 
-/// When a checkpoint is written.
+/// Condition for writing a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// When it is due.
+    /// If one is due.
     WhenDue,
-    /// For a backup: as soon as its size is made up for by what was sealed since the last.
+    /// For a backup: if [`CHECKPOINT_SHARE`] times the last one's size was sealed since.
     ForBackup,
-    /// If anything was sealed since the last: there is time for it.
+    /// If any segment was sealed since the last one: there is time.
     AtRest,
     /// Always: the run ends.
     AtEnd,
 }
 
-/// Pause before an index or a checkpoint that could not be written is written again. It doubles with
-/// each failure, up to [`LONGEST_PAUSE`].
+/// Pause after a failed write of an index or a checkpoint. It doubles with each failure, up to
+/// [`LONGEST_PAUSE`].
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Most bytes of indexes in memory that cannot be written. Beyond it no segment is begun for records.
+/// Maximum bytes of unwritten indexes in memory. Beyond it no segment is begun for records.
 const MOST_UNWRITTEN_BYTES: u64 = 128 << 20;
-/// The same in segments.
+/// Maximum size of unwritten indexes in memory, in segments.
 const MOST_UNWRITTEN_SEGMENTS: u64 = 2;
 
-/// Most bytes of indexes of damaged segments that wait in memory until they are written with the
-/// damage. Readers make an index beyond that from the frames of its segment.
+/// Maximum bytes of indexes of damaged segments that wait in memory until they are written with the
+/// damage. Beyond it readers make an index from the frames of its segment.
 const MOST_DAMAGED_BYTES: u64 = 64 << 20;
 
-/// Pause before the indexes of damaged segments and a checkpoint are written: damage often comes in
-/// numbers. It is at least 10 times as long as the last checkpoint took.
+/// Pause before the indexes of damaged segments and a checkpoint are written, because damage often
+/// affects several places. At least 10 times as long as the last checkpoint took.
 const AFTER_DAMAGE: Duration = Duration::from_secs(1);
 const AFTER_DAMAGE_SHARE: u32 = 10;
 
-/// A segment that was just left, and how it and its logs stood then.
+/// A segment that the journal just left, with its state and the state of its logs at that time.
 pub(crate) struct Sealed {
     pub(crate) segment: Arc<Segment>,
     pub(crate) end: Position,
-    /// Header checksum of its last frame.
+    /// Header checksum of the segment's last frame.
     pub(crate) chain: u32,
     pub(crate) before: Option<SegmentId>,
     pub(crate) next_log_counter: u64,
     pub(crate) arrival: Timestamp,
     pub(crate) expiry: Timestamp,
-    /// Every log that it touches.
+    /// Every log that the segment touches.
     pub(crate) logs: Vec<(Arc<Log>, Image)>,
 }
 
-/// How far indexes and checkpoints are.
+/// Progress of indexes and checkpoints.
 #[derive(Default)]
 pub(crate) struct Progress {
-    /// Built and not written yet.
+    /// Indexes that were built and not yet written.
     pub(crate) unwritten: VecDeque<Arc<SealedIndex>>,
-    /// Segments and runs in which damage was found since their index was made, by their base, and
-    /// the bytes of the index that is kept in memory for each.
+    /// Bases of segments and runs with damage found since their index was made, and the bytes of the
+    /// index that is kept in memory for each.
     damaged: BTreeMap<Position, u64>,
-    /// Bytes of segments that a start would read indexes of.
+    /// Bytes of segments whose indexes a start would read.
     pub(crate) since_checkpoint: u64,
     pub(crate) checkpoint_bytes: u64,
     /// Time that the last checkpoint took.
     checkpoint_took: Duration,
     /// The last segment that the newest checkpoint covers.
     pub(crate) covered: Option<SegmentId>,
-    /// How the journal stood at the end of the newest segment with an index.
+    /// State of the journal at the end of the newest segment with an index.
     pub(crate) newest: Option<Newest>,
 }
 
 impl Progress {
-    /// Notes a damaged segment, whose index takes this memory. Returns whether the index is kept until
-    /// it is written again.
+    /// Notes a damaged segment, whose index takes `bytes` of memory. Returns whether the index stays in
+    /// memory until it is written again.
     fn note_damaged(&mut self, base: Position, bytes: u64) -> bool {
         let others = self.damaged.iter().filter(|(other, _)| **other != base);
         let others: u64 = others.map(|(_, bytes)| bytes).sum();
@@ -115,18 +115,18 @@ impl Progress {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Sealed>,
-    /// Whether a thread works it off.
+    /// Whether a thread works on the queue.
     running: bool,
     /// The failure of the last index or checkpoint.
     stuck: Option<Stuck>,
-    /// Whether damage ended the checkpoints, and none was written since.
+    /// Whether damage invalidated the checkpoints, and none was written since.
     has_damage: bool,
     checkpoint_took: Duration,
     stopped: bool,
 }
 
 impl Queue {
-    /// How long the thread rests while no segment waits. `None`: until one does.
+    /// Maximum rest of the thread while no segment waits. `None`: until a segment waits.
     fn rest(&self) -> Option<Duration> {
         let after_damage = AFTER_DAMAGE.max(self.checkpoint_took * AFTER_DAMAGE_SHARE);
         match &self.stuck {
@@ -144,25 +144,25 @@ struct Stuck {
 }
 
 impl Stuck {
-    /// How long to wait before the next try.
+    /// Pause before the next attempt.
     fn pause(&self) -> Duration {
         let doubled = RETRY_AFTER.saturating_mul(1 << (self.tries - 1).min(6));
         doubled.min(LONGEST_PAUSE)
     }
 }
 
-/// Indexes what is sealed.
+/// Indexes sealed segments.
 #[derive(Default)]
 pub(crate) struct Indexer {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Held by whoever works: segments are indexed one by one, in order.
+    /// Held while working: segments are indexed one at a time, in order.
     progress: Mutex<Progress>,
     /// Bytes of indexes that no file holds yet.
     unwritten_bytes: AtomicU64,
 }
 
-/// The newest segment with an index, as a checkpoint must tell of it.
+/// The newest segment with an index, as a checkpoint describes it.
 pub(crate) struct Newest {
     pub(crate) id: SegmentId,
     pub(crate) before: Option<SegmentId>,
@@ -186,19 +186,19 @@ impl Indexer {
         self.progress.lock().covered
     }
 
-    /// Nothing is indexed, and no checkpoint written, as long as what this returns is held.
+    /// Stops indexing and checkpoints while the returned guard is held.
     pub(crate) fn hold(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock()
     }
 
-    /// Why the last index or checkpoint could not be written, if it could not.
+    /// The reason why the last index or checkpoint could not be written, if it failed.
     pub(crate) fn trouble(&self) -> Option<String> {
         let queue = self.queue.lock();
         queue.stuck.as_ref().map(|stuck| stuck.error.to_string())
     }
 
     /// # Errors
-    /// If indexes cannot be written, and no more of them fit into memory.
+    /// If indexes cannot be written, and no more indexes fit into memory.
     pub(crate) fn has_room(&self, segment_bytes: u64) -> Result<(), Shortage> {
         let most = MOST_UNWRITTEN_BYTES.min(MOST_UNWRITTEN_SEGMENTS * segment_bytes);
         if self.unwritten_bytes.load(Ordering::Relaxed) <= most {
@@ -210,7 +210,7 @@ impl Indexer {
         }
     }
 
-    /// Takes over a sealed segment; waits while too many have no index yet.
+    /// Takes over a sealed segment. Waits while too many segments have no index.
     pub(crate) fn take_over(&self, sealed: Sealed) {
         let mut queue = self.queue.lock();
         queue.waiting.push_back(sealed);
@@ -227,10 +227,10 @@ impl Indexer {
     /// Body of the indexing thread, until stopped.
     pub(crate) fn run(&self, core: &Core) {
         let _running = Running::new(self);
-        // What the start took in passing.
+        // Temporary memory of the start.
         memory::give_back(core.logs.len() as u64 * START_BYTES_PER_LOG);
         loop {
-            // What the start found without an index comes first.
+            // Segments that the start found without an index come first.
             self.work(core, Wanted::WhenDue);
             if !self.wait() {
                 return;
@@ -238,7 +238,7 @@ impl Indexer {
         }
     }
 
-    /// Waits until there is something to do, to try again, or to write after damage; `false` = to stop.
+    /// Waits for a segment, the next attempt, or the write after damage. `false`: stop.
     fn wait(&self) -> bool {
         let mut queue = self.queue.lock();
         while queue.waiting.is_empty() && !queue.stopped {
@@ -251,7 +251,7 @@ impl Indexer {
         !queue.stopped
     }
 
-    /// Damage ended the checkpoints: the thread writes another one, also in an idle store.
+    /// Damage invalidated the checkpoints: the thread writes another, even in an idle store.
     fn wake(&self) {
         let mut queue = self.queue.lock();
         if !std::mem::replace(&mut queue.has_damage, true) {
@@ -264,11 +264,11 @@ impl Indexer {
         self.changed.notify_all();
     }
 
-    /// Indexes all that waits, writes what is not written, and a checkpoint if one is
+    /// Indexes all waiting segments, writes unwritten indexes, and writes a checkpoint if one is
     /// `wanted`. An error is logged, and the thread tries again.
     pub(crate) fn work(&self, core: &Core, wanted: Wanted) {
         let mut progress = self.progress.lock();
-        // Images and places of all logs of a segment, and its index when it was written.
+        // Approximate memory used: images and places of logs, indexes, checkpoints.
         let mut used = 0;
         loop {
             let sealed = {
@@ -324,7 +324,7 @@ impl Indexer {
     }
 }
 
-/// Whoever rolls waits for the thread only while there is one, however it ends.
+/// A roll waits for the thread only while the thread runs, however the thread ends.
 struct Running<'a>(&'a Indexer);
 
 impl<'a> Running<'a> {
@@ -360,17 +360,17 @@ fn first_image(log: &Log, end: Position) -> Image {
     }
 }
 
-/// Outcome of a try to write a checkpoint.
+/// Outcome of an attempt to write a checkpoint.
 #[derive(PartialEq, Eq)]
 enum Tried {
     Done,
-    /// More records are known to be lost since it began: some logs in it do not list them.
+    /// More losses became known during the attempt: some logs in the checkpoint do not list them.
     Learned,
 }
 
 impl Core {
-    /// Builds the index of a segment; from then on it tells where the frames are. Returns its
-    /// size in bytes.
+    /// Builds the index of a segment, which from then on lists its frames. Returns the size of the
+    /// index in bytes.
     fn index_sealed(&self, sealed: Sealed, progress: &mut Progress) -> u64 {
         let Sealed {
             segment,
@@ -390,7 +390,7 @@ impl Core {
                 let state = log.state.read();
                 let places = state.places.within(from, limit).to_vec();
                 if !image.deleted {
-                    // Some of it may have been found since the segment was left.
+                    // Some losses may have been found since the segment was left.
                     image.lost = state.lost_between(segment.base, limit);
                 }
                 (places, state.chain.below_next())
@@ -427,11 +427,11 @@ impl Core {
         bytes
     }
 
-    /// A segment was found damaged: without its index and without checkpoints a start reads it,
-    /// and finds that too. The index is kept in memory, up to [`MOST_DAMAGED_BYTES`] of all, and
-    /// written again with the damage before the next checkpoint.
+    /// Makes the next start read a damaged segment, and find the damage too, by removing its index and
+    /// all checkpoints. The index stays in memory, up to [`MOST_DAMAGED_BYTES`] of all, and is written
+    /// again with the damage before the next checkpoint.
     pub(crate) fn let_next_start_find(&self, segment: &Segment) {
-        // An index that is being made or written now goes too, and every later one knows of the damage.
+        // An index that is being written now is removed too, and later ones include the damage.
         let mut progress = self.indexer.progress.lock();
         if !segment.is_indexed() {
             return;
@@ -454,11 +454,11 @@ impl Core {
         self.forget_checkpoints(&mut progress);
     }
 
-    /// The checkpoints list other losses than there are. No start begins with them, and another is
-    /// written soon.
+    /// Invalidates the checkpoints, because they list other losses than there are. No start begins with
+    /// them, and another is written soon.
     pub(crate) fn forget_checkpoints(&self, progress: &mut Progress) {
         progress.covered = None;
-        // A start that is cut off has all of it to read.
+        // A start after a crash has to read everything now.
         progress.since_checkpoint = u64::MAX / 2;
         if let Err(error) = checkpoint::set_aside(&*self.disk, &self.backups) {
             tracing::warn!(%error, "the next start may begin with a checkpoint that does not know of all damage");
@@ -466,10 +466,10 @@ impl Core {
         self.indexer.wake();
     }
 
-    /// The indexes of segments that were found damaged are made again, with the damage.
+    /// Makes the indexes of damaged segments again, with the damage.
     fn remake_damaged(&self, progress: &mut Progress) -> io::Result<()> {
         while let Some(base) = progress.damaged.first_key_value().map(|(base, _)| *base) {
-            // One of a segment that is not served any more is not written.
+            // No index is written for a segment that is no longer served.
             if let Some(segment) = self.journal.segment_at(base).filter(|s| s.base == base)
                 && let Some(index) = self.whole_index(&segment)?
             {
@@ -482,7 +482,7 @@ impl Core {
                         self.indexes.pin(Arc::clone(&made));
                         progress.unwritten.push_back(made);
                     }
-                    // It does not describe a log, so nothing writes it.
+                    // The index does not describe a log, so it is not written.
                     None => self.indexes.forget([segment.life.id]),
                 }
             }
@@ -491,7 +491,7 @@ impl Core {
         Ok(())
     }
 
-    /// Records of a log that damage took in a segment or run.
+    /// Records of a log that damage removed in a segment or run.
     pub(crate) fn lost_within(&self, log: LogId, segment: &Segment) -> Vec<Lost> {
         let Some(log) = self.logs.by_id(log) else {
             return Vec::new();
@@ -500,7 +500,7 @@ impl Core {
         log.state.read().lost_between(from, to)
     }
 
-    /// Positions that a segment stands for. A run also stands for missing segments right before it.
+    /// Positions that a segment covers. A run also covers missing segments directly before it.
     pub(crate) fn reach_of(&self, segment: &Segment) -> (Position, Position) {
         if !sorted::is_address(segment.base) {
             return (segment.base, segment.limit());
@@ -533,7 +533,7 @@ impl Core {
             return result;
         }
         if let Err(error) = self.disk.sync_directory("index") {
-            // A later flush may succeed without these names: the files are written again.
+            // A later flush may succeed without these names, so the files are written again.
             written.extend(progress.unwritten.drain(..));
             progress.unwritten = written.into();
             return Err(error);
@@ -544,9 +544,9 @@ impl Core {
         result
     }
 
-    /// Writes how all logs stood at the end of the newest indexed segment.
+    /// Writes the state of all logs at the end of the newest indexed segment.
     fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<()> {
-        // Each time one index more is in memory.
+        // Each further attempt has one more index in memory.
         while self.try_checkpoint(ends, progress)? == Tried::Learned {
             self.forget_checkpoints(progress);
         }
@@ -567,7 +567,7 @@ impl Core {
                 if state.created_end > newest.end {
                     continue;
                 }
-                // A deletion touches the log first, and is known when it is flushed.
+                // A deletion touches the log first, and takes effect when it is flushed.
                 let touched_since = state.touched_in.get().is_some_and(|id| id > newest.id);
                 if state.last_end <= newest.end && !touched_since {
                     Ok(state.image(log.id, Some(log.name.clone())))
@@ -577,9 +577,9 @@ impl Core {
             };
             match image {
                 Ok(image) => writer.add(&image)?,
-                // It has moved on: the newest index that tells of it knows how it stood.
+                // The log has changed since: the newest index that lists it has its earlier state.
                 Err(chain) => {
-                    // Of all runs at once: their indexes are read from front to back.
+                    // All runs share one key: their indexes are read together, front to back.
                     let in_runs = |base| {
                         if base < sorted_end {
                             Position::ZERO
@@ -591,8 +591,8 @@ impl Core {
                 }
             }
         }
-        // Index by index: there may be hundreds of thousands of logs, and of large indexes hardly
-        // more than one is kept in memory.
+        // One index at a time: there may be hundreds of thousands of logs, and hardly more than one
+        // large index is kept in memory.
         moved.sort_unstable_by_key(|(base, id, _)| (*base, *id));
         let mut runs = None::<Vec<_>>;
         let mut moved = moved.into_iter().peekable();
@@ -600,7 +600,7 @@ impl Core {
             let base = *base;
             let of_base;
             let told: &[Arc<SealedIndex>] = match base {
-                // At the end of the newest run that tells of it.
+                // The state is that at the end of the newest run that lists the log.
                 Some(base) if base < sorted_end => match &mut runs {
                     Some(runs) => runs,
                     none => none.insert(self.runs_told()?),
@@ -626,7 +626,7 @@ impl Core {
                         let lost = log.map_or_else(Vec::new, |log| {
                             let state = log.state.read();
                             let mut lost = state.lost_between(Position::ZERO, newest.end);
-                            // Later frames gave these lsns again.
+                            // Later frames reused these lsns.
                             let again = |lost: &&Lost| !state.is_lost(lost.from, lost.to);
                             lost.extend(image.lost.iter().filter(again));
                             lost.sort_unstable_by_key(|lost| lost.from);
@@ -638,13 +638,13 @@ impl Core {
                             ..image
                         }))?;
                     }
-                    // Only a segment that is missing had it then.
+                    // Only a missing segment held the log at that time.
                     None if base.is_none() => {
                         if let Some(log) = self.logs.by_id(id) {
                             writer.add(&first_image(&log, newest.end))?;
                         }
                     }
-                    // Its index is damaged, which the next start finds out, or cannot be read now.
+                    // The index is damaged, which the next start will notice, or unreadable now.
                     None => {
                         told.iter().try_for_each(|index| index.check_reads())?;
                         tracing::warn!(
@@ -668,7 +668,7 @@ impl Core {
         Ok(Tried::Done)
     }
 
-    /// An image of the newest index that tells of a log, with all of the log's producers.
+    /// Completes an image from the newest index that lists the log with all producers of the log.
     fn whole_image(&self, mut image: Image) -> Image {
         if let Some(log) = self.logs.by_id(image.id).filter(|_| !image.deleted)
             && let Some(extras) = log.state.read().extras.as_deref()
@@ -681,17 +681,17 @@ impl Core {
         image
     }
 
-    /// The index of a segment or run, if there is one that is good. One made anew from its
-    /// frames does not know all of a log.
+    /// The index of a segment or run, if there is a good one. An index made from the segment's frames
+    /// alone is incomplete, and does not count.
     ///
     /// # Errors
-    /// If no file descriptor is left to read it.
+    /// If no file descriptor is left to read the index.
     fn whole_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         let index = self.indexes.stream(segment)?;
         Ok(index.filter(|index| !index.is_partial()))
     }
 
-    /// What the runs tell of their logs, the oldest first; nothing if one of them does not.
+    /// Indexes of all runs, oldest first; empty if one of them has no good index.
     fn runs_told(&self) -> io::Result<Vec<Arc<SealedIndex>>> {
         let runs = self.journal.runs();
         let mut told = Vec::with_capacity(runs.len());
@@ -733,7 +733,7 @@ impl Core {
         }
     }
 
-    /// Losses that were accepted, as far as damage that they cover may still be there.
+    /// Accepted losses whose damage may still exist.
     fn accepted_still(&self) -> Vec<Accepted> {
         let runs = self.journal.runs();
         let sorted_end = self.journal.sorted_end();
@@ -765,7 +765,7 @@ mod tests {
             assert!(progress.note_damaged(base(number), part), "{number} again");
         }
         assert!(!progress.note_damaged(base(5), 1), "the bound is reached");
-        // All of them are written later, as far as their index can be read.
+        // All indexes that can be read are written later.
         assert_eq!(progress.damaged.len(), 5);
         progress.damaged.remove(&base(1));
         assert!(progress.note_damaged(base(6), part));

@@ -1,17 +1,17 @@
-//! Engines that are wrong on purpose, so that tests can be tested: each mistake must be
-//! caught by some layer of them, or the layers are worth nothing.
+//! Engines with deliberate mistakes, for testing the tests: at least one layer of tests must catch each
+//! mistake. Otherwise the tests prove nothing.
 //!
-//! Only with the feature `known-bad`, which nothing that is shipped has. The environment
-//! variable `WALD_KNOWN_BAD` names the mistake; without it the engine is right. Without
-//! the feature all of this is nothing.
+//! Requires the feature `known-bad`, which no released build has. The environment variable
+//! `WALD_KNOWN_BAD` names the mistake; without it the engine is correct. Without the feature this
+//! module does nothing.
 
-/// What is done wrong.
+/// A deliberate mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(feature = "known-bad"), allow(dead_code, reason = "never made"))]
 pub(crate) enum Mistake {
     /// Flushes of files do nothing.
     NoFlush,
-    /// A flush that fails counts as one that succeeded.
+    /// A failed flush counts as successful.
     FlushResultIgnored,
     /// Flushes of directories do nothing.
     NoDirectoryFlush,
@@ -19,25 +19,25 @@ pub(crate) enum Mistake {
     NoSalt,
     /// A frame need not follow from the one before it.
     NoChain,
-    /// The journal ends at the first bad bytes, whatever was proven behind them.
+    /// The journal ends at the first bad bytes, even if later bytes were proven durable.
     TruncateOnAnyError,
-    /// What waits for a flush is answered when it begins.
+    /// Requests that wait for a flush are answered when the flush begins.
     AckBeforeFlush,
-    /// A checkpoint forgets who appended.
+    /// A checkpoint forgets the producers.
     ProducersNotInCheckpoint,
-    /// Only the last good frame is asked how far the journal was proven.
+    /// Only the last good frame decides up to where the journal was proven durable.
     LastGoodFrame,
     /// The sorter keeps no free space and writes runs that do not fit.
     SorterIgnoresSpace,
     /// A read that meets an unreadable sector fails.
     UnreadableEndsRead,
-    /// A start leaves the files that a cut-off sorter left.
+    /// A start leaves the files of an interrupted sorter.
     LeftoversStay,
     /// The sorter leaves the indexes of the files that it replaced.
     SortedIndexesStay,
-    /// Idle producers stay for ever.
+    /// Idle producers never expire.
     ProducersNeverExpire,
-    /// As long as any damage is known, no checkpoint is written and nothing is sorted.
+    /// While any damage is known, no checkpoint is written and nothing is sorted.
     DamageStopsCheckpoints,
 }
 
@@ -60,7 +60,7 @@ mod chosen {
     use super::Mistake;
     use crate::disk::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 
-    /// Each by the name that `WALD_KNOWN_BAD` has for it.
+    /// Each mistake, by its name in `WALD_KNOWN_BAD`.
     const NAMES: [(&str, Mistake); 15] = [
         ("no_flush", Mistake::NoFlush),
         ("flush_result_ignored", Mistake::FlushResultIgnored),
@@ -82,7 +82,7 @@ mod chosen {
         ("damage_stops_checkpoints", Mistake::DamageStopsCheckpoints),
     ];
 
-    /// Whether this is the mistake to make.
+    /// Whether this mistake must be made.
     pub(crate) fn makes(mistake: Mistake) -> bool {
         static CHOSEN: OnceLock<Option<Mistake>> = OnceLock::new();
         let chosen = CHOSEN.get_or_init(|| {
@@ -91,14 +91,14 @@ mod chosen {
             let names = NAMES.map(|(name, _)| name).join(", ");
             let (_, mistake) =
                 known.unwrap_or_else(|| panic!("WALD_KNOWN_BAD={name}: not one of {names}"));
-            // Not a warning: tests of the daemon take one for a fault that they found.
+            // Not a warning: tests of the daemon count a warning as a fault found.
             tracing::info!(mistake = name, "this engine is wrong on purpose");
             Some(*mistake)
         });
         *chosen == Some(mistake)
     }
 
-    /// The disk, without the flushes that are to be left out.
+    /// The disk, without the flushes that the mistake omits.
     pub(crate) fn on(disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
         if makes(Mistake::NoFlush) || makes(Mistake::NoDirectoryFlush) {
             return Arc::new(Unflushed(disk));

@@ -1,5 +1,4 @@
-//! What is known to be damaged: exactly which records, and what was cut off a torn
-//! tail.
+//! Known damage: the exact records lost, and the bytes cut off a torn tail.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,22 +16,22 @@ use crate::sync::RwLock;
 
 const DIRECTORY: &str = "quarantine";
 
-/// Ends of the names of torn tails, of runs whose loss was accepted, and of segments that are kept.
+/// Name suffixes of torn tails, of runs whose loss was accepted, and of segments that are kept.
 const TORN: &str = ".torn";
 const RUN: &str = ".run";
 const SEGMENT: &str = ".seg";
 const ALL: [&str; 3] = [TORN, RUN, SEGMENT];
 
-/// Debris of a torn tail is kept up to this, for people to look at.
+/// Maximum bytes kept of one torn tail, for people to inspect.
 pub(crate) const DEBRIS_BYTES: usize = 1 << 20;
 
-/// All debris together is kept up to this; the oldest goes first.
+/// Maximum bytes of all torn tails together. The oldest is removed first.
 const QUARANTINE_BYTES: u64 = 64 << 20;
 
-/// Maximum number of files of debris. A start opens each of them, and each takes a block.
+/// Maximum number of files of torn tails. A start opens each of them, and each takes a block.
 pub(crate) const QUARANTINE_FILES: usize = 64;
 
-/// Most walks over damaged runs that are remembered, and entries of each: about 4 MiB.
+/// Maximum number of remembered walks over damaged runs, and of entries of each: about 4 MiB.
 const MOST_WALKS: usize = 4;
 const MOST_LOST_IN_RUN: usize = 1 << 15;
 
@@ -40,13 +39,13 @@ const MOST_LOST_IN_RUN: usize = 1 << 15;
 #[derive(Clone)]
 pub(crate) struct Damage {
     pub(crate) position: Position,
-    /// Whose records, if that is known.
+    /// The log whose records were lost, if known.
     pub(crate) log: Option<Arc<Log>>,
     pub(crate) from: Lsn,
     pub(crate) to: Lsn,
-    /// Somebody has accepted that it is lost: it is named as before, and alarms nobody.
+    /// Whether an operator has accepted the loss. It is still reported, but raises no alarm.
     pub(crate) accepted: bool,
-    /// No record is lost: only the order in which records were committed, or a second copy.
+    /// Whether no record is lost: only the commit order of records, or a second copy.
     pub(crate) harmless: bool,
 }
 
@@ -63,7 +62,7 @@ impl Damage {
         }
     }
 
-    /// Damage that nothing attributes to a log.
+    /// Damage that cannot be attributed to a log.
     pub(crate) fn of_nobody(position: Position, harmless: bool) -> Self {
         Self {
             position,
@@ -75,7 +74,7 @@ impl Damage {
         }
     }
 
-    /// The first record that is still missed; `None` if a trim or a deletion took all of them.
+    /// The first record that is still missed; `None` if a trim or a deletion covers all of them.
     pub(crate) fn missed_from(&self) -> Option<Lsn> {
         let Some(log) = &self.log else {
             return Some(self.from);
@@ -85,12 +84,12 @@ impl Damage {
         (!state.deleted && from < self.to).then_some(from)
     }
 
-    /// Whether an operator should know of it: it is neither accepted nor forgotten.
+    /// Whether an operator must know of the damage: it is neither accepted nor trimmed or deleted.
     fn alarms(&self) -> bool {
         !self.accepted && self.missed_from().is_some()
     }
 
-    /// As a start and a repair report it: without the records that a trim took.
+    /// The gap that a start and a repair report, without trimmed records.
     pub(crate) fn gap(&self) -> Gap {
         Gap {
             log: self.log.as_ref().map(|log| log.name.clone()),
@@ -106,12 +105,12 @@ impl Damage {
 pub(crate) struct Damages {
     known: RwLock<Vec<Damage>>,
     accepted: Vec<Accepted>,
-    /// Records that are lost in damaged runs, by walks over all of a run. The newest walk is last.
+    /// Records lost in damaged runs, from walks over all of a run. The newest walk is last.
     walks: RwLock<VecDeque<(SegmentId, Arc<LostInRun>)>>,
 }
 
 impl Damages {
-    /// What a start found, and what of it was accepted.
+    /// Damage that a start found, and the accepted losses.
     pub(crate) fn new(mut damages: Vec<Damage>, accepted: Vec<Accepted>) -> Self {
         damages.sort_by_key(|damage| damage.position);
         Self {
@@ -142,12 +141,12 @@ impl Damages {
         }
     }
 
-    /// Whether somebody has accepted that these bytes do not verify.
+    /// Whether an operator has accepted that these bytes do not verify.
     pub(crate) fn is_accepted(&self, from: Position, to: Position) -> bool {
         self.accepted.iter().any(|a| a.covers(from, to))
     }
 
-    /// Notes more; what is known already is not counted twice.
+    /// Notes damage, unless it is known already.
     pub(crate) fn add(&self, damage: Damage) {
         let mut damages = self.known.write();
         let same = |other: &Damage| {
@@ -170,7 +169,7 @@ impl Damages {
         damages.get(first..last).unwrap_or(&[]).to_vec()
     }
 
-    /// Damage that took this record.
+    /// Damage that covers this record.
     pub(crate) fn of_log(&self, log_id: LogId, lsn: Lsn) -> Vec<Damage> {
         let damages = self.known.read();
         let took = |damage: &&Damage| {
@@ -180,7 +179,7 @@ impl Damages {
         damages.iter().filter(took).cloned().collect()
     }
 
-    /// Records of a log that counted as lost can be read.
+    /// Removes records from the damage: they counted as lost, but can be read.
     pub(crate) fn find_again(&self, log: LogId, from: Lsn, to: Lsn) {
         let mut damages = self.known.write();
         let of_log = |damage: &Damage| damage.log.as_ref().is_some_and(|other| other.id == log);
@@ -206,12 +205,12 @@ impl Damages {
             .collect();
     }
 
-    /// Forgets damage that `gone` picks.
+    /// Forgets damage that `gone` selects.
     pub(crate) fn forget(&self, gone: impl Fn(&Damage) -> bool) {
         self.known.write().retain(|damage| !gone(damage));
     }
 
-    /// Where records may be missing that nothing attributes to a log; `None` if nowhere.
+    /// Position of the first loss that cannot be attributed to a log; `None` if there is none.
     pub(crate) fn first_doubt(&self) -> Option<Position> {
         let damages = self.known.read();
         let stops_all = known_bad::makes(Mistake::DamageStopsCheckpoints);
@@ -226,8 +225,8 @@ impl Damages {
         &self.accepted
     }
 
-    /// How many logs lost records, and how many places of the journal lost something that
-    /// nothing attributes; without losses that were accepted, trimmed or deleted.
+    /// Number of logs that lost records, and number of places in the journal with losses that cannot be
+    /// attributed. Excludes losses that were accepted, trimmed or deleted.
     pub(crate) fn logs(&self) -> (u64, u64) {
         let damages = self.known.read();
         let new = || damages.iter().filter(|damage| damage.alarms());
@@ -239,8 +238,8 @@ impl Damages {
         (ids.len() as u64, unknown as u64)
     }
 
-    /// How many records that is, without those whose loss was accepted, and without trimmed and
-    /// deleted ones.
+    /// Number of lost records of known logs. Excludes records whose loss was accepted, and trimmed and
+    /// deleted records.
     pub(crate) fn records(&self) -> u64 {
         let damages = self.known.read();
         let new = damages.iter().filter(|damage| !damage.accepted);
@@ -249,7 +248,7 @@ impl Damages {
     }
 }
 
-/// Name of a sorted run whose loss was accepted. Only people remove such a file: it may hold the last
+/// Path of a sorted run whose loss was accepted. Only people remove such a file: it may hold the last
 /// copy of its records.
 pub(crate) fn run_path(id: SegmentId) -> String {
     format!("{DIRECTORY}/{id}{RUN}")
@@ -269,8 +268,8 @@ pub(crate) fn keep_file(disk: &dyn Disk, path: &str) -> io::Result<()> {
     disk.sync_directory("journal")
 }
 
-/// Keeps the debris of a torn tail. Returns the number of bytes kept. The oldest debris goes where all
-/// debris exceeds [`QUARANTINE_BYTES`] or [`QUARANTINE_FILES`]. Runs that were set aside do not count.
+/// Keeps the cut-off bytes of a torn tail. Returns the number of bytes kept. Removes the oldest torn
+/// tails if all together exceed [`QUARANTINE_BYTES`] or [`QUARANTINE_FILES`]. Runs do not count.
 pub(crate) fn keep_debris(
     disk: &dyn Disk,
     segment: SegmentId,
@@ -281,7 +280,7 @@ pub(crate) fn keep_debris(
     let path = format!("{DIRECTORY}/{segment}-{offset:08x}{TORN}");
     let mut files = sized(disk, debris_paths(disk)?)?;
     if let Some(index) = files.iter().position(|(other, _)| *other == path) {
-        // A start that was cut short had come this far.
+        // An interrupted start had come this far.
         disk.remove(&path)?;
         files.remove(index);
     }
@@ -302,7 +301,7 @@ pub(crate) fn keep_debris(
     Ok(kept.len() as u64)
 }
 
-/// Bytes in quarantine.
+/// Size of all files in quarantine, in bytes.
 pub(crate) fn bytes(disk: &dyn Disk) -> io::Result<u64> {
     Ok(files(disk)?.iter().map(|(_, bytes)| bytes).sum())
 }
@@ -312,7 +311,7 @@ pub(crate) fn owns(name: &str) -> bool {
     ALL.iter().any(|end| name.ends_with(end))
 }
 
-/// All files of Wald by path, the oldest first, and the bytes of each.
+/// All files of Wald by path, oldest first, with the size of each in bytes.
 pub(crate) fn files(disk: &dyn Disk) -> io::Result<Vec<(String, u64)>> {
     sized(disk, paths(disk, &ALL)?)
 }
@@ -325,13 +324,13 @@ fn sized(disk: &dyn Disk, paths: Vec<String>) -> io::Result<Vec<(String, u64)>> 
     paths.into_iter().map(size).collect()
 }
 
-/// Paths of torn tails, the oldest first. The engine may remove these files.
+/// Paths of torn tails, oldest first. The engine may remove these files.
 pub(crate) fn debris_paths(disk: &dyn Disk) -> io::Result<Vec<String>> {
     paths(disk, &[TORN])
 }
 
-/// Paths by the ends of their names, the oldest first: names begin with the number of the segment or
-/// run. Files of others are not among them.
+/// Paths of files with these suffixes, oldest first: names begin with the number of the segment or run.
+/// Foreign files are not listed.
 fn paths(disk: &dyn Disk, ends: &[&str]) -> io::Result<Vec<String>> {
     let mut names = directory::list(disk, DIRECTORY)?;
     names.retain(|name| ends.iter().any(|end| name.ends_with(end)));
@@ -359,7 +358,7 @@ mod tests {
         let files = files(&disk).unwrap();
         let runs = files.iter().filter(|(path, _)| path.ends_with(RUN));
         assert_eq!(runs.count(), 3);
-        // The runs do not take the room of debris either.
+        // Runs do not use the room of torn tails.
         let torn = files.iter().filter(|(path, _)| path.ends_with(TORN));
         assert_eq!(torn.count(), QUARANTINE_FILES);
         let count = QUARANTINE_FILES as u64;
@@ -377,7 +376,7 @@ mod tests {
         disk.create("quarantine/.nfs0001").unwrap();
         for id in 1..200 {
             for _ in 0..2 {
-                // A start that is cut off keeps the same bytes again.
+                // An interrupted start keeps the same bytes again.
                 keep_debris(&disk, SegmentId::new(id), 8192, &[7; 100]).unwrap();
             }
         }

@@ -1,10 +1,9 @@
-//! Accepting what damage has taken, so that a store goes on.
+//! Accepting losses that damage caused, so that a store can continue.
 //!
-//! Damage is named, and what it leaves in doubt is refused: a log whose newest records
-//! may be gone takes no appends, since they might get lsns that were given out before.
-//! Only a person can decide that this loss is final. Nothing is done to the files: the
-//! next segment's link says that whatever is damaged before it was accepted, and the
-//! ranges stay named to readers. The recovery epoch goes up, so that clients can know.
+//! Damage is reported, and requests that it puts in doubt are refused. A log whose newest records may
+//! be lost takes no appends, since they might reuse lsns. Only a person can decide that this loss is
+//! final. The files are not changed. The link of the next segment declares all earlier damage accepted,
+//! and readers still see the ranges as gaps. The recovery epoch rises, so that clients can notice.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -22,48 +21,48 @@ use crate::record::LogInfo;
 use crate::recovery::{self, RecoveryReport};
 use crate::verify::Offline;
 
-/// So many ranges of one acceptance are written down.
+/// Maximum number of entries of each kind that one acceptance writes to `REPAIRS`.
 const LISTED: usize = 10_000;
 
-/// Maximum bytes that `REPAIRS` keeps of entries before the newest one.
+/// Maximum bytes of entries before the newest one that `REPAIRS` keeps.
 const EARLIER_BYTES: usize = 1 << 20;
 
-/// An entry of `REPAIRS` begins with these words, at the start of a line.
+/// Words at the start of a line that begin an entry of `REPAIRS`.
 const ENTRY: &str = "loss accepted ";
 
-/// What a store has lost, and nobody has accepted yet.
+/// Losses of a store that were not accepted yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Loss {
-    /// Records that were durable once and cannot be read. Without a log: nothing tells
-    /// whose they were.
+    /// Records that were durable once and cannot be read. A gap without a log cannot be attributed to
+    /// one.
     pub gaps: Vec<Gap>,
     /// Logs that refuse appends, since records beyond those found may have existed.
     pub unproven: Vec<LogName>,
-    /// Logs whose names are lost: nobody can reach their records now.
+    /// Logs whose names are lost: their records are unreachable now.
     pub unnamed: Vec<UnnamedLog>,
-    /// Whether logs may have existed of which nothing is left: none is created then.
+    /// Whether damage may have removed every trace of some logs. No log is created then.
     pub unknown_logs: bool,
-    /// Whatever else was found, in sentences.
+    /// Other findings, in sentences.
     pub findings: Vec<String>,
-    /// FORMAT is gone or damaged; the segments tell whose they are.
+    /// Whether FORMAT is missing or damaged. The segments hold the store's id.
     pub format: bool,
 }
 
 /// A log whose name is lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnnamedLog {
-    /// Its id.
+    /// Id of the log.
     pub log_id: LogId,
-    /// Records of it that can be read.
+    /// Number of its records that can be read.
     pub records: u64,
-    /// Bytes of the frames that hold these records.
+    /// Size of the frames that hold these records, in bytes.
     pub bytes: u64,
-    /// The name that the log has after the loss was accepted, if it ever had a record.
+    /// Name of the log once the loss is accepted, if the log ever had a record.
     pub name: LogName,
 }
 
 impl Loss {
-    /// Whether there is nothing to accept.
+    /// Whether there is no loss to accept.
     pub fn is_empty(&self) -> bool {
         let Self {
             gaps,
@@ -78,10 +77,10 @@ impl Loss {
     }
 }
 
-/// Tells what a store has lost. Changes nothing.
+/// Returns the losses of a store. Changes nothing.
 ///
 /// # Errors
-/// If a process has the store, or it cannot be read.
+/// If a process holds the store, or if the store cannot be read.
 pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, OpenError> {
     let offline = Offline::open(Arc::clone(disk))?;
     let seams = (&SystemClock, &NoObserver);
@@ -93,11 +92,11 @@ pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, Ope
     })
 }
 
-/// The logs of a store that no process has, those whose names begin with `prefix`, by name. Changes
+/// Returns the logs of a store that no process holds, whose names begin with `prefix`, by name. Changes
 /// nothing.
 ///
 /// # Errors
-/// If a process has the store, or it cannot be read.
+/// If a process holds the store, or if the store cannot be read.
 pub fn logs(
     disk: &Arc<dyn Disk>,
     config: &StorageConfig,
@@ -108,12 +107,12 @@ pub fn logs(
     Ok(found.logs(prefix))
 }
 
-/// Accepts what a store has lost, and writes it down in `REPAIRS`, with `by`: when and by
-/// whom. Afterwards every log takes appends again. Returns what was lost, and what
-/// the start that accepted it found; nothing was done if nothing was lost.
+/// Accepts the losses of a store, and writes them to `REPAIRS`, with `by`: time and person. Afterwards
+/// every log takes appends again. Returns the losses, and the report of the start that accepted them.
+/// Without losses nothing is changed.
 ///
 /// # Errors
-/// As for [`examine`], or if the disk fails: repeat it then.
+/// As for [`examine`], or if the disk fails. A caller may repeat it.
 pub fn accept_loss(
     disk: &Arc<dyn Disk>,
     config: &StorageConfig,
@@ -209,8 +208,8 @@ fn told(loss: &Loss, by: &str) -> String {
     text
 }
 
-/// Adds to `REPAIRS`, durably: whole or not at all. The oldest entries go where those before the newest
-/// one exceed [`EARLIER_BYTES`].
+/// Adds an entry to `REPAIRS` durably, completely or not at all. Removes the oldest entries if those
+/// before the newest one exceed [`EARLIER_BYTES`].
 fn note(disk: &dyn Disk, text: &str) -> std::io::Result<()> {
     let mut all = Vec::new();
     if disk.list("")?.iter().any(|name| name == REPAIRS) {
@@ -220,8 +219,8 @@ fn note(disk: &dyn Disk, text: &str) -> std::io::Result<()> {
     directory::replace(disk, REPAIRS, REPAIRS_NEW, newest_entries(&all))
 }
 
-/// The newest entry, and the entries before it that fit [`EARLIER_BYTES`]. The engine reads none of
-/// them: links in the journal say which losses were accepted.
+/// Returns the newest entry, and the entries before it that fit [`EARLIER_BYTES`]. The engine reads
+/// none of them: links in the journal list the accepted losses.
 fn newest_entries(all: &[u8]) -> &[u8] {
     let begins = |at: &usize| {
         let is_line = *at == 0 || all[*at - 1] == b'\n';

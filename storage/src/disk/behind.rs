@@ -1,14 +1,13 @@
-//! What is written goes to the device while more is written.
+//! Writes bytes to the device while later bytes are still being written.
 
 use std::fs::File;
 use std::io;
 
-/// Has this stretch of a file written by the device now, and waits for what was asked before
-/// about the `bytes` ahead of it: so no more than two stretches are under way at a time, and a
-/// flush of another file waits for no more.
+/// Starts writing this stretch of a file to the device, and waits for the `bytes` before it. At most
+/// two stretches are therefore under way, and a flush of another file waits for no more than these.
 ///
 /// # Errors
-/// Of the device. A flush later may not tell of them again: Linux tells each once.
+/// Errors of the device. A later flush may not report them again: Linux reports each error once.
 #[cfg(target_os = "linux")]
 #[allow(
     unsafe_code,
@@ -19,15 +18,15 @@ pub(super) fn write_behind(file: &File, offset: u64, bytes: u64) -> io::Result<(
     let ask = |offset: u64, flags| {
         let offset = offset.try_into().map_err(io::Error::other)?;
         let bytes = bytes.try_into().map_err(io::Error::other)?;
-        // SAFETY: it takes a descriptor that is open as long as the file is borrowed, and
-        // numbers.
+        // SAFETY: the call takes only numbers and a descriptor, which stays open while the file is
+        // borrowed.
         let done = unsafe { libc::sync_file_range(file.as_raw_fd(), offset, bytes, flags) };
         if done == 0 {
             return Ok(());
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // Not every system has it; nothing was done then.
+            // Not every system supports the call. An unsupported call does nothing.
             Some(libc::ENOSYS | libc::EINVAL | libc::EPERM) => Ok(()),
             _ => Err(error),
         }

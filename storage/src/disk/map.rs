@@ -16,27 +16,27 @@ use super::DiskMap;
 /// A file that is mapped for reading.
 pub(super) struct FileMap(Mmap);
 
-/// Maps a whole file for reading, and has its pages read now, so that a later look at
-/// them does not wait for the disk.
+/// Maps a whole file for reading, and reads its pages now, so that later accesses do not wait for the
+/// disk.
 ///
 /// # Errors
 /// `EFAULT` if the device cannot read one of its pages.
 pub(super) fn map(file: &File) -> io::Result<FileMap> {
-    // SAFETY: the map is read only. Its file must not be cut or changed while it is mapped: finished
-    // segments are neither written nor cut by us, the directory is locked against another engine,
-    // and the bytes are copied and verified before use. `FileMap::read` has the pages read before
-    // it touches them. Only a file that somebody else cuts, or a device that fails, between these
-    // two steps raises SIGBUS; that is the documented price of this strategy.
+    // SAFETY: the map is read only. Its file must not be cut or changed while it is mapped: the engine
+    // neither writes nor cuts finished segments, the directory is locked against another engine, and
+    // the bytes are copied and verified before use. `FileMap::read` reads the pages before it touches
+    // them. Only a file that another program cuts, or a device that fails, between these two steps
+    // raises SIGBUS; that is the documented price of this strategy.
     let map = FileMap(unsafe { Mmap::map(file)? });
     map.populate(0, map.0.len())?;
     Ok(map)
 }
 
 impl FileMap {
-    /// Has pages read now.
+    /// Reads pages of the map into memory now.
     fn populate(&self, from: usize, length: usize) -> io::Result<()> {
         match self.0.advise_range(Advice::PopulateRead, from, length) {
-            // Older kernels do not know it; pages come when they are looked at.
+            // Older kernels do not support it and read each page on first access.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
             advised => advised,
         }

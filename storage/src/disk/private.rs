@@ -1,8 +1,8 @@
 //! Files and directories that only the owner of a store can read.
 //!
-//! Directories are made with mode 0700 and files with 0600, whatever the umask is. A umask can
-//! only take bits away, so the mode is set once more where it took one. An existing file or directory
-//! keeps its mode: an operator may have opened it on purpose.
+//! Directories are created with mode 0700 and files with 0600, whatever the umask is. A umask can only
+//! remove bits, so the mode is set again if bits are missing. An existing file or directory keeps its
+//! mode: an operator may have opened it on purpose.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, chmodat, fchmod};
 
-/// Mode of every directory that is made.
+/// Mode of every new directory.
 pub(super) const DIRECTORY: u32 = 0o700;
-/// Mode of every file that is made.
+/// Mode of every new file.
 pub(super) const FILE: u32 = 0o600;
-/// Bits of a mode that say who may do what. Others, such as the set-group-id bit of a
-/// directory, are the parent directory's.
+/// Permission bits of a mode. Other bits, such as the set-group-id bit of a directory, come from the
+/// parent directory.
 const RIGHTS: u32 = 0o777;
 
 /// Files of a store or an archive that lie directly in its directory.
@@ -45,12 +45,12 @@ const DIRECTORIES: [&str; 8] = [
     "backups",
     "files",
 ];
-/// What names of other files end in. Before that they have hexadecimal digits and hyphens.
+/// Suffixes of other file names. The part before consists of hexadecimal digits and hyphens.
 const SUFFIXES: [&str; 9] = [
     ".seg", ".idx", ".ckp", ".old", ".torn", ".new", ".pending", ".lock", "",
 ];
 
-/// Something in the place of a file or a directory of the store.
+/// Something else in the place of a file or a directory of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Odd {
     NotAFile,
@@ -58,8 +58,7 @@ pub(super) enum Odd {
 }
 
 impl Odd {
-    /// Whether an entry that is no regular file is in the place of one of the store's, or of
-    /// one of its directories.
+    /// Whether an entry that is no regular file has the place of a file or a directory of the store.
     pub(super) fn of(directory: &str, name: &str, found: FileType) -> Option<Self> {
         let stem_of = |suffix: &&str| {
             let stem = name.strip_suffix(suffix)?.trim_end_matches(".idx");
@@ -108,8 +107,8 @@ impl Odd {
     }
 }
 
-/// Gives a file that was just made its mode, if the umask or a default access list left it
-/// another one.
+/// Sets the mode of a file that was just created, if the umask or a default access list gave it another
+/// mode.
 pub(super) fn close_file(file: &File, found: &Metadata) -> io::Result<()> {
     match found.mode() & RIGHTS == FILE {
         true => Ok(()),
@@ -117,8 +116,8 @@ pub(super) fn close_file(file: &File, found: &Metadata) -> io::Result<()> {
     }
 }
 
-/// Gives a directory that was just made its mode. The set-group-id bit that it has from its
-/// parent directory stays.
+/// Sets the mode of a directory that was just created. The set-group-id bit inherited from its parent
+/// directory stays.
 pub(super) fn close_directory(parent: impl AsFd, name: &str) -> io::Result<()> {
     let found = rustix::fs::statat(parent.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)?;
     let mode = found.st_mode & 0o7777;
@@ -129,11 +128,11 @@ pub(super) fn close_directory(parent: impl AsFd, name: &str) -> io::Result<()> {
     Ok(chmodat(parent, name, mode, AtFlags::empty())?)
 }
 
-/// Makes a directory and those above it that are missing, each with mode 0700 whatever the
-/// umask is. A directory that is there keeps its mode.
+/// Creates a directory and its missing parents, each with mode 0700 whatever the umask is. An existing
+/// directory keeps its mode.
 ///
 /// # Errors
-/// If one cannot be made, or something else has its place.
+/// If a directory cannot be created, or if a path in its place is no directory.
 pub fn make_directories(path: &Path) -> io::Result<()> {
     let missing: Vec<PathBuf> = path
         .ancestors()
@@ -155,22 +154,22 @@ pub fn make_directories(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// To whom a data directory belongs, as seen by this process.
+/// Owner of a data directory, as seen by this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// To the user of this process, or there is no such directory yet.
+    /// The user of this process, or the directory does not exist yet.
     Own,
-    /// To the user with this number, and this process is another one's.
+    /// The user with this number. Another user runs this process.
     Other(u32),
-    /// The same, and this process is root: what it makes there is root's, and the owner cannot
-    /// read it.
+    /// The user with this number, and this process runs as root. The owner cannot read files that root
+    /// creates there.
     OtherThanRoot(u32),
 }
 
-/// To whom a data directory belongs.
+/// Returns the owner of a data directory.
 ///
 /// # Errors
-/// If the file system does not say.
+/// If the file system does not report the owner.
 pub fn owner(directory: &Path) -> io::Result<Owner> {
     let found = match std::fs::metadata(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Owner::Own),
@@ -184,10 +183,10 @@ pub fn owner(directory: &Path) -> io::Result<Owner> {
     })
 }
 
-/// What users other than the owner may do with a directory.
+/// Rights of users other than the owner on a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strangers {
-    /// The directory's mode, without the kind of file.
+    /// Mode bits of the directory (permissions, set-id and sticky), without the kind of file.
     pub mode: u32,
     /// Whether the group has rights.
     pub group: bool,
@@ -195,10 +194,10 @@ pub struct Strangers {
     pub others: bool,
 }
 
-/// What users other than the owner may do with a directory; `None` = nothing.
+/// Returns the rights of users other than the owner on a directory; `None` if they have no rights.
 ///
 /// # Errors
-/// If the file system does not say.
+/// If the file system does not report the mode.
 pub fn strangers(directory: &Path) -> io::Result<Option<Strangers>> {
     let mode = std::fs::metadata(directory)?.mode() & 0o7777;
     let (group, others) = (mode & 0o070 != 0, mode & 0o007 != 0);

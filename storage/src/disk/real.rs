@@ -1,8 +1,8 @@
 //! The real file system, through positional reads and writes and `fdatasync`.
 //!
-//! Other users of the machine get nothing from it: what it makes is the owner's alone, and no
-//! symbolic link, pipe or device below the data directory is followed or waited for. The path
-//! of the data directory itself is the operator's, and may lead through links.
+//! Other users of the machine cannot read its files: everything it creates belongs to the owner alone.
+//! It never follows or waits for a symbolic link, pipe or device below the data directory. The operator
+//! chooses the path of the data directory itself, which may lead through links.
 
 #![allow(
     clippy::disallowed_methods,
@@ -33,14 +33,14 @@ use super::private::{DIRECTORY, FILE, Odd, close_directory, close_file, make_dir
 use super::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 use crate::error::OpenError;
 
-/// Names of a directory are read so many bytes at a time: some thousand.
+/// Bytes of directory entries that are read at a time: some thousand names.
 const NAMES_BYTES: usize = 64 << 10;
 
-/// Enough for every block device in use.
+/// Alignment of direct reads in bytes, enough for every block device in use.
 const DIRECT_ALIGN: usize = 4096;
 
-/// What every file of a store is opened with: a link in its place is refused, and a pipe
-/// is not waited for.
+/// Flags for opening every file of a store: a link in its place is refused, and a pipe is not waited
+/// for.
 const NO_SURPRISE: OFlags = OFlags::NOFOLLOW
     .union(OFlags::NONBLOCK)
     .union(OFlags::CLOEXEC);
@@ -49,17 +49,16 @@ const NO_SURPRISE: OFlags = OFlags::NOFOLLOW
 #[derive(Debug)]
 pub struct RealDisk {
     root: PathBuf,
-    /// The data directory, and those in it that were used so far, each opened once: no link
-    /// that takes the place of one later is followed.
+    /// The data directory and the directories in it that were used so far. Each is opened once, so that
+    /// a link that replaces one later is not followed.
     directories: Mutex<HashMap<String, Arc<OwnedFd>>>,
-    /// Nothing is ever written: files are opened for reading, whatever their rights.
+    /// Nothing is ever written: files are opened for reading only, whatever their rights.
     read_only: bool,
     unreadable: Arc<Unreadable>,
 }
 
 impl RealDisk {
-    /// Opens a data directory; creates it, and makes its name durable, if it is not
-    /// there.
+    /// Opens a data directory. Creates it, with a durable name, if it does not exist.
     ///
     /// # Errors
     /// If it cannot be created or is not a directory.
@@ -72,7 +71,7 @@ impl RealDisk {
             make_directories(root).map_err(fail)?;
             let absolute = root.canonicalize().map_err(fail)?;
             for ancestor in absolute.ancestors().skip(1) {
-                // Beyond the directories we may have made, lack of rights is no fault.
+                // Above the directories that this call may have created, missing rights are no error.
                 if File::open(ancestor).and_then(|d| d.sync_all()).is_err() {
                     break;
                 }
@@ -87,11 +86,11 @@ impl RealDisk {
         }))
     }
 
-    /// Opens a data directory to look at it: nothing in it is made, written, moved or
-    /// removed, so that it may be another user's, or on a read-only mount.
+    /// Opens a data directory for reading: nothing in it is created, written, moved or removed. It may
+    /// therefore belong to another user, or be on a read-only mount.
     ///
     /// # Errors
-    /// If it is not there, or is not a directory.
+    /// If it does not exist, or is not a directory.
     pub fn open_read_only(root: &Path) -> Result<Arc<Self>, OpenError> {
         let fail = |source| OpenError::Io {
             action: format!("opening the data directory {}", root.display()),
@@ -109,7 +108,7 @@ impl RealDisk {
         }))
     }
 
-    /// Refuses what would change something, where nothing is to be changed.
+    /// Refuses changes if the directory was opened for reading.
     fn writable(&self) -> io::Result<()> {
         match self.read_only {
             true => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
@@ -130,13 +129,13 @@ impl RealDisk {
         self.root.join(path)
     }
 
-    /// The directory of a path, open, and the name in it.
+    /// Opens the directory of a path. Returns it with the name in it.
     fn split<'a>(&self, path: &'a str) -> io::Result<(Arc<OwnedFd>, &'a str)> {
         let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.directory(directory)?, name))
     }
 
-    /// A directory, opened once: to find files in, not to list.
+    /// Returns a directory, opened once: for finding files in it, not for listing them.
     fn directory(&self, path: &str) -> io::Result<Arc<OwnedFd>> {
         if let Some(open) = self.directories.lock().get(path) {
             return Ok(Arc::clone(open));
@@ -152,7 +151,7 @@ impl RealDisk {
         Ok(Arc::clone(open))
     }
 
-    /// Opens a directory in the data directory, if it is one.
+    /// Opens a directory in the data directory. Anything else in its place is an error.
     fn open_directory(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
         let (parent, name) = self.split(path)?;
         let flags = flags | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -170,14 +169,14 @@ impl RealDisk {
         }
     }
 
-    /// Opens what must be a regular file.
+    /// Opens a regular file. Anything else in its place is an error.
     fn open_file(&self, path: &str, flags: OFlags) -> io::Result<File> {
         let (directory, name) = self.split(path)?;
         let open = || openat(&*directory, name, flags | NO_SURPRISE, FILE.into());
         let opened = retry_on_intr(open);
         let file: File = match opened {
             Ok(opened) => opened.into(),
-            // A link, a directory, a socket.
+            // A link, a directory or a socket.
             Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => {
                 return Err(self.odd(path, Odd::NotAFile));
             }
@@ -199,7 +198,7 @@ impl RealDisk {
         Ok(file)
     }
 
-    /// What a path leads to; `None` = nothing.
+    /// Returns the type of the file at a path; `None` if there is none.
     fn file_type(&self, path: &str) -> io::Result<Option<FileType>> {
         let (directory, name) = self.split(path)?;
         match statat(&*directory, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -209,14 +208,14 @@ impl RealDisk {
         }
     }
 
-    /// The error for something in the place of a file or directory of the store.
+    /// The error for something else in the place of a file or directory of the store.
     fn odd(&self, path: &str, odd: Odd) -> io::Error {
         let found = self.file_type(path).ok().flatten();
         odd.error(&self.path(path), found)
     }
 }
 
-/// The holder that a lock names.
+/// Returns the holder that a lock file names.
 fn holder_in(file: &File) -> String {
     let mut text = [0; 256];
     let length = file.read_at(&mut text, 0).unwrap_or(0);
@@ -248,7 +247,7 @@ impl Disk for RealDisk {
     fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
         self.writable()?;
         let make = OFlags::CREATE | OFlags::EXCL;
-        // One that is there keeps its mode.
+        // An existing lock file keeps its mode.
         let file = match self.open_file(path, OFlags::RDWR) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 match self.open_file(path, OFlags::RDWR | make) {
@@ -265,8 +264,8 @@ impl Disk for RealDisk {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Err(holder_in(&file))),
             Err(error) => return Err(error.into()),
         }
-        // In place: a full disk has no other block for it. One that copies on write has none at all,
-        // and the lock holds without its text.
+        // Overwritten in place: a full disk has no other block for it. A full copy-on-write disk has no
+        // block at all, and then the lock holds without its text.
         let written = file.write_all_at(holder.as_bytes(), 0);
         if let Err(error) = written.and_then(|()| file.set_len(holder.len() as u64)) {
             tracing::warn!(
@@ -302,7 +301,7 @@ impl Disk for RealDisk {
     }
 
     fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
-        // Nothing is allocated for a name: there may be very many.
+        // No memory is allocated for a name: there may be very many.
         let opened = self.open_to_list(directory)?;
         let within = |name: &str| match directory {
             "" => name.to_owned(),
@@ -316,7 +315,7 @@ impl Disk for RealDisk {
                 continue;
             };
             let found = match entry.file_type() {
-                // Some file systems do not say it here.
+                // Some file systems do not report the type here.
                 FileType::Unknown => self.file_type(&within(name))?,
                 told => Some(told),
             };
@@ -327,7 +326,7 @@ impl Disk for RealDisk {
                         return Err(odd.error(&self.path(&within(name)), Some(found)));
                     }
                 }
-                // It is gone.
+                // The file is gone.
                 None => {}
             }
         }
@@ -355,7 +354,7 @@ impl Disk for RealDisk {
     fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>> {
         let file = match self.open_file(path, OFlags::RDONLY | OFlags::DIRECT) {
             Ok(file) => file,
-            // What file systems say that do not have it.
+            // The error of file systems without direct reads.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -379,7 +378,7 @@ impl Disk for RealDisk {
                 Err(error) => return Err(error),
             }
             if !filled.is_multiple_of(DIRECT_ALIGN) {
-                // The end of the file: nothing aligned is left.
+                // The end of the file: no aligned bytes are left.
                 break;
             }
         }
@@ -438,10 +437,10 @@ impl RealDisk {
     }
 }
 
-/// The number by which Linux knows btrfs.
+/// Magic number of btrfs in Linux.
 const BTRFS: u64 = 0x9123_683E;
 
-/// The name of a file system, whether a reboot empties it, and its caveat, by the number that
+/// Returns the name of a file system, whether a reboot empties it, and its caveat, by the number that
 /// `statfs` reports.
 fn known_file_system(magic: u64) -> (&'static str, bool, Option<&'static str>) {
     match magic {
@@ -507,13 +506,13 @@ fn known_file_system(magic: u64) -> (&'static str, bool, Option<&'static str>) {
 struct RealFile {
     file: File,
     root: PathBuf,
-    /// The path it was opened by. It may have another one since.
+    /// The path by which the file was opened. It may have been renamed since.
     path: String,
     unreadable: Arc<Unreadable>,
 }
 
 impl RealFile {
-    /// Its path below the data directory, as far as the system says.
+    /// Current path of the file below the data directory, if the system reports one.
     fn path_now(&self) -> String {
         let descriptor = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let found = fs::read_link(descriptor).ok();
@@ -546,7 +545,7 @@ impl DiskFile for RealFile {
     fn read_cached_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let into = &mut [io::IoSliceMut::new(buffer)];
         let read = rustix::io::preadv2(&self.file, into, offset, ReadWriteFlags::NOWAIT);
-        // Some file systems do not have it (`EOPNOTSUPP`).
+        // Some file systems do not support it (`EOPNOTSUPP`).
         read.map_err(|_| io::ErrorKind::WouldBlock.into())
     }
 

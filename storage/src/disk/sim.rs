@@ -1,29 +1,27 @@
 //! A disk in memory that behaves as badly as a real one may.
 //!
-//! **Power cuts.** What was written and not flushed survives a [`SimDisk::crash`] sector
-//! by sector (512 bytes) as a seed decides, in any order, beyond holes. Names made, moved
-//! or removed since their directory was flushed survive as a prefix of what was done.
-//! [`SimDisk::crash_after`] and [`SimDisk::crash_when`] stop the world in the middle of
-//! any call, so that a test can cut the power inside a roll or inside recovery.
+//! **Power cuts.** After a [`SimDisk::crash`], a seed decides which unflushed writes survive: sector by
+//! sector (512 bytes), in any order, and also beyond holes. Names created, moved or removed since the
+//! last flush of their directory survive as a prefix of these changes. [`SimDisk::crash_after`] and
+//! [`SimDisk::crash_when`] cut the power in the middle of any call, so that a test can cut it inside a
+//! roll or inside recovery.
 //!
-//! **Failing calls.** Any call can fail with any error; writes can be short or find no
-//! space. A flush that fails loses what it should have made durable, the cache goes on
-//! serving it, and the next flush "succeeds". A flush of a directory that fails leaves its
-//! changes where they were, to survive or not: a file system whose journal cannot be
-//! written stops there and does not go on as if nothing had been.
+//! **Failing calls.** Any call can fail with any error; writes can be short or find no space. A failed
+//! flush loses the bytes that it should have made durable, the cache still returns them, and the next
+//! flush "succeeds". A failed flush of a directory leaves its changes pending, to survive or not: a
+//! file system whose journal cannot be written stops, and does not continue as if nothing had happened.
 //!
-//! **Unreadable sectors.** A read fails that covers one, as on Linux: through the page cache at
-//! the page that holds it, around the cache as a whole. A write to a part of such a page fails too.
+//! **Unreadable sectors.** A read that covers one fails, as on Linux: through the page cache at the
+//! page that holds it, around the cache as a whole. A write to a part of such a page fails too.
 //!
-//! **Copy on write.** Overwrites need new space, until the next flush
-//! ([`SimDisk::set_copy_on_write`]).
+//! **Copy on write.** Overwrites need new space, until the next flush ([`SimDisk::set_copy_on_write`]).
 //!
-//! **Lies.** A write can be acknowledged, flushed, and never reach the device, or land in
-//! another place of it. The cache knows nothing of it until the power goes.
+//! **Lies.** A write can be acknowledged, flushed, and never reach the device, or reach another place
+//! of the device. The cache hides this until the power is cut.
 //!
-//! Everything that is left to chance comes from seeds, also what the engine draws: with
-//! [`SimDisk::seeded`] the same calls give the same bytes, and [`SimDisk::trace`] tells
-//! whether two runs made the same calls.
+//! All random choices come from seeds, including the engine's random bytes: with [`SimDisk::seeded`]
+//! the same calls return the same bytes, and [`SimDisk::trace`] shows whether two runs made the same
+//! calls.
 
 mod calls;
 mod inode;
@@ -46,7 +44,7 @@ use self::names::{NameChange, parent};
 use self::state::{Copies, State, WriteFailure, coin, next_random, power_is_off};
 use super::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem, Unreadable};
 
-/// What a file is allocated in.
+/// Unit of allocation of a file, in bytes.
 const BLOCK: usize = 4096;
 
 /// A disk in memory. Clones are the same disk.
@@ -60,15 +58,15 @@ impl Default for SimDisk {
 }
 
 impl SimDisk {
-    /// An empty disk, different from all others: what the engine draws is random.
+    /// An empty disk. The engine's random bytes differ for each disk.
     pub fn new() -> Self {
         let mut seed = [0; 8];
-        // Without randomness two disks are alike, which only tests of foreign files notice.
+        // Without randomness two disks are alike. Only tests of foreign files would notice.
         let _drawn = getrandom::fill(&mut seed);
         Self::seeded(u64::from_le_bytes(seed))
     }
 
-    /// An empty disk on which the same calls always give the same.
+    /// An empty disk on which the same calls always return the same results.
     pub fn seeded(seed: u64) -> Self {
         Self::of(State {
             drawn: seed,
@@ -77,16 +75,16 @@ impl SimDisk {
         })
     }
 
-    /// The power goes during the `calls`-th changing call from now; that call and all
-    /// later ones fail until [`SimDisk::crash`].
+    /// Cuts the power during the `calls`-th changing call from now. That call and all later calls fail
+    /// until [`SimDisk::crash`].
     pub fn crash_after(&self, calls: u64) {
         let mut state = self.0.lock();
         state.crash_at = Some(state.calls + calls);
         state.crash_when = None;
     }
 
-    /// The power goes `after` changing calls later than the `nth` one that the filter chooses
-    /// (0 = during that one).
+    /// Cuts the power `after` changing calls later than the `nth` call that the filter chooses (0:
+    /// during that call).
     pub fn crash_when(&self, filter: Filter, nth: u64, after: u64) {
         let mut state = self.0.lock();
         state.crash_at = None;
@@ -98,56 +96,56 @@ impl SimDisk {
         self.0.lock().calls
     }
 
-    /// Whether the power went.
+    /// Whether the power is cut.
     pub fn is_crashed(&self) -> bool {
         self.0.lock().crashed
     }
 
-    /// During which call the power went, if it did and is not back.
+    /// The call during which the power was cut, until the power is back.
     pub fn cut_point(&self) -> Option<CutPoint> {
         self.0.lock().cut.clone()
     }
 
-    /// Cuts the power and brings it back: of what was not flushed, `seed` decides what
-    /// survives. Faults that were still to come do not.
+    /// Cuts the power and restores it. `seed` decides which unflushed data survives. Pending faults are
+    /// dropped.
     pub fn crash(&self, seed: u64) {
         self.0.lock().crash(seed);
     }
 
-    /// The `nth` of the calls from now that the filter chooses (1 = the next) fails once, with
-    /// this error of the system.
+    /// Lets the `nth` call from now that the filter chooses (1: the next) fail once, with this error of
+    /// the system.
     pub fn fail_call(&self, filter: Filter, nth: u64, system_error: i32) {
         let mut state = self.0.lock();
         state.faults.calls.push((filter, nth.max(1), system_error));
     }
 
-    /// Whether calls are not counted for [`SimDisk::fail_call`], and none fails by it.
+    /// While `held`, calls are not counted for [`SimDisk::fail_call`], and none fails by it.
     pub fn hold_failures(&self, held: bool) {
         self.0.lock().faults.held = held;
     }
 
-    /// The `nth` flush from now fails once (1 = the next), and with it what it should
-    /// have flushed is gone, as on Linux.
+    /// Lets the `nth` flush from now (1: the next) fail once. The bytes that it should have flushed are
+    /// lost, as on Linux.
     pub fn fail_sync(&self, nth: u64) {
         let mut state = self.0.lock();
         let at = state.syncs + nth;
         state.faults.syncs.push(at);
     }
 
-    /// The `nth` write from now (1 = the next) fails once, after `part` of its bytes were
-    /// written: these are a short write, and the next write is the one that fails.
+    /// Lets the `nth` write from now (1: the next) fail once. If `part` > 0, that write instead writes
+    /// only `part` bytes, and the write after it fails.
     pub fn fail_write(&self, nth: u64, kind: io::ErrorKind, part: usize) {
         let mut state = self.0.lock();
         let at = state.writes + nth;
         state.faults.writes.push(WriteFailure { at, kind, part });
     }
 
-    /// Of 100 writes so many take only some of the bytes.
+    /// Makes `of_100` of 100 writes write only some of their bytes.
     pub fn set_short_writes(&self, of_100: u64) {
         self.0.lock().faults.short_writes = of_100;
     }
 
-    /// The device loses the `nth` write from now, or puts it `elsewhere`, and says nothing.
+    /// Makes the device lose the `nth` write from now, or put it `elsewhere`, without an error.
     pub fn lie_about_write(&self, nth: u64, elsewhere: bool, seed: u64) {
         let mut state = self.0.lock();
         let at = state.writes + nth;
@@ -155,12 +153,12 @@ impl SimDisk {
         state.faults.lies.push((at, elsewhere));
     }
 
-    /// The lies told so far.
+    /// The lies of the device so far.
     pub fn lies(&self) -> Vec<Lie> {
         self.0.lock().lies.clone()
     }
 
-    /// How many faults are still to come.
+    /// Number of faults that are still pending.
     pub fn faults_left(&self) -> usize {
         let state = self.0.lock();
         let calls = state.faults.calls.len();
@@ -171,7 +169,7 @@ impl SimDisk {
         calls + syncs + writes + usize::from(state.crash_at.is_some_and(|at| at > state.calls))
     }
 
-    /// No fault that was planned happens any more.
+    /// Cancels all pending faults.
     pub fn forget_faults(&self) {
         let mut state = self.0.lock();
         state.faults = Default::default();
@@ -184,7 +182,7 @@ impl SimDisk {
         self.0.lock().writes
     }
 
-    /// Calls that read a file so far, and the bytes they got.
+    /// Number of calls that read a file so far, and of the bytes they read.
     pub fn reads(&self) -> (u64, u64) {
         let state = self.0.lock();
         (state.reads, state.read_bytes)
@@ -195,18 +193,18 @@ impl SimDisk {
         self.0.lock().full = full;
     }
 
-    /// Bounds the bytes of all files together, counted in blocks.
+    /// Limits the bytes of all files together, counted in blocks.
     pub fn set_capacity(&self, bytes: u64) {
         self.0.lock().capacity = Some(bytes);
     }
 
-    /// Whether the free space that is reported is more than a write finds, as with a quota.
+    /// Whether the disk reports more free space than writes find, as with a quota.
     pub fn hide_capacity(&self, hidden: bool) {
         self.0.lock().hides_capacity = hidden;
     }
 
-    /// From now on each write takes new blocks, also over old ones. The old blocks are free after
-    /// the next flush of any file or directory. `free_bytes` are free now.
+    /// Makes each write take new blocks, even over old ones. The old blocks are free after the next
+    /// flush of any file or directory. `free_bytes` are free now.
     pub fn set_copy_on_write(&self, free_bytes: usize) {
         self.0.lock().copies = Some(Copies {
             free: free_bytes / BLOCK,
@@ -214,7 +212,7 @@ impl SimDisk {
         });
     }
 
-    /// From now on files cannot be read around the page cache.
+    /// Makes files unreadable around the page cache.
     pub fn set_cached_only(&self) {
         self.0.lock().cached_only = true;
     }
@@ -224,7 +222,7 @@ impl SimDisk {
         self.0.lock().out_of_descriptors = out;
     }
 
-    /// Notes all calls from now on; in words too if they are to be `listed`.
+    /// Records a hash of all calls from now on, and also a list in words if `listed`.
     pub fn trace_calls(&self, listed: bool) {
         self.0.lock().trace = Some(match listed {
             true => Trace::listed(),
@@ -237,7 +235,7 @@ impl SimDisk {
         self.0.lock().trace.clone().unwrap_or_default().told()
     }
 
-    /// A hash of all that is on the disk, in the cache and on the device.
+    /// Returns a hash of all data on the disk, in the cache and on the device.
     pub fn fingerprint(&self) -> u64 {
         let state = self.0.lock();
         let mut hasher = DefaultHasher::new();
@@ -250,14 +248,14 @@ impl SimDisk {
         hasher.finish()
     }
 
-    /// What a file holds now, or `None` if there is none.
+    /// Returns the contents of a file now, or `None` if the file does not exist.
     pub fn contents(&self, path: &str) -> Option<Vec<u8>> {
         let state = self.0.lock();
         let inode = state.names.get(path)?;
         state.files.get(inode).map(|inode| inode.bytes.clone())
     }
 
-    /// Puts bytes in a file, durably, as a fault at rest would; creates it if need be.
+    /// Puts bytes in a file durably, as a fault at rest would. Creates the file if necessary.
     pub fn replace(&self, path: &str, bytes: Vec<u8>) {
         let mut state = self.0.lock();
         let inode = match state.names.get(path) {
@@ -276,26 +274,26 @@ impl SimDisk {
     /// Flips bits of a byte in the page cache. The device has the right byte.
     ///
     /// # Panics
-    /// If there is no such file, or no such byte.
+    /// If the file or the byte does not exist.
     pub fn flip_cached(&self, path: &str, at: usize, bits: u8) {
         let mut state = self.0.lock();
         let inode = state.names.get(path).copied().expect("a file of that name");
         state.inode(inode).bytes[at] ^= bits;
     }
 
-    /// From now on the device cannot read these bytes of a file. A write to the whole of a page
-    /// makes that page readable.
+    /// Makes these bytes of a file unreadable on the device. A write to a whole page makes that page
+    /// readable.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// If the file does not exist.
     pub fn set_unreadable(&self, path: &str, bytes: Range<usize>) {
         let mut state = self.0.lock();
         let inode = state.names.get(path).copied().expect("a file of that name");
         state.inode(inode).unreadable.push(bytes);
     }
 
-    /// A disk of its own with the same contents, everything on it durable. What is drawn from
-    /// it is different, as it would be from the same device on two days.
+    /// Returns a separate disk with the same contents, all of them durable. The random bytes of the
+    /// copy differ, as they would from the same device on two days.
     pub fn copy(&self) -> Self {
         let mut state = self.0.lock();
         let drawn = next_random(&mut state.copied);
@@ -318,7 +316,7 @@ impl SimDisk {
         Self::of(copy)
     }
 
-    /// A disk of its own in the very same state, unflushed writes included.
+    /// Returns a separate disk in exactly the same state, unflushed writes included.
     pub fn copy_with_unflushed(&self) -> Self {
         let mut state = self.0.lock();
         let drawn = next_random(&mut state.copied);
@@ -351,8 +349,8 @@ impl SimDisk {
         })
     }
 
-    /// Maximum number of files that were open at the same time since the last call, and the number
-    /// that are open now.
+    /// Maximum number of files that were open at the same time since the last call, and the number of
+    /// files that are open now.
     pub fn most_open_files(&self) -> (usize, usize) {
         let now = self.2.now.load(Ordering::SeqCst);
         (self.2.most.swap(now, Ordering::SeqCst), now)
@@ -377,7 +375,7 @@ impl DiskLock for SimLock {
     }
 }
 
-/// Identity of the file that is locked: it has no inode, because nothing is written to it.
+/// Identity of the locked file. The file has no inode, because nothing is written to it.
 fn lock_identity(number: u64) -> FileIdentity {
     FileIdentity {
         device: 1,
@@ -439,7 +437,7 @@ impl Disk for SimDisk {
         state.enter(&Call::of(CallKind::List, directory))?;
         let paths = state.names.keys();
         let mut there = paths.filter(|path| parent(path) == directory).peekable();
-        // As a real disk. Files that a test puts there make their directory.
+        // As on a real disk. Files that a test puts there create their directory.
         let is_there = directory.is_empty() || state.directories.contains(directory);
         if there.peek().is_none() && !is_there {
             return Err(io::ErrorKind::NotFound.into());
@@ -538,7 +536,7 @@ impl Disk for SimDisk {
         if state.enter(&Call::of(CallKind::SyncDirectory, directory))? {
             return Err(io::Error::other("the power went during a directory flush"));
         }
-        // As in a journaling file system, a change comes with all that came before it.
+        // As in a journaling file system, a flushed change includes all earlier changes.
         let last = state
             .unsynced_names
             .iter()
@@ -648,7 +646,7 @@ impl DiskFile for SimFile {
         Ok(read)
     }
 
-    /// Everything but an unreadable stretch is in memory.
+    /// Everything except an unreadable stretch is in memory.
     fn read_cached_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut state = self.disk.0.lock();
         if state.crashed {
@@ -721,7 +719,7 @@ impl DiskFile for SimFile {
         let this = state.syncs;
         let failed = state.faults.syncs.contains(&this);
         if let Err(error) = entered {
-            // Some of it may have got there.
+            // Some of the bytes may have reached the device.
             let mut seed = state.random();
             state.inode(self.inode).fail_sync(|| coin(&mut seed));
             return Err(error);

@@ -1,9 +1,9 @@
 //! Stretches of files that the device cannot read.
 //!
-//! A sector that goes bad fails every read that covers it (EIO). The two readers below pass such a
+//! A bad sector fails every read that covers it (EIO). The two readers below continue past such a
 //! stretch: they read again in pieces of [`PIECE_BYTES`], and put [`UNREADABLE`] where a piece fails
-//! again. No checksum of the format matches these bytes, so every caller treats the stretch as
-//! damage and goes on behind it. No caller needs an error path of its own.
+//! again. No checksum of the format matches these bytes, so every caller treats the stretch as damage
+//! and continues after it. No caller needs its own error path.
 //!
 //! ```text
 //!  a read of 1 MiB:  |------------------ EIO ------------------|
@@ -21,13 +21,13 @@ use parking_lot::Mutex;
 use super::{Disk, DiskFile};
 use crate::known_bad::{self, Mistake};
 
-/// Size of one piece, bytes: a page of the cache, and enough for every block device in use.
+/// Size of one piece in bytes: a page of the cache, and enough for every block device in use.
 pub(crate) const PIECE_BYTES: u64 = 4096;
 
-/// Stands for each byte that cannot be read. Zeros would pass for space that was never written.
+/// Replaces each byte that cannot be read. Zeros would look like space that was never written.
 pub(crate) const UNREADABLE: u8 = 0xE5;
 
-/// Whether each of these bytes stands for one that the device could not read.
+/// Whether each of these bytes replaces one that the device could not read.
 pub(crate) fn are_unreadable(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.iter().all(|byte| *byte == UNREADABLE)
 }
@@ -35,9 +35,9 @@ pub(crate) fn are_unreadable(bytes: &[u8]) -> bool {
 /// Maximum number of stretches that a disk remembers. The log names the others too.
 const MOST: usize = 1024;
 
-/// Whether an error says that the device has lost the bytes. Linux reports a medium error as EIO
-/// or ENODATA, a failed integrity check as EILSEQ, and a bad checksum of the file system as EIO,
-/// EBADMSG or EUCLEAN. A path or a server that does not answer (ETIMEDOUT, ENOLINK) is no such error.
+/// Whether an error says that the device has lost the bytes. Linux reports a medium error as EIO or
+/// ENODATA, a failed integrity check as EILSEQ, and a bad checksum of the file system as EIO, EBADMSG
+/// or EUCLEAN. A path or a server that does not respond (ETIMEDOUT, ENOLINK) is no such error.
 pub(crate) fn is_unreadable(error: &io::Error) -> bool {
     use rustix::io::Errno;
     const NUMBERS: [Errno; 6] = [
@@ -169,7 +169,7 @@ fn read_around(
     note: impl Fn(Range<u64>),
 ) -> io::Result<usize> {
     let (mut filled, mut length) = (0, buffer.len());
-    // Bytes of the next try. `None`: all that is missing.
+    // Bytes of the next attempt. `None`: all missing bytes.
     let mut piece: Option<usize> = None;
     let mut bad: Option<Range<u64>> = None;
     // End of the file, once it is known.
@@ -189,7 +189,7 @@ fn read_around(
                     note(bytes);
                 }
                 filled += found;
-                // Behind a bad stretch the pieces grow again.
+                // After a bad stretch the pieces grow again.
                 piece = piece.map(|_| tried.saturating_mul(2));
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -197,7 +197,7 @@ fn read_around(
                 if is_unreadable(&error) && !known_bad::makes(Mistake::UnreadableEndsRead) =>
             {
                 if piece.is_none() {
-                    // No byte behind the end of the file may be made up.
+                    // No byte beyond the end of the file may be invented.
                     end = size()?;
                     let rest = end.saturating_sub(from);
                     length = length.min(usize::try_from(rest).unwrap_or(usize::MAX));
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_read_passes_every_unreadable_stretch_and_records_its_range() {
-        // A size that is no multiple of a piece.
+        // The size is no multiple of a piece.
         let bytes: Vec<u8> = (0..300_001_u32).map(|n| n.to_le_bytes()[0] | 1).collect();
         let stretches = [0..1, 9000..9001, 40_960..53_248, 299_999..300_001];
         let whole = [0..4096, 8192..12_288, 40_960..53_248, 299_008..300_001];
@@ -295,7 +295,7 @@ mod tests {
         let direct = disk.read_from_device("journal/x", 100_000).unwrap();
         assert_eq!(direct.unwrap(), buffer);
         assert_eq!(disk.unreadable().all(), []);
-        // A server that does not answer has lost nothing.
+        // A server that does not respond has lost no bytes.
         disk.fail_call(reads, 1, rustix::io::Errno::TIMEDOUT.raw_os_error());
         assert!(file.read_full_at(&mut buffer, 0).is_err());
     }
@@ -307,7 +307,7 @@ mod tests {
             unreadable.note("x", at * 8192..at * 8192 + 4096);
         }
         assert_eq!(unreadable.all().len(), MOST);
-        // One that joins two others needs no more room.
+        // A stretch that joins two others needs no more room.
         unreadable.note("x", 4096..8192);
         assert_eq!(unreadable.of("x")[0], 0..12_288);
         assert_eq!(unreadable.all().len(), MOST - 1);

@@ -1,17 +1,16 @@
-//! Places of one log's frames in segments that have no index yet, in memory: found by
-//! binary search.
+//! Places of one log's frames in segments without an index, in memory. Found by binary search.
 
 use thin_vec::ThinVec;
 
 use crate::ids::{Lsn, Position};
 
-/// Where one frame of a log is.
+/// Place of one frame of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) position: Position,
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
-    /// Bytes of the whole frame.
+    /// Length of the whole frame, in bytes.
     pub(crate) frame_len: u32,
 }
 
@@ -25,8 +24,8 @@ impl Place {
     }
 }
 
-/// The places of one log, in order of both lsn and position. One word where there are none:
-/// an idle log has none.
+/// The places of one log, in order of both lsn and position. An empty list, as of an idle log, takes
+/// one word.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Places(ThinVec<Place>);
 
@@ -43,12 +42,12 @@ impl Places {
         self.0.push(place);
     }
 
-    /// Takes the newest frame out again.
+    /// Removes the newest frame.
     pub(crate) fn pop(&mut self) -> Option<Place> {
         self.0.pop()
     }
 
-    /// Index of the first frame that holds `lsn` or something later.
+    /// Index of the first frame that holds `lsn` or a later lsn.
     pub(crate) fn index_of(&self, lsn: Lsn) -> usize {
         self.0.partition_point(|place| place.next_lsn() <= lsn)
     }
@@ -65,24 +64,24 @@ impl Places {
         self.0.get(index..).unwrap_or(&[])
     }
 
-    /// The first frame that is not wholly below `position`.
+    /// The first frame that does not lie completely below `position`.
     pub(crate) fn first_beyond(&self, position: Position) -> Option<&Place> {
         self.0
             .get(self.0.partition_point(|place| place.end() <= position))
     }
 
-    /// Drops frames before a position: an index tells of them from now on.
+    /// Drops frames before a position, which an index lists from now on.
     pub(crate) fn drop_before(&mut self, position: Position) {
         let count = self.0.partition_point(|place| place.position < position);
         if count == self.0.len() {
-            // An idle log keeps nothing.
+            // An idle log keeps no memory.
             self.0 = ThinVec::new();
         } else {
             self.0.drain(..count);
         }
     }
 
-    /// Drops frames that begin at or beyond `position`; tells their bytes.
+    /// Drops frames that begin at or beyond `position`. Returns their bytes.
     pub(crate) fn cut(&mut self, position: Position) -> u64 {
         let first = self.0.partition_point(|place| place.position < position);
         self.0
@@ -91,12 +90,12 @@ impl Places {
             .sum()
     }
 
-    /// Takes out a frame found damaged.
+    /// Removes a frame that was found damaged.
     pub(crate) fn remove(&mut self, position: Position) {
         self.0.retain(|place| place.position != position);
     }
 
-    /// Frames that overlap the stretch of positions.
+    /// Frames that overlap the range from `from` to `to`.
     pub(crate) fn within(&self, from: Position, to: Position) -> &[Place] {
         let first = self.0.partition_point(|place| place.end() <= from);
         let last = self.0.partition_point(|place| place.position < to);

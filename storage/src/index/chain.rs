@@ -1,41 +1,41 @@
-//! The sealed segments that hold something of one log, in a form that takes a few bytes
-//! per log and finds one of n in O(log n) looks.
+//! The sealed segments that hold records of one log. The form takes a few bytes per log, and finds one
+//! of n segments in O(log n) reads.
 //!
-//! A skew-binary list (Myers, "An applicative random-access stack", 1983): the log keeps
-//! the roots of complete binary trees, at most about 2 log n of them; the nodes are rows
-//! in the segments' index files, each of which points to the roots it was put on top of.
-//! Nothing of it grows with history in memory, and no index file is ever changed.
+//! A skew-binary list (Myers, "An applicative random-access stack", 1983). The log keeps the roots of
+//! complete binary trees, at most about 2 log n. The nodes are rows in the segments' index files. Each
+//! row points to the roots that it was put on. Memory does not grow with history, and no index
+//! file is ever changed.
 
 use smallvec::SmallVec;
 
 use crate::ids::Position;
 
-/// A row in the index of one segment, with all that hangs below it.
+/// A row in the index of one segment, with its tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Node {
     /// Base of the segment.
     pub(crate) base: Position,
-    /// Rows in its tree, itself included: 2^k - 1.
+    /// Number of rows in its tree, itself included: 2^k - 1.
     pub(crate) size: u32,
 }
 
-/// No tree of rows is deeper: their number is counted in 32 bits.
+/// Maximum depth of a tree: rows are counted in 32 bits.
 const DEEPEST: u32 = 64;
 
-/// The two trees below a row: the newer and the older half. Both or none.
+/// The two trees below a row: the newer and the older half. A row has both or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Below {
     pub(crate) newer: Position,
     pub(crate) older: Position,
 }
 
-/// The rows of one log, the newest last. Most logs of a million lie in one segment: for them
-/// nothing is allocated.
+/// The rows of one log, the newest last. Most logs of a million lie in one segment and need no
+/// allocation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Chain(SmallVec<[Node; 1]>);
 
 impl Chain {
-    /// Adds a root that was read; the oldest comes first.
+    /// Adds a root that was read. Callers add the oldest first.
     pub(crate) fn put_root(&mut self, root: Node) {
         self.0.push(root);
     }
@@ -44,12 +44,12 @@ impl Chain {
         &self.0
     }
 
-    /// Base of the newest segment in it.
+    /// Base of the newest segment in the chain.
     pub(crate) fn newest(&self) -> Option<Position> {
         self.0.last().map(|node| node.base)
     }
 
-    /// What the next row will have below it.
+    /// The trees that the next row will have below it.
     pub(crate) fn below_next(&self) -> Option<Below> {
         match self.0.as_slice() {
             [.., older, newer] if older.size == newer.size => Some(Below {
@@ -60,7 +60,7 @@ impl Chain {
         }
     }
 
-    /// Enters the next segment.
+    /// Adds the next segment.
     pub(crate) fn push(&mut self, base: Position) {
         let mut size = 1;
         if self.below_next().is_some()
@@ -71,8 +71,8 @@ impl Chain {
         self.0.push(Node { base, size });
     }
 
-    /// The oldest row for which `holds`, which must be false for all rows up to some row
-    /// and true for all after it. `fetch` gets a row and what is below it.
+    /// Returns the oldest row for which `holds`, which must be false for all rows up to some row and
+    /// true for all after it. `fetch` returns a row and the trees below it.
     pub(crate) fn oldest<R, E>(
         &self,
         mut fetch: impl FnMut(Position) -> Result<(R, Option<Below>), E>,
@@ -89,7 +89,7 @@ impl Chain {
         let Some((mut row, mut below)) = found else {
             return Ok(None);
         };
-        // Each step halves a tree. Rows that were made up may lead in a circle.
+        // Each step halves a tree. Forged rows may form a circle.
         for _ in 0..DEEPEST {
             let Some(Below { newer, older }) = below else {
                 break;

@@ -1,5 +1,5 @@
-//! How one log stood at a place of the journal: the closing state in the index of a
-//! segment that touched it, and a log's entry in a checkpoint.
+//! State of one log at a place of the journal: the closing state in the index of a segment that touched
+//! the log, and the log's entry in a checkpoint.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use crate::local::{ExtrasImage, Kept, Lost, Producers};
 use crate::record::LogConfig;
 use crate::wire::{self, Value};
 
-/// Everything a start needs to know of a log.
+/// Everything that a start needs to know about a log.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Image {
     pub(crate) id: LogId,
-    /// `None` if damage took it.
+    /// `None` if damage removed the name.
     pub(crate) name: Option<LogName>,
     pub(crate) next: Lsn,
-    /// The first record kept, and how many below it went by retention.
+    /// The first record kept, and the number of records below it that retention expired.
     pub(crate) kept: Kept,
     /// Stored time of the newest record.
     pub(crate) last_time: Timestamp,
@@ -29,24 +29,24 @@ pub(crate) struct Image {
     pub(crate) stored_bytes: u64,
     pub(crate) deleted: bool,
     pub(crate) config: Arc<LogConfig>,
-    /// The segment that touched it last.
+    /// The segment that touched the log last.
     pub(crate) touched_in: Option<SegmentId>,
     pub(crate) created_in: Option<SegmentId>,
-    /// The sealed segments it lies in.
+    /// The sealed segments that hold records of the log.
     pub(crate) chain: Chain,
     /// Writer epoch, producers, cursors.
     pub(crate) extras: Option<Box<ExtrasImage>>,
-    /// Records that damage took, in order: in the index of a segment and in a run only those
-    /// that were there, in a checkpoint all.
+    /// Records that damage removed, in order. The index of a segment or run lists its own losses, a
+    /// checkpoint lists all.
     pub(crate) lost: Vec<Lost>,
 }
 
-/// Field of records that damage took.
+/// Field of the records that damage removed.
 const LOST: u32 = 21;
 
 impl Image {
-    /// Leaves only the changes of producers since a position, as an index tells them. Returns all
-    /// producers, if there are any.
+    /// Keeps only the changes of producers since a position, as indexes do. Returns all producers, if
+    /// there are any.
     pub(crate) fn keep_changes(&mut self, since: Position) -> Option<Producers> {
         let extras = self.extras.as_deref_mut()?;
         let changes = extras.producers.since(since);
@@ -149,7 +149,7 @@ impl Image {
     }
 }
 
-/// The stored bytes that an image tells, read without the rest.
+/// Stored bytes in an encoded image, read without the rest.
 pub(crate) fn stored_bytes(input: &[u8]) -> Option<u64> {
     let mut found = 0;
     for field in wire::fields(input) {
@@ -165,7 +165,7 @@ fn chain(mut input: &[u8]) -> Option<Chain> {
     while !input.is_empty() {
         chain.put_root(Node {
             base: bounds::place(wire::take_varint(&mut input)?)?,
-            // Two of the same size make one of twice that, and one.
+            // Two trees of the same size form one of twice that size plus one.
             size: u32::try_from(bounds::segment(wire::take_varint(&mut input)?)?.get()).ok()?,
         });
     }
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(Image::decode(&bytes), Some(image));
         assert_eq!(stored_bytes(&bytes), Some(99));
         for end in 0..bytes.len() {
-            // Cut anywhere it is refused or read as less, and never panics.
+            // A shortened image is refused or decoded with fewer fields, and never causes a panic.
             let _shorter = Image::decode(&bytes[..end]);
         }
     }

@@ -1,4 +1,4 @@
-//! Indexes of sealed segments: read when they are needed, kept while there is room.
+//! Indexes of sealed segments: read when needed, kept while there is room.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,21 +15,21 @@ use crate::ids::{LogId, Position, SegmentId};
 use crate::journal::segment::Segment;
 use crate::sync::Mutex;
 
-/// Indexes read are kept up to this.
+/// Maximum size of all cached whole indexes, in bytes.
 const CACHE_BYTES: usize = 32 << 20;
-/// In a file that is larger single logs are looked up without all of it in memory.
+/// Files larger than this, in bytes, are searched for single logs without all of them in memory.
 const LARGE: u64 = 4 << 20;
-/// What is kept for that, and for files that are read from front to back, takes at most this; it
-/// suffices for some 2 GiB of files.
+/// Maximum memory for these searches and for files that are read from front to back, in bytes. It
+/// suffices for about 2 GiB of files.
 const LARGE_CACHE_BYTES: usize = 6 << 20;
-/// Most bytes of indexes that readers made from the frames of segments whose index is damaged, and that
-/// stay in memory. More of them are kept like indexes that were read.
+/// Maximum bytes of indexes that readers made for segments with a damaged index and that stay in
+/// memory. Beyond it they are cached like indexes that were read.
 const MOST_MADE_BYTES: usize = 64 << 20;
-/// One that was just written is kept if it is not larger: of a segment that touches hundreds of
-/// thousands of logs nobody may read for long.
+/// Maximum size of a new index that is cached, in bytes. A larger one, with hundreds of thousands of
+/// logs, may not be read for a long time.
 const KEPT_UNREAD: usize = 4 << 20;
 
-/// A row, and the index it is in, or one of this log alone.
+/// A row, with its index or with an index of this log alone.
 pub(crate) type Found = (Arc<SealedIndex>, Row);
 
 /// The indexes of all sealed segments.
@@ -41,15 +41,15 @@ pub(crate) struct Indexes {
 
 #[derive(Default)]
 struct State {
-    /// Those that no file holds (yet).
+    /// Indexes that no file holds (yet).
     pinned: HashMap<SegmentId, Arc<SealedIndex>>,
-    /// The ones among them that readers made, and their bytes.
+    /// Pinned indexes that readers made, with their bytes.
     made: HashMap<SegmentId, usize>,
     cached: HashMap<SegmentId, (Arc<SealedIndex>, u64)>,
     cached_bytes: usize,
-    /// Of files that were found good: large ones, and those read from front to back.
+    /// Summaries of files that were found good: large files, and files read from front to back.
     large: HashMap<SegmentId, (Arc<LargeIndex>, u64)>,
-    /// Counts uses: the smallest number is the least recently used.
+    /// Counts uses. The smallest number belongs to the least recently used index.
     uses: u64,
 }
 
@@ -65,13 +65,13 @@ impl Indexes {
     /// Keeps an index in memory until its file is written.
     pub(crate) fn pin(&self, index: Arc<SealedIndex>) {
         let mut state = self.state.lock();
-        // The file will be another one.
+        // The new file will differ from the old one.
         state.large.remove(&index.segment);
         state.made.remove(&index.segment);
         state.pinned.insert(index.segment, index);
     }
 
-    /// Keeps an index that a reader made from the frames of its segment. The next start writes it.
+    /// Keeps an index that a reader made from its segment's frames. The next start writes it.
     pub(crate) fn keep_made(&self, index: Arc<SealedIndex>) {
         let mut state = self.state.lock();
         let (id, bytes) = (index.segment, index.bytes().len());
@@ -84,12 +84,12 @@ impl Indexes {
         state.pinned.insert(id, index);
     }
 
-    /// Its file is set aside: only an index that waits to be written is read from now on.
+    /// Drops cached parts of a file that was set aside. An index yet to be written stays.
     pub(crate) fn close(&self, segment: SegmentId) {
         self.state.lock().close(segment);
     }
 
-    /// Its file is written: from now on it is read when it is needed.
+    /// Unpins an index whose file is written. From now on the file is read when needed.
     pub(crate) fn unpin(&self, segment: SegmentId) {
         let mut state = self.state.lock();
         let written = state.pinned.remove(&segment);
@@ -99,7 +99,7 @@ impl Indexes {
         }
     }
 
-    /// Nothing is asked of these any more: a sorted run has taken their place.
+    /// Drops the indexes of segments that a sorted run has replaced.
     pub(crate) fn forget(&self, segments: impl IntoIterator<Item = SegmentId>) {
         let mut state = self.state.lock();
         for id in segments {
@@ -109,10 +109,10 @@ impl Indexes {
         }
     }
 
-    /// The index of a sealed segment; `None` if there is none that is good.
+    /// Returns the index of a sealed segment; `None` if there is no good one.
     ///
     /// # Errors
-    /// If no file descriptor is left to read it: nothing is known of the index then.
+    /// If no file descriptor is left to read the index, so that its state is unknown.
     pub(crate) fn get(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         let id = segment.life.id;
         if let Some(index) = self.state.lock().in_memory(id) {
@@ -128,17 +128,17 @@ impl Indexes {
         Ok(Some(index))
     }
 
-    /// Returns the index of a sealed segment, for reading it from front to back. Of one that is not in
-    /// memory only windows will be, and its file is open only while one is read. `None` if there is
-    /// none that is good.
+    /// Returns the index of a sealed segment, for reading from front to back. An index that is not in
+    /// memory is read by windows, and its file is open only while a window is read. `None` if there is
+    /// no good index.
     ///
     /// # Errors
-    /// As of [`Indexes::get`].
+    /// As [`Indexes::get`].
     pub(crate) fn stream(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         let id = segment.life.id;
         let known = {
             let mut state = self.state.lock();
-            // The file may be read again after an error that passed.
+            // The file may be readable again after a passing error.
             let whole = |index: &Arc<SealedIndex>| !index.is_partial();
             if let Some(index) = state.in_memory(id).filter(whole) {
                 return Ok(Some(index));
@@ -160,7 +160,7 @@ impl Indexes {
         Ok(large.map(paged))
     }
 
-    /// Reads all of an index file once, piece by piece, and keeps little of it.
+    /// Reads all of an index file once, piece by piece, and keeps only a summary.
     fn read_large(&self, id: SegmentId) -> io::Result<Option<Arc<LargeIndex>>> {
         let file = self.disk.open(&index_path(id));
         match file.and_then(|file| LargeIndex::read(&*file)) {
@@ -179,11 +179,11 @@ impl Indexes {
         }
     }
 
-    /// What a log has in a sealed segment, if anything; `None` if the segment has no index
-    /// that is good.
+    /// Returns the row of a log in a sealed segment, if there is one. `None` if the segment has no good
+    /// index.
     ///
     /// # Errors
-    /// As of [`Indexes::get`].
+    /// As [`Indexes::get`].
     pub(crate) fn find(&self, segment: &Segment, log: LogId) -> io::Result<Option<Option<Found>>> {
         let index = match self.in_memory_or_large(segment)? {
             Some(Kept::Whole(index)) => index,
@@ -193,7 +193,7 @@ impl Indexes {
                     Ok(found) => Ok(Some(found.map(|(index, row)| (Arc::new(index), row)))),
                     Err(error) if is_out_of_descriptors(&error) => Err(error),
                     Err(error) => {
-                        // It is read anew, and made anew if it is damaged.
+                        // The file is read again, and made again if it is damaged.
                         self.state.lock().large.remove(&id);
                         if error.kind() != io::ErrorKind::NotFound {
                             tracing::warn!(segment = %id, %error, "the index of a segment cannot be read");
@@ -210,14 +210,14 @@ impl Indexes {
         Ok(Some(index.row(log).map(|row| (index, row))))
     }
 
-    /// The same of a segment whose index is in memory; `None` if it is not.
+    /// Returns the row of a log from an index in memory; `None` if the index is not in memory.
     pub(crate) fn find_in_memory(&self, segment: &Segment, log: LogId) -> Option<Option<Found>> {
         let index = self.state.lock().in_memory(segment.life.id)?;
         Some(index.row(log).map(|row| (index, row)))
     }
 
-    /// What there is of an index without reading all of a large file into memory; `None` if
-    /// it is to be read whole.
+    /// Returns an index without reading a large file into memory; `None` if the file must be read
+    /// completely.
     fn in_memory_or_large(&self, segment: &Segment) -> io::Result<Option<Kept>> {
         let id = segment.life.id;
         {
@@ -249,14 +249,14 @@ impl Indexes {
     }
 }
 
-/// What is kept of an index.
+/// The form in which an index is kept.
 enum Kept {
     Whole(Arc<SealedIndex>),
     Large(Arc<LargeIndex>),
 }
 
 impl State {
-    /// An index that is in memory as a whole.
+    /// Returns an index that is in memory as a whole.
     fn in_memory(&mut self, id: SegmentId) -> Option<Arc<SealedIndex>> {
         self.uses += 1;
         if let Some(index) = self.pinned.get(&id) {
@@ -267,7 +267,7 @@ impl State {
         Some(Arc::clone(index))
     }
 
-    /// The file is good after all.
+    /// Drops a partial index, because its file turned out to be good.
     fn drop_partial(&mut self, id: SegmentId) {
         if self.pinned.get(&id).is_some_and(|index| index.is_partial()) {
             self.pinned.remove(&id);
@@ -279,7 +279,7 @@ impl State {
         }
     }
 
-    /// Forgets the parts of a file that were read.
+    /// Drops the cached parts of a file.
     fn close(&mut self, id: SegmentId) {
         self.large.remove(&id);
         if let Some((old, _)) = self.cached.remove(&id) {
@@ -287,7 +287,7 @@ impl State {
         }
     }
 
-    /// What is kept of a file that was found good.
+    /// Returns the summary of a file that was found good.
     fn large(&mut self, id: SegmentId) -> Option<Arc<LargeIndex>> {
         self.uses += 1;
         let (large, used) = self.large.get_mut(&id)?;
@@ -319,7 +319,7 @@ impl State {
         if self.cached_bytes <= CACHE_BYTES {
             return;
         }
-        // A quarter goes at a time, so that finding the oldest does not cost every miss.
+        // A quarter goes at a time, so that not every miss pays for finding the oldest.
         let mut by_use: Vec<(u64, SegmentId)> = self
             .cached
             .iter()
@@ -338,16 +338,16 @@ impl State {
     }
 }
 
-/// Reads an index file; `None` if there is none that is good. One that cannot be read is
-/// as good as damaged: what it tells is in the segment too.
+/// Reads an index file; `None` if there is no good one. An unreadable file counts as damaged: its
+/// segment holds the same facts.
 ///
 /// # Errors
-/// If no file descriptor is left: the index may be good, and reading the segment needs one too.
+/// If no file descriptor is left: the index may be good, and the segment needs one too.
 pub(crate) fn read(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<SealedIndex>> {
     read_at(disk, &index_path(id))
 }
 
-/// The same of the file at a path.
+/// Reads the index file at a path, as [`read`].
 pub(crate) fn read_at(disk: &dyn Disk, path: &str) -> io::Result<Option<SealedIndex>> {
     match read_whole(disk, path) {
         Ok(bytes) => Ok(SealedIndex::decode(Bytes::from(bytes))),
@@ -360,7 +360,7 @@ pub(crate) fn read_at(disk: &dyn Disk, path: &str) -> io::Result<Option<SealedIn
     }
 }
 
-/// The base of the segment or run that an index file is of; `None` if that cannot be read.
+/// Returns the base of the segment or run of an index file; `None` if the base cannot be read.
 ///
 /// # Errors
 /// If no file descriptor is left.
@@ -375,11 +375,11 @@ pub(crate) fn base_of(disk: &dyn Disk, path: &str) -> io::Result<Option<Position
     }
 }
 
-/// No start goes by the index of a damaged segment any more, and every start that reads the frames
-/// asks it. Returns whether there was an index.
+/// Sets the index of a damaged segment aside: no start relies on it any more, but every start that
+/// reads the frames consults it. Returns whether there was an index.
 ///
 /// # Errors
-/// Of the file system. The directory is not flushed.
+/// Errors of the file system. The directory is not flushed.
 pub(crate) fn set_aside(backups: &Backups, id: SegmentId) -> io::Result<bool> {
     match backups.set_aside(&index_path(id), &old_path(id)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -1,10 +1,9 @@
-//! Looking single logs up in an index file that is too large to be kept in memory.
+//! Finding single logs in an index file that is too large for memory.
 //!
-//! The index of a segment or a run that holds hundreds of thousands of logs takes tens of
-//! megabytes: to read all of it for each log that is looked up would take hours for a million
-//! of them. It is read whole once, to see that it is good; what stays in memory is the first log
-//! and a checksum for each 4 KiB of it. A look-up then reads the few blocks that it needs, and
-//! none of them is believed unless it is what it was.
+//! The index of a segment or run with hundreds of thousands of logs takes tens of megabytes. Reading
+//! all of it for each log would take hours for a million logs. The file is read completely once, to
+//! verify it. The first log and a checksum of each 4 KiB block stay in memory. A search then reads the
+//! few blocks that it needs, and accepts a block only if its checksum still matches.
 
 use std::io;
 
@@ -15,10 +14,10 @@ use crate::journal::frame::{RunningCrc, crc32c};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::wire::u64_at;
 
-/// What is read and verified at least. Rows do not lie in two of them.
+/// Unit of reading and verification, in bytes. No row crosses a boundary.
 pub(super) const BLOCK: usize = 4096;
 const _: () = assert!(BLOCK.is_multiple_of(ROW) && HEADER.is_multiple_of(ROW));
-/// Read at a time when all of it is.
+/// Bytes read at a time while the whole file is read.
 const PIECE: usize = 1 << 20;
 
 /// An index file that was good when it was read.
@@ -30,12 +29,12 @@ pub(crate) struct LargeIndex {
     first: Vec<LogId>,
     /// The checksum of each block.
     checks: Vec<u32>,
-    /// Whether the file could not be read since, or is not what it was.
+    /// Whether the file failed to read since then, or has changed.
     distrusted: AtomicBool,
 }
 
 impl LargeIndex {
-    /// Reads all of a file; `None` if it is damaged, or not one of this version's.
+    /// Reads all of a file; `None` if it is damaged, or of another version.
     pub(crate) fn read(file: &dyn DiskFile) -> io::Result<Option<Self>> {
         let size = usize::try_from(file.size()?).map_err(io::Error::other)?;
         let Some(length) = size.checked_sub(4) else {
@@ -78,8 +77,8 @@ impl LargeIndex {
         Ok(index.filter(|_| there && whole.value().to_le_bytes() == told))
     }
 
-    /// Numbers of the rows in the block that holds the row of a log, if any does: the first, and the
-    /// one behind the last.
+    /// Numbers of the rows in the block that may hold the row of a log: the first, and the one after
+    /// the last.
     pub(super) fn rows_near(&self, log: LogId) -> (usize, usize) {
         let behind = self.first.partition_point(|first| *first <= log);
         let row = |block: usize| ((block * BLOCK).max(HEADER) - HEADER) / ROW;
@@ -95,12 +94,12 @@ impl LargeIndex {
         self.length + 4
     }
 
-    /// The segment or run whose index it is.
+    /// The segment or run of the index.
     pub(super) fn segment(&self) -> SegmentId {
         self.head.segment()
     }
 
-    /// Makes sure that the file is read whole before it is believed again.
+    /// Makes the next use read and verify the whole file again.
     pub(super) fn distrust(&self) {
         self.distrusted.store(true, Ordering::Relaxed);
     }
@@ -109,22 +108,22 @@ impl LargeIndex {
         !self.distrusted.load(Ordering::Relaxed)
     }
 
-    /// Bytes that it takes in memory.
+    /// Memory of this summary, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>()
             + self.first.len() * size_of::<LogId>()
             + self.checks.len() * size_of::<u32>()
     }
 
-    /// What the file says of itself.
+    /// The header of the file.
     pub(crate) fn head(&self) -> &Head {
         &self.head
     }
 
-    /// What a log has here: an index of this log alone.
+    /// Finds the row of a log. Returns it with an index of this log alone.
     ///
     /// # Errors
-    /// If the file cannot be read, or is not what it was (`InvalidData`).
+    /// If the file cannot be read, or has changed (`InvalidData`).
     pub(crate) fn find(
         &self,
         disk: &dyn Disk,
@@ -159,7 +158,7 @@ impl LargeIndex {
         Ok(Some(SealedIndex::of_one(&self.head, raw, &entries, &image)))
     }
 
-    /// Some bytes of the file, with all blocks that they lie in verified.
+    /// Reads bytes of the file, and verifies all blocks that contain them.
     pub(super) fn part(
         &self,
         file: &dyn DiskFile,
@@ -201,7 +200,7 @@ mod tests {
 
     const ID: SegmentId = SegmentId::new(3);
 
-    /// Every third log has something; the tenth of these has much.
+    /// Every third log has frames. Every tenth of these has many.
     fn index(logs: u64) -> SealedIndex {
         let life = Life {
             id: ID,

@@ -1,9 +1,9 @@
 //! Windows of an index file. A caller that passes through all its logs, in the order of their ids,
-//! reads each of the three parts from front to back: one window in each is enough.
+//! reads each of the three parts from front to back. One window in each part is enough.
 //!
-//! A step of the sorter reads the indexes of all its sources and of all earlier runs at the same
-//! time, and a long history has many runs. So both costs are bounded for all of them together: a file
-//! is open only while a window of it is read, and windows get smaller as more indexes are read.
+//! A step of the sorter reads the indexes of all its sources and of all earlier runs at the same time,
+//! and a long history has many runs. Both costs are therefore bounded for all indexes together: a file
+//! is open only while one of its windows is read, and windows shrink as more indexes are read.
 
 use std::fmt;
 use std::io;
@@ -18,11 +18,11 @@ use crate::ids::LogId;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of a window at most, and at least.
+/// Maximum and minimum size of a window, in bytes.
 const WINDOW: usize = 64 << 10;
 const LEAST_WINDOW: usize = BLOCK;
 
-/// Windows of all indexes together take at most about this, as long as each has its least.
+/// Approximate maximum of all windows together, in bytes, unless all have the minimum size.
 const ALL_WINDOWS: usize = 32 << 20;
 
 /// Number of indexes that are read by windows.
@@ -30,7 +30,7 @@ const ALL_WINDOWS: usize = 32 << 20;
 pub(super) struct Readers(AtomicUsize);
 
 impl Readers {
-    /// Bytes of one window of one of them.
+    /// Size of one window of one index, in bytes.
     fn window(&self) -> usize {
         let windows = self.0.load(Ordering::Relaxed).max(1) * PARTS;
         let whole_blocks = ALL_WINDOWS / windows / BLOCK * BLOCK;
@@ -92,18 +92,18 @@ impl Pages {
         }
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub(super) fn file_bytes(&self) -> u64 {
         self.large.file_bytes() as u64
     }
 
-    /// Numbers of the rows among which that of a log is.
+    /// Numbers of the rows that may include the row of a log: the first, and the one after the last.
     pub(super) fn rows_near(&self, log: LogId) -> (usize, usize) {
         self.large.rows_near(log)
     }
 
-    /// Bytes of the file, which lie in this part of it. `None` if they cannot be read, which
-    /// [`Pages::check`] reports.
+    /// Returns bytes of the file that lie in this part. `None` if they cannot be read; [`Pages::check`]
+    /// reports the error.
     pub(super) fn get(&self, part: Part, from: usize, length: usize) -> Option<Bytes> {
         if length == 0 {
             return Some(Bytes::new());
@@ -117,12 +117,12 @@ impl Pages {
         {
             return Some(window.bytes.slice(at..end));
         }
-        // From the beginning of a block: all of it is read to be verified.
+        // Windows begin at a block, because verification needs whole blocks.
         let start = from - from % BLOCK;
         let rest = (self.large.file_bytes() - 4).saturating_sub(start);
         let wanted = (from - start).saturating_add(length);
         let window = self.readers.window().min(rest);
-        // The memory of the window that goes is not needed beside the new one.
+        // The old window is freed first, so that it and the new one never use memory together.
         state.windows[part as usize] = Window::default();
         let file = self.disk.open(&index_path(self.large.segment()));
         let read = file.and_then(|file| self.large.part(&*file, start, wanted.max(window)));

@@ -1,5 +1,5 @@
-//! The index of one sealed segment, as its file holds it: which logs it touches, where
-//! each one's frames are, and how each one stood when the segment was left.
+//! The index of one sealed segment, as its file holds it: the logs that the segment touches, the places
+//! of their frames, and their state at the end of the segment.
 //!
 //! ```text
 //! 0       8         12      16           24     32     40    48      52     56        60      64
@@ -40,20 +40,20 @@ const VERSION: u32 = 1;
 pub(super) const HEADER: usize = 64;
 pub(super) const ROW: usize = 64;
 pub(super) const ENTRY: usize = 16;
-/// "Nothing below": no segment has this base.
+/// Value for "nothing below": no segment has this base.
 const NONE: u64 = u64::MAX;
 
-/// Name of a segment's index file: in a directory of its own, which no start lists.
+/// Name of a segment's index file. Its directory is separate, and no start lists it.
 pub(crate) fn index_path(id: SegmentId) -> String {
     format!("index/{id}.idx")
 }
 
-/// Name of an index that no start goes by, since its segment is damaged. It tells facts that damage took.
+/// Name of an index that was set aside because its segment is damaged. It keeps lost facts.
 pub(crate) fn old_path(id: SegmentId) -> String {
     format!("index/{id}.old")
 }
 
-/// The id in the name of such a file.
+/// The id in the name of an index that was set aside.
 pub(crate) fn old_id(name: &str) -> Option<SegmentId> {
     bounds::named(name, ".old")
 }
@@ -63,27 +63,27 @@ pub(crate) fn index_id(name: &str) -> Option<SegmentId> {
     bounds::named(name, ".idx")
 }
 
-/// Reads an index file's bytes; `None` if it is damaged, or not one of this version's.
+/// Decodes an index file; `None` if it is damaged, or of another version.
 pub(crate) fn decode_index(bytes: Vec<u8>) -> Option<SealedIndex> {
     SealedIndex::decode(Bytes::from(bytes))
 }
 
-/// What one log has in a segment, to be put into its index.
+/// One log's part of a segment, for a new index.
 pub(crate) struct NewRow {
     pub(crate) image: Image,
     pub(crate) places: Vec<Place>,
     pub(crate) below: Option<Below>,
 }
 
-/// What one log has in a segment.
+/// One log's part of a segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) log_id: LogId,
-    /// The first lsn the segment holds of it; its next lsn if that is none.
+    /// First lsn of the log in the segment; the log's next lsn if the segment holds none.
     pub(crate) first_lsn: Lsn,
-    /// The log's next lsn when the segment was left.
+    /// The log's next lsn at the end of the segment.
     pub(crate) next_lsn: Lsn,
-    /// Stored time of its newest record then.
+    /// Stored time of the log's newest record at the end of the segment.
     pub(crate) last_time: Timestamp,
     pub(crate) below: Option<Below>,
     first_entry: u32,
@@ -96,7 +96,7 @@ pub(crate) struct Row {
 pub(super) fn row(bytes: &[u8]) -> Row {
     let long = |field: usize| u64_at(bytes, field * 8);
     let short = |field: usize| u32_at(bytes, 48 + field * 4);
-    // Sums of these must not overflow, whatever they say: what is nowhere is not found.
+    // Sums of these must not overflow, whatever the file says. Values out of range find nothing.
     let lsn = |field| Lsn::new(long(field).min(bounds::LSNS));
     let base = |field| bounds::place(long(field)).unwrap_or(Position::ZERO);
     let below = (long(4) != NONE).then(|| Below {
@@ -117,7 +117,7 @@ pub(super) fn row(bytes: &[u8]) -> Row {
 }
 
 impl Row {
-    /// Stands for a row that could not be read: of no log, with nothing.
+    /// Replaces a row that could not be read: of no log, without entries.
     const UNREAD: Self = Self {
         log_id: LogId::new(u64::MAX),
         first_lsn: Lsn::ZERO,
@@ -130,13 +130,13 @@ impl Row {
         image_bytes: u32::MAX,
     };
 
-    /// Its entries, among all.
+    /// The row's entries, as indexes into all entries.
     pub(super) fn entries_at(&self) -> Range<usize> {
         let first = self.first_entry as usize;
         first..first + self.entries as usize
     }
 
-    /// Its image, among the bytes of all.
+    /// The row's image, as a range of the bytes of all images.
     pub(super) fn image_at(&self) -> Range<usize> {
         let from = self.image_at as usize;
         from..from + self.image_bytes as usize
@@ -150,7 +150,7 @@ enum Data {
     Paged(Arc<Pages>),
 }
 
-/// What an index file says of itself.
+/// The header of an index file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
     segment: SegmentId,
@@ -163,7 +163,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Reads the beginning of a file; `None` if it is not one of this version's.
+    /// Decodes the header of a file; `None` if it is invalid or of another version.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < HEADER || bytes[..8] != MAGIC {
             return None;
@@ -187,17 +187,17 @@ impl Head {
         self.segment
     }
 
-    /// Whether it is that of this very life of a segment.
+    /// Whether the index belongs to this life of a segment.
     pub(super) fn is_of(&self, life: &Life, base: Position) -> bool {
         (self.segment, self.salt, self.base) == (life.id, life.salt, base)
     }
 
-    /// Where in the file the entries begin.
+    /// Offset of the entries in the file.
     pub(super) fn entries(&self) -> usize {
         HEADER + self.rows * ROW
     }
 
-    /// Where in the file the images begin.
+    /// Offset of the images in the file.
     pub(super) fn images(&self) -> usize {
         self.entries() + self.entries * ENTRY
     }
@@ -210,22 +210,22 @@ pub(crate) struct SealedIndex {
     pub(crate) segment: SegmentId,
     salt: u64,
     pub(crate) base: Position,
-    /// Where the segment's frames end.
+    /// End of the segment's frames.
     pub(crate) end: Position,
-    /// Header checksum of its last frame.
+    /// Header checksum of the segment's last frame.
     pub(crate) chain: u32,
     rows: usize,
     entries: usize,
-    /// Made from the frames of its segment alone: it does not know what is below.
+    /// Whether it was made from its segment's frames alone, without the trees below its rows.
     partial: bool,
 }
 
 impl SealedIndex {
-    /// Puts the index of a segment together, of rows by log id: one at a time, since there may
-    /// be hundreds of thousands.
+    /// Builds the index of a segment from rows by log id. Takes one row at a time, since there may be
+    /// hundreds of thousands.
     ///
     /// # Panics
-    /// Never for a segment of at most 4 GiB: what is in it is counted in 32 bits.
+    /// Never for a segment of at most 4 GiB: its contents are counted in 32 bits.
     pub(crate) fn build(
         life: &Life,
         base: Position,
@@ -248,8 +248,8 @@ impl SealedIndex {
         builder.finish(life, end, chain).into_index()
     }
 
-    /// The same index, and more records that damage took of each log, by `lost`. `None` if an image
-    /// cannot be read.
+    /// Returns this index with further lost records of each log, as `lost` lists them. `None` if an
+    /// image cannot be read.
     pub(crate) fn with_lost(&self, life: &Life, lost: impl Fn(LogId) -> Vec<Lost>) -> Option<Self> {
         let rows = self.rows().map(|row| {
             let image = self.image(&row)?;
@@ -270,7 +270,7 @@ impl SealedIndex {
         Some(Self::build(life, base, end, chain, rows.into_iter()))
     }
 
-    /// The same, made from the frames of its segment alone.
+    /// Marks the index as made from the frames of its segment alone.
     pub(crate) fn into_partial(self) -> Self {
         Self {
             partial: true,
@@ -278,12 +278,12 @@ impl SealedIndex {
         }
     }
 
-    /// Whether it knows its own segment only, and is not to be written.
+    /// Whether the index knows only its own segment, so that it must not be written.
     pub(crate) fn is_partial(&self) -> bool {
         self.partial
     }
 
-    /// Reads one; `None` if it is damaged, or not one of this version's.
+    /// Decodes an index; `None` if it is damaged, or of another version.
     pub(crate) fn decode(bytes: Bytes) -> Option<Self> {
         let (whole, crc) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
         let head = Head::decode(whole)?;
@@ -319,8 +319,7 @@ impl SealedIndex {
         }
     }
 
-    /// What an index says of one log, to be looked at and not to be written: one row, its
-    /// entries, its image.
+    /// Makes an index of one log alone, for reading only: one row, its entries, its image.
     pub(super) fn of_one(head: &Head, raw: &[u8], entries: &[u8], image: &[u8]) -> (Self, Row) {
         let row = Row {
             first_entry: 0,
@@ -343,10 +342,10 @@ impl SealedIndex {
         (Self::with(&head, Data::Whole(bytes.into())), row)
     }
 
-    /// The file.
+    /// The bytes of the file.
     ///
     /// # Panics
-    /// If it is not in memory: such an index is only read.
+    /// If the index is not in memory: such an index is only read.
     pub(crate) fn bytes(&self) -> &Bytes {
         match &self.data {
             Data::Whole(bytes) => bytes,
@@ -354,7 +353,7 @@ impl SealedIndex {
         }
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub(crate) fn file_bytes(&self) -> u64 {
         match &self.data {
             Data::Whole(bytes) => bytes.len() as u64,
@@ -362,8 +361,8 @@ impl SealedIndex {
         }
     }
 
-    /// Reports whether everything was read that was asked for since the file was opened. A part
-    /// that could not be read looks like a log that the index does not have.
+    /// Reports whether all reads since the file was opened succeeded. A part that could not be read
+    /// looks like a log that the index does not have.
     ///
     /// # Errors
     /// The first error; `InvalidData` if the file changed.
@@ -384,25 +383,25 @@ impl SealedIndex {
         }
     }
 
-    /// Whether it is that of this very life of a segment.
+    /// Whether the index belongs to this life of a segment.
     pub(crate) fn is_of(&self, life: &Life, base: Position) -> bool {
         (self.segment, self.salt, self.base) == (life.id, life.salt, base)
     }
 
-    /// How many rows it has.
+    /// Number of rows.
     pub(crate) fn len(&self) -> usize {
         self.rows
     }
 
-    /// Number of entries of all its rows.
+    /// Number of entries of all rows.
     pub(crate) fn entries_len(&self) -> usize {
         self.entries
     }
 
-    /// A row by its number.
+    /// Returns a row by its number.
     ///
     /// # Panics
-    /// Beyond the last one.
+    /// If the number is beyond the last row.
     pub(crate) fn row_at(&self, index: usize) -> Row {
         assert!(index < self.rows, "a row that there is");
         match &self.data {
@@ -419,7 +418,7 @@ impl SealedIndex {
         (0..self.rows).map(|index| self.row_at(index))
     }
 
-    /// What a log has here.
+    /// Returns the row of a log, if there is one.
     pub(crate) fn row(&self, log: LogId) -> Option<Row> {
         let (mut low, mut high) = match &self.data {
             Data::Whole(_) => (0, self.rows),
@@ -439,7 +438,7 @@ impl SealedIndex {
             .filter(|row| row.log_id == log)
     }
 
-    /// Where the frames of a row are.
+    /// Returns the places of a row's frames.
     pub(crate) fn entries(&self, row: &Row) -> Entries {
         let at = row.entries_at();
         let (first, end) = (at.start.min(self.entries), at.end.min(self.entries));
@@ -456,17 +455,17 @@ impl SealedIndex {
         }
     }
 
-    /// How the log of a row stood when the segment was left.
+    /// Returns the state of a row's log at the end of the segment.
     pub(crate) fn image(&self, row: &Row) -> Option<Image> {
         Image::decode(&self.image_bytes(row)?)
     }
 
-    /// Stored bytes of the log of a row when the segment was left.
+    /// Returns the stored bytes of a row's log at the end of the segment.
     pub(crate) fn stored_bytes(&self, row: &Row) -> Option<u64> {
         super::image::stored_bytes(&self.image_bytes(row)?)
     }
 
-    /// The changes of producers that the segment or run of a row has. `None` if they cannot be read.
+    /// Returns the changes of producers in the segment or run of a row. `None` if they cannot be read.
     pub(crate) fn producers(&self, row: &Row) -> Option<Producers> {
         producers_in(&self.image_bytes(row)?)
     }
@@ -480,7 +479,7 @@ impl SealedIndex {
     }
 }
 
-/// An index that is put together row by row.
+/// An index that is being built row by row.
 pub(crate) struct IndexBuilder {
     base: Position,
     rows: Vec<u8>,
@@ -489,8 +488,8 @@ pub(crate) struct IndexBuilder {
 }
 
 impl IndexBuilder {
-    /// An index of about so many rows. Mostly no more room is needed than is made here: what
-    /// grows leaves holes in memory.
+    /// An index of about `rows` rows. Mostly the room made here suffices: buffers that grow leave holes
+    /// in memory.
     pub(crate) fn new(base: Position, rows: usize) -> Self {
         Self {
             base,
@@ -500,12 +499,12 @@ impl IndexBuilder {
         }
     }
 
-    /// Adds the next row: they come by log id.
+    /// Adds the next row. Rows come in the order of their log ids.
     pub(crate) fn push(&mut self, mut row: NewRow) {
         let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
         let image_at = self.images.len();
         if !sorted::is_address(self.base) {
-            // The chain is what the rows themselves are.
+            // The rows themselves form the chain.
             row.image.chain = Chain::default();
         }
         row.image.encode(&mut self.images);
@@ -544,7 +543,7 @@ impl IndexBuilder {
         rows.filter_map(|bytes| self.images.get(row(bytes).image_at()))
     }
 
-    /// All rows are there.
+    /// Completes the index after its last row.
     pub(crate) fn finish(self, life: &Life, end: Position, chain: u32) -> IndexFile {
         let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
         let (rows, entries) = (self.rows.len() / ROW, self.entries.len() / ENTRY);
@@ -580,8 +579,8 @@ impl IndexBuilder {
     }
 }
 
-/// The bytes of an index file, in parts: that of a run with a million logs has hundreds of megabytes,
-/// and putting them together would take as much again.
+/// The bytes of an index file, in parts. The file of a run with a million logs has hundreds of
+/// megabytes, and joining the parts would take as much again.
 pub(crate) struct IndexFile {
     head: Head,
     parts: [Vec<u8>; 5],
@@ -593,7 +592,7 @@ impl IndexFile {
         self.parts.each_ref().map(Vec::as_slice)
     }
 
-    /// Where the frames of the segment or run end.
+    /// End of the frames of the segment or run.
     pub(crate) fn end(&self) -> Position {
         self.head.end
     }
@@ -636,7 +635,7 @@ impl Entries {
         (index..self.len()).filter_map(|index| self.get(index))
     }
 
-    /// Index of the first place for which `before` is false; it is true up to some place.
+    /// Index of the first place for which `before` is false. It must be false from there on.
     pub(crate) fn partition_point(&self, before: impl Fn(&Place) -> bool) -> usize {
         let (mut low, mut high) = (0, self.len());
         while low < high {

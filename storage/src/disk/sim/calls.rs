@@ -1,8 +1,8 @@
-//! Calls of a simulated disk: what each was, which of them fail, and the trace of all.
+//! Calls of a simulated disk: the kind of each, the calls that fail, and the trace of all.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// What a call was for.
+/// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "the names of the methods")]
 pub enum CallKind {
@@ -26,7 +26,7 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    /// Whether something may be different after it: where the power can go.
+    /// Whether the call may change the disk. The power can be cut only during such calls.
     pub fn changes(self) -> bool {
         matches!(
             self,
@@ -40,14 +40,14 @@ impl CallKind {
         )
     }
 
-    /// Whether it needs a file descriptor of its own, so that it may find none (EMFILE).
+    /// Whether the call needs its own file descriptor, so that it may fail with EMFILE.
     pub fn takes_descriptor(self) -> bool {
         let opens = matches!(self, Self::Lock | Self::Create | Self::Open);
         let walks = matches!(self, Self::List | Self::SyncDirectory | Self::FreeBytes);
         opens || walks || self == Self::ReadFromDevice
     }
 
-    /// Whether it may find no space.
+    /// Whether the call may fail for lack of space.
     pub fn takes_space(self) -> bool {
         let takes = matches!(self, Self::Lock | Self::CreateDirectory | Self::Sync);
         takes || matches!(self, Self::Create | Self::Rename | Self::Write)
@@ -57,17 +57,17 @@ impl CallKind {
 /// One call, as a [`Filter`] sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
-    /// What it is for.
+    /// The kind of the call.
     pub kind: CallKind,
-    /// The file or directory. Of an open file the name that it has now.
+    /// The file or directory; for an open file, its current name.
     pub path: &'a str,
-    /// Where it is moved to.
+    /// The new path of a move.
     pub to: Option<&'a str>,
-    /// Where it reads or writes; for a change of size the new one.
+    /// Offset of a read or write; for a change of size, the new size, in bytes.
     pub offset: u64,
-    /// What is written.
+    /// Bytes of a write.
     pub bytes: &'a [u8],
-    /// How much is read.
+    /// Length of a read, in bytes.
     pub length: u64,
 }
 
@@ -90,31 +90,30 @@ pub type Filter = fn(&Call<'_>) -> bool;
 /// The call during which the power went.
 #[derive(Debug, Clone)]
 pub struct CutPoint {
-    /// What it was for.
+    /// Kind of the call.
     pub kind: CallKind,
     /// The file or directory.
     pub path: String,
-    /// What was written, or was to be flushed: offset and bytes of each write.
+    /// Writes of the call, or to be flushed by it: offset and bytes of each.
     pub writes: Vec<(u64, Vec<u8>)>,
-    /// Names that were changed, or to be flushed: from, to.
+    /// Names that the call changed, or that it should have flushed: from, to.
     pub names: Vec<(Option<String>, Option<String>)>,
 }
 
-/// A write about which the device lied: it was acknowledged and flushed, and is not where it
-/// should be.
+/// A write about which the device lied: it was acknowledged and flushed, but is not in its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lie {
     /// The file that was written to.
     pub path: String,
-    /// Which sectors of it the device did not get: offset, bytes.
+    /// Sectors of the file that the device did not get: offset, bytes.
     pub sectors: (u64, u64),
-    /// How many writes there had been to any file.
+    /// Number of writes to all files so far, including this write.
     pub write: u64,
-    /// Where they landed instead: file and offset.
+    /// Place at which the sectors landed instead: file and offset in bytes.
     pub landed: Option<(String, u64)>,
 }
 
-/// All calls so far, and optionally what they were.
+/// A hash of all calls so far, and optionally their list.
 #[derive(Clone, Default)]
 pub(super) struct Trace {
     hash: u64,

@@ -1,22 +1,22 @@
-//! One simulated file: what the page cache has of it, and what the device has.
+//! One simulated file: its bytes in the page cache, and its bytes on the device.
 
 use std::io;
 use std::ops::Range;
 
 const SECTOR: usize = 512;
-/// The page cache reads from the device in units of this size, bytes.
+/// Unit in which the page cache reads from the device, in bytes.
 const PAGE: usize = 4096;
 
 #[derive(Clone, Default)]
 pub(super) struct Inode {
-    /// What reads see: the page cache.
+    /// Bytes that reads return: the page cache.
     pub(super) bytes: Vec<u8>,
-    /// What a power cut leaves.
+    /// Bytes that a power cut leaves.
     pub(super) device: Vec<u8>,
     dirty: Sectors,
     /// Writes since the last flush: offset, length.
     pub(super) unflushed: Vec<(usize, usize)>,
-    /// Its name now, or its last one.
+    /// Current name of the file, or its last one.
     pub(super) path: String,
     /// Bytes that the device cannot read.
     pub(super) unreadable: Vec<Range<usize>>,
@@ -48,7 +48,7 @@ impl Sectors {
         }
     }
 
-    /// Empties it; tells what was in it, in order.
+    /// Empties the set. Passes each sector in it to `sector`, in order.
     fn take(&mut self, mut sector: impl FnMut(usize)) {
         for (index, word) in self.0.iter_mut().enumerate() {
             let mut bits = std::mem::take(word);
@@ -60,14 +60,14 @@ impl Sectors {
     }
 }
 
-/// A sector's bytes, as far as there are any.
+/// The range of a sector's bytes, cut at `size`.
 fn range(sector: usize, size: usize) -> std::ops::Range<usize> {
     let from = (sector * SECTOR).min(size);
     from..(from + SECTOR).min(size)
 }
 
 impl Inode {
-    /// Bytes from `offset` on, as reads see them; how many.
+    /// Reads bytes from `offset` on, through the cache. Returns their number.
     pub(super) fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let offset = usize::try_from(offset)
             .map_err(io::Error::other)?
@@ -78,7 +78,7 @@ impl Inode {
             .map(|page| page.start)
             .min();
         if let Some(bad) = first_bad {
-            // A read gives the pages before it.
+            // The read returns the pages before the bad one.
             count = match bad.checked_sub(offset) {
                 None | Some(0) => return Err(unreadable()),
                 Some(before) => before,
@@ -104,10 +104,10 @@ impl Inode {
         }
     }
 
-    /// Prepares a write: pages that it covers whole become readable.
+    /// Prepares a write. Pages that the write covers completely become readable.
     ///
     /// # Errors
-    /// If it covers a part of a page that cannot be read to fill the rest.
+    /// If the write covers a part of an unreadable page, whose rest cannot be read.
     pub(super) fn check_writable(&mut self, range: Range<usize>) -> io::Result<()> {
         if self.unreadable.is_empty() {
             return Ok(());
@@ -135,7 +135,7 @@ impl Inode {
         Ok(())
     }
 
-    /// A file that is on the device whole.
+    /// A file that is completely on the device.
     pub(super) fn settled(bytes: Vec<u8>, path: &str) -> Self {
         Self {
             device: bytes.clone(),
@@ -161,7 +161,7 @@ impl Inode {
         self.dirty.set(before, size, true);
     }
 
-    /// Everything reaches the device.
+    /// Writes everything to the device.
     pub(super) fn sync(&mut self) {
         let Self { bytes, device, .. } = self;
         device.resize(bytes.len(), 0);
@@ -172,8 +172,8 @@ impl Inode {
         self.unflushed.clear();
     }
 
-    /// A flush fails: what was dirty is marked clean, and the cache goes on serving it.
-    /// `reaches` decides of each sector whether the device has it all the same.
+    /// Fails a flush: dirty sectors are marked clean, and the cache still returns them. `reaches`
+    /// decides for each sector whether the device has it nevertheless.
     pub(super) fn fail_sync(&mut self, mut reaches: impl FnMut() -> bool) {
         let Self { bytes, device, .. } = self;
         self.dirty.take(|sector| {
@@ -185,8 +185,8 @@ impl Inode {
         self.unflushed.clear();
     }
 
-    /// What was just written is taken for written, and never gets to the device. Returns
-    /// the sectors of it: offset, bytes.
+    /// Marks a write as written, although it never reaches the device. Returns the offset and the bytes
+    /// of its sectors.
     pub(super) fn lose(&mut self, offset: usize, length: usize) -> (usize, Vec<u8>) {
         let from = offset / SECTOR * SECTOR;
         let to = (offset + length)
@@ -196,7 +196,7 @@ impl Inode {
         (from, self.bytes[from..to].to_vec())
     }
 
-    /// Something that was meant for another place lands here. The cache does not know.
+    /// Puts bytes meant for another place on the device. The cache is not changed.
     pub(super) fn hit(&mut self, offset: usize, bytes: &[u8]) {
         let end = (offset + bytes.len()).min(self.device.len());
         if offset < end {
@@ -204,7 +204,7 @@ impl Inode {
         }
     }
 
-    /// What the device has, with what is dirty written back first, as on Linux.
+    /// The bytes on the device after the dirty sectors were written back, as Linux does first.
     pub(super) fn written_back(&self) -> Vec<u8> {
         let mut found = self.device.clone();
         found.resize(self.bytes.len(), 0);
@@ -215,7 +215,7 @@ impl Inode {
         found
     }
 
-    /// The power goes. `survives` decides for each unflushed sector.
+    /// Cuts the power. `survives` decides for each unflushed sector.
     pub(super) fn crash(&mut self, keep_size: bool, mut survives: impl FnMut() -> bool) {
         let Self { bytes, device, .. } = self;
         if keep_size {

@@ -1,11 +1,11 @@
-//! Names of simulated files: made, moved and removed in memory first.
+//! Names of simulated files: created, moved and removed in memory first.
 
 use std::collections::BTreeMap;
 
 /// A change of names that no flush of a directory has made durable.
 #[derive(Debug, Clone)]
 pub(super) struct NameChange {
-    /// New place of the name and what it names; `None` = only removed.
+    /// New path and the inode that it names; `None`: the old name is only removed.
     pub(super) set: Option<(String, u64)>,
     pub(super) removed: Option<String>,
 }
@@ -26,7 +26,7 @@ impl NameChange {
         }
     }
 
-    /// From where to where.
+    /// The old and the new path.
     pub(super) fn told(&self) -> (Option<String>, Option<String>) {
         let to = self.set.as_ref().map(|(path, _)| path.clone());
         (self.removed.clone(), to)

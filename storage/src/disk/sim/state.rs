@@ -1,4 +1,4 @@
-//! What a simulated disk holds, and which faults are to come.
+//! State of a simulated disk, and its pending faults.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -15,25 +15,25 @@ pub(super) struct State {
     pub(super) files: HashMap<u64, Inode>,
     pub(super) next_inode: u64,
     pub(super) names: BTreeMap<String, u64>,
-    /// Directories that were created. They outlive power cuts.
+    /// Directories that were created. They survive power cuts.
     pub(super) directories: BTreeSet<String>,
     pub(super) durable_names: BTreeMap<String, u64>,
     pub(super) unsynced_names: Vec<NameChange>,
     /// Number, path and holder of the lock.
     pub(super) locked: Option<(u64, String, String)>,
     pub(super) next_lock: u64,
-    /// Changing calls.
+    /// Number of changing calls so far.
     pub(super) calls: u64,
     pub(super) crash_at: Option<u64>,
-    /// The power is to go so many changing calls after the `nth` that the filter chooses.
+    /// Cuts the power this number of changing calls after the `nth` call that the filter chooses.
     pub(super) crash_when: Option<(Filter, u64, u64)>,
     pub(super) crashed: bool,
     pub(super) cut: Option<CutPoint>,
-    /// What survives, what is written short: reset by each power cut.
+    /// Source of choices, for survival of data and short writes. Each power cut resets it.
     pub(super) random: u64,
-    /// What the engine draws. A stream of its own: the same salt twice would prove nothing.
+    /// Source of the engine's random bytes. It is separate: the same salt twice would prove nothing.
     pub(super) drawn: u64,
-    /// What copies of the disk begin to draw from.
+    /// Seed from which copies of the disk draw.
     pub(super) copied: u64,
     pub(super) faults: Faults,
     pub(super) syncs: u64,
@@ -41,12 +41,12 @@ pub(super) struct State {
     pub(super) reads: u64,
     pub(super) read_bytes: u64,
     pub(super) full: bool,
-    /// Bytes that all files may take together.
+    /// Maximum number of bytes of all files together.
     pub(super) capacity: Option<u64>,
     pub(super) hides_capacity: bool,
-    /// Space, if writes copy.
+    /// Free blocks, if writes copy.
     pub(super) copies: Option<Copies>,
-    /// No file can be read around the page cache.
+    /// Whether no file can be read around the page cache.
     pub(super) cached_only: bool,
     pub(super) out_of_descriptors: bool,
     pub(super) trace: Option<Trace>,
@@ -56,34 +56,34 @@ pub(super) struct State {
 /// Blocks of a disk on which writes copy.
 pub(super) struct Copies {
     pub(super) free: usize,
-    /// Free after the next flush.
+    /// Blocks that are free after the next flush.
     pub(super) pending: usize,
 }
 
-/// Faults to come, each by the number of the call that it befalls.
+/// Pending faults, each with the number of the call that fails.
 #[derive(Default)]
 pub(super) struct Faults {
-    /// Which calls, how many of them until one fails, and the number of the system's error.
+    /// Filter of the calls, number of these calls until one fails, and number of the system's error.
     pub(super) calls: Vec<(Filter, u64, i32)>,
-    /// Calls are not counted for the moment, and none fails.
+    /// While set, calls are not counted, and none fails.
     pub(super) held: bool,
     pub(super) syncs: Vec<u64>,
     pub(super) writes: Vec<WriteFailure>,
     /// Writes that the device loses (`false`) or puts elsewhere (`true`).
     pub(super) lies: Vec<(u64, bool)>,
-    /// Of 100 writes so many are short.
+    /// Number of short writes in 100 writes.
     pub(super) short_writes: u64,
 }
 
 pub(super) struct WriteFailure {
-    /// Which write.
+    /// Number of the write.
     pub(super) at: u64,
     pub(super) kind: io::ErrorKind,
-    /// So much of it is written before, as a short write.
+    /// Bytes that a short write writes before the failure.
     pub(super) part: usize,
 }
 
-/// SplitMix64: enough for choosing, and the same on every machine.
+/// SplitMix64: good enough for choices, and equal on every machine.
 pub(super) fn next_random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
@@ -97,7 +97,7 @@ pub(super) fn power_is_off() -> io::Error {
 }
 
 impl State {
-    /// Bytes that all files with a name take, in blocks.
+    /// Bytes of all files with a name, in whole blocks.
     pub(super) fn allocated(&self) -> u64 {
         let files = self
             .names
@@ -112,10 +112,10 @@ impl State {
         next_random(&mut self.random)
     }
 
-    /// Counts and notes one call; `Ok(true)` = the power goes during it.
+    /// Counts and records one call; `Ok(true)`: the power is cut during the call.
     ///
     /// # Errors
-    /// If the power is off, or the call is to fail.
+    /// If the power is off, or if the call must fail.
     pub(super) fn enter(&mut self, call: &Call<'_>) -> io::Result<bool> {
         if self.crashed {
             return Err(power_is_off());
@@ -136,7 +136,7 @@ impl State {
         Ok(false)
     }
 
-    /// Fails a call if it is its turn.
+    /// Fails a call if a pending fault requires it.
     fn fail(&mut self, call: &Call<'_>) -> io::Result<()> {
         if self.out_of_descriptors && call.kind.takes_descriptor() {
             return Err(rustix::io::Errno::MFILE.into());
@@ -155,7 +155,7 @@ impl State {
         failed
     }
 
-    /// Settles when the power goes, if that depends on what is called.
+    /// Sets the moment of the power cut, if that moment depends on this call.
     fn look_ahead(&mut self, call: &Call<'_>) {
         if let Some((filter, nth, after)) = &mut self.crash_when
             && filter(call)
@@ -205,7 +205,7 @@ impl State {
         }
     }
 
-    /// How much of a write gets through now, or why nothing does.
+    /// Returns the part of a write that succeeds now, or its error.
     pub(super) fn write_failure<'a>(&mut self, bytes: &'a [u8]) -> io::Result<&'a [u8]> {
         self.writes += 1;
         let this = self.writes;
@@ -226,7 +226,7 @@ impl State {
         Ok(&bytes[..part])
     }
 
-    /// Takes the blocks of a write, if writes copy. Returns as much of it as there are blocks for.
+    /// Takes the blocks of a write, if writes copy. Returns the part of the write that has blocks.
     pub(super) fn take_blocks<'a>(
         &mut self,
         inode: u64,
@@ -249,29 +249,29 @@ impl State {
         Ok(&bytes[..bytes.len().min(last * BLOCK - offset)])
     }
 
-    /// Blocks of a file are used no more.
+    /// Frees blocks of a file after the next flush.
     pub(super) fn give_blocks(&mut self, blocks: usize) {
         if let Some(copies) = &mut self.copies {
             copies.pending += blocks;
         }
     }
 
-    /// After a flush.
+    /// Frees the old blocks after a flush.
     pub(super) fn free_old_blocks(&mut self) {
         if let Some(copies) = &mut self.copies {
             copies.free += std::mem::take(&mut copies.pending);
         }
     }
 
-    /// What stood in a file before a write that is to be lost is on the device: the system
-    /// writes back when it likes.
+    /// Puts the bytes before a write that will be lost on the device: a system may write them back at
+    /// any time.
     pub(super) fn write_back_before_lie(&mut self, inode: u64) {
         if self.faults.lies.iter().any(|(at, _)| *at == self.writes) {
             self.inode(inode).sync();
         }
     }
 
-    /// What was just written is not on the device, if that was the plan.
+    /// Loses the last write, if that was planned.
     pub(super) fn lie(&mut self, inode: u64, offset: usize, length: usize) {
         let this = self.writes;
         let planned = self.faults.lies.iter().find(|(at, _)| *at == this);
@@ -293,7 +293,7 @@ impl State {
         self.lies.push(lie);
     }
 
-    /// Puts what was meant for another place somewhere on the device.
+    /// Puts bytes meant for another place at a random place on the device.
     fn land(&mut self, bytes: &[u8]) -> Option<(String, u64)> {
         let files: Vec<(String, u64, u64)> = self
             .names
@@ -337,7 +337,7 @@ impl State {
         Ok(())
     }
 
-    /// The power goes and comes back.
+    /// Cuts the power and restores it.
     pub(super) fn crash(&mut self, seed: u64) {
         self.random = seed;
         let kept = self.unsynced_names.len() as u64 + 1;
