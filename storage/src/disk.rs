@@ -222,7 +222,7 @@ pub trait DiskFile: Send + Sync {
     /// back.
     ///
     /// # Errors
-    /// Never retry. Linux marks failed pages clean, so a second call can succeed although the data is
+    /// Never retry. Linux marks failed pages clean. A second call can succeed although the data is
     /// lost (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020). The
     /// caller must fail the journal.
     fn sync(&self) -> io::Result<()>;

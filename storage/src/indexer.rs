@@ -86,8 +86,8 @@ pub(crate) struct Sealed {
 pub(crate) struct Progress {
     /// Indexes that were built and not yet written.
     pub(crate) unwritten: VecDeque<Arc<SealedIndex>>,
-    /// Bases of segments and runs with damage found since their index was made, and the bytes of the
-    /// index that is kept in memory for each.
+    /// Bases of segments and runs with damage found since their index was made. Each has the bytes of
+    /// the index that is kept in memory for it.
     damaged: BTreeMap<Position, u64>,
     /// Bytes of segments whose indexes a start would read.
     pub(crate) since_checkpoint: u64,

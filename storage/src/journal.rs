@@ -249,8 +249,8 @@ impl Journal {
         self.failure.get().cloned()
     }
 
-    /// Fails the journal for good. Requests in flight get an unknown outcome; later requests are
-    /// refused. `action` describes the failed call and its file, and becomes part of every error.
+    /// Fails the journal for good. Requests in flight end with an unknown outcome; later ones are refused
+    /// with nothing done. `action` describes the failed call and its file, and is part of every error.
     pub(crate) fn fail(&self, action: impl Display, error: &io::Error) {
         let error = Arc::new(io::Error::new(error.kind(), format!("{action}: {error}")));
         if self.failure.set(Arc::clone(&error)).is_ok() {

@@ -345,7 +345,7 @@ mod tests {
     use crate::disk::SimDisk;
 
     #[test]
-    fn debris_takes_no_run_away_that_was_set_aside() {
+    fn torn_tails_do_not_displace_runs_in_quarantine() {
         let disk = SimDisk::new();
         for id in 1..=3 {
             let run = disk.create(&run_path(SegmentId::new(id))).unwrap();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn debris_of_many_torn_tails_is_a_bounded_number_of_files() {
+    fn many_torn_tails_leave_a_bounded_number_of_files() {
         let disk = SimDisk::new();
         disk.create("quarantine/.nfs0001").unwrap();
         for id in 1..200 {
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_in_quarantine_outlives_all_debris() {
+    fn a_segment_in_quarantine_outlives_all_torn_tails() {
         let disk = SimDisk::new();
         for _ in 0..2 {
             disk.replace("journal/0000000000000001.seg", vec![7; 2 * DEBRIS_BYTES]);

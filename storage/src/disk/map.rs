@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::disallowed_methods, reason = "a file of a test")]
-    fn a_page_of_a_map_that_is_gone_is_an_error_and_no_signal() {
+    fn a_lost_page_of_a_map_is_an_error_and_not_a_signal() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x");
         std::fs::write(&path, vec![7; 64 << 10]).unwrap();

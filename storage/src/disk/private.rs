@@ -190,7 +190,7 @@ pub struct Strangers {
     pub mode: u32,
     /// Whether the group has rights.
     pub group: bool,
-    /// Whether everybody has rights.
+    /// Whether all other users have rights.
     pub others: bool,
 }
 
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_store_are_told_from_names_of_others() {
+    fn foreign_names_are_not_taken_for_names_of_the_store() {
         let of = |directory, name| Odd::of(directory, name, FileType::Symlink);
         let seg = "0000000000000001.seg";
         assert_eq!(of("journal", seg), Some(Odd::NotAFile));

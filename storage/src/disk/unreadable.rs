@@ -36,7 +36,7 @@ pub(crate) fn are_unreadable(bytes: &[u8]) -> bool {
 const MOST: usize = 1024;
 
 /// Whether an error says that the device has lost the bytes. Linux reports a medium error as EIO or
-/// ENODATA, a failed integrity check as EILSEQ, and a bad checksum of the file system as EIO, EBADMSG
+/// ENODATA, and a failed integrity check as EILSEQ. A bad checksum of the file system is EIO, EBADMSG
 /// or EUCLEAN. A path or a server that does not respond (ETIMEDOUT, ENOLINK) is no such error.
 pub(crate) fn is_unreadable(error: &io::Error) -> bool {
     use rustix::io::Errno;

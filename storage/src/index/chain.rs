@@ -115,7 +115,7 @@ mod tests {
     use std::collections::HashMap;
 
     #[test]
-    fn every_row_is_found_in_few_looks_and_few_roots_are_kept() {
+    fn every_row_is_found_in_few_reads_from_few_roots() {
         let mut chain = Chain::default();
         let mut rows: HashMap<Position, Option<Below>> = HashMap::new();
         for count in 1..=3000u64 {

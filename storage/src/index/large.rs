@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_of_each_log_what_the_whole_one_does_and_of_no_other() {
+    fn a_large_index_finds_the_same_logs_as_the_whole_index() {
         for logs in [1, 62, 63, 64, 65, 127, 128, 5000] {
             let whole = index(logs);
             let disk = written(&whole);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_of_a_file_that_was_changed_before_or_after_it_was_read() {
+    fn changed_bytes_of_an_index_file_are_never_returned() {
         let whole = index(200);
         let length = whole.bytes().len();
         for at in (0..length).step_by(997).chain([length - 1]) {

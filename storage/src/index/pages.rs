@@ -1,9 +1,10 @@
 //! Windows of an index file. A caller that passes through all its logs, in the order of their ids,
 //! reads each of the three parts from front to back. One window in each part is enough.
 //!
-//! A step of the sorter reads the indexes of all its sources and of all earlier runs at the same time,
-//! and a long history has many runs. Both costs are therefore bounded for all indexes together: a file
-//! is open only while one of its windows is read, and windows shrink as more indexes are read.
+//! A step of the sorter reads the indexes of all its sources and of all earlier runs at the same time.
+//! A long history has many runs. Open files and memory are therefore bounded for all indexes
+//! together: a file is open only while one of its windows is read, and windows shrink as more indexes
+//! are read.
 
 use std::fmt;
 use std::io;

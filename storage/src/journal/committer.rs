@@ -80,7 +80,7 @@ pub(crate) enum Operation {
         before: Lsn,
         answer: Answer<Lsn, TrimError>,
     },
-    /// Trims by retention, for logs that are unchanged since retention chose them.
+    /// Trims by retention. Each applies only if its conditions still hold.
     Expire(Vec<Expiry>, Answer<Vec<Option<Lsn>>, AppendError>),
     Barrier(Barrier, Answer<Position, SyncError>),
 }

@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_compressed_comes_back(body in proptest::collection::vec(0u8..4, 0..5000)) {
+        fn compression_loses_no_byte(body in proptest::collection::vec(0u8..4, 0..5000)) {
             for how in [Compression::None, Compression::Lz4, Compression::Zstd] {
                 if let Some((codec, stored)) = compress(&body, how) {
                     prop_assert!(stored.len() < body.len());

@@ -15,7 +15,7 @@
 //! **The time clock** gives records their times. For each step of the system's clock it knows from
 //! the monotonic clock how long the step should be. Where they differ by more than a second (and
 //! 1/8 of the step) the system's clock has jumped. The time clock then follows the monotonic clock
-//! for 1 hour after a jump ahead and for 10 minutes after a jump back. A fault that somebody mends
+//! for 1 hour after a jump ahead and for 10 minutes after a jump back. A fault that is repaired
 //! within that time leaves no trace. A correction of a wrong clock takes effect after that time.
 //!
 //! **Back.** Both clocks go back only when the system's clock has been steadily behind for 10
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn they_show_what_a_clock_shows_that_does_not_jump() {
+    fn both_clocks_follow_a_system_clock_that_does_not_jump() {
         let mut world = World::new();
         for _ in 0..100 {
             assert_eq!(world.pass(1), (world.wrong, world.wrong));

@@ -3,7 +3,6 @@
 //! A ready segment lies in `journal/` under its id, filled with zeros once: allocation alone would cost
 //! a second device flush per commit. Its life block and name are flushed, so a roll is a write like any
 //! other. Unneeded files return through [`Pool::recycle`] and get a new life with a new salt.
-//! back through [`Pool::recycle`] and get a new life with a new salt.
 
 use std::collections::VecDeque;
 use std::io;

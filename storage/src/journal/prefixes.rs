@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_bounded_and_what_is_forgotten_is_not_passed_over() {
+    fn known_stretches_are_bounded_and_forgotten_ones_are_still_read() {
         let prefixes = Arc::new(Prefixes::new(Position::ZERO));
         let followed = prefixes.follow("a");
         let (mine, other) = (log("a"), log("b"));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_a_follower_that_went() {
+    fn a_dropped_follower_leaves_nothing() {
         let prefixes = Arc::new(Prefixes::new(Position::ZERO));
         let first = prefixes.follow("a");
         let second = prefixes.follow("a");

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_of_one_group_from_the_position_asked_for() {
+    fn a_read_returns_bytes_of_one_group_from_its_position() {
         let recent = Recent::default();
         assert_eq!(at(&recent, 0, 1), None);
         recent.push(Position::new(100), Bytes::from_static(b"abcdefgh"));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_groups_go_when_there_is_more_than_the_bound() {
+    fn the_oldest_groups_are_dropped_beyond_the_bound() {
         for size in [8, 1000, RECENT_BYTES / 3, RECENT_BYTES] {
             let recent = Recent::default();
             let pushed = 2 * RECENT_BYTES / size + 2;

@@ -87,7 +87,7 @@ impl<'a> Call<'a> {
 /// Chooses calls.
 pub type Filter = fn(&Call<'_>) -> bool;
 
-/// The call during which the power went.
+/// The call during which the power was cut.
 #[derive(Debug, Clone)]
 pub struct CutPoint {
     /// Kind of the call.

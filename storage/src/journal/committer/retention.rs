@@ -1,5 +1,5 @@
 //! Trims by retention. Retention chooses records without blocking other requests, so the log may change
-//! meanwhile. A trim therefore applies only if the log still stands as retention saw it.
+//! meanwhile. A trim therefore applies only if its conditions still hold.
 
 use std::sync::Arc;
 
