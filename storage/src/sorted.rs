@@ -1,6 +1,5 @@
-//! Sorted runs: files that took the place of sealed journal segments. In a run the records
-//! of one log lie together, in the order of their lsns, and what was trimmed or deleted is
-//! gone.
+//! Sorted runs: files that replace sealed journal segments. In a run the records of one log lie together, in
+//! the order of their lsns. Trimmed and deleted records are gone.
 //!
 //! ```text
 //! 0        8 KiB                                                                  size - 8
@@ -10,17 +9,16 @@
 //! +--------+------+-- ... --+--------+-- ... --+-------+-- ... --+-----+--------+-----+--------+
 //! ```
 //!
-//! - A **pack** has records of one log: what were frames of the journal are its *pieces*,
-//!   their bodies copied as they were stored. Its header tells each of them.
-//! - **Images** tell how every log that the segments touched stood at their end.
-//! - **Order** tells in which order the pieces were committed, for readers of many logs.
-//! - **Run**, the last frame, says which segments it stands for. The eight bytes behind it
-//!   say where it is. It is there twice, eight KiB apart: one good copy is enough.
+//! - A **pack** holds records of one log. Its *pieces* were frames of the journal. Their bodies are copied as
+//!   they were stored. Its header describes each piece.
+//! - **Images** describe the state of each log that the segments touched, at their end.
+//! - **Order** gives the commit order of the pieces, for readers of many logs.
+//! - **Run**, the last frame, names the segments that the run replaces. The eight bytes behind it give its
+//!   offset. The frame is there twice, eight KiB apart: one good copy is enough.
 //!
-//! Runs follow each other without a gap from the beginning of the journal on. A run is whole:
-//! it was flushed before it got its name. Its frames lie at *addresses* beyond all positions,
-//! so that a place says by itself where it is; where a piece was in the journal, its
-//! position, is told by the pack and is what readers know.
+//! Runs follow each other without a gap from the beginning of the journal. A run is complete: it was flushed
+//! before it got its name. Its frames lie at *addresses* beyond all positions, so that a place shows whether it
+//! is in a run. Readers know a piece by its position in the journal, which the pack records.
 
 mod build;
 mod choose;
@@ -50,7 +48,7 @@ use crate::bounds::{self, ADDRESSES};
 use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;
 
-/// A run has so many addresses.
+/// Number of addresses of a run.
 const SPAN: u64 = 1 << 32;
 
 /// A sorted run, as it is served.
@@ -58,8 +56,8 @@ pub(crate) struct Run {
     /// Its file, as if it were a segment of the journal.
     pub(crate) segment: Arc<Segment>,
     pub(crate) head: Head,
-    /// Bytes that were dead when it was made, and lie with live ones in what is never cut. 0 if it
-    /// was made by an earlier process, which did not tell.
+    /// Bytes that were dead when the run was made, and share a piece with live ones: a piece is never cut. 0 if
+    /// an earlier process made the run.
     pub(crate) straddling: u64,
 }
 
@@ -68,7 +66,7 @@ impl Run {
         self.segment.life.id
     }
 
-    /// Bytes of what it says of its logs; its index takes about as much.
+    /// Bytes that describe the logs of the run. Its index takes about as much.
     fn image_bytes(&self) -> u64 {
         self.segment.life.size.saturating_sub(self.head.pack_bytes)
     }
@@ -85,12 +83,12 @@ pub(crate) fn is_address(position: Position) -> bool {
     position.get() >= ADDRESSES
 }
 
-/// Name of a run.
+/// Path of a run.
 pub(crate) fn path(id: SegmentId) -> String {
     format!("sorted/{id}.seg")
 }
 
-/// Name of a run that is being written.
+/// Path of a run that is being written.
 pub(crate) fn new_path(id: SegmentId) -> String {
     format!("sorted/{id}.new")
 }

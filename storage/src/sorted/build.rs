@@ -1,8 +1,8 @@
 //! Building a run: from sealed segments of the journal, or from older runs.
 //!
-//! Logs come by id, from all sources at once; of each its frames, the oldest first. Stored
-//! bodies are verified and copied. What is trimmed or deleted, durably, is left out; a frame
-//! that holds a record that is kept is kept whole.
+//! Logs are merged in order of their ids, from all sources at once, and the frames of each log oldest first.
+//! Stored bodies are verified and copied. Durably trimmed or deleted records are left out. A frame with one
+//! kept record is kept whole.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,17 +28,17 @@ use crate::local::{Core, Kept, Log, LogState, Lost, Producers, without};
 use crate::metrics::ChecksumSite;
 use crate::verify::pace::Stop;
 
-/// Frames of one log that lie together are read together, up to this.
+/// Frames of one log that lie together are read together, up to these bytes.
 const SPAN_BYTES: u64 = 256 << 10;
 
-/// What a run is made of.
+/// A file that a run is made of.
 pub(super) struct Source {
     pub(super) segment: Arc<Segment>,
     pub(super) index: Arc<SealedIndex>,
 }
 
 impl Source {
-    /// The header at the front of `bytes`, if it is the one that the index tells of.
+    /// The header at the front of `bytes`, if the index lists it.
     fn header(&self, kind: Kind, place: &Place, bytes: &[u8]) -> Option<Header> {
         let told = (kind, place.position, place.first_lsn, place.count);
         frame::decode_header(bytes, self.segment.life.salt)
@@ -62,7 +62,7 @@ impl Source {
     }
 }
 
-/// A run that is on the device, and has no name yet.
+/// A run that is on the device, still without its name.
 pub(super) struct Built {
     pub(super) life: Life,
     pub(super) head: Head,
@@ -70,13 +70,13 @@ pub(super) struct Built {
     /// Bytes of its sources that were read, and of its own.
     pub(super) read: u64,
     pub(super) written: u64,
-    /// The file of what retention took, and is not in it.
+    /// The file with the expired records, which are not in the run.
     pub(super) archived: Option<Pending>,
     /// Records in it that counted as lost: log, from, to.
     pub(super) found: Vec<(Arc<Log>, Lsn, Lsn)>,
 }
 
-/// Why there is no run.
+/// Reasons why there is no run.
 pub(super) enum Failed {
     Stop(Stop),
     /// Another run took the place of a source.
@@ -103,9 +103,9 @@ pub(super) struct Build<'a> {
     pub(super) sources: &'a [Source],
     /// The runs before it, with their indexes.
     pub(super) earlier: &'a [(Arc<Run>, Arc<SealedIndex>)],
-    /// Every checkpoint knows what was deleted up to this segment.
+    /// Every checkpoint knows the deletions up to this segment.
     pub(super) known_deleted: Option<SegmentId>,
-    /// The last segment in which a log was deleted that is left out for this.
+    /// The last segment with the deletion of a log that was left out of the run.
     pub(super) forgotten: Option<SegmentId>,
     /// How logs stood at the end of segments that are missing between the sources.
     pub(super) gone: BTreeMap<LogId, Gone>,
@@ -190,7 +190,7 @@ impl Build<'_> {
         })?;
         drop(images);
         let base = base_of(id);
-        // Last: as long as it fails nothing of the run has come of it.
+        // This step is last: if it fails, nothing of the run is used.
         let archived = match archiving {
             Some(archiving) => archiving.finish(of_archive)?,
             None => None,
@@ -219,7 +219,7 @@ impl Build<'_> {
         next.chain(self.gone.keys().next().copied()).min()
     }
 
-    /// One log, of which these are the rows. Returns the bytes read.
+    /// Builds one log from these rows. Returns the bytes read.
     fn log(
         &mut self,
         out: &mut Out<'_, '_>,
@@ -233,7 +233,7 @@ impl Build<'_> {
             Some((newest, row)) => self.sources[*newest].index.image(row),
             None => match self.earlier_row(id) {
                 Some((index, row)) => index.image(&row),
-                // Only the missing segment had it, and nobody knows its name.
+                // Only the missing segment had the log, and its name is unknown.
                 None if log.is_none() => return Ok(0),
                 None => log.as_ref().map(|log| {
                     let image = log.state.read().image(id, Some(log.name.clone()));
@@ -248,7 +248,7 @@ impl Build<'_> {
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         let newest = rows.last().map(|(number, _)| *number);
         let missing = missing.filter(|missing| newest < Some(missing.before));
-        // Then the image has all producers.
+        // In this case the image has all producers.
         let is_newest = missing
             .as_ref()
             .is_some_and(|missing| missing.newest.is_some());
@@ -258,7 +258,7 @@ impl Build<'_> {
         let (gone, kept) = fate(self.core, log.as_deref());
         let known_to_checkpoints = image.touched_in <= self.known_deleted;
         if image.deleted && self.earlier.is_empty() && known_to_checkpoints {
-            // Nobody tells of it any more.
+            // No file describes the log any more.
             self.forgotten = self.forgotten.max(image.touched_in);
             return Ok(0);
         }
@@ -270,7 +270,7 @@ impl Build<'_> {
             }
         }
         let before = self.next_before(id);
-        // What is trimmed later than the run ends is trimmed all the same.
+        // A trim behind the end of the run also counts here, up to the next lsn of the image.
         let kept = match gone {
             true => Kept {
                 first: image.next,
@@ -281,7 +281,7 @@ impl Build<'_> {
         if kept.first > image.kept.first {
             image.kept = kept;
         }
-        // What somebody's trim took is dropped; what retention took is archived first.
+        // Trimmed records are dropped. Expired records are archived first.
         let from = match out.archiving {
             Some(_) => kept.trimmed(),
             None => kept.first,
@@ -313,7 +313,7 @@ impl Build<'_> {
         if let Some(archiving) = &mut out.archiving {
             archiving.end_log(&image)?;
         }
-        // Damage that was found by now, here or before: the gap goes along, and has its name.
+        // The image lists all damage found by now, so that readers learn the cause of the gap.
         image.lost = match &log {
             Some(log) if !gone => {
                 let from = before.max(kept.first);
@@ -341,10 +341,10 @@ impl Build<'_> {
         Ok(read)
     }
 
-    /// Records that no source has, whatever the reason, are lost: none is passed over in silence.
+    /// Quarantines records that no source has, whatever the reason: no reader may skip them silently.
     ///
     /// # Errors
-    /// If an index cannot be read: then the records of the sources are not known.
+    /// If an index cannot be read: in that case the records of the sources are unknown.
     fn learn_of_gaps(&self, log: &Arc<Log>, gaps: &[(Lsn, Lsn, Position)]) -> io::Result<()> {
         if gaps.is_empty() {
             return Ok(());
@@ -353,7 +353,7 @@ impl Build<'_> {
         let missing = log.state.read().missing().to_vec();
         let mut any = false;
         for (from, to, position) in gaps {
-            // The archive that the log was restored from lacked these.
+            // The archive that the log was restored from lacked the records in `missing`.
             let mut lost = vec![Lost {
                 from: *from,
                 to: *to,
@@ -373,7 +373,7 @@ impl Build<'_> {
         Ok(())
     }
 
-    /// The next lsn of a log before the run. Runs begin with the store: in no run lies nothing.
+    /// The next lsn of a log before the run: 0 without an earlier row, since runs begin with the store.
     fn next_before(&self, id: LogId) -> Lsn {
         self.earlier_row(id)
             .map_or(Lsn::ZERO, |(_, row)| row.next_lsn)
@@ -384,8 +384,8 @@ impl Build<'_> {
         newest_first.find_map(|(_, index)| Some((&**index, index.row(id)?)))
     }
 
-    /// The segments that hold something of a log up to the end of the run, as the rows of
-    /// later segments are chained to them.
+    /// The segments that hold records of a log up to the end of the run. The rows of later segments are chained
+    /// to them.
     fn chain(&self, id: LogId, rows: &[(usize, Row)]) -> io::Result<crate::index::Chain> {
         let of = |index: &SealedIndex, row: &Row| -> io::Result<Image> {
             Ok(index.image(row).ok_or(io::ErrorKind::InvalidData)?)
@@ -415,7 +415,7 @@ impl Build<'_> {
         Ok(producers)
     }
 
-    /// Copies what one source has of a log.
+    /// Copies the kept records of a log from one source.
     fn copy(
         &self,
         out: &mut Out<'_, '_>,
@@ -548,8 +548,7 @@ impl Build<'_> {
             .map_err(|error| failed_at(source, error))
     }
 
-    /// A frame of a source does not verify. Its records are quarantined, as after any damage, and the
-    /// run lists them as lost.
+    /// Quarantines the records of a damaged frame of a source, as after any damage. The run lists them as lost.
     fn damaged(
         &self,
         source: &Source,
@@ -557,7 +556,7 @@ impl Build<'_> {
         place: &Place,
         position: Position,
     ) -> Result<(), Failed> {
-        // An index that could not be read leads to the wrong bytes.
+        // An unreadable index leads to the wrong bytes.
         self.check_reads()?;
         match keep.log {
             Some(log) if !source.segment.is_retired() => {
@@ -570,8 +569,8 @@ impl Build<'_> {
     }
 }
 
-/// Why a source cannot be read. If its file is gone there is no run: the file may come back, and the next
-/// start tells which records are lost.
+/// The cause of a failed read of a source. If its file is gone there is no run: the file may come back, and the
+/// next start reports the lost records.
 fn failed_at(source: &Source, error: io::Error) -> Failed {
     match error.kind() == io::ErrorKind::NotFound && !source.segment.is_retired() {
         true => Failed::Gone(Arc::clone(&source.segment)),
@@ -579,20 +578,20 @@ fn failed_at(source: &Source, error: io::Error) -> Failed {
     }
 }
 
-/// How a log stood at the end of a segment that is missing, as the link of the next one tells.
+/// State of a log at the end of a missing segment, as the link of the next segment records it.
 pub(super) struct Gone {
     pub(super) closing: Closing,
     pub(super) segment: SegmentId,
     pub(super) end: Position,
-    /// The number of the source behind it.
+    /// The number of the source behind the segment.
     pub(super) before: usize,
-    /// The whole image, if nothing touched the log between that segment and the choice of the task.
-    /// Clients append while the run is built, so the state of the log is not read again.
+    /// The whole image, if no later segment touched the log before the task was chosen. Clients append while
+    /// the run is built, so the state of the log is not read again.
     pub(super) newest: Option<Box<Image>>,
 }
 
 impl Gone {
-    /// How a log stands that a missing segment touched last, before a source. `None` if a frame behind
+    /// The state of a log that a missing segment, before a source, touched last. `None` if a frame behind
     /// `limit` touches it by now: the committer changes a log before it notes the segment.
     pub(super) fn of(
         (log, state): (&Log, &LogState),
@@ -635,21 +634,21 @@ impl Gone {
     }
 }
 
-/// How the logs of a run stood at its end and before it. The index and the run itself tell it, and it
-/// is in memory once.
+/// States of the logs of a run at its end and before it. The index and the run itself both need them, and they
+/// are in memory once.
 struct Described {
     builder: IndexBuilder,
-    /// The next lsn of each before the run.
+    /// The next lsn of each log before the run.
     before: Vec<Lsn>,
 }
 
-/// What is kept of a log.
+/// The kept records of a log.
 struct Keep<'a> {
     id: LogId,
     log: Option<&'a Arc<Log>>,
-    /// Nothing below is kept anywhere.
+    /// Records below this lsn are dropped.
     from: Lsn,
-    /// What is below goes to the archive only.
+    /// Records below this lsn go only to the archive.
     first: Lsn,
 }
 
@@ -669,15 +668,15 @@ impl Keep<'_> {
     }
 }
 
-/// Where the frames of a log go.
+/// Destination of the frames of a log.
 struct Out<'w, 'a> {
     writer: &'w mut Writer,
     archiving: Option<&'w mut Archiving<'a>>,
-    /// The lsn of the log that comes next.
+    /// The next lsn of the log.
     next: Lsn,
-    /// Position of the piece before, or where the run begins.
+    /// Position of the previous piece, or the beginning of the run.
     at: Position,
-    /// Records that were not there: from, to, and where the piece before them was.
+    /// Missing records: from, to, and the position of the piece before them.
     gaps: Vec<(Lsn, Lsn, Position)>,
     /// Records that counted as lost and can be read: from, to.
     found: Vec<(Lsn, Lsn)>,
@@ -703,7 +702,7 @@ impl Out<'_, '_> {
         Ok(self.writer.add(piece, body, dropped)?)
     }
 
-    /// Records from `first` on are kept; the next ones that there are begin at `lsn`.
+    /// Notes a gap: records from `first` on are kept, and the next existing ones begin at `lsn`.
     fn pass_to(&mut self, first: Lsn, lsn: Lsn) {
         let from = self.next.max(first);
         if from < lsn {
@@ -711,8 +710,7 @@ impl Out<'_, '_> {
         }
     }
 
-    /// Whether records that do not verify are nobody's any more but the archive's, which does
-    /// without.
+    /// Whether damaged records were meant only for the archive, which does without them.
     fn misses(&mut self, keep: &Keep<'_>, next: Lsn, count: u32) -> bool {
         match &mut self.archiving {
             Some(archiving) if next <= keep.first => {
@@ -724,7 +722,7 @@ impl Out<'_, '_> {
     }
 }
 
-/// Whether nothing is kept of a log, and what no trim took.
+/// Whether no record of a log is kept, and the records that its durable trims left.
 pub(super) fn fate(core: &Core, log: Option<&Log>) -> (bool, Kept) {
     let Some(log) = log else {
         return (true, Kept::default());
@@ -733,7 +731,7 @@ pub(super) fn fate(core: &Core, log: Option<&Log>) -> (bool, Kept) {
     (state.deleted, state.kept(core.journal.durable()))
 }
 
-/// The first of these places, as far as reading them in one go pays.
+/// The first of these places, as far as one read for all of them is efficient.
 fn together(places: impl Iterator<Item = Place>) -> Vec<Place> {
     let mut found: Vec<Place> = Vec::new();
     let mut useful = 0;

@@ -1,33 +1,32 @@
-//! What the sorter does next.
+//! Choice of the sorter's next step.
 //!
-//! Beyond what is live, a store takes so much of the disk, at most, for sorting:
+//! Beyond the live bytes, a store takes at most this space of the disk for sorting:
 //!
-//! | what | bound |
+//! | use | bound |
 //! |---|---|
-//! | segments that wait | an eighth of the step, and what arrives while such a part is sorted |
-//! | the run that is made of them | an eighth of the step |
-//! | dead bytes in runs | an eighth of what is live, and what dies until they are looked at |
-//! | a run that is made of others | a quarter of the step, or a tenth of what is live |
+//! | segments that wait | 1/8 of the step, and the bytes that arrive while such a part is sorted |
+//! | the run that is made of them | 1/8 of the step |
+//! | dead bytes in runs | 1/8 of the live bytes, and the bytes that die until the next check |
+//! | a run that is made of others | 1/4 of the step, or 1/10 of the live bytes |
 //! | the same, where descriptions of logs take more than 1/4 of the live bytes | 1 GiB, or all runs |
-//! | one that forgets many deleted logs | half of the step, or a tenth of what is live |
-//! | any run | a tenth of the volume, and the free space of the moment |
+//! | one that forgets many deleted logs | 1/2 of the step, or 1/10 of the live bytes |
+//! | any run | 1/10 of the volume, and the free space of the moment |
 //!
-//! A run is made of others where none of these is much larger than the rest, so that a byte is
-//! written anew only when its run becomes nearly twice as large at least; and of one alone, when
-//! most of it is dead, or of all runs more than is bounded here and of it the largest part. The
-//! oldest ones up to where many logs were deleted become one when what they tell of deleted logs
-//! is much.
+//! Neighbouring runs become one if none of them is much larger than the rest. A byte is rewritten only when its
+//! run becomes nearly twice as large at least. A single run is rewritten when most of it is dead. If all runs
+//! together have more dead bytes than the bound, the run with the largest dead part is rewritten. The oldest
+//! runs, up to one that saw many deletions, become one when their descriptions of deleted logs take much space.
 //!
-//! **A full disk gives space back as long as more than a segment is dead.** The pool keeps free as
-//! much as any run takes that is written again (`room.rs`), so that each run fits. Of the dead bytes
-//! one half at least lies in segments, or in runs:
+//! **A full disk gives space back as long as more than a segment is dead.** The pool keeps enough space free to
+//! rewrite any run (`room.rs`), so that each run fits. At least half of the dead bytes lie in segments, or in
+//! runs:
 //!
-//! - Segments are sorted oldest first, as many as fit, also those without dead bytes before the
-//!   dead ones. Each step turns one segment at least into a run of about its size.
-//! - Of the runs the one is written again that gives back most for its bytes. Wholly dead ones come
-//!   first: they leave only images. One with dead bytes is always found, and each step leaves fewer.
-//! - The newest finished segment is left for backups. If much of it is dead, the journal leaves its
-//!   segment for one of the reserve, so that the newest finished one is another.
+//! - Segments are sorted oldest first, as many as fit, including segments without dead bytes before the dead
+//!   ones. Each step turns at least one segment into a run of about its size.
+//! - The run that gives back most for its bytes is rewritten. Wholly dead runs come first: they leave only
+//!   images. A run with dead bytes is always found, and each step leaves fewer.
+//! - The newest finished segment is left for backups. If much of it is dead, the journal leaves its current
+//!   segment for one of the reserve, so that another one is the newest finished segment.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -53,61 +52,59 @@ use crate::local::Core;
 use crate::recovery;
 use crate::sync::atomic::Ordering;
 
-/// Runs are written anew when more than one part in so many of what is live is dead besides.
+/// Runs are rewritten when their dead bytes exceed this part of the live bytes (1/8).
 const DEAD_PART: u64 = 8;
 
-/// One of which less than a part in so many is live costs little to write anew.
+/// A run is cheap to rewrite when at most this part of it is live (1/8).
 const MOSTLY_DEAD_PART: u64 = 8;
 
-/// Shortly before the disk is full, a run is written again if this part of it is dead (1/16).
+/// Shortly before the disk is full, a run is rewritten if this part of it is dead (1/16).
 const SOME_DEAD_PART: u64 = 16;
 
-/// The oldest runs are written anew when what tells of deleted logs is more than one part in so
-/// many of what is live in them: all of that is read at every start.
+/// The oldest runs are rewritten when their descriptions of deleted logs exceed this part of their live bytes
+/// (1/8): every start reads all of these descriptions.
 const FORGOTTEN_PART: u64 = 8;
 
-/// Larger runs are worth it when descriptions of logs take more than 1/4 of the live bytes: one part
-/// in this many.
+/// Larger runs are worth it when descriptions of logs exceed this part of the live bytes (1/4).
 const OF_LOGS_PART: u64 = 4;
 
-/// The largest stretch of lsns of one log that a run may hold: its index counts them so.
+/// The largest range of lsns of one log that a run may hold: its index counts lsns in 32 bits.
 const MOST_LSNS: u64 = u32::MAX as u64;
 
-/// Pieces of a run at most, and bytes of their order frames at most. To make a run takes 24 bytes of
-/// memory for each piece, and a piece takes about 11 bytes in the order. Without this bound small
-/// records in a long history would take gigabytes.
+/// Maximum number of pieces of a run, and maximum bytes of its order frames. Making a run takes 24 bytes of
+/// memory for each piece, and a piece takes about 11 bytes in the order. Without this bound small records in a
+/// long history would take gigabytes.
 const MOST_PIECES: u64 = 8 << 20;
 const MOST_ORDER_BYTES: u64 = 11 * MOST_PIECES;
 
-/// Most bytes of indexes that were made again and wait for their segments to be sorted. An index beyond
-/// it is made at each use, and none of a later segment can be made: the sorter takes the segments
-/// before it first.
+/// Maximum bytes of indexes that were made again and wait for their segments to be sorted. An index beyond the
+/// bound is made at each use, and no index of a later segment can be made. The sorter takes the segments before
+/// it first.
 const MOST_MADE_BYTES: u64 = 64 << 20;
 
-/// The largest stretch of lsns of one log in a segment or run. Where nothing of a log is kept its
-/// row is empty.
+/// The largest range of lsns of one log in a segment or run. A log without kept records has an empty row.
 fn lsns(index: &SealedIndex) -> u64 {
     let lsns = index.rows().map(|row| row.next_lsn.since(row.first_lsn));
     lsns.max().unwrap_or(0)
 }
 
-/// Runs that together are no larger than this become one, whatever the size of each.
+/// Runs that together are no larger than this become one, whatever the size of each (bytes).
 const SMALL: u64 = 1 << 20;
 
-/// What is sorted next.
+/// The sources and the head of the next run.
 pub(super) struct Task {
     pub(super) sources: Vec<Source>,
     pub(super) head: Head,
-    /// How many runs lie before.
+    /// Number of runs before it.
     pub(super) earlier: usize,
-    /// How many runs are replaced.
+    /// Number of runs that it replaces.
     pub(super) replaced: usize,
     /// The last segment that earlier runs stand for.
     after: Option<SegmentId>,
-    /// Bytes that the run and its index take, at most.
+    /// Maximum bytes of the run and its index.
     pub(super) bytes: u64,
-    /// Links behind segments that are missing: the number of the source, its own link; none if the
-    /// link is damaged.
+    /// Links behind missing segments: the number of the source, and its own link. `None` if the link is
+    /// damaged.
     gaps: Vec<(usize, Option<Link>)>,
 }
 
@@ -118,12 +115,11 @@ impl Task {
         Some(id) > self.after && id < self.head.last && !sources.any(|s| s.segment.life.id == id)
     }
 
-    /// How logs stood at the end of segments that are missing. Nothing else tells of it, once the
-    /// links are gone.
+    /// State of the logs at the end of missing segments. Once the links are gone, no other file records it.
     pub(super) fn gone(&self, core: &Core) -> BTreeMap<LogId, Gone> {
         let mut gone = BTreeMap::new();
         if let Some((last, _)) = self.gaps.last() {
-            // The start asked also the indexes of missing segments, and checkpoints.
+            // The start also read the indexes of missing segments, and checkpoints.
             for log in core.logs.all_known() {
                 let state = log.state.read();
                 let touched_in = state.touched_in.get().filter(|id| self.lacks(*id));
@@ -155,62 +151,62 @@ impl Task {
     }
 }
 
-/// What a run is made of.
+/// The kind of sources of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Of {
     Segments,
     Runs,
 }
 
-/// Whether anything was there to be sorted lately.
+/// Whether segments were sorted lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
     Busy,
-    /// Not for long: a run may be written anew for less.
+    /// No segments were sorted for a while. A run may be rewritten for less.
     AtRest,
 }
 
-/// What is in a run.
+/// Sizes and content of a run.
 #[derive(Debug, Clone, Copy)]
 struct Share {
     /// Bytes of packs with records that are kept.
     live: u64,
-    /// The rest of its packs, and images of logs that were deleted long ago.
+    /// The remaining bytes of its packs, and images of logs that were deleted long ago.
     dead: u64,
-    /// What one made of it alone would take.
+    /// Bytes of a new run made of this run alone.
     left: u64,
-    /// What one made of it and others would take for it: images of deleted logs are told once
-    /// there, or not at all.
+    /// Bytes that the run adds to a new run made of it and others. That run has images of deleted logs once, or
+    /// not at all.
     merged: u64,
-    /// What is told of deleted logs, in images and in the index.
+    /// Bytes that describe deleted logs, in images and in the index.
     told: u64,
-    /// Bytes that describe its logs, its index included.
+    /// Bytes that describe its logs, including its index.
     of_logs: u64,
-    /// The largest stretch of lsns of one log.
+    /// The largest range of lsns of one log.
     lsns: u64,
-    /// Whether most of its logs are deleted, here or later.
+    /// Whether most of its logs are deleted, in this run or later.
     mostly_gone: bool,
     /// Bytes of packs.
     packs: u64,
-    /// Bytes of the frames that tell the order of its pieces.
+    /// Bytes of its order frames.
     order: u64,
 }
 
 impl Share {
-    /// Bytes that one made of it alone takes with its index, while this one is still there.
+    /// Bytes of a new run made of this run alone, and of its index, while this run still exists.
     fn bytes_again(&self) -> u64 {
         bytes_of_run(self.live, self.left.saturating_sub(self.live))
     }
 }
 
-/// Bounds of a run that is made of others.
+/// Bounds of a run that is made of other runs.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     /// Bytes of the run.
     most: u64,
     /// Bytes of the run and its index that the volume has room for.
     room: u64,
-    /// Bytes of packs of its sources: an archive may get all of them in one file.
+    /// Bytes of packs of its sources. An archive may get all of them in one file.
     archived: u64,
 }
 
@@ -228,7 +224,7 @@ impl Bounds {
 }
 
 impl Core {
-    /// The sealed segments that may be sorted, the oldest first, and the one behind them.
+    /// The sealed segments that may be sorted, oldest first, and the segment behind them.
     fn unsorted(&self) -> (Vec<Arc<Segment>>, Option<Arc<Segment>>) {
         let current = self.journal.current().base;
         let segments = self.journal.segments.read();
@@ -241,8 +237,8 @@ impl Core {
         (sealed, newest)
     }
 
-    /// Bytes of segments that may be sorted, in units of as many as are sorted in one go.
-    /// Two units count for all: this is asked often, and there may be many small segments.
+    /// Bytes of segments that may be sorted, in units of one sorting step. Counting stops at two units: callers
+    /// ask often, and there may be many small segments.
     pub(super) fn backlog(&self) -> u64 {
         let part = self.sorter_part();
         let current = self.journal.current().base;
@@ -257,22 +253,22 @@ impl Core {
         bytes / part
     }
 
-    /// Whether deleted logs are to be forgotten, however little there is to be sorted.
+    /// Whether deleted logs must be forgotten, however little there is to sort.
     pub(super) fn is_crowded(&self) -> bool {
         (self.config.bounds()).is_crowded(&self.logs.holdings()) && !self.is_in_doubt()
     }
 
-    /// Whether the segment with the newest deletion is still written, or left alone as the newest
-    /// finished one.
+    /// Whether the segment with the newest deletion is still written, or is the newest finished segment, which
+    /// stays unsorted.
     pub(super) fn must_leave(&self) -> bool {
         let (_, newest) = self.unsorted();
         let last = self.logs.last_deletion();
         last.is_some_and(|last| newest.is_none_or(|newest| last > newest.base))
     }
 
-    /// The oldest segments that are not sorted, if they are enough to be worth it. Where deleted logs
-    /// are to be forgotten, any. On a full disk as many as fit the free space, if enough is dead in
-    /// them or in later ones.
+    /// The oldest unsorted segments, if they are enough to be worth a step. If deleted logs must be forgotten,
+    /// any number is enough. On a full disk it takes as many as fit the free space, if enough is dead in them
+    /// or in later segments.
     pub(super) fn next_segments(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
         let short = self.pool().is_short();
         let crowded = self.is_crowded();
@@ -283,8 +279,8 @@ impl Core {
         if bytes < step || sealed.is_empty() || self.is_in_doubt() {
             return Ok(None);
         }
-        // Segments that do not tell of runs are the last that an older version would take
-        // for all there is.
+        // Nothing is sorted while the current segment lacks the mark of runs: an older version would take the
+        // segments without it for the whole store.
         if self.journal.current().life.id < self.pool().mark() {
             return Ok(None);
         }
@@ -350,7 +346,7 @@ impl Core {
                 successor = Some(segment);
                 continue;
             }
-            // The index describes places, too: of those few are left.
+            // The index also describes places, and few of those are left.
             if bytes_of_run(live + kept, (images + of_logs) / 2) > room {
                 successor = Some(segment);
                 continue;
@@ -422,7 +418,7 @@ impl Core {
         }))
     }
 
-    /// Links of the sources that stand behind a missing segment, each with the number of its source.
+    /// Links of the sources behind a missing segment, each with the number of its source.
     fn gaps_between(
         &self,
         sources: &[Source],
@@ -447,7 +443,7 @@ impl Core {
         Ok(gaps)
     }
 
-    /// The first bytes of the first frame of a segment; none if its file is gone, which ends the step.
+    /// The first bytes of the first frame of a segment. Empty if its file is gone, which ends the step.
     fn read_link(&self, segment: &Arc<Segment>, bytes: u64) -> io::Result<Bytes> {
         match self.open_segments.read(segment, segment.first(), bytes) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -487,7 +483,7 @@ impl Core {
         self.config.segment_bytes / 4
     }
 
-    /// The index of a segment or run, read or made again.
+    /// The index of a segment or run, read from its file or rebuilt.
     ///
     /// # Errors
     /// If there is no file descriptor to read the index or its segment.
@@ -499,11 +495,11 @@ impl Core {
         Ok(index)
     }
 
-    /// The same, and whether more records are known to be lost since: the caller forgets the
-    /// checkpoints then.
+    /// The index of a segment or run, as [`Core::sound_index`] finds it, and whether more records are known to
+    /// be lost since. In that case the caller forgets the checkpoints.
     ///
     /// # Errors
-    /// As of [`Core::sound_index`].
+    /// The errors of [`Core::sound_index`].
     pub(crate) fn index_or_anew(
         &self,
         segment: &Segment,
@@ -539,8 +535,8 @@ impl Core {
         Ok((index, learned))
     }
 
-    /// The index of a journal segment, made from its frames and from images in older indexes. The caller
-    /// learns which records are lost. Readers do not use it: its rows do not lead to older rows.
+    /// The index of a journal segment, made from its frames and from images in older indexes. The caller learns
+    /// which records are lost. Readers do not use this index: its rows do not lead to older rows.
     pub(crate) fn index_anew(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         if is_address(segment.base) {
             return Ok(None);
@@ -559,7 +555,7 @@ impl Core {
             let made = self.sorter.made.lock().get(&file.life.id).cloned();
             let index = match made {
                 Some(made) => Some(made),
-                // That of a run can always be made again.
+                // The index of a run can always be made again.
                 None => match self.indexes.stream(&file)? {
                     None if is_address(file.base) => self.sealed_index(&file)?,
                     index => index,
@@ -569,7 +565,7 @@ impl Core {
         }
         let before = |log: LogId| {
             for index in told.iter().rev() {
-                // It is damaged too.
+                // This index is damaged too.
                 let Some(index) = index else {
                     return Err(io::ErrorKind::NotFound.into());
                 };
@@ -582,7 +578,7 @@ impl Core {
             }
             Ok(None)
         };
-        // After the loss of all records from some lsn on was accepted, the log went on from there.
+        // After an operator accepted the loss of all records from some lsn on, the log continued from there.
         let goes_on = |log: LogId| {
             for segment in newer.iter().filter(|segment| segment.is_indexed()) {
                 let index = self.indexes.stream(segment)?;
@@ -614,7 +610,7 @@ impl Core {
         };
         let made = recovery::index_anew(&self.disk, segment, link.as_ref(), known, &logs);
         if segment.is_retired() {
-            // It was sorted meanwhile, and its file may have another life.
+            // The segment was sorted meanwhile, and its file may have another life.
             return Ok(None);
         }
         match made {
@@ -634,7 +630,7 @@ impl Core {
         }
     }
 
-    /// What the run of these segments will say of itself; `None` if they do not tell.
+    /// The head of the run of these segments. `None` if their links do not describe it.
     fn head_of(
         &self,
         sources: &[Source],
@@ -672,7 +668,7 @@ impl Core {
                 true => link.next_log_counter,
                 false => 1,
             },
-            // Of a later frame: nothing before arrived later.
+            // Arrival time of a later frame: nothing before it arrived later.
             arrival: header.arrival,
             epoch: own.recovery_epoch,
             history: self.history.iter().filter(ended).copied().collect(),
@@ -687,7 +683,7 @@ impl Core {
         }))
     }
 
-    /// Losses that the links of these segments say were accepted, as far as they may still matter.
+    /// Accepted losses that the links of these segments list, as far as they may still matter.
     fn accepted_in(&self, sources: &[Source]) -> Vec<Accepted> {
         let of_source = |before| sources.iter().any(|source| source.segment.base == before);
         let accepted = self.damages.accepted().iter();
@@ -697,7 +693,7 @@ impl Core {
             .collect()
     }
 
-    /// An acceptance without the records that nobody misses any more.
+    /// An acceptance, reduced to the records that some log still misses.
     fn still_matters(&self, accepted: &Accepted) -> Accepted {
         let missed = |(log, _, to): &&(LogId, Lsn, Lsn)| {
             let log = self.logs.by_id(*log);
@@ -713,7 +709,7 @@ impl Core {
     }
 
     fn link_of(&self, segment: &Arc<Segment>) -> io::Result<Option<(Header, Link)>> {
-        // Most are small; one tells of all logs that the segment before touched.
+        // Most links are small. A link can describe all logs that the previous segment touched.
         let first = segment.first();
         let mut bytes = self.read_link(segment, 64 << 10)?;
         let header = frame::decode_header(&bytes, segment.life.salt)
@@ -728,13 +724,13 @@ impl Core {
         Ok(link.map(|link| (header, link)))
     }
 
-    /// Runs that are worth to be written anew.
+    /// The next runs that are worth rewriting.
     pub(super) fn next_runs(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
         if self.is_in_doubt() {
             return Ok(None);
         }
         let mut shares = Vec::with_capacity(runs.len());
-        // The first so many runs: what they tell of deleted logs nobody has to know any more.
+        // Number of oldest runs whose descriptions of deleted logs may be dropped.
         let mut forgets = 0;
         for (at, run) in (1..).zip(runs) {
             let Some(index) = self.sound_index(&run.segment)? else {
@@ -776,7 +772,7 @@ impl Core {
                 }
             };
         }
-        // One that is damaged becomes one that is whole, and says which records are lost.
+        // A damaged run becomes a whole one that lists the lost records.
         let damaged = |at: &usize| !runs[*at].segment.holes.read().is_empty();
         let fits = |at: &usize| shares[*at].bytes_again() <= room;
         if let Some(at) = (0..runs.len()).find(|at| damaged(at) && fits(at)) {
@@ -796,7 +792,7 @@ impl Core {
         if is_worth_forgetting(&shares[..forgets], forgetting) {
             return self.task_of_runs(runs, 0, &shares[..forgets]);
         }
-        // Before the disk is full, less is worth it: appends need not wait for space then.
+        // Before the disk is full, a smaller gain is worth it. Appends then need not wait for space.
         let soon_full = dead > self.config.segment_bytes && self.pool().is_nearly_short();
         let least = match (dead > live / DEAD_PART, soon_full) {
             (true, _) => Worth::Anything,
@@ -806,7 +802,7 @@ impl Core {
         if let Some(at) = worst(&shares, room, least) {
             return self.task_of_runs(runs, at, &shares[at..=at]);
         }
-        // Of three alike, or of two, or of two where one is much larger.
+        // Three runs of similar size, or two, or two where one is much larger.
         let fifths = match load {
             Load::Busy => 2,
             Load::AtRest if logs_dominate => 4,
@@ -856,7 +852,7 @@ impl Core {
         }
     }
 
-    /// How many images are of logs that nobody has to know of any more, if no older run has them.
+    /// Number of images of deleted logs that no reader needs any more, if no older run has them.
     fn forgettable(&self, index: &SealedIndex) -> io::Result<usize> {
         let known_deleted = checkpoint::list(&*self.disk)?.first().copied();
         let forgettable = |row: &Row| {
@@ -867,12 +863,12 @@ impl Core {
         Ok(index.rows().filter(forgettable).count())
     }
 
-    /// Bytes of packs with records that are kept: of one with others too, its part.
+    /// Bytes of packs with kept records. A pack that also has other records counts in part.
     pub(crate) fn live_bytes(&self, index: &SealedIndex) -> u64 {
         self.live_and_gone(index).0
     }
 
-    /// The same, and how many of the logs are deleted.
+    /// The result of [`Self::live_bytes`], and the number of deleted logs.
     fn live_and_gone(&self, index: &SealedIndex) -> (u64, usize) {
         let (mut live, mut of_gone) = (0, 0);
         for row in index.rows() {
@@ -887,7 +883,7 @@ impl Core {
             for place in entries.from(from) {
                 let bytes = u64::from(place.frame_len);
                 let dead = kept.first.since(place.first_lsn.min(kept.first));
-                // An index that was made up may tell anything.
+                // A rebuilt index may hold any numbers.
                 let dead = bytes.saturating_mul(dead) / u64::from(place.count.max(1));
                 live += bytes.saturating_sub(dead);
             }
@@ -940,13 +936,12 @@ impl Core {
     }
 }
 
-/// As many bytes as `count` of `all` take, about.
+/// About the bytes that `count` of `all` entries take.
 fn part_of(bytes: u64, count: usize, all: usize) -> u64 {
     bytes / (all as u64).max(1) * count as u64
 }
 
-/// Of the runs that fit the room when they are written again, the one that gives back most for its
-/// bytes, if that is worth it.
+/// The run that gives back most for its bytes, if it fits the room when it is rewritten and is worth it.
 fn worst(shares: &[Share], room: u64, least: Worth) -> Option<usize> {
     let (at, _) = (0..)
         .zip(shares)
@@ -958,11 +953,11 @@ fn worst(shares: &[Share], room: u64, least: Worth) -> Option<usize> {
     Some(at)
 }
 
-/// How much of a run must be dead before it is written again.
+/// The dead part that a run must have before it is rewritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Worth {
     Anything,
-    /// One part in [`SOME_DEAD_PART`].
+    /// At least one part in [`SOME_DEAD_PART`].
     Some,
     /// All but one part in [`MOSTLY_DEAD_PART`].
     Most,
@@ -979,15 +974,15 @@ impl Worth {
     }
 }
 
-/// Whether the oldest runs are to become one of at most so many bytes, because of what they tell of
-/// deleted logs.
+/// Whether the oldest runs must become one run within the bounds, because their descriptions of deleted logs
+/// take much space.
 fn is_worth_forgetting(oldest: &[Share], bounds: Bounds) -> bool {
     let sum = |of: fn(&Share) -> u64| oldest.iter().map(of).sum::<u64>();
     sum(|share| share.told) > sum(|share| share.live) / FORGOTTEN_PART && bounds.allow(oldest)
 }
 
-/// The most neighbouring runs that fit one run. None is larger than `fifths` / 5 of their sum.
-/// Returns where they begin, and their number.
+/// The largest number of neighbouring runs that fit one run. None is larger than `fifths` / 5 of their sum.
+/// Returns the index of the first, and their number.
 fn alike(shares: &[Share], bounds: Bounds, fifths: u64) -> Option<(usize, usize)> {
     let largest_part = |sum: u64| sum / 5 * fifths;
     let mut best = None;

@@ -1,50 +1,50 @@
-//! What a run says of itself, in its last frame.
+//! The description of a run, in its last frame.
 
 use crate::bounds;
 use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::journal::body::Accepted;
 use crate::wire::{self, Value};
 
-/// Which segments a run stands for, and how the journal stood at their end.
+/// The segments that a run replaces, and the state of the journal at their end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// The first segment, the one before it, and its base.
+    /// The first segment, its predecessor, and its base.
     pub(crate) first: SegmentId,
     pub(crate) before_first: Option<SegmentId>,
     pub(crate) first_base: Position,
-    /// The last segment, and the one before it.
+    /// The last segment, and its predecessor.
     pub(crate) last: SegmentId,
     pub(crate) before_last: Option<SegmentId>,
-    /// Where the frames of the last one end.
+    /// End of the frames of the last segment.
     pub(crate) end: Position,
-    /// The position after its last byte.
+    /// The position after the last byte of the last segment.
     pub(crate) limit: Position,
-    /// Header checksum of its last frame.
+    /// Header checksum of the last frame of the last segment.
     pub(crate) chain: u32,
     pub(crate) next_log_counter: u64,
     pub(crate) arrival: Timestamp,
     pub(crate) epoch: RecoveryEpoch,
-    /// Epochs that ended in these segments, and where what survived of them ends.
+    /// Epochs that ended in these segments, and the end of the surviving part of each.
     pub(crate) history: Vec<(RecoveryEpoch, Position)>,
-    /// The frames that tell the order: the first position in each, and where it is.
+    /// The order frames: the first position in each, and its offset.
     pub(crate) order: Vec<(Position, u64)>,
-    /// Where the last of them ends.
+    /// End of the last order frame.
     pub(crate) order_end: u64,
-    /// Logs that it has images of, records in it, and bytes of the packs.
+    /// Number of logs with an image, number of records, and bytes of the packs.
     pub(crate) logs: u64,
     pub(crate) records: u64,
     pub(crate) pack_bytes: u64,
-    /// Where the first frame of images is; 0: not told.
+    /// Offset of the first frame of images; 0: unknown.
     pub(crate) images_at: u64,
-    /// Logs that were deleted up to this segment may have been left out: a checkpoint that
-    /// ends before it would bring them back.
+    /// Logs that were deleted up to this segment may be left out. A checkpoint that ends before it would
+    /// restore them.
     pub(crate) forgotten: Option<SegmentId>,
-    /// Losses that links of these segments say were accepted, as far as they still matter.
+    /// Accepted losses that links of these segments list, as far as they still matter.
     pub(crate) accepted: Vec<Accepted>,
 }
 
 impl Head {
-    /// Bytes of the frames that tell the order.
+    /// Bytes of the order frames.
     pub(super) fn order_bytes(&self) -> u64 {
         let first = self.order.first().map_or(self.order_end, |(_, at)| *at);
         self.order_end.saturating_sub(first)
@@ -196,7 +196,7 @@ mod tests {
         let bytes = head.encode();
         assert_eq!(Head::decode(&bytes), Some(head));
         for end in 0..bytes.len() {
-            // Cut anywhere it is refused or read as less, and never panics.
+            // A cut head is refused or read as a shorter one. It never panics.
             let _shorter = Head::decode(&bytes[..end]);
         }
     }

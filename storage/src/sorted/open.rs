@@ -1,4 +1,4 @@
-//! Reading runs as files: which there are, and all that is in one.
+//! Reads runs as files: lists them, opens them, and walks their frames.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,10 +20,10 @@ use crate::journal::segment::{self, ARCHIVED, BadLife, Hole, Life, SORTED_RUN, S
 use crate::verify::frames::{Event, Frames, Read};
 use crate::verify::pace::Stop;
 
-/// The last bytes say where the last frame is.
+/// Length of the last field, in bytes: the offset of the last frame.
 pub(crate) const TRAILER_BYTES: u64 = 8;
 
-/// What lies in `sorted/`.
+/// Files in `sorted/`.
 #[derive(Debug, Default)]
 pub(crate) struct Listed {
     pub(crate) runs: Vec<SegmentId>,
@@ -51,9 +51,9 @@ pub(crate) fn list(disk: &dyn Disk) -> io::Result<Listed> {
 #[derive(Debug)]
 pub(crate) enum BadRun {
     Io(io::Error),
-    /// It is newer than this version.
+    /// The run is newer than this version.
     Newer(String),
-    /// In words.
+    /// A description for the operator.
     Damaged(String),
 }
 
@@ -63,7 +63,7 @@ impl From<io::Error> for BadRun {
     }
 }
 
-/// What a run says of itself.
+/// The life block of a run and its last frame.
 pub(crate) struct Opened {
     pub(crate) life: Life,
     pub(crate) head: Head,
@@ -73,7 +73,7 @@ pub(crate) struct Opened {
     pub(crate) chain: u32,
 }
 
-/// Reads life block and last frame of a run. What does not verify is read again, from the device.
+/// Reads the life block and the last frame of a run. Damaged bytes are read again, from the device.
 pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Opened, BadRun> {
     let path = path(id);
     or_again(|again| {
@@ -90,7 +90,7 @@ pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Ope
     })
 }
 
-/// The same of a file of an archive.
+/// Reads the life block and the last frame of a file of an archive.
 pub(crate) fn open_archived(disk: &dyn Disk, path: &str) -> Result<Opened, BadRun> {
     or_again(|again| {
         let source = Source::open(disk, path, again)?;
@@ -102,7 +102,7 @@ pub(crate) fn open_archived(disk: &dyn Disk, path: &str) -> Result<Opened, BadRu
     })
 }
 
-/// Opens a run. The memory of the first read may be wrong: a second one passes the page cache.
+/// Opens a run. The memory of the first read may be wrong: a second read bypasses the page cache.
 fn or_again(open: impl Fn(bool) -> Result<Opened, BadRun>) -> Result<Opened, BadRun> {
     match open(false) {
         Err(BadRun::Damaged(_)) => open(true),
@@ -115,7 +115,7 @@ struct Source<'a> {
     disk: &'a dyn Disk,
     path: &'a str,
     file: Arc<dyn DiskFile>,
-    /// Whether reads pass the page cache.
+    /// Whether reads bypass the page cache.
     again: bool,
 }
 
@@ -163,7 +163,7 @@ impl<'a> Source<'a> {
             found = head_at(&self.read(at, end - at)?, &life, at, self.path)?;
         }
         if found.is_none() {
-            // There is another one before it. Where, is not known.
+            // There is another copy before it, at an unknown offset.
             let bytes = self.read(0, size)?;
             let mut at = end / 8 * 8;
             while found.is_none() && at > LIFE_BYTES {
@@ -189,7 +189,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// What the frame at this offset says of the run: its header checksum too.
+/// The head of the run in the frame at this offset, and the header checksum of the frame.
 fn head_at(bytes: &[u8], life: &Life, at: u64, path: &str) -> Result<Option<(u32, Head)>, BadRun> {
     if let Some(newer) = frame::newer(bytes, life.salt) {
         let refused = newer.refused(path, at);
@@ -204,17 +204,17 @@ fn head_at(bytes: &[u8], life: &Life, at: u64, path: &str) -> Result<Option<(u32
     }))
 }
 
-/// A pack, and what of it verifies.
+/// A pack, and its pieces that verify.
 pub(crate) struct WalkedPack {
     pub(crate) log: LogId,
     pub(crate) place: Place,
-    /// Of one that is not whole: each piece with whether its bytes are good.
+    /// For a damaged pack: each piece, and whether its bytes are good.
     pub(crate) pieces: Vec<(Piece, bool)>,
-    /// Where in the journal its first and its last piece were.
+    /// Positions of the first and of the last piece in the journal.
     pub(crate) positions: (Position, Position),
 }
 
-/// All that is in a run.
+/// The content of a run.
 #[derive(Default)]
 pub(crate) struct Walked {
     pub(crate) packs: Vec<WalkedPack>,
@@ -223,12 +223,12 @@ pub(crate) struct Walked {
     pub(crate) records: u64,
     /// Bytes that do not verify, as addresses.
     pub(crate) holes: Vec<Hole>,
-    /// Whether images are among what is lost.
+    /// Whether some images are lost.
     pub(crate) lost_images: bool,
 }
 
-/// Reads all frames of a run. If some do not verify, all are read again, from the device: the memory of
-/// the first read may be wrong.
+/// Reads all frames of a run. If some do not verify, all are read again, from the device: the memory of the
+/// first read may be wrong.
 pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<Walked> {
     let path = path(opened.life.id);
     let file = disk.open(&path)?;
@@ -248,7 +248,7 @@ pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<Walked> {
     }
 }
 
-/// The same with what `read` gives.
+/// Reads all frames of a run with `read`.
 pub(crate) fn walk_with(opened: &Opened, read: &mut Read<'_>) -> Result<Walked, Stop> {
     let base = base_of(opened.life.id);
     let mut walked = Walked::default();
@@ -313,14 +313,14 @@ impl Walked {
         }
     }
 
-    /// Takes the images that are damaged from the index of the run.
+    /// Replaces damaged images by the images in the index of the run.
     pub(crate) fn learn_images(&mut self, index: &SealedIndex) {
         let known: BTreeSet<LogId> = self.images.iter().map(|images| images.image.id).collect();
         for row in index.rows().filter(|row| !known.contains(&row.log_id)) {
             let Some(image) = index.image(&row) else {
                 return;
             };
-            // Records below are in earlier runs, or trimmed.
+            // Records below this lsn are in earlier runs, or trimmed.
             let before = row.first_lsn;
             self.images.push(Images {
                 image,
@@ -332,7 +332,7 @@ impl Walked {
         self.lost_images = false;
     }
 
-    /// What was kept of a log and cannot be read: ranges of lsns.
+    /// Kept records of a log that cannot be read, as ranges of lsns.
     pub(crate) fn lost_of(&self, images: &Images) -> Vec<(Lsn, Lsn)> {
         let log = images.image.id;
         let mut next = images.before.max(images.image.kept.first);
@@ -363,7 +363,7 @@ impl Walked {
         lost
     }
 
-    /// The records of a log that are good, in order: from, to (exclusive).
+    /// The readable records of a log, in order: from, to (exclusive).
     pub(crate) fn good_of(&self, log: LogId) -> Vec<(Lsn, Lsn)> {
         let mut found = Vec::new();
         for pack in self.packs_of(log) {
@@ -378,7 +378,7 @@ impl Walked {
         found
     }
 
-    /// Where in the journal the piece was that holds this record, if that is still told.
+    /// Position in the journal of the piece that holds this record. `None` if its pack is whole or unknown.
     pub(crate) fn position_of(&self, log: LogId, lsn: Lsn) -> Option<Position> {
         let pieces = self.packs_of(log).iter().flat_map(|pack| &pack.pieces);
         let mut pieces = pieces.map(|(piece, _)| piece);
@@ -391,14 +391,14 @@ impl Walked {
         self.images.iter().any(|i| !self.lost_of(i).is_empty())
     }
 
-    /// The packs of one log: they lie by log id.
+    /// The packs of one log. Packs are in order of log ids.
     fn packs_of(&self, log: LogId) -> &[WalkedPack] {
         let first = self.packs.partition_point(|pack| pack.log < log);
         let last = self.packs.partition_point(|pack| pack.log <= log);
         &self.packs[first..last]
     }
 
-    /// The index of the run, as it was written, where nothing is lost.
+    /// The index of the run. It equals the written one if nothing is lost.
     pub(crate) fn index(&self, opened: &Opened) -> SealedIndex {
         let rows = self.images.iter().map(|images| NewRow {
             places: self
@@ -415,7 +415,7 @@ impl Walked {
     }
 }
 
-/// Where the frames of a run do not verify, as addresses.
+/// Bytes of a run that do not verify, as addresses.
 pub(crate) fn holes_of(disk: &dyn Disk, segment: &Segment) -> io::Result<Vec<Hole>> {
     Ok(walk(disk, &reopened(disk, segment)?)?.holes)
 }

@@ -1,13 +1,13 @@
-//! Packs, images and order of a run: bytes in, bytes out.
+//! Packs, images and order of a run: encoding and decoding.
 //!
-//! The header of a pack has its pieces in extension 4, as varints, for each: records, arrival
-//! less that of the one before (zigzag), position less that of the one before, codec, stored
-//! bytes; and the CRC-32C of these (4 bytes). So each piece is verified by itself.
+//! The header of a pack has its pieces in extension 4. Each piece has these varints: records, arrival less the
+//! previous arrival (zigzag), position less the previous position, codec, stored bytes. The CRC-32C of the
+//! stored bytes follows (4 bytes). Therefore each piece is verified separately.
 //!
-//! The body of order: for each piece, as varints: position less that of the one before, log
-//! id, address of its pack less the run's base, over 8, number of the piece in the pack, and
-//! how many records of the log right before it were dropped. Where nothing of a log is kept,
-//! the pack is 0 and the lsn that it goes on at follows.
+//! The body of an order frame has these varints for each piece: position less the previous position, log id,
+//! offset of its pack in the run over 8, number of the piece in the pack, and number of dropped records of the
+//! log right before it. Where nothing of a log is kept, the pack is 0, and the lsn follows at which the log
+//! continues.
 
 use crate::bounds;
 use crate::ids::{LogId, Lsn, Position, Timestamp};
@@ -15,16 +15,16 @@ use crate::index::Image;
 use crate::journal::frame::{self, Header};
 use crate::wire::{self, Value};
 
-/// What was one frame of the journal.
+/// A piece of a pack: one former frame of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
     pub(crate) arrival: Timestamp,
-    /// Where it was in the journal.
+    /// Position in the journal.
     pub(crate) position: Position,
     pub(crate) codec: u8,
-    /// Where its stored bytes are in the body of the pack.
+    /// Offset of its stored bytes in the body of the pack.
     pub(crate) offset: u32,
     pub(crate) stored: u32,
     pub(crate) crc: u32,
@@ -44,7 +44,7 @@ fn unzigzag(value: u64) -> i64 {
     (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
 }
 
-/// The extension that tells the pieces of a pack.
+/// Appends the extension that describes the pieces of a pack.
 pub(super) fn put_pieces(out: &mut Vec<u8>, pieces: &[Piece]) {
     let mut payload = Vec::with_capacity(pieces.len() * 20);
     let (mut arrival, mut position) = (0, 0);
@@ -92,20 +92,20 @@ pub(crate) fn pieces(bytes: &[u8], header: &Header) -> Option<Vec<Piece>> {
     whole.then_some(pieces)
 }
 
-/// How one log stood at the end of a run, and before it.
+/// State of one log at the end of a run, and its next lsn before the run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Images {
     pub(crate) image: Image,
     /// Its next lsn before the run.
     pub(crate) before: Lsn,
-    /// What a file of an archive has of it; a run says nothing of it.
+    /// The records that a file of an archive has of the log. `None` in a run.
     pub(crate) archived: Option<Archived>,
 }
 
 /// Records of one log in a file of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Archived {
-    /// The first, and the one behind the last. Some between may not be there.
+    /// The first lsn, and the lsn behind the last. Some between them may be missing.
     pub(crate) first: Lsn,
     pub(crate) next: Lsn,
     pub(crate) records: u64,
@@ -117,7 +117,7 @@ pub(crate) struct Archived {
 }
 
 impl Archived {
-    /// With its first piece.
+    /// Starts with the first piece.
     pub(crate) fn of(piece: &Piece) -> Self {
         Self {
             first: piece.first_lsn,
@@ -129,7 +129,7 @@ impl Archived {
         }
     }
 
-    /// With the next one.
+    /// Adds the next piece.
     pub(crate) fn add(&mut self, piece: &Piece) {
         self.next = piece.next_lsn();
         self.records += u64::from(piece.count);
@@ -171,8 +171,8 @@ impl Archived {
     }
 }
 
-/// Appends what frames of images hold of one log: its encoded image, its next lsn before the run,
-/// and what a file of an archive has of it.
+/// Appends the entry of one log in a frame of images: its encoded image, its next lsn before the run, and its
+/// records in a file of an archive.
 pub(crate) fn put_images(
     out: &mut Vec<u8>,
     image: &[u8],
@@ -190,7 +190,7 @@ pub(crate) fn put_images(
 }
 
 impl Images {
-    /// Those in the body of a frame.
+    /// Decodes the images in the body of a frame.
     pub(crate) fn decode(body: &[u8]) -> Option<Vec<Self>> {
         let mut found = Vec::new();
         for field in wire::fields(body) {
@@ -216,21 +216,21 @@ impl Images {
     }
 }
 
-/// One place in the order of a run.
+/// One entry of the order of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Where the piece was in the journal.
+    /// Position of the piece in the journal.
     pub(crate) position: Position,
     pub(crate) log: LogId,
-    /// Offset of its pack and its number there; `Err` = nothing of the log is kept, which
-    /// goes on at this lsn.
+    /// Offset of its pack, and its number there. `Err`: nothing of the log is kept, and the log continues at
+    /// this lsn.
     pub(crate) at: Result<(u64, u32), Lsn>,
-    /// So many records of the log right before it were dropped.
+    /// Number of dropped records of the log right before it.
     pub(crate) dropped: u64,
 }
 
 impl Entry {
-    /// Appends it to a body where the last one has `position`.
+    /// Appends the entry to a body whose previous entry has `position`.
     pub(super) fn put(&self, out: &mut Vec<u8>, position: Position) {
         wire::put_varint(out, self.position.since(position));
         wire::put_varint(out, self.log.get());

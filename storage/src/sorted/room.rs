@@ -13,11 +13,11 @@ use crate::journal::segment::Segment;
 use crate::local::Core;
 use crate::sync::atomic::Ordering;
 
-/// A run takes at most this part of the volume (1/10).
+/// Maximum part of the volume for one run (1/10).
 const RUN_PART: u64 = 10;
 
-/// Sorting keeps at most this part of the volume free (1/6). For a run of one segment it keeps less
-/// (1/12), so that a small volume has room for segments.
+/// Sorting keeps at most this part of the volume free (1/6). For a run of one segment it keeps less (1/12), so
+/// that a small volume has room for segments.
 const RESERVE_PART: u64 = 6;
 const RESERVE_PART_OF_SEGMENT: u64 = 12;
 
@@ -114,7 +114,7 @@ impl Core {
         let room = match self.pool().room_for_sorting() {
             Some(free) if short => free + self.pool().lendable(),
             Some(free) => free,
-            // The space that is lent is all that is known.
+            // Nothing else is known than the lent space.
             None if short => self.config.segment_bytes,
             None => u64::MAX,
         };
@@ -125,10 +125,10 @@ impl Core {
     /// segment before its own. Segments that were left early have some.
     ///
     /// # Errors
-    /// Of the file system, unless it has no space for the change.
+    /// The error of the file system, unless it has no space for the change.
     pub(super) fn give_ends_back(&self) -> io::Result<()> {
         let current = self.journal.current();
-        // Its link says where the segment before it ends.
+        // The link of the current segment records the end of its predecessor.
         if self.journal.durable() <= current.first() {
             return Ok(());
         }
@@ -159,9 +159,9 @@ impl Core {
         Ok(())
     }
 
-    /// The part of the room that a run may take which is larger than those it is made of. When the
-    /// disk is nearly full such a run must not raise the space that is kept for sorting: appends would
-    /// have less, though nothing was appended.
+    /// The part of the room that a run may take which is larger than the runs it is made of. When the disk is
+    /// nearly full such a run must not raise the space kept for sorting. Otherwise appends would have less,
+    /// though nothing was appended.
     pub(super) fn room_without_growth(&self, room: u64) -> u64 {
         let of_segment = run_of_segment(self.config.segment_bytes);
         match self.pool().is_nearly_short() {

@@ -1,16 +1,15 @@
-//! The sorter: takes sealed segments, and older runs of which much is dead, makes a run of
-//! them, and gives their space back.
+//! The sorter: takes sealed segments, and older runs with many dead bytes, makes a run of them, and gives their
+//! space back.
 //!
 //! ```text
 //!  write <id>.new, flush ─▶ write its index ─▶ rename: published ─▶ readers go there
 //!                                                                 ─▶ old indexes, old files go
 //! ```
 //!
-//! A crash before the rename leaves files that the next start removes; one after it leaves
-//! the old files beside the run, and the next start removes those. Only what the newest
-//! checkpoint covers is sorted. Damage costs its own records only: the run says which are lost,
-//! and readers learn it from there. Where nothing tells whose records damage took, nothing is
-//! sorted until an operator accepts the loss.
+//! A crash before the rename leaves files that the next start removes. A crash after it leaves the old files
+//! next to the run, and the next start removes those. Only segments that the newest checkpoint covers are
+//! sorted. Damage costs only its own records: the run lists the lost records, and readers learn them from it.
+//! If nothing identifies the records that damage took, nothing is sorted until an operator accepts the loss.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -33,56 +32,56 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::verify::pace::{Control, Pace, Stop};
 
-/// So many bytes are read and written between two looks whether others wait.
+/// Bytes that are read and written between two checks whether others wait.
 const STRETCH: u64 = 1 << 20;
 
-/// How long it gives way to appends that are under way, each time: shorter where segments wait,
-/// and not at all when they become more, or it would never keep up with those.
+/// Pause for appends that are under way, each time. It is shorter while segments wait, and zero when more
+/// segments wait: otherwise the sorter would never keep up.
 const GIVE_WAY: Duration = Duration::from_millis(20);
 const GIVE_WAY_BEHIND: Duration = Duration::from_millis(4);
 
-/// How often runs are looked at, when nothing was sorted meanwhile; and at most for one part in so
-/// many of the time, since all their indexes are read for that.
+/// Pause between two checks of the runs, if nothing was sorted meanwhile. A check reads all their indexes, so
+/// it takes at most 1/50 of the time.
 const LOOK_AT_RUNS: Duration = Duration::from_secs(10);
 const LOOK_SHARE: u32 = 50;
 
-/// No segments were there to be sorted for so long: more is done about runs.
+/// Time without segments to sort after which more is done about runs.
 const AT_REST: Duration = Duration::from_secs(20);
 
-/// How often segments are left that are not full, to forget deleted logs or to make room.
+/// Pause between leaving two segments that are not full, to forget deleted logs or to make room.
 const LEAVE: Duration = Duration::from_secs(5);
 
-/// How long the sorter rests when there is nothing to do, or something is in its way.
+/// Pause of the sorter when there is nothing to do, and after an error.
 const REST: Duration = Duration::from_secs(1);
 const REST_AFTER_ERROR: Duration = Duration::from_secs(10);
 
 /// First pause of a step that finds no file descriptor. It doubles, up to [`REST`].
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// How far sorting is.
+/// Progress of sorting.
 pub(crate) struct Sorter {
     pub(crate) control: Control,
     /// Bytes read and written since the start.
     pub(crate) read: AtomicU64,
     pub(crate) written: AtomicU64,
-    /// Bytes of files that went, less those of the runs that took their place.
+    /// Bytes of removed files, less the bytes of the runs that replaced them.
     pub(crate) freed: AtomicU64,
-    /// Bytes of packs with and without records that are kept, when they were last looked at.
+    /// Bytes of packs with and without kept records, as of the last check.
     pub(crate) live: AtomicU64,
     pub(crate) dead: AtomicU64,
-    /// Bytes of a run at most, by the size of the volume.
+    /// Maximum bytes of a run, by the size of the volume.
     pub(super) largest_run: AtomicU64,
     /// Upper bound on the bytes of a run since one found no space; `u64::MAX` without one.
     pub(super) least_refused: AtomicU64,
-    /// On a full disk: how the store stood when nothing was worth sorting.
+    /// On a full disk: state of the store when nothing was worth sorting.
     pub(super) idle_at: Mutex<Option<Standing>>,
-    /// Whether an operator was warned that no run fits the free space.
+    /// Whether the log warned an operator that no run fits the free space.
     pub(super) is_stuck: AtomicBool,
-    /// Segments and runs that it cannot use, and why.
+    /// Segments and runs that the sorter cannot use, and why.
     stuck: Mutex<BTreeMap<(SegmentId, Fault), String>>,
     /// A segment or run whose file is gone. Nothing is sorted until it is back or a start decides.
     gone: Mutex<Option<Arc<Segment>>>,
-    /// Indexes of segments that were made again, until the segments are sorted.
+    /// Rebuilt indexes of segments, until the segments are sorted.
     pub(super) made: Mutex<HashMap<SegmentId, Arc<SealedIndex>>>,
 }
 
@@ -95,7 +94,7 @@ pub(super) enum Fault {
     File,
 }
 
-/// Facts that must change before another look at segments can find more.
+/// Facts that must change before another check of segments can find more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) durable: Position,
@@ -122,12 +121,12 @@ impl Sorter {
         }
     }
 
-    /// Why it cannot go on; nothing if it can.
+    /// Reasons why sorting cannot continue. Empty if it can.
     pub(crate) fn stuck(&self) -> Vec<String> {
         self.stuck.lock().values().cloned().collect()
     }
 
-    /// The file of a segment or run is gone.
+    /// Notes that the file of a segment or run is gone.
     pub(super) fn note_gone(&self, segment: &Arc<Segment>) {
         *self.gone.lock() = Some(Arc::clone(segment));
         let why = format!(
@@ -137,7 +136,7 @@ impl Sorter {
         self.stop_at(segment.life.id, Fault::File, why);
     }
 
-    /// It cannot use this segment or run.
+    /// Notes that the sorter cannot use this segment or run.
     pub(super) fn stop_at(&self, id: SegmentId, fault: Fault, why: String) {
         let mut stuck = self.stuck.lock();
         if stuck.get(&(id, fault)) != Some(&why) {
@@ -146,7 +145,7 @@ impl Sorter {
         }
     }
 
-    /// The fault is gone.
+    /// Notes that the fault is gone.
     pub(super) fn pass(&self, id: SegmentId, fault: Fault) {
         self.stuck.lock().remove(&(id, fault));
     }
@@ -156,25 +155,24 @@ impl Sorter {
     }
 }
 
-/// What is remembered from one turn to the next.
+/// State that the sorter keeps from one turn to the next.
 #[derive(Default)]
 pub(crate) struct Turns {
-    /// When segments were sorted last.
+    /// Time at which segments were sorted last.
     busy_at: Option<Instant>,
-    /// When the last look at runs ended that found nothing to do, and how long it took.
+    /// The end of the last check of runs that found nothing to do, and its duration.
     looked: Option<(Instant, Duration)>,
-    /// Whether there are runs that were not there then.
+    /// Whether there are runs that did not exist then.
     news: bool,
-    /// Up to where all was seen that may be done about runs at rest.
+    /// Position up to which everything was seen that may be done about runs at rest.
     seen: Option<Position>,
-    /// When segments were left last, to forget deleted logs or to make room.
+    /// Time at which segments were left last, to forget deleted logs or to make room.
     left: Option<Instant>,
 }
 
 impl Turns {
-    /// Whether it is time to look at runs: at once when segments have come to an end, and between
-    /// segments seldom. There a look takes the longer the more is there, and the more is there the
-    /// less it matters what becomes dead meanwhile.
+    /// Whether it is time to check runs: at once when no more segments wait, and seldom between segments. There
+    /// a check takes longer in a larger store. In a larger store the bytes that die meanwhile also matter less.
     fn is_due(&self, now: Instant, between: bool, short: bool) -> bool {
         let Some((at, took)) = self.looked else {
             return true;
@@ -223,8 +221,8 @@ impl Core {
         }
     }
 
-    /// Segments have a turn, then runs: as long as segments keep coming, and however fast, what is
-    /// dead in runs is to be given back too. Tells whether there was anything to do.
+    /// Sorts segments, then runs: dead bytes in runs must be given back too, however fast segments keep coming.
+    /// Returns whether there was anything to do.
     pub(crate) fn sort_turn(
         &self,
         turns: &mut Turns,
@@ -257,7 +255,7 @@ impl Core {
         let due = turns.is_due(now(), sorted, short);
         let looks = due && (short || turns.seen != Some(durable));
         let (mut made, mut spent) = (false, 0);
-        // As much as was spent on the segments, not one run: of those there may be many to do.
+        // Runs get as much work as the segments did, not one run: there may be many runs to rewrite.
         while looks && spent < 2 * self.sorter_part() {
             let (began, before) = (now(), self.sorter.moved());
             let more = self.sort_step(Of::Runs, load, spend)?;
@@ -273,7 +271,7 @@ impl Core {
             turns.looked = None;
         }
         if sorted || looks {
-            // The rows and images of all that was looked at were in memory.
+            // The check had the rows and images of all runs in memory.
             let runs = self.journal.runs();
             memory::give_back(runs.iter().map(|run| run.image_bytes()).sum());
         }
@@ -288,8 +286,8 @@ impl Core {
         Ok(sorted || made)
     }
 
-    /// Makes one run of these, where that is worth it. `spend` is told of bytes read
-    /// and written. Tells whether there was something to do.
+    /// Makes one run of these sources, if that is worth it. `spend` receives the bytes read and written.
+    /// Returns whether there was something to do.
     pub(crate) fn sort_step(
         &self,
         of: Of,
@@ -297,7 +295,7 @@ impl Core {
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<bool, Stop> {
         if self.journal.failure().is_some() {
-            // Whether the run that was published last is there, only a start sees.
+            // Only a start can find out whether the run that was published last exists.
             return Ok(false);
         }
         self.backups.remove_left();
@@ -332,9 +330,9 @@ impl Core {
         if of == Of::Segments {
             return self.make_run(&task, spend);
         }
-        // Segments do not wait for runs, which may take long. Looking has its price: where there
-        // were none, the next look comes when as much as a segment has been read and written. A look
-        // goes over all segments, and there may be many small ones.
+        // Segments do not wait for runs, which may take long. A check goes over all segments, and there may be
+        // many small ones. After a check without result, the next one comes when as much as a segment has been
+        // read and written.
         let between_looks = self.config.segment_bytes.max(STRETCH);
         let mut since_look = 0;
         let mut spend_and_sort = |bytes| {
@@ -351,7 +349,7 @@ impl Core {
         self.make_run(&task, &mut spend_and_sort)
     }
 
-    /// Whether a file is gone without which a run would drop good records.
+    /// Whether a file is missing without which a run would drop good records.
     fn waits_for_file(&self) -> bool {
         let mut gone = self.sorter.gone.lock();
         let is_gone = |segment: &Arc<Segment>| {
@@ -364,7 +362,7 @@ impl Core {
         gone.is_some()
     }
 
-    /// Does it, unless damage is found.
+    /// Makes the run of the task, unless damage is found.
     fn make_run(
         &self,
         task: &Task,
@@ -427,7 +425,7 @@ impl Core {
         }
     }
 
-    /// What was begun is of no use. A file whose removal fails is removed later.
+    /// Removes the files of an unfinished run. A file whose removal fails is removed later.
     fn forget_unpublished(&self, id: SegmentId) {
         let index = index_path(id);
         let paths = [format!("{index}.new"), index, new_path(id)];
@@ -463,8 +461,8 @@ impl Core {
         build.run(id, task.head.clone())
     }
 
-    /// The run is on the device: it gets its name, readers go there, and what it stands for
-    /// goes.
+    /// Publishes a run that is on the device: it gets its name, readers switch to it, and the files that it
+    /// replaces are removed.
     fn publish_run(&self, built: Built, task: &Task) -> io::Result<()> {
         let Built {
             life,
@@ -475,7 +473,7 @@ impl Core {
             ..
         } = built;
         let id = life.id;
-        // Without its name flushed, the index could outlive it.
+        // If its name is not flushed, the index could outlive the run.
         let path_of_index = index_path(id);
         let new = format!("{path_of_index}.new");
         let written = self
@@ -485,7 +483,7 @@ impl Core {
         let segment = Segment::finished(life, base_of(id), Some(path(id)), life.size);
         *segment.end.write() = Some(index.end());
         segment.set_indexed();
-        // Its memory is not needed beside that of the next steps.
+        // The memory is not needed while the next steps run.
         drop(index);
         let live = written.and_then(|()| {
             let index = self.with_descriptor(|| self.indexes.stream(&segment))?;
@@ -513,7 +511,7 @@ impl Core {
             // The engine ends. The next start sees whether the run is there.
             Err(error) if is_out_of_descriptors(&error) => return Ok(()),
             Err(error) => {
-                // Whether it is there, the next start sees.
+                // The next start finds out whether the run exists.
                 self.journal.fail("publishing a sorted run", &error);
                 return Ok(());
             }
@@ -527,16 +525,16 @@ impl Core {
             straddling: head.pack_bytes.saturating_sub(live),
             head,
         });
-        // Nobody else changes them; but behind those of the task there may be more by now.
+        // No other thread changes these runs. Newer runs may have been added behind the runs of the task.
         let mut runs = self.journal.runs();
         let before = task.earlier.checked_sub(1).and_then(|at| runs.get(at));
         let from = before.map_or(Position::ZERO, |run| run.head.limit);
         let to = run.head.limit;
-        // Some of it is forgotten with the files.
+        // Some of this damage is forgotten with the files.
         let damaged = self.damages.between(from, to);
         runs.splice(task.earlier..task.earlier + task.replaced, [run]);
         let retired = {
-            // Indexes and checkpoints are written of what is there as a whole.
+            // Indexes and checkpoints are written from one consistent state.
             let mut indexing = self.indexer.hold();
             let retired = self.journal.enter_runs(runs);
             let ids: Vec<SegmentId> = retired.iter().map(|segment| segment.life.id).collect();
@@ -552,7 +550,7 @@ impl Core {
                 self.damages.find_again(log.id, *from, *to);
             }
             if !found.is_empty() {
-                // They list these records as lost.
+                // The checkpoints list these records as lost.
                 self.forget_checkpoints(&mut indexing);
             }
             retired
@@ -573,7 +571,7 @@ impl Core {
     /// Makes the names in a directory durable; waits for a file descriptor if none is left.
     ///
     /// # Errors
-    /// Of the flush, which is final. For want of a descriptor only if the sorter must stop.
+    /// The error of the flush, which is final. Lack of a descriptor only if the sorter must stop.
     fn flush_names(&self, directory: &str) -> io::Result<()> {
         self.with_descriptor(|| self.disk.sync_directory(directory))
     }
@@ -602,7 +600,7 @@ impl Core {
         let kept_for_backup = match self.give_back_indexes(retired) {
             Err(error) if is_out_of_descriptors(&error) => return Err(error),
             Err(error) => {
-                // Nothing reads them. They are removed later.
+                // No reader uses these indexes. They are removed later.
                 tracing::warn!(%error, "indexes of sorted segments cannot be removed now");
                 true
             }
@@ -651,7 +649,7 @@ impl Core {
     /// Removes the indexes of retired files. Returns whether a backup holds one.
     ///
     /// # Errors
-    /// Of the file system. Indexes that are left harm nobody.
+    /// The error of the file system. Remaining indexes do no harm.
     fn give_back_indexes(&self, retired: &[Arc<Segment>]) -> io::Result<bool> {
         if known_bad::makes(Mistake::SortedIndexesStay) {
             return Ok(false);

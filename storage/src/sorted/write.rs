@@ -1,4 +1,4 @@
-//! Writing the file of a run: packs, images, order, and at last what makes it one.
+//! Writes the file of a run: packs, images, order, and at last the frame that describes the run.
 
 use std::io;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, HEADER_BYTES, Header, Kind};
 use crate::journal::segment::{Life, SORTED_RUN};
 
-/// Salt for a file that is begun.
+/// Returns the salt for a new file.
 pub(crate) fn draw_salt(disk: &dyn Disk) -> io::Result<u64> {
     let mut salt = [0; 8];
     disk.draw(&mut salt)?;
     Ok(u64::from_le_bytes(salt))
 }
 
-/// Written in one go.
+/// Bytes of one write.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// A pack is ended when its body has so many bytes, or it so many pieces: a reader of one of
-/// them reads all of its header.
+/// Maximum bytes of the body of a pack, and of its pieces. A reader of one piece reads the whole header of its
+/// pack.
 const PACK_BYTES: usize = 32 << 10;
 const PACK_PIECES: usize = 128;
 
-/// Between the two frames that say what the run is.
+/// Bytes between the two frames that describe the run.
 const COPIES_APART: usize = 8 << 10;
 
-/// The same of frames of images and of order.
+/// Minimum bytes of the body of a frame of images, or of order, before the frame ends.
 const IMAGES_BYTES: usize = 256 << 10;
 const ORDER_BYTES: usize = 64 << 10;
 
@@ -49,38 +49,36 @@ pub(crate) struct Writer {
     /// Incompatible features that its life block will name.
     features: u32,
     order: Vec<Noted>,
-    /// What some of them say beyond where the piece is.
+    /// Further information on some entries of `order`.
     told: Vec<Told>,
     pub(super) records: u64,
     pub(super) pack_bytes: u64,
-    /// Bytes written since the last time that somebody asked.
+    /// Bytes written since the last call of [`Self::take_written`].
     written: u64,
 }
 
-/// Where a piece is, in few bytes: there may be millions of them.
+/// The place of a piece, in few bytes: there may be millions of them.
 #[derive(Clone, Copy)]
 struct Noted {
     position: Position,
     log: LogId,
-    /// Offset of its pack, over 8; 0 = nothing of the log is kept. If it says more: its number in
-    /// [`Writer::told`].
+    /// Offset of its pack, over 8; 0 = nothing of the log is kept. If `says_more`: index into [`Writer::told`].
     pack: u32,
     number: u16,
     says_more: bool,
 }
 
-/// What a place in the order says of records that were dropped. With retention there is one for each
-/// log.
+/// Dropped records at one entry of the order. With retention there is one for each log.
 #[derive(Clone, Copy)]
 struct Told {
-    /// As of [`Noted`].
+    /// Offset of the pack, as in [`Noted`].
     pack: u32,
-    /// Where the log goes on of which nothing is kept.
+    /// If nothing of the log is kept, the lsn at which it continues.
     next: Lsn,
     dropped: u64,
 }
 
-/// The pack at hand.
+/// The pack that is being filled.
 #[derive(Default)]
 struct Pack {
     log: Option<LogId>,
@@ -92,13 +90,13 @@ struct Pack {
 }
 
 impl Writer {
-    /// Begins a run under the name it has as long as it is written.
+    /// Creates a run under its temporary name.
     pub(super) fn create(disk: &dyn Disk, id: SegmentId, store_id: u128) -> io::Result<Self> {
         let salt = draw_salt(disk)?;
         Self::create_as(disk, &new_path(id), (id, store_id, salt), SORTED_RUN)
     }
 
-    /// Begins a file of this form, with a name and features of its own.
+    /// Creates a file in the format of a run, with its own name and features.
     pub(crate) fn create_as(
         disk: &dyn Disk,
         path: &str,
@@ -133,7 +131,7 @@ impl Writer {
         self.life.id
     }
 
-    /// Bytes written since this was asked last.
+    /// Bytes written since the last call.
     pub(crate) fn take_written(&mut self) -> u64 {
         std::mem::take(&mut self.written)
     }
@@ -173,7 +171,7 @@ impl Writer {
     fn write_out(&mut self) -> io::Result<()> {
         self.file.write_all_at(&self.buffer, self.offset)?;
         let bytes = self.buffer.len() as u64;
-        // Hundreds of megabytes in one flush would hold up those of the journal.
+        // Hundreds of megabytes in one flush would delay the flushes of the journal.
         self.file.write_behind(self.offset, bytes)?;
         self.offset += bytes;
         self.written += bytes;
@@ -181,15 +179,15 @@ impl Writer {
         Ok(())
     }
 
-    /// The pieces that come are those of this log; so many records before them were dropped.
+    /// Begins the pieces of this log.
     pub(crate) fn begin_log(&mut self, log: LogId) {
         debug_assert!(self.pack.pieces.is_empty() && self.pack.places.is_empty());
         self.pack.log = Some(log);
     }
 
-    /// Adds a piece with its stored bytes; `dropped`: records right before it.
+    /// Adds a piece with its stored bytes; `dropped`: number of dropped records right before it.
     pub(crate) fn add(&mut self, piece: Piece, stored: &[u8], dropped: u64) -> io::Result<()> {
-        // The pieces of a pack follow each other without a hole.
+        // The records of a pack follow each other without a gap.
         let full = dropped > 0
             || self.pack.body.len() + stored.len() > PACK_BYTES
             || self.pack.pieces.len() >= PACK_PIECES;
@@ -243,7 +241,7 @@ impl Writer {
             })?;
         }
         self.pack.dropped = 0;
-        // Kept, so that not each pack allocates.
+        // The buffers are kept, so that not each pack allocates.
         self.pack.body = body;
         self.pack.body.clear();
         self.pack.pieces = pieces;
@@ -251,13 +249,13 @@ impl Writer {
         Ok(())
     }
 
-    /// All of the log is there. Returns where its packs are.
+    /// Ends the log. Returns the places of its packs.
     pub(crate) fn end_log(&mut self) -> io::Result<Vec<Place>> {
         self.end_pack()?;
         Ok(std::mem::take(&mut self.pack.places))
     }
 
-    /// Nothing is kept of a log, which goes on at `next`: readers are told at the end of the run.
+    /// Drops all records of a log, which continues at `next`. Readers learn this at the end of the run.
     pub(super) fn drop_log(
         &mut self,
         log: LogId,
@@ -296,10 +294,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the run; it is on the device then, under the name it was begun with. Returns its
-    /// life, where its frames end, and the checksum of the last. `images` appends how the next log
-    /// stood at the end of the run ([`put_images`](super::pack::put_images)); `false` behind the last.
-    /// They lie behind the packs, and their caller has them in memory anyway.
+    /// Ends the run and flushes it, under its temporary name. Returns its life, its head, the end of its
+    /// frames, and the checksum of the last frame. `images` appends the state of the next log at the end of the
+    /// run ([`put_images`](super::pack::put_images)), and returns `false` behind the last. Images lie behind
+    /// the packs, and the caller has them in memory anyway.
     pub(crate) fn finish(
         mut self,
         mut head: Head,
@@ -312,7 +310,7 @@ impl Writer {
         head.pack_bytes = self.pack_bytes;
         let body = head.encode();
         self.frame(About::of(Kind::Run), &[], &body)?;
-        // One bad sector does not hit both.
+        // A marker separates the copies, so that one bad sector does not hit both.
         self.frame(About::of(Kind::Marker), &[], &[0; COPIES_APART])?;
         let at = self.end();
         self.frame(About::of(Kind::Run), &[], &body)?;
@@ -326,7 +324,7 @@ impl Writer {
         Ok((self.life, head, end, self.chain))
     }
 
-    /// Packed up to some hundred KiB a frame, and never cut in the middle of one. Returns their number.
+    /// Writes images in frames of some hundred KiB each. An image is never split. Returns their number.
     fn write_images(&mut self, mut next: impl FnMut(&mut Vec<u8>) -> bool) -> io::Result<u64> {
         let mut body = Vec::with_capacity(IMAGES_BYTES + 1024);
         let mut logs = 0;
@@ -396,7 +394,7 @@ impl Writer {
     }
 }
 
-/// What a frame is about.
+/// Header fields of a frame.
 struct About {
     kind: Kind,
     log: LogId,
