@@ -1,9 +1,9 @@
-//! Opening a store: what the segments say, where the journal ends, where it goes on.
+//! Opens a store: reads its segments, finds the end of the journal, and chooses where it continues.
 //!
-//! Nothing is ever written into an old tail. A start finds out where it ends, then
-//! begins a new segment at a position beyond any the old one can have given out, whose
-//! link says so. Until that link is flushed the directory means what it meant before,
-//! so a crash at any step of a start leads to the same result.
+//! Nothing is ever written into an old tail. A start finds its end. Then it begins a new segment at a position
+//! beyond all positions that the old tail can have given out, and the link of the new segment records that end.
+//! Until that link is flushed, the directory keeps its earlier meaning. Therefore a crash at any step of a
+//! start leads to the same result.
 
 mod begin;
 mod content;
@@ -62,7 +62,7 @@ use crate::sorted::is_address;
 
 pub(crate) use crate::bounds::LARGEST_SEGMENT;
 
-/// Where the time of a start went.
+/// Time that each phase of a start took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RecoveryTimes {
     /// Reading the newest checkpoint.
@@ -75,14 +75,14 @@ pub struct RecoveryTimes {
     pub probe: Duration,
 }
 
-/// What a start found.
+/// Result of a start.
 #[derive(Debug, Clone)]
 pub struct RecoveryReport {
     /// Unclean starts so far, this one included.
     pub recovery_epoch: RecoveryEpoch,
-    /// Whether the run before had shut down cleanly.
+    /// Whether the previous process shut down cleanly.
     pub clean: bool,
-    /// Whether the store was made just now.
+    /// Whether this start made the store.
     pub created: bool,
     /// Logs that exist.
     pub logs: u64,
@@ -90,19 +90,19 @@ pub struct RecoveryReport {
     pub records: u64,
     /// Segments that hold frames.
     pub segments: u64,
-    /// Where the journal ended.
+    /// End of the journal.
     pub end: Position,
-    /// How long it took.
+    /// Duration of the whole start.
     pub duration: Duration,
-    /// Where that time went, for the most part.
+    /// The parts of that duration, without some small ones.
     pub times: RecoveryTimes,
     /// Bytes cut off the tail because they were never proven flushed.
     pub torn_bytes: u64,
-    /// Records that were durable once and are not readable now.
+    /// Records that were once durable and cannot be read now, without accepted losses.
     pub damage: Vec<Gap>,
-    /// The same, as far as their loss was accepted.
+    /// Records that were once durable and cannot be read now, and whose loss was accepted.
     pub accepted: Vec<Gap>,
-    /// Whatever else people should know, in sentences.
+    /// Other facts that an operator must know, in sentences.
     pub findings: Vec<String>,
 }
 
@@ -118,7 +118,7 @@ impl RecoveryReport {
     }
 }
 
-/// The last segment, when all is read.
+/// The last segment, after all segments are read.
 struct Tail {
     id: SegmentId,
     /// The segment before it.
@@ -130,24 +130,24 @@ struct Tail {
     chain: u32,
     /// Bytes that were cut off it.
     torn: u64,
-    /// The first of these, as far as they are kept.
+    /// The first cut bytes, as far as they are kept.
     debris: bytes::Bytes,
-    /// Bytes of it that nothing proves flushed, and their offset, where the device cannot be read
-    /// around the cache: they are written again, since nothing else makes sure that the device has them.
+    /// Bytes of the segment that are not proven flushed, and their offset, if the device cannot be read around
+    /// the cache. They are written again, since nothing else makes sure that the device has them.
     copy: Option<(u64, bytes::Bytes)>,
 }
 
-/// What the files say.
+/// State of the store as its files describe it.
 pub(crate) struct Recovered {
     store: Store,
     clean: bool,
     epoch: RecoveryEpoch,
     next_log_counter: u64,
-    /// What the expiry clock showed last; `None` where no version with one has been.
+    /// Last known time of the expiry clock; `None` if no version with that clock wrote the store.
     expiry: Option<Timestamp>,
     drafts: Drafts,
     segments: BTreeMap<Position, Arc<Segment>>,
-    /// What stands for those before.
+    /// The runs that replace earlier segments.
     runs: Runs,
     indexes: Indexes,
     progress: Progress,
@@ -158,7 +158,7 @@ pub(crate) struct Recovered {
     history: Vec<End>,
     /// Files in `journal/` without frames, to be used again.
     unused: Vec<SegmentId>,
-    /// Files in `journal/` that hold something which cannot be used.
+    /// Files in `journal/` with content that cannot be used.
     unreadable: Vec<SegmentId>,
     /// Files without frames whose first frame the device could not read: offsets.
     unread_first: Vec<(SegmentId, Range<u64>)>,
@@ -172,39 +172,39 @@ pub(crate) struct Recovered {
     /// Files that the start could not remove.
     left: Vec<String>,
     next_id: SegmentId,
-    /// The highest epoch that any log id tells of.
+    /// The highest epoch in any log id.
     highest_epoch: RecoveryEpoch,
-    /// What the start before says it began.
+    /// The segment that the start before began.
     last_begun: Option<LastBegun>,
-    /// The newest segment that a checkpoint tells of, and a position beyond any in it.
+    /// The newest segment that a checkpoint lists, and a position beyond the segment.
     checkpointed: Option<(SegmentId, Position)>,
-    /// The segment that the last one says comes next, or the last one itself if it was not
-    /// read. Its file is kept until a new segment has begun.
+    /// The successor that the last segment names, or the last segment itself if it was not read. The file is
+    /// kept until a new segment has begun.
     expected: Option<SegmentId>,
-    /// Segments are gone that lay before this and left no other trace: later starts are
-    /// to know of it.
+    /// Segments before this position are lost and left no other trace. The next link records this for later
+    /// starts.
     lost_before: Option<Position>,
-    /// Starts that may have raised the epoch without a trace that is left.
+    /// Number of starts that may have raised the epoch without leaving a trace.
     lost_starts: u64,
     /// Beyond any position given out so far.
     next_base: Position,
     times: RecoveryTimes,
-    /// A checkpoint that the start does not begin with. It may tell what frames do not.
+    /// A checkpoint that the start does not begin with. It may have facts that the frames lack.
     witness: Option<Witness>,
     /// Whether damage may have taken facts that a checkpoint has.
     lacks_facts: bool,
-    /// Damage so far that nothing attributes, in sentences. A checkpoint may end the doubt.
+    /// Damage that cannot be attributed to logs so far, in sentences. A checkpoint may end the doubt.
     doubts: Vec<String>,
     /// Damage, in sentences.
     findings: Vec<String>,
-    /// Facts that are no damage: files of others, and a torn tail that found no space in quarantine.
+    /// Facts that are not damage: unknown files, and a torn tail that found no space in quarantine.
     notes: Vec<String>,
-    /// What was found before the last time that losses were accepted.
+    /// Findings before the last time that losses were accepted.
     accepted: Vec<String>,
-    /// What this start accepts as lost.
+    /// Losses that this start accepts.
     accepting: Option<Accepted>,
     trust: Trust,
-    /// Nothing will be served: all segments are read, and no index of them is kept.
+    /// The store will not be served: all segments are read, and none of their indexes is kept.
     only_looks: bool,
 }
 
@@ -221,7 +221,7 @@ pub(crate) struct Begun {
     pub(crate) quarantine_bytes: u64,
     /// Files that the start could not remove.
     pub(crate) left: Vec<String>,
-    /// Why no checkpoint is written and nothing sorted, in sentences; nothing if both go on.
+    /// Reasons why no checkpoint is written and nothing sorted, in sentences. Empty if both continue.
     pub(crate) held_back: Vec<String>,
     /// The key of digests.
     pub(crate) secret: Secret,
@@ -238,7 +238,7 @@ pub(crate) fn recover(
     let new = || Recovered::new(disk, store, config.producer_window);
     let recovered = match new().read_store(&**disk, (clock, observer), Trust::Checkpoint)? {
         Some(recovered) => recovered,
-        // Files are not where the checkpoint says: the segments themselves are asked.
+        // Files are not where the checkpoint lists them: the start reads the segments themselves.
         None => new().read_wholly(&**disk, (clock, observer), Trust::Indexes)?,
     };
     if let Some((file, bytes)) = &recovered.unread_end {
@@ -255,7 +255,7 @@ pub(crate) fn recover(
     Ok(recovered)
 }
 
-/// Reads a store as a start would, and tells what that would find. Changes nothing.
+/// Reads a store like a start, and reports the findings. Changes nothing.
 pub(crate) fn inspect(
     disk: &Arc<dyn Disk>,
     config: &StorageConfig,
@@ -280,7 +280,7 @@ pub(crate) fn inspect(
     Ok(report)
 }
 
-/// Reads every frame of the store, whatever indexes and checkpoints say. Changes nothing.
+/// Reads every frame of the store and ignores indexes and checkpoints. Changes nothing.
 pub(crate) fn recover_from_frames(
     disk: &Arc<dyn Disk>,
     store: Store,
@@ -291,7 +291,7 @@ pub(crate) fn recover_from_frames(
     new.read_wholly(&**disk, (clock, observer), Trust::Frames)
 }
 
-/// What a start believes without reading the frames.
+/// Files that a start believes without reading the frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum Trust {
     Frames,
@@ -355,8 +355,8 @@ impl Recovered {
             .ok_or_else(|| OpenError::io("reading the store")(std::io::ErrorKind::Other.into()))
     }
 
-    /// Reads the store, from the newest checkpoint if that is trusted; `None` if there is
-    /// one that does not go with the files.
+    /// Reads the store, from the newest checkpoint if that is trusted. `None` if there is one that does not
+    /// match the files.
     fn read_store(
         mut self,
         disk: &dyn Disk,
@@ -407,9 +407,9 @@ impl Recovered {
         Ok(Some(self))
     }
 
-    /// Looks for the key of digests, and reports it if a store that was begun before has none.
+    /// Looks for the key of digests. Reports a missing key of a store that had begun before.
     fn read_key(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
-        // A store that was restored from an archive has runs, and no segment with a key yet.
+        // A store that was restored from an archive has runs, but no segment with a key yet.
         let restored =
             !self.runs.found.is_empty() && self.segments.is_empty() && self.unreadable.is_empty();
         let begun = self.last_begun.is_some() || self.checkpointed.is_some();
@@ -428,10 +428,10 @@ impl Recovered {
         Ok(())
     }
 
-    /// Makes sure that the store can go on: the next start is to read what this one writes.
+    /// Checks that the store can continue: the next start must be able to read the files of this one.
     ///
     /// # Errors
-    /// If there are no positions or epochs left.
+    /// If no positions or no epochs are left.
     pub(crate) fn check_room(&self) -> Result<(), OpenError> {
         let most = bounds::POSITIONS - bounds::POSITIONS_LEFT;
         let starts = self.lost_starts.saturating_add(1);
@@ -454,8 +454,7 @@ impl Recovered {
         })
     }
 
-    /// Goes over all segments in order and applies what their indexes say, or they
-    /// themselves.
+    /// Applies all segments in order, by their indexes or by their frames.
     fn read(
         &mut self,
         disk: &dyn Disk,
@@ -511,7 +510,7 @@ impl Recovered {
                 self.explain(segment.life.id, &holes, closings);
             }
             if link.is_none() && !is_last && !walked.is_sealed() && walked.torn > 0 {
-                // Its successor does not tell where it ended.
+                // The successor does not record the end of this segment.
                 self.drafts.mark_uncertain(walked.end);
                 self.findings.push(format!(
                     "where segment {} ended is not known",
@@ -537,7 +536,7 @@ impl Recovered {
             .last()
             .map_or(self.next_base, |last| last.base.advance(last.life.size));
         self.look_behind(self.last, limit);
-        // One segment more may have given out positions and left nothing; none is larger.
+        // One more segment may have given out positions and left no trace. No segment is larger.
         let nothing_given_out = self.clean || (self.last.is_none() && self.last_begun.is_none());
         let beyond = if nothing_given_out {
             0
@@ -549,8 +548,8 @@ impl Recovered {
         Ok(())
     }
 
-    /// What the seal of the last segment, which a checkpoint spared us to read, says comes
-    /// next.
+    /// The successor that the seal of the last segment names. A checkpoint spared the start from reading that
+    /// segment.
     fn successor_of_last(&self, disk: &dyn Disk) -> Result<Option<SegmentId>, OpenError> {
         let segment = self.segments.values().next_back();
         let (Some(segment), Some(tail)) = (segment, &self.tail) else {
@@ -572,8 +571,7 @@ impl Recovered {
         Ok(seal.and_then(|seal| seal.successor))
     }
 
-    /// Files behind the last good segment that cannot be used may have held the newest
-    /// records of any log.
+    /// Notes unusable files behind the last good segment: they may have held the newest records of any log.
     fn look_behind(&mut self, last: Option<SegmentId>, limit: Position) {
         let behind = self
             .unreadable
@@ -608,18 +606,18 @@ impl Recovered {
         }
     }
 
-    /// The segment that the seal of the last one names, if there is no such file.
+    /// The segment that the seal of the last one names, if its file is missing.
     fn missing_successor(&self, limit: Position) -> Option<SegmentId> {
-        // After a restore the last segment names one that the backup did not have.
+        // After a restore, the last segment names a successor that the backup did not have.
         let restored = self.begun_base() > limit;
         let there = |id: &SegmentId| self.unused.contains(id) || self.unreadable.contains(id);
         self.expected.filter(|id| !restored && !there(id))
     }
 
-    /// Records behind the last good segment are gone. No later start will see that from
-    /// the files: the next link says so.
+    /// Notes that records behind the last good segment are lost. The files do not show this to later starts:
+    /// the next link records it.
     fn lose_behind(&mut self, limit: Position) {
-        // A link does not tell of 0.
+        // A link cannot record position 0.
         let limit = limit.max(Position::new(1));
         if self.lost_before.replace(limit).is_none() {
             self.drafts.mark_uncertain(limit);
@@ -627,13 +625,12 @@ impl Recovered {
         self.clean = false;
     }
 
-    /// Positions that the last start gave out begin here.
+    /// First position that the last start gave out.
     fn begun_base(&self) -> Position {
         self.last_begun.map_or(Position::ZERO, |begun| begun.base)
     }
 
-    /// Holes that no directory explains are explained by how the segment was left, or
-    /// not at all.
+    /// Explains holes that no directory explains: by the closing state of the segment, or not at all.
     fn explain(&mut self, segment: SegmentId, holes: &[Hole], closings: Option<&[Closing]>) {
         let Some(first) = holes.first() else { return };
         if let Some(closings) = closings {
@@ -659,7 +656,7 @@ impl Recovered {
         self.expiry = Some(time);
     }
 
-    /// What is lost so far is accepted; the next link will say so.
+    /// Accepts all losses so far. The next link will record this.
     pub(crate) fn accept_loss(&mut self) {
         let mut accepted = self.drafts.to_accept();
         accepted.before = self.next_base;
@@ -668,7 +665,7 @@ impl Recovered {
         }
         accepted.places.extend(self.damaged_runs());
         self.accept(&accepted);
-        // Doubt held back the indexes of some.
+        // Doubt held back the indexes of some segments.
         let unwritten = &mut self.progress.unwritten;
         for segment in self.segments.values().filter(|s| !s.is_misnamed()) {
             let index = self.indexes.get(segment).ok().flatten();
@@ -682,8 +679,8 @@ impl Recovered {
         self.clean = false;
     }
 
-    /// Bytes that do not verify, without those whose loss was accepted, and without those whose
-    /// records are all trimmed.
+    /// Bytes that do not verify, without bytes whose loss was accepted, and without bytes whose records are all
+    /// trimmed.
     fn new_holes(&self) -> Vec<Hole> {
         let forgotten = self.drafts.forgotten();
         let mut holes = Vec::new();
@@ -697,8 +694,7 @@ impl Recovered {
         holes
     }
 
-    /// What runs of which something does not verify stand for, without those of which that
-    /// was accepted.
+    /// Journal ranges covered by damaged runs whose loss has not been accepted.
     fn damaged_runs(&self) -> Vec<(Position, Position)> {
         let runs = self.runs.found.iter().map(|found| &found.run);
         let bad = runs.filter(|run| !run.segment.holes.read().is_empty());
@@ -707,7 +703,7 @@ impl Recovered {
             .collect()
     }
 
-    /// What is lost and not accepted yet.
+    /// Losses that are not accepted yet.
     pub(crate) fn loss(self) -> Loss {
         let mut findings = self.findings;
         let finished = self.drafts.finish(self.runs.end(), &mut findings);
@@ -753,7 +749,7 @@ impl Recovered {
         self.drafts.accept(accepted.clone());
     }
 
-    /// What a segment's link says about what came before it.
+    /// Applies the facts that the link of a segment records of earlier segments.
     fn follow_link(&mut self, disk: &dyn Disk, segment: &Used) -> Result<(), OpenError> {
         self.follow_back(disk, segment)?;
         let accepted = segment
@@ -772,7 +768,7 @@ impl Recovered {
                 "the link of segment {} is damaged",
                 segment.life.id
             ));
-            // It may have been the first of a new epoch.
+            // The segment may have been the first of a new epoch.
             self.lost_starts += 1;
             if let Some(missing) = self.trace_between(disk, segment.life.id)? {
                 self.drafts.mark_uncertain(segment.base);
@@ -783,7 +779,7 @@ impl Recovered {
             }
             return Ok(());
         };
-        // The newest counts: the clock may have gone back.
+        // The newest link counts: the clock may have gone back.
         self.expiry = link.expiry.or(self.expiry);
         if let Some(position) = link.lost_before {
             self.drafts.mark_uncertain(position);
@@ -793,7 +789,7 @@ impl Recovered {
             ));
         }
         if link.recovery_epoch > self.epoch {
-            // Epochs that left nothing ended there too.
+            // Epochs that left nothing ended there, too.
             let ended = RecoveryEpoch::new(link.recovery_epoch.get() - 1);
             add_end(&mut self.history, ended, link.predecessor_end);
             self.epoch = link.recovery_epoch;
@@ -806,7 +802,7 @@ impl Recovered {
         };
         if let Some(back) = before.filter(|_| self.segments.values().any(|s| s.life.id == missing))
         {
-            // Whoever wrote the link had not found it. What it holds is taken as it is.
+            // The start that wrote the link had not found the segment. Its content is used as it is.
             self.findings.push(format!(
                 "segment {back}, which was missing when segment {} began, is there again",
                 segment.life.id
@@ -829,15 +825,15 @@ impl Recovered {
             (None, None) => self.drafts.mark_uncertain(at),
         }
         if link.second != before {
-            // More than one is missing, and the link tells of one only.
+            // More than one segment is missing, and the link describes only one.
             self.drafts.mark_uncertain(at);
         }
         Ok(())
     }
 
-    /// A segment between the last one and `next` that only an unreadable file or an index shows. Runs
-    /// have numbers from the same counter, and the sorter writes the index of a run before the run
-    /// gets its name: such an index shows no segment.
+    /// A segment between the last one and `next` that only an unreadable file or an index shows. Runs take
+    /// their numbers from the same counter, and the sorter writes the index of a run before the run gets its
+    /// name. An index of a run therefore shows no segment.
     fn trace_between(
         &self,
         disk: &dyn Disk,
@@ -884,7 +880,7 @@ impl Recovered {
             .map_or(bytes.base, |before| {
                 before.end.read().unwrap_or(before.base)
             });
-        // Where the atomic unit at hand began.
+        // Beginning of the current atomic unit.
         let mut unit = None;
         for item in &walked.items {
             let (header, body_good) = match *item {
@@ -933,7 +929,7 @@ impl Recovered {
         }
     }
 
-    /// A directory explains the damaged frames of the group before it.
+    /// Uses a directory to explain the damaged frames of the group before it.
     fn apply_directory(
         &mut self,
         bytes: Bytes<'_>,
@@ -968,7 +964,7 @@ impl Recovered {
         *holes = subtract(holes, directory.start, position);
     }
 
-    /// Enters a segment among those that are served.
+    /// Adds a segment to the served ones.
     fn enter(&mut self, used: &Used, bytes: &Content<'_>, walked: &Walked, is_last: bool) {
         let segment = Segment::finished(used.life, used.base, used.misnamed(), bytes.size());
         *segment.end.write() = Some(walked.end);
@@ -1029,7 +1025,7 @@ impl Recovered {
         });
     }
 
-    /// In words: what was found, and where bytes are that do not verify.
+    /// Describes the damage: the findings, and the ranges of bytes that do not verify.
     fn what_is_damaged(&self) -> String {
         let mut found = self.findings.clone();
         for hole in self.new_holes() {
@@ -1055,7 +1051,7 @@ impl Recovered {
     }
 }
 
-/// What is left of the holes when a stretch of them is explained.
+/// The remaining holes after the range from `from` to `to` is explained.
 fn subtract(holes: &[Hole], from: Position, to: Position) -> Vec<Hole> {
     let mut rest = Vec::new();
     for hole in holes {

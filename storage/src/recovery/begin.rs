@@ -1,4 +1,4 @@
-//! Beginning a run: the old tail made safe, a new segment, its link flushed.
+//! Begins serving: makes the old tail safe, begins a new segment, and flushes its link.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::sorted::{self, Volume};
 const DAY_MICROS: i64 = 24 * 3600 * 1_000_000;
 
 impl Recovered {
-    /// Begins the run: a new segment, its link, everything flushed.
+    /// Begins a new segment with its link, and flushes everything.
     pub(crate) fn begin(
         mut self,
         disk: &Arc<dyn Disk>,
@@ -47,7 +47,7 @@ impl Recovered {
             .map_err(OpenError::io("removing what is sorted"))?;
         let end = self.tail.as_ref().map_or(Position::ZERO, |tail| tail.end);
         self.enter_epoch(end);
-        // The segment that this start begins has it, so it is durable before any digest.
+        // The new segment holds the key, so the key is durable before any digest.
         let secret = self.secret(&**disk).map_err(fail())?;
         let pool = Arc::new(Pool::new(
             Arc::clone(disk),
@@ -66,17 +66,17 @@ impl Recovered {
         let runs = self.runs.found.iter().map(|found| &*found.run);
         let volume = Volume::of(&**disk, files.sum::<u64>() + waiting, runs.clone());
         pool.keep_for_sorting(volume.sorting_reserve(config.segment_bytes, runs));
-        // Without its file, a start after one that is cut off would take it for lost.
+        // If this start is cut off and the file is missing, the next start would count the segment as lost.
         let mut expected: Vec<SegmentId> = self
             .unused
             .extract_if(.., |id| Some(*id) == self.expected)
             .collect();
         match pool.recycle(&self.unused) {
-            // They stay in the journal, where the next start finds them.
+            // The files stay in the journal, where the next start finds them.
             Err(error) if is_out_of_space(&error) => {}
             recycled => recycled.map_err(fail())?,
         }
-        // Where writes copy, a file of the pool has no room for its new life, but its space has.
+        // Where writes copy, a pool file may have no room for its new life. Giving it up frees its space.
         let take = || loop {
             match pool.take(Use::Start) {
                 Err(error) if is_out_of_space(&error) && pool.give_up()? => {}
@@ -150,7 +150,7 @@ impl Recovered {
             arrival,
         };
         let lists_losses = self.progress.covered.is_some() || finished.damages.is_empty();
-        // A checkpoint need not wait until this run leaves a segment, which a full disk may prevent.
+        // A checkpoint need not wait until the journal leaves a segment, which a full disk may prevent.
         let tail = self.tail.as_ref().filter(|tail| tail.path.is_some());
         self.progress.newest = tail.map(|tail| Newest {
             id: tail.id,
@@ -196,12 +196,12 @@ impl Recovered {
             Err(error) if is_out_of_space(&error) => {}
             recycled => recycled.map_err(fail())?,
         }
-        // First, since a full disk may need what is given back for what follows.
+        // This comes first: on a full disk the following steps may need the space.
         if let Some(tail) = &self.tail
             && let Some(path) = &tail.path
         {
             match give_back(&**disk, tail, path) {
-                // A file system that copies on write may need space for it.
+                // A file system that copies on write may need space for this change.
                 Err(error) if is_out_of_space(&error) => {}
                 Err(error) => return Err(fail()(error)),
                 Ok(bytes) => {
@@ -245,8 +245,8 @@ impl Recovered {
         })
     }
 
-    /// Files that keep checkpoints and the sorter from their work. Both may drop
-    /// the only trace that later starts have of a loss.
+    /// Files that stop checkpoints and the sorter. Both could drop the only trace of a loss that later starts
+    /// have.
     fn files_in_the_way(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (id, _) in &self.runs.bad {
@@ -270,8 +270,8 @@ impl Recovered {
         found
     }
 
-    /// The key of the store's digests. It is drawn for a store that has none: a new one, or one
-    /// of an older version.
+    /// The key of the store's digests. A store without one gets a new key: a new store, or one of an older
+    /// version.
     fn secret(&mut self, disk: &dyn Disk) -> std::io::Result<Secret> {
         let segments = self.segments.values();
         match self.key.secret(disk, segments, self.store.id)? {
@@ -280,8 +280,8 @@ impl Recovered {
         }
     }
 
-    /// What the expiry clock goes on from. Where no version with one has been, the newest
-    /// arrival is believed, unless it is still to come.
+    /// The time from which the expiry clock continues. If no version with that clock wrote the store, it is the
+    /// newest arrival time, unless that lies in the future.
     fn expiry_at_start(&self, now: Timestamp) -> Timestamp {
         let newest = self.drafts.arrival;
         let nothing_arrived = newest == Timestamp::default();
@@ -293,12 +293,12 @@ impl Recovered {
         self.expiry.unwrap_or(first)
     }
 
-    /// After an unclean end the epoch goes up, beyond any that anything tells of.
+    /// After an unclean end the epoch rises above all known epochs.
     pub(super) fn enter_epoch(&mut self, end: Position) {
         self.clean &= self.lost_starts == 0 && self.highest_epoch <= self.epoch;
         let first = RecoveryEpoch::first_of(self.store.id);
         if self.store.created {
-            // No record of any lower epoch is here: those belong to other stores.
+            // Records of lower epochs belong to other stores.
             add_end(&mut self.history, first.before(), Position::ZERO);
             self.epoch = first;
         } else if !self.clean {
@@ -315,8 +315,8 @@ impl Recovered {
         self.next_log_counter = LogId::first_counter(self.store.id, self.epoch);
     }
 
-    /// Makes durable what was found in the old tail, and keeps what was cut off it. A
-    /// clean seal is flushed too: it may be in the cache only.
+    /// Makes the content of the old tail durable, and keeps the bytes that were cut off. A clean seal is
+    /// flushed, too: it may be only in the cache.
     fn save_tail(&mut self, disk: &Arc<dyn Disk>, spare: &mut Spare<'_>) -> Result<u64, OpenError> {
         let Some(tail) = self.tail.as_mut() else {
             return Ok(0);
@@ -329,8 +329,8 @@ impl Recovered {
             .open(path)
             .map_err(OpenError::io("opening the old tail"))?;
         if let Some((offset, bytes)) = tail.copy.take() {
-            // In place: these sectors keep the bytes that every reader has seen, so a power cut in
-            // the middle changes nothing, and a full disk has room for it.
+            // The write is in place: these sectors keep the bytes that every reader has seen. A power cut in
+            // the middle therefore changes nothing, and a full disk has room.
             let write = || file.write_all_at(&bytes, offset);
             let written = match write() {
                 Err(error) => spare.make_room(write, error),
@@ -347,7 +347,7 @@ impl Recovered {
             quarantine::keep_debris(&**disk, tail.id, tail.end.since(tail.base), &tail.debris);
         match kept {
             Ok(_) => {}
-            // Starting matters more than keeping what was never promised.
+            // Starting matters more than keeping bytes that were never acknowledged.
             Err(error) if is_out_of_space(&error) => {
                 self.notes
                     .push("no space to keep what was cut off the tail".to_owned());
@@ -383,7 +383,7 @@ impl Recovered {
             },
             lost_before: self.lost_before,
             accepted: self.accepting.take().map(|a| a.within(segment_bytes / 8)),
-            // Whoever writes it looks at the clock.
+            // The committer replaces it with the time of its clock.
             expiry: self.expiry,
         }
     }
@@ -407,16 +407,16 @@ impl Recovered {
     }
 }
 
-/// Files that nothing rests on. A start on a full disk gives them up one after the other,
-/// rather than not to serve: each start takes a file and some space, and on some file systems
-/// a new file needs more than it seems.
+/// Files that the store can do without. A start on a full disk removes them one after the other, rather than
+/// refuse to serve. Each start needs a file and some space, and on some file systems a new file needs more than
+/// its size.
 struct Spare<'a> {
     disk: &'a dyn Disk,
-    /// Segments whose index may go, the newest first.
+    /// Segments whose index may be removed, the newest first.
     indexed: Vec<SegmentId>,
-    /// First to go last; listed when the first is to go.
+    /// Paths, removed from the end; listed before the first removal.
     paths: Option<Vec<String>>,
-    /// How many go next.
+    /// Number of files to remove next.
     step: usize,
 }
 
@@ -427,7 +427,7 @@ impl<'a> Spare<'a> {
     ) -> Self {
         let indexed = segments
             .rev()
-            // Of a damaged segment they may tell what it does not.
+            // The index of a damaged segment may have facts that the segment lacks.
             .filter(|segment| segment.holes.read().is_empty())
             .map(|segment| segment.life.id)
             .collect();
@@ -448,7 +448,7 @@ impl<'a> Spare<'a> {
             .collect();
         let indexed = self.indexed.iter().filter(|id| indexes.contains(id));
         let mut paths: Vec<String> = indexed.map(|id| index_path(*id)).collect();
-        // The newest is what this start may have begun with.
+        // This start may have begun with the newest checkpoint.
         let checkpoints = checkpoint::list(self.disk)?;
         let older = checkpoints.iter().rev().skip(1);
         paths.extend(older.map(|id| checkpoint::path(*id)));
@@ -456,10 +456,10 @@ impl<'a> Spare<'a> {
         Ok(paths)
     }
 
-    /// After a lack of space, tries again until there is some, or nothing is left to be given up.
+    /// After a lack of space, repeats `work` until it succeeds, or no file is left to remove.
     ///
     /// # Errors
-    /// Another error is returned as it is.
+    /// Any other error is returned unchanged.
     fn make_room<T>(
         &mut self,
         mut work: impl FnMut() -> std::io::Result<T>,
@@ -493,7 +493,7 @@ impl<'a> Spare<'a> {
         result
     }
 
-    /// Removes all that is left to be given up, as far as that goes.
+    /// Removes all remaining files, as far as possible.
     fn give_up_all(&mut self) {
         let paths = self.paths.take().map_or_else(|| self.list(), Ok);
         for path in paths.unwrap_or_default() {
@@ -503,10 +503,10 @@ impl<'a> Spare<'a> {
     }
 }
 
-/// The start found damage and did not begin with a checkpoint. Those that are there may not list the
+/// Sets checkpoints aside after a start that found damage and did not begin with one. They may not list the
 /// lost records, and a later start could begin with one when all indexes are there again.
 fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexer: &Indexer) {
-    // No backup runs of a store that is not open.
+    // No backup of a closed store runs.
     let backups = Backups::new(Arc::clone(disk));
     if let Err(error) = checkpoint::set_aside(&**disk, &backups) {
         tracing::warn!(%error, "checkpoints that do not list all lost records cannot be set aside; the next start reads the same segments again");
@@ -515,7 +515,7 @@ fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexer: &Indexer) {
     }
 }
 
-/// Gives the unused end of the old tail back to the file system. Returns its size then.
+/// Gives the unused end of the old tail back to the file system. Returns the new size.
 fn give_back(disk: &dyn Disk, tail: &Tail, path: &str) -> std::io::Result<u64> {
     let file = disk.open(path)?;
     let (used, size) = (

@@ -27,11 +27,11 @@ const WINDOW: u64 = if cfg!(test) { 8 << 10 } else { 4 << 20 };
 /// Windows begin at multiples of this, bytes.
 const ALIGN: u64 = 4096;
 
-/// Where the bytes come from.
+/// Source of the bytes.
 enum Source<'d> {
     Opened(Arc<dyn DiskFile>),
     Borrowed(&'d dyn DiskFile),
-    /// Read around the page cache, where that can be done.
+    /// Reads around the page cache where that is possible.
     Device {
         disk: &'d dyn Disk,
         path: String,
@@ -49,14 +49,14 @@ struct Window {
 }
 
 impl Window {
-    /// Whether all of `length` bytes from `offset` on are here.
+    /// Whether the window holds all of `length` bytes from `offset` on.
     fn holds(&self, offset: u64, length: usize) -> bool {
         let bytes = self.bytes.len() as u64;
         let from = offset.wrapping_sub(self.offset);
         from <= bytes && length as u64 <= bytes - from
     }
 
-    /// Where in the window those of `length` bytes from `offset` on are that it has.
+    /// The part of the window that has bytes of the `length` bytes from `offset` on.
     fn within(&self, offset: u64, length: usize) -> (usize, usize) {
         let bytes = self.bytes.len();
         let from = usize::try_from(offset.wrapping_sub(self.offset)).unwrap_or(usize::MAX);
@@ -69,9 +69,9 @@ impl Window {
 pub(crate) struct Content<'d> {
     source: Source<'d>,
     size: u64,
-    /// The newest first.
+    /// The newest window is first.
     windows: RefCell<[Window; 2]>,
-    /// Whether the page cache was believed although it should not be.
+    /// Whether bytes came from the page cache although they should not.
     cached: Cell<bool>,
     failed: RefCell<Option<io::Error>>,
 }
@@ -87,7 +87,7 @@ impl<'d> Content<'d> {
         }
     }
 
-    /// All of a file.
+    /// Makes the content of a whole file.
     pub(crate) fn open(disk: &dyn Disk, path: &str) -> io::Result<Self> {
         let file = disk.open(path)?;
         let size = file.size()?;
@@ -132,7 +132,7 @@ impl<'d> Content<'d> {
     /// Reports an error of the disk since the last call.
     ///
     /// # Errors
-    /// If a read has failed. Results of earlier calls are not to be used then.
+    /// If a read has failed. Results of earlier calls must not be used then.
     pub(crate) fn check(&self) -> io::Result<()> {
         self.failed.take().map_or(Ok(()), Err)
     }
@@ -146,8 +146,8 @@ impl<'d> Content<'d> {
         bytes.slice(from..to)
     }
 
-    /// Calls `look` with `length` bytes from `offset` on; fewer where the file ends. Unlike
-    /// [`Content::piece`] this counts no reference: a walk looks several times at each frame.
+    /// Calls `look` with `length` bytes from `offset` on; fewer where the file ends. Unlike [`Content::piece`]
+    /// this counts no reference: a walk reads each frame several times.
     pub(crate) fn look<R>(&self, offset: u64, length: usize, look: impl FnOnce(&[u8]) -> R) -> R {
         let window = self.windows_at(offset, length);
         let (from, to) = window[0].within(offset, length);
@@ -169,7 +169,7 @@ impl<'d> Content<'d> {
         if windows[0].holds(offset, length) {
             return windows;
         }
-        // First: the memory of the one that goes is not needed beside the new one.
+        // The old window goes first: its memory is not needed together with the new one.
         windows[0] = Window::default();
         match self.window(offset, length as u64) {
             Ok(window) => windows[0] = window,
@@ -180,9 +180,8 @@ impl<'d> Content<'d> {
         windows
     }
 
-    /// The bytes from the first to the last of `length` bytes from `offset` on that the device could
-    /// not read; `None` if it could read all of them. Known only of a file that is read around the
-    /// page cache.
+    /// The bytes from the first to the last of `length` bytes from `offset` on that the device could not read.
+    /// `None` if it could read all of them. Known only for a file that is read around the page cache.
     pub(crate) fn unreadable(&self, offset: u64, length: u64) -> Option<Range<u64>> {
         let Source::Device { disk, path, .. } = &self.source else {
             return None;
@@ -235,7 +234,7 @@ mod tests {
     use super::*;
     use crate::disk::{Call, CallKind, SimDisk};
 
-    /// Longest read of a file, bytes, as far as the test below has made any.
+    /// Longest read of a file so far by the test below, bytes.
     static LONGEST: crate::sync::atomic::AtomicU64 = crate::sync::atomic::AtomicU64::new(0);
 
     fn note_read(call: &Call<'_>) -> bool {
@@ -259,7 +258,7 @@ mod tests {
             let from = usize::try_from(at).unwrap();
             let expected = &bytes[from..(from + length).min(bytes.len())];
             assert_eq!(content.piece(at, length), expected, "{length} at {at}");
-            // Back by a little, ahead by more.
+            // Back by a small step, ahead by a larger one.
             at = match turn % 3 {
                 0 => at.saturating_sub(WINDOW / 2),
                 _ => (at + WINDOW * 3 / 4) % size,
@@ -267,7 +266,7 @@ mod tests {
         }
         let longest = LONGEST.load(crate::sync::atomic::Ordering::SeqCst);
         assert!((1..=WINDOW).contains(&longest), "{longest}");
-        // One that is longer than a window, and one behind the end.
+        // A piece longer than a window, and one behind the end.
         let long = usize::try_from(2 * WINDOW).unwrap();
         assert_eq!(content.piece(100, long), bytes[100..100 + long]);
         assert!(content.piece(size, 1).is_empty());

@@ -1,6 +1,5 @@
-//! The logs while they are being recovered: frames, directories and closing states are
-//! applied in journal order, and what one of them cannot tell because it is damaged,
-//! another does.
+//! The logs while they are being recovered. Frames, directories and closing states are applied in journal
+//! order. If damage took a fact from one of them, another one provides it.
 
 mod learn;
 
@@ -25,22 +24,22 @@ use crate::record::{LogConfig, Producer};
 use crate::repair::UnnamedLog;
 use crate::threads;
 
-/// So many logs are worth a second thread.
+/// Number of logs from which on a second thread is worthwhile.
 const MANY: usize = 20_000;
 
-/// A log in the making. It is made where it will be served from: a million of them are there
-/// once only.
+/// A log that is being recovered. It is created in its final place, so that a million of them are in memory
+/// only once.
 struct Draft {
     log: Arc<Log>,
-    /// Whether it is known what the log is called.
+    /// Whether the name of the log is known.
     named: bool,
-    /// Up to here the tail is proven, by what tells of records: not by a trim or by
-    /// settings, which a start that did not know the tail may have let through.
+    /// Up to here the tail is proven by records. A trim or settings prove nothing: a start that did not know
+    /// the tail may have let them through.
     proven: Position,
 }
 
 impl Draft {
-    /// A log of which nothing is known yet.
+    /// A log without any known facts.
     fn of(id: LogId) -> Self {
         let zero = Timestamp::default();
         let config = LogConfig::default();
@@ -51,7 +50,7 @@ impl Draft {
         }
     }
 
-    /// A log that stands as its image tells.
+    /// A log with the state of its image.
     fn of_image(mut image: Image) -> Self {
         let (id, name) = (image.id, image.name.take());
         let named = name.is_some();
@@ -59,7 +58,7 @@ impl Draft {
         let mut state = LogState::of_image(image);
         let (next, first) = (state.next, state.coming_first());
         if next < first {
-            // An earlier version did not take a trim for a proof of the records before it.
+            // An earlier version did not count a trim as proof of the records before it.
             state.add_damage(Lost {
                 from: next,
                 to: first,
@@ -75,7 +74,7 @@ impl Draft {
         }
     }
 
-    /// What an image does not tell stays as it was before.
+    /// Takes facts that the image lacks from the earlier draft.
     fn follow(&mut self, mut before: Self, window: u64) {
         if !self.named && before.named {
             self.set_name(before.log.name.clone());
@@ -92,7 +91,7 @@ impl Draft {
         self.log().state.get_mut()
     }
 
-    /// What the log is called, if that is known.
+    /// The name of the log, if it is known.
     fn name(&self) -> Option<&LogName> {
         self.named.then_some(&self.log.name)
     }
@@ -103,8 +102,8 @@ impl Draft {
     }
 }
 
-/// Makes so many logs, or none if one cannot be made; of many the second half at the same time
-/// as the first.
+/// Makes `count` logs, or none if one cannot be made. Of many logs the second half is made at the same time as
+/// the first.
 fn in_halves(
     count: usize,
     make: impl Fn(usize) -> Option<Draft> + Sync,
@@ -118,7 +117,7 @@ fn in_halves(
     Some([first?, second?])
 }
 
-/// What stands for a name that is not known.
+/// Placeholder for an unknown name.
 fn unnamed() -> LogName {
     static UNNAMED: LazyLock<LogName> =
         LazyLock::new(|| LogName::new("unnamed").expect("a plain name is valid"));
@@ -130,44 +129,44 @@ pub(super) struct Found<'a> {
     pub(super) header: &'a Header,
     /// `None` if it is damaged.
     pub(super) body: Option<&'a [u8]>,
-    /// Whose batch it is, and its digest.
+    /// The producer of the batch, and the digest of the batch.
     pub(super) producer: Option<(Producer, Digest)>,
     /// Position of the first frame of its atomic unit.
     pub(super) unit: Position,
 }
 
-/// Logs in the making.
+/// The logs that are being recovered.
 #[derive(Default)]
 pub(super) struct Drafts {
-    /// In the order in which they were met, which is that of memory, too.
+    /// In the order of their first frames, which is also the order in memory.
     logs: IndexMap<LogId, Draft, LogIdHash>,
-    /// The segment being applied, and the logs it touches.
+    /// The segment being applied, and the logs that it touches.
     segment: Option<SegmentId>,
     touched: Vec<LogId>,
     pub(super) arrival: Timestamp,
-    /// Batches of each producer that are remembered.
+    /// Number of batches of each producer that are remembered.
     producer_window: u64,
-    /// Damage somewhere from here on that nothing attributes: every log without a later
-    /// frame may have lost its newest records.
+    /// Damage from here on that is not attributed to a log: every log without a later frame may have lost its
+    /// newest records.
     uncertain: Option<Position>,
-    /// Where such damage is.
+    /// Positions of such damage.
     unattributed: Vec<Position>,
-    /// Damage that took nobody's records.
+    /// Positions of damage that took no records.
     harmless: Vec<Position>,
-    /// Losses that were accepted.
+    /// Accepted losses.
     accepted: Vec<Accepted>,
-    /// Changes whose frames are damaged, in sentences. An index or a checkpoint may tell of them.
+    /// Changes whose frames are damaged, in sentences. An index or a checkpoint may have them.
     lost_facts: Vec<String>,
     pub(super) findings: Vec<String>,
 }
 
-/// What comes of the drafts.
+/// Result of the drafts.
 pub(super) struct Finished {
     pub(super) logs: Logs,
     pub(super) damages: Vec<Damage>,
     /// Records that can be read.
     pub(super) records: u64,
-    /// Whether logs may have existed of which nothing is left.
+    /// Whether logs may have existed that left no trace.
     pub(super) uncertain: bool,
     pub(super) accepted: Vec<Accepted>,
     /// Logs without a name.
@@ -175,7 +174,7 @@ pub(super) struct Finished {
 }
 
 impl Drafts {
-    /// No logs yet; of each producer so many batches are to be remembered.
+    /// Makes empty drafts. `producer_window`: number of batches of each producer to remember.
     pub(super) fn new(producer_window: u64) -> Self {
         Self {
             producer_window,
@@ -205,13 +204,13 @@ impl Drafts {
         draft
     }
 
-    /// The journal passes a hole that nothing after it attributes.
+    /// Notes a hole in the journal that nothing after it attributes.
     pub(super) fn mark_uncertain(&mut self, position: Position) {
         self.unattributed.push(position);
         self.uncertain = Some(self.uncertain.map_or(position, |p| p.max(position)));
     }
 
-    /// These losses were accepted: what they left in doubt goes on from what was found.
+    /// Accepts these losses. Logs in doubt continue from the records that were found.
     pub(super) fn accept(&mut self, accepted: Accepted) {
         self.accepted_before(vec![accepted]);
         self.count_doubts();
@@ -224,7 +223,7 @@ impl Drafts {
         self.uncertain = new.max().copied();
     }
 
-    /// These losses were accepted before the checkpoint at hand.
+    /// Notes losses that were accepted before this checkpoint.
     pub(super) fn accepted_before(&mut self, accepted: Vec<Accepted>) {
         for accepted in accepted {
             if !self.accepted.contains(&accepted) {
@@ -233,7 +232,7 @@ impl Drafts {
         }
     }
 
-    /// Everything that is lost and not accepted yet, but for the bytes.
+    /// All losses that are not accepted yet, without the ranges of bytes.
     pub(super) fn to_accept(&self) -> Accepted {
         let doubts = self.unattributed.iter().chain(&self.harmless);
         let mut lost = Vec::new();
@@ -252,8 +251,7 @@ impl Drafts {
         }
     }
 
-    /// Whether records are lost that are still missed, and nobody has accepted that; or some
-    /// may be.
+    /// Whether records are lost that are still missed and not accepted, or may be.
     pub(super) fn misses_records(&self) -> bool {
         let mut drafts = self.logs.iter();
         self.is_uncertain()
@@ -264,7 +262,7 @@ impl Drafts {
             })
     }
 
-    /// Whether records are lost that are still missed, and that are known, accepted or not.
+    /// Whether known records are lost and still missed, accepted or not.
     pub(super) fn misses_known_records(&self) -> bool {
         self.logs.values().any(|draft| {
             let state = draft.log.state.read();
@@ -283,7 +281,7 @@ impl Drafts {
         })
     }
 
-    /// Where damage lies that no reader misses anything of: it is trimmed, or its log is deleted.
+    /// Positions of damage whose records no reader misses: they are trimmed, or their log is deleted.
     pub(super) fn forgotten(&self) -> BTreeSet<Position> {
         let mut forgotten = BTreeSet::new();
         let mut missed = BTreeSet::new();
@@ -306,7 +304,7 @@ impl Drafts {
             .any(|accepted| accepted.covers(from, to))
     }
 
-    /// Acceptances may name the same records in other parts.
+    /// Whether a loss is accepted. Acceptances may name the same records in other parts.
     fn is_accepted_loss(&self, log: LogId, lost: &Lost) -> bool {
         let later = self.accepted.iter().filter(|a| lost.position < a.before);
         let mut rest = vec![*lost];
@@ -329,7 +327,7 @@ impl Drafts {
         })
     }
 
-    /// Whether damage lies between these positions that nothing attributes to logs.
+    /// Whether damage between these positions is not attributed to logs.
     pub(super) fn has_doubt(&self, from: Position, to: Position) -> bool {
         let mut within = self
             .unattributed
@@ -338,7 +336,7 @@ impl Drafts {
         within.any(|at| !self.is_accepted(*at, at.advance(1)))
     }
 
-    /// Where records were that damage took.
+    /// Former positions of records that damage took.
     pub(super) fn lost_at(&self) -> BTreeSet<Position> {
         let mut found = BTreeSet::new();
         for draft in self.logs.values() {
@@ -354,7 +352,7 @@ impl Drafts {
         self.uncertain.is_some()
     }
 
-    /// Records of a log are missing up to `to`; what of that was not known is noted.
+    /// Notes that records of a log are missing up to `to`, as far as this was not known.
     fn lose(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
         if from >= to {
             return;
@@ -372,9 +370,9 @@ impl Drafts {
         state.last_end = state.last_end.max(position);
     }
 
-    /// Applies one frame. `hole` is where a jump of lsns must come from: the last hole
-    /// before it, or the end of the segment before. A trim or a cursor also proves that the records
-    /// before it existed: their lsns must not be given out again.
+    /// Applies one frame. `hole` is the position that explains a jump of lsns: the last hole before the frame,
+    /// or the end of the segment before. A trim or a cursor also proves that the records before it existed:
+    /// their lsns must not be given out again.
     pub(super) fn apply(&mut self, segment: SegmentId, found: &Found<'_>, hole: Position) {
         let (header, body) = (found.header, found.body);
         self.arrival = self.arrival.max(header.arrival);
@@ -412,7 +410,7 @@ impl Drafts {
         let Some(next) = header.next_lsn() else {
             return;
         };
-        // One look at the table for most frames: there may be hundreds of thousands.
+        // Most frames need one lookup in the table: there may be hundreds of thousands.
         let state = self.touch(header.log_id, segment).state();
         let mut expected = state.next;
         if header.first_lsn < expected && state.give_again(header.first_lsn) {
@@ -428,7 +426,7 @@ impl Drafts {
         let readable = body.and_then(|body| compress::decompress(header.codec(), body));
         let readable = readable.filter(|body| codec::may_hold(body, header.count));
         if let Some((producer, digest)) = &found.producer {
-            // Whether its records can be read or not: it was applied.
+            // The batch was applied, whether its records can be read or not.
             let first = readable
                 .as_deref()
                 .and_then(|body| codec::own_times(body).next()?);
@@ -529,7 +527,7 @@ impl Drafts {
         }
     }
 
-    /// What all trims so far come to.
+    /// Applies the combined result of all trims so far.
     fn apply_kept(&mut self, segment: SegmentId, id: LogId, kept: Kept, end: Position) {
         let state = self.touch(id, segment).state();
         state.last_end = state.last_end.max(end);
@@ -542,7 +540,7 @@ impl Drafts {
     fn apply_fence(&mut self, segment: SegmentId, id: LogId, epoch: u64, end: Position) {
         let state = self.touch(id, segment).state();
         if epoch > state.writer_epoch() {
-            // What was found is on the device by the time that anybody asks.
+            // Everything that was found is on the device before the first request.
             state.add_fence(end, epoch, end);
         }
     }
@@ -563,7 +561,7 @@ impl Drafts {
         extras.move_cursor(header.end(), &cursor.name, mark, header.end());
     }
 
-    /// Of a frame that is damaged the producers stay known: their repeats are recognised.
+    /// Applies a `Forgotten` frame. If it is damaged, its producers stay known for repeats.
     fn apply_forgotten(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
         let Some(forgotten) = body.and_then(Forgotten::decode) else {
             return;
@@ -588,7 +586,7 @@ impl Drafts {
         state.last_end = state.last_end.max(end);
     }
 
-    /// What a directory tells of a frame that is damaged itself.
+    /// Applies the entry of a directory for a damaged frame.
     pub(super) fn apply_entry(
         &mut self,
         segment: SegmentId,
@@ -599,7 +597,7 @@ impl Drafts {
         match entry.kind {
             Kind::Batch => {
                 let to = entry.first_lsn.checked_advance(u64::from(entry.count));
-                // What lies between is missing too: of other groups in the same hole.
+                // Records between belong to other groups in the same hole, and are missing too.
                 let seen = self.draft(id).state().next;
                 self.lose(position, id, seen, entry.first_lsn);
                 self.lose(position, id, entry.first_lsn, to.unwrap_or(entry.first_lsn));
@@ -636,8 +634,8 @@ impl Drafts {
         }
     }
 
-    /// How the logs of a segment stood when it was left, told by its successor: what
-    /// of that was not seen is missing, at `position`.
+    /// Applies the closing states of a segment, which its successor records. Differences count as missing, at
+    /// `position`.
     pub(super) fn reconcile(
         &mut self,
         segment: SegmentId,
@@ -668,7 +666,7 @@ impl Drafts {
         }
     }
 
-    /// How the logs of `segment` stand now, for the link of its successor.
+    /// Current states of the logs of `segment`, for the link of its successor.
     pub(super) fn closings(&self, segment: SegmentId) -> Vec<Closing> {
         let closing = |draft: &Draft| {
             let state = draft.log.state.read();
@@ -678,7 +676,7 @@ impl Drafts {
                 next_lsn: state.next,
                 name: name.map(|name| name.as_str().to_owned()),
                 deleted: state.deleted,
-                // Of a deleted log it means nothing, and a run may say another than a frame.
+                // A deleted log has no first lsn, and a run may record a different one than a frame.
                 first_lsn: match state.deleted {
                     true => Lsn::ZERO,
                     false => state.coming_first(),
@@ -695,7 +693,7 @@ impl Drafts {
         closings
     }
 
-    /// Applies what a checkpoint tells of logs, if all of it can be read.
+    /// Applies the logs of a checkpoint, if all images can be read.
     pub(super) fn apply_images(&mut self, images: &[&[u8]]) -> bool {
         let new = in_halves(images.len(), |at| {
             Image::decode(images[at]).map(Draft::of_image)
@@ -703,7 +701,7 @@ impl Drafts {
         self.put_all(new)
     }
 
-    /// Enters all of these, if there are any to be had.
+    /// Enters all these drafts. Returns `false` if there are none.
     fn put_all(&mut self, new: Option<[Vec<Draft>; 2]>) -> bool {
         let Some(halves) = new else {
             return false;
@@ -715,14 +713,14 @@ impl Drafts {
         true
     }
 
-    /// Applies how a log stood at the end of a sorted run, which ended at `end`.
+    /// Applies the state of a log at the end of a sorted run, which ended at `end`.
     pub(super) fn apply_sorted(&mut self, image: Image, end: Position) {
         let mut draft = Draft::of_image(image);
         draft.proven = end;
         self.put(draft);
     }
 
-    /// A later segment has a record of a log with the lsn `from`.
+    /// Notes that a later segment has a record of a log with the lsn `from`.
     pub(super) fn give_again(&mut self, id: LogId, from: Lsn) {
         let state = self.draft(id).state();
         if from < state.next {
@@ -730,24 +728,24 @@ impl Drafts {
         }
     }
 
-    /// Records below `next` that nothing told of are missing.
+    /// Notes that records below `next` are missing if no file described them.
     pub(super) fn lose_before(&mut self, position: Position, id: LogId, next: Lsn) {
         let known = self.logs.get(&id);
         let seen = known.map_or(Lsn::ZERO, |draft| draft.log.state.read().next);
         self.lose(position, id, seen, next);
     }
 
-    /// Records of a sorted run cannot be read.
+    /// Notes records of a sorted run that cannot be read.
     pub(super) fn lose_sorted(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
         self.lose(position, id, from, to);
     }
 
-    /// Something is damaged that is nobody's records.
+    /// Notes damage that took no records.
     pub(super) fn mark_damaged(&mut self, position: Position) {
         self.harmless.push(position);
     }
 
-    /// An image told of this log.
+    /// Enters the draft from an image.
     fn put(&mut self, draft: Draft) {
         match self.logs.entry(draft.log.id) {
             Entry::Vacant(entry) => {
@@ -761,14 +759,14 @@ impl Drafts {
         }
     }
 
-    /// Applies the index of a segment in place of its frames, if it goes on where the logs
-    /// stand: that of a segment behind one that is lost, or was indexed differently, does not.
+    /// Applies the index of a segment in place of its frames, if it continues the logs. The index of a segment
+    /// behind a lost one, or a segment that was indexed differently, does not continue them.
     pub(super) fn apply_index(&mut self, index: &SealedIndex) -> bool {
         let new = in_halves(index.len(), |at| self.next_draft(index, &index.row_at(at)));
         self.put_all(new)
     }
 
-    /// A log as an index tells of it, if that goes on where it stands.
+    /// The draft of a log from an index, if it continues the log.
     fn next_draft(&self, index: &SealedIndex, row: &Row) -> Option<Draft> {
         let mut image = index.image(row).filter(|image| image.id == row.log_id)?;
         let mut next = Lsn::ZERO;
@@ -777,7 +775,7 @@ impl Drafts {
             next = state.next;
             image.chain = state.chain.clone();
         }
-        // Damage may have taken the first ones that it had.
+        // Damage may have taken the first records of the log in this segment.
         let mut reaches = next;
         for lost in &image.lost {
             if lost.from <= reaches {
@@ -797,8 +795,7 @@ impl Drafts {
         Some(draft)
     }
 
-    /// Builds the index of the segment whose frames were just applied; from then on it
-    /// tells where they are.
+    /// Builds the index of the segment whose frames were just applied. From then on the index has their places.
     pub(super) fn seal(
         &mut self,
         life: &Life,
@@ -829,7 +826,7 @@ impl Drafts {
         SealedIndex::build(life, base, end, chain, rows)
     }
 
-    /// Everything is applied: logs as they are served. Runs end at `sorted_end`.
+    /// Makes the logs to be served, after all files were applied. Runs end at `sorted_end`.
     pub(super) fn finish(mut self, sorted_end: Position, findings: &mut Vec<String>) -> Finished {
         let unnamed = self.unnamed();
         let mut records = 0;
@@ -861,7 +858,7 @@ impl Drafts {
             // Everything found is on the device by now.
             state.apply_trims(Position::new(u64::MAX));
             state.settle_extras();
-            // Readers learn from the runs how trimmed records went.
+            // Runs describe the loss of trimmed records to readers.
             let kept = state.coming_first();
             state.forget_damage(|lost| lost.position < sorted_end && lost.to <= kept);
             if !state.deleted {
@@ -896,7 +893,7 @@ impl Drafts {
             logs,
             damages,
             records,
-            // A log to be created may have the name of one whose name is lost.
+            // A new log could get the name of a log whose name is lost.
             uncertain: self.uncertain.is_some() || !unnamed.is_empty(),
             accepted: self.accepted,
             unnamed,

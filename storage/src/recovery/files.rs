@@ -1,4 +1,4 @@
-//! The files of a store: which hold frames, and what each says of itself.
+//! The files of a store: which of them hold frames, and the life block and link of each.
 
 use std::ops::Range;
 
@@ -15,19 +15,18 @@ use crate::journal::segment::{BadLife, Life, journal_path};
 use crate::journal::{LIFE_BYTES, frame, segment};
 use crate::zeros::are_zeros;
 
-/// Without a good link, frames are looked for in so much of a file. They are written from
-/// its start on: where none is found here, as in a segment that is ready and was not begun,
-/// none is expected further on.
+/// Bytes of a file in which frames are searched for without a good link. Frames are written from the start of a
+/// file on. If none is found here, as in a segment that is ready and was not begun, none is expected behind.
 const LOOK_BYTES: u64 = 8 << 20;
 
-/// Frames are looked for in pieces of this size, bytes.
+/// Size of the pieces in which frames are searched for, bytes.
 const PAGE: usize = 4096;
 
 /// Number of times that a start reads the end of the journal while the device cannot read it. Errors
 /// of a device may pass.
 const END_TRIES: u32 = 3;
 
-/// Of the first frame, enough to tell whether a newer version wrote it.
+/// Bytes of the first frame that suffice to recognise a frame of a newer version.
 const FIRST_BYTES: u64 = 4096;
 
 /// A segment file with frames in it. Its bytes are read when it is walked: windows of one segment
@@ -36,7 +35,7 @@ pub(super) struct Used {
     pub(super) life: Life,
     pub(super) path: String,
     pub(super) base: Position,
-    /// Its link, if that is good, or as much as the next group tells of it.
+    /// Its link if that is good, or the part of it that the next group records.
     pub(super) link: Option<Link>,
 }
 
@@ -47,7 +46,7 @@ pub(super) struct LoadedTail<'d> {
 }
 
 impl Used {
-    /// Where the file is, if not under the segment's own name.
+    /// Path of the file, if it does not have the segment's own name.
     pub(super) fn misnamed(&self) -> Option<String> {
         (self.path != journal_path(self.life.id)).then(|| self.path.clone())
     }
@@ -60,7 +59,7 @@ impl Used {
         }
     }
 
-    /// Whether not even its link became whole.
+    /// Whether not even its link is whole.
     fn is_unwritten(&self, disk: &dyn Disk) -> Result<bool, OpenError> {
         let content = self.content(disk)?;
         let walked = self.as_bytes(&content).walk_last();
@@ -68,19 +67,19 @@ impl Used {
         Ok(walked.end <= self.base.advance(LIFE_BYTES))
     }
 
-    /// The bytes of the file.
+    /// The content of the file.
     pub(super) fn content(&self, disk: &dyn Disk) -> Result<Content<'static>, OpenError> {
         Content::open(disk, &self.path).map_err(self.failed())
     }
 
-    /// The bytes of a segment, read from the device: the end of the last one may never have been flushed,
-    /// and the cache must not be believed after a failed flush. Bad bytes of another one may lie in the
-    /// cache only.
+    /// The bytes of a segment, read from the device. The end of the last segment may never have been flushed,
+    /// and the cache must not be believed after a failed flush. Damage of another segment may exist only in the
+    /// cache.
     pub(super) fn device_content<'d>(&self, disk: &'d dyn Disk) -> Result<Content<'d>, OpenError> {
         Content::from_device(disk, &self.path, self.life.size).map_err(self.failed())
     }
 
-    /// Reads the last segment and walks it. Reads again while the device cannot read its end.
+    /// Reads the last segment and walks it. Repeats this while the device cannot read its end.
     fn read_tail<'d>(&self, disk: &'d dyn Disk) -> Result<LoadedTail<'d>, OpenError> {
         let mut tries = 0;
         loop {
@@ -128,7 +127,7 @@ impl Recovered {
         Ok(ids)
     }
 
-    /// Tells files with frames from files without.
+    /// Separates files with frames from files without.
     pub(super) fn sort_files(
         &mut self,
         disk: &dyn Disk,
@@ -163,9 +162,8 @@ impl Recovered {
         Ok(used)
     }
 
-    /// Segments are begun in the order of their ids: what seems to hold nothing and does
-    /// not stand behind one that was begun has lost its beginning, and the rest of it may
-    /// be good.
+    /// Checks files that seem empty. Segments are begun in the order of their ids. An empty file before a begun
+    /// segment has lost its beginning, and its other bytes may be good.
     fn look_again(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
         let ids = used.iter().map(|segment| segment.life.id);
         let newest = ids.chain(self.last_begun.map(|begun| begun.segment)).max();
@@ -179,7 +177,7 @@ impl Recovered {
         Ok(())
     }
 
-    /// The same for the one behind the last, where the journal has left that.
+    /// Checks the file behind the last segment for frames, if the journal has left that segment.
     pub(super) fn look_behind_seal<'d>(
         &mut self,
         disk: &'d dyn Disk,
@@ -205,8 +203,8 @@ impl Recovered {
         self.drop_unwritten(disk, used)
     }
 
-    /// The journal goes on in a file whose first frame the device cannot read, if it has left the last
-    /// segment that was found, or if the last start began that file.
+    /// Notes an end of the journal that the device cannot read. The journal continues in a file with an
+    /// unreadable first frame, if it has left the last segment found, or if the last start began that file.
     pub(super) fn look_for_unread_end(&mut self, used: &[Used], tail: Option<&LoadedTail<'_>>) {
         let last = used.last().map(|last| last.life.id).or(self.last);
         let left = tail.map_or(!self.clean, |tail| tail.walked.is_sealed());
@@ -217,10 +215,9 @@ impl Recovered {
         self.unread_end = self.unread_end.take().or(first);
     }
 
-    /// Where a link names a segment before the one that lies before it, the start that wrote
-    /// the link had found nothing whole in those between. It keeps the file that the seal
-    /// before it names until the link is flushed, so a power cut may leave that file behind.
-    /// One with something whole in it was not there then, and came back.
+    /// Drops segments that a later link skips. The start that wrote the link found nothing whole in them. It
+    /// keeps the file that the last seal names until the link is flushed, so a power cut may leave that file
+    /// behind. A file with whole frames was missing then, and came back: it is kept.
     fn drop_passed_over(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
         let mut kept: Vec<Used> = Vec::with_capacity(used.len());
         for one in used.drain(..) {
@@ -245,7 +242,7 @@ impl Recovered {
         self.free.push(id);
     }
 
-    /// Frames are looked for in so many bytes.
+    /// Searches for frames in the first `look` bytes of a file.
     pub(super) fn sort_file(
         &mut self,
         disk: &dyn Disk,
@@ -278,7 +275,7 @@ impl Recovered {
             }
         };
         if life.id != id {
-            // What the file says of itself is checksummed; its name is not.
+            // The content of the file is checksummed; its name is not.
             self.findings.push(format!(
                 "{path} holds segment {}; it is used as that",
                 life.id
@@ -315,8 +312,8 @@ impl Recovered {
         }
     }
 
-    /// What lies below a checkpoint is not read; but whatever a newer version began after
-    /// that, it began the checkpoint's last segment with features that say so.
+    /// Checks the features of the checkpoint's last segment. Segments below a checkpoint are not read. A newer
+    /// version that wrote later has marked that segment with its features.
     pub(super) fn check_life(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
         let Some(id) = self.last.filter(|id| !self.runs.hold(*id)) else {
             return Ok(());
@@ -334,7 +331,7 @@ impl Recovered {
         }
     }
 
-    /// Without a life block nothing in the file can be verified.
+    /// Notes a file without a life block: nothing in it can be verified.
     pub(super) fn lost_life(&mut self, id: SegmentId, file: &dyn DiskFile) -> std::io::Result<()> {
         let (mut at, size) = (LIFE_BYTES, file.size()?);
         while at < size {
@@ -349,14 +346,14 @@ impl Recovered {
         Ok(())
     }
 
-    /// A file that holds something, but nothing that can be used.
+    /// Notes a file with content that cannot be used.
     pub(super) fn unreadable(&mut self, id: SegmentId, what: &str) {
         self.findings.push(format!("{} {what}", journal_path(id)));
         self.unreadable.push(id);
     }
 
-    /// A last segment whose first frame never became whole holds nothing: the journal
-    /// had not rolled. Returns what the last one that does hold something says.
+    /// Drops last segments whose first frame never became whole: they hold nothing, and the journal had not
+    /// rolled. Returns the content of the last segment that holds frames.
     pub(super) fn drop_unwritten<'d>(
         &mut self,
         disk: &'d dyn Disk,
@@ -379,8 +376,8 @@ impl Recovered {
     }
 }
 
-/// Life block and first bytes of a segment file. A life block that does not verify is read again, from the
-/// device: the memory of the first read may be wrong, and without it the whole file counts as missing.
+/// The life block and first bytes of a segment file. A damaged life block is read again, from the device: the
+/// memory of the first read may be wrong, and without the block the whole file counts as missing.
 pub(super) fn read_head(
     disk: &dyn Disk,
     path: &str,
@@ -394,8 +391,7 @@ pub(super) fn read_head(
     }
 }
 
-/// Whether a segment has frames, and if so its base and its link. What does not verify is read again, from
-/// the device.
+/// The base and the link of a segment, if it has frames. Damaged bytes are read again, from the device.
 fn frames_or_again(
     disk: &dyn Disk,
     path: &str,
@@ -463,12 +459,12 @@ fn first_frame(
     let frame = read(LIFE_BYTES, header.frame_len())?;
     let link = frame::verified_body(&frame, &header).and_then(Link::decode);
     let is_whole = link.is_some();
-    // The header tells a part of it.
+    // The header holds a part of the link.
     let link = link.unwrap_or_else(|| partial_link(header.log_id, header.first_lsn, header.count));
     Ok(FirstFrame::Link(Position::new(base), link, is_whole))
 }
 
-/// Looks for any frame. The directory of its group describes a damaged link in part.
+/// Searches for any frame. The directory of its group describes a damaged link in part.
 fn frames_within(
     life: &Life,
     content: &Content<'_>,
@@ -507,17 +503,17 @@ pub(crate) fn base_of(life: &Life, file: &dyn DiskFile) -> std::io::Result<Optio
     Ok(found.map(|(base, _)| base))
 }
 
-/// Looks for any frame of this life: it tells the base, its position less its offset.
+/// Searches for any frame of this life: its position less its offset is the base.
 fn any_frame(life: &Life, content: &Content<'_>) -> Option<(Position, Option<Link>)> {
     let mut from = LIFE_BYTES;
     loop {
-        // One more header, so that each place in the page has one.
+        // One more header, so that a header can begin at each place in the page.
         let page = content.piece(from, PAGE + frame::HEADER_BYTES);
         let last = page.len().min(PAGE);
         let used = if are_zeros(&page[..last]) { 0 } else { last };
         for step in (0..used).step_by(8) {
             let offset = from + step as u64;
-            // Bases are sums of sizes: a cheap look before a checksum is computed.
+            // Bases are sums of sizes: this cheap check comes before a checksum is computed.
             let claimed = frame::claimed_position(&page[step..]);
             if claimed.is_none_or(|claimed| claimed.wrapping_sub(offset) % 4096 != 0) {
                 continue;

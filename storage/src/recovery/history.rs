@@ -1,11 +1,11 @@
-//! Where recovery epochs ended: of the records of an epoch only those below its end survived.
+//! Ends of recovery epochs: of the records of an epoch only those below its end survived.
 //!
 //! Each unclean end adds an entry. Readers and clients ask with the epoch that they know, mostly one of
 //! the newest. So the list is bounded, and old entries become one.
 
 use crate::ids::{Position, RecoveryEpoch};
 
-/// An epoch that ended, and where the records of it that survived end.
+/// An epoch that ended, and the end of its surviving records.
 pub(crate) type End = (RecoveryEpoch, Position);
 
 /// Maximum number of ends that are kept. Each takes 16 bytes of memory and about 10 in a checkpoint.
@@ -17,9 +17,9 @@ pub(super) fn add_end(ends: &mut Vec<End>, ended: RecoveryEpoch, end: Position) 
     bound_ends(ends);
 }
 
-/// Beyond [`MOST_ENDS`] entries the older half becomes one, but for the first entry, which speaks of
-/// epochs before the store. The one entry has the lowest end: a record that is lost never counts as
-/// one that survived. One that survived may count as lost, so that its writer or reader takes it again.
+/// Bounds the list. Beyond [`MOST_ENDS`] entries the older half becomes one. The first entry stays: it stands
+/// for epochs before the store. The new entry has the lowest end, so a lost record never counts as surviving. A
+/// surviving record may count as lost, so that its writer or reader takes it again.
 pub(crate) fn bound_ends(ends: &mut Vec<End>) {
     while ends.len() > MOST_ENDS {
         let older = 1..=MOST_ENDS / 2;

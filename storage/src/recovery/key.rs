@@ -1,4 +1,4 @@
-//! The key of a store's digests: which segment it is taken from.
+//! The key of a store's digests, and the choice of the segment that provides it.
 
 use std::sync::Arc;
 
@@ -30,9 +30,9 @@ impl FoundKey {
         key
     }
 
-    /// The key of the newest segment that has a good one; `None` of a new store, and of a store
-    /// of an older version. A start from a checkpoint has not read the segments that it covers:
-    /// they are asked only if no segment behind it has the key.
+    /// The key of the newest segment that has a good one. `None` for a new store, and for a store of an older
+    /// version. A start from a checkpoint has not read the segments that it covers. It reads them only if no
+    /// segment behind it has the key.
     ///
     /// # Errors
     /// If there are no file descriptors. A segment that cannot be read counts as damaged.

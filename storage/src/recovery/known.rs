@@ -1,5 +1,5 @@
-//! What checkpoints and index files tell, so that segments need not be read; and the
-//! indexes that a start makes of those it does read.
+//! Checkpoints and index files, which spare a start from reading segments, and the indexes that a start makes
+//! of the segments that it does read.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,9 +24,9 @@ use crate::journal::segment::{Hole, Life, Segment};
 use crate::metrics::NoObserver;
 
 impl Recovered {
-    /// Begins with the newest checkpoint that is good, and whose segments and their indexes are there,
-    /// if that is `wanted`. A start without it makes an index that is missing: nothing else does. Segments and runs that
-    /// it names are missed in any case.
+    /// Begins with the newest good checkpoint whose segments and their indexes are there, if that is `wanted`.
+    /// A start without it rebuilds a missing index; nothing else does. Segments and runs that the checkpoint
+    /// names count as missing in any case.
     pub(super) fn read_checkpoint(
         &mut self,
         disk: &dyn Disk,
@@ -95,8 +95,8 @@ impl Recovered {
         self.find_old_checkpoint(disk)
     }
 
-    /// What it tells was there once, whether it is there now or not: no id, position or
-    /// epoch of that is given out again.
+    /// Notes the ids, positions and epochs of a checkpoint: they were used once, whether their files are there
+    /// or not. None of them is given out again.
     fn note_checkpoint(&mut self, summary: &Summary) {
         let last = summary.segments.last();
         let limit = last.map_or(Position::ZERO, |s| s.base.advance(s.life.size));
@@ -142,12 +142,12 @@ impl Recovered {
             segment.set_indexed();
             segments.push((entry.base, Arc::new(segment)));
         }
-        // At once: nothing was read before.
+        // All at once: nothing was read before.
         self.segments = segments.into_iter().collect();
     }
 
-    /// Applies the index of a finished segment, if there is one that agrees with the link
-    /// of its successor and with what came before.
+    /// Applies the index of a finished segment, if it agrees with the link of its successor and with the
+    /// segments before it.
     pub(super) fn enter_by_index(
         &mut self,
         disk: &dyn Disk,
@@ -170,7 +170,7 @@ impl Recovered {
             .map_err(OpenError::io(format!("opening {}", used.path)))?;
         let bytes = file.size().map_err(fail())?;
         if bytes < index.end.since(used.base) {
-            // It has shrunk: what is gone is to be named.
+            // The file has shrunk: its frames must be read to name the lost records.
             return Ok(false);
         }
         if !self.drafts.apply_index(&index) {
@@ -187,8 +187,8 @@ impl Recovered {
         Ok(true)
     }
 
-    /// From now on an index tells where the frames of a walked segment are, and which records
-    /// damage took of it.
+    /// Makes the index of a walked segment: from now on it has the places of the frames, and the records that
+    /// damage took.
     pub(super) fn seal(&mut self, used: &Used, segment: &Segment, walked: &Walked, bytes: u64) {
         let index = self
             .drafts
@@ -200,7 +200,7 @@ impl Recovered {
         self.indexes.pin(Arc::clone(&index));
         segment.set_indexed();
         self.progress.since_checkpoint += bytes;
-        // Records may be missing that no index can name.
+        // Some missing records may not be in any index.
         let doubt = self
             .drafts
             .has_doubt(used.base, used.base.advance(used.life.size));
@@ -210,7 +210,7 @@ impl Recovered {
     }
 }
 
-/// Where the frames of a segment, which end at `end`, do not verify.
+/// Bytes of a segment, whose frames end at `end`, that do not verify.
 pub(crate) fn damage_in(
     disk: &dyn Disk,
     segment: &Segment,
@@ -227,8 +227,8 @@ pub(crate) fn damage_in(
     Ok(walked.holes())
 }
 
-/// Where the last atomic unit ends that ends at or below `until`, in a segment whose frames
-/// end at `end` and do not all verify.
+/// End of the last atomic unit that ends at or below `until`, in a segment whose frames end at `end` and do not
+/// all verify.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -249,17 +249,16 @@ pub(crate) fn last_whole_unit(
     Ok(ends.filter(|end| *end <= until).max())
 }
 
-/// The logs of a segment in older and newer ones.
+/// The logs of a segment in older and newer segments.
 pub(crate) struct Around<'a> {
-    /// How a log stood before the segment.
+    /// State of a log before the segment.
     pub(crate) before: &'a dyn Fn(LogId) -> io::Result<Option<Image>>,
-    /// The lsn that a log goes on with behind the segment.
+    /// The lsn with which a log continues behind the segment.
     pub(crate) goes_on: &'a dyn Fn(LogId) -> io::Result<Lsn>,
 }
 
-/// The index of a sealed segment with all that it tells of its logs, made from its frames, from
-/// the link of its successor, and from older and newer segments with its `logs`. `None` if damage that nobody
-/// has accepted leaves some of that in doubt.
+/// The complete index of a sealed segment, made from its frames, from the link of its successor, and from older
+/// and newer segments with its `logs`. `None` if unaccepted damage leaves some of it in doubt.
 ///
 /// # Errors
 /// If the segment cannot be read, or if `logs` fails.
@@ -324,8 +323,7 @@ pub(crate) fn index_anew(
     Ok(Some(drafts.seal(&segment.life, segment.base, end, chain)))
 }
 
-/// The index of a sealed segment made from its frames alone, for a run in which its file
-/// was found damaged.
+/// The index of a sealed segment, made only from its frames, for a process that found its file damaged.
 pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
     let content = Content::from_device(disk, &segment.path(), segment.life.size)?;
     let bytes = Bytes {

@@ -1,5 +1,4 @@
-//! Sorted runs at a start: which there are, what they say of the logs, and what a crash of
-//! the sorter left behind.
+//! Sorted runs at a start: their list, their effect on the logs, and the leftovers of a crash of the sorter.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -31,25 +30,25 @@ use crate::zeros::are_zeros;
 /// Size of the pieces in which a file is compared with zeros, bytes.
 const LOOK: usize = 1 << 20;
 
-/// The runs of a store, and what is left of their making.
+/// The runs of a store, and leftovers of the sorter.
 #[derive(Default)]
 pub(super) struct Runs {
-    /// Those that count, the oldest first.
+    /// Valid runs, oldest first.
     pub(super) found: Vec<Found>,
-    /// Those that cannot be used, and why.
+    /// Unusable runs, and why.
     pub(super) bad: Vec<(SegmentId, String)>,
     /// Whether they follow each other from the beginning of the journal on, and none is bad.
     pub(super) whole: bool,
-    /// Where one does not follow the one before.
+    /// Positions at which a run does not follow its predecessor.
     gaps: Vec<Position>,
-    /// Begun and never published.
+    /// Runs that were begun and never published.
     unfinished: Vec<SegmentId>,
-    /// Contained in another: that was made of them.
+    /// Runs within a larger run that was made of them.
     stale: Vec<SegmentId>,
-    /// Segments of the journal that runs stand for.
+    /// Segments of the journal that runs replace.
     sorted: Vec<SegmentId>,
-    /// Files in `journal/` below the end of the runs that no run was made of, by their paths. They may
-    /// hold records that are nowhere else.
+    /// Files in `journal/` below the end of the runs that no run was made of, by their paths. They may hold the
+    /// only copy of some records.
     strays: Vec<String>,
 }
 
@@ -60,19 +59,19 @@ pub(crate) struct Found {
 }
 
 impl Runs {
-    /// The last segment that a run stands for.
+    /// The last segment that a run replaces.
     pub(super) fn last(&self) -> Option<SegmentId> {
         self.found.last().map(|found| found.run.head.last)
     }
 
-    /// Behind the last position that runs stand for.
+    /// The position behind the last run.
     pub(super) fn end(&self) -> Position {
         self.found
             .last()
             .map_or(Position::ZERO, |found| found.run.head.limit)
     }
 
-    /// Files that the next start removes: what a crash of the sorter left.
+    /// Files that the next start removes: leftovers of a crash of the sorter.
     pub(super) fn leftovers(&self) -> Vec<String> {
         let unfinished = self.unfinished.iter().map(|id| sorted::new_path(*id));
         let stale = self.stale.iter().map(|id| sorted::path(*id));
@@ -80,7 +79,7 @@ impl Runs {
         unfinished.chain(stale).chain(sorted).collect()
     }
 
-    /// Positions that the run with this segment stands for, missing segments before it included.
+    /// Positions that the run with this segment replaces, including missing segments before it.
     fn reach_of(&self, id: SegmentId) -> Option<Range<Position>> {
         let of = |found: &Found| found.run.head.first <= id && id <= found.run.head.last;
         let at = self.found.iter().position(of)?;
@@ -97,14 +96,14 @@ impl Runs {
         found.chain(bad).chain(others).any(|other| other == id)
     }
 
-    /// Whether runs stand for this segment, also if it was missing when they were made.
+    /// Whether runs replace this segment, even if it was missing when they were made.
     pub(super) fn hold(&self, id: SegmentId) -> bool {
         Some(id) <= self.last()
     }
 }
 
 impl Recovered {
-    /// Finds the runs. Takes the segments that they stand for out of `ids`.
+    /// Finds the runs. Removes the segments that they replace from `ids`.
     pub(super) fn list_runs(
         &mut self,
         disk: &dyn Disk,
@@ -140,8 +139,8 @@ impl Recovered {
                 }
             }
         }
-        // Of two that begin alike the larger one was made of the other; of two that stand for
-        // the same, the newer.
+        // If two runs begin at one position, the larger was made of the other. If they cover the same
+        // positions, the newer one counts.
         opened.sort_by_key(|run| {
             let (head, id) = (&run.head, run.life.id);
             (head.first_base, std::cmp::Reverse((head.limit, id)))
@@ -180,7 +179,7 @@ impl Recovered {
             let file = disk.open(&path).map_err(fail())?;
             let head = read_head(disk, &path, &*file).map_err(fail())?;
             match Life::decode(&head) {
-                // Its name is wrong.
+                // The name of the file is wrong.
                 Ok(life) if life.store_id == self.store.id && !self.runs.hold(life.id) => {
                     ids.push(id);
                 }
@@ -191,9 +190,9 @@ impl Recovered {
         Ok(())
     }
 
-    /// Finds the files of segments below the end of the runs that no run was made of: they were missing
-    /// or could not be read then, and are there again. Every record of a file that the sorter left in a
-    /// crash is in a run.
+    /// Finds the files of segments below the end of the runs that no run was made of: they were missing or
+    /// unreadable then, and are there again. Files that a crash of the sorter left are different: all their
+    /// records are in a run.
     pub(super) fn look_for_strays(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
         let sorted = std::mem::take(&mut self.runs.sorted);
         for id in sorted {
@@ -207,7 +206,7 @@ impl Recovered {
         Ok(())
     }
 
-    /// Notes a file that no run was made of, and tells people.
+    /// Notes and reports a file that no run was made of.
     pub(super) fn find_stray(&mut self, path: &str, why: &str) {
         self.findings.push(format!(
             "{path} {why}; no run was made of it; the start keeps the file in quarantine/"
@@ -215,7 +214,7 @@ impl Recovered {
         self.runs.strays.push(path.to_owned());
     }
 
-    /// Why the file of a segment that runs stand for must be kept; `None` if it may go.
+    /// Why the file of a replaced segment must be kept; `None` if it may be removed.
     fn why_stray(
         &self,
         disk: &dyn Disk,
@@ -262,8 +261,8 @@ impl Recovered {
         )
     }
 
-    /// Whether a checkpoint goes with the runs: all is there that it knows to be sorted, and
-    /// it knows what they leave out.
+    /// Whether a checkpoint matches the runs: all runs that it lists are there, and it knows the logs that they
+    /// leave out.
     pub(super) fn goes_with_runs(&self, summary: &Summary) -> bool {
         let forgotten = |found: &Found| found.run.head.forgotten > Some(summary.last);
         let of_runs = self
@@ -277,7 +276,7 @@ impl Recovered {
         whole && summary.sorted <= self.runs.last() && !self.runs.found.iter().any(forgotten)
     }
 
-    /// Applies what runs say that a checkpoint does not cover. They follow each other.
+    /// Applies the runs that a checkpoint does not cover. They follow each other.
     pub(super) fn apply_runs(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
         let found = std::mem::take(&mut self.runs.found);
         let lost_at = match self.last {
@@ -364,8 +363,8 @@ impl Recovered {
         Ok(())
     }
 
-    /// Reads all of a run: what of it cannot be read is lost. Its index tells of logs whose images
-    /// are damaged.
+    /// Reads a whole run, and counts its unreadable records as lost. Its index describes logs whose images are
+    /// damaged.
     fn walk_run(
         &mut self,
         disk: &dyn Disk,
@@ -386,7 +385,7 @@ impl Recovered {
         for images in &walked.images {
             let id = images.image.id;
             self.highest_epoch = self.highest_epoch.max(id.epoch());
-            // Of runs that are missing.
+            // These records belong to missing runs.
             self.drafts.lose_before(head.first_base, id, images.before);
             self.drafts.apply_sorted(images.image.clone(), head.end);
             for (from, to) in walked.lost_of(images) {
@@ -405,7 +404,7 @@ impl Recovered {
                 run.segment.path()
             ));
         } else if !walked.holes.is_empty() && !walked.lost_records() {
-            // Nobody's records: but it is not as it was.
+            // No record is lost, but the run is damaged.
             self.drafts.mark_damaged(first);
         }
         if !self.only_looks {
@@ -418,7 +417,7 @@ impl Recovered {
             };
             let index = Arc::new(with_lost.unwrap_or(index));
             self.indexes.pin(Arc::clone(&index));
-            // Where the header of a pack is lost, no index says that the run is damaged.
+            // If the header of a pack is lost, no index shows the damage of the run.
             let places = walked.packs.iter().map(|pack| pack.place.position);
             let places: BTreeSet<Position> = places.collect();
             let listed = walked.holes.iter().all(|hole| places.contains(&hole.from));
@@ -429,7 +428,7 @@ impl Recovered {
         Ok(())
     }
 
-    /// Where the run ends that lies right before the one that begins at `base`.
+    /// End of the run right before the one that begins at `base`.
     fn last_limit(&self, base: Position) -> Position {
         match self.last {
             Some(_) => self.next_base.min(base),
@@ -437,8 +436,8 @@ impl Recovered {
         }
     }
 
-    /// The loss of runs that cannot be used was accepted: their files go where nothing looks for
-    /// runs, and where only people remove them.
+    /// Moves the files of unusable runs whose loss was accepted. No start looks for runs there, and only
+    /// operators remove them.
     pub(crate) fn set_bad_runs_aside(&mut self, disk: &dyn Disk) -> io::Result<()> {
         if self.runs.bad.is_empty() {
             return Ok(());
@@ -450,15 +449,15 @@ impl Recovered {
         disk.sync_directory("sorted")
     }
 
-    /// Removes files that nothing names any more: what a crash of the sorter left, and indexes of what
-    /// is sorted. A file that cannot be removed is noted in `left`.
+    /// Removes files that nothing names any more: leftovers of a crash of the sorter, and indexes of replaced
+    /// files. A file that cannot be removed is noted in `left`.
     pub(super) fn clear_sorting(&mut self, disk: &dyn Disk) -> io::Result<()> {
-        // The loss of missing ones was accepted.
+        // The loss of missing runs was accepted.
         self.runs.whole |= self.runs.bad.is_empty() && !self.drafts.is_uncertain();
         self.clear_indexes(disk)?;
         let runs = &mut self.runs;
         if !runs.whole || known_bad::makes(Mistake::LeftoversStay) {
-            // What is left may be all that there is of something.
+            // Each leftover may be the only copy of some records.
             return Ok(());
         }
         for path in std::mem::take(&mut runs.strays) {
@@ -499,8 +498,8 @@ impl Recovered {
         Ok(())
     }
 
-    /// Removes indexes that were not finished, and those of segments and runs that a run replaced. The
-    /// index of a segment that is missing stays: it may be all that tells of the segment.
+    /// Removes unfinished indexes, and indexes of replaced segments and runs. The index of a missing segment
+    /// stays: it may be the only description of the segment.
     fn clear_indexes(&mut self, disk: &dyn Disk) -> io::Result<()> {
         let served = self.segments.values().map(|segment| segment.life.id);
         let runs = self.runs.found.iter().map(|found| found.run.id());
@@ -523,7 +522,7 @@ impl Recovered {
             let is_sorted = || {
                 let base = base_of_index(disk, &path)?;
                 let is_old = |base| sorted::is_address(base) || Some(base) < sorted_end;
-                // One that tells nothing goes by its name.
+                // An unreadable index is judged by its name.
                 Ok::<_, io::Error>(base.map_or(id <= last_sorted, is_old))
             };
             if id.is_none() || (self.runs.whole && is_sorted()?) {
@@ -548,7 +547,7 @@ impl Recovered {
     }
 }
 
-/// Whether a file without a life block holds nothing.
+/// Whether a file without a life block contains only zeros.
 fn is_empty(file: &dyn DiskFile) -> io::Result<bool> {
     let content = Content::of_file(file, u64::MAX)?;
     let mut at = LIFE_BYTES;
@@ -562,7 +561,7 @@ fn is_empty(file: &dyn DiskFile) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Notes the damage of a run that a checkpoint covers, so that the sorter writes it again.
+/// Notes the damage of a run that a checkpoint covers, so that the sorter rewrites it.
 fn find_holes(disk: &dyn Disk, run: &Run) -> io::Result<()> {
     let segment = &run.segment;
     let index = read_index(disk, run.id())?;
@@ -577,8 +576,8 @@ fn find_holes(disk: &dyn Disk, run: &Run) -> io::Result<()> {
     Ok(())
 }
 
-/// Notes where a run is damaged, by its index. Records that are lost and have a place are lost there.
-/// Others were lost before the run was made.
+/// Notes the damaged places of a run, by its index. Lost records with a place were lost in the run. The others
+/// were lost before the run was made.
 fn note_holes(segment: &Segment, index: &SealedIndex) {
     for row in index.rows() {
         let Some(image) = index.image(&row).filter(|image| !image.lost.is_empty()) else {

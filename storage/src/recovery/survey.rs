@@ -1,5 +1,5 @@
-//! What a start would find, for those who only want to look: where every segment lies and
-//! ends, and, by reading all of them, whose records are missing.
+//! A read-only preview of a start: the place and the end of every segment and, after reading all of them, the
+//! logs with missing records.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::local::Logs;
 use crate::metrics::NoObserver;
 use crate::quarantine::Damage;
 
-/// Producers' batches are of no interest here, but one is the least.
+/// Batches of producers are not needed here, but the minimum is one.
 const PRODUCER_WINDOW: u64 = 1;
 
 /// A segment with frames in it.
@@ -25,9 +25,9 @@ pub(crate) struct Surveyed {
     pub(crate) life: Life,
     pub(crate) path: String,
     pub(crate) base: Position,
-    /// Where its frames end, as its successor tells; of the last one as a walk tells.
+    /// End of its frames, as its successor records it. For the last segment, as a walk finds it.
     pub(crate) end: Position,
-    /// Its link, if that is good, or as much as the next group tells of it.
+    /// Its link if that is good, or the part of it that the next group records.
     pub(crate) link: Option<Link>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Survey {
     pub(crate) runs: Vec<FoundRun>,
     /// Runs that cannot be used, and why.
     pub(crate) bad_runs: Vec<(SegmentId, String)>,
-    /// What the next start removes.
+    /// Files that the next start removes.
     pub(crate) leftovers: Vec<String>,
     /// Segments with frames, in order.
     pub(crate) segments: Vec<Surveyed>,
@@ -47,23 +47,23 @@ pub(crate) struct Survey {
     pub(crate) torn_bytes: u64,
     /// Files in `journal/` without frames.
     pub(crate) ready: Vec<SegmentId>,
-    /// What the last start began.
+    /// The segment that the last start began.
     pub(crate) last_begun: Option<LastBegun>,
     /// The segment that the seal of the last one names, if its file is gone.
     pub(crate) missing: Option<SegmentId>,
 }
 
-/// Whose records are missing.
+/// Lost records and other losses of a store.
 pub(crate) struct Account {
-    /// Each with its place in the journal.
+    /// Damage, each with its place in the journal.
     pub(crate) damages: Vec<Damage>,
-    /// What is lost beside records, in sentences.
+    /// Losses other than records, in sentences.
     pub(crate) consequences: Vec<String>,
-    /// What a start would say of the files.
+    /// Findings that a start would report.
     pub(crate) findings: Vec<String>,
-    /// Whether it said something that was accepted.
+    /// Whether some findings were accepted.
     accepted: bool,
-    /// The logs there are.
+    /// The existing logs.
     pub(crate) logs: Logs,
 }
 
@@ -76,7 +76,7 @@ impl Account {
 }
 
 impl Survey {
-    /// Whether a run stands for this segment.
+    /// Whether a run replaces this segment.
     pub(crate) fn is_sorted(&self, id: SegmentId) -> bool {
         let heads = self.runs.iter().map(|found| &found.run.head);
         heads
@@ -85,7 +85,7 @@ impl Survey {
     }
 }
 
-/// Looks where everything lies. Reads the start of each segment, and all of the last.
+/// Finds the place of all files. Reads the start of each segment, and the whole last one.
 pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenError> {
     let mut recovered = Recovered::new(disk, store, PRODUCER_WINDOW);
     let mut ids = recovered.list_files(&**disk)?;
@@ -134,7 +134,7 @@ pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenE
     })
 }
 
-/// Where a segment ends that has a successor.
+/// The end of a segment that has a successor.
 fn end_before(disk: &dyn Disk, segment: &Used, next: &Used) -> Result<Position, OpenError> {
     let told = next
         .link
@@ -149,8 +149,8 @@ fn end_before(disk: &dyn Disk, segment: &Used, next: &Used) -> Result<Position, 
     Ok(walked.end)
 }
 
-/// Reads all segments as a start without checkpoint and indexes does, and tells whose
-/// records are missing. One segment at a time is in memory.
+/// Reads all segments like a start without checkpoint and indexes, and returns the missing records. One segment
+/// at a time is in memory.
 pub(crate) fn account(
     disk: &Arc<dyn Disk>,
     store: Store,

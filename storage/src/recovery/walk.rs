@@ -1,10 +1,9 @@
-//! Walking the frames of one segment, over damage too.
+//! Walks the frames of one segment, also over damage.
 //!
-//! Bytes in, items out; the bytes come in windows ([`Content`]). Where the walk of a finished segment ends is known from
-//! its successor. Where that of the last one ends is decided by D, the highest position
-//! that any verified header says was flushed: bad bytes below D are damage, bad bytes at
-//! or beyond D are a torn tail, and whatever follows them proves nothing, since a power
-//! cut may keep later sectors and lose earlier ones.
+//! Input: bytes, in windows ([`Content`]). Output: items. The successor of a finished segment records its end.
+//! The end of the last segment depends on D, the highest position that any verified header says was flushed.
+//! Bad bytes below D are damage. Bad bytes at or beyond D are a torn tail, and the bytes behind them prove
+//! nothing: a power cut may keep later sectors and lose earlier ones.
 
 use std::ops::Range;
 
@@ -18,14 +17,14 @@ use crate::journal::segment::Life;
 use crate::known_bad::{self, Mistake};
 use crate::zeros::{are_zeros, used_length};
 
-/// Zeros are passed over in steps of about this.
+/// Zeros are skipped in steps of about this, bytes.
 const ZERO_PAGE: usize = 4096;
-/// Headers are looked for in pieces of this size, bytes.
+/// Size of the pieces in which headers are searched for, bytes.
 const LOOK: usize = 64 << 10;
-/// Bytes behind the end are looked at in pieces of this size.
+/// Size of the pieces in which bytes behind the end are checked.
 const SWEEP: usize = 1 << 20;
 
-/// What the walk came upon, in order.
+/// A frame or a hole, in the order of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Item {
     Frame {
@@ -43,11 +42,11 @@ pub(crate) enum Item {
 #[derive(Debug)]
 pub(crate) struct Walked {
     pub(crate) items: Vec<Item>,
-    /// Where its frames end.
+    /// End of its frames.
     pub(crate) end: Position,
     /// Header checksum of the last frame.
     pub(crate) chain: u32,
-    /// What was cut off: from `end`, so many bytes that are not zeros of a fresh file.
+    /// Number of cut bytes from `end` on: bytes that are not zeros of a fresh file.
     pub(crate) torn: u64,
     /// Offsets of bytes that the device could not read and that end the walk. They may hold a frame
     /// that was flushed, so nothing may be cut off here.
@@ -79,7 +78,7 @@ pub(crate) struct Bytes<'a> {
     pub(crate) bytes: &'a Content<'a>,
 }
 
-/// Bytes of header and extensions that a possible header claims, at least those of a header.
+/// Bytes of header and extensions that a possible header claims, at least the length of a header.
 fn claimed_header(bytes: &[u8]) -> usize {
     let claimed = frame::claimed_header_len(bytes).unwrap_or(0);
     usize::try_from(claimed).map_or(HEADER_BYTES, |claimed| claimed.max(HEADER_BYTES))
@@ -96,13 +95,13 @@ pub(crate) fn body_of<'b>(frame: &'b [u8], header: &Header, body_good: bool) -> 
     body.filter(|_| body_good)
 }
 
-/// What lies at and behind a place where bytes do not verify.
+/// Facts about the bytes from a damaged place to the end of the file.
 struct Rest {
-    /// D, as far as headers there tell: the highest position that any says was flushed.
+    /// D, as far as headers there show: the highest position that any says was flushed.
     proven: Position,
-    /// Where the last header is that verifies.
+    /// Position of the last header that verifies.
     last_header: Option<Position>,
-    /// Where the last byte ends that is not zero.
+    /// End of the last byte that is not zero.
     used: Position,
     /// Whether the end of the file is zeros.
     ends_with_zeros: bool,
@@ -152,12 +151,12 @@ impl<'a> Bytes<'a> {
         Some(frame.slice(header.header_len as usize..))
     }
 
-    /// Header and body of the frame, as far as they are there.
+    /// Header and body of the frame, as far as the file has them.
     fn whole(&self, header: &Header) -> bytes::Bytes {
         self.at(header.position, frame_bytes(header))
     }
 
-    /// A frame that a walk found: all of it if its body is good, or else the header and its
+    /// The bytes of a frame that a walk found: all of it if its body is good, or else the header and its
     /// extensions.
     pub(crate) fn walked(&self, header: &Header, body_good: bool) -> bytes::Bytes {
         match body_good {
@@ -212,9 +211,9 @@ impl<'a> Bytes<'a> {
         None
     }
 
-    /// The first frame that a newer version wrote: its header verifies, but what it is or how
-    /// its body is compressed is not known. Such a frame is neither damaged nor torn, and
-    /// nothing may be decided without knowing what it says.
+    /// The first frame that a newer version wrote: its header verifies, but its kind or its compression is
+    /// unknown. Such a frame is neither damaged nor torn, and nothing may be decided without knowing its
+    /// meaning.
     pub(crate) fn newer(&self, walked: &Walked) -> Option<(Position, Newer)> {
         let unknown = |item: &Item| match *item {
             Item::Hole { from, to } => self.newer_header(from, to),
@@ -236,7 +235,7 @@ impl<'a> Bytes<'a> {
     }
 
     fn newer_header(&self, from: Position, to: Position) -> Option<(Position, Newer)> {
-        // Behind its bytes there is nothing to look at, whatever a link tells of the end.
+        // Behind its last byte there is nothing to read, even if a link claims a later end.
         let (mut from, to) = (from, to.min(self.limit()));
         while from < to {
             let piece = self.at(from, LOOK);
@@ -267,7 +266,7 @@ impl<'a> Bytes<'a> {
         self.look(position, length, |bytes| frame::newer(bytes, salt))
     }
 
-    /// Looks at everything from `from` on.
+    /// Examines all bytes from `from` on.
     fn rest(&self, from: Position) -> Rest {
         let mut rest = Rest {
             proven: Position::ZERO,
@@ -302,9 +301,9 @@ impl<'a> Bytes<'a> {
         rest
     }
 
-    /// Walks up to `end`, which a successor tells; whatever is bad below is damage.
+    /// Walks up to `end`, which a successor records. All bad bytes below are damage.
     pub(crate) fn walk_finished(&self, end: Position) -> Walked {
-        // A link that was made up may tell of an end far beyond the segment.
+        // A forged link may claim an end far beyond the segment.
         let end = end.min(self.base.advance(self.life.size));
         let mut walk = Walk::new(*self);
         while walk.position < end {
@@ -320,23 +319,23 @@ impl<'a> Bytes<'a> {
         walk.done(0)
     }
 
-    /// Walks a segment up to where the link of its successor says that it ended.
+    /// Walks a segment up to the end that the link of its successor records.
     pub(super) fn walk_before(&self, link: &Link) -> Walked {
         let walked = self.walk_finished(link.predecessor_end);
         match link.predecessor_chain {
-            // A link that is damaged itself does not say.
+            // A damaged link does not record the chain.
             0 => walked,
-            // Its own last frame may be damaged.
+            // The last frame of the segment may be damaged.
             chain => Walked { chain, ..walked },
         }
     }
 
-    /// Walks the last segment: the journal ends at its seal, or where its bytes end to
-    /// verify and were never proven flushed.
+    /// Walks the last segment. The journal ends at its seal, or at the first bytes that do not verify and were
+    /// never proven flushed.
     pub(crate) fn walk_last(&self) -> Walked {
         let mut walk = Walk::new(*self);
-        // Asked for at the first bad bytes. A frame proves nothing behind its own start,
-        // so those before need no look.
+        // Computed at the first bad bytes. A frame proves nothing behind its own start, so earlier frames are
+        // not needed.
         let mut rest: Option<Rest> = None;
         let mut durable = |from: Position| rest.get_or_insert_with(|| self.rest(from)).proven;
         loop {
@@ -350,7 +349,7 @@ impl<'a> Bytes<'a> {
                         return walk.done(0);
                     }
                 }
-                // Not beyond D: what is bad behind that is torn, however good what follows.
+                // The walk does not skip beyond D: bad bytes behind D are torn, even if good frames follow.
                 _ if at < durable(at) => walk.skip(durable(at).min(self.limit())),
                 _ => break,
             }
@@ -358,7 +357,7 @@ impl<'a> Bytes<'a> {
         walk.unread = self.unread_frame(walk.position);
         let cut = walk.cut_open_unit();
         let end = walk.position;
-        // A unit that was cut begins before the first bad bytes.
+        // A cut unit begins before the first bad bytes.
         let rest = rest.filter(|_| !cut).unwrap_or_else(|| self.rest(end));
         let torn = self.debris(end, &rest);
         walk.done(torn)
@@ -381,14 +380,13 @@ impl<'a> Bytes<'a> {
         (self.bytes).unreadable(position.since(self.base), length as u64)
     }
 
-    /// How many bytes from `end` on are neither zeros nor plainly of an earlier life. `rest`:
-    /// looked at from `end` on, or from a place before it.
+    /// Number of bytes from `end` on that are neither zeros nor clearly of an earlier life. `rest`: facts from
+    /// `end` on, or from a place before it.
     fn debris(&self, end: Position, rest: &Rest) -> u64 {
-        // In a recycled file everything behind the end is stale: only what claims to
-        // stand exactly here was meant to.
+        // In a recycled file all bytes behind the end are stale, unless a header claims exactly this position.
         let claimed = self.look(end, HEADER_BYTES, frame::claimed_position);
         let ours = claimed == Some(end.get()) || rest.last_header.is_some_and(|at| at >= end);
-        // Whether the file was all zeros before this life, judged by its very end.
+        // Whether the file was all zeros before this life, judged by its last bytes.
         let is_fresh = rest.ends_with_zeros || rest.used <= end;
         match ours || is_fresh {
             true => rest.used.get().saturating_sub(end.get()),
@@ -436,7 +434,7 @@ impl<'a> Walk<'a> {
         self.last_chain = header.crc;
     }
 
-    /// Goes over bad bytes to the next frame, or to `end`.
+    /// Skips bad bytes up to the next frame, or to `end`.
     fn skip(&mut self, end: Position) {
         let from = self.position;
         let next = self
@@ -449,8 +447,7 @@ impl<'a> Walk<'a> {
         self.chain = None;
     }
 
-    /// Takes back the frames of an atomic unit whose last frame is not there. Returns whether
-    /// there were any.
+    /// Removes the frames of an atomic unit whose last frame is missing. Returns whether there were any.
     fn cut_open_unit(&mut self) -> bool {
         let before = self.position;
         while let Some(Item::Frame { header, .. }) = self.items.last()
@@ -488,7 +485,7 @@ mod tests {
         store_id: 1,
     };
 
-    /// A segment of frames with the durable marks and flags given; where each frame is.
+    /// Builds a segment of frames with these durable marks and flags. Returns their offsets, too.
     fn segment(frames: &[(u64, u8)]) -> (Vec<u8>, Vec<usize>) {
         let mut bytes = vec![0; usize::try_from(LIFE_BYTES).unwrap()];
         let (mut chain, mut places) = (0, Vec::new());

@@ -8,9 +8,9 @@
 //!                           (.idx, or .old)                                     (.ckp, or .old)
 //! ```
 //!
-//! A start that goes by an index does not see damage in its segment. So a file whose segment is
-//! known to be damaged is *set aside*: its name ends in `.old` from then on. No start goes by such a file,
-//! and every start that reads the frames asks it.
+//! A start that uses an index does not see damage in its segment. Therefore a file whose segment is known to be
+//! damaged is *set aside*: its name ends in `.old` from then on. No start uses such a file in place of frames,
+//! and every start that reads the frames reads it too.
 
 use std::io;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) struct Witness {
 }
 
 impl Walked {
-    /// Bytes that do not verify: between frames, and of frames whose bodies are bad.
+    /// Bytes that do not verify: between frames, and in frames with bad bodies.
     pub(super) fn holes(&self) -> Vec<Hole> {
         let hole = |item: &Item| match *item {
             Item::Hole { from, to } => Some(Hole { from, to }),
@@ -114,8 +114,8 @@ impl Recovered {
         Ok(())
     }
 
-    /// Frames are applied up to the segment `next`, or all frames. Learns from the checkpoint, if it
-    /// tells how logs stood here. If its last segment is gone, or in the middle of a run, it tells less.
+    /// Learns from the checkpoint if it describes the logs as of here: frames are applied up to `next`, or to
+    /// the end. If its last segment is gone, or in the middle of a run, the checkpoint has fewer facts.
     pub(super) fn ask_checkpoint(&mut self, disk: &dyn Disk, next: Option<SegmentId>) {
         let last = self.last;
         let is_due = |witness: &mut Witness| {
@@ -145,7 +145,7 @@ impl Recovered {
         for accepted in summary.accepted {
             self.drafts.accept(accepted);
         }
-        // All that was in doubt up to here is known.
+        // All doubts up to here are resolved.
         self.doubts.clear();
         self.drafts.end_doubt(end);
         self.expiry = summary.expiry.or(self.expiry);
@@ -165,12 +165,12 @@ impl Recovered {
     /// Sets aside the indexes of segments and of damaged runs, and all checkpoints, so that later
     /// starts find the damage.
     pub(crate) fn forget_indexes(&self, disk: &Arc<dyn Disk>) -> io::Result<()> {
-        // No backup runs of a store that is not open.
+        // No backup of a closed store runs.
         let backups = Backups::new(Arc::clone(disk));
         checkpoint::set_aside(&**disk, &backups)?;
         let runs = self.runs.found.iter().map(|found| &found.run.segment);
         let mut any = false;
-        // An index may list records that the logs go on without from now on.
+        // An index may list records that the logs no longer have.
         for segment in self.segments.values() {
             any |= index::set_aside(&backups, segment.life.id)?;
         }

@@ -1,4 +1,4 @@
-//! Learning from images what damaged frames do not tell.
+//! Learning facts from images that damaged frames lack.
 
 use super::Drafts;
 use crate::ids::{LogId, LogName, Lsn, Position};
@@ -7,16 +7,16 @@ use crate::journal::segment::Hole;
 use crate::local::{Extras, Lost, Producers};
 use crate::repair::UnnamedLog;
 
-/// How the logs of a segment stood before its frames were applied.
+/// State of the logs of a segment before its frames were applied.
 pub(in crate::recovery) struct Before {
-    /// Their producers, in order of the logs. The index tells changes.
+    /// Their producers, in order of the logs. The index lists changes.
     producers: Vec<(LogId, Producers)>,
-    /// Number of changes that were lost before.
+    /// Number of lost changes before.
     lost_facts: usize,
 }
 
 impl Drafts {
-    /// How the logs in an index stand now.
+    /// Current state of the logs in an index.
     pub(in crate::recovery) fn before(&self, index: &SealedIndex) -> Before {
         let known = |id: LogId| {
             let state = self.logs.get(&id)?.log.state.read();
@@ -29,8 +29,8 @@ impl Drafts {
         }
     }
 
-    /// The frames of a segment are applied, but for these `holes`. Learns from its index, which
-    /// tells how each of its logs stood at its end.
+    /// Learns from the index of a segment, which describes its logs at its end. The frames of the segment are
+    /// applied, but for these `holes`.
     pub(in crate::recovery) fn learn_index(
         &mut self,
         index: &SealedIndex,
@@ -47,7 +47,7 @@ impl Drafts {
                 let hit = |hole: &Hole| hole.from < place.end() && place.position < hole.to;
                 if holes.iter().any(hit) {
                     let (from, to) = (place.first_lsn, place.next_lsn());
-                    // Damage took those before it when the index was made.
+                    // Damage took the records before this place when the index was made.
                     let seen = self.draft(row.log_id).state().next;
                     self.lose(place.position, row.log_id, seen, from);
                     self.lose(place.position, row.log_id, from, to);
@@ -70,7 +70,7 @@ impl Drafts {
         self.lost_facts.truncate(before.lost_facts);
     }
 
-    /// Learns how a log stood at `end`, up to which all frames that can be read are applied.
+    /// Learns the state of a log at `end`, up to which all readable frames are applied.
     pub(in crate::recovery) fn learn(&mut self, image: Image, end: Position) {
         let (id, deleted) = (image.id, image.deleted);
         if deleted && !self.logs.contains_key(&id) {
@@ -99,7 +99,7 @@ impl Drafts {
         }
     }
 
-    /// Learns from an image of an earlier place. A log that is not known by now may be deleted.
+    /// Learns from an image of an earlier place. A log that is unknown here may be deleted.
     pub(in crate::recovery) fn learn_old(&mut self, image: Image) {
         let Some(draft) = self.logs.get(&image.id) else {
             return;
@@ -114,7 +114,7 @@ impl Drafts {
         }
     }
 
-    /// Learns of a log whatever only grows: it holds also if more frames followed.
+    /// Learns the facts of a log that only grow: they also hold if more frames followed.
     fn learn_standing(&mut self, mut image: Image) {
         let draft = self.draft(image.id);
         if let Some(name) = image.name.take().filter(|_| !draft.named) {
@@ -145,20 +145,19 @@ impl Drafts {
         }
     }
 
-    /// The logs are known as of `end`: damage before it leaves nothing in doubt.
+    /// Notes that the logs are known as of `end`: damage before it leaves no doubt.
     pub(in crate::recovery) fn end_doubt(&mut self, end: Position) {
         self.unattributed.retain(|at| *at > end);
         self.lost_facts.clear();
         self.count_doubts();
     }
 
-    /// No file tells of these changes: people are to know.
+    /// Reports changes that no file records.
     pub(in crate::recovery) fn report_lost_facts(&mut self) {
         self.findings.append(&mut self.lost_facts);
     }
 
-    /// Gives names to logs whose names are lost, and whose loss was accepted: their records stay
-    /// in reach.
+    /// Names the logs whose names are lost, and whose loss was accepted: their records stay readable.
     pub(super) fn name_accepted(&mut self) {
         let lost = self.logs.iter().filter(|(id, draft)| {
             !draft.named
@@ -178,7 +177,7 @@ impl Drafts {
         }
     }
 
-    /// The logs whose names are lost, and whose loss nobody has accepted, in order.
+    /// Logs with lost names whose loss is not accepted, in order.
     pub(super) fn unnamed(&self) -> Vec<UnnamedLog> {
         let is_new = |id: LogId| !self.accepted.iter().any(|accepted| accepted.covers_log(id));
         let unnamed = |(id, draft): (&LogId, &super::Draft)| {
@@ -195,7 +194,7 @@ impl Drafts {
         found
     }
 
-    /// The name that a log gets whose own is lost. No other log has it.
+    /// The name for a log whose own name is lost. No other log has it.
     fn free_name(&self, id: LogId) -> LogName {
         let plain = format!("unnamed/{id}");
         let is_taken = |name: &str| {
